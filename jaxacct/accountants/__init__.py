@@ -1,4 +1,4 @@
-"""Deterministic bounds: no samples. One file an accountant; their protocol is in `base`."""
+"""Deterministic bounds, without samples: one accountant per file; `base` has their protocol."""
 
 from jaxacct.accountants.base import Accountant
 from jaxacct.accountants.pld import PrivacyLossDistribution

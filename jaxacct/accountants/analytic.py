@@ -43,7 +43,7 @@ def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None) -> f
 
 
 def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:
-    """Return the accountant that bounds the mechanism's delta from both sides, if there is one."""
+    """Return an accountant that bounds the mechanism's delta from both sides, or None."""
     checked(mechanism)
     arguments = (mechanism, compose_with)
     found = (member for member in ACCOUNTANTS.values() if member.is_two_sided_for(*arguments))

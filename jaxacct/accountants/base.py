@@ -1,4 +1,4 @@
-"""Protocol of the deterministic accountants. A new one is a file and a line in `ACCOUNTANTS`."""
+"""Protocol of the deterministic accountants. A new one is one file and one line in `ACCOUNTANTS`."""
 
 import abc
 from typing import ClassVar
@@ -10,17 +10,17 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
 class Accountant(abc.ABC):
-    """An upper bound on the delta of a mechanism, without samples.
+    """Upper bound on the delta of a mechanism, without samples.
 
     Attributes:
       name: on the command line and in plans.
       adjacencies: of the pairs (`Mechanism.pair_adjacency`) that it bounds.
-      reveals_all_coins: whether it holds for an adversary who sees all participations, and so however users
-        share examples (proofs/shared_examples.md, section 4).
-      outdoes_composed: accountants whose bound is never below this one's when another mechanism is composed
-        in; they are skipped where this one applies, as a composition takes seconds.
-      is_two_sided: whether `divergences` bounds both directions from below too, so closely that samples add
-        nothing.
+      reveals_all_coins: whether it holds against an adversary who sees all participations, and so for any
+        sharing of examples between users (proofs/shared_examples.md, section 4).
+      outdoes_composed: accountants whose bound is never below this one's for a composed mechanism; they are
+        skipped where this one applies, as a composition takes seconds.
+      is_two_sided: whether `divergences` bounds both directions from below, too, so tightly that samples do
+        not improve on it.
     """
 
     name: ClassVar[str]
@@ -37,7 +37,7 @@ class Accountant(abc.ABC):
 
     @abc.abstractmethod
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
-        """Return why no bound is known for the mechanism, a clause of a message; None where one is."""
+        """Return why no bound covers the mechanism, a clause of a message; None where one does."""
 
     def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
         """Return whether `divergences` covers a mechanism that `supports` covers."""
@@ -61,7 +61,7 @@ class Accountant(abc.ABC):
         return {direction: (at(direction, -1), at(direction, 1)) for direction in DIRECTIONS}
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
-        """Return why there is no bound, the adjacency included; None where there is one."""
+        """Return why there is no bound, including adjacency; None where there is one."""
         if mechanism.pair_adjacency not in self.adjacencies:
             return f"it is for {' and '.join(self.adjacencies)} adjacency, not for {mechanism.adjacency}"
         return self.why_not_covered(mechanism, compose_with)
@@ -71,12 +71,12 @@ class Accountant(abc.ABC):
         return self.why_not(mechanism, compose_with) is None
 
     def delta(self, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
-        """Return an upper bound on delta(epsilon), in [`SMALLEST`, 1], both directions at once.
+        """Return an upper bound on delta at epsilon, in [`SMALLEST`, 1], both directions at once.
 
         Args:
           mechanism: its scheme, strategy and noise.
           epsilon: natural log, at least 0.
-          compose_with: a dp-accounting `DpEvent` that is composed in, or None.
+          compose_with: a composed dp-accounting `DpEvent`, or None.
 
         Raises:
           ValueError: a mechanism that is not covered, bad arguments, or a bound that is no probability.
@@ -87,7 +87,7 @@ class Accountant(abc.ABC):
         if reason is not None:
             raise ValueError(f"accountant {self.name} does not cover {mechanism.scheme.name} here: {reason}")
         bound = self.bound(mechanism, epsilon, compose_with)
-        if not 0 <= bound <= 1:  # false for NaN as well
+        if not 0 <= bound <= 1:  # false for NaN, too
             raise ValueError(f"accountant {self.name} gave {bound!r}, which is no probability")
         return max(bound, SMALLEST)
 

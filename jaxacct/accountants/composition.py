@@ -2,11 +2,11 @@
 
 For independent mechanisms with pairs (P1, Q1) and (P2, Q2),
 `H(P1 x P2, Q1 x Q2) = E_{P1}[ g2(epsilon - L1) ]`, `g2` being the privacy profile of the second at `e^t`.
-So composing replaces the term `(1 - e^t)_+` by a tabulated profile, and everything else stays.
+So composing replaces the term `(1 - e^t)_+` by a tabulated profile, and everything else is unchanged.
 
-Events only name the steps that are composed: their losses are composed by `statistics.composed_losses`, since
+Events only name the composed steps: their losses are composed by `statistics.composed_losses`, since
 dp-accounting does not bound the rounding of its transforms (proofs/errata.md). It takes half a second to
-import, and most plans compose with nothing: it is imported where used.
+import, and most plans compose with no event: it is imported where used.
 """
 
 import functools
@@ -29,9 +29,9 @@ from jaxacct.statistics.loss_curves import (
 )
 from jaxacct.statistics.tilted_sums import UNIT
 
-# Where the profile is tabulated, natural log: dense near zero, out to +-60.
+# Points of the tabulated profile, natural log: dense near zero, out to +-60.
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
-_LARGEST_LOSS = 500.0  # of a distribution of dp-accounting, natural log: e to it is still a number
+_LARGEST_LOSS = 500.0  # of a distribution of dp-accounting, nats: its exponential is finite
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
 
 Steps: TypeAlias = tuple[tuple[tuple[LossCurve, LossCurve], int], ...]
@@ -55,17 +55,17 @@ def event_profile(event) -> TabulatedProfile:
     """Return an upper bound on the privacy profile of a `DpEvent`, both directions at once.
 
     Returns:
-      A function of float64 `t` (any shape) giving `delta(t)`: the larger of the two directions' hockey-stick
-      divergences at `e^t`, interpolated in `e^t`, in which it is convex, so from above.
+      A function of float64 `t` (any shape) that returns `delta(t)`: the larger of the two directions'
+      hockey-stick divergences at `e^t`, interpolated in `e^t`, in which it is convex, so an upper bound.
 
     Raises:
-      ValueError: for an event that has no loss curve here.
+      ValueError: an event without a loss curve here.
     """
     return _tabulate(_key(event))
 
 
 def _key(event) -> str:
-    """Return an event as text, by which tables and bounds are kept."""
+    """Return an event as text, the key of tables and bounds."""
     from dp_accounting import dp_event
 
     if not isinstance(event, dp_event.DpEvent):
@@ -85,7 +85,7 @@ def _tabulate(event: str) -> TabulatedProfile:
 
 
 def _by_direction(steps: Steps) -> list[list[Part]]:
-    """Parts of the remove and the add direction; once where they are the same."""
+    """Return the parts of the remove and the add direction; once where they are equal."""
     directions = [[Part(curves[side], count) for curves, count in steps] for side in (0, 1)]
     return directions[:1] if directions[0] == directions[1] else directions
 
@@ -107,10 +107,10 @@ def _steps_of(event: str | None) -> Steps:
 
 
 def _steps(event, count: int) -> list:
-    """Steps of an event that occurs `count` times.
+    """Return the steps of an event that occurs `count` times.
 
     Raises:
-      ValueError: for an event of another kind, or impossible numbers.
+      ValueError: an event of another kind, or impossible numbers.
     """
     from dp_accounting import dp_event
 
@@ -185,7 +185,7 @@ def _by_dp_accounting(event, count: int) -> list:
 
 
 def curve_of_pld(pld, interval: float) -> ChordCurve:
-    """Return an upper bound on both directions of a distribution of dp-accounting, with its sums' rounding.
+    """Return an upper bound on both directions of a dp-accounting distribution, with rounding of its sums.
 
     Args:
       pld: `dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, pessimistic;

@@ -1,7 +1,7 @@
 """DiceSGD (clipped error feedback): a valid bound on the whole released history, and the printed one.
 
-Theorem 3.7 of arXiv 2311.14632 is false (proofs/errata.md has a counterexample), so it is here only as
-`paper_theorem_3_7_sigma` and `paper_theorem_3_7_epsilon`, by name no guarantee. `dice_mu` is proven in
+Theorem 3.7 of arXiv 2311.14632 is false (proofs/errata.md has a counterexample), so it appears only as
+`paper_theorem_3_7_sigma` and `paper_theorem_3_7_epsilon`, named as no guarantee. `dice_mu` is proven in
 proofs/dice.md. Noise is given as in the paper: `noise_std` is the standard deviation added to the *mean*.
 """
 
@@ -34,11 +34,11 @@ def dice_mu(
     Args:
       iterations: T.
       clip_norm: C1, of each gradient.
-      error_clip_norm: C2, of the error that is fed back.
+      error_clip_norm: C2, of the fed-back error.
       batch_size: B, the fixed divisor.
       noise_std: sigma_1, on the mean.
       adjacency: "add-remove" or "replace-one".
-      reset_every: the error is set to 0 after so many steps, at times fixed beforehand.
+      reset_every: the error is reset to 0 after so many steps, at times fixed beforehand.
 
     Source: derived in proofs/dice.md; arXiv 2311.14632, algorithms 2 and 3.
     """
@@ -82,15 +82,20 @@ def dice_rdp_subsampled(
 ):
     """Return the Renyi divergence of the history under Poisson sampling, add-remove: partial amplification.
 
-    With K earlier inclusions the two errors differ by `K G/B` at most and what is fed back by
+    With K previous inclusions the two errors differ by at most `K G/B` and the fed-back errors by
     `m_K = min(2 C2, K G/B)`; the bound is `1/(a-1) ln E exp(a(a-1)/(2 sigma^2) sum_t h_t^2)` with
     `h_t = b_t C1/B + m_K`, by an exact recursion over K.
 
     Args:
       order: a, above 1; a number or (orders,) float64.
+      iterations: T.
+      clip_norm: C1, of each gradient.
+      error_clip_norm: C2, of the fed-back error.
+      batch_size: B, the fixed divisor.
+      noise_std: sigma_1, on the mean.
       sampling_probability: p.
-      residual_bound: G, the most that clipping can cut off a gradient (clip raw gradients at C1 + G first);
-        infinite by default.
+      residual_bound: G, the maximum that clipping can remove from a gradient (clip raw gradients at C1 + G
+        first); infinite by default.
     """
     orders = np.atleast_1d(np.asarray(order, np.float64))
     if not np.all((orders > 1) & np.isfinite(orders)):
@@ -130,7 +135,7 @@ def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> floa
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     rdp = dice_rdp_subsampled(_ORDERS, iterations=iterations, **problem)
     logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
-    # A little more, for the rounding of the recursion: it has `iterations` sums of positive terms.
+    # Raised slightly, for the rounding of the recursion: it has `iterations` sums of positive terms.
     return float(min(1.0, np.exp(min(0.0, float(logs.min()) + 1e-9))))
 
 
@@ -139,7 +144,8 @@ def paper_theorem_3_7_sigma(
 ) -> float:
     """Return the noise as printed in arXiv 2311.14632, theorem 3.7: **not a guarantee** (proofs/errata.md).
 
-    `sigma_1^2 = 32 T (C1^2 + 2 C^2) ln(1/delta) / (N^2 eps^2)`; `error_bound` is the printed C, B C2 or more.
+    `sigma_1^2 = 32 T (C1^2 + 2 C^2) ln(1/delta) / (N^2 eps^2)`; `error_bound` is the printed C, at least B
+    C2.
     """
     epsilon = _validate.positive_number("epsilon", epsilon)
     log = -math.log(_validate.open_probability("delta", delta))

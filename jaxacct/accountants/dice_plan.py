@@ -1,4 +1,4 @@
-"""Plan of DiceSGD under bounds that hold: `dice.dice_mu` and `dice.dice_delta_subsampled`."""
+"""Plan of DiceSGD under valid bounds: `dice.dice_mu` and `dice.dice_delta_subsampled`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,12 @@ _STEPS = ("iterations", "clip_norm", "error_clip_norm", "batch_size", "reset_eve
 
 @dataclass(frozen=True)
 class DicePlan(StoredPlan):
-    """DiceSGD under a guarantee for the whole released history; zero-out adjacency.
+    """DiceSGD plan with a guarantee for the whole released history; zero-out adjacency.
 
     In the neighbouring data set one example's gradients are zero. The bound for shuffled batches holds for
-    any batches, which may be public. That for Poisson batches is the better of it and of partial
-    amplification: outputs before an example's first participation do not depend on it. It helps where
-    T B / N is small, and needs the batches to stay hidden.
+    any batches, which may be public. The bound for Poisson batches is the smaller of it and of partial
+    amplification: outputs before an example's first participation do not depend on it. It helps where T B / N
+    is small, and requires that the batches stay hidden.
 
     Attributes:
       dataset_size: N.
@@ -31,9 +31,9 @@ class DicePlan(StoredPlan):
       sampling: "shuffling" or "poisson".
       iterations: T.
       clip_norm: C1, of each gradient.
-      error_clip_norm: C2, of the error that is fed back.
+      error_clip_norm: C2, of the fed-back error.
       noise_std: sigma_1, standard deviation on the mean.
-      reset_every: the error is set to 0 after so many steps; None for never.
+      reset_every: the error is reset to 0 after so many steps; None for never.
       automatic: gradients and error are normalised (algorithm 4) rather than clipped.
       epsilon, delta: the guarantee.
     """
@@ -65,11 +65,12 @@ class DicePlan(StoredPlan):
 
     @classmethod
     def calibrate(cls, epsilon: float, delta: float, **run) -> "DicePlan":
-        """Return the plan with the least noise for (epsilon, delta).
+        """Return the plan with the smallest noise for (epsilon, delta).
 
         Args:
-          epsilon, delta: the guarantee.
-          run: dataset_size, batch_size, iterations, clip_norm, error_clip_norm; and sampling ("shuffling"),
+          epsilon: of the guarantee, nats.
+          delta: of the guarantee.
+          **run: dataset_size, batch_size, iterations, clip_norm, error_clip_norm; and sampling ("shuffling"),
             reset_every (None), automatic (False) where they differ from these defaults.
         """
         given: dict[str, Any] = dict(sampling="shuffling", reset_every=None, automatic=False) | run
@@ -78,9 +79,9 @@ class DicePlan(StoredPlan):
             return cls(noise_std=noise_std, epsilon=epsilon, delta=delta, **given)
 
         is_shuffled = given["sampling"] == "shuffling"
-        # Part of delta is reserved for overfull Poisson batches.
+        # Part of delta is reserved for oversized Poisson batches.
         whole = delta if is_shuffled else delta * (1 - 2e-3)
-        # A little more: a value rounded down would not be certified.
+        # Slightly larger: a value rounded down would not be certified.
         high = dice_noise_std(epsilon, whole, **{name: given[name] for name in _STEPS}) * (1 + 1e-9)
         if is_shuffled:
             return at(high)
@@ -96,7 +97,7 @@ class DicePlan(StoredPlan):
 
     @property
     def overflow(self) -> Overflow | None:
-        """Reserve for a Poisson batch too large, at which a run stops; None for shuffled batches."""
+        """Reserve for an oversized Poisson batch, at which a run stops; None for shuffled batches."""
         if self.sampling == "shuffling":
             return None
         return overflow(self.scheme, self.epsilon, self.delta, self.dataset_size)
@@ -112,7 +113,7 @@ class DicePlan(StoredPlan):
 
     @property
     def mu(self) -> float:
-        """Released history is mu-GDP."""
+        """Mu of the released history, which is mu-GDP."""
         return dice_mu(noise_std=self.noise_std, **self._steps)
 
     @property

@@ -23,7 +23,7 @@ def gaussian_deltas(
     # In logarithms: far out both terms underflow long before their difference matters.
     log_first, log_second = special.log_ndtr(-near), epsilon + special.log_ndtr(-far)
     delta = -np.exp(log_first) * np.expm1(np.minimum(log_second - log_first, 0.0))
-    # Arguments are off by u of `far`, which the slopes magnify; logarithms by a few u of themselves.
+    # Arguments have an error of u of `far`, which the slopes magnify; logarithms a relative one of a few u.
     sizes = 8 + 2 * abs(epsilon) + 4 * np.abs(log_first) + 4 * np.abs(log_second) + 4 * far * (far + 1)
     error = np.exp(log_first) * np.minimum(sizes * _UNIT, 1.0)
     return np.clip(delta + side * error, 0.0, 1.0)

@@ -1,6 +1,6 @@
 """Lognormals on a lattice, in convex order above or below, and a rough model of their sums.
 
-A unit has one uniform phase of b and columns share no output, so that `f = P/Q = (1/b) sum_j X_j` with
+A unit has one uniform phase of b and columns do not overlap, so that `f = P/Q = (1/b) sum_j X_j` with
 independent lognormals `X_j = e^{mu_j z_j - mu_j^2 / 2}` under Q (proofs/random_allocation.md, sections 1, 2).
 """
 
@@ -23,7 +23,7 @@ REACH = 9.5
 
 @dataclass(frozen=True)
 class Phases:
-    """So many phases in which the unit's pattern has the same norm: `mu` is that norm over sigma, above 0."""
+    """Phases (`number` of them) in which the unit's pattern has norm `mu` times sigma, above 0."""
 
     number: int
     mu: float
@@ -31,19 +31,19 @@ class Phases:
 
 @dataclass(frozen=True)
 class Mixture:
-    """One uniform phase; in `unused` of them the unit takes no part at all."""
+    """One uniform phase; in `unused` phases the unit does not participate."""
 
     phases: tuple[Phases, ...]
     unused: int = 0
 
     @property
     def terms(self) -> int:
-        """Phases in which the unit takes part."""
+        """Phases in which the unit participates."""
         return sum(part.number for part in self.phases)
 
     @property
     def total(self) -> int:
-        """b."""
+        """Number of phases b."""
         return self.terms + self.unused
 
 
@@ -67,12 +67,12 @@ class Lattice:
 
     @functools.cached_property
     def sums(self) -> np.ndarray:
-        """(points,)"""
+        """(points,) places of the sums."""
         return self.terms * self.low + self.step * np.arange(self.points)
 
     @property
     def end(self) -> float:
-        """First sum that is not told apart from a smaller one."""
+        """First sum that is not resolved."""
         return self.terms * self.low + self.step * self.points
 
     @property
@@ -82,14 +82,14 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """X on a lattice. `masses` are of X there; what is beyond it, on the side that weighs, is not in them."""
+    """Distribution of X on a lattice. `masses` exclude X beyond it, on the relevant side."""
 
     masses: np.ndarray
     least_beyond: float
-    """P(X beyond) is between this and `most_beyond`."""
+    """Lower bound on P(X beyond); `most_beyond` is the upper one."""
     most_beyond: float
     least_weighted: float
-    """E[X; X beyond] is between this and `most_weighted`."""
+    """Lower bound on E[X; X beyond]; `most_weighted` is the upper one."""
     most_weighted: float
 
 
@@ -109,8 +109,8 @@ def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int)
     Means of convex functions that increase ("remove") or decrease ("add") in every X are at least those of X
     itself (`side` 1), or at most (-1).
 
-    Written for rising ones, by the tail T(x) = P(X >= x) and its mean over each cell; for falling ones it is
-    the same with the order turned round and T(x) = P(X <= x).
+    Written for increasing ones, by the tail T(x) = P(X >= x) and its mean over each cell; for decreasing ones
+    with the order reversed and T(x) = P(X <= x).
     """
     rising = direction == Direction.REMOVE
     x = lattice.places
@@ -125,12 +125,12 @@ def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int)
     high, low = np.minimum(1.0, tail * (1 + error)), tail * (1 - error)
     if side > 0:
         # Split between both ends of its cell X keeps its mean: P(X^ beyond a place) is the mean of T over the
-        # next cell. What is before the first place is moved up to it.
+        # next cell. Mass before the first place is moved up to it.
         beyond = np.minimum(mean + slack, high[:-1])
         beyond = np.maximum.accumulate(beyond[::-1])[::-1]
         masses = np.append(1.0, beyond) - np.append(beyond, low[-1])
     else:
-        # Half of each cell goes up at most, to where as much comes down to meet it; all else goes down.
+        # At most half of each cell moves up, to where as much moves down; all the rest moves down.
         comes_down = np.maximum(0.0, np.append(mean[1:] - slack[1:] - high[2:], 0.0))
         goes_up = high[:-1] - np.maximum(0.0, mean - slack)
         share = (
@@ -144,7 +144,7 @@ def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int)
     return Distribution(masses if rising else masses[::-1].copy(), *map(float, outside))
 
 
-# -- Where a lattice should be: a rough model, on which only the width of the bounds hangs --------------
+# -- Where a lattice should be: a rough model, which affects only the width of the bounds ---------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +180,7 @@ class Rough:
         return log, mean
 
     def tilt_to(self, target: float) -> float:
-        """Return about the tilt whose mean is `target`."""
+        """Return the tilt whose mean is approximately `target`."""
 
         def is_past(tilt):
             return self.log_moment(tilt)[1] >= target
@@ -204,12 +204,12 @@ def lowest(mixture: Mixture) -> float:
 
 
 def highest(mixture: Mixture, sign: int) -> float:
-    """Return about where the tail of X itself (-1) or of the size-biased X (1) ends."""
+    """Return approximately where the tail of X itself (-1) or of the size-biased X (1) ends."""
     return max(math.exp(REACH * part.mu + sign * part.mu**2 / 2) for part in mixture.phases)
 
 
 def above(mixture: Mixture, x: float, biased: bool) -> float:
-    """Return about P(X > x) of all X together, or the share of size-biased ones above x."""
+    """Return approximately P(X > x) of all X together, or the share of size-biased ones above x."""
     found = 0.0
     for part in mixture.phases:
         z = (math.log(x) - (1 if biased else -1) * part.mu**2 / 2) / part.mu

@@ -4,9 +4,9 @@ With `f = (1/b) sum_j X_j` as in `lognormal_lattice`, S the sum and `alpha = e^e
 
     H(P, Q) = E_Q (S - alpha b)_+ / b,    H(Q, P) = (alpha / b) E_Q (b / alpha - S)_+:
 
-means of convex functions of a sum. Each X_j is moved to a lattice such that these means can only grow, or
-only shrink, to second order of its step; the distribution of the sum is one product of Fourier transforms,
-tilted to where the mean comes from. The bounds include what is cut off, what wraps around and every rounding
+means of convex functions of a sum. Each X_j is moved to a lattice such that these means can only increase, or
+only decrease, to second order of its step; the distribution of the sum is one product of Fourier transforms,
+tilted to where the mean comes from. The bounds include truncation, wrapping and every rounding
 (proofs/random_allocation.md).
 """
 
@@ -31,13 +31,13 @@ from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
 _FEWEST_POINTS, _MOST_POINTS = 2**14, 2**21
-_POINTS_A_TERM = {1: 256, -1: 2048}  # bounds from above converge faster
-# A larger epsilon counts as this; with a larger mu only the probability of participation is known.
+_POINTS_A_TERM = {1: 256, -1: 2048}  # upper bounds converge faster
+# A larger epsilon counts as this; with a larger mu only the probability of participation is used.
 _LARGEST_EPSILON, _LARGEST_MU = 300.0, 15.0
 _BOOKED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
 _ATTEMPTS = 6
 _FURTHEST = 64.0  # times alpha b
-# Of tables: probability of what is cut off, and the step over the standard deviation of X.
+# Of tables: truncated probability, and the step over the standard deviation of X.
 _TABLE_CUT, _TABLE_STEP, _FEWEST_TABLE_POINTS = 1e-9, 0.02, 2**16
 
 
@@ -48,22 +48,23 @@ def divergence_bound(
     """Return the upper (`side` 1) or lower (-1) bound on one direction's divergence, in [0, 1].
 
     Args:
-      mixture: what `f` is.
+      mixture: distribution of `f`.
       epsilon: natural log, at least 0.
       direction: "remove" or "add".
-      points: of the lattice of sums, a power of two; by default as the number of phases needs.
+      side: 1 for an upper bound, -1 for a lower bound.
+      points: of the lattice of sums, a power of two; by default depending on the number of phases.
     """
     direction = Direction.of(direction)
     extreme = any(part.mu > _LARGEST_MU for part in mixture.phases)
     if not mixture.phases or (side < 0 and (extreme or epsilon > _LARGEST_EPSILON)):
         return 0.0
-    most = mixture.terms / mixture.total * (1 + 2.0**-50)  # the unit takes no part otherwise
+    most = mixture.terms / mixture.total * (1 + 2.0**-50)  # the unit does not participate otherwise
     if extreme:
         return min(1.0, most)
     epsilon = min(epsilon, _LARGEST_EPSILON)
     of = _remove if direction == Direction.REMOVE else _add
     found = of(mixture, epsilon, side, points or _points(mixture, side))
-    # Not a number says nothing.
+    # NaN gives the trivial bound.
     found = float(found) if 0 <= found <= 1 else float(side > 0)
     return min(found, most)
 
@@ -87,7 +88,7 @@ class _Sums:
     lattice: Lattice
     dists: tuple[Distribution, ...]
     firsts: tuple[np.ndarray, ...] | None
-    """Masses of the X that is size-biased, not weighted yet; None where none is."""
+    """Unweighted masses of the X that is size-biased; None where none is."""
 
     def log_masses(self, tilt: float) -> list[float]:
         """Return ln sum e^{tilt x} mass(x) of each distribution."""
@@ -106,14 +107,14 @@ class _Sums:
         )
 
     def log_others(self, tilt: float) -> float:
-        """At least ln E e^{tilt S} of all X, or of all but the one that is size-biased."""
+        """Return an upper bound on ln E e^{tilt S} of all X, or of all but the size-biased one."""
         logs = self.log_masses(tilt)
         log = sum(part.number * one for part, one in zip(self.mixture.phases, logs, strict=True))
-        # Without the smallest: at least what any other choice leaves.
+        # Without the smallest: an upper bound for any other choice.
         return log - (min(logs) if self.firsts is not None else 0.0)
 
     def log_wrapped(self, tilt: float, steep: float) -> float:
-        """At least ln of E e^{tilt S} from sums beyond the end: Chernoff's bound by the tilt `steep`.
+        """Return an upper bound on ln of E e^{tilt S} from sums beyond the end: Chernoff by the tilt `steep`.
 
         The size-biased X is at most the last place, so that the others are beyond the rest.
         """
@@ -150,7 +151,7 @@ class _Tilted:
     sums: _Sums
     masses: list[np.ndarray]
     firsts: list[np.ndarray]
-    """Size-biased, with the share of their phases."""
+    """Size-biased masses, with the share of their phases."""
     weights: np.ndarray
     wrapped: float
     rounding: float
@@ -181,7 +182,7 @@ class _Tilted:
         return replace(found, rounding=rounding, relative=relative)
 
     def products(self) -> list[list[Factor]]:
-        """Factors of each term of the sum: the size-biased X of one kind, then all others."""
+        """Return the factors of each term of the sum: the size-biased X of one kind, then all others."""
         phases = self.sums.mixture.phases
         if not self.firsts:
             return [[Factor(one, part.number) for one, part in zip(self.masses, phases, strict=True)]]
@@ -218,9 +219,9 @@ def _threshold(mixture: Mixture, direction: Direction, epsilon: float, side: int
 
 
 def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
-    """Return `E_P (1 - K / S)_+`, K = alpha b less the phases not used: one X is size-biased, `E[X; .]`."""
+    """Return `E_P (1 - K / S)_+`, K = alpha b less the unused phases: one X is size-biased, `E[X; .]`."""
     threshold = _threshold(mixture, Direction.REMOVE, epsilon, side)
-    # What may be booked follows from a rough lattice's result, until it no longer matters.
+    # The truncation reserve follows from a rough lattice's result, until it no longer matters.
     allowed = _BOOKED
     for _ in range(_ATTEMPTS):
         cut = _Cut.at(mixture, threshold, allowed)
@@ -235,7 +236,7 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
 def _remove_up_to(
     mixture: Mixture, threshold: float, cut: "_Cut", side: int, points: int
 ) -> tuple[float, float]:
-    """Return (counted on the lattice or in closed form, booked besides); their sum is the bound."""
+    """Return (part on the lattice or in closed form, reserve); their sum is the bound."""
     lattice = cut.lattice(points)
     dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, side) for part in mixture.phases)
     firsts = tuple(dist.masses for dist in dists)
@@ -243,7 +244,7 @@ def _remove_up_to(
     weights = np.maximum(0.0, lattice.sums - threshold) / lattice.sums
     tilts = (0.0, cut.tilt) if cut.tilt > 0 else (0.0,)
     if side < 0:
-        # Where the size-biased X is beyond the lattice, 1 - K / S is at least 1 - K / X; others are left out.
+        # Where the size-biased X is beyond the lattice, 1 - K / S is at least 1 - K / X; others are omitted.
         low, _ = _Sums(mixture, lattice, dists, firsts).mean(weights, tilts, cut.steep)
         tails = [dist.least_weighted - threshold * dist.most_beyond for dist in dists]
         beyond = sum(share * max(0.0, tail) for share, tail in zip(shares, tails, strict=True))
@@ -268,13 +269,13 @@ def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
         tail = np.maximum(0.0, dist.most_weighted - less * dist.least_beyond)
         beyond += part.number / mixture.total * tail
         others += part.number * dist.most_beyond
-    # A size-biased X on the lattice has the mass E X^, 1 but for rounding.
+    # A size-biased X on the lattice has the mass E X^, which is 1 up to rounding.
     return beyond * (1 + 1e-9), others * max(1.0, each) * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Up to where X (`top`) and the sum of the others (`rest`) are told apart; two tilts, `_Sums`."""
+    """Resolution limits of X (`top`) and of the sum of the others (`rest`); two tilts, `_Sums`."""
 
     low: float
     top: float
@@ -305,14 +306,14 @@ class _Cut:
 
 
 def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
-    """Return `(alpha / b) E_Q (K - S)_+`, K = b / alpha less the phases not used."""
+    """Return `(alpha / b) E_Q (K - S)_+`, K = b / alpha less the unused phases."""
     threshold = _threshold(mixture, Direction.ADD, epsilon, side)
     if threshold <= 0:
         return 0.0
     terms, low = mixture.terms, lowest(mixture)
     near = low * (1 + 0.1 * min(1.0, *(part.mu for part in mixture.phases)))
     if threshold <= terms * near:
-        # Some X is below `near` then.
+        # One X is below `near` then.
         rest = 0.0
         for part in mixture.phases:
             below, _, error = tails_of(part.mu, np.array([near]), 1.0)
@@ -339,7 +340,7 @@ def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> 
     """Return upper bounds on one direction's divergence at many epsilons from one lattice, without tilts.
 
     No bound is below about 1e-9: for compositions, whose delta is far above (proofs/random_allocation.md,
-    section 7).
+    section section 7).
 
     Args:
       mixture: of mu up to 15, all phases with participations.

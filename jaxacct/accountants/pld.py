@@ -1,7 +1,7 @@
 """Upper bound by the privacy loss distribution of independent Poisson-sampled Gaussians.
 
 These are the mechanism itself for Poisson sampling (b = 1), and dominate it where the phase of a cyclic
-scheme is revealed.
+scheme is scheme is revealed.
 """
 
 from jaxacct.accountants.base import Accountant, cross_term
@@ -11,12 +11,12 @@ from jaxacct.statistics.loss_curves import GaussianPair, both_directions
 
 
 class PrivacyLossDistribution(Accountant):
-    """The privacy loss distribution of the scheme's `independent_rounds`."""
+    """Privacy loss distribution of the scheme's `independent_rounds`."""
 
     name = "pld"
     adjacencies = ("zero-out",)
     reveals_all_coins = False
-    # Hiding a pattern that was revealed is post-processing, and both are composed on the same grid.
+    # Hiding a revealed pattern is post-processing, and both are composed on the same grid.
     outdoes_composed = frozenset({"unamplified"})
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:

@@ -1,7 +1,7 @@
-"""Balls-in-bins without correlation (C = I): delta between two bounds, without samples.
+"""Balls-in-bins without correlation (C = I): two-sided bounds on delta, without samples.
 
 A unit participates in one uniform phase, the same in every cycle. Its turns in a phase add up to one Gaussian
-shift of length `sqrt(turns)`, and phases share no output, so `f = P/Q` is the mean of as many independent
+shift of length `sqrt(turns)`, and phases do not overlap, so `f = P/Q` is the mean of as many independent
 lognormals as there are phases, however many cycles there are (proofs/random_allocation.md).
 """
 
@@ -15,7 +15,7 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
 class RandomAllocation(Accountant):
-    """Bounds on the mixture over the phases itself, with no side information."""
+    """Two-sided bounds on the mixture over the phases, without side information."""
 
     name = "random-allocation"
     adjacencies = ("zero-out",)

@@ -1,7 +1,7 @@
 """Redrawn bins (C = I): one participation an epoch, at a fresh uniform step of each epoch, without samples.
 
 Within an epoch `f = P/Q` is the mean of independent lognormals (`lognormal_sums`). A lattice distribution
-larger in convex order bounds both divergences of one epoch at a table of epsilons; the largest convex
+larger larger in convex order bounds both divergences of one epoch at a table of epsilons; the largest convex
 functions below these bounds are the divergences of a pair that dominates the epoch, and epochs are
 independent, so that pairs compose (proofs/random_allocation.md, section 7).
 """
@@ -19,7 +19,7 @@ from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
-# Distance of a table's epsilons over the deviation of the loss; chords add its square / 6 to the variance.
+# Spacing of a table's epsilons over the deviation of the loss; chords add its square / 6 to the variance.
 _SPACING = 1 / 24
 _MAX_POINTS = 3000
 _LARGEST_EPSILON = 60.0
@@ -56,7 +56,7 @@ def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon
 def redrawn_bins_noise_multiplier(
     steps: int, epochs: int, epsilon: float, delta: float, *, tolerance: float = 1e-3
 ) -> float:
-    """Return the least noise multiplier, up to `tolerance` of it, at which (epsilon, delta) is certified."""
+    """Return the smallest noise multiplier, to a relative `tolerance`, that certifies (epsilon, delta)."""
     _validate.open_probability("delta", delta)
 
     def is_enough(log_sigma: float) -> bool:
@@ -79,7 +79,7 @@ def epoch_curves(steps: int, noise_multiplier: float) -> tuple[ChordCurve, Chord
     tables = {}
     for direction in DIRECTIONS:
         found = np.minimum.accumulate(lognormal_sums.divergence_table(mixture, epsilons, direction))
-        # Beyond its last fall a table is flat: its chords would put mass at losses that do not occur.
+        # Beyond its last decrease a table is flat: its chords would put mass at losses that do not occur.
         end = max(2, 1 + int(np.searchsorted(-found, -1.1 * found[-1])))
         tables[direction] = epsilons[:end], found[:end]
     return dominating_curves(tables[Direction.REMOVE], tables[Direction.ADD])

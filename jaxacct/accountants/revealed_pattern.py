@@ -1,15 +1,15 @@
 """All participations revealed: a deterministic bound for every scheme, and for algorithm 3 on every graph.
 
-Given the participations the outputs are those of a Gaussian mechanism with sensitivity `|C x|`, x the
-unit's counts. Participations have the same distribution with and without the unit, so by
+Given the participations the outputs are those of a Gaussian mechanism with sensitivity `|C x|`, x the unit's
+counts. Participations have the same distribution with and without the unit, so by
 joint convexity, in both directions,
 
     H <= E_x delta_Gauss(epsilon; |C x| / sigma)                    (proofs/shared_examples.md, theorem 6),
 
 and for replace-one, where the means are `C x` and `-C x`, with twice the length.
 
-It is far below the bound with the most participations where these are rare, and has no amplification by
-sampling within a step.
+It is far below the bound with the maximum number of participations where these are rare, and has no
+amplification by sampling within a step.
 """
 
 import dataclasses
@@ -24,26 +24,26 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
 from jaxacct.statistics import roots
 
-_MOST_CELLS = 50_000_000  # of the convolutions; beyond, counts are taken as their largest
+_MOST_CELLS = 50_000_000  # of the convolutions; beyond, counts are replaced by their maximum
 
 
 def participation_tail(timing: BMinSep) -> np.ndarray:
     """Return (max_participations,) float64, the probability of at least j = 1, 2, .. participations.
 
-    The j-th comes at step `W + (j - 1) b + 1`, W the sum of j geometric waits, so it is a negative
+    The j-th is at step `W + (j - 1) b + 1`, W the sum of j geometric waits, so it is a negative
     binomial; under a warm start averaged over the first eligible step.
     """
     n, b, p = timing.iterations, timing.min_separation, timing.sampling_probability
     j = np.arange(1, timing.max_participations + 1)
     starts = np.exp(timing.start_log_weights()) if timing.warm_start else np.ones(1)
     left = n - 1 - (j[:, None] - 1) * b - np.arange(starts.size)
-    # Of the negative binomial distribution, as `scipy.stats` has it, which takes a third of a second to load.
+    # Of the negative binomial distribution, as in `scipy.stats`, which takes a third of a second to import.
     by_then = scipy.special.betainc(j[:, None], np.maximum(left, 0) + 1, p)
     return (by_then * (left >= 0)) @ starts
 
 
 class RevealedPattern(Accountant):
-    """The mixture over the patterns of a scheme whose `revealed_counts` are known; columns do not overlap."""
+    """Mixture over the patterns of a scheme with known `revealed_counts`; columns do not overlap."""
 
     name = "revealed-pattern"
     adjacencies = ("zero-out", "replace-one")
@@ -57,9 +57,9 @@ class RevealedPattern(Accountant):
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
-        """Summed by parts over the number of participations, so that all terms are positive.
+        """Return the bound, summed by parts over the number of participations, so that terms are positive.
 
-        Raised by 1e-9 for float64. Of algorithm 3 it holds on any graph, `MultiAttribution`.
+        Raised by 1e-9 for float64. For algorithm 3 it holds on any graph, `MultiAttribution`.
         """
         del compose_with
         counts = mechanism.scheme.revealed_counts
@@ -88,9 +88,9 @@ def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -
 
 
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, target: float) -> float:
-    """Return the least noise multiplier, in place of the mechanism's, with a bound of at most `target`.
+    """Return the smallest noise multiplier, in place of the mechanism's, with a bound of at most `target`.
 
-    Rounded up by at most 1e-9 of it, and at least 1e-3.
+    Rounded up by a relative 1e-9 at most, and at least 1e-3.
     """
     accountant = RevealedPattern()
 

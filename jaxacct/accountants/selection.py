@@ -1,4 +1,4 @@
-"""Privacy cost of the best of K runs, where K is random: private selection, for tuning hyperparameters.
+"""Privacy cost of the best of K runs with random K: private selection, for tuning hyperparameters.
 
 The statement and its proof are in proofs/selection.md. Sources: Liu and Talwar (STOC 2019); Papernot and
 Steinke (arXiv 2110.03620); Koskela, Redberg and Wang (arXiv 2402.06701), theorem on privacy profiles.
@@ -21,8 +21,8 @@ from jaxacct.statistics import roots
 MAX_MEAN_RUNS = 1e4
 MAX_EPSILON = 100.0
 _UNIT = 2.0**-52
-# K is drawn by inversion with so many digits and bits that its distribution is off by less than 1e-100 in
-# total variation, which adds at most (1 + e^MAX_EPSILON) times that to delta.
+# K is drawn by inversion with so many digits and bits that the total variation error of its distribution is
+# below 1e-100, which adds at most (1 + e^MAX_EPSILON) times that to delta.
 _DIGITS, _BITS, _DRAW_ERROR = 130, 400, 1e-56
 _SMALLEST_MASS = Decimal(10) ** -120
 
@@ -149,7 +149,7 @@ DISTRIBUTIONS = {
 
 @dataclass(frozen=True, eq=False)
 class CertifiedProfile:
-    """Upper bounds on delta at several epsilons, of both directions, and all that follows from them.
+    """Upper bounds on delta at several epsilons, of both directions.
 
     Attributes:
       epsilons: (points,) float64, each in [0, 100].
@@ -169,7 +169,7 @@ class CertifiedProfile:
             _within("delta", float(delta), 0, 1, closed=True)
 
     def most(self, share):
-        """Return T(share): the most that P(S) can be where Q(S) is `share`, for tests S and both orders."""
+        """Return T(share): the maximum of P(S) where Q(S) is `share`, for tests S and both orders."""
         at = np.asarray(share, np.float64)[..., None]
         slopes = np.exp(self.epsilons)
         lines = np.minimum(slopes * at + self.deltas, 1 - (1 - self.deltas - at) / slopes)
@@ -177,7 +177,7 @@ class CertifiedProfile:
 
     @functools.cached_property
     def corners(self) -> np.ndarray:
-        """Shares at which `most`, a concave minimum of lines, may change its slope; 0 and 1 among them."""
+        """Shares at which `most`, a concave minimum of lines, may change its slope, including 0 and 1."""
         slopes = np.concatenate([np.exp(self.epsilons), np.exp(-self.epsilons), [0.0, 1.0]])
         starts = np.concatenate([self.deltas, 1 - (1 - self.deltas) * np.exp(-self.epsilons), [1.0, 0.0]])
         first, second = np.triu_indices(len(slopes), 1)
@@ -186,7 +186,7 @@ class CertifiedProfile:
         return np.unique(np.concatenate([[0.0, 1.0], met[(met > 0) & (met < 1)]]))
 
     def delta(self, epsilon: float) -> float:
-        """Return the bound on delta(epsilon) that all points give together: max of T(x) - e^epsilon x."""
+        """Return the bound on delta at epsilon from all points together: max of T(x) - e^epsilon x."""
         found = self.most(self.corners) - math.exp(epsilon) * self.corners
         stated = self.deltas[self.epsilons <= epsilon].min(initial=1.0)  # without the rounding of the lines
         return float(min(stated, max(0.0, found.max()) + 16 * _UNIT))
@@ -203,7 +203,7 @@ class CertifiedProfile:
 
 @dataclass(frozen=True)
 class Selected:
-    """The guarantee of releasing the best of K runs.
+    """Guarantee of releasing the best of K runs.
 
     Attributes:
       epsilon: natural log.
@@ -219,7 +219,7 @@ class Selected:
 
 
 def ranking_cost(profile: CertifiedProfile, runs: RunCount) -> float:
-    """Return ln c, where `c = max of f'(T(x)) / f'(x)`: what choosing the best adds to epsilon.
+    """Return ln c, where `c = max of f'(T(x)) / f'(x)`: the increase of epsilon by choosing the best.
 
     On a piece of T the ratio is monotone (a Moebius function of x, or the exponential of a linear one), so
     the largest value is at a corner.
@@ -246,7 +246,7 @@ def select_best(
       The smallest epsilon at this delta.
 
     Raises:
-      ValueError: for a delta that the profile reaches at no epsilon.
+      ValueError: the profile reaches this delta at no epsilon.
     """
     failure = _within("failure_probability", failure_probability, 0, 1, closed=True)
 
@@ -272,7 +272,7 @@ def target_of_a_run(epsilon: float, delta: float, runs: RunCount) -> tuple[float
     """Return the (epsilon, delta) that each run must have for the best of K to have the given one.
 
     Raises:
-      ValueError: where no epsilon of a run is small enough.
+      ValueError: no epsilon of a run is small enough.
     """
     _validate.target_epsilon("epsilon", epsilon)
     share = _validate.open_probability("delta", delta) / max(1.0, runs.mean) * (1 - 1e-9)

@@ -1,8 +1,8 @@
 """The worst participation pattern revealed: a Gaussian mechanism, which bounds every scheme and strategy.
 
-At most k disjoint columns of norm 1 are hit, each by at most k_u examples: sensitivity k_u sqrt(k). Where
-columns overlap (C not banded) each participation adds at most 2 `cross` to the square of that, k_u = 1; for
-a Toeplitz C what they share is counted (proofs/non_banded.md).
+At most k disjoint columns of norm 1 are used, each by at most k_u examples: sensitivity k_u sqrt(k). Where
+columns overlap (C not banded) each participation adds at most 2 `cross` to the square of that, k_u = 1; for a
+Toeplitz C the actual overlap is counted (proofs/non_banded.md).
 """
 
 import math
@@ -17,18 +17,18 @@ from jaxacct.strategies import worst_pattern
 
 
 class Unamplified(Accountant):
-    """The Gaussian mechanism with all participations of the worst pattern revealed."""
+    """Gaussian mechanism with all participations of the worst pattern revealed."""
 
     name = "unamplified"
     adjacencies = ("zero-out", "replace-one")
     reveals_all_coins = True
 
     def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
-        """Return whether nothing of the mechanism is random but its noise."""
+        """Return whether the noise is the only randomness of the mechanism."""
         return mechanism.scheme.patterns is not None and compose_with is None
 
     def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> None:
-        """Return every scheme states the sensitivity that this rests on."""
+        """Return None: every scheme states the sensitivity that this bound depends on."""
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         length = sensitivity(mechanism)
@@ -66,7 +66,7 @@ def sensitivity(mechanism: Mechanism, side: int = 1) -> float:
 
 
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:
-    """Return the least noise multiplier, in place of the mechanism's, at which the pattern may be revealed.
+    """Return the smallest noise multiplier, in place of the mechanism's, with a revealed pattern.
 
     Rounded up, and at least 1e-3: an upper end for any search.
     """
@@ -84,7 +84,7 @@ def epsilon_at(mechanism: Mechanism, delta: float) -> float:
     """Return epsilon at `delta` with the participation pattern revealed, rounded up; inf beyond float64."""
     length = sensitivity(mechanism)
 
-    def is_enough(epsilon):  # False for a bound that is not a number
+    def is_enough(epsilon):  # False for NaN
         return gaussian_delta(epsilon, mechanism.noise_multiplier, length) <= delta
 
     low, high = roots.bracket(is_enough, 0.0, 1.0, lowest=0.0, highest=1e300)

@@ -3,9 +3,9 @@
 * Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual, batch or mixed clipping,
   groups of records; against an adversary who sees the sampling.
 * Shifted interpolation (arXiv 2403.00278): noisy gradient descent on convex losses, full, cyclic or
-  stochastic batches, only whose last iterate is released.
+  stochastic batches, of which only the last iterate is released.
 
-Every result carries its adversary, adjacency, group size, noise convention and kind (`Terms`). All in
+Every result has its adversary, adjacency, group size, noise convention and kind (`Terms`). All in
 float64.
 """
 

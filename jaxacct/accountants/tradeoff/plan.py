@@ -22,7 +22,7 @@ from jaxacct.kernels.randomness import checked_key
 
 @dataclass(frozen=True)
 class GeneralPlan(StoredPlan):
-    """Generalised DP-SGD under a guarantee against an adversary who sees the sampling (arXiv 2212.05796).
+    """Plan of generalised DP-SGD against an adversary who sees the sampling (arXiv 2212.05796).
 
     Attributes:
       dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size: as `GeneralDPSGD`.
@@ -50,7 +50,7 @@ class GeneralPlan(StoredPlan):
 
     @classmethod
     def calibrate(cls, epsilon: float, delta: float, **sizes) -> "GeneralPlan":
-        """Return the plan with the least noise for (epsilon, delta); `sizes` as `GeneralDPSGD`."""
+        """Return the plan with the smallest noise for (epsilon, delta); `sizes` as `GeneralDPSGD`."""
         sizes = asdict(GeneralDPSGD(**sizes))
         return cls(sigma=calibrate_sigma(epsilon, delta, **sizes), epsilon=epsilon, delta=delta, **sizes)
 
@@ -66,7 +66,7 @@ class GeneralPlan(StoredPlan):
 
     @property
     def iterations(self) -> int:
-        """Number of steps that it covers: its rounds."""
+        """Number of steps that the plan covers: its rounds."""
         return self.rounds
 
     @property
@@ -79,7 +79,7 @@ class GeneralPlan(StoredPlan):
         del progress
 
     def lasting(self) -> dict:
-        """Return the fields that a continued run must share: all but evidence, which may be drawn anew."""
+        """Return the fields that a continued run must share: all but evidence, which may be drawn again."""
         return {name: value for name, value in self.to_json().items() if name != "evidence"}
 
     @property
@@ -99,11 +99,13 @@ class GeneralPlan(StoredPlan):
 
 @dataclass(frozen=True)
 class SampledGeneralPlan(GeneralPlan):
-    """A `GeneralPlan` by samples of its participation distribution: where the exact distribution takes too
-    long to compute.
+    """Plan of generalised DP-SGD, by samples of its participation distribution.
+
+    For sizes whose exact distribution takes too long to compute.
+
 
     Attributes:
-      evidence: the samples; delta includes the probability that they mislead.
+      evidence: the samples; delta includes their failure probability.
     """
 
     evidence: MixtureEvidence | None = None
@@ -121,17 +123,18 @@ class SampledGeneralPlan(GeneralPlan):
     def calibrate(
         cls, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None, progress=None, **sizes
     ) -> "SampledGeneralPlan":
-        """Return a plan with hardly more noise than needed, certified by at most `num_samples` samples.
+        """Return a plan with little excess noise, certified by at most `num_samples` samples.
 
         Args:
-          epsilon, delta: the guarantee.
+          epsilon: of the guarantee, nats.
+          delta: of the guarantee.
           num_samples: more of them need less noise.
-          key: a JAX key; from the operating system by default. Only tests should fix it.
-          progress: called with ("participations", draws, most draws).
-          sizes: as `GeneralDPSGD`.
+          key: JAX key; from the operating system by default. Only tests should fix it.
+          progress: called with ("participations", samples, maximum).
+          **sizes: as `GeneralDPSGD`.
 
         Raises:
-          ValueError: bad arguments, or samples that do not show it.
+          ValueError: bad arguments, or samples that do not show the guarantee.
         """
         distribution = SampledDistribution(GeneralDPSGD(**sizes))
         key = checked_key(key)
@@ -143,7 +146,7 @@ class SampledGeneralPlan(GeneralPlan):
 
     @property
     def distribution(self) -> SampledDistribution:
-        """Distribution that was sampled."""
+        """Sampled distribution."""
         return SampledDistribution(self.run)
 
     @property
@@ -154,7 +157,7 @@ class SampledGeneralPlan(GeneralPlan):
 
     @property
     def flaws(self) -> list[str]:
-        """Why the samples do not show the guarantee, a line each; empty if they do."""
+        """Why the samples do not show the guarantee, one line each; empty if they do."""
         return flaws(self.draws, self.distribution, self.sigma, self.epsilon, self.delta)
 
     @property
@@ -192,7 +195,7 @@ class SampledGeneralPlan(GeneralPlan):
 
 @dataclass(frozen=True)
 class LastIteratePlan(StoredPlan):
-    """Noisy gradient descent on convex losses, only whose last iterate is released (arXiv 2403.00278).
+    """Plan of noisy gradient descent on convex losses that releases only the last iterate (arXiv 2403.00278).
 
     Attributes:
       method: "gd", "cgd" or "sgd".
@@ -241,12 +244,14 @@ class LastIteratePlan(StoredPlan):
 
     @classmethod
     def calibrate(cls, epsilon: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
-        """Return the plan with the least noise for (epsilon, delta), for a loss of `train.convex`.
+        """Return the plan with the smallest noise for (epsilon, delta), for a loss of `train.convex`.
 
         Args:
+          epsilon: of the guarantee, nats.
+          delta: of the guarantee.
           method: "gd", "cgd" or "sgd".
           loss: with `grad_sensitivity`, `smoothness`, `strong_convexity`.
-          run: num_examples, steps, batch_size, stepsize, diameter.
+          **run: num_examples, steps, batch_size, stepsize, diameter.
         """
         given: dict[str, Any] = _complete(run) | _conditions(loss)
         noise = calibrate_noise(
@@ -256,7 +261,7 @@ class LastIteratePlan(StoredPlan):
 
     @classmethod
     def at_noise(cls, noise_std: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
-        """Return the plan with this noise and the least epsilon at `delta`; arguments as `calibrate`."""
+        """Return the plan with this noise and the smallest epsilon at `delta`; arguments as `calibrate`."""
         given: dict[str, Any] = dict(method=method, noise_std=noise_std, delta=delta)
         given |= _complete(run) | _conditions(loss)
         epsilon = float(cls(epsilon=1.0, **given).bound().epsilon(delta))
@@ -269,7 +274,7 @@ class LastIteratePlan(StoredPlan):
 
     @property
     def iterations(self) -> int:
-        """Number of steps that it covers, all of which must be run."""
+        """Number of steps that the plan covers, all of which must be run."""
         return self.steps
 
     def bound(self):

@@ -40,7 +40,7 @@ def share(name: str, value) -> np.ndarray:
 
 
 def nonnegative(name: str, value) -> np.ndarray:
-    """Return entries of at least 0, maybe infinite: epsilons and Gaussian parameters."""
+    """Return entries of at least 0, possibly infinite: epsilons and Gaussian parameters."""
     return checked(name, value, "at least 0", lambda entries: entries >= 0)
 
 
@@ -55,7 +55,7 @@ def order(value) -> np.ndarray:
 
 
 def plain(value) -> Any:
-    """Return an array without axes as a float, anything else as it is."""
+    """Return an array without axes as a float, other values unchanged."""
     return float(value) if np.ndim(value) == 0 else value
 
 
@@ -68,7 +68,7 @@ def log_of_positive(value) -> np.ndarray:
 def bisect(above, low, high) -> tuple[np.ndarray, np.ndarray]:
     """Return `(low, high)` around the point where `above(x)` turns from True to False, for every entry.
 
-    `above` must hold at `low` and not at `high` (or the ends are returned as they are).
+    `above` must hold at `low` and not at `high` (otherwise the ends are returned).
     """
     low, high = np.broadcast_arrays(low, high)
     for _ in range(110):

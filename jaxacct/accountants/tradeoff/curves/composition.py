@@ -3,8 +3,8 @@
 Pessimistic: every curve's profile is joined by chords between the points of a grid of losses ("connect the
 dots", arXiv 2207.04380), which only raises it. Optimistic: the losses of a grid cell are merged into one (a
 post-processing, which only lowers the profile); the merged loss is within O(h^2) of the grid point, so
-rounding it down to the grid shifted by that little costs next to nothing. Both are composed by
-dp-accounting, whose FFT is allowed an error that is booked on both sides. The truth lies between the two.
+rounding it down to a slightly shifted grid costs little. Both are composed by dp-accounting, whose FFT error
+is reserved on both sides. The truth lies between the two.
 """
 
 import functools
@@ -17,13 +17,13 @@ from dp_accounting.pld import pld_pmf
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.arrays import plain
 
-_TAIL = 1e-15  # dp-accounting's truncation, per composition that it does; booked
+_TAIL = 1e-15  # dp-accounting's truncation, per composition; reserved
 _EDGE = 1e-16  # mass of one curve's losses beyond its grid, times its count
 _MOST_COUNT = 10**9
 _MOST_POINTS = 1 << 23
-_MOST_LOSS = 300.0  # natural log: larger losses count as infinite from above, as this from below
+_MOST_LOSS = 300.0  # nats: larger losses count as infinite in upper bounds, as this in lower bounds
 _NEARLY_ONE = 1 - 2.0**-30
-_SURELY_INFINITE = 1.5 * _MOST_LOSS  # no grid goes further: `_support` grows by this factor
+_SURELY_INFINITE = 1.5 * _MOST_LOSS  # no grid is larger: `_support` grows by this factor
 
 
 def delta_bracket(parts, grid: float | None, epsilon, *, both: bool = True):
@@ -31,8 +31,9 @@ def delta_bracket(parts, grid: float | None, epsilon, *, both: bool = True):
 
     Args:
       parts: distinct curves with their counts.
-      grid: natural log; spacing of the losses, chosen from the curves where it is None.
-      both: whether the optimistic delta is wanted, too; it is 0 where not.
+      grid: nats; spacing of the losses, chosen from the curves where it is None.
+      epsilon: nats, of either sign.
+      both: whether the optimistic delta is computed, too; 0 otherwise.
     """
     eps = np.atleast_1d(np.asarray(epsilon, np.float64))
     if counts_as_infinite(parts, _NEARLY_ONE):
@@ -69,7 +70,7 @@ def epsilon_bracket(parts, grid: float | None, delta: float) -> tuple[float, flo
 def counts_as_infinite(parts, delta: float) -> bool:
     """Return whether losses that count as infinite have more than `delta`: epsilon is then infinite.
 
-    It spares a composition of seconds.
+    It avoids a composition of seconds.
     """
     log_finite = 0.0
     for part, times in parts:
@@ -87,7 +88,7 @@ def tradeoff_from_below(parts, grid: float | None, alpha):
 
 
 def _dense(pmf):
-    """Return a dense PMF: dp-accounting composes no two kinds, and makes sparse ones of few losses."""
+    """Return a dense PMF: dp-accounting does not compose two kinds, and makes sparse ones of few losses."""
     return pmf if isinstance(pmf, pld_pmf.DensePLDPmf) else pmf.to_dense_pmf()
 
 
@@ -129,7 +130,8 @@ def _distributions(parts, grid):
         )
         optimistic = down if optimistic is None else optimistic.compose(down, tail_mass_truncation=_TAIL)
         points = max(points, pessimistic.size)
-    # A product of n spectra of modulus at most 1, each right to a few roundings of 2^-53 a level of the FFT.
+    # A product of n spectra of modulus at most 1, each with an error of a few roundings of 2^-53 per FFT
+    # level.
     slack = 4 * count * 2.0**-53 * math.log2(points + 2) + 4 * len(parts) * _TAIL + _EDGE
     return optimistic, pessimistic, shift, slack
 
@@ -185,7 +187,7 @@ def _optimistic(part: Any, step: float, cells: int, times: int):
     above_q, above_p = (np.asarray(side, np.float64) for side in part.survival(edges))
     q, p = -np.diff(above_q), -np.diff(above_p)
     points = np.arange(-cells, cells + 1) * step
-    # Differences of tails lose digits; what they may be off by lowers the merged loss.
+    # Differences of tails lose digits; their error lowers the merged loss.
     good = (q > 0) & (p > 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = 64 * 2.0**-53 * (above_q[:-1] / q + above_p[:-1] / p)
@@ -193,9 +195,8 @@ def _optimistic(part: Any, step: float, cells: int, times: int):
             good & (error < 0.1), np.log(np.where(good, q / np.where(good, p, 1.0), 1.0)) - 2 * error, -np.inf
         )
     bend = np.maximum(points - merged, 0.0)
-    # Bend the whole grid by a little; the cells that need more go one cell down, or if that is not enough
-    # to the lowest loss of all. All cells that can matter, if that is cheap; else where the two costs are
-    # alike.
+    # Shift the whole grid slightly; cells that need more move one cell down, or if that is not enough to the
+    # lowest loss. All relevant cells, if that is cheap; otherwise where the two costs are similar.
     tail = bend[(above_q[:-1] > 1e-13) & (points > 0)]
     allowed = float(tail.max()) if tail.size else 0.0
     if not times * allowed < 2e-3:
@@ -209,7 +210,7 @@ def _optimistic(part: Any, step: float, cells: int, times: int):
     index = np.arange(len(q)) + 1
     np.add.at(probs, index[kept], np.maximum(q[kept], 0.0))
     np.add.at(probs, index[down] - 1, np.maximum(q[down], 0.0))
-    # Infinite losses, and what lies above the grid, count as the highest loss of the grid.
+    # Infinite losses, and losses above the grid, count as the highest loss of the grid.
     probs[-1] += max(0.0, float(above_q[-1]))
     probs[0] += max(0.0, 1.0 - probs.sum())
     return pld_pmf.DensePLDPmf(step, -cells - 1, probs, 0.0, False), allowed

@@ -1,9 +1,10 @@
-"""Trade-off functions as one small type.
+"""Trade-off functions as one type.
 
-A `TradeOff` is `f = T(P, Q)`, the least type II error at each type I error. It is represented by its privacy
-profile `delta(eps) = sup_a {1 - f(a) - e^eps a} = H_{e^eps}(Q, P)`, for epsilon of either sign, which is f's
-convex conjugate and so the same information (arXiv 1905.02383, proposition 2.12). On profiles every operation
-is plain: mixing with the index revealed averages them; the double conjugate of a minimum of trade-off
+A `TradeOff` is `f = T(P, Q)`, the smallest type II error at each type I error. It is represented by its
+privacy profile `delta(eps) = sup_a {1 - f(a) - e^eps a} = H_{e^eps}(Q, P)`, for epsilon of either sign, which
+is f's convex conjugate and so the same information (arXiv 1905.02383, proposition 2.12). On profiles every
+operation is
+simple: mixing with the index revealed averages them; the double conjugate of a minimum of trade-off
 functions is a maximum of profiles; the inverse swaps P and Q. Everything is NumPy in float64.
 """
 
@@ -38,7 +39,7 @@ class TradeOff(abc.ABC):
         """Return `(Q(L > eps), P(L > eps))` of the loss `L = log dQ/dP`; infinite losses count.
 
         Raises:
-          ValueError: for curves whose losses have no known distribution.
+          ValueError: curves without a distribution of losses.
         """
         raise ValueError(
             f"{type(self).__name__} has no distribution of losses and cannot be composed: compose the "
@@ -46,26 +47,26 @@ class TradeOff(abc.ABC):
         )
 
     def rdp(self, order: float) -> float:
-        """Return the Renyi divergence of an order above 1, natural log; infinity where there is none."""
+        """Return the Renyi divergence of an order above 1, nats; infinity where there is none."""
         return rdp_of_profile(self, order)
 
     @abc.abstractmethod
     def zcdp(self) -> float:
-        """Return the least known rho with rho-zCDP; infinity where there is none."""
+        """Return the smallest known rho with rho-zCDP; infinity where there is none."""
 
     def delta(self, epsilon):
         """Return `delta(epsilon)`, epsilon >= 0."""
         return plain(np.exp(self.log_delta(arrays.nonnegative("epsilon", epsilon))))
 
     def epsilon(self, delta):
-        """Return the least epsilon >= 0 with `delta(epsilon) <= delta`, rounded up; inf if there is none."""
+        """Return the smallest epsilon >= 0 with `delta(epsilon) <= delta`, rounded up; inf if none."""
         target = np.log(arrays.open_share("delta", delta))
         largest = np.full_like(target, 14.0)
 
         def is_above(log_eps):
             return self.log_delta(np.exp(log_eps)) > target
 
-        # In logs, so that an epsilon of 1e-9 and one of 10,000 are both found to full precision.
+        # In logs, so that an epsilon of 1e-9 and one of 10,000 both have full precision.
         _, high = bisect(is_above, -45.0, largest)
         found = np.where(is_above(largest), np.inf, np.exp(high))
         return plain(np.where(self.log_delta(0.0) > target, found, 0.0))
@@ -94,11 +95,11 @@ class TradeOff(abc.ABC):
         return self if self.symmetric else Inverse(self)
 
     def symmetrized(self) -> "TradeOff":
-        """Return `(min{f, f^-1})**`, by double conjugate: what holds whichever data set comes first."""
+        """Return `(min{f, f^-1})**`, by double conjugate: valid for either order of the data sets."""
         return self if self.symmetric else Symmetrized(self)
 
     def group(self, size: int) -> "TradeOff":
-        """Return what f-DP for one record gives for groups of `size`: `1 - (1 - f)^(o size)`."""
+        """Return the curve of groups of `size` from f-DP for one record: `1 - (1 - f)^(o size)`."""
         size = checked_group(size)
         return self if size == 1 else Group(self, size)
 
@@ -130,7 +131,7 @@ def rdp_of_profile(part: TradeOff, order: float) -> float:
 
 @dataclass(frozen=True)
 class Gaussian(TradeOff):
-    """G_mu."""
+    """Gaussian trade-off function G_mu."""
 
     mu: Any
 
@@ -171,7 +172,7 @@ def Identity() -> Gaussian:
 
 @dataclass(frozen=True)
 class Inverse(TradeOff):
-    """`f^-1`."""
+    """Inverse `f^-1`."""
 
     part: TradeOff
 
@@ -192,7 +193,7 @@ class Inverse(TradeOff):
 
 @dataclass(frozen=True)
 class Symmetrized(TradeOff):
-    """`(min{f, f^-1})**`: the larger of the two profiles."""
+    """Symmetrized `(min{f, f^-1})**`: the larger of the two profiles."""
 
     part: TradeOff
 
@@ -207,10 +208,10 @@ class Symmetrized(TradeOff):
 
 @dataclass(frozen=True)
 class Group(TradeOff):
-    """`1 - (1 - f)^(o size)`: the generic bound for groups (arXiv 1905.02383, theorem 2.14).
+    """Group bound `1 - (1 - f)^(o size)`: generic, for any f (arXiv 1905.02383, theorem 2.14).
 
-    Its profile is bounded through a chain of neighbours, `delta(eps/g) (e^eps - 1) / (e^(eps/g) - 1)`: from
-    above, so what it gives is a guarantee.
+    Its profile is bounded through a chain of neighbours, `delta(eps/g) (e^eps - 1) / (e^(eps/g) - 1)`, from
+    above, so the result is a guarantee.
     """
 
     part: TradeOff
@@ -248,7 +249,7 @@ def group_tradeoff(f: Callable, g: int) -> Callable:
 
 
 def checked_group(size, name: str = "size") -> int:
-    """Return `size` as an int in [1, 1000], or raise ValueError: the generic rule takes a step a record."""
+    """Return `size` as an int in [1, 1000], or raise ValueError: the rule takes one step per record."""
     count = _validate.positive_integer(name, size)
     if count > _MAX_GROUP:
         raise ValueError(f"{name} must be at most {_MAX_GROUP}, was {count}")
@@ -257,7 +258,7 @@ def checked_group(size, name: str = "size") -> int:
 
 @dataclass(frozen=True)
 class Composed(TradeOff):
-    """A tensor product that has no closed form; `log_delta` is its pessimistic bound.
+    """Tensor product without a closed form; `log_delta` is its pessimistic bound.
 
     Attributes:
       parts: distinct curves with their counts.

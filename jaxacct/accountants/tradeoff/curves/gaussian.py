@@ -1,4 +1,4 @@
-"""Gaussian differential privacy: G_mu, its (epsilon, delta), and what follows from them in closed form.
+"""Gaussian differential privacy: G_mu, its (epsilon, delta), and consequences in closed form.
 
 `G_mu = T(N(0,1), N(mu,1))`, `delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)` (arXiv 1905.02383,
 corollary 1). With the Mills ratio `m(x) = Phi(-x) / phi(x)` this is `phi(x_1) (m(x_1) - m(x_2))`,
@@ -16,12 +16,12 @@ from jaxacct.accountants.tradeoff.curves.arrays import bisect, log_of_positive, 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _FAR = 3.0  # from here on 1 - x m(x) is computed by its continued fraction
-_LARGEST_MU = 1e150  # its epsilon is beyond 1e299; above it epsilon counts as infinite
+_LARGEST_MU = 1e150  # its epsilon exceeds 1e299; for larger mu epsilon counts as infinite
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def gdp_tradeoff(alpha, mu):
-    """Return `G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu)`: the least type II error at level `alpha`.
+    """Return `G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu)`: the smallest type II error at level `alpha`.
 
     Args:
       alpha: type I error in [0, 1].
@@ -37,18 +37,18 @@ def gdp_log_delta(epsilon, mu):
     """Return the natural log of `gdp_delta`, for epsilon of either sign; -inf where delta is 0.
 
     Relative precision of delta: about 1e-12 down to 1e-300 (the log itself does not underflow). `eps/mu` is
-    rounded to the side of a larger delta, which is a relative error of `2^-52 (eps/mu)^2` in the far tail.
+    rounded towards a larger delta, a relative error of `2^-52 (eps/mu)^2` in the far tail.
     """
     epsilon, mu = np.asarray(epsilon, np.float64), arrays.nonnegative("mu", mu)
     size = np.abs(epsilon)
     usable = (mu > 0) & np.isfinite(mu) & np.isfinite(size)
     m, e = np.where(usable, mu, 1.0), np.where(usable, size, 1.0)
-    # The quotient is rounded to the side of a larger delta: this decides where epsilon and mu are large.
+    # The quotient is rounded towards a larger delta: this matters where epsilon and mu are large.
     ratio = np.minimum(e / m, 1e300)
     near = np.clip(ratio * (1 - 2.0**-52) - m / 2, -1e150, 1e150)
     far = np.minimum(ratio + m / 2, 1e150)
     thin = m <= 0.1
-    # Small mu: the integral of -m'(x) between near and far, by quadrature. Elsewhere the difference itself.
+    # Small mu: the integral of -m'(x) between near and far, by quadrature. Otherwise the difference itself.
     integral = m
     if thin.any():
         points = near[..., None] + m[..., None] * (_NODES + 1) / 2
@@ -80,7 +80,7 @@ def gdp_delta(epsilon, mu):
 
 
 def gdp_epsilon(delta, mu):
-    """Return the least epsilon >= 0 with `gdp_delta(epsilon, mu) <= delta`, rounded up.
+    """Return the smallest epsilon >= 0 with `gdp_delta(epsilon, mu) <= delta`, rounded up.
 
     Args:
       delta: in (0, 1).
@@ -88,7 +88,7 @@ def gdp_epsilon(delta, mu):
     """
     delta, mu = arrays.open_share("delta", delta), arrays.nonnegative("mu", mu)
     target = np.log(delta)
-    # delta(eps) <= Phi(-x), x = eps/mu - mu/2, and Phi(-x) <= e^(-x^2/2); with room for roundings.
+    # delta(eps) <= Phi(-x), x = eps/mu - mu/2, and Phi(-x) <= e^(-x^2/2); with a margin for rounding.
     finite = np.isfinite(mu) & (mu <= _LARGEST_MU)
     m = np.where(finite, mu, 1.0)
     most = (m**2 / 2 + m * np.sqrt(-2 * target)) * (1 + 2.0**-49)

@@ -1,4 +1,4 @@
-"""Curves besides Gaussian ones: (epsilon, delta), mixtures, sampled mechanisms, several guarantees."""
+"""Non-Gaussian curves: (epsilon, delta), mixtures, sampled mechanisms, several guarantees."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ _LARGEST_MU = 1e8
 
 @dataclass(frozen=True)
 class EpsilonDelta(TradeOff):
-    """f_{eps, delta}: what an (eps, delta)-DP mechanism guarantees; `mass` is its delta."""
+    """Curve f_{eps, delta} that an (eps, delta)-DP mechanism guarantees; `mass` is its delta."""
 
     eps: Any
     mass: Any = 0.0
@@ -53,7 +53,7 @@ class EpsilonDelta(TradeOff):
         return gaussian.dp_tradeoff(alpha, self.eps, self.mass)
 
     def rdp(self, order):
-        # Divergences grow with the order: near 1 an order a little larger is taken, which costs no digits.
+        # Divergences increase in the order: near 1 a slightly larger order is used, which costs no digits.
         a, eps = np.maximum(arrays.order(order), 1 + 2.0**-20), self.eps
         value = eps + (np.log1p(np.exp((1 - 2 * a) * eps)) - np.log1p(np.exp(-eps))) / (a - 1)
         return np.inf if self.mass > 0 else plain(value)
@@ -64,10 +64,10 @@ class EpsilonDelta(TradeOff):
 
 @dataclass(frozen=True)
 class Mixture(TradeOff):
-    """A mechanism that runs part i with probability `weights[i]` and reveals i (arXiv 2212.05796, lemma B.1).
+    """Mechanism that runs part i with probability `weights[i]` and reveals i (arXiv 2212.05796, lemma B.1).
 
     `f(alpha) = inf {sum w_i f_i(alpha_i) : sum w_i alpha_i = alpha}`, whose profile is the weighted mean of
-    the parts'. For an adversary who does not see i it is a lower bound.
+    the parts'. Against an adversary who does not see i it is a lower bound.
     """
 
     weights: tuple
@@ -103,7 +103,7 @@ class Mixture(TradeOff):
 
 @dataclass(frozen=True)
 class Subsampled(TradeOff):
-    """`C_p(f)`: the symmetric f on a fixed-size sample of a share p, without replacement."""
+    """Curve `C_p(f)`: the symmetric f on a fixed-size sample of a share p, without replacement."""
 
     part: TradeOff
     sampling_prob: Any
@@ -126,7 +126,7 @@ class Subsampled(TradeOff):
         epsilon, p = np.asarray(epsilon, np.float64), np.asarray(self.sampling_prob, np.float64)
         share = np.where(p > 0, p, 1.0)
         up, down = self.part.survival(amplified_epsilon(np.abs(epsilon), share))
-        # Beyond epsilon >= 0: Q = p Q' + (1-p) P', P = P'. Below it the two change places.
+        # Beyond epsilon >= 0: Q = p Q' + (1-p) P', P = P'. Below it the two are exchanged.
         above_q = np.where(p > 0, share * up + (1 - share) * down, 0.0)
         above_p = np.where(p > 0, down, 0.0)
         return (
@@ -140,7 +140,7 @@ class Subsampled(TradeOff):
         return super().__call__(alpha)
 
     def zcdp(self):
-        return self.part.zcdp()  # a sample of a mechanism is no less private than the mechanism
+        return self.part.zcdp()  # a sample of a mechanism is at least as private as the mechanism
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class GaussianMixture(TradeOff):
 
         zero = np.zeros_like(alpha)
         kink = level(zero)
-        # Above the kink the parts with mu = 0 have paid all they can: solve for the rest of alpha.
+        # Above the kink the parts with mu = 0 have used their whole share: solve for the rest of alpha.
         wanted = np.where(alpha < kink, alpha, np.maximum(alpha - none, 0.0))
         flat = (alpha >= kink) & (alpha <= kink + none)
         most = np.max(m) ** 2 / 2 + 40 * np.max(m) + 1

@@ -3,7 +3,7 @@
 `C_p(f) = (min{f_p, f_p^-1})**`, `f_p = p f + (1-p) Id` (arXiv 1905.02383, definition 6): fixed-size
 sampling of a share p without replacement turns a mechanism with symmetric trade-off f into one with C_p(f),
 replace-one adjacency. Its profile is `p delta_f(log(1 + (e^eps - 1) / p))` for eps >= 0, by symmetry for
-the rest.
+negative eps.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def subsampled_gdp_tradeoff(alpha, mu, sampling_prob):
     left = special.ndtr(-mu / 2)
     right = p * left + (1 - p) * special.ndtr(mu / 2)
     first = p * special.ndtr(-special.ndtri(alpha) - mu) + (1 - p) * (1 - alpha)
-    # f_p falls from 1 to 0: its inverse at alpha, for alpha past the middle.
+    # f_p decreases from 1 to 0: its inverse at alpha, for alpha past the middle.
     zero = 0.0 * (alpha + mu + p)
     low, high = bisect(
         lambda z: p * special.ndtr(z - mu) + (1 - p) * special.ndtr(z) < alpha, zero - 40, zero + 40 + mu

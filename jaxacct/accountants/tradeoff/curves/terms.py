@@ -1,4 +1,4 @@
-"""The terms of a result: the adversary it holds against, and whether it is exact, a bound or an estimate."""
+"""Terms of a result: its adversary, and whether it is exact, a bound or an estimate."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,13 +7,13 @@ KINDS = ("exact", "certified", "approximation")
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of a result.
+    """Conditions of a result.
 
     Attributes:
-      adversary: what the adversary sees.
+      adversary: view of the adversary.
       adjacency: which data sets are neighbours.
       group_size: how many records may differ.
-      noise_convention: what the noise parameter is relative to.
+      noise_convention: reference of the noise parameter.
       kind: "exact" (attained), "certified" (a bound) or "approximation" (no guarantee).
     """
 

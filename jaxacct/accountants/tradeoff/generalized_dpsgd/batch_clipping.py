@@ -3,7 +3,7 @@
 Sound against an adversary who sees the sampling, and so against every weaker one. With the participations
 revealed, `delta(eps) = E_c delta_{G_{c/sigma}}(eps)`: hockey-stick divergences average (`GaussianMixture`).
 There is no amplification: an accountant that hides the sampling gives a far smaller epsilon where it applies
-(arXiv 2212.05796 says so itself).
+(arXiv 2212.05796 notes this itself).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _MAX_LOG = 69.0  # of sigma, whose range is that of `_validate.scale`
 
 @dataclass(frozen=True)
 class GeneralDPSGD:
-    """One run of generalised DP-SGD, everything its guarantee depends on.
+    """One run of generalised DP-SGD: everything its guarantee depends on.
 
     Attributes:
       dataset_size: N.
@@ -53,7 +53,7 @@ class GeneralDPSGD:
 
     @property
     def clip(self) -> str:
-        """ "individual", "batch" or "mixed"."""
+        """Name of the clipping: "individual", "batch" or "mixed"."""
         if self.microbatch_size == 1:
             return "individual"
         return "batch" if self.num_microbatches == 1 else "mixed"
@@ -94,7 +94,7 @@ class GeneralDPSGD:
         return sampling_revealed(self.group_size, "exact")
 
     def warnings(self, epsilon: float, delta: float) -> list[str]:
-        """Return what a reader must know next to the number."""
+        """Return caveats that belong next to the number."""
         found = []
         if epsilon > 10:
             found.append(f"epsilon {epsilon:.3g} is above 10: hardly a guarantee")
@@ -131,10 +131,10 @@ def mixture_delta(epsilon, pmf: ParticipationPMF, sigma: float):
 
 
 def mixture_epsilon(delta, pmf: ParticipationPMF, sigma: float):
-    """Return the least epsilon >= 0 with `mixture_delta <= delta`.
+    """Return the smallest epsilon >= 0 with `mixture_delta <= delta`.
 
     Raises:
-      ValueError: where no epsilon suffices, because the truncated mass alone exceeds delta.
+      ValueError: no epsilon suffices, because the truncated mass alone exceeds delta.
     """
     if not np.all(arrays.open_share("delta", delta) > pmf.truncated_mass):
         raise ValueError(
@@ -166,10 +166,20 @@ def calibrate_sigma(
     group_size: int = 1,
     sampling: str = "shuffling",
 ) -> float:
-    """Return the least sigma (noise std over 2 C) with delta(target_epsilon) <= target_delta, rounded up.
+    """Return the smallest sigma (noise std over 2 C) with delta(target_epsilon) <= target_delta, rounded up.
+
+    Args:
+      target_epsilon: of the guarantee, nats.
+      target_delta: of the guarantee.
+      dataset_size: as of `GeneralDPSGD`.
+      num_microbatches: as of `GeneralDPSGD`.
+      microbatch_size: as of `GeneralDPSGD`.
+      num_epochs: as of `GeneralDPSGD`.
+      group_size: as of `GeneralDPSGD`.
+      sampling: as of `GeneralDPSGD`.
 
     Raises:
-      ValueError: where no sigma suffices, because the truncated mass alone exceeds target_delta.
+      ValueError: no sigma suffices, because the truncated mass alone exceeds target_delta.
     """
     epsilon, delta = _validate.calibration_target(
         "target_epsilon", target_epsilon, "target_delta", target_delta

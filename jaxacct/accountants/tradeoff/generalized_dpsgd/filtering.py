@@ -1,12 +1,12 @@
-"""Batches whose terms are kept by fair coins (arXiv 2212.05796, appendix D): the exact distribution of c^2.
+"""Batches whose terms are kept by fair coins (arXiv 2212.05796, appendix D): exact distribution of c^2.
 
-Every term of a round is kept with probability 1/2, and a round of which fewer than tau are kept is skipped.
-Of L terms that hold records of the group, Bin(L, 1/2) count. The coins do not depend on data, so they may be
-shown first, like the sampling: a run is a mixture over the counts that are left (proofs/tradeoff.md), also
-where sums are divided by the number of terms kept. For whoever does not see the coins it is a bound. Halving
-c itself, which the paper calls "factor 2", is no bound and is not here.
+Every term of a round is kept with probability 1/2, and a round with fewer than tau kept terms is skipped. Of
+L terms that hold records of the group, Bin(L, 1/2) count. The coins are independent of data, so they may be
+revealed first, like the sampling: a run is a mixture over the remaining counts (proofs/tradeoff.md), also
+where sums are divided by the number of kept terms. It is a bound against adversaries who do not see the
+coins. Halving c itself, which the paper calls "factor 2", is no bound and is not included.
 
-The number of terms kept, and that a round was skipped, need not be hidden for this bound; `train` has no such
+This bound does not require that the number of kept terms, or a skipped round, is hidden; `train` has no such
 sampler.
 """
 
@@ -40,9 +40,13 @@ def filtered_participation_pmf(
     """Return the distribution of c^2 over a run whose terms are kept with probability 1/2 each.
 
     Args:
-      dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling: as
-        `participation_pmf`.
-      least_kept: tau, terms that must be kept for a round to be run; 1 .. num_microbatches.
+      dataset_size: as
+      num_microbatches: as
+      microbatch_size: as
+      num_epochs: as
+      group_size: as
+      sampling: as
+      least_kept: tau, minimum number of kept terms for a round to run; 1 .. num_microbatches.
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     check_sizes(n, m, s, num_epochs, g, sampling)
@@ -69,7 +73,7 @@ def filtered_participation_pmf(
 
 
 def kept_of(hit: int, terms: int, least_kept: int) -> dict[int, Fraction]:
-    """Return `{how many of `hit` terms count: probability}`: those that are kept; none in a skipped round."""
+    """Return `{how many of `hit` terms count: probability}`: the kept ones; none in a skipped round."""
     distribution = {0: Fraction(0)}
     for kept in range(hit + 1):
         for others in range(terms - hit + 1):

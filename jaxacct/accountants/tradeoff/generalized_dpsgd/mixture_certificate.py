@@ -1,5 +1,4 @@
-"""Certify a mixture over a participation distribution by samples of it: the Monte Carlo twin of
-`mixture_delta`.
+"""Certify a mixture over a participation distribution by samples: Monte Carlo variant of `mixture_delta`.
 
 With the batches revealed a run has `delta(eps) = E delta_{G_{c/sigma}}(eps)`, a mean of numbers between 0 and
 that of the largest c. Samples of c^2 test that it is at most delta_v by the anytime rule of
@@ -36,7 +35,7 @@ class MixtureEvidence:
     Attributes:
       target: digest of the distribution, sigma, epsilon and delta that they were drawn for.
       key: two 32-bit words; block i has the key `fold_in(key, i)`.
-      counts: (c^2, how many draws had it), ascending.
+      counts: (c^2, number of samples with it), ascending.
     """
 
     target: str
@@ -60,12 +59,12 @@ class MixtureEvidence:
 
     @property
     def num_samples(self) -> int:
-        """Draws in all."""
+        """Number of samples."""
         return sum(number for _, number in self.counts)
 
 
 def digest(distribution: SampledDistribution, sigma: float, epsilon: float, delta: float) -> str:
-    """Return the SHA-256 of the claim that samples were drawn for."""
+    """Return the SHA-256 of the claim of the samples."""
     described = {"law": distribution.describe(), "sigma": sigma, "epsilon": epsilon, "delta": delta}
     return hashlib.sha256(to_json(described, sort_keys=True).encode()).hexdigest()
 
@@ -133,13 +132,14 @@ def certify_mixture(
     Args:
       distribution: of the participations.
       sigma: noise std over twice the clip norm.
-      epsilon, delta: the guarantee, the failure probability of the draws included.
-      num_samples: at most that many, in whole blocks of 4096.
-      key: a JAX key; from the operating system by default. Only tests should fix it.
-      progress: called with ("participations", draws, most draws).
+      epsilon: of the guarantee, nats.
+      delta: of the guarantee. It includes the failure probability.
+      num_samples: maximum, in whole blocks of 4096.
+      key: JAX key; from the operating system by default. Only tests should fix it.
+      progress: called with ("participations", samples, maximum).
 
     Raises:
-      ValueError: bad arguments, or draws that do not show it.
+      ValueError: bad arguments, or samples that do not show the guarantee.
     """
     _validate.scale("sigma", sigma)
     _validate.calibration_target("epsilon", epsilon, "delta", delta)
@@ -152,7 +152,7 @@ def certify_mixture(
             progress("participations", len(drawn), blocks * BLOCK)
         if done < min(look, blocks):
             continue
-        look = done + max(1, done // 8)  # the rule allows looking at any time
+        look = done + max(1, done // 8)  # the rule allows a test at any time
         counts = _counts(drawn)
         test = _Test(distribution, sigma, epsilon, delta)
         if test.accepts(counts):
@@ -169,9 +169,9 @@ def certify_mixture(
 def calibrate_mixture(
     distribution: SampledDistribution, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
 ) -> float:
-    """Return a sigma that as many samples most likely certify, and hardly any more: from samples of its own.
+    """Return a sigma that this many samples most likely certify with little excess, from a pilot.
 
-    An estimate, whose errors cost power or noise and never a guarantee.
+    An estimate: its errors cost power or noise and never the guarantee.
     """
     _validate.calibration_target("epsilon", epsilon, "delta", delta)
     _validate.positive_integer("num_samples", num_samples)
@@ -180,14 +180,14 @@ def calibrate_mixture(
     pilot = np.concatenate([_block(distribution, stream, block) for block in range(blocks)])
     pairs = _counts(pilot)
     values, numbers = np.array(pairs, float).T
-    # As if there were as many draws as there will be.
+    # As if there were as many samples as there will be.
     scaled = tuple((value, math.ceil(number * num_samples / len(pilot))) for value, number in pairs)
 
     def is_enough(log_sigma: float) -> bool:
         sigma = math.exp(log_sigma)
         terms = gdp_delta(epsilon, np.sqrt(values) / sigma)
         deviation = math.sqrt(np.cov(terms, fweights=numbers.astype(int)))
-        # The mean of the draws to come differs from the pilot's by chance: five standard errors are left.
+        # The mean of later samples differs from the pilot's by chance: five standard errors are reserved.
         left = delta - 5 * deviation * math.sqrt(1 / len(pilot) + 1 / num_samples)
         return left > 0 and accepts(scaled, distribution, sigma, epsilon, left)
 
@@ -205,7 +205,7 @@ def replayed(evidence: MixtureEvidence, distribution: SampledDistribution) -> bo
     for block in range(0 if rest else blocks):
         for value, number in _counts(_block(distribution, stream, block)):
             left[value] = left.get(value, 0) - number
-            if left[value] < 0:  # more than are stored: the others need not be drawn
+            if left[value] < 0:  # more than stored: the others need not be drawn
                 return False
     return not any(left.values())
 

@@ -1,10 +1,9 @@
-"""How often a group of g records is touched: the exact distribution of
-`c^2 = sum over rounds of (terms hit)^2`.
+"""Exact distribution of a group's participation, `c^2 = sum over rounds of (terms with its records)^2`.
 
 In generalised DP-SGD (arXiv 2212.05796) a round has m separately clipped terms of s records each. If L of
 them hold a record of the group, the round is a Gaussian mechanism of sensitivity 2 C L beside noise 2 C
-sigma; the sampling does not depend on data, so with the sampling revealed a run is G_{c / sigma}. The
-distributions are computed in integers (`Fraction`), which alternate without rounding, and only then become
+sigma; the sampling is independent of data, so with the sampling revealed a run is G_{c / sigma}. The
+distributions are computed in integers (`Fraction`), which alternate without rounding, and then converted to
 float64.
 """
 
@@ -28,7 +27,7 @@ _CUT = 1e-30  # probabilities below this are moved to the truncated mass, never 
 
 @dataclass(frozen=True)
 class ParticipationPMF:
-    """A distribution of c^2.
+    """Distribution of c^2.
 
     Attributes:
       squared_sensitivity: int64, ascending, without repeats; in units of (2C)^2.
@@ -76,7 +75,7 @@ class ParticipationPMF:
 
 
 def check_sizes(dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling) -> None:
-    """ValueError for sizes that are no mechanism; NotImplementedError for Poisson sampling."""
+    """Check the sizes: ValueError for impossible ones; NotImplementedError for Poisson sampling."""
     for name, value in (
         ("dataset_size", dataset_size),
         ("num_microbatches", num_microbatches),
@@ -125,7 +124,7 @@ def participation_pmf(
             shuffled_epoch(dataset_size, num_microbatches, microbatch_size, group_size), num_epochs
         )
     hits = round_hits(dataset_size, num_microbatches, microbatch_size, group_size)
-    if len(hits) <= 2:  # at most one term can be hit: c^2 counts rounds
+    if len(hits) <= 2:  # at most one term has records of the group: c^2 counts rounds
         return binomial_pmf(rounds * num_epochs, hits[1] if len(hits) == 2 else Fraction(0))
     return self_compose_pmf(from_exact({k * k: p for k, p in enumerate(hits)}), rounds * num_epochs)
 
@@ -133,8 +132,7 @@ def participation_pmf(
 def round_hits(
     dataset_size: int, num_microbatches: int, microbatch_size: int, group_size: int
 ) -> list[Fraction]:
-    """Return `P(L = k)`, k = 0.., for one round of subsampling: inclusion and exclusion over which terms are
-    missed."""
+    """Return `P(L = k)`, k = 0.., for one round of subsampling, by inclusion and exclusion."""
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     most = min(m, g)
     check_group(g, MAX_GROUP)
@@ -145,12 +143,12 @@ def round_hits(
 
 
 def _all_hit(k: int, within: list[int]) -> int:
-    """Of the ways `within[j]` for j given terms, those that hit all of k: inclusion and exclusion."""
+    """Return how many of the ways `within[j]` for j given terms include all of k: inclusion and exclusion."""
     return sum((-1) ** i * math.comb(k, i) * within[k - i] for i in range(k + 1))
 
 
 def check_group(group_size: int, most: int) -> None:
-    """Refuse a group whose exact distribution takes more than a minute or so."""
+    """Refuse a group whose exact distribution takes more than about a minute."""
     if group_size > most:
         raise ValueError(
             f"group_size must be at most {most} for an exact distribution, got {group_size}: "
@@ -165,7 +163,7 @@ def shuffled_epoch(
     """Return the distribution of c^2 of one shuffled epoch.
 
     `P(c^2 = y) = [x^g t^y] (sum_k t^(k^2) C(m,k) ((1+x)^s - 1)^k)^R / C(N,g)`: x marks records of the
-    group, t the squares of the numbers of terms that they hit. It replaces the printed distribution of
+    group, t the squares of the numbers of terms with them. It replaces the printed distribution of
     theorem F.1, which counts multisets as if they were equally likely (proofs/errata.md).
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
@@ -185,8 +183,11 @@ def epoch_distribution(n: int, m: int, s: int, g: int, counted: Callable[[int], 
     """Return `{c^2: probability}` of one shuffled epoch in exact numbers.
 
     Args:
-      n, m, s, g: as `shuffled_epoch`.
-      counted: number of terms hit in a round -> `{how many of them count: probability}`, `{k: 1}` for all.
+      n: dataset size.
+      m: terms a round.
+      s: records a term.
+      g: group size.
+      counted: number of terms with records -> `{how many of them count: probability}`, `{k: 1}` for all.
     """
     check_group(g, MAX_GROUP_OF_TERMS)
     # Polynomials in x up to x^g, each coefficient a dictionary {power of t: count}.
@@ -226,7 +227,7 @@ def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
     _validate.positive_integer("num_epochs", num_epochs)
     values, prob = a.squared_sensitivity.astype(float), a.prob
     spread = math.sqrt(max(0.0, float(prob @ (values - prob @ values) ** 2)) * num_epochs)
-    # Some 11 standard deviations on either side have more than 1e-30.
+    # About 11 standard deviations on either side have probability above 1e-30.
     _refuse_products(*2 * [min(20 * spread, num_epochs * (values[-1] - values[0]))])
     base = a if num_epochs == 1 else _sparse(_dense(a), int(a.squared_sensitivity[0]), a.truncated_mass)
     result, left = None, num_epochs
@@ -301,11 +302,11 @@ def _convolve(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _sparse(prob: np.ndarray, low: int, truncated: float) -> ParticipationPMF:
     kept = prob > _CUT
     last = np.flatnonzero(kept)[-1]
-    # What is cut above goes to the truncated mass; what is cut in between goes up to the next entry kept.
+    # Mass cut above goes to the truncated mass; mass cut in between goes up to the next kept entry.
     beyond = float(prob[last + 1 :].sum())
     places = np.flatnonzero(kept)
     moved = prob[places].copy()
     small = np.flatnonzero(~kept[:last])
     np.add.at(moved, np.searchsorted(places, small), prob[small])
-    # Sums of positive terms: every entry is right to n roundings of 2^-53, so nothing is renormalised.
+    # Sums of positive terms: every entry has an error of n roundings of 2^-53, so nothing is renormalised.
     return ParticipationPMF(places + low, moved, min(1.0, truncated + beyond))

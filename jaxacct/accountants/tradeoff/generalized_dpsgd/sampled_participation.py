@@ -1,8 +1,7 @@
-"""The Monte Carlo twin of `participation`: samples of c^2 on the accelerator, and an upper bound on delta.
+"""Monte Carlo variant of `participation`: samples of c^2 on the accelerator, and an upper bound on delta.
 
-Every sample follows the sampler itself (positions of the group's records, cut into terms and rounds), not its
-distribution, so it also checks the distribution. A delta averages the exact deltas of the samples' Gaussians,
-in [0, 1].
+Every sample simulates the sampler itself (positions of the group's records, cut into terms and rounds), so it
+also checks the exact distribution. A delta averages the exact deltas of the samples' Gaussians, in [0, 1].
 """
 
 import functools
@@ -39,7 +38,7 @@ class SampledDistribution:
     def draw_error(self) -> float:
         """Return a bound on the relative error of any sample's probability.
 
-        Every position is one of N values of `floor(x span / 2^64)`: off by N 2^-64 of itself at most.
+        Every position is one of N values of `floor(x span / 2^64)`: relative error of at most N 2^-64.
         """
         run = self.run
         draws = run.num_epochs * (1 if run.sampling == "shuffling" else run.rounds_per_epoch)
@@ -63,9 +62,13 @@ def sample_participation(
     """Return samples of c^2, int32 (num_samples,).
 
     Args:
-      key: a JAX key.
-      dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling: as
-        `participation_pmf`.
+      key: JAX key.
+      dataset_size: as `participation_pmf`.
+      num_microbatches: as `participation_pmf`.
+      microbatch_size: as `participation_pmf`.
+      num_epochs: as `participation_pmf`.
+      group_size: as `participation_pmf`.
+      sampling: as `participation_pmf`.
       num_samples: memory is of the order of `num_samples x group_size`.
     """
     _validate.positive_integer("num_samples", num_samples)
@@ -95,7 +98,7 @@ def _draw(key, n, m, s, draws, g, shuffled, samples):
 
 
 def _distinct(key, n: int, g: int):
-    """g different positions in 0..n-1, uniform (Floyd's algorithm): O(g^2), never O(n)."""
+    """Return g distinct positions in 0..n-1, uniform (Floyd's algorithm): O(g^2), never O(n)."""
     words = threefry.bits_32(key, (g, 2))
 
     def step(chosen, index):
@@ -109,17 +112,17 @@ def _distinct(key, n: int, g: int):
 
 
 def _below(words, limit):
-    """Uniform on 0..limit from 64 random bits: the high word of `x (limit + 1)`, off by at most 2^-32 n."""
+    """Return uniforms on 0..limit from 64 random bits: the high word of `x (limit + 1)`, error 2^-32 n."""
     span = limit + jnp.uint32(1)
     high = _high(words[0], span)
-    # The low product and the second word decide the carry.
+    # The low product and the second word determine the carry.
     low = words[0] * span
     carry = _high(words[1], span)
     return high + (low + carry < low).astype(jnp.uint32)
 
 
 def _high(a, b):
-    """High word of the 64-bit product of two uint32."""
+    """Return the high word of the 64-bit product of two uint32."""
     mask = jnp.uint32(0xFFFF)
     a1, a0, b1, b0 = a >> 16, a & mask, b >> 16, b & mask
     low, left, right = a0 * b0, a1 * b0, a0 * b1
@@ -128,7 +131,7 @@ def _high(a, b):
 
 
 def _squares(positions, n: int, m: int, s: int, shuffled: bool):
-    """Sum over rounds of the squared number of terms hit by records at these positions."""
+    """Sum over rounds of the squared number of terms with records at these positions."""
     g = positions.shape[0]
     inside = jnp.full(g, True) if shuffled else positions < m * s
     terms = jnp.where(inside, positions // s, n)
@@ -142,7 +145,7 @@ def _squares(positions, n: int, m: int, s: int, shuffled: bool):
 
 @dataclass(frozen=True)
 class MonteCarloDelta:
-    """An estimate of delta and an upper confidence bound for it. Only the bound may be released."""
+    """Estimate of delta and an upper confidence bound. Only the bound may be released."""
 
     estimate: float
     upper_confidence_bound: float
@@ -170,8 +173,21 @@ def mc_mixture_delta(
 ) -> MonteCarloDelta:
     """Estimate delta by samples of the sampler: `(estimate, upper confidence bound)`.
 
-    Only the bound may be released. It fails with probability `1 - confidence` at most, which is to be added
-    to delta (betting, `statistics.bounds`).
+    Only the bound may be released. It fails with probability at most `1 - confidence`, which must be added to
+    delta (betting, `statistics.bounds`).
+
+    Args:
+      key: JAX key.
+      epsilon: nats.
+      sigma: noise std over twice the clip norm.
+      dataset_size: as of `participation_pmf`.
+      num_microbatches: as of `participation_pmf`.
+      microbatch_size: as of `participation_pmf`.
+      num_epochs: as of `participation_pmf`.
+      group_size: as of `participation_pmf`.
+      sampling: as of `participation_pmf`.
+      num_samples: number of samples.
+      confidence: of the bound.
     """
     arrays.nonnegative("epsilon", epsilon)
     arrays.scale("sigma", sigma)
@@ -181,7 +197,7 @@ def mc_mixture_delta(
     )
     counts, times = np.unique(np.asarray(drawn), return_counts=True)
     values = np.repeat(gdp_delta(epsilon, np.sqrt(counts) / sigma), times)
-    # Rounded up by more than float64 loses, as bins of terms are of exact numbers.
+    # Rounded up by more than the float64 error, as bins of terms are of exact numbers.
     terms = np.minimum(1.0, values * (1 + 1e-9))
     return MonteCarloDelta(
         float(values.mean()),

@@ -1,7 +1,7 @@
 """Bounds from tails of a participation distribution (arXiv 2212.05796, definitions 5.3 and 5.4).
 
-A lower bound on T is a guarantee; an upper one only limits what can be proved, and only for the adversary who
-sees the sampling. `l` must bound `P(c > cut)` and `u` must bound `P(c < cut)`: take them from
+A lower bound on T is a guarantee; an upper one only limits what can be proved, and only against the adversary
+who sees the sampling. `l` must bound `P(c > cut)` and `u` must bound `P(c < cut)`: take them from
 `ParticipationPMF.tail` and `.head` (the tails printed as Hoeffding's are not bounds; proofs/errata.md).
 """
 
@@ -18,7 +18,7 @@ from jaxacct.statistics.bounds import kl
 
 
 def tail_lower_tradeoff(alpha, mu, tail_mass, *, symmetrize: bool = True):
-    """Return f_L: a guarantee, where c <= mu sigma but for a probability `tail_mass`.
+    """Return f_L: a guarantee, where c <= mu sigma except with probability `tail_mass`.
 
     `G_mu(alpha) - l` up to the fixed point of that, then `G_mu(min(1, alpha + l))`; only the latter with
     `symmetrize=False`.
@@ -27,6 +27,7 @@ def tail_lower_tradeoff(alpha, mu, tail_mass, *, symmetrize: bool = True):
       alpha: in [0, 1].
       mu: cut / sigma, at least 0.
       tail_mass: l in [0, 1].
+      symmetrize: see above.
     """
     alpha, lost = arrays.share("alpha", alpha), arrays.share("tail_mass", tail_mass)
     shifted = gdp_tradeoff(np.minimum(1.0, alpha + lost), mu)
@@ -38,7 +39,7 @@ def tail_lower_tradeoff(alpha, mu, tail_mass, *, symmetrize: bool = True):
 
 
 def tail_upper_tradeoff(alpha, mu, head_mass, *, symmetrize: bool = True):
-    """Return f_U: no guarantee exceeds it when sampling is revealed, where c >= mu sigma but for `head_mass`.
+    """Return f_U, above any guarantee with revealed sampling, where c >= mu sigma except with `head_mass`.
 
     `u + (1-u) G_mu(alpha)`, symmetrised by double conjugate in closed form; `symmetrize=False` gives that
     line itself, which is no trade-off function (it ends at u, not 0).
@@ -47,6 +48,7 @@ def tail_upper_tradeoff(alpha, mu, head_mass, *, symmetrize: bool = True):
       alpha: in [0, 1].
       mu: cut / sigma, above 0.
       head_mass: u in [0, 1).
+      symmetrize: see above.
     """
     alpha = arrays.share("alpha", alpha)
     mu = arrays.checked("mu", mu, "above 0 and finite", lambda m: np.isfinite(m) & (m > 0))

@@ -9,7 +9,7 @@ from jaxacct.accountants.tradeoff.last_iterate.renyi import rdp_to_epsilon
 
 
 class ByCurve:
-    """Answers of a bound that has a trade-off function."""
+    """Queries of a bound that has a trade-off function."""
 
     @property
     def curve(self) -> TradeOff:
@@ -25,7 +25,7 @@ class ByCurve:
         return self.curve.delta(epsilon)
 
     def holds(self, epsilon: float, delta: float) -> bool:
-        """Return whether it shows (epsilon, delta)."""
+        """Return whether the bound shows (epsilon, delta)."""
         return bool(self.delta(epsilon) <= delta)
 
     def tradeoff(self, alpha):
@@ -35,12 +35,12 @@ class ByCurve:
 
 @dataclass(frozen=True)
 class GDPBound(ByCurve):
-    """The least of several valid GDP bounds.
+    """Smallest of several valid GDP bounds.
 
     Attributes:
       mu: the run's last iterate is mu-GDP.
       theorem: name of the bound that gave it.
-      window: steps or epochs after which the diameter was used; None where it was not.
+      window: steps or epochs after which the diameter was used; None without it.
       exact: whether the bound is attained in its class.
       compared: every valid bound by name.
       note: a limitation of the result.
@@ -60,14 +60,14 @@ class GDPBound(ByCurve):
         return Gaussian(self.mu)
 
     def rdp_epsilon(self, delta: float) -> float:
-        """Return what the same mu gives through Renyi divergence: never less than `epsilon`."""
+        """Return epsilon from the same mu through Renyi divergence: at least `epsilon`."""
         return rdp_to_epsilon(self.mu**2 / 2, delta)
 
 
 def least(
     candidates: dict[str, tuple[float, int | None]], *, exact: tuple[str, ...] = (), note: str = ""
 ) -> GDPBound:
-    """Return the least mu of `{name: (mu, window)}`, the first of equals."""
+    """Return the smallest mu of `{name: (mu, window)}`, the first of equals."""
     finite = {name: pair for name, pair in candidates.items() if not math.isnan(pair[0])}
     name = min(finite, key=lambda one: finite[one][0])
     mu, window = finite[name]

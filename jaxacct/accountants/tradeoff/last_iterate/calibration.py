@@ -1,4 +1,4 @@
-"""Least noise at which a shifted-interpolation bound meets a target."""
+"""Smallest noise at which a shifted-interpolation bound meets a target."""
 
 import math
 from collections.abc import Callable
@@ -18,14 +18,14 @@ _MAX_LOG = 69.0  # of noise_std, whose range is that of `_validate.scale`
 def calibrate_noise(
     target_eps: float, delta: float, *, method: str, tolerance: float | None = None, **run
 ) -> float:
-    """Return the least noise_std (within `tolerance`, rounded up) with epsilon(delta) <= target_eps.
+    """Return the smallest noise_std (within `tolerance`, rounded up) with epsilon(delta) <= target_eps.
 
     Args:
       target_eps: above 0.
       delta: in (0, 1).
       method: "gd", "cgd" or "sgd".
       tolerance: relative; 1e-10 where mu is in closed form, 1e-3 where epsilon is numerical ("sgd").
-      run: what `noisy_gd_gdp`, `noisy_cgd_gdp` or `noisy_sgd_accountant` takes besides noise_std.
+      **run: arguments of `noisy_gd_gdp`, `noisy_cgd_gdp` or `noisy_sgd_accountant` besides noise_std.
     """
     _validate.target_epsilon("target_eps", target_eps)
     _validate.open_probability("delta", delta)
@@ -55,7 +55,7 @@ def calibrate_noise(
 
 
 def _least(is_enough: Callable[[float], bool], start: float, step: float, tolerance: float, target: float):
-    """Return the least x with `is_enough(x)`, rounded up; the search begins at `start`."""
+    """Return the smallest x with `is_enough(x)`, rounded up; the search begins at `start`."""
     low, high = roots.bracket(is_enough, start, step, lowest=-_MAX_LOG, highest=_MAX_LOG)
     if high == math.inf:
         most = math.exp(_MAX_LOG)

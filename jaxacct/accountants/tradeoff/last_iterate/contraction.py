@@ -1,4 +1,4 @@
-"""When a gradient step is a contraction, and the checks that every bound of arXiv 2403.00278 shares."""
+"""Conditions under which a gradient step is a contraction, shared by every bound of arXiv 2403.00278."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from jaxacct.common import validate as _validate
 
 
 def contraction_factor(stepsize: float, strong_convexity: float, smoothness: float) -> float:
-    """Lipschitz constant c of `x - eta grad f(x)` for every m-strongly convex, M-smooth f.
+    """Return the Lipschitz constant c of `x - eta grad f(x)` for every m-strongly convex, M-smooth f.
 
     `max(|1 - eta m|, |1 - eta M|)`; it must be below 1 for m > 0 (eta < 2/M) and at most 1 for m = 0
     (eta <= 2/M).
 
     Raises:
-      ValueError: for a step size at which no contraction theorem applies.
+      ValueError: no contraction theorem applies at this step size.
     """
     eta = _validate.scale("stepsize", stepsize)
     m = _validate.scale_or_zero("strong_convexity", strong_convexity)
@@ -30,12 +30,12 @@ def contraction_factor(stepsize: float, strong_convexity: float, smoothness: flo
     if m == 0:
         return 1.0
     c = max(abs(1 - eta * m), abs(1 - eta * M))
-    # Rounded up, as 1 - c decides where the step hardly contracts; any larger constant is one, too.
+    # Rounded up, as 1 - c matters where the step hardly contracts; any larger constant is valid, too.
     return min(1.0, c + 2.0**-52) if c else 0.0
 
 
 def check_run(*, noise_std, grad_sensitivity, num_examples, diameter) -> None:
-    """Return the arguments that all bounds share."""
+    """Check the arguments that all bounds share."""
     _validate.scale("noise_std", noise_std)
     _validate.scale_or_zero("grad_sensitivity", grad_sensitivity)
     _validate.positive_integer("num_examples", num_examples)

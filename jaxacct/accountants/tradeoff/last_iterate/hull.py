@@ -3,7 +3,7 @@
 Two runs of `X_k = Proj(phi_k(X_{k-1}) + Z_k)` whose maps are c_k-Lipschitz and at most s_k apart satisfy
 `T(X_t, X'_t) >= G(sqrt(sum (a_k / z_k)^2))` for all shifts a_k >= 0 whose gaps stay at least 0 and end at
 0. With `w_k = prod_{i>k} c_i` the scaled sum of shifts is a path that must stay below the scaled sum of
-sensitivities and meet it at the end; the least energy is that of the taut string below these points, their
+sensitivities and meet it at the end; the smallest energy is that of the taut string below these points, their
 lower convex hull (proofs/shifted_interpolation.md).
 """
 
@@ -18,10 +18,10 @@ MAX_STEPS = 100_000
 
 
 class Shifts(NamedTuple):
-    """The best shifts and their bound."""
+    """Best shifts and their bound."""
 
     mu: float
-    """The run is mu-GDP."""
+    """Mu of the run, which is mu-GDP."""
     shifts: np.ndarray
     """a_k, k = 1..t."""
     gaps: np.ndarray
@@ -31,7 +31,7 @@ class Shifts(NamedTuple):
 
 
 def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_gap: float = 0.0) -> Shifts:
-    """Return the least mu that shifted interpolation gives, for maps that may change from step to step.
+    """Return the smallest mu of shifted interpolation, for maps that may vary from step to step.
 
     Args:
       contractions: (t,) Lipschitz constants c_k, in [1e-30, 1e30]; t at most 100,000.
@@ -50,17 +50,17 @@ def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_g
     arrays.scale("sensitivities", s, zero=True)
     arrays.scale("noise_stds", noise)
     arrays.scale("initial_gap", initial_gap, zero=True)
-    # ln w_k, k = 1..t. Weights may span any range, so everything stays in logarithms, and as sums of positive
-    # terms: no digits are lost.
+    # ln w_k, k = 1..t. Weights may span any range, so all numbers stay in logarithms, and are sums of
+    # positive terms: no digits are lost.
     log_w = np.append(np.cumsum(np.log(c[:0:-1]))[::-1], 0.0)
     log_x = 2 * (log_w + np.log(noise))
     with np.errstate(divide="ignore"):
         log_y = log_w + np.log(s)
-        # The path starts at 0, so what the first step must meet includes the initial gap.
+        # The path starts at 0, so the bound of the first step includes the initial gap.
         log_y[0] = np.logaddexp(log_y[0], log_w[0] + math.log(c[0]) + np.log(float(initial_gap)))
     blocks = _blocks(log_x.tolist(), log_y.tolist())
     log_energy = [2 * y - x for _, x, y in blocks if y > -math.inf]
-    # Roundings of the logarithms, on the side of a larger mu.
+    # Roundings of the logarithms, towards a larger mu.
     largest = float(max(np.abs(log_w).max(), np.abs(log_x).max()))
     mu = math.sqrt(math.fsum(map(math.exp, log_energy))) * (1 + 2.0**-51 * (t + largest))
     shifts, gaps = np.zeros(t), np.zeros(t + 1)
@@ -68,7 +68,8 @@ def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_g
     for (first, x, y), (end, _, _) in zip(blocks, [*blocks[1:], (t, 0.0, 0.0)], strict=True):
         own = slice(first, end)
         shifts[own] = np.exp(np.minimum(y - x + log_x[own] - log_w[own], 700.0))
-        # Gaps end at 0 with each block: from its start where weights grow, from its end where they fall.
+        # Gaps end at 0 with each block: from its start where weights increase, from its end where they
+        # decrease.
         if log_w[first] <= log_w[end - 1]:
             for k in range(first, end - 1):
                 gaps[k + 1] = max(0.0, c[k] * gaps[k] + s[k] - shifts[k])

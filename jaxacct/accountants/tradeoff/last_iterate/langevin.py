@@ -15,8 +15,8 @@ def langevin_gdp(
 ) -> float:
     """Return mu of `X <- X - eta grad F(X) + N(0, 2 eta I)`, F - F' being `lipschitz`-Lipschitz; exact.
 
-    `L sqrt((2 - eta m)/(2 m) (1 - c^t)/(1 + c^t))`, `c = 1 - eta m`; eta at most 2/(M + m). Steps None is the
-    stationary distribution.
+    `L sqrt((2 - eta m)/(2 m) (1 - c^t)/(1 + c^t))`, `c = 1 - eta m`; eta at most 2/(M + m). `steps` None is
+    the stationary distribution.
     """
     L = _validate.scale("lipschitz", lipschitz)
     m = _validate.scale("strong_convexity", strong_convexity)
@@ -47,10 +47,9 @@ def exponential_mechanism_gdp(
 
 
 def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float, smoothness: float) -> float:
-    """Return mu of the stationary distribution of projected LMC, at most `sqrt(4 L D + 2 eta L^2)` (corollary
-    5.4).
+    """Return mu of the stationary distribution of projected LMC, at most `sqrt(4 L D + 2 eta L^2)`.
 
-    eta is at most 2/M.
+    eta is at most 2/M (corollary 5.4).
 
     The best window is D / (2 eta L) steps of sensitivity 2 eta L, rounded to the better side.
     """

@@ -1,4 +1,4 @@
-"""What losses obey by construction: gradient sensitivity, smoothness, strong convexity."""
+"""Constants of losses by construction: gradient sensitivity, smoothness, strong convexity."""
 
 import math
 
@@ -8,11 +8,12 @@ from jaxacct.common import validate as _validate
 def logistic_conditions(
     num_classes: int, feature_norm: float, regularization: float = 0.0, clip_norm: float | None = None
 ) -> dict[str, float]:
-    """Of regularised logistic regression on features of bounded norm with a constant 1 appended.
+    """Return the constants of regularised logistic regression on features of bounded norm.
 
-    With `|x|^2 = feature_norm^2 + 1`: a binary gradient is at most |x| long, or `clip_norm`, and its slope
-    `|x|^2 / 4`; one of softmax `sqrt(2) |x|` and `|x|^2 / 2`. The ridge term cancels in the difference of two
-    examples' gradients and adds to both curvatures (proofs/shifted_interpolation.md).
+    A constant 1 is appended to the features. With `|x|^2 = feature_norm^2 + 1`: a binary gradient has norm at
+    most |x|, or `clip_norm`, and its slope is `|x|^2 / 4`; for softmax `sqrt(2) |x|` and `|x|^2 / 2`. The
+    ridge term cancels in the difference of two examples' gradients and adds to both curvatures
+    (proofs/shifted_interpolation.md).
 
     Args:
       num_classes: 2 is the binary loss with one weight vector; more is softmax.

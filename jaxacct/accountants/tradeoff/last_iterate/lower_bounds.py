@@ -1,4 +1,4 @@
-"""What no bound for noisy gradient descent on a bounded set can go below (arXiv 2403.00278, theorem C.16)."""
+"""Lower limit of every bound for noisy gradient descent on a bounded set (arXiv 2403.00278, theorem C.16)."""
 
 import math
 
@@ -20,8 +20,8 @@ def constrained_gdp_lower_bound(
 ) -> float:
     """Return a lower bound on the mu of the last iterate, for any proof: theorem C.16 with its constants.
 
-    The paper has `mu = (c1 / sigma) sqrt(LD / (eta n))` with unnamed constants. Here a flat loss is played
-    against a sloping one on an interval of length D from its middle: without drift the iterate is above the
+    The paper has `mu = (c1 / sigma) sqrt(LD / (eta n))` with unnamed constants. Here a flat loss is compared
+    with a sloping one on an interval of length D from its middle: without drift the iterate is above the
     middle with probability 1/2 at most, with it below at most with
 
         beta = Phi(-sqrt(X r)) + exp(-X),  X = LD / (eta n sigma^2),  r = t eta L / (n D),
@@ -31,7 +31,11 @@ def constrained_gdp_lower_bound(
 
     Args:
       steps: t, whole epochs for a cycle of batches.
-      stepsize, noise_std, grad_sensitivity, num_examples, diameter: as `noisy_gd_gdp`, all above 0.
+      stepsize: as `noisy_gd_gdp`, all above 0.
+      noise_std: as `noisy_gd_gdp`, all above 0.
+      grad_sensitivity: as `noisy_gd_gdp`, all above 0.
+      num_examples: as `noisy_gd_gdp`, all above 0.
+      diameter: as `noisy_gd_gdp`, all above 0.
       batches_per_epoch: l, of noisy CGD.
     """
     t = _validate.positive_integer("steps", steps)

@@ -24,17 +24,21 @@ def noisy_cgd_gdp(
     num_examples: int | None = None,
     batch_index: int | None = None,
 ) -> GDPBound:
-    """Return the least valid mu of noisy cyclic gradient descent: batches fixed beforehand, never shuffled.
+    """Return the smallest valid mu of noisy cyclic gradient descent: fixed batches, never shuffled.
 
     Args:
       epochs: E passes.
       batches_per_epoch: l.
       batch_size: b.
       num_examples: n = l b, where it is given to be checked.
-      batch_index: 1..l, the place of the protected example's batch in the cycle; None for the worst, the
-        last. The place must be fixed independently of the data, and known to hold for whom the bound is
-        stated.
-      stepsize, noise_std, grad_sensitivity, strong_convexity, smoothness, diameter: as for `noisy_gd_gdp`.
+      batch_index: 1..l, index of the protected example's batch in the cycle; None for the worst case, the
+        last. It must be fixed independently of the data, and the guarantee holds for examples of that batch.
+      stepsize: as for `noisy_gd_gdp`.
+      noise_std: as for `noisy_gd_gdp`.
+      grad_sensitivity: as for `noisy_gd_gdp`.
+      strong_convexity: as for `noisy_gd_gdp`.
+      smoothness: as for `noisy_gd_gdp`.
+      diameter: as for `noisy_gd_gdp`.
 
     Raises:
       ValueError: bad arguments, or a step size at which the step is no contraction.
@@ -83,7 +87,7 @@ def noisy_cgd_gdp(
 
 
 def strongly_convex_mu(epochs: int, batches: int, c: float, sensitivity: float) -> float:
-    """Theorem 4.5: `S sqrt(1 + c^(2l-2) (1-c^2)/(1-c^l)^2 (1-c^(l(E-1)))/(1+c^(l(E-1))))`."""
+    """Return theorem 4.5: `S sqrt(1 + c^(2l-2) (1-c^2)/(1-c^l)^2 (1-c^(l(E-1)))/(1+c^(l(E-1))))`."""
     if c == 0:
         return sensitivity * (math.sqrt(2.0) if batches == 1 and epochs > 1 else 1.0)
     log, rest = math.log(c), batches * (epochs - 1)
@@ -93,7 +97,7 @@ def strongly_convex_mu(epochs: int, batches: int, c: float, sensitivity: float) 
 
 
 def convex_mu(window: int, batches: int, sensitivity: float, scaled_diameter: float) -> float:
-    """Theorem 4.6 for the last `window` epochs: `sqrt(S^2 + (D + S w)^2 / (l w))`."""
+    """Return theorem 4.6 for the last `window` epochs: `sqrt(S^2 + (D + S w)^2 / (l w))`."""
     return math.sqrt(sensitivity**2 + (scaled_diameter + sensitivity * window) ** 2 / (batches * window))
 
 
@@ -108,7 +112,7 @@ def noisy_cgd_gdp_lower_bound(
     strong_convexity: float,
     smoothness: float,
 ) -> float:
-    """Theorem C.17: no bound for strongly convex noisy CGD can give less; quadratics attain it."""
+    """Return theorem C.17: no bound for strongly convex noisy CGD can be smaller; quadratics attain it."""
     E = _validate.positive_integer("epochs", epochs)
     cycle = _validate.positive_integer("batches_per_epoch", batches_per_epoch)
     b = _validate.positive_integer("batch_size", batch_size)

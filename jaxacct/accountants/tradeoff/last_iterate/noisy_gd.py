@@ -23,7 +23,7 @@ def noisy_gd_gdp(
     smoothness: float,
     diameter: float | None = None,
 ) -> GDPBound:
-    """Return the least valid mu of `X <- Proj(X - eta (mean gradient + noise_std N(0, I)))`, `steps` times.
+    """Return the smallest valid mu of `X <- Proj(X - eta (mean gradient + noise_std N(0, I)))`, t times.
 
     Args:
       steps: t.
@@ -73,7 +73,7 @@ def noisy_gd_gdp(
 
 
 def convex_window_mu(window: int, sensitivity: float, scaled_diameter: float) -> float:
-    """Theorem C.7: `(S + D/w) sqrt(w)`, from a gap of D that is closed over the last w steps."""
+    """Return theorem C.7: `(S + D/w) sqrt(w)`, from a gap of D that is closed over the last w steps."""
     return (sensitivity + scaled_diameter / window) * math.sqrt(window)
 
 
@@ -101,7 +101,7 @@ def _best_window(mu, steps: int, guess: float | None) -> tuple[float, int]:
 
 def _scheduled(schedule, S, noise_std, strong_convexity, smoothness, diameter) -> GDPBound:
     c = np.array([contraction_factor(float(eta), strong_convexity, smoothness) for eta in schedule])
-    c = np.maximum(c, 1e-30)  # a larger Lipschitz constant is one too
+    c = np.maximum(c, 1e-30)  # a larger Lipschitz constant is one, too
     t = len(schedule)
     noise, s = schedule * noise_std, schedule * noise_std * S
     candidates: dict[str, tuple[float, int | None]] = {

@@ -1,9 +1,8 @@
-"""Noisy SGD with fixed-size batches drawn without replacement, last iterate only (arXiv 2403.00278, section
-4.3).
+"""Noisy SGD with fixed-size batches drawn without replacement, last iterate only (arXiv 2403.00278).
 
-Every window and every split of the noise gives a valid bound, and so does plain composition; the least at the
-delta (or epsilon) that is asked for is returned by name. The central limit theorem only chooses where to
-look.
+Section 4.3: every window and every split of the noise gives a valid bound, and so does plain composition; the
+smallest at the requested delta (or epsilon) is returned by name. The central limit theorem only guides the
+search.
 """
 
 import functools
@@ -26,12 +25,12 @@ from jaxacct.common import validate as _validate
 
 @dataclass(frozen=True)
 class TradeoffBound(ByCurve):
-    """A valid trade-off function, `G(gaussian_mu)` composed with subsampled Gaussians.
+    """Valid trade-off function, `G(gaussian_mu)` composed with subsampled Gaussians.
 
     Attributes:
       gaussian_mu: of the Gaussian part.
       subsampled: `(p, mu, count)` of the parts `C_p(G(mu))`.
-      theorem: where it comes from.
+      theorem: source of the bound.
       window: steps after which the shifting begins, None for composition.
       noise_split: `alpha` of `1/alpha^2 + 1/beta^2 = 1`, None for composition.
     """
@@ -52,13 +51,13 @@ class TradeoffBound(ByCurve):
         return compose(parts)
 
     def clt_mu(self) -> float:
-        """Return the mu of the central limit theorem: an approximation, which may be on the unsafe side."""
+        """Return the mu of the central limit theorem: an approximation, possibly too small."""
         return float(_clt_mus([self])[0])
 
 
 @dataclass(frozen=True)
 class BestTradeoffBound(ByCurve):
-    """Several valid bounds; each answer is the least of theirs.
+    """Several valid bounds; each query returns the smallest result.
 
     Attributes:
       bounds: composition first.
@@ -77,7 +76,7 @@ class BestTradeoffBound(ByCurve):
         return found
 
     def best(self, delta: float) -> TradeoffBound:
-        """Return the bound with the least epsilon at delta."""
+        """Return the bound with the smallest epsilon at delta."""
         return min(self.bounds, key=lambda bound: bound.epsilon(delta))
 
     @property
@@ -85,13 +84,13 @@ class BestTradeoffBound(ByCurve):
         return Best(tuple(bound.curve for bound in self.bounds))
 
     def by_limit(self) -> list[tuple[float, TradeoffBound]]:
-        """Return (mu of the central limit theorem, bound), the least first; infinite where it overflows."""
+        """Return (mu of the central limit theorem, bound), the smallest first; infinite on overflow."""
         with np.errstate(over="ignore", invalid="ignore"):
             pairs = [(one.clt_mu(), one) for one in self.bounds]
         return sorted(((math.inf if math.isnan(mu) else mu, one) for mu, one in pairs), key=lambda p: p[0])
 
     def holds(self, epsilon: float, delta: float) -> bool:
-        """Return whether a bound shows (epsilon, delta); the likeliest is evaluated first, to save time."""
+        """Return whether a bound shows (epsilon, delta); the likeliest is evaluated first."""
         return any(one.delta(epsilon) <= delta for _, one in self.by_limit())
 
     def tradeoff(self, alpha):
@@ -99,7 +98,7 @@ class BestTradeoffBound(ByCurve):
         return functools.reduce(np.maximum, [bound.tradeoff(alpha) for bound in self.bounds])
 
     def clt_mu(self) -> float:
-        """Return the least mu of the central limit theorem: an approximation."""
+        """Return the smallest mu of the central limit theorem: an approximation."""
         return min(bound.clt_mu() for bound in self.bounds)
 
 
@@ -124,8 +123,13 @@ def noisy_sgd_accountant(
       batch_size: b of n, a uniform subset without replacement, independent each step (not Poisson).
       window: steps w = t - tau over which the gap is closed, 1..t.
       noise_split: alpha > 1; the other part of the noise is beta, `1/alpha^2 + 1/beta^2 = 1`.
-      num_examples, stepsize, noise_std, grad_sensitivity, strong_convexity, smoothness, diameter: as for
-        `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+      num_examples: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+      stepsize: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+      noise_std: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+      grad_sensitivity: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+      strong_convexity: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+      smoothness: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+      diameter: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
 
     Raises:
       ValueError: bad arguments, or a step size at which the step is no contraction.
@@ -161,10 +165,10 @@ def noisy_sgd_accountant(
 def contracting_bound(
     window: int, noise_split: float, *, steps: int, c: float, p: float, sensitivity: float
 ) -> TradeoffBound:
-    """Theorem 4.9: `G(2 al S (c^(w+1) - c^t)/(1-c)) x C_p(G(2 be S)) x C_p(G(2 S))^w`, w = t - tau, tau >= 1.
+    """Return theorem 4.9: `G(2 al S (c^(w+1) - c^t)/(1-c)) x C_p(G(2 be S)) x C_p(G(2 S))^w`, w = t - tau.
 
-    At tau = 0 the printed argument of the Gaussian is negative; tau = 1, which is never worse, takes its
-    place.
+    Here tau >= 1. At tau = 0 the printed argument of the Gaussian is negative; tau = 1, which is never worse,
+    replaces it.
     """
     w = min(window, steps - 1)
     beta = other_split(noise_split)
@@ -178,21 +182,21 @@ def contracting_bound(
 
 
 def other_split(noise_split: float) -> float:
-    """beta of `1/alpha^2 + 1/beta^2 = 1`, alpha above 1; without cancellation near 1."""
+    """Return beta of `1/alpha^2 + 1/beta^2 = 1`, alpha above 1; without cancellation near 1."""
     return noise_split / math.sqrt((noise_split - 1) * (noise_split + 1))
 
 
 def constrained_bound(
     window: int, noise_split: float, *, p: float, sensitivity: float, scaled_diameter: float
 ) -> TradeoffBound:
-    """Theorem 4.10: `G(al D / sqrt(w)) x C_p(G(2 be S))^w`, D in units of one step's noise."""
+    """Return theorem 4.10: `G(al D / sqrt(w)) x C_p(G(2 be S))^w`, D in units of one step's noise."""
     beta = other_split(noise_split)
     mu = noise_split * scaled_diameter / math.sqrt(window)
     return TradeoffBound(mu, ((p, 2 * beta * sensitivity, window),), "theorem 4.10", window, noise_split)
 
 
 def _choose(make, most: int, window: int | None, noise_split: float | None) -> TradeoffBound:
-    """Return the window and split that are best by the central limit theorem; any are valid."""
+    """Return the best window and split by the central limit theorem; any are valid."""
 
     def at(log_w, log_split) -> tuple[int, float]:
         w = window if window is not None else min(most, max(1, round(math.exp(min(log_w, 50.0)))))

@@ -1,7 +1,7 @@
 """Estimate a composition's epsilon by privacy-loss random variables (arXiv 2403.00278, D.5). No bound.
 
-Losses are rounded to the nearest point of a grid and the means' errors are put back, so that errors of the
-grid cancel to second order; `composition` gives certified values on both sides of it.
+Losses are rounded to the nearest point of a grid and the means' errors are added back, so that errors of the
+grid cancel to second order; `composition` gives certified values on both sides.
 """
 
 import math
@@ -24,7 +24,7 @@ class PRVEstimate:
     kind: str = "approximation"
 
     def delta(self, epsilon: float) -> float:
-        """Return `E[(1 - e^(epsilon - L))_+]`; round-off of about 1e-14 remains."""
+        """Return `E[(1 - e^(epsilon - L))_+]`; a round-off error of about 1e-14 remains."""
         gap = self.losses - epsilon
         return float(np.sum(np.where(gap > 0, self.probs * -np.expm1(-np.maximum(gap, 0.0)), 0.0)))
 
@@ -47,7 +47,7 @@ def prv_compose(components, *, grid: float = 1e-4, size: int = 1 << 20) -> PRVEs
       size: N points; the half-width N h / 2 must hold the total losses.
 
     Raises:
-      ValueError: where the grid is too short for the losses: its answer would have wrapped around.
+      ValueError: the grid is too short for the losses, which would wrap around.
     """
     _validate.positive_number("grid", grid)
     _validate.positive_integer("size", size, minimum=8)

@@ -1,6 +1,6 @@
 """From Renyi to approximate differential privacy.
 
-Each conversion of `(alpha, rho alpha)`-RDP for all alpha > 1 is minimised over alpha; the least of them is
+Each conversion of `(alpha, rho alpha)`-RDP for all alpha > 1 is minimised over alpha; the smallest result is
 valid.
 """
 
@@ -20,7 +20,7 @@ def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
       rho: at least 0.
       delta: in (0, 1).
       method: "mironov" (arXiv 1702.07476, proposition 3), "bun-steinke" (arXiv 1605.02065, proposition 3.5),
-        "balle" (arXiv 1905.09982, theorem 20), "asoodeh" (arXiv 2008.06529, lemma 1), or the least of all,
+        "balle" (arXiv 1905.09982, theorem 20), "asoodeh" (arXiv 2008.06529, lemma 1), or the smallest of all,
         "best".
     """
     rho = _validate.nonnegative_number("rho", rho)
@@ -39,7 +39,7 @@ def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
 
     def asoodeh(a):
         x = rho * a * (a - 1)
-        # ln((e^x - 1)/(a delta) + 1), from above: the 1 is kept where it counts.
+        # ln((e^x - 1)/(a delta) + 1), from above: the 1 is kept where it matters.
         top = x + math.log(-math.expm1(-x)) - math.log(a * delta) if x > 0 else -math.inf
         return (top + math.log1p(math.exp(-top)) if top > 0 else math.log1p(math.exp(top))) / (a - 1)
 
