@@ -6,8 +6,7 @@ With `f = (1/b) sum_j X_j` as in `lognormal_lattice`, S the sum and `alpha = e^e
 
 means of convex functions of a sum. Each X_j is moved to a lattice such that these means can only increase, or
 only decrease, to second order of its step; the distribution of the sum is one product of Fourier transforms,
-tilted to where the mean comes from. The bounds include truncation, wrapping and every rounding
-(proofs/random_allocation.md).
+tilted to where the mean comes from. Bounds include every rounding (proofs/random_allocation.md).
 """
 
 import functools

@@ -1,5 +1,4 @@
-"""b-min-sep sampling (arXiv 2602.09338, algorithms 1 and 2): Poisson, but sit out b - 1 steps after each
-batch."""
+"""b-min-sep sampling (arXiv 2602.09338, algorithms 1 and 2): Poisson sampling with lockouts."""
 
 import dataclasses
 import functools
@@ -40,7 +39,7 @@ from jaxacct.schemes.replicas import poisson as poisson_replicas
 class BMinSep(ExampleScheme):
     """b-min-sep sampling.
 
-    Each example that took part in none of the last `min_separation` - 1 batches joins the next one with
+    Each example that participated in none of the last `min_separation` - 1 batches joins the next one with
     `sampling_probability`, independently.
 
     Attributes:
@@ -72,7 +71,7 @@ class BMinSep(ExampleScheme):
         min_separation: int,
         warm_start: bool = True,
     ) -> "BMinSep":
-        """Long-run expected batch size `batch_size`: p = p0 / (1 - p0 (b-1)) with p0 = B / |D|."""
+        """Return the scheme of mean batch size `batch_size`: p = p0 / (1 - p0 (b-1)), p0 = B / |D|."""
         b = _validate.positive_integer("min_separation", min_separation)
         participation_rate(dataset_size, batch_size, separation=b)
         probability = batch_size / (dataset_size - batch_size * (b - 1))
@@ -93,12 +92,12 @@ class BMinSep(ExampleScheme):
         return 1 / (1 + (self.min_separation - 1) * self.sampling_probability)
 
     def participation_probabilities(self) -> np.ndarray:
-        """Return (iterations,) float64: the probability of taking part at each step, by renewal."""
+        """Return (iterations,) float64: the probability of participating at each step, by renewal."""
         if self.warm_start:
             return np.full(self.iterations, self.participation_rate)
         p, b = self.sampling_probability, self.min_separation
         taking_part = np.zeros(self.iterations)
-        recent = 0.0  # probability of having taken part in one of the last b - 1 steps
+        recent = 0.0  # probability of having participated in one of the last b - 1 steps
         for i in range(self.iterations):
             taking_part[i] = p * (1 - recent)
             recent += taking_part[i] - (taking_part[i - b + 1] if i >= b - 1 else 0.0)
@@ -112,7 +111,11 @@ class BMinSep(ExampleScheme):
         return Sums(self.sampling_probability, self.log_probability_of_none(), steps, terms)
 
     def inflated(self, times: int) -> "tuple[BMinSep, float] | None":
-        """Return a vector of k participations passes up at most n - k chances; proofs/proposals.md, section 2.6."""
+        """Return (inflated scheme, ln of the minimum ratio of pattern probabilities).
+
+        See proofs/proposals.md, section 2.6. A vector of k participations has at most n - k eligible steps
+        without one.
+        """
         b, p, more = self.min_separation, self.sampling_probability, times * self.sampling_probability
         if more > 0.5:
             return None
@@ -130,7 +133,7 @@ class BMinSep(ExampleScheme):
         log_q = log_probabilities(self.sampling_probability)[1]
         if not self.warm_start or self.min_separation == 1:
             return self.iterations * log_q
-        # Eligible at step 1, 2, .., b: that leaves n, n - 1, .. chances, none past the end.
+        # Eligible at step 1, 2, .., b: that leaves n, n - 1, .. eligible steps, none past the end.
         chances = np.maximum(self.iterations - np.arange(self.min_separation), 0)
         return float(logsumexp(self.start_log_weights() + times_log(chances, log_q)))
 
@@ -161,15 +164,15 @@ class BMinSep(ExampleScheme):
         return Eligible(b, p, eligible, dataset_size, generator)
 
     def draw_error(self) -> float:
-        """Bound on the relative error of the density that `draw_participation` draws from.
+        """Bound the relative error of the density of `draw_participation`.
 
-        A wait of k steps is a float32 exponential between two neighbouring multiples of -ln(1-p): each
-        end is off by `10 2^-24` of itself at most, which moves the probability of the wait by `2 k + 1` times
-        that, and the waits of one sample add up to n steps. The start is a coin and a uniform integer from 64
-        bits (proofs/rounding.md, section 6).
+        A wait of k steps is a float32 exponential between two neighbouring multiples of -ln(1-p): each end
+        has a relative error of at most `10 2^-24`, which changes the probability of the wait by `2 k + 1`
+        times that, and the waits of one sample add up to n steps. The start is a Bernoulli draw and a uniform
+        integer from 64 bits (proofs/rounding.md, section 6).
         """
         p, n, b = self.sampling_probability, self.iterations, self.min_separation
-        coins = bernoulli_error(p, n if b == 1 else 0)  # refuses a probability that no coin has
+        coins = bernoulli_error(p, n if b == 1 else 0)  # refuses a probability that cannot be drawn
         if b == 1 or (p == 1 and not self.warm_start):
             return coins
         waits = 0.0 if p == 1 else 10 * 2.0**-24 * (2 * n + self.max_participations + 1)
@@ -180,7 +183,7 @@ class BMinSep(ExampleScheme):
         return math.expm1(waits + start)
 
     def draw_participation(self, key, num_samples: int):
-        """Return (num_samples, iterations) float32 of 0 and 1, by jumping from one participation to the next."""
+        """Return (num_samples, iterations) float32 of 0 and 1, jumping between participations."""
         n = self.iterations
         if self.min_separation == 1:
             shape = (num_samples, n)
@@ -188,9 +191,9 @@ class BMinSep(ExampleScheme):
         return counts_at(self.draw_positions(key, num_samples), 1, n)
 
     def draw_positions(self, key, num_samples: int):
-        """Return (num_samples, max_participations) int32: the steps taken part in, ascending; n and above is none.
+        """Return (num_samples, max_participations) int32: steps of participation, ascending; n is none.
 
-        For a separation of 2 at least. The same draws as those of `draw_participation`.
+        For a separation of at least 2. The same draws as those of `draw_participation`.
         """
         n, b = self.iterations, self.min_separation
         gap_key, start_key = threefry.split(key)
@@ -205,7 +208,7 @@ class BMinSep(ExampleScheme):
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute `ln f_1`, or for a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`.
 
-        Many samples on a GPU in float32 by one kernel (`kernels.gpu_recurrence`), the same up to rounding.
+        In float32 on a GPU one kernel computes many samples (`kernels.gpu_recurrence`), equal up to rounding.
         """
         if self.min_separation == 1:
             return log_bernoulli_product(log_ratios, self.sampling_probability)
@@ -216,7 +219,7 @@ class BMinSep(ExampleScheme):
         return jax.lax.platform_dependent(log_ratios.T, cuda=by_kernel, default=self._time_first)
 
     def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
-        """On a GPU by one kernel, which makes the sums as it goes."""
+        """Compute `log_likelihood_ratios` of weighted sums; on a GPU by one kernel."""
         in_linear_scale = functools.partial(self.ratios_in_linear_scale, factors=factors)
         if not serves_gpu(arrays[0].dtype):
             return in_linear_scale(arrays)
@@ -227,16 +230,21 @@ class BMinSep(ExampleScheme):
         )
 
     def ratios_in_linear_scale(self, arrays, factors, counts: linear_scale.Counts | None = None):
-        """Return `log_likelihood_ratios_of_sums` by `kernels.linear_scale`; `counts` where several may take part."""
+        """Return `log_likelihood_ratios_of_sums` by `kernels.linear_scale`; `counts` for several examples."""
         if self.min_separation == 1:
             return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability, counts)
         recurrence = functools.partial(linear_scale.first_block_of_sums, factors=factors, counts=counts)
         return self._time_first(arrays, recurrence)
 
     def log_likelihood_ratios_of_factors(self, given, factors):
-        """Several at once, by what a participation multiplies them with.
+        """Compute several likelihood ratios at once, given the factors of a participation.
 
-        Args: as for `linear_scale.first_block_of_factors`. Returns one (num_samples,) float32 a kind.
+        Args:
+          given: as for `linear_scale.first_block_of_factors`.
+          factors: as for `linear_scale.first_block_of_factors`.
+
+        Returns:
+          One (num_samples,) float32 per kind.
         """
         log_p, log_q = log_probabilities(self.sampling_probability)
         first = linear_scale.first_block_of_factors(
@@ -253,7 +261,7 @@ class BMinSep(ExampleScheme):
         return jax.nn.logsumexp(first + weights.reshape(-1, *[1] * (first.ndim - 1)), axis=0)
 
     def loss_and_mean_participation(self, log_ratios):
-        """Return (ln P/Q, mean participations given the outputs), (num_samples,) and (num_samples, iterations).
+        """Return (ln P/Q, (num_samples,); mean participations given outputs, (num_samples, iterations)).
 
         Args:
           log_ratios: (num_samples, iterations) float; the sampling probability has to be below 1.
@@ -273,7 +281,7 @@ class BMinSep(ExampleScheme):
 
 
 def draw_lockouts(key, scheme: BMinSep, num_samples: int):
-    """Return (num_samples,) int32: for how many first steps each sample is locked out, 0 under a cold start."""
+    """Return (num_samples,) int32: initial lockout of each sample in steps, 0 under a cold start."""
     b = scheme.min_separation
     if not scheme.warm_start or b == 1:
         return jnp.zeros(num_samples, jnp.int32)

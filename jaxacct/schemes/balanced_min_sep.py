@@ -1,7 +1,7 @@
-"""Balanced min-sep sampling: every example takes part the same number of times (arXiv 2605.07072).
+"""Balanced min-sep sampling: every example participates equally often (arXiv 2605.07072).
 
-Privacy is decided by the examples that participate most. With a fixed number of participations there is no
-example that participates more than the others, so less noise is needed (proofs/fixed_counts.md).
+The examples that participate most determine the privacy. With a fixed number of participations no example
+participates more than the others, so less noise is needed (proofs/fixed_counts.md).
 """
 
 import math
@@ -81,7 +81,7 @@ class BalancedMinSep(ExampleScheme):
 
     @classmethod
     def k_out_of_n(cls, iterations: int, participations: float) -> "BalancedMinSep":
-        """Return the scheme in which every example participates at k of n steps, whatever their distances."""
+        """Return the scheme in which every example participates at k of n steps, at any distances."""
         return cls(iterations, 1, participations)
 
     @classmethod
@@ -89,7 +89,7 @@ class BalancedMinSep(ExampleScheme):
         """Return the scheme of plain numbers, by both sizes.
 
         Raises:
-          ValueError: in one line, for what is missing, cannot be, or would be ignored.
+          ValueError: a number is missing, impossible, or would be ignored.
         """
         numbers.refuse(cls.name, cls.options)
         if numbers.sampling_probability is not None:
@@ -107,12 +107,12 @@ class BalancedMinSep(ExampleScheme):
 
     @property
     def num_columns(self) -> int:
-        """m: linear patterns are the subsets of m columns (`kernels.fixed_counts`)."""
+        """Number m of columns: linear patterns are the subsets of m columns (`kernels.fixed_counts`)."""
         return fixed_counts.num_columns(self.iterations, self.max_participations, self.min_separation)
 
     @property
     def is_linear(self) -> bool:
-        """Whether the last step and the first one may both be participated in."""
+        """Whether an example may participate at both the last and the first step."""
         return not self.rotated or self.max_participations == 1 or self.min_separation == 1
 
     @property
@@ -131,7 +131,7 @@ class BalancedMinSep(ExampleScheme):
 
     @property
     def log_num_patterns(self) -> float:
-        """ln of the number of sets of `max_participations` steps."""
+        """Natural log of the number of sets of `max_participations` steps."""
         counts = self.iterations, self.max_participations, self.min_separation
         return fixed_counts.log_num_patterns(*counts, self.rotated)
 
@@ -162,13 +162,14 @@ class BalancedMinSep(ExampleScheme):
 
     @property
     def _columns_of_others(self) -> int:
-        """On a cycle, with the first participation at step 0: columns of the others."""
+        """Columns of the others on a cycle, with the first participation at step 0."""
         return self.iterations - self.max_participations * (self.min_separation - 1) - 1
 
     def draw_error(self) -> float:
-        """Bound on the relative error of the density that `draw_participation` draws from.
+        """Bound the relative error of the density of `draw_participation`.
 
-        Every participation is a uniform integer from 64 bits, and so is a rotation; thinning is by coins.
+        Every participation is a uniform integer from 64 bits, and so is a rotation; thinning is by Bernoulli
+        draws.
         """
         n, k = self.iterations, self.max_participations
         log_error = (k + 1) * math.log1p(threefry.integers_error(n))
@@ -184,7 +185,7 @@ class BalancedMinSep(ExampleScheme):
         return SparsePositions(self.draw_positions, self.participation_rate)
 
     def draw_positions(self, key, num_samples: int):
-        """Return (num_samples, max_participations) int32: the steps participated in, ascending; n is none."""
+        """Return (num_samples, max_participations) int32: steps of participation, ascending; n is none."""
         n, k, b = self.iterations, self.max_participations, self.min_separation
         subset_key, turn_key, keep_key = threefry.split(key, 3)
         if self.is_linear:
@@ -213,7 +214,7 @@ class BalancedMinSep(ExampleScheme):
 
 
 def draw_subsets(key, columns: int, size: int, num_samples: int):
-    """Return (num_samples, size) int32: uniform subsets of 0 .. columns - 1, ascending (Floyd's algorithm)."""
+    """Return (num_samples, size) int32: uniform subsets of 0 .. columns - 1, ascending (Floyd)."""
     tops = columns - size + np.arange(size)
     words = threefry.bits_32(key, (2, size, num_samples))
     candidates = threefry.integers_of(words, (tops + 1)[:, None])

@@ -28,13 +28,13 @@ class BallsInBins(RandomPhase):
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, batch_size: float, iterations: int) -> "BallsInBins":
-        """Return an epoch of ceil(|D| / B) batches: the expected batch size is at most `batch_size`."""
+        """Return the scheme of ceil(|D| / B) batches per epoch, of mean size at most `batch_size`."""
         rate = participation_rate(dataset_size, batch_size)
         return cls(iterations, int(np.ceil(round(1 / rate, 9))))
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "BallsInBins":
-        """Return the scheme by the length of its cycle, or by both sizes, which give it."""
+        """Return the scheme from the length of its cycle, or from both sizes, which determine it."""
         numbers.refuse(cls.name, ("separation",))
         if numbers.sampling_probability is not None:
             raise ValueError(f"sampling_probability does not apply to {cls.name}; give min_separation")

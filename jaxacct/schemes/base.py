@@ -1,7 +1,7 @@
 """Protocol of sampling schemes: a distribution of participations, and optional faster paths.
 
-What bears on the guarantee is abstract or a required attribute, so that forgetting it is an error. What bears
-on speed alone, or widens what is covered, is an attribute with a default that claims nothing.
+Members that the guarantee depends on are abstract or required attributes, so that omitting one is an error.
+Members that affect only speed or coverage have a default that claims nothing.
 """
 
 import abc
@@ -21,10 +21,7 @@ from jaxacct.statistics.hockey_stick import Direction
 
 
 class SideInformation(abc.ABC):
-    """What the adversary sees besides the outputs, drawn before the participations.
-
-    Its distribution must be the same under P and under Q.
-    """
+    """Adversary's view besides the outputs, drawn before participations; its distribution is equal under P and Q."""
 
     name: ClassVar[str]
     """Name of the argument of `privacy_loss` that holds it."""
@@ -41,7 +38,7 @@ class SideInformation(abc.ABC):
 
     @abc.abstractmethod
     def error(self) -> tuple[float, float]:
-        """Return how far the drawn distribution is off: (relative error of density, total variation)."""
+        """Return the errors of the drawn distribution: (relative error of density, total variation)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +234,8 @@ class Scheme(abc.ABC):
         """Return the batches of one run: every unit's examples by the distribution of `draw_participation`.
 
         Args:
-          generator: for what is drawn before the first step.
+          dataset_size: number of examples.
+          generator: for draws before the first step.
           graph: of users and examples, where the unit is a user.
         """
 
@@ -378,6 +376,7 @@ def counts_at(positions, counts, iterations: int):
     Args:
       positions: (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
       counts: scalar, or of the shape of `positions`.
+      iterations: number of steps.
     """
     rows = jnp.arange(positions.shape[0])[:, None]
     nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)

@@ -1,4 +1,4 @@
-"""The batch sizes that a plan states: they follow from the scheme and the size of the data set.
+"""Batch sizes of a plan: they follow from the scheme and the size of the data set.
 
 A run stops at a batch that is larger than stated (proofs/rounding.md, section 8).
 """
@@ -12,18 +12,19 @@ import scipy
 from jaxacct.common import validate as _validate
 from jaxacct.schemes import Scheme
 
-# Of plans that did not put it aside; and the most that it may be of delta.
+# Probability of an oversized batch in a run for plans without a reserve; and the reserve's maximum share of
+# delta.
 OVERFLOW = 1e-9
 _SHARE_OF_DELTA = 1e-3
 
 
 @dataclass(frozen=True)
 class Overflow:
-    """A batch beyond the largest that a plan states.
+    """Reserve for a batch that exceeds the largest stated size.
 
     Attributes:
-      probability: of one in a run, at most.
-      delta: what that adds to delta.
+      probability: upper bound on the probability of one in a run.
+      delta: increase of delta.
     """
 
     probability: float
@@ -33,13 +34,20 @@ class Overflow:
 def overflow(
     scheme: Scheme, epsilon: float, delta: float, dataset_size: int | None, cut_to: int | None = None
 ) -> Overflow | None:
-    """What is put aside for batches too large, at most a thousandth of `delta`; None where all sizes are cut.
+    """Return the reserve for oversized batches, at most a thousandth of `delta`.
 
-    None without a data set size, too: the plan then states no sizes.
+    None where all sizes are truncated, and without a data set size: the plan then states no sizes.
+
+    Args:
+      scheme: sampling scheme.
+      epsilon: of the target, nats.
+      delta: of the target.
+      dataset_size: number of examples, or None.
+      cut_to: larger batches are truncated to this size; None without truncation.
     """
     if dataset_size is None or cut_to is not None or scheme.batch_size_cap or scheme.patterns:
         return None
-    # Coins of the unit itself may be seen in whether the run stops: under D, and under D' times e^epsilon.
+    # Whether the run stops may depend on the unit's own sampling: under D, and under D' times e^epsilon.
     times = 1.0 if scheme.others_are_independent else 1 + (math.exp(epsilon) if epsilon < 700 else math.inf)
     spent = min(OVERFLOW * times, _SHARE_OF_DELTA * delta)
     return Overflow(spent / times, spent)
@@ -51,8 +59,11 @@ def batch_sizes(
     """Return (expected batch size over the run, largest batch size); None and None without a data set size.
 
     Args:
-      cut_to: larger batches are cut to this; by default a size that no step exceeds, but with probability
-        `overflow` at most.
+      scheme: sampling scheme.
+      dataset_size: number of examples, or None.
+      cut_to: larger batches are truncated to this; by default a size that no step exceeds, except with
+        probability at most `overflow`.
+      overflow: see `cut_to`.
 
     Raises:
       ValueError: a data set size that is no positive integer, or not that of the scheme.
@@ -71,7 +82,7 @@ def batch_sizes(
 
 
 def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
-    """Refuse a data set size that the scheme is not for; ValueError."""
+    """Refuse a data set size that the scheme does not support; ValueError."""
     if scheme.required_dataset_size not in (None, dataset_size):
         raise ValueError(
             f"dataset_size must be the scheme's {scheme.required_dataset_size}, was {dataset_size}"
@@ -81,7 +92,7 @@ def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
 
 
 def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = OVERFLOW) -> int:
-    """Return a batch size that no step of the run exceeds, but with probability `overflow` at most."""
+    """Return a batch size that no step of the run exceeds, except with probability at most `overflow`."""
     if not overflow / iterations > 1e-300:
         return dataset_size
 

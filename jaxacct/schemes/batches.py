@@ -1,4 +1,4 @@
-"""Real batches, beside the distributions that they must obey: who is in each, in O(batch) a step (NumPy)."""
+"""Real batches with the distributions of the schemes: members of each, in O(batch) a step (NumPy)."""
 
 from collections import deque
 from typing import Protocol
@@ -30,10 +30,10 @@ def subsets(generator: np.random.Generator, population: int, size: int, number: 
 
 
 class ByStep:
-    """Fixed numbers of participations: the steps of each example are drawn before the first batch."""
+    """Batches of fixed numbers of participations: each example's steps are drawn before the first batch."""
 
     def __init__(self, steps: np.ndarray, iterations: int):
-        """Take the steps, (size, participations); `iterations` is none."""
+        """Store the steps, (size, participations); `iterations` is none."""
         size, participations = steps.shape
         order = np.argsort(steps, axis=None, kind="stable")
         self.members = (order // participations).astype(np.int32 if size < 2**31 else np.int64)
@@ -45,7 +45,7 @@ class ByStep:
 
 
 class EveryStep:
-    """Poisson: any example at any step."""
+    """Poisson batches: any example at any step."""
 
     def __init__(self, probability: float, size: int):
         self.size, self.probability = size, probability
@@ -55,7 +55,7 @@ class EveryStep:
 
 
 class ByPhase:
-    """Cyclic Poisson and balls-in-bins: each example has a phase of its own, independent of all others."""
+    """Batches of cyclic Poisson and balls-in-bins: each example has an independent phase."""
 
     def __init__(self, cycle: int, probability: float, size: int, generator: np.random.Generator):
         self.cycle, self.probability = cycle, probability
@@ -70,10 +70,10 @@ class ByPhase:
 
 
 class Eligible:
-    """b-min-sep, also of users' examples: a pool of those who took part in none of the last b - 1 batches.
+    """Batches of b-min-sep, also of users' examples: a pool of the eligible examples.
 
     Each is eligible at the first step with probability `eligible`, independently. The first `count` of
-    `pool` are the eligible; `locked out` holds who returns at the next step first.
+    `pool` are the eligible; `locked_out` starts with those that return at the next step.
     """
 
     def __init__(
@@ -86,14 +86,15 @@ class Eligible:
         if eligible < 1 and b > 1:
             held = generator.binomial(size, 1 - eligible)
             chosen = generator.permuted(self._take(choose(generator, size, held)))
-            # Barred for 1..b-1 more steps, all equally likely: who returns after s steps is entry s - 1.
+            # Locked out for 1..b-1 more steps, all equally likely: those returning after s steps are entry s
+            # - 1.
             parts = generator.multinomial(held, np.full(b - 1, 1 / (b - 1)))
             self.locked_out = deque(np.split(chosen, np.cumsum(parts)[:-1]))
 
     def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
         drawn = self._take(choose(generator, self.count, generator.binomial(self.count, self.probability)))
         self.locked_out.append(drawn)
-        # Whoever took part b - 1 steps ago, or was drawn just now where b = 1, may take part in the next.
+        # Participants of b - 1 steps ago (of this step for b = 1) are eligible at the next step.
         back = self.locked_out.popleft()
         self.pool[self.count : self.count + len(back)] = back
         self.count += len(back)
@@ -105,7 +106,7 @@ class Eligible:
         left = self.count - len(positions)
         tail = np.ones(len(positions), bool)
         tail[positions[positions >= left] - left] = False
-        # Those of the last entries that stay fill the holes before them.
+        # The last entries that stay fill the gaps before them.
         self.pool[positions[positions < left]] = self.pool[left : self.count][tail]
         self.count = left
         return taken

@@ -1,11 +1,11 @@
-"""Both likelihoods of an example whose batches may be cut, for the two pairs that have them.
+"""Both likelihoods of an example whose batches may be truncated, for the two pairs that have them.
 
-`ln P/R` and `ln Q/R`, R the centred Gaussian, are two recurrences of b-min-sep with factors of their own.
-Where a batch is not cut they are e^r and 1, where it is `kept e^{2 r - 2 h} + left` and
+`ln P/R` and `ln Q/R`, R the centred Gaussian, are two recurrences of b-min-sep with factors of their own. In
+a batch without truncation they are e^r and 1, in a truncated one `kept e^{2 r - 2 h} + left` and
 `kept e^{-r - 2 h} + left`, as a count k has the log-ratio `k r - (k^2 - k) h`. In linear scale both take an
 exponential a step (`kernels.linear_scale`); in logarithms a logarithm or two and two exponentials each.
-Logarithms are left for float64, for short runs, for GPUs, which have a kernel of their own, and for samples
-that float32 has no room for. What rounds: proofs/rounding.md, section 3d.
+Logarithms remain for float64, for short runs, for GPUs, which have a kernel of their own, and for samples
+outside float32's range. Rounding: proofs/rounding.md, section 3d.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from jaxacct.kernels.recurrence import serves_gpu
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import log_probabilities
 
-# Fewer steps are sooner drawn in logarithms than this is compiled besides: two programs where there was one.
+# With fewer steps logarithms take less time than compiling a second program.
 _LEAST_STEPS = 512
-# ln of p (1 - p)^-b at most, what a participation is weighed with: where it is larger, what float32 takes for
-# nothing might be something.
+# Maximum ln of p (1 - p)^-b, the weight of a participation: where it is larger, terms that float32 flushes to
+# zero might matter.
 _MOST_SHIFT = 10.0
 
 
@@ -35,15 +35,15 @@ def log_likelihoods(
     chances: Callable[..., tuple],
     in_logs: Callable[..., tuple[jax.Array, jax.Array]],
 ):
-    """Return `(ln P/R, ln Q/R)`, (num_samples,) each; in float32 within what logarithms are off by.
+    """Return `(ln P/R, ln Q/R)`, (num_samples,) each; in float32 within the error of logarithms.
 
     Args:
-      uncut: who is sampled when.
+      uncut: sampling scheme.
       log_ratios: (iterations, num_samples) float, r.
       halves: () or (iterations, 1), h.
-      seen: (iterations, num_samples), what tells whether a batch is cut; 0 for a batch that is not.
-      chances: some steps of `seen` -> whether they are cut and, where so, the probabilities of being kept and
-        of not being.
+      seen: (iterations, num_samples), determines whether a batch is truncated; 0 for a batch that is not.
+      chances: some steps of `seen` -> whether they are truncated and, where so, the probabilities of being
+        kept and of being dropped.
       in_logs: log-ratios -> the same in logarithms.
     """
     p, b = uncut.sampling_probability, uncut.min_separation
@@ -67,7 +67,7 @@ def log_likelihoods(
     def in_linear_scale(log_ratios, seen, crossed):
         return uncut.log_likelihood_ratios_of_factors((log_ratios, seen, crossed), factors)
 
-    # Time first in memory too, for both uses; else XLA keeps a copy of what they are made of for the second.
+    # Time first in memory, too, for both uses; otherwise XLA keeps a copy of the inputs for the second.
     log_ratios = lax.optimization_barrier(log_ratios)
     found = in_linear_scale(log_ratios, seen, linear_scale.above_least(-2 * halves))
     missing = ~(jnp.isfinite(found[0]) & jnp.isfinite(found[1]))

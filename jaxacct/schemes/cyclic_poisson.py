@@ -72,7 +72,7 @@ class RandomPhase(ExampleScheme, abstract=True):
         return ByPhase(self.cycle_length, self.sampling_probability, dataset_size, generator)
 
     def draw_at_phase(self, key, participates):
-        """Lay (num_samples, rounds) bool out as (num_samples, iterations) float32, at a uniform phase."""
+        """Return (num_samples, rounds) bool as (num_samples, iterations) float32, at a uniform phase."""
         phase = threefry.integers(key, (len(participates), 1), self.cycle_length)
         found = (
             participates[:, :, None]
@@ -102,7 +102,7 @@ class CyclicPoisson(RandomPhase):
 
     Each example picks one of `cycle_length` phases uniformly and independently, and joins each batch of
     its phase (steps phase, phase + b, ...) with `sampling_probability`. The adversary does not see the
-    phase: that is more private than the usual analysis, which reveals it.
+    phase, which gives more privacy than the usual analysis, which reveals it.
     """
 
     iterations: int
@@ -126,7 +126,7 @@ class CyclicPoisson(RandomPhase):
 
     @property
     def independent_rounds(self) -> tuple[float, int]:
-        """Rounds with the phase revealed."""
+        """Poisson rounds with the phase revealed."""
         return self.sampling_probability, self.max_participations
 
     def draw_error(self) -> float:

@@ -1,4 +1,4 @@
-"""Batches in an order that anyone may see: shuffled epochs, fixed batches, a stream (proofs/fixed_order.md).
+"""Batches in a public order: shuffled epochs, fixed batches, a stream (proofs/fixed_order.md).
 
 Nothing is random, so nothing is amplified: the guarantee is that of the Gaussian mechanism at the largest
 `||C x||` over the participation patterns that the scheme allows (`strategies.worst_pattern`).

@@ -1,13 +1,13 @@
 """Independent attribution: privacy for users with several examples, on every graph of users and examples.
 
-Every example follows its own b-min-sep process, and none bars another. The other examples are then
-independent of a user's, whoever shares them, so the pair
+Every example follows its own b-min-sep process, and no example causes a lockout of another. The other
+examples are then independent of a user's, for any sharing, so the pair
 
     P = C (x^1 + .. + x^k) + sigma z,    Q = sigma z,
 
 of k = k_u independent b-min-sep vectors dominates; fewer examples are below it (proofs/shared_examples.md,
-theorem 2). Its likelihood is that of `kernels.interacting_recurrence`. Where the states of that are too
-many, the likelihood is bounded by those of k examples that do not interact (theorem 4).
+theorem 2). Its likelihood is that of `kernels.interacting_recurrence`. Where that has too many states,
+the likelihood is bounded by those of k examples that do not interact (theorem 4).
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums, log_probabilities
 from jaxacct.schemes.batches import Batches
 
-# Numbers a sample that the exact likelihood may hold: 70 MB a block of samples in float32.
+# Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
 MOST_NUMBERS = 140_000
-# Examples up to this are written out in the program that draws, more are a loop in it, which compiles sooner.
+# Examples up to this are unrolled in the sampling program, more are a loop, which compiles faster.
 _WRITTEN_OUT = 16
 
 
@@ -42,10 +42,10 @@ class IndependentAttribution(Scheme):
       iterations: number of steps n.
       min_separation: b >= 1, between two participations of one *example*; a user's examples may be closer.
       sampling_probability: p in (0, 1] for an eligible example.
-      examples_per_user: k_u >= 1, the most examples that any user has (after contribution bounding).
+      examples_per_user: k_u >= 1, maximum number of examples of a user (after contribution bounding).
       warm_start: as for `BMinSep`, for all examples.
 
-    The guarantee holds for every public graph with at most k_u examples a user, however they are shared.
+    The guarantee holds for every public graph with at most k_u examples a user, for any sharing.
     """
 
     iterations: int
@@ -88,7 +88,7 @@ class IndependentAttribution(Scheme):
 
     @property
     def parts(self) -> tuple[BMinSep, int]:
-        """(scheme, number): a user's counts are the sum of so many independent draws from it."""
+        """(scheme, number): a user's counts are the sum of that many independent draws from the scheme."""
         return self.one, self.examples_per_user
 
     @property
@@ -97,7 +97,7 @@ class IndependentAttribution(Scheme):
         kept = numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
         return self.examples_per_user == 1 or kept <= MOST_NUMBERS
 
-    # -- What the guarantee rests on ----------------------------------------------------------------------
+    # -- Members that the guarantee depends on ------------------------------------------------------------
 
     @property
     def examples_per_unit(self) -> int:
@@ -105,7 +105,7 @@ class IndependentAttribution(Scheme):
 
     @property
     def max_participations(self) -> int:
-        """Most steps at which one *example* takes part."""
+        """Maximum number of steps at which one *example* participates."""
         return self.one.max_participations
 
     @property
@@ -121,7 +121,7 @@ class IndependentAttribution(Scheme):
         return Sums(self.sampling_probability, none, one.steps, terms, processes=number)
 
     def participation_probabilities(self) -> np.ndarray:
-        """Return (iterations,) float64: the probability that some example of a user takes part at each step."""
+        """Return (iterations,) float64: the probability that a user participates at each step."""
         none = np.log1p(-np.minimum(self.one.participation_probabilities(), 1 - 2.0**-53))
         return -np.expm1(self.examples_per_user * none)
 
@@ -129,7 +129,11 @@ class IndependentAttribution(Scheme):
         return self.examples_per_user * self.one.log_probability_of_none()
 
     def squared_sensitivity(self, cross: float) -> float:
-        """Return `|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`: overlaps are in it."""
+        """Bound `|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`, including overlaps.
+
+        Args:
+          cross: as there.
+        """
         del cross
         return float(self.examples_per_user**2 * self.max_participations)
 
@@ -148,7 +152,7 @@ class IndependentAttribution(Scheme):
         return self.one.batches(dataset_size, generator)
 
     def draw_error(self) -> float:
-        """Bound on the relative error of the density that participations are drawn from."""
+        """Bound the relative error of the density of the participations."""
         return math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))
 
     def log_likelihood_ratios(self, log_ratios, norms=None, side=None):
@@ -156,8 +160,9 @@ class IndependentAttribution(Scheme):
 
         Args:
           log_ratios: (num_samples, iterations) or (iterations,) float, `r_i` of a single participation.
-          norms: (min_separation,) or (iterations, min_separation) of the same dtype, what two participations
-            share: `<c_i, c_{i-d}> / sigma^2` at [.., d].
+          norms: (min_separation,) or (iterations, min_separation) of the same dtype, overlaps of two
+            participations: `<c_i, c_{i-d}> / sigma^2` at [.., d].
+          side: unused.
 
         Returns:
           (num_samples,) or () of the dtype of `log_ratios`. Where `is_exact` is false, `k ln f_1`
@@ -205,7 +210,7 @@ class IndependentAttribution(Scheme):
         return PairBound(self.two, self.log_likelihood_ratios_by_pairs)
 
     def log_likelihood_ratios_by_pairs(self, log_ratios, norms):
-        """Of pairs that share `c` times as much: theorem 10 of proofs/shared_examples.md."""
+        """Compute the bound by pairs with `c` times the overlap (proofs/shared_examples.md, theorem 10)."""
         pairs, left = divmod(self.examples_per_user, 2)
         found = pairs * self.two.log_likelihood_ratios(
             log_ratios, (self.examples_per_user - 1 + left) * norms
@@ -213,23 +218,23 @@ class IndependentAttribution(Scheme):
         return found + self.one.log_likelihood_ratios(log_ratios) if left else found
 
     def overlap_bound(self, strategy) -> float:
-        """kappa: at least what a participation shares with those of the other examples, each pair once.
+        """Return kappa, a bound on the overlap of a participation with those of the other examples.
 
-        0 where the likelihood is exact. `(k - 1) / 2` times the most that two participations of one example,
-        one before and one after, can share with it: `max a_d + a_d'` over `d + d' >= b`.
+        Each pair counts once. 0 where the likelihood is exact. `(k - 1) / 2` times the maximum overlap of two
+        participations of one example, one before and one after: `max a_d + a_d'` over `d + d' >= b`.
         """
         if self.is_exact:
             return 0.0
         b = self.min_separation
-        shared = strategy.products_from_end(b + 1)[-1]  # of uncut columns, which share most
-        # Beyond b nothing is shared, so d' = b - d or the largest later one.
+        shared = strategy.products_from_end(b + 1)[-1]  # of columns without truncation, the maximum
+        # Beyond b there is no overlap, so d' = b - d or the largest later one.
         later = np.maximum.accumulate(shared[::-1])[::-1]
         most = float((shared + later[b - np.arange(b + 1)]).max())
         return (self.examples_per_user - 1) / 2 * most * (1 + 1e-12)
 
     @property
     def largest_rate(self) -> float:
-        """Of one example: examples are in a batch independently."""
+        """Largest rate of one example: examples are in a batch independently."""
         return float(self.one.participation_probabilities().max())
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:

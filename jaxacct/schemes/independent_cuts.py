@@ -1,11 +1,11 @@
-"""Cuts drawn independently of each other: a pair that dominates that of truncated b-min-sep.
+"""Independent truncation: a pair that dominates that of truncated b-min-sep.
 
-The sizes r of the others' batches depend on each other, and drawing them is most of the work of a plain draw
-of `TruncatedBMinSep`. But given all that came before, a batch reaches the maximum with a probability of
-`rho_i` at most, as long as no more than `h_i` of the others are eligible; and the pair only gets worse where
-more steps are cut and where nobody is left out. So but for a probability that is booked the pair is dominated
-by one whose cuts are coins of their own, `rho_i` each, and whose sampled example is always kept: x_i = 2 and
-y_i = -1 at a step that is cut, x_i = 1 and y_i = 0 at another (proofs/truncated_batches.md, section 3).
+The sizes r of the others' batches are dependent, and drawing them is most of the work of a plain draw of
+`TruncatedBMinSep`. But given the past, a batch reaches the maximum with probability at most `rho_i`, as long
+as at most `h_i` of the others are eligible; and the pair only gets worse with more truncated steps and when
+every sampled example is kept. So except with a reserved probability the pair is dominated by one with
+independent truncation of probability `rho_i`, whose sampled example is always kept: x_i = 2 and y_i = -1 at a
+truncated step, x_i = 1 and y_i = 0 at another (proofs/truncated_batches.md, section 3).
 """
 
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ import scipy
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
 
-# That the eligible are ever more than is allowed for; booked as delta.
+# Probability that more examples are ever eligible than assumed; reserved as delta.
 _RARE = 2.0**-50
 _ABOVE = 1e-9  # relative, for float64 binomial tails
 
 
 @dataclass(frozen=True)
 class IndependentCuts:
-    """The pair with independent cuts.
+    """Pair with independent truncation.
 
     Attributes:
-      uncut: who is sampled when.
-      chances: (iterations,) probability that a step is cut, given all others.
+      uncut: sampling scheme.
+      chances: (iterations,) probability that a step is truncated, given all others.
       beyond: probability that the sizes of the others' batches are not covered; to be added to delta.
     """
 
@@ -38,11 +38,11 @@ class IndependentCuts:
 
     @classmethod
     def of(cls, uncut: BMinSep, max_batch_size: int, dataset_size: int) -> "IndependentCuts":
-        """Of batches of `dataset_size` examples, the sensitive one included, cut to `max_batch_size`."""
+        """Return the pair of batches of `dataset_size` examples, the sensitive one included."""
         n, p, others = uncut.iterations, uncut.sampling_probability, dataset_size - 1
         if max_batch_size >= dataset_size:
             return cls(uncut, (0.0,) * n, 0.0)
-        # The others are independent: so many of them are eligible at a step as a binomial says.
+        # The others are independent: the number of eligible ones at a step is binomial.
         eligible, where = np.unique(
             np.minimum(uncut.participation_probabilities() / p, 1), return_inverse=True
         )
@@ -53,16 +53,17 @@ class IndependentCuts:
         return cls(uncut, tuple(found.tolist()), float(exceeded[where].sum()))
 
     def log_likelihoods(self, log_ratios, half_square_norms, cut):
-        """Return `(ln P/R, ln Q/R)` given which steps are cut, R the centred Gaussian.
+        """Return `(ln P/R, ln Q/R)` given the truncated steps, R the centred Gaussian.
 
         Args:
           log_ratios: (num_samples, iterations) float; `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
           half_square_norms: () or (iterations,); `||c_i||^2 / (2 sigma^2)`.
-          cut: (num_samples, iterations) bool.
+          cut: (num_samples, iterations) bool, whether a step is truncated.
 
-        Returns two (num_samples,) arrays of the dtype of `log_ratios`, natural logs; exact up to rounding.
+        Returns:
+          Two (num_samples,) arrays of the dtype of `log_ratios`, natural logs; exact up to rounding.
         """
-        # Time first, as in the recurrence and in the cuts that were drawn: one order for all.
+        # Time first, as in the recurrence and in the drawn truncation: one order for all.
         ratios, cut, halves = log_ratios.T, cut.T, time_first(half_square_norms, log_ratios)
 
         def in_logs(ratios):
@@ -82,7 +83,7 @@ def time_first(half_square_norms, log_ratios):
 
 
 def binomial_quantile(number: int, probabilities: np.ndarray, above: float) -> np.ndarray:
-    """Return the least k with `P(Binomial(number, p) > k) <= above`; SciPy's `isf` takes 1 - above, which is 1."""
+    """Return the smallest k with `P(Binomial(number, p) > k) <= above`; `isf` of SciPy rounds 1 - above."""
     low, high = np.full(probabilities.shape, -1.0), np.full(probabilities.shape, float(number))
     while (high - low > 1).any():
         middle = np.floor((low + high) / 2)

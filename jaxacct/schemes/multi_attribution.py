@@ -1,14 +1,14 @@
 """Multi-attribution b-min-sep sampling (arXiv 2602.09338, section 6): users with several examples.
 
 At each step every example is sampled with probability p, and a sampled one joins the batch unless an example
-of the same user was sampled in one of the last b - 1 steps (algorithm 3, `train.batches.attribution`). What
-is accounted for is the dominating pair of theorem 6.1: the counts x of one user, where x_i = 0 if any of
+of the same user was sampled in one of the last b - 1 steps (algorithm 3, `train.batches.attribution`). The
+accounted pair is the dominating one of theorem 6.1: the counts x of one user, where x_i = 0 if any of
 x_{i-b+1} .. x_{i-1} is above 0, and x_i ~ Binomial(k_u, p) otherwise.
 
 **Every example has one owner here.** Where examples are shared theorem 6.1 is false:
 proofs/shared_examples.md has the counterexample, what holds (theorem 1) and the warm start, which the paper
-leaves open. The trainer takes a shared graph where no example causes a lockout of others (b = 1 or k_u = 1),
-or where the bound reveals all coins.
+leaves open. The trainer accepts a shared graph where no example causes a lockout of others (b = 1 or k_u =
+1), or where the bound reveals all participations.
 
 The argument is for a user with exactly k_u examples; fewer cause fewer lockouts. So
 `train.batches.attribution` adds phantom examples up to k_u, which cause lockouts and never join a batch.
@@ -56,7 +56,7 @@ class MultiAttribution(Scheme):
       iterations: number of steps n.
       min_separation: b >= 1; a user participates at most once in any b consecutive steps.
       sampling_probability: p in (0, 1] for each example at each step.
-      examples_per_user: k_u >= 1, the most examples that any user has (after contribution bounding).
+      examples_per_user: k_u >= 1, maximum number of examples of a user (after contribution bounding).
       warm_start: the first batch comes after b - 1 steps of sampling without training, so that the expected
         batch size is the same at every step.
 
@@ -107,7 +107,7 @@ class MultiAttribution(Scheme):
         p = 1 / (1 + (b-1) N). For any other graph: `train.batches.attribution.find_sampling_probability`.
 
         Raises:
-          ValueError: when no p gives so large a batch.
+          ValueError: no p gives a batch of this size.
         """
         size = _validate.positive_integer("dataset_size", dataset_size)
         batch = _validate.positive_number("batch_size", batch_size)
@@ -158,7 +158,7 @@ class MultiAttribution(Scheme):
 
     @property
     def holds_for_shared_examples(self) -> bool:
-        """Whether no coin of a user causes a lockout of another's examples."""
+        """Whether a user's sampling never causes a lockout of another's examples."""
         return self.min_separation == 1 or self.examples_per_user == 1
 
     @property
@@ -193,7 +193,7 @@ class MultiAttribution(Scheme):
 
     @property
     def revealed_counts(self) -> tuple[BMinSep, np.ndarray]:
-        """Hold on every graph: on shared ones the proof fails only because the coins are hidden."""
+        """Timing and counts on every graph: sharing affects only the proof for hidden participations."""
         return self.timing, self.count_weights()
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
@@ -202,7 +202,7 @@ class MultiAttribution(Scheme):
         return graph.lockout_batches(self, generator)
 
     def draw_error(self) -> float:
-        """Add to the error of the times, for each participation, that of every coin of its count."""
+        """Bound the error of the times plus, for each participation, of the Bernoulli draws of its count."""
         error = math.log1p(self.timing.draw_error())
         k, p = self.examples_per_user, self.sampling_probability
         if k > 1 and p < 1:
@@ -235,7 +235,7 @@ class MultiAttribution(Scheme):
         return found
 
     def _draw_counts(self, key, shape):
-        """Draw Binomial(k_u, p) given that it is not 0, coin by coin, so that rare counts are exact too."""
+        """Draw Binomial(k_u, p) given that it is not 0, draw by draw, so that rare counts are exact, too."""
         free = self.sampling_probability
         total = jnp.zeros(shape, jnp.float32)
         first, keys = self._first_probabilities(), threefry.split(key, self.examples_per_user)
@@ -249,7 +249,7 @@ class MultiAttribution(Scheme):
                 return total + heads.astype(total.dtype), None
 
             total, _ = jax.lax.scan(coin, total, (keys[:-1], jnp.asarray(thresholds_64(first[:-1]).T)))
-            # The last one is sampled for certain where none was before.
+            # The last one is always sampled where none was before.
             return total + ((total == 0) | bernoulli(keys[-1], free, shape)).astype(total.dtype)
         for forced, part in zip(first, keys, strict=True):
             forced_key, free_key = threefry.split(part)
@@ -270,6 +270,7 @@ class MultiAttribution(Scheme):
         Args:
           log_ratios: (num_samples, iterations) or (iterations,) float, `r_i` of one example.
           half_square_norms: () or (iterations,) of the same dtype, `h_i`; may be None where k_u = 1.
+          side: unused.
 
         Returns:
           (num_samples,) or () of the dtype of `log_ratios`.
@@ -283,19 +284,19 @@ class MultiAttribution(Scheme):
 
     @property
     def many_multipliers(self) -> ManyMultipliers | None:
-        """None where float64 makes it certain that a participation follows, but not its count."""
+        """Fast path; None where in float64 a participation is certain, but not its count."""
         if self.sampling_probability < 1 == self.timing.sampling_probability:
             return None
         return ManyMultipliers(self.log_likelihood_ratios_of_sums, self.min_separation)
 
     def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
-        """On a GPU from the log-ratios of every noise multiplier, by one kernel."""
+        """Compute on a GPU from the log-ratios of every noise multiplier, by one kernel."""
         if self.examples_per_user == 1:
             return self.timing.log_likelihood_ratios_of_sums(arrays, factors)
         if norms is None:
             raise ValueError("norms must be ||c_i||^2 / 2 for examples_per_user above 1, was None")
         k, halves = self.examples_per_user, jnp.asarray(norms, jnp.float32)
-        if self.sampling_probability == 1:  # all of them for certain, k r - k (k - 1) h
+        if self.sampling_probability == 1:  # all of them are sampled, k r - k (k - 1) h
             first, *others = (k * array for array in arrays)
             first = first - (k * (k - 1) * halves).reshape(-1, 1)
             return self.timing.log_likelihood_ratios_of_sums((first, *others), factors)
@@ -303,7 +304,7 @@ class MultiAttribution(Scheme):
             each = functools.partial(self._of_one, arrays, halves)
             return jax.vmap(each)(factors)
         log_weights = self._log_count_weights()
-        with np.errstate(invalid="ignore"):  # one of several may be less likely than float64 has it
+        with np.errstate(invalid="ignore"):  # one of several may be less likely than float64 resolves
             log_more = np.diff(log_weights)
         counts = Counts(float(log_weights[0]), log_more, halves)
         return self.timing.ratios_in_linear_scale(arrays, factors, counts)

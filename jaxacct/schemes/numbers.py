@@ -1,4 +1,4 @@
-"""Plain numbers from which a scheme is made, as on the command line."""
+"""Plain numbers that define a scheme, as on the command line."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> floa
     """Return the long-run rate B / |D| at which one example participates.
 
     Raises:
-      ValueError: when the eligible examples are too few for the batch, b B > |D|.
+      ValueError: the eligible examples are too few for the batch, b B > |D|.
     """
     size = _validate.positive_integer("dataset_size", dataset_size)
     batch = _validate.positive_number("batch_size", batch_size)

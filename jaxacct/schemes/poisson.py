@@ -90,7 +90,7 @@ def log_bernoulli_product(log_ratios, probability: float):
 
 
 def log_bernoulli_product_of_sums(arrays, factors, probability: float, counts: Counts | None = None):
-    """Return (count, num_samples): `log_bernoulli_product` of `weighted_sums(arrays, factors)` over the steps."""
+    """Return (count, num_samples): `log_bernoulli_product` of `weighted_sums(arrays, factors)`."""
     growth, each = phase_growth_of_sums(arrays, factors, probability, 1, counts)
     return growth[0] + number(arrays[0].shape[0] * each)
 
@@ -98,7 +98,7 @@ def log_bernoulli_product_of_sums(arrays, factors, probability: float, counts: C
 def phase_growth_of_sums(
     arrays, factors, probability: float, cycle_length: int, counts: Counts | None = None
 ):
-    """Return (cycle_length, count, num_samples) and a number: `log_bernoulli_growth` added up over each phase."""
+    """Return (cycle_length, count, num_samples) and a number: sums of `log_bernoulli_growth` per phase."""
     log_p, log_q = log_probabilities(probability)
     if log_q == -np.inf:
         return weighted_sums([phase_totals(array, cycle_length) for array in arrays], factors), 0.0
@@ -109,9 +109,9 @@ def phase_growth_of_sums(
 
 
 def log_bernoulli_growth(log_ratios, probability: float):
-    """Return `ln(1 - p + p e^r)` elementwise: `ln(1 + p/(1-p) e^r)` as an array, and `ln(1-p)` to add to each.
+    """Return `ln(1 - p + p e^r)` elementwise: `ln(1 + p/(1-p) e^r)` as an array, and `ln(1-p)` for each.
 
-    Summands of one sign lose nothing to each other (proofs/rounding.md, section 3). At p = 1 `r` and 0.
+    Summands of one sign do not cancel (proofs/rounding.md, section 3). At p = 1 it is `r` and 0.
     """
     log_p, log_q = log_probabilities(probability)
     if log_q == -np.inf:

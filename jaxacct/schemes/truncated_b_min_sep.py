@@ -1,17 +1,18 @@
 """Truncated and padded b-min-sep sampling (arXiv 2602.09338, section 7.4 and appendix D).
 
-Batches are drawn by b-min-sep; one of more than B_max examples is cut to a uniformly random subset of B_max,
-a smaller one is padded with zeros. An example that was sampled and cut stays locked out as if it had taken
-part.
+Batches are drawn by b-min-sep; one of more than B_max examples is truncated to a uniformly random subset of
+B_max, a smaller one is padded with zeros. A sampled example that was dropped stays locked out as if it had
+participated.
 
 Given the numbers r_i of *other* examples sampled at step i, which the adversary sees, the pair is
-`P = N(C x, sigma^2 I)`, `Q = N(C y, sigma^2 I)` with (x_i, y_i) = (1, 0) where nothing is cut, (2, -1) where
-the example is kept in a cut batch and (0, 0) otherwise. Why it dominates: proofs/truncated_batches.md,
+`P = N(C x, sigma^2 I)`, `Q = N(C y, sigma^2 I)` with (x_i, y_i) = (1, 0) without truncation, (2, -1) where
+the example is kept in a truncated batch and (0, 0) otherwise. Why it dominates: proofs/truncated_batches.md,
 theorem 1.
 
-Where the maximum is some deviations above the mean batch, `accountants.truncation` costs next to nothing and
-keeps the proposals of what is not cut; the pair here serves any maximum. Few samples certify it where an
-example takes part in few batches, by a pair that dominates it (`schemes.independent_cuts`).
+Where the maximum is several deviations above the mean batch, `accountants.truncation` costs almost nothing
+and keeps the proposals of the scheme without truncation; the pair here covers any maximum. Few samples
+certify it where an example participates in few batches, by a pair that dominates it
+(`schemes.independent_cuts`).
 """
 
 import dataclasses
@@ -39,14 +40,14 @@ from jaxacct.statistics.hockey_stick import Direction
 
 @dataclass(frozen=True)
 class TruncatedBMinSep(ExampleScheme):
-    """b-min-sep sampling whose batches are cut to `max_batch_size`, smaller ones padded with zeros.
+    """b-min-sep sampling whose batches are truncated to `max_batch_size`, smaller ones padded with zeros.
 
     Attributes:
       iterations: number of steps n.
       min_separation: b >= 1; 1 is truncated Poisson sampling.
       sampling_probability: p in (0, 1] for an eligible example.
-      max_batch_size: B_max, at least the largest expected batch before cutting; from `dataset_size` on
-        nothing is ever cut and this is `BMinSep`.
+      max_batch_size: B_max, at least the largest expected batch before truncation; from `dataset_size` on no
+        batch is ever truncated and this is `BMinSep`.
       dataset_size: number of examples |D|, the sensitive one included; below 2^31.
       warm_start: as for `BMinSep`, for all examples.
 
@@ -95,7 +96,7 @@ class TruncatedBMinSep(ExampleScheme):
 
     @functools.cached_property
     def uncut(self) -> BMinSep:
-        """Same sampling without a maximum: who is sampled when, which cuts do not change."""
+        """Same sampling without a maximum, which truncation does not change."""
         return BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
 
     @property
@@ -104,7 +105,7 @@ class TruncatedBMinSep(ExampleScheme):
 
     @property
     def participation_rate(self) -> float:
-        """Long-run rate of being sampled, before cutting."""
+        """Long-run sampling rate, before truncation."""
         return self.uncut.participation_rate
 
     @property
@@ -125,7 +126,7 @@ class TruncatedBMinSep(ExampleScheme):
         return disjoint_participations(self.max_participations, 2 if self.can_cut else 1, cross)
 
     def log_probability_of_none(self) -> float:
-        """-inf: Q is a mixture too, so nothing is known of P/Q from below."""
+        """Return -inf: Q is a mixture, too, so P/Q has no lower bound."""
         return -math.inf
 
     @functools.cached_property
@@ -141,27 +142,27 @@ class TruncatedBMinSep(ExampleScheme):
         return self.dataset_size
 
     def participation_probabilities(self) -> np.ndarray:
-        """Return (iterations,) float64: the probability of being sampled at each step, before cutting."""
+        """Return (iterations,) float64: the probability of being sampled at each step, before truncation."""
         return self.uncut.participation_probabilities()
 
     # -- Drawing ------------------------------------------------------------------------------------------
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
-        """Return (iterations,) float64: the mean size of the cut batches (padding is not counted)."""
+        """Return (iterations,) float64: the mean size of the truncated batches, without padding."""
         rates, most = self.participation_probabilities(), np.arange(self.max_batch_size)
         # E min(R, B) = sum_{k < B} P(R > k), R ~ Binomial(|D|, rate) as examples are independent.
         values, where = np.unique(rates, return_inverse=True)
         return np.array([scipy.stats.binom.sf(most, dataset_size, rate).sum() for rate in values])[where]
 
     def draw_participation(self, key, num_samples: int):
-        """Return (num_samples, iterations) float32 of 0 and 1: when the example is sampled, before cutting."""
+        """Return (num_samples, iterations) float32 of 0 and 1: sampled steps before truncation."""
         return self.uncut.draw_participation(key, num_samples)
 
     def draw_counts(self, key, num_samples: int, direction: str, side=None):
-        """Participation counts of the dominating pair, given the others' batch sizes.
+        """Draw participation counts of the dominating pair, given the others' batch sizes.
 
         Args:
-          key: a JAX key.
+          key: JAX key.
           num_samples: static.
           side: (num_samples, iterations) int32, r.
           direction: "remove" draws x (0, 1 and 2; the distribution P), "add" draws y (0 and -1; the
@@ -178,7 +179,7 @@ class TruncatedBMinSep(ExampleScheme):
         batch_sizes = _required(side)
         sampled_key, kept_key = threefry.split(key)
         sampled = self.draw_participation(sampled_key, num_samples)
-        if not self.can_cut:  # the maximum may then be beyond 32 bits
+        if not self.can_cut:  # the maximum may then exceed 32 bits
             return sampled if Direction.of(direction) is Direction.REMOVE else jnp.zeros_like(sampled)
         bits = threefry.bits_32(kept_key, batch_sizes.shape)
         return sampled * self._counts(bits, batch_sizes, direction)
@@ -199,7 +200,7 @@ class TruncatedBMinSep(ExampleScheme):
         return positions, self._counts(bits, sizes, direction)
 
     def _counts(self, bits, sizes, direction: str):
-        """What a sampled example counts, by 32 bits and the others' batch sizes, of one shape."""
+        """Return the count of a sampled example, by 32 bits and the others' batch sizes, of one shape."""
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
         place = _multiply_high(bits, sizes.astype(jnp.uint32) + 1)
         kept = (place < self.max_batch_size).astype(jnp.float32)
@@ -211,10 +212,10 @@ class TruncatedBMinSep(ExampleScheme):
         return self.uncut.batches(dataset_size, generator)
 
     def draw_error(self) -> float:
-        """Bound on the relative error of the density of `draw_counts` given the batch sizes."""
+        """Bound the relative error of the density of `draw_counts` given the batch sizes."""
         kept = 0.0
         if self.can_cut:
-            # Off by 2^-32 from B / (r+1) >= B / |D|, and from 1 - B / (r+1) >= 1 / (B+1).
+            # Error 2^-32 relative to B / (r+1) >= B / |D|, and to 1 - B / (r+1) >= 1 / (B+1).
             rarest = max(self.dataset_size / self.max_batch_size, self.max_batch_size + 1)
             kept = self.max_participations * 2.0**-32 * rarest
         return float(np.expm1(np.log1p(self.uncut.draw_error()) + kept))
@@ -240,7 +241,7 @@ class TruncatedBMinSep(ExampleScheme):
         of_uncut = self.uncut.log_likelihood_ratios
         if not self.can_cut:
             return of_uncut(log_ratios), jnp.zeros(log_ratios.shape[:-1], log_ratios.dtype)
-        # Time first, as in the recurrence and in the batch sizes that were drawn: one order for all.
+        # Time first, as in the recurrence and in the drawn batch sizes: one order for all.
         ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
         dtype, most = ratios.dtype, self.max_batch_size
 
@@ -266,7 +267,7 @@ class TruncatedBMinSep(ExampleScheme):
         return log_p, jnp.where(sizes.max(axis=0) >= most, log_q, jnp.zeros_like(log_q))
 
     def _chances(self, sizes):
-        """Where batches are cut; and the probabilities of being kept in one, and of not being."""
+        """Return where batches are truncated, and the probabilities of being kept and dropped there."""
         above = (sizes - (self.max_batch_size - 1)).astype(jnp.float32)
         each = 1 / (above + self.max_batch_size)
         return above > 0, self.max_batch_size * each, above * each

@@ -19,11 +19,11 @@ from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import SideInformation
 from jaxacct.schemes.independent_cuts import binomial_quantile
 
-# Steps whose random words are made together, so that they fit a cache.
+# Steps whose random words are drawn together, so that they fit a cache.
 _STEPS_AT_ONCE = 256
 # The bit of a state, beside those of a pool, that marks a draw as a tie.
 _TIE = np.uint32(1 << 31)
-# Probability that a pool is ever outside the window that tables are made for; part of the total variation.
+# Probability that a pool is ever outside the window of the tables; part of the total variation.
 _OUTSIDE = 2.0**-64
 
 
@@ -47,7 +47,7 @@ class BatchSizes(SideInformation):
 
     @property
     def _tables(self) -> tuple[Tables | None, Tables | None]:
-        """Of who joins from the pool; and, under a warm start, at the first b - 1 steps."""
+        """Tables of the draws from the pool; and, under a warm start, at the first b - 1 steps."""
         p, b = self.uncut.sampling_probability, self.uncut.min_separation
         joining = binomial_tables((self._pool_window,), (p,)) if p < 1 else None
         if not self.uncut.warm_start or b == 1:
@@ -56,8 +56,8 @@ class BatchSizes(SideInformation):
 
     @functools.cached_property
     def _pool_window(self) -> tuple[int, int]:
-        """Between which numbers the pool is at every step, but for a probability of `_OUTSIDE`."""
-        # The others are independent, so as many are eligible as a binomial says.
+        """Range of the pool size at every step, except with probability `_OUTSIDE`."""
+        # The others are independent, so the number of eligible ones is binomial.
         eligible = np.minimum(self.uncut.participation_probabilities() / self.uncut.sampling_probability, 1)
         low, high = _windows(
             self.dataset_size - 1, np.unique(eligible), _OUTSIDE / (8 * self.uncut.iterations)
@@ -66,14 +66,14 @@ class BatchSizes(SideInformation):
 
     @functools.cached_property
     def _first_windows(self) -> tuple[tuple[int, int], ...]:
-        """Same of those not sampled before the first steps t = 0 .. b - 2, under a warm start."""
+        """Ranges of those not sampled before the first steps t = 0 .. b - 2, under a warm start."""
         left = 1 - np.arange(self.uncut.min_separation - 1) * self.uncut.participation_rate
         low, high = _windows(self.dataset_size - 1, left, _OUTSIDE / (8 * self.uncut.min_separation))
         return tuple(zip(low.astype(int).tolist(), high.astype(int).tolist(), strict=True))
 
     @property
     def _first_probabilities(self) -> tuple[float, ...]:
-        """Of being sampled at step t = 0 .. b-2 given at none before, under a warm start.
+        """Probability of being sampled at step t = 0 .. b-2, given not before, under a warm start.
 
         The stationary distribution has p / (1 + (b-1) p) for each of these steps, at most one of which
         samples an example, so given none of t it is `p / (1 + (b-1-t) p)`.
@@ -82,17 +82,17 @@ class BatchSizes(SideInformation):
         return tuple(p / (1 + (b - 1 - t) * p) for t in range(b - 1))
 
     def draw(self, key, num_samples: int, tables=None):
-        """Draw the batch sizes of the other `dataset_size` - 1 examples before cutting.
+        """Draw the batch sizes of the other `dataset_size` - 1 examples before truncation.
 
-        Exact recurrence over counts: the pool at step i is all who were not sampled at steps
+        Exact recurrence over counts: the pool at step i is all that were not sampled at steps
         i-b+1 .. i-1, and each member is sampled with probability p. Under a warm start the sizes of the first
         b - 1 steps are one multinomial of the stationary distribution (proofs/truncated_batches.md, section
         6).
 
         Args:
-          key: a JAX key.
+          key: JAX key.
           num_samples: independent runs; static.
-          tables: what `tables` returns, to pass it through a jit boundary; by default built in.
+          tables: of `tables`, to pass it through a jit boundary; by default built in.
 
         Returns:
           (num_samples, iterations) int32.
@@ -126,17 +126,17 @@ class BatchSizes(SideInformation):
             keys = threefry.split_array(key, 2 * blocks).reshape(blocks, 2)
             _, later = lax.scan(block, (pool, recent), keys)
             sizes.append(later.reshape(-1, num_samples))
-        # Else XLA puts them together once for each use.
+        # Otherwise XLA concatenates them once for each use.
         return lax.optimization_barrier(jnp.concatenate(sizes)[:n]).T
 
     def error(self) -> tuple[float, float]:
-        """Bound how far the distribution of `draw` is from the intended one: (relative error, total
-        variation).
+        """Bound the (relative error, total variation) of the distribution of `draw`.
 
         It is within that total variation of a distribution whose density is within that relative error. The
-        first is float64 rounding in the tables, the second their 62-bit grid, cut tails and pools that are
-        out of their windows. At least what the tables of the first plans were off by (`digit_errors`), as
-        plans hold these numbers: more is booked than is needed.
+        first is float64 rounding in the tables, the second their 62-bit grid, truncated tails and pools
+        outside their windows. At least the errors of the tables of the first plans (`digit_errors`), as
+        stored plans hold these
+        numbers: the reserve is larger than needed.
         """
         n, b, others = self.uncut.iterations, self.uncut.min_separation, self.dataset_size - 1
         p, (joining, first) = self.uncut.sampling_probability, self._tables
@@ -154,7 +154,7 @@ class BatchSizes(SideInformation):
 
 
 def _windows(number: int, probabilities: np.ndarray, outside: float) -> tuple[np.ndarray, np.ndarray]:
-    """Least and largest values of Binomial(number, probabilities), each but for a probability `outside`."""
+    """Return the range of Binomial(number, probabilities), each end exceeded with probability `outside`."""
     return number - binomial_quantile(number, 1 - probabilities, outside), binomial_quantile(
         number, probabilities, outside
     )
@@ -166,13 +166,13 @@ def _block(keys, pool, arrays, steps, back):
     Args:
       keys: two, of these steps.
       pool: (num_samples,) int32.
-      arrays: of `binomial_tables`; None where all that may join do.
-      steps: how many; or for every one of them which of the probabilities of `arrays` is its own.
-      back: (steps, ...) int32, how many come back to the pool after every step; None: all that joined.
+      arrays: of `binomial_tables`; None where the whole pool joins.
+      steps: their number; or for every one of them the index of its probability in `arrays`.
+      back: (steps, ...) int32, how many return to the pool after every step; None: all that joined.
     """
     at, length = (None, steps) if isinstance(steps, int) else (steps, len(steps))
     shape = (length, *pool.shape)
-    if arrays is None:  # all of the pool; who comes back is the next one
+    if arrays is None:  # the whole pool; the returning ones are the next pool
         sizes = jnp.broadcast_to(pool, shape) if back is None else jnp.concatenate([pool[None], back[:-1]])
         return (pool if back is None else back[-1]), sizes
 
@@ -190,8 +190,8 @@ def _block(keys, pool, arrays, steps, back):
             sizes, tie = binomial_of_words(words, trials, arrays, 0, low_words)
             return tie, pool, sizes
 
-        # One array a step, the pool: what is written besides makes XLA compute all of it again. The sizes
-        # follow from the pools, and a tie at any step is a bit.
+        # One array a step, the pool: further outputs make XLA compute all of it again. The sizes follow
+        # from the pools, and a tie at any step is a bit.
         def step(state, given):
             pairs, low_pairs, at, back = given
             words, low_words = words_in(pairs), words_in(low_pairs)
@@ -209,7 +209,7 @@ def _block(keys, pool, arrays, steps, back):
         return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools
 
     def again(found):
-        # Keys that depend on what is carried, or XLA would do all of this before the loop, and always.
+        # Keys that depend on the carry, or XLA would hoist all of this out of the loop, unconditionally.
         never = (~any_left(found[0])).astype(jnp.uint32)
         same = threefry.key_of_words(jax.random.key_data(keys) ^ never)
         tie, *found = run(*map(words_of, same))
@@ -220,12 +220,12 @@ def _block(keys, pool, arrays, steps, back):
 
 
 def _words(key, number: int, shape) -> list:
-    """So many arrays of `shape` of uniform uint32 words."""
+    """Return `number` arrays of `shape` of uniform uint32 words."""
     return _words_of_pairs(_pairs_of_words(key, number, shape), number)
 
 
 def _pairs_of_words(key, number: int, shape) -> list:
-    """What `_words_of_pairs` makes so many arrays of `shape` of words of."""
+    """Return the pairs from which `_words_of_pairs` makes `number` arrays of `shape` of words."""
     pairs = threefry.two_words(key, (-(-number // 2), *shape))
     if jax.default_backend() != "cpu":
         return list(zip(*pairs, strict=True))

@@ -1,1 +1,1 @@
-"""One file a scheme: the distribution of several participation vectors that attract each other."""
+"""Joint distributions of several attracting participation vectors, one scheme per file."""

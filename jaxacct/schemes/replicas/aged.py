@@ -1,13 +1,13 @@
-"""Two replicas of b-min-sep whose participations share rows however far apart they are.
+"""Two replicas of b-min-sep whose participations overlap at any distance.
 
-Where C has more bands than the separation b, the tables of `b_min_sep` know what pairs less than b steps
-apart share, and give every participation one lift for all others, as large as if those were b, 2 b, .. steps
-away. Here a state has both replicas' ages, the steps since each last took part, up to G > b. So what a
-participation shares with the last one of each replica is known up to there, and the lift for what was before
-follows from the age: earlier ones are b, 2 b, .. steps before the last (proofs/non_banded.md, "Ages").
+Where C has more bands than the separation b, the tables of `b_min_sep` include overlaps of pairs less than b
+steps apart, and give every participation one lift for all others, as large as if those were b, 2 b, .. steps
+away. Here a state has both replicas' ages, the steps since each last participated, up to G > b. So the
+overlap of a participation with the last one of each replica is exact up to there, and the lift for previous
+ones follows from the age: they are b, 2 b, .. steps before the last (proofs/non_banded.md, "Ages").
 
-A replica has a *code*: age - 1 for 1..G steps, the last of them standing for longer ones too; G for one that
-never took part; G + s for one that a virtual history bars for s more steps (warm start: it shares nothing).
+A replica has a *code*: age - 1 for 1..G steps, the last of them standing for longer ones, too; G without any
+participation; G + s for a virtual history that locks out for s more steps (warm start: it has no overlap).
 """
 
 import functools
@@ -29,24 +29,24 @@ from jaxacct.schemes.replicas.base import (
     thresholds_of,
 )
 
-_MOST_NUMBERS = 1.2e8  # of the table: steps and pairs of codes, 4 bytes each
-_LONG_AGE = 128  # ages of so many steps are told apart, or of 2 b
+_MOST_NUMBERS = 1.2e8  # maximum of the table: steps and pairs of codes, 4 bytes each
+_LONG_AGE = 128  # resolved ages in steps, or 2 b
 _UNIT = 2.0**-24
 
 
 def longest_age(mechanism: Attracting) -> int:
-    """G, the age beyond which ages are not told apart; 0 where the tables would be too large."""
+    """Return G, the longest resolved age; 0 where the tables would be too large."""
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
     age = min(n, max(2 * b, _LONG_AGE), math.isqrt(int(_MOST_NUMBERS / n)) - b)
     return age if age >= b + b // 4 else 0
 
 
 class _Codes(NamedTuple):
-    """Of every code, (codes,): what is after it, whether it may take part, and ln of its factors.
+    """Transitions of every code, (codes,): the next code, whether it may participate, and ln of its factors.
 
     Attributes:
-      near: what a participation shares with that of the age, over sigma^2, if that is below b.
-      far: at least what it shares with all earlier ones, b steps away or more.
+      near: overlap of a participation with that of the age, over sigma^2, if that is below b.
+      far: upper bound on its overlap with all previous ones, b steps away or more.
     """
 
     after: np.ndarray
@@ -58,7 +58,7 @@ class _Codes(NamedTuple):
 def _codes(mechanism: Attracting) -> _Codes:
     n, b, oldest = mechanism.scheme.iterations, mechanism.scheme.min_separation, longest_age(mechanism)
     shared = mechanism.strategy.column_products(n) / mechanism.noise_multiplier**2
-    # Some are made by a Fourier transform: raised by more than its error.
+    # Some are computed by a Fourier transform: raised by more than its error.
     at_most = np.maximum.accumulate((np.maximum(shared, 0.0) * (1 + 1e-9) + 1e-12)[::-1])[::-1]
     at_most = np.append(at_most, np.zeros(oldest + b))
     earlier = at_most.copy()  # sums over d, d + b, ..
@@ -76,8 +76,8 @@ def _codes(mechanism: Attracting) -> _Codes:
 def errors(mechanism: Attracting) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
-    A float32 uniform, as fine near 0, is compared with sums of three float32 weights, each within a dozen
-    roundings. A share is off by those of the sum that it ends, over itself; the largest such ratios of all
+    A float32 uniform, fine near 0, is compared with sums of three float32 weights, each within a dozen
+    roundings. A share has the error of the sum that it ends, over itself; the largest such ratios of all
     states are counted. The two starts have thresholds of 2^-32.
     """
     scheme, odds = mechanism.scheme, _backward(mechanism).odds
@@ -87,16 +87,16 @@ def errors(mechanism: Attracting) -> tuple[float, float]:
 
 
 def log_normalizer(mechanism: Attracting) -> float:
-    """Return ln Z, float64, at least that of two replicas; inf where it overflows."""
+    """Return ln Z, float64, an upper bound on that of two replicas; inf where it overflows."""
     return _backward(mechanism).log_z
 
 
 class _Weights(NamedTuple):
-    """Of what remains, backwards in time.
+    """Weights of the remaining steps, backwards in time.
 
     Attributes:
       log_z: ln Z, inf on overflow.
-      odds: the largest of somebody taking part, of both against one, of one against the other.
+      odds: the largest ratios: of any participation, of both to one, of one to the other.
       starts: (b, b) the weight of both initial lockouts.
       ahead: (n, codes, codes) float32 after each step, the largest 1 in each.
     """
@@ -108,7 +108,7 @@ class _Weights(NamedTuple):
 
 
 def _factors(mechanism: Attracting):
-    """Return (codes, factors of the first taking part alone, of both, of none), these (codes, codes) float64."""
+    """Return (codes, factors of the first participating alone, of both, of none), (codes, codes) float64."""
     p = mechanism.scheme.sampling_probability
     q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
     codes = _codes(mechanism)
@@ -178,12 +178,12 @@ def tables(mechanism: Attracting) -> dict:
 
 
 def _after(code, none: int):
-    """Return `_Codes.after` of any codes, sooner computed than looked up; `none` is that of who never took part."""
+    """Return `_Codes.after` of any codes, faster than a look-up; `none` is the code without participation."""
     return jnp.where(code < none, jnp.minimum(code + 1, none - 1), jnp.maximum(code - 1, none))
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (sums of two participation vectors, one of them, lifts given), float32; see `replicas.base`."""
+    """Return (sums of two participation vectors, one of them, their lifts), float32; see `replicas.base`."""
     first_key, second_key, walk_key = threefry.split(key, 3)
     lockout, other_lockout = draw_indices((first_key, second_key), arrays["starts"], num_samples)
     uniforms = uniform_64(walk_key, (scheme.iterations, num_samples), bits=threefry.bits_32_at_once)
@@ -192,7 +192,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     ahead = arrays["ahead"].reshape(-1)
 
     def of(table, *place):
-        """Entries of a table of pairs of codes, or of one for every step: a look-up that checks nothing."""
+        """Return entries of a table of pairs of codes, or of one for every step, without a bounds check."""
         index = functools.reduce(lambda found, code: found * size + code, place)
         return table.reshape(-1).at[index.astype(jnp.uint32)].get(mode="promise_in_bounds")
 
@@ -205,7 +205,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         both = of(arrays["together"], one, two) * of(ahead, i, 0, 0)
         stay = of(arrays["stays"], one, two) * of(ahead, i, later, later_of_two)
         level = u * (both + only + other + stay)
-        # What is 0 never happens, whatever underflows.
+        # A weight of 0 never occurs, even after underflow.
         joined = (level <= both) & (both > 0)
         first = joined | ((level <= both + only) & (only > 0))
         second = joined | (~first & (level <= both + only + other) & (other > 0))

@@ -60,7 +60,7 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """Bound the (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
     Waits are as in `BMinSep.draw_error`, of one walk for all replicas. A float32 ratio is compared with a
-    uniform that is as fine near 0, so the hazard of a step is off by a few roundings of itself, and the
+    uniform that is fine near 0, so the hazard of a step has a relative error of a few roundings, and the
     probability of no participation by that over 1 - p. The m starts have thresholds of 2^-32 steps. Where
     strong attraction needs more, it is added for small tables, and `tables` refuses large ones.
     """
@@ -175,10 +175,8 @@ def _moves_at(n: int, attraction, transitions):
 def _transitions(b: int, m: int, p: float, q: float, attraction, num_codes: int):
     """Return for j = 0..m participations: (states, weight, steps to the next state, its number).
 
-    Args:
-      p: weight of a participation: its probability, times e to the `log_lift`.
-      q: probability of no participation.
-      attraction: (b + 1,) at the step.
+    p is the weight of a participation (its probability times e^`log_lift`), q the probability of none, and
+    `attraction`, (b + 1,), that of the step.
     """
     found = []
     for j, move in enumerate(moves(b, m, num_codes)):
@@ -199,7 +197,7 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool, about: bool = F
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         attraction = attractions(mechanism)
         lifted = p * np.exp(log_lift(mechanism, m))
-        # Sums are scaled by q^-b, which must not come near the ends of float64.
+        # Sums are scaled by q^-b, which must stay far from the limits of float64.
         of_two = m == 2 and not with_hazards and n > 2 * b + len(attraction) and q**b > 1e-50
         moves_at = _moves_at(n, attraction, lambda row: _transitions(b, m, lifted, q, row, b))
         if of_two:
@@ -235,10 +233,9 @@ def _device(hazards):
 def _real_weights(n: int, b: int, moves_at, with_hazards: bool, num_last_steps: int | None = None):
     """Return U, (n + b, states) float64, and for j = 1..m the float32 probabilities of j participations.
 
-    Args:
-      moves_at: the `_transitions` of a step; only their weights depend on it.
-      num_last_steps: number of last steps that differ from the others. The first rows of U are omitted where
-        its growth is the same at every step; by default none are.
+    `moves_at` gives the `_transitions` of a step; only their weights depend on it. `num_last_steps` is the
+    number of last steps that differ from the others: the first rows of U are omitted where its growth is
+    constant.
     """
     moves = moves_at(0)
     size = len(moves[0][0])
@@ -376,7 +373,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Draw (sums as `draw_counts`, the participation vector of one replica, lifts given), float32."""
+    """Draw (sums as `draw_counts`, the participation vector of one replica, lifts), float32."""
     if "ahead" in arrays:
         return aged.draw_with_one(key, scheme, arrays, num_samples)
     positions, counts, mine = draw_positions_with_one(key, scheme, arrays, num_samples)

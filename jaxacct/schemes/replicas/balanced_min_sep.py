@@ -2,13 +2,13 @@
 
 While one replica is free and the other is locked out for s more steps, the state is s, whether the last
 participation of the locked-out one was kept, and how many participations remain: f of the free replica, g of
-the other; s = 0 is both free. `U_i(state)` is the total weight of what happens from step i on, where every
+the other; s = 0 is both free. `U_i(state)` is the total weight of the steps from i on, where every
 pattern has the weight 1 and two kept participations d steps apart attract each other by
 `E_d = exp(a_d / sigma^2)` (proofs/fixed_counts.md, section 4). The probability of no participation before
 a step is a ratio of two numbers of the table, so the next one is found by bisection.
 
-On a cycle, linear patterns are drawn, of which there are more; where one of the two does not fit on the cycle
-the draw has the weight 0.
+On a cycle, linear patterns are drawn, a larger set; where one of the two does not fit on the cycle the draw
+has weight 0.
 """
 
 import functools
@@ -24,22 +24,22 @@ from jaxacct.schemes.base import counts_at
 from jaxacct.schemes.replicas import one_participation
 from jaxacct.schemes.replicas.base import Attracting, log_attractions, log_lift
 
-# Of the float64 table that is built; the device keeps half of it.
+# Maximum bytes of the float64 table; the device keeps half of it.
 MAX_TABLE_BYTES = 2e9
 _UNIT = 2.0**-24
-_ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two numbers of the table that it is compared with
-_ROUNDINGS_OF_AN_EVENT = 20  # of the weights of what may happen, added up
-_MAX_LOG_ERROR = 0.5  # of the density that is drawn from
+_ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two compared numbers of the table
+_ROUNDINGS_OF_AN_EVENT = 20  # of the summed weights of the possible events
+_MAX_LOG_ERROR = 0.5  # of the drawn density
 
 
 def kinds_of(scheme) -> list[tuple[float, bool]]:
-    """Return what may become of a participation, (probability, whether it is kept)."""
+    """Return the kinds of a participation, (probability, whether it is kept)."""
     kept = scheme.keep_probability
     return [(1.0, True)] if kept == 1 else [(1 - kept, False), (kept, True)]
 
 
 def table_bytes(mechanism: Attracting) -> float:
-    """Bytes of the table."""
+    """Return the bytes of the table."""
     scheme = mechanism.scheme
     if scheme.max_participations == 1:
         return one_participation.table_bytes(mechanism)
@@ -48,32 +48,31 @@ def table_bytes(mechanism: Attracting) -> float:
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """2 where the table fits `MAX_TABLE_BYTES` and columns b steps apart share no row; else 1."""
+    """Return 2 where the table fits `MAX_TABLE_BYTES` and columns b steps apart share no row; else 1."""
     fits = table_bytes(mechanism) <= MAX_TABLE_BYTES and log_lift(mechanism, 2) == 0
     return 2 if fits else 1
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """Samples drawn in the time the table takes: a number of it costs about as much as a step."""
+    """Return the samples drawn in the time of the table: a number of it costs about as much as a step."""
     del m
     return table_bytes(mechanism) / 8 / mechanism.scheme.iterations
 
 
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """Return ln Z_2, float64; on a cycle that of the linear pairs which are drawn. inf where draws would be too
-    inexact."""
+    """Return ln Z_2, float64; on a cycle that of the drawn linear pairs; inf for too inexact draws."""
     assert m == 2
     return _summary(mechanism)[0]
 
 
 def log_normalizer_about(mechanism: Attracting, m: int) -> float:
-    """Return ln Z_2 of linear patterns, also on a cycle: a guide, nothing certified may rest on it."""
+    """Return ln Z_2 of linear patterns, also on a cycle: an approximation, not for certificates."""
     scheme = mechanism.scheme
     return log_normalizer(mechanism, m) - 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """Return (relative, total variation) errors of the drawn distribution (proofs/fixed_counts.md, section 5)."""
+    """Return (relative, total variation) errors of the draws (proofs/fixed_counts.md, section 5)."""
     assert m == 2
     return _summary(mechanism)[1], 2.0**-40 * mechanism.scheme.max_participations
 
@@ -93,7 +92,7 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
     if not (log_z < math.inf and rarest < math.inf):
         return math.inf, math.inf
     each = _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
-    # Where attraction is so strong that float32 does not tell rare events apart, there are no replicas.
+    # Where attraction is so strong that float32 does not resolve rare events, there are no replicas.
     return (log_z, math.expm1(2 * k * each)) if 2 * k * each < _MAX_LOG_ERROR else (math.inf, math.inf)
 
 
@@ -104,11 +103,11 @@ def _log_linear_patterns(scheme) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
-    """Return (U, how rare an event is at most).
+    """Return (U, inverse of the smallest probability of an event).
 
     U is (n + b, b, kinds, k + 1, k + 1) float64 by (i, s, kept, f, g), over the squared number of linear
-    patterns. The second is the largest ratio of U to a part of it that a participation at that step has, or
-    of all such parts to one of them.
+    patterns. The second is the largest ratio of U to the part of it with a participation at that step, or of
+    all such parts to one of them.
     """
     scheme = mechanism.scheme
     n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
@@ -154,14 +153,14 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
 
 
 def _rarest(total, event, parts) -> float:
-    """Return the largest ratio of `total` to `event`, or of that to one of its parts, where these are positive."""
+    """Return the largest ratio of `total` to `event`, or of that to a part, where these are positive."""
     found = np.where(event > 0, total / event, 0.0).max(initial=0.0)
     return max(float(found), float(np.where(parts > 0, event / parts, 0.0).max(initial=0.0)))
 
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
-    """Return the arrays that draws need: U in float32, and what it is in units of."""
+    """Return the arrays that draws need: U in float32, and its units."""
     assert m == 2
     if mechanism.scheme.max_participations == 1:
         return one_participation.tables(mechanism)
@@ -169,7 +168,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
     scheme = mechanism.scheme
     k = scheme.max_participations
     each = math.exp(-_log_linear_patterns(scheme) / k)
-    # A unit for every (f, g), as only ratios within one of them are taken.
+    # A unit for every (f, g), as only ratios within one of them are used.
     units = table.max(axis=(0, 1, 2))
     units = np.where(units > 0, units, 1.0)
     less_one, less_both = np.zeros_like(units), np.zeros_like(units)
@@ -185,13 +184,19 @@ def tables(mechanism: Attracting, m: int) -> dict:
 
 
 def draw_fitting(key, scheme, arrays, num_samples: int):
-    """Draw pairs.
+    """Draw pairs of patterns.
+
+    Args:
+      key: JAX key.
+      scheme: of the tables; static.
+      arrays: `tables`.
+      num_samples: static.
 
     Returns:
       positions: (num_samples, 2 max_participations) int32, distinct and ascending; iterations is none.
       counts: float32 of the same shape, how many of the two have a kept participation there.
       mine: the same of the first replica alone.
-      fits: (num_samples,) bool, whether both patterns are ones of the scheme.
+      fits: (num_samples,) bool, whether both patterns belong to the scheme.
     """
     if scheme.max_participations == 1:
         return one_participation.draw_fitting(key, scheme, arrays, num_samples)
@@ -223,7 +228,7 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         s = jnp.maximum(s - (low - i), 0)
         some = (f + g > 0) & (low < n)
         at = jnp.where(some, low, n - 1)
-        # What may happen, with its weight: (free one, kept), (other, kept) and whether each participates.
+        # Possible events, with their weights: (free one, kept), (other, kept) and whether each participates.
         chances, events = [], []
         locked_out = s > 0
         for one, (chance, kept) in enumerate(kinds):
@@ -262,7 +267,7 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         i = jnp.where(both, at + b, at + jnp.where(locked_out, s, 1))
         s = jnp.where(alone, jnp.where(locked_out, b - s, b - 1), 0)
         i = jnp.where(some, jnp.minimum(i, n), n)
-        # Nothing of a state past the last step matters.
+        # States past the last step have no effect.
         position = jnp.where(some, at, n)
         return (i, s, kind, jnp.where(alone, locked, 1), left, ends_at), (position, kept)
 
@@ -289,7 +294,7 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
-    """Sums of two replicas' participation vectors, (num_samples, iterations) float32."""
+    """Draw sums of two replicas' participation vectors, (num_samples, iterations) float32."""
     positions, counts, _ = draw_positions_with_one(key, scheme, arrays, num_samples)
     return counts_at(positions, counts, scheme.iterations)
 

@@ -1,8 +1,8 @@
-"""Replicas of balls-in-bins participation (b-min-sep at p = 1 alike): all that is random is m phases.
+"""Replicas of balls-in-bins participation (also b-min-sep at p = 1): only m phases are random.
 
-Two replicas with phases f and f' = f + d meet at lag d, as often as f' takes part, and at lag b - d, once
-less than f does. So the weight of m phases is a product over pairs, `Z_m` a mean over b^m tuples, and a draw
-picks the phases one after the other from its marginals (proofs/proposals.md, section 2.3).
+Two replicas with phases f and f' = f + d coincide at lag d, as often as f' participates, and at lag b - d,
+once less than f does. So the weight of m phases is a product over pairs, `Z_m` a mean over b^m tuples, and a
+draw samples the phases one after the other from its marginals (proofs/proposals.md, section 2.3).
 """
 
 import functools
@@ -27,7 +27,7 @@ def most_replicas(mechanism: Attracting) -> int:
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """Samples drawn in the time the tables of m replicas take: a tuple costs about two steps."""
+    """Return the samples drawn in the time of the tables of m replicas: a tuple costs about two steps."""
     return 2 * float(mechanism.scheme.min_separation) ** m / mechanism.scheme.iterations
 
 
@@ -52,7 +52,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> list:
-    """Return the thresholds that `draw_counts` needs: of the first phase, of the second given the first, ..."""
+    """Return the thresholds that `draw_counts` needs: of the first phase, the second given the first, ..."""
     joint = _joint(mechanism, m)
     marginals = [joint]
     for _ in range(m - 1):
@@ -67,7 +67,7 @@ def pair_weights(mechanism: Attracting) -> np.ndarray:
     log_attraction = log_attractions(mechanism)
     phase = np.arange(b)
     times = _turns(scheme)
-    # How far the last turn of a phase is from the end: all others are at least b away from it.
+    # Distance of a phase's last turn from the end: all others are at least b away from it.
     from_end = np.clip(n - 1 - phase - b * np.maximum(times - 1, 0), 0, len(log_attraction) - 1)
 
     def met(times, from_end, lag):
@@ -83,17 +83,18 @@ def pair_weights(mechanism: Attracting) -> np.ndarray:
 
 
 def _turns(scheme) -> np.ndarray:
-    """Return (b,) int64: how often each phase takes part."""
+    """Return (b,) int64: number of participations of each phase."""
     n, b = scheme.iterations, scheme.min_separation
     return np.ceil(np.maximum(n - np.arange(b), 0) / b).astype(int)
 
 
 def _sum_of_tuples(pairs: np.ndarray, lifts: np.ndarray, m: int) -> float:
-    """Return the sum of the weights of all tuples of m phases; of three by a product of matrices, without a table.
+    """Return the sum of the weights of all tuples of m phases; for m = 3 by matrix products, without a table.
 
     Args:
       pairs: (b, b), symmetric.
       lifts: (b,) weight of a phase by itself.
+      m: number of replicas.
     """
     if m == 1:
         return float(lifts.sum())
@@ -101,7 +102,7 @@ def _sum_of_tuples(pairs: np.ndarray, lifts: np.ndarray, m: int) -> float:
         return float(lifts @ pairs @ lifts)
     if m == 3:
         return float((np.outer(lifts, lifts) * pairs * ((pairs * lifts) @ pairs)).sum())
-    # One phase given, it is a weight more of each of the others.
+    # Given one phase, it is another weight of each of the others.
     each = (_sum_of_tuples(pairs, lifts * row, m - 1) for row in pairs)
     return float(sum(lift * of_others for lift, of_others in zip(lifts, each, strict=True)))
 
@@ -120,12 +121,12 @@ def _joint(mechanism: Attracting, m: int) -> np.ndarray:
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
-    """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
+    """Draw sums of m replicas' participation vectors, (num_samples, iterations) float32."""
     return draw_with_one(key, scheme, arrays, num_samples)[0]
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
+    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts), float32."""
     n, b = scheme.iterations, scheme.min_separation
     phases = draw_indices([threefry.fold_in(key, k) for k in range(len(arrays))], arrays, num_samples)
     turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases])

@@ -1,22 +1,24 @@
-"""What replicas know of a mechanism. A module of replicas holds, for m participation vectors together:
+"""Interface of replica modules.
 
-* `most_replicas(mechanism)`: the largest m that there are tables for;
+For m participation vectors together a module has:
+
+* `most_replicas(mechanism)`: the largest m with tables;
 * `log_normalizer(mechanism, m)`: ln Z_m = ln E_Q f^m on the rows of the strategy, float64, inf on overflow;
 * `tables(mechanism, m)`: the arrays that `draw_counts` needs;
-* `table_samples(mechanism, m)`: how many samples are drawn in the time that the tables take, about;
+* `table_samples(mechanism, m)`: how many samples are drawn in the time of the tables, approximately;
 * `errors(mechanism, m)`: (relative, total variation) errors of the drawn distribution;
 * `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32;
-* `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and how many lifts the
-  tables gave, (num_samples,) float32, rounded down;
-* `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and how
-  much of these is one of the vectors', (num_samples, slots) each;
-* `draw_fitting`, where vectors are drawn that the scheme does not have: `draw_positions_with_one`, and
-  whether all vectors are ones of the scheme, (num_samples,) bool. The weight of the others is 0, and
-  `log_normalizer` is that of all that is drawn.
+* `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and the number of lifts
+  of the tables, (num_samples,) float32, rounded down;
+* `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and the
+  counts of one of the vectors, (num_samples, slots) each;
+* `draw_fitting`, where vectors outside the scheme are drawn: `draw_positions_with_one`, and
+  whether all vectors belong to the scheme, (num_samples,) bool. The weight of the others is 0, and
+  `log_normalizer` is that of all draws.
 
-Where C has more bands than the minimum separation, participations that far apart or farther do not attract by
-what they share but by `log_lift`, which is at least that (proofs/non_banded.md): `log_normalizer` is then
-at least ln Z_m.
+Where C has more bands than the minimum separation, participations that far apart or farther attract not by
+their overlap but by its upper bound `log_lift` (proofs/non_banded.md): `log_normalizer` is then an upper
+bound on ln Z_m.
 """
 
 from typing import Any, Protocol
@@ -27,12 +29,12 @@ from jax import lax
 
 from jaxacct.kernels import threefry
 
-# Of all arrays that are built; a process peaks at about three times this, and the device keeps a third.
+# Maximum bytes of all arrays; a process peaks at about three times this, and the device keeps a third.
 MAX_TABLE_BYTES = 2.5e9
 
 
 class Attracting(Protocol):
-    """A scheme, a Toeplitz strategy and a noise multiplier: a `Mechanism`."""
+    """Scheme, Toeplitz strategy and noise multiplier: a `Mechanism`."""
 
     @property
     def scheme(self) -> Any: ...
@@ -45,8 +47,9 @@ class Attracting(Protocol):
 
 
 def log_lift(mechanism: Attracting, m: int) -> float:
-    """At least what a participation shares with all later ones of m replicas that are b steps away or more,
-    over sigma^2; 0 where C has no more bands than b.
+    """Return a bound on the overlap of a participation with later ones of m replicas b steps away or more.
+
+    Over sigma^2; 0 where C has no more bands than b.
     """
     scheme = mechanism.scheme
     kappa = mechanism.strategy.cross_terms(scheme.iterations, scheme.min_separation)
@@ -71,17 +74,18 @@ def stationary_lockouts(b: int, p: float) -> np.ndarray:
 
 
 def thresholds_of(distribution: np.ndarray):
-    """uint32 `t` with index = number of `t` at or below 32 random bits; the last one is never reached."""
+    """Return uint32 `t` with index = number of `t` at or below 32 random bits; the last one is never used."""
     cumulative = np.cumsum(distribution, axis=-1)[..., :-1]
     return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
 
 
 def draw_indices(keys, thresholds, num: int) -> list:
-    """Return (num,) int32 indices, one with each key: by the row of its `thresholds` that those before it choose.
+    """Return (num,) int32 indices, one per key: by the row of `thresholds` that previous indices select.
 
     Args:
-      keys: a few.
+      keys: JAX keys.
       thresholds: for each key an array of `thresholds_of`, with an axis for every index before.
+      num: number of indices.
     """
     drawn: list = []
     for words, rows in zip(threefry.bits_32_each(keys, [num] * len(keys)), thresholds, strict=True):
@@ -96,9 +100,9 @@ def attractions(mechanism: Attracting) -> np.ndarray:
 
 
 def log_attractions(mechanism: Attracting) -> np.ndarray:
-    """Return (ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d < b steps apart, 0 for d = b.
+    """Return (ends, b + 1) float64: `<c_i, c_{i-d}> / sigma^2` of participations d < b apart, 0 for d = b.
 
-    Row k is for the later one at the step i = n - 1 - k, the last row for all earlier steps as well
+    Row k is for the later one at the step i = n - 1 - k, the last row also for all earlier steps
     (`Strategy.products_from_end`). Those b steps apart or more are in `log_lift`.
     """
     strategy, b = mechanism.strategy, mechanism.scheme.min_separation

@@ -1,7 +1,7 @@
-"""Two replicas of an example whose batches are cut at steps drawn independently of each other.
+"""Two replicas of an example whose batches are truncated at independent steps.
 
-A participation has label 1 where its step is not cut, 2 where it is (`replicas.labelled`). Those d steps
-apart attract by `E_d^{a j}`, a and j the counts of their labels, and those of one step share its label
+A participation has label 1 where its step is not truncated, 2 where it is (`replicas.labelled`). Those d
+steps apart attract by `E_d^{a j}`, a and j the counts of their labels, and those of one step share its label
 (proofs/truncated_batches.md, section 4).
 
 The counts of labels 1 and 2 are 1 and 2 under P, and 0 and 1 (up to the sign) under Q.
@@ -18,17 +18,17 @@ from jaxacct.schemes.replicas.base import MAX_TABLE_BYTES, Attracting, log_attra
 from jaxacct.schemes.replicas.labelled import Chain, backward, walk
 from jaxacct.schemes.replicas.labelled import tables as walk_tables
 
-LABELS = 3  # none or virtual, not cut, cut
+LABELS = 3  # none or virtual, not truncated, truncated
 
 
 class Labelled(NamedTuple):
-    """What is drawn: the mechanism of the sampling before cutting, and what a label counts.
+    """Mechanism of the sampling before truncation, and the count of each label.
 
     Attributes:
       mechanism: of a `BMinSep`.
-      chances: (iterations,) probability that a step is cut, a tuple of floats.
+      chances: (iterations,) probability that a step is truncated, a tuple of floats.
       counts: of labels 1 and 2.
-      pulls: (iterations,) ln of a further factor for each count of a participation, a tuple of floats; none
+      pulls: (iterations,) ln of another factor for each count of a participation, a tuple of floats; none
         if empty.
     """
 
@@ -44,27 +44,28 @@ def fits(mechanism: Attracting) -> bool:
 
 
 def table_samples(mechanism: Attracting) -> float:
-    """How many samples are drawn in the time that the tables take, about."""
+    """Return how many samples are drawn in the time of the tables, approximately."""
     return 5 * _numbers(mechanism) / mechanism.scheme.iterations
 
 
 def _numbers(mechanism: Attracting) -> float:
-    """Numbers in the tables."""
+    """Return the size of the tables."""
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
     return float(n + b) * (2 * LABELS * b + 8) + 2.0 * b * b
 
 
 def total_variation(mechanism: Attracting) -> float:
-    """How far the drawn distribution is from that of the tables.
+    """Return the total variation error of the draws from the tables.
 
-    Every step rounds five probabilities at most and that of a cut to multiples of 2^-32, and the start 2 b.
+    Every step rounds at most five probabilities and that of truncation to multiples of 2^-32, and the start 2
+    b.
     """
     return (7 * mechanism.scheme.iterations + 2 * mechanism.scheme.min_separation) * 2.0**-32
 
 
 @functools.lru_cache(maxsize=64)
 def log_normalizer(labelled: Labelled) -> float:
-    """Return ln of the mean of `e^{<C s, C s'> / sigma^2}` over two replicas' counts; inf where it overflows."""
+    """Return ln of the mean of `e^{<C s, C s'> / sigma^2}` over two replicas' counts; inf on overflow."""
     return backward(_chain(labelled))[0]
 
 
@@ -86,7 +87,7 @@ def _chain(labelled: Labelled) -> Chain:
     counts, distribution = np.array([0, *labelled.counts]), np.stack([1 - chances, chances], axis=1)
     s = np.arange(1, b)
     with np.errstate(over="ignore", invalid="ignore"):
-        # Of one participation with each label, (iterations, 2).
+        # Weights of one participation with each label, (iterations, 2).
         further = np.exp(np.outer(labelled.pulls or np.zeros(n), counts[1:]))
         joins = distribution * further
         logs = log_attractions(mechanism)
@@ -94,7 +95,7 @@ def _chain(labelled: Labelled) -> Chain:
         pulls = np.exp(logs[:, b - s, None, None] * np.outer(counts, counts[1:]))  # (ends, b - 1, 3, 2)
 
     def alone(weights, i):
-        """Return the free replica waits, takes part uncut, or cut."""
+        """Return the weights of the free replica waiting, participating without truncation, or with it."""
         found = np.empty((b - 1, LABELS, LABELS))
         found[:, :, 0] = (1 - p) * weights[i + 1, : b - 1]
         # It is locked out when the other is free again, s steps on.
@@ -103,7 +104,7 @@ def _chain(labelled: Labelled) -> Chain:
         return found
 
     def together(weights, i):
-        """Return (5,): nobody, one with label 1, one with label 2, both with label 1, both with label 2."""
+        """Return (5,): none, one with label 1, one with label 2, both with label 1, both with label 2."""
         one = weights[i + 1, b - 1, 1:]  # locked out for b - 1 more steps from the next one on
         two = weights[i + b, 0, 0] * both[min(n - 1 - i, len(both) - 1)]
         nobody = (1 - p) ** 2 * weights[i + 1, 0, 0]
@@ -114,15 +115,16 @@ def _chain(labelled: Labelled) -> Chain:
 
 
 def draw(key, scheme, arrays, num_samples: int):
-    """Return `(cut, counts)`: which steps are cut, bool, and the two replicas' counts together, float32.
+    """Return `(cut, counts)`: which steps are truncated, bool, and the two replicas' total counts, float32.
 
     Args:
-      key: a JAX key.
+      key: JAX key.
       scheme: the `BMinSep` of the tables; static.
       arrays: `tables`.
       num_samples: static.
 
-    Returns two arrays of (num_samples, iterations).
+    Returns:
+      Two arrays of (num_samples, iterations).
     """
     *keys, cut_key = threefry.split(key, 4)
 
@@ -136,7 +138,7 @@ def draw(key, scheme, arrays, num_samples: int):
         return joined.max(axis=0).astype(jnp.int8), (joined > 0).sum(axis=0).astype(jnp.int8)
 
     label, number = walk(keys, scheme, arrays, num_samples, labels_of, seen)
-    # Not at once: XLA would make these words again for both likelihoods.
+    # Separately: XLA would compute these words again for both likelihoods.
     by_chance = threefry.bits_32(cut_key, (scheme.iterations, num_samples)) < arrays["cut"][:, None]
     cut = jnp.where(label > 0, label == LABELS - 1, by_chance)
     counts = number.astype(jnp.float32) * jnp.where(label == 1, arrays["counts"][1], arrays["counts"][2])

@@ -1,8 +1,9 @@
 """Two replicas of random-phase cyclic Poisson participation; three and more are in `cyclic_many`.
 
 Given two phases d apart, the possible participations in order of time are a chain that alternates between
-the replicas, each touching only its neighbours: d steps apart within a round, b - d across rounds. So the
-weight is a product of 2 x 2 transfer matrices, and draws are made forward with the weight of what remains.
+the replicas, each overlapping only its neighbours: d steps apart within a round, b - d across rounds. So the
+weight is a product of 2 x 2 transfer matrices, and draws are made forward with the weight of the remaining
+sites.
 """
 
 import functools
@@ -25,7 +26,7 @@ from jaxacct.schemes.replicas.base import (
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """Up to 8, while their tables are made in seconds; 1 where those of two do not fit `MAX_TABLE_BYTES`."""
+    """Return up to 8, while tables take seconds; 1 where those of two do not fit `MAX_TABLE_BYTES`."""
     scheme = mechanism.scheme
     ends = len(mechanism.strategy.products_from_end(1))
     # Four numbers for each: weights and probabilities in float64, and these in float32.
@@ -39,14 +40,14 @@ def most_replicas(mechanism: Attracting) -> int:
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """0 for two: their tables are made in no time."""
+    """Return 0 for two: their tables take no time."""
     return 0.0 if m == 2 else cyclic_many.table_samples(mechanism, m)
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
-    Of two: a float32 probability against a uniform of 2^-32 steps at each site, and the phases' thresholds.
+    For two: a float32 probability against a uniform of 2^-32 steps at each site, and the phases' thresholds.
     """
     if m > 2:
         return cyclic_many.errors(mechanism, m)
@@ -66,7 +67,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _chains(mechanism: Attracting):
-    """Return (edges, `chain_weights`, rounds of each phase, rows of `edges` for two phases, their joint weights)."""
+    """Return (edges, `chain_weights`, rounds of each phase, rows of `edges` for phase pairs, weights)."""
     scheme = mechanism.scheme
     b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
     with np.errstate(over="ignore", invalid="ignore"):
@@ -76,7 +77,7 @@ def _chains(mechanism: Attracting):
         rounds = np.maximum(0, -(-(n - np.arange(b)) // b))
         early, late = np.sort(np.indices((b, b)), axis=0)
         sites = rounds[early] + rounds[late]
-        # How far the last possible participation is from the end.
+        # Distance of the last possible participation from the end.
         from_end = np.minimum((n - 1 - early) % b, (n - 1 - late) % b)
         end = np.minimum(from_end, edges.shape[1] - 1)
         after = remaining[late - early, end, np.maximum(sites - 1, 0), 0]
@@ -85,16 +86,16 @@ def _chains(mechanism: Attracting):
 
 
 def _joins(mechanism: Attracting) -> float:
-    """Return the weight of taking part at a site: the probability, times e to the `log_lift` of two replicas."""
+    """Return the weight of participating at a site: the probability times e^`log_lift` of two replicas."""
     return float(mechanism.scheme.sampling_probability * np.exp(log_lift(mechanism, 2)))
 
 
 def edge_weights(attraction: np.ndarray) -> np.ndarray:
-    """Return (b, ends, 3, 2) float64: how a site attracts the one before it if both take part.
+    """Return (b, ends, 3, 2) float64: how a site attracts the one before it if both participate.
 
-    Indexed by the phases' distance, how far the last site is from the end, the number of sites left after
-    this one (2 stands for more: it is b steps or more from the end), and whether the edge between them is
-    within a round (0) or across (1).
+    Indexed by the phases' distance, the distance of the last site from the end, the number of sites left
+    after this one (2 stands for more: it is b steps or more from the end), and whether the edge between them
+    is within a round (0) or across (1).
 
     Args:
       attraction: (ends, b + 1), as `attractions`.
@@ -118,7 +119,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
     p, skips = _joins(mechanism), 1 - scheme.sampling_probability
     most = 2 * scheme.max_participations
     edges, remaining, rounds, end, start = _chains(mechanism)
-    # P(next site takes part | this one's value): (gap, end, sites left after it, edge kind, value).
+    # P(next site participates | this one's value): (gap, end, sites left after it, edge kind, value).
     take = np.zeros((*edges.shape[:2], most, 2, 2))
     for left in range(most):
         for value in (0, 1):
@@ -140,10 +141,10 @@ def tables(mechanism: Attracting, m: int) -> dict:
 
 
 def chain_weights(edges: np.ndarray, most: int, p: float, q: float) -> np.ndarray:
-    """Return (b, ends, most + 1, 2, 2) float64: weight of the sites after this one, p and q of joining and not.
+    """Return (b, ends, most + 1, 2, 2) float64: weight of the sites after this one.
 
-    Indexed by the phases' distance, how far the last site is from the end, the number of sites left, the kind
-    of the next edge (0 within a round, 1 across) and this site's value.
+    Indexed by the phases' distance, the distance of the last site from the end, the number of sites left, the
+    kind of the next edge (0 within a round, 1 across) and this site's value.
     """
     weights = np.ones((*edges.shape[:2], most + 1, 2, 2))
     for left in range(1, most + 1):
@@ -156,12 +157,12 @@ def chain_weights(edges: np.ndarray, most: int, p: float, q: float) -> np.ndarra
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
-    """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
+    """Draw sums of m replicas' participation vectors, (num_samples, iterations) float32."""
     return draw_with_one(key, scheme, arrays, num_samples)[0]
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
+    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts), float32."""
     if "starts" in arrays:
         return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
     b, n = scheme.min_separation, scheme.iterations

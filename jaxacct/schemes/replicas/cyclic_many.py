@@ -1,10 +1,10 @@
 """Three and more replicas of random-phase cyclic Poisson participation.
 
 Given m phases in ascending order, the possible participations in order of time are a chain that visits the
-phases in turn. Each is less than b steps from the m - 1 before it, of the other replicas, and touches
-no earlier one; so the state is which of the last m - 1 took part. Z_m is a mean over all tuples of phases. A
-draw picks the phases from their joint distribution, then goes forward through the chain with the weight of
-what remains, which is computed for the phases that were drawn (proofs/proposals.md, section 2.4).
+phases in turn. Each is less than b steps from the m - 1 before it, of the other replicas, and overlaps
+no earlier one; so the state is which of the last m - 1 participated. Z_m is a mean over all tuples of phases.
+A draw samples the phases from their joint distribution, then goes forward through the chain with the weight
+of the remaining sites, which is computed for the drawn phases (proofs/proposals.md, section 2.4).
 """
 
 import functools
@@ -24,7 +24,7 @@ _MOST_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states
 
 
 def fits(mechanism: Attracting, m: int) -> bool:
-    """Return whether the tables of m replicas are made in seconds, and draws take no longer than their losses."""
+    """Return whether tables of m replicas take seconds, and draws take no longer than their losses."""
     scheme = mechanism.scheme
     sites = m * scheme.max_participations
     few = scheme.min_separation**m <= _MOST_TUPLES and sites <= 2 * scheme.iterations
@@ -37,17 +37,17 @@ def _numbers(mechanism: Attracting, m: int) -> float:
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """Samples drawn in the time the tables of m replicas take: a number costs about a step."""
+    """Return the samples drawn in the time of the tables of m replicas: a number costs about a step."""
     return 3 * _numbers(mechanism, m) / mechanism.scheme.iterations
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
-    The weights ahead are off, but the same at one site as at the next: the product of the probabilities of
-    all sites is off by the roundings of each sum alone. Logarithms there are at most those of the two chances
-    and of what the last m - 1 sites attract. A probability is a float32 number, compared with a uniform one;
-    phases have thresholds of 2^-32.
+    The weights ahead have errors, but the same at one site as at the next: the product of the probabilities
+    of all sites has the roundings of each sum alone. Logarithms there are at most those of the two chances
+    and of the attraction of the last m - 1 sites. A probability is a float32 number, compared with a uniform
+    one; phases have thresholds of 2^-32.
     """
     scheme, p = mechanism.scheme, mechanism.scheme.sampling_probability
     sites = m * scheme.max_participations
@@ -83,7 +83,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
 
 
 def _orders(phases: np.ndarray) -> np.ndarray:
-    """Return (tuples,) float64: in how many orders the phases of an ascending tuple may come."""
+    """Return (tuples,) float64: the number of orders of the phases of an ascending tuple."""
     orders = np.full(len(phases), float(math.factorial(phases.shape[1])))
     run = np.ones(len(phases))
     for place in range(1, phases.shape[1]):
@@ -124,7 +124,7 @@ def _totals(mechanism: Attracting, m: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (sums of m participation vectors, one of these, lifts given), float32; see `replicas.base`."""
+    """Return (sums of m participation vectors, one of these, lifts), float32; see `replicas.base`."""
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["starts"])
     phase_key, chain_key = threefry.split(key)
     drawn = draw_indices([threefry.fold_in(phase_key, k) for k in range(m)], arrays["starts"], num_samples)
@@ -141,7 +141,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         return ((last << 1) | value) & (2 ** (m - 1) - 1), value
 
     _, values = jax.lax.scan(site, jnp.zeros(num_samples, jnp.int32), (take, uniforms))
-    # Replicas of one phase are alike, so the first of them is the one.
+    # Replicas of one phase are exchangeable, so the first of them is the one.
     mine = sites[:, None] % m == jnp.argmax(phases == drawn[0][None], axis=0)[None]
     nowhere = jnp.zeros((num_samples, n), jnp.float32)
     values = values.astype(jnp.float32)
@@ -152,7 +152,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
 
 
 def _take_probabilities(scheme, arrays, phases, positions):
-    """Return (sites, states, num_samples) float32: of taking part at each site, by which of the last ones did."""
+    """Return (sites, states, num_samples) float32: of participating at each site, given the last ones."""
     n, b, m = scheme.iterations, scheme.min_separation, len(phases)
     last = np.arange(2 ** (m - 1))
     stay = (last << 1) & (last.size - 1)

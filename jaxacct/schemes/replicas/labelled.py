@@ -1,10 +1,10 @@
-"""Two replicas where a state also holds with which label the locked out one took part.
+"""Two replicas where a state also has the label of the locked-out one's participation.
 
-A label is a count, or whether the step was cut: what a participation attracts depends on it. It is 1 and on
-for a participation, 0 for none, and for the virtual history of a warm start, which does not interact.
-`U_i(s, a)` is the total weight from step i on when one replica is free and the other, of label a, locked out
-for s more steps; s = 0 when both are free. A module says what may happen at a step (`Chain`), and has
-weights, tables and draws from here.
+A label is a count, or whether the step was truncated: the attraction of a participation depends on it. It is
+1 or more for a participation, 0 for none, and for the virtual history of a warm start, which does not
+interact. `U_i(s, a)` is the total weight from step i on when one replica is free and the other, of label a,
+locked out for s more steps; s = 0 when both are free. A module defines the events of a step (`Chain`), and
+has weights, tables and draws from here.
 """
 
 import math
@@ -20,14 +20,14 @@ from jaxacct.schemes.replicas.base import draw_indices, start_distribution, star
 
 
 class Chain(NamedTuple):
-    """What may happen, step by step.
+    """Events of a step.
 
     Attributes:
-      sampling: who is sampled when: a `BMinSep`, or what has its fields.
-      labels: how many there are, 0 included.
+      sampling: a `BMinSep`, or an object with its fields.
+      labels: number of labels, 0 included.
       alone: (weights, step) -> (b - 1, labels, labels): of every state (s, a), s >= 1, the weight of the free
-        replica waiting (0) or taking part with each label.
-      together: (weights, step) -> (outcomes,): of two free replicas; all that may happen to them.
+        replica waiting (0) or participating with each label.
+      together: (weights, step) -> (outcomes,): of two free replicas; all their joint events.
     """
 
     sampling: Any
@@ -82,7 +82,7 @@ def _starts(sampling, weights: np.ndarray) -> np.ndarray:
 
 
 def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
-    """Go through the steps once.
+    """Scan over the steps once.
 
     Args:
       keys: three JAX keys.
@@ -90,10 +90,10 @@ def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
       arrays: `tables`.
       num_samples: static.
       labels_of: (num_samples,) outcome of `Chain.together` -> (2, num_samples) labels.
-      seen: (2, num_samples) labels at a step, 0 for who does not take part -> what is kept of them.
+      seen: (2, num_samples) labels at a step, 0 without participation -> the stored value.
 
     Returns:
-      What `seen` gives, the steps as a new first axis.
+      The values of `seen`, the steps as a new first axis.
     """
     n, b = sampling.iterations, sampling.min_separation
     lockouts = jnp.zeros((2, num_samples), jnp.int32)
@@ -109,7 +109,7 @@ def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
         outcome = jnp.sum(at["bits"] >= at["together"][None], axis=-1).astype(jnp.int32)
         joined = jnp.where(free.all(axis=0), labels_of(outcome), 0)
         if b > 1:
-            # The other one's lockout and label decide; whoever is locked out does not join.
+            # The other one's lockout and label decide; a locked-out replica does not join.
             other, history = lockouts[::-1], labels[::-1]
             waits = free & (other > 0)
             row = jnp.maximum(lockouts.max(axis=0), 1) - 1

@@ -1,4 +1,4 @@
-"""Two replicas of a user's counts under multi-attribution, weighed by dynamic programming, drawn by steps.
+"""Two replicas of a user's counts under multi-attribution: weights by dynamic programming, draws by steps.
 
 As for b-min-sep, but participations d steps apart with counts a and j attract by `E_d^{a j}`, so a label of a
 participation is its count (`replicas.labelled`).
@@ -16,19 +16,19 @@ from jaxacct.schemes.replicas.labelled import tables as walk_tables
 
 
 def _numbers(mechanism: Attracting) -> float:
-    """Numbers in the larger table."""
+    """Return the size of the larger table."""
     scheme = mechanism.scheme
     n, b, k = scheme.iterations, scheme.min_separation, scheme.examples_per_user
     return float(n + b) * (b * (k + 1) * (k + 3) + (k + 1) ** 2) + 2.0 * b * b
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """As for b-min-sep: a number of a table costs about five steps."""
+    """Return as for b-min-sep: a number of a table costs about five steps."""
     return 5 * _numbers(mechanism) / mechanism.scheme.iterations
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """2, or 1 where the tables of two do not fit."""
+    """Return 2, or 1 where the tables of two do not fit."""
     return 2 if 8 * _numbers(mechanism) <= MAX_TABLE_BYTES else 1
 
 
@@ -70,7 +70,7 @@ def _chain(mechanism: Attracting) -> Chain:
         pulls = distribution * attraction[:, b - s, None, None] ** np.outer(counts, counts)
 
     def alone(weights, i):
-        """Return the free replica joins with j."""
+        """Return the weights of the free replica joining with j."""
         parts = np.empty((b - 1, k + 1, k + 1))
         parts[:, :, 0] = weights[i + 1, : b - 1]
         # It is locked out when the other is free again, s steps on.
@@ -81,7 +81,7 @@ def _chain(mechanism: Attracting) -> Chain:
         """Return ((k + 1)^2,): the counts of both."""
         after = np.empty(pairs.shape[1:])
         after[0, 0] = weights[i + 1, 0, 0]
-        # Barred for b - 1 more steps from the next one on, which is not at all where b = 1.
+        # Locked out for b - 1 more steps from the next one on, which is 0 steps for b = 1.
         after[1:, 0] = after[0, 1:] = weights[i + 1, b - 1, 1:]
         after[1:, 1:] = weights[i + b, 0, 0]
         return (after * pairs[min(n - 1 - i, len(pairs) - 1)]).reshape(-1)
@@ -90,18 +90,18 @@ def _chain(mechanism: Attracting) -> Chain:
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
-    """Sums of two replicas' counts, (num_samples, iterations) float32."""
+    """Draw sums of two replicas' counts, (num_samples, iterations) float32."""
     return draw_with_one(key, scheme, arrays, num_samples)[0]
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the counts of one of the two, lifts given), float32."""
+    """Return (`draw_counts`, the counts of one of the two, lifts), float32."""
     size = scheme.examples_per_user + 1
 
     def labels_of(pair):
         return jnp.stack([pair // size, pair % size])
 
-    # As short as counts allow, as there are as many as there are outputs.
+    # As short as counts allow, as there are as many as outputs.
     whole = jnp.int8 if 2 * size < 128 else jnp.int32
 
     def seen(joined):

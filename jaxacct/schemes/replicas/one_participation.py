@@ -1,4 +1,4 @@
-"""Two replicas of a scheme with at most one participation, which is at any of n steps alike.
+"""Two replicas of a scheme with at most one participation, uniform over n steps.
 
 Kept with probability q, two participations at the steps i and j attract each other by `E_ij`, so
 `Z_2 = 1 - q^2 + q^2 mean E_ij`. A pair is drawn by its later step, whose total weight is a sum over lags, and
@@ -18,14 +18,14 @@ from jaxacct.schemes.replicas.base import Attracting, log_attractions
 
 
 def table_bytes(mechanism: Attracting) -> float:
-    """Bytes of the table."""
+    """Return the bytes of the table."""
     n, strategy = mechanism.scheme.iterations, mechanism.strategy
     return 8.0 * n * (strategy.bands if strategy.rows(n) == n else 1)
 
 
 @functools.lru_cache(maxsize=1)
 def _sums(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (sums over lags up to each, (ends, n) by `log_attractions`; those of each later step; rarest event)."""
+    """Return (sums over lags, (ends, n) by `log_attractions`; those of each later step; rarest event)."""
     n = mechanism.scheme.iterations
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         weights = np.exp(log_attractions(mechanism)[:, :n])
@@ -33,19 +33,19 @@ def _sums(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, float]:
         by_lag = np.cumsum(weights, axis=1)
         by_step = by_lag[_row(n, len(by_lag), np.arange(n)), np.arange(n)]
         rarest = float((by_lag / weights).max())
-        # Steps are drawn from 64 bits, whose first 32 are to tell any two apart.
+        # Steps are drawn from 64 bits, whose first 32 must distinguish any two.
         if not by_step.min() > 2.0**-30 * by_step.sum():
             rarest = math.inf
     return by_lag, by_step, rarest
 
 
 def _row(n: int, ends: int, step):
-    """Row of the table for a later step."""
+    """Return the row of the table for a later step."""
     return np.minimum(n - 1 - step, ends - 1)
 
 
 def summary(mechanism: Attracting) -> tuple[float, float]:
-    """Return (ln Z_2, how rare an event is at most)."""
+    """Return (ln Z_2, inverse of the smallest probability of an event)."""
     scheme = mechanism.scheme
     q, (_, by_step, rarest) = scheme.keep_probability, _sums(mechanism)
     both = q**2 * float(by_step.sum()) / scheme.iterations**2
@@ -71,7 +71,7 @@ def tables(mechanism: Attracting) -> dict:
 
 
 def _drawn_steps(key, thresholds, num_samples: int):
-    """Return (num_samples,) int32: how many of the (2, number) `thresholds_64` are at or below 64 random bits."""
+    """Return (num_samples,) int32: number of the (2, number) `thresholds_64` at or below 64 random bits."""
     if thresholds.shape[1] == 0:
         return jnp.zeros(num_samples, jnp.int32)
     high, low = threefry.bits_32(key, (2, num_samples))
@@ -82,7 +82,7 @@ def _drawn_steps(key, thresholds, num_samples: int):
 
 
 def draw_fitting(key, scheme, arrays, num_samples: int):
-    """Return what `balanced_min_sep.draw_fitting` does."""
+    """Return the same as `balanced_min_sep.draw_fitting`."""
     n, shape = scheme.iterations, (num_samples,)
     kind_key, pair_key, one_key = threefry.split(key, 3)
     kind = (uniform_64(kind_key, shape)[:, None] > arrays["kinds"][:3]).sum(axis=1)

@@ -1,7 +1,7 @@
 """Replicas of Poisson participation: steps are independent, so any number of replicas is a product.
 
-At each step the number k of replicas that take part is Binomial(m, p) reweighted by
-`e^{k (k-1) / 2 sigma^2}`, and `Z_m` is the n-th power of the total weight (b-min-sep with b = 1 alike).
+At each step the number k of participating replicas is Binomial(m, p) reweighted by
+`e^{k (k-1) / 2 sigma^2}`, and `Z_m` is the n-th power of the total weight (also b-min-sep with b = 1).
 """
 
 import functools
@@ -17,19 +17,19 @@ from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """64: the scale's best order is far below it wherever replicas help."""
+    """Return 64: the scale's best order is far below it wherever replicas help."""
     return 64
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """0: the tables are a few numbers."""
+    """Return 0: the tables are a few numbers."""
     return 0.0
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
 
-    Each of m thresholds is off by half a step of 2^-32, or by one where it would be 2^32, at each of n
+    Each of m thresholds has an error of half a step of 2^-32, or of one where it would be 2^32, at each of n
     iterations; that one is counted as two.
     """
     return 0.0, mechanism.scheme.iterations * (m + 1) * 2.0**-33
@@ -59,7 +59,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
 
 
 def draw_counts(key, scheme, arrays, num_samples: int):
-    """Sums of m replicas' participation vectors, (num_samples, iterations) float32."""
+    """Draw sums of m replicas' participation vectors, (num_samples, iterations) float32."""
     bits = threefry.bits_32(key, (num_samples, scheme.iterations))
     counts = jnp.zeros(bits.shape, jnp.float32)
     return jax.lax.fori_loop(
@@ -71,9 +71,9 @@ def draw_counts(key, scheme, arrays, num_samples: int):
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts given), float32."""
+    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts), float32."""
     counts_key, one_key = threefry.split(key)
     counts = draw_counts(counts_key, scheme, arrays, num_samples)
-    # Of k at a step each is among them with probability k / m.
+    # Of k participants at a step each replica is one with probability k / m.
     place = threefry.integers(one_key, counts.shape, arrays["tail"].shape[0])
     return counts, (place.astype(counts.dtype) < counts).astype(jnp.float32), counts.sum(axis=1)
