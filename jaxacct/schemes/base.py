@@ -21,7 +21,7 @@ from jaxacct.statistics.hockey_stick import Direction
 
 
 class SideInformation(abc.ABC):
-    """Adversary's view besides the outputs, drawn before participations; its distribution is equal under P and Q."""
+    """Adversary's view besides the outputs, drawn before participations, equally under P and Q."""
 
     name: ClassVar[str]
     """Name of the argument of `privacy_loss` that holds it."""
