@@ -16,12 +16,14 @@ from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
 from jaxacct.core import shares
 from jaxacct.core.check import Verdict
+from jaxacct.core.evidence import RULES
 from jaxacct.core.plan import Plan
 from jaxacct.core.text import outcome_in_words
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import ADJACENCIES, check_pair
+from jaxacct.proposals import registry
 from jaxacct.schemes import Scheme
 from jaxacct.schemes.batch_sizes import check_dataset_size
 from jaxacct.strategies import Strategy, ending
@@ -126,10 +128,21 @@ def calibrate(
     epsilon, delta = targets.implied(epsilon, delta, advantage, tpr, fpr, mu)
     if tpr is not None and fpr is not None and choice is None:
         epsilon, delta = targets.least_noise(scheme, strategy, tpr, fpr)
-    if not validate.positive_number("grid_ratio", grid_ratio) > 1:
-        raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
-    if max_samples is not None:
-        validate.positive_integer("max_samples", max_samples)
+    if accountant is None and scheme.patterns is not None:  # nothing to sample
+        accountant = "unamplified"
+    check_options(
+        noise_multiplier=noise_multiplier,
+        max_batch_size=max_batch_size,
+        grid_ratio=grid_ratio,
+        rule=rule,
+        max_samples=max_samples,
+        proposal=proposal,
+        accountant=accountant,
+        compose_with=compose_with,
+        adjacency=adjacency,
+        checkpoint_dir=checkpoint_dir,
+        key=key,
+    )
     if estimate is not None:
         validate.positive_number("estimate", estimate)
     if dataset_size is not None:
@@ -139,17 +152,6 @@ def calibrate(
         other = choice.flaws(scheme, strategy, epsilon, delta, dataset_size)
         if other:
             raise ValueError(other[0])
-    validate.one_of("rule", rule, ("anytime", "fixed"))
-    validate.one_of("adjacency", adjacency, ADJACENCIES)
-    if accountant is None and scheme.patterns is not None:  # nothing to sample
-        accountant = "unamplified"
-    if accountant is not None:
-        validate.one_of("accountant", accountant, ("analytic", *ACCOUNTANTS))
-        of_draws = dict(max_samples=max_samples, proposal=proposal, checkpoint_dir=checkpoint_dir, key=key)
-        of_draws |= dict(rule=None if rule == "anytime" else rule)
-        for name, value in of_draws.items():
-            if value is not None:
-                raise ValueError(f"{name} must not be given together with accountant: no samples are drawn")
     problem = Problem(scheme, strategy, adjacency, dataset_size, max_batch_size)
     target = problem.target(epsilon, delta, failure_fraction, compose_with)
     run_key = randomness.fresh_key() if key is None else key
@@ -172,6 +174,45 @@ def calibrate(
     finally:
         if checkpoint:
             checkpoint.close()
+
+
+def check_options(
+    *,
+    noise_multiplier: float | None = None,
+    max_batch_size: int | None = None,
+    grid_ratio: float = 1.01,
+    rule: str = "anytime",
+    max_samples: int | None = None,
+    proposal: str | None = None,
+    accountant: str | None = None,
+    compose_with=None,
+    adjacency: str = ADJACENCIES[0],
+    checkpoint_dir=None,
+    key=None,
+) -> None:
+    """Check options of `calibrate` that do not depend on scheme and strategy, before any work.
+
+    Raises:
+      ValueError: for the first that is invalid, or that another one leaves without effect.
+    """
+    if noise_multiplier is not None:
+        validate.noise_multiplier("noise_multiplier", noise_multiplier)
+    for name, size in dict(max_batch_size=max_batch_size, max_samples=max_samples).items():
+        if size is not None:
+            validate.positive_integer(name, size)
+    if not validate.positive_number("grid_ratio", grid_ratio) > 1:
+        raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
+    validate.one_of("rule", rule, RULES)
+    validate.one_of("adjacency", adjacency, ADJACENCIES)
+    if proposal is not None:
+        registry.check_name(proposal, compose_with is not None)
+    if accountant is not None:
+        validate.one_of("accountant", accountant, ("analytic", *ACCOUNTANTS))
+        of_draws = dict(max_samples=max_samples, proposal=proposal, checkpoint_dir=checkpoint_dir, key=key)
+        of_draws |= dict(rule=None if rule == "anytime" else rule)
+        for name, value in of_draws.items():
+            if value is not None:
+                raise ValueError(f"{name} must not be given together with accountant: no samples are drawn")
 
 
 def _chosen(plan: Plan, choice: Choice | None) -> Plan:

@@ -6,6 +6,7 @@ it documents that the choice has no privacy cost.
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from jaxacct.common import records
 from jaxacct.common import validate as _validate
@@ -15,8 +16,12 @@ from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, FiniteToeplitz,
 from jaxacct.strategies.workload_names import name_of
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
-MATRICES = ("optimal", "square-root", "amplified", "buffered")
-SCHEME_NAMES = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "balanced-min-sep")
+MatrixName = Literal["optimal", "square-root", "amplified", "buffered"]
+SearchedScheme = Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "balanced-min-sep"]
+MATRICES: tuple[str, ...] = get_args(MatrixName)
+SCHEME_NAMES: tuple[str, ...] = get_args(SearchedScheme)
+COEFFICIENTS = "coefficients"
+"""Name of a banded matrix that was given by its coefficients."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Choice:
         None for another learning-rate schedule of the caller.
       given: those of `SEARCHED` that were given and not searched, in that order.
       looked_at: number of candidates.
-      scheme, min_separation, bands, matrix: what was chosen; for "buffered" bands are buffers.
+      scheme, min_separation, bands, matrix: what was chosen; for "buffered" bands are buffers, and
+        "coefficients" is a matrix that was given.
     """
 
     dataset_size: int
@@ -55,7 +61,7 @@ class Choice:
         _validate.nonnegative_number("epsilon", self.epsilon)
         _validate.open_probability("delta", self.delta)
         _validate.one_of("scheme", self.scheme, SCHEME_NAMES)
-        _validate.one_of("matrix", self.matrix, MATRICES)
+        _validate.one_of("matrix", self.matrix, (*MATRICES, COEFFICIENTS))
         if self.workload is not None:
             # As the search writes it: other spellings would not stand in a command.
             written = name_of(workload_named(self.workload, self.iterations))
@@ -63,8 +69,7 @@ class Choice:
                 raise ValueError(f"workload must be written as {written!r}, was {self.workload!r:.80}")
         if [name for name in SEARCHED if name in self.given] != list(self.given):
             raise ValueError(f"given must be some of {', '.join(SEARCHED)}, in order, was {self.given!r}")
-        # A buffer is two copies, and the noise being made is one more.
-        copies = 2 * self.bands + 1 if self.matrix == "buffered" else self.bands
+        copies = copies_of(self.bands, self.matrix)
         if copies > self.memory_copies:
             raise ValueError(f"memory_copies must be at least {copies}, was {self.memory_copies}")
 
@@ -97,7 +102,11 @@ class Choice:
         if self.epsilon == 0:
             target = f"--advantage {exact(self.delta)}"
         values = vars(self) | {"strategy": self.matrix}
-        kept = "".join(f" --{name.replace('_', '-')} {values[name]}" for name in self.given)
+        if self.matrix == COEFFICIENTS:  # which the plan's claim holds
+            values |= {"strategy": "FILE", "bands": None}
+        kept = "".join(
+            f" --{name.replace('_', '-')} {values[name]}" for name in self.given if values[name] is not None
+        )
         ranked = f" --workload {self.workload}" if self.workload not in (None, "prefix-sum") else ""
         copies = f"--memory-copies {self.memory_copies}"
         return f"jaxacct recommend {numbers} --iterations {self.iterations} {target} {copies}{kept}{ranked}"
@@ -124,8 +133,16 @@ class Choice:
         return vars(self) | {"given": list(self.given)}
 
 
+def copies_of(bands: int, matrix: str | None) -> int:
+    """Return the copies of the parameters that training keeps for the noise of such a matrix.
+
+    A buffer is two copies, and the noise that is being made is one more.
+    """
+    return 2 * bands + 1 if matrix == "buffered" else bands
+
+
 _BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind)
-_KINDS = dict.fromkeys(MATRICES, _BANDED) | {"buffered": (BufferedToeplitz.kind,)}
+_KINDS = dict.fromkeys((*MATRICES, COEFFICIENTS), _BANDED) | {"buffered": (BufferedToeplitz.kind,)}
 _IN_WORDS = {
     "scheme": "sampling scheme",
     "bands": "number of bands",

@@ -185,7 +185,7 @@ class Search:
           coarse: whether the first blocks of the pilot suffice.
         """
         if self.progress:
-            self.progress(f"search {noise_multiplier:.4g}", 0, 0)
+            self.progress(f"trying noise multiplier {noise_multiplier:.4g}", 0, 0)
 
         def drawn(chosen: Proposal, theta: float) -> float:
             if draws_for < math.inf and not (theta > 0 and _fewest(theta, self.target.budget) <= draws_for):

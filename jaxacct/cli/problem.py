@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jaxacct.calibration.choice import MATRICES, SCHEME_NAMES, SEARCHED
 from jaxacct.calibration.targets import implied
 from jaxacct.cli.output import refuse
 from jaxacct.cli.usage import Integer, Number, OfRun, hint
 from jaxacct.common import validate
 from jaxacct.recommendation.matrices import amplified_matrix
-from jaxacct.schemes import SCHEMES
+from jaxacct.recommendation.result import Recommendation
+from jaxacct.recommendation.search import recommend
+from jaxacct.schemes import SCHEMES, BMinSep, Poisson, Scheme
 from jaxacct.schemes.numbers import Numbers
-from jaxacct.strategies import NAMES, BandedToeplitz, by_name, ending, workload_named
+from jaxacct.strategies import NAMES, BandedToeplitz, Strategy, by_name, ending, workload_named
 
 SchemeName = Literal[
     "poisson",
@@ -29,6 +32,10 @@ SchemeName = Literal[
 """The names of `SCHEMES`; a test compares them."""
 AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
 """Neighbouring data sets: `jaxacct.mechanisms.mechanism.ADJACENCIES`; a test compares them."""
+
+
+_LIKE_B_MIN_SEP = ("truncated-b-min-sep",)
+"""Schemes whose separation, bands and matrix are selected as those of `BMinSep` with the same numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +86,7 @@ class Problem:
     scheme: SchemeName | None = None
     """Sampling scheme, b-min-sep by default."""
     bands: Integer | None = None
-    """Bands of the strategy matrix; 1, which is DP-SGD, by default, or those of a file of coefficients."""
+    """Bands of the strategy matrix; 1 is DP-SGD."""
     min_separation: Integer | None = None
     """Steps between participations (b-min-sep), or the cycle length; the number of bands by default."""
     cold_start: bool = False
@@ -97,11 +104,61 @@ class Problem:
     """Error that an optimized matrix minimizes and candidates are ranked by: prefix-sum by default, or
     momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between."""
 
-    def decided(self) -> list[str]:
-        """Return the names of the given options of the sampling scheme and the matrix."""
-        sizes = {"iterations", "dataset_size", "batch_size", "workload"}
-        values = {name: value for name, value in vars(self).items() if name not in sizes}
-        return [name for name, value in values.items() if value is not None and value is not False]
+    def undecided(self) -> list[str]:
+        """Return the names of `SEARCHED` options that are not given and that the others leave open."""
+        decided = {name for name in SEARCHED if getattr(self, name) is not None}
+        if self.scheme is not None and "separation" not in SCHEMES[self.scheme].options:
+            decided |= {"min_separation"}
+        if self.strategy is not None and self.strategy not in (*MATRICES, *NAMES):  # a file
+            decided |= {"bands"}
+        if self.scheme == Poisson.name:
+            decided |= {"bands"}
+        if self.scheme == Poisson.name or self.bands == 1:
+            decided |= {"strategy"}
+        return [name for name in SEARCHED if name not in decided]
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether `choose` selects what is not given; `build` takes all as it is."""
+        if self.scheme not in (None, *SCHEME_NAMES, *_LIKE_B_MIN_SEP):
+            return False
+        if self.strategy in NAMES and self.strategy not in MATRICES:  # inverses, which no search covers
+            return False
+        return bool(self.undecided()) and None not in (self.dataset_size, self.batch_size)
+
+    def choose(self, **options) -> tuple[Recommendation, Scheme, Strategy]:
+        """Return the recommendation that keeps all given options, and its scheme and strategy matrix.
+
+        What no search covers, as a cold start, is selected as for `BMinSep` with the same numbers.
+
+        Args:
+          options: target, memory_copies and progress of `recommend`.
+
+        Raises:
+          ValueError: in one line, for options that are invalid or would be ignored.
+        """
+        covered = self.scheme in (None, *SCHEME_NAMES) and not self.cold_start
+        name = BMinSep.name if self.cold_start and self.scheme is None else self.scheme
+        self._scheme(name, 1)  # what would be ignored is refused before the search
+        matrix: Any = self.strategy
+        if self.strategy is not None and self.strategy not in MATRICES:
+            matrix = coefficients(self.strategy, self.bands)
+            refuse(f"together with the coefficients in {self.strategy}", workload=self.workload)
+        asked: dict[str, Any] = {name: getattr(self, name) for name in ("dataset_size", "batch_size")}
+        asked |= {"scheme": self.scheme if covered else BMinSep.name, "strategy": matrix}
+        found = recommend(
+            iterations=self.iterations,
+            bands=self.bands,
+            min_separation=self.min_separation,
+            workload=self.workload_of_run(),
+            **asked,
+            **options,
+        )
+        if covered:
+            return found, found.chosen.scheme, found.chosen.strategy
+        best = next(row for row in (found.chosen, *found.candidates) if row.matrix != "buffered")
+        made: Any = best.strategy
+        return found, self._scheme(name, best.scheme.min_separation), BandedToeplitz(made.coefficients)
 
     def build(self, **target):
         """Return (scheme, strategy).
@@ -117,11 +174,29 @@ class Problem:
         given = None if name == "amplified" else coefficients(name, self.bands)
         if given is not None:
             refuse(f"together with the coefficients in {name}", workload=self.workload)
-        bands = given.bands if given is not None else 1 if self.bands is None else self.bands
-        validate.positive_integer("bands", bands)
+        bands = given.bands if given is not None else self.bands
+        if bands is not None:
+            validate.positive_integer("bands", bands)
+        scheme = self._scheme(self.scheme, bands or 1)
+        if bands is None:
+            if "bands" in self.undecided():
+                raise ValueError(
+                    "bands must be given here, where nothing selects them (see `jaxacct recommend`); "
+                    "1 is DP-SGD"
+                )
+            bands = 1
+        if name == "amplified":
+            if not target:
+                raise ValueError("strategy must not be amplified here: it is made for an epsilon and a delta")
+            return scheme, amplified_matrix(bands, scheme, **target, **ranked)
+        strategy = given if given is not None else by_name(name, bands, scheme, **ranked)
+        return scheme, ending(strategy, scheme)
+
+    def _scheme(self, name: str | None, separation: int) -> Scheme:
+        """Return the scheme of that name, b-min-sep for None, at the given separation or else at this one."""
         numbers = Numbers(
             iterations=self.iterations,
-            separation=bands if self.min_separation is None else self.min_separation,
+            separation=separation if self.min_separation is None else self.min_separation,
             sampling_probability=self.sampling_probability,
             dataset_size=self.dataset_size,
             batch_size=self.batch_size,
@@ -130,28 +205,22 @@ class Problem:
             examples_per_user=self.examples_per_user,
             truncate_to=self.truncate_to,
         )
-        scheme = SCHEMES["b-min-sep" if self.scheme is None else self.scheme].from_numbers(numbers)
-        if name == "amplified":
-            if not target:
-                raise ValueError("strategy must not be amplified here: it is made for an epsilon and a delta")
-            return scheme, amplified_matrix(bands, scheme, **target, **ranked)
-        strategy = given if given is not None else by_name(name, bands, scheme, **ranked)
-        return scheme, ending(strategy, scheme)
+        return SCHEMES[BMinSep.name if name is None else name].from_numbers(numbers)
 
     def workload_of_run(self):
         """Return the workload of that name, or prefix sums."""
         return workload_named("prefix-sum" if self.workload is None else self.workload, self.iterations)
 
 
-def coefficients(strategy: str, bands: int | None) -> BandedToeplitz | None:
-    """Return the strategy in the file of that name, None for one of `NAMES`; ValueError for another word."""
-    if strategy in NAMES:
+def coefficients(strategy: str, bands: int | None, names=NAMES) -> BandedToeplitz | None:
+    """Return the strategy in the file of that name, None for one of `names`; ValueError for another word."""
+    if strategy in names:
         return None
     if not Path(strategy).is_file():
-        close = difflib.get_close_matches(strategy, NAMES, n=1)
+        close = difflib.get_close_matches(strategy, names, n=1)
         meant = f" (did you mean {close[0]}?)" if close else hint([strategy])
         raise ValueError(
-            f"strategy must be {', '.join(NAMES)} or a file of coefficients, was {strategy!r:.80}{meant}"
+            f"strategy must be {', '.join(names)} or a file of coefficients, was {strategy!r:.80}{meant}"
         )
     if bands is not None:
         raise ValueError(f"bands must not be given with the coefficients in {strategy}: they are counted")

@@ -257,7 +257,9 @@ def mechanism_rows(plan: Plan) -> list[tuple[str, str]]:
     mechanism, strategy = plan.mechanism, plan.mechanism.strategy
     matrix = f"{strategy.describe()}, column norm 1"
     if strategy.is_toeplitz:
-        matrix += f"; training keeps {strategy.noise_copies} more noise copies of the parameters"
+        copies = strategy.memory_copies
+        noise = "1 copy" if copies == 1 else f"{copies} copies"
+        matrix += f"; training keeps {noise} of the parameters for the noise"
     if mechanism.is_upper_bound:
         matrix += "; the noise multiplier is an upper bound"
     rows = [

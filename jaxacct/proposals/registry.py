@@ -60,13 +60,23 @@ def _covers(family: Family, setting: Setting) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=64)
-def build(setting: Setting, spec: ProposalSpec) -> Proposal:
-    """Return the proposal of a specification.
+def check_name(name: str, composed: bool) -> None:
+    """Check a name as users give it, which is for the remove direction, without building the proposal.
 
     Raises:
-      ValueError: an unknown family, a wrong number of parameters, or a setting that it does not cover.
+      ValueError: for an unknown family, a wrong number of parameters, or a family for another purpose.
     """
+    spec, family = _known(ProposalSpec.parse(name))
+    if Direction.REMOVE not in family.directions or composed not in family.composed:
+        allowed = [
+            name
+            for name, other in FAMILIES.items()
+            if Direction.REMOVE in other.directions and composed in other.composed
+        ]
+        raise ValueError(f"proposal must be of {', '.join(allowed)}, was {str(spec)!r}")
+
+
+def _known(spec: ProposalSpec) -> tuple[ProposalSpec, Family]:
     family = FAMILIES.get(spec.family)
     if family is None:
         raise ValueError(f"proposal family must be one of {', '.join(FAMILIES)}, was {spec.family!r:.80}")
@@ -74,6 +84,17 @@ def build(setting: Setting, spec: ProposalSpec) -> Proposal:
         raise ValueError(
             f"proposal {spec.family} must have {family.num_parameters} parameters, had {spec.parameters!r}"
         )
+    return spec, family
+
+
+@functools.lru_cache(maxsize=64)
+def build(setting: Setting, spec: ProposalSpec) -> Proposal:
+    """Return the proposal of a specification.
+
+    Raises:
+      ValueError: for an unknown family, a wrong number of parameters, or a setting that it does not cover.
+    """
+    _, family = _known(spec)
     if not _covers(family, setting):
         composed = "" if setting.composed is None else " with a composed mechanism"
         raise ValueError(

@@ -1,8 +1,13 @@
 """Ranked candidates, the recommended one among them, as data and as text."""
 
+import shlex
 from dataclasses import dataclass
+from typing import Any
 
-from jaxacct.calibration.choice import Choice
+from jaxacct.calibration.calibrate import calibrate
+from jaxacct.calibration.choice import COEFFICIENTS, Choice
+from jaxacct.core.plan import Plan
+from jaxacct.mechanisms.mechanism import REPLACE_ONE
 from jaxacct.schemes import Scheme, scheme_to_json
 from jaxacct.strategies import Strategy
 from jaxacct.strategies.workload_names import PREFIX_SUM
@@ -15,7 +20,7 @@ class Recommended:
     Attributes:
       scheme: who participates when.
       strategy: how noise is correlated.
-      matrix: "optimal", "square-root", "amplified" or "buffered".
+      matrix: "optimal", "square-root", "amplified", "buffered", or "coefficients" for a given one.
       memory_copies: copies of the parameters that training keeps for the noise, the one being made included.
       noise_multiplier: an estimate of the smallest one that can be certified.
       prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
@@ -51,13 +56,19 @@ class Recommended:
             "predicted_seconds": self.predicted_seconds,
         }
 
-    def options(self) -> str:
-        """Return the options of `jaxacct calibrate` besides those of the problem."""
+    def options(self, file: str = "FILE") -> str:
+        """Return the options of `jaxacct calibrate` besides those of the problem.
+
+        Args:
+          file: of the coefficients, where the matrix was given by them.
+        """
         takes_separation = "separation" in self.scheme.options
         separation = f" --min-separation {self.scheme.min_separation}" if takes_separation else ""
         by = "" if self.accountant is None else f" --accountant {self.accountant}"
-        bands = self.strategy.named_bands
-        return f"--scheme {self.scheme.name}{separation} --bands {bands} --strategy {self.matrix}{by}"
+        matrix = f" --bands {self.strategy.named_bands} --strategy {self.matrix}"
+        if self.matrix == COEFFICIENTS:
+            matrix = f" --strategy {shlex.quote(file)}"
+        return f"--scheme {self.scheme.name}{separation}{matrix}{by}"
 
     def describe(self) -> str:
         """Return a clause for people."""
@@ -67,6 +78,8 @@ class Recommended:
             matrix = f"{number} buffer{'s' * (number > 1)} (BLT), participation revealed"
         elif self.strategy.bands == 1:
             matrix = "1 band, which is DP-SGD"
+        elif self.matrix == COEFFICIENTS:
+            matrix = f"{number} bands, the given coefficients"
         return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
 
 
@@ -92,6 +105,38 @@ class Recommendation:
     def chosen(self) -> Recommended:
         """The selected candidate."""
         return self.candidates[self.place]
+
+    def calibrate(self, **options) -> Plan:
+        """Certify the selected candidate: `jaxacct.calibrate` with its scheme, matrix and target.
+
+        Where the candidate was ranked by an accountant's bound, this certifies it, unless options ask for
+        samples.
+
+        Args:
+          options: of `jaxacct.calibrate`, besides those that the search decides: scheme, strategy, target,
+            dataset_size, choice and estimate.
+
+        Example:
+          >>> import jaxacct
+          >>> run = dict(dataset_size=600, batch_size=60, iterations=20)
+          >>> found = jaxacct.recommend(**run, epsilon=4.0, delta=1e-4)
+          >>> plan = found.calibrate(accountant="unamplified")
+          >>> plan.epsilon, plan.choice == found.choice.to_json()
+          (4.0, True)
+        """
+        chosen, choice = self.chosen, self.choice
+        target: dict[str, Any] = {"epsilon": choice.epsilon, "delta": choice.delta}
+        if choice.epsilon == 0:
+            target = {"advantage": choice.delta}
+        asked = ("accountant", "max_samples", "proposal", "checkpoint_dir", "key")
+        samples = any(options.get(name) is not None for name in asked)
+        samples |= options.get("rule", "anytime") != "anytime"
+        if not samples and options.get("adjacency") != REPLACE_ONE:  # another pair than that of the bound
+            options |= {"accountant": chosen.accountant}
+        options |= {"choice": choice, "estimate": chosen.noise_multiplier}
+        return calibrate(
+            chosen.scheme, chosen.strategy, dataset_size=choice.dataset_size, **target, **options
+        )
 
     @property
     def one_band(self) -> Recommended | None:

@@ -10,7 +10,16 @@ import math
 from dataclasses import dataclass
 
 from jaxacct.accountants import unamplified
-from jaxacct.calibration.choice import MATRICES, SCHEME_NAMES, SEARCHED, Choice
+from jaxacct.calibration.choice import (
+    COEFFICIENTS,
+    MATRICES,
+    SCHEME_NAMES,
+    SEARCHED,
+    Choice,
+    MatrixName,
+    SearchedScheme,
+    copies_of,
+)
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
 from jaxacct.calibration.targets import implied
 from jaxacct.common import validate as _validate
@@ -29,7 +38,7 @@ from jaxacct.recommendation.result import Recommendation, Recommended
 from jaxacct.schemes import SCHEMES, BalancedMinSep, Poisson, Scheme
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies import BufferedToeplitz, Workload, workload_named
+from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending, workload_named
 from jaxacct.strategies.workload import PREFIX_SUMS
 from jaxacct.strategies.workload import checked as checked_workload
 from jaxacct.strategies.workload_names import name_of
@@ -57,9 +66,11 @@ class _Numbers:
     epsilon: float
     delta: float
     workload: Workload
+    given: BandedToeplitz | None
+    """The matrix, where it was given by its coefficients."""
 
     @classmethod
-    def of(cls, dataset_size, batch_size, iterations, target, workload) -> "_Numbers":
+    def of(cls, dataset_size, batch_size, iterations, target, workload, given) -> "_Numbers":
         """Return those of arguments of `recommend`; ValueError for invalid ones."""
         epsilon, delta = implied(*target)
         return cls(
@@ -71,6 +82,7 @@ class _Numbers:
             workload=workload_named(workload, iterations)
             if isinstance(workload, str)
             else checked_workload(workload),
+            given=given,
         )
 
 
@@ -85,11 +97,11 @@ def recommend(
     tpr: float | None = None,
     fpr: float | None = None,
     mu: float | None = None,
-    memory_copies: int = MEMORY_COPIES,
-    scheme: str | None = None,
+    memory_copies: int | None = None,
+    scheme: SearchedScheme | None = None,
     bands: int | None = None,
     min_separation: int | None = None,
-    strategy: str | None = None,
+    strategy: MatrixName | BandedToeplitz | None = None,
     workload: Workload | str = PREFIX_SUMS,
     progress: Progress | None = None,
 ) -> Recommendation:
@@ -104,12 +116,13 @@ def recommend(
       iterations: number of steps.
       epsilon, delta: the target; epsilon a natural log.
       advantage, tpr, fpr, mu: other targets; see `calibrate`.
-      memory_copies: the most copies of the parameters (int32 each) that training may keep for the noise; b
-        bands keep b - 1 and make one more, so 1 is DP-SGD.
+      memory_copies: maximum copies of the parameters (int32 each) that training keeps for the noise: as many
+        as bands, the one being made included, so 1 is DP-SGD. 16 by default, or what `bands` need.
       scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
       bands, min_separation: fixed ones; all that fit by default.
       strategy: "optimal", "square-root" or "amplified": best where participation is revealed, for any number
-        of steps, or at the noise that this run is about to need. By default the first and the last. And
+        of steps, or at the noise that this run is about to need. By default the first and the last. A banded
+        matrix is kept as it is. And
         "buffered" (BLT; `bands` are buffers), accounted for with participation revealed: by default where no
         other is better in the memory allowed.
       workload: rank by the error of an optimizer's iterates, which the optimal matrices are then made for; a
@@ -124,14 +137,16 @@ def recommend(
       >>> found.chosen.strategy.bands, found.chosen.memory_copies
       (8, 8)
     """
+    given, matrix_name, bands = _matrix_given(strategy, bands)
     target = epsilon, delta, advantage, tpr, fpr, mu
-    numbers = _Numbers.of(dataset_size, batch_size, iterations, target, workload)
-    most = _validate.positive_integer("memory_copies", memory_copies)
+    numbers = _Numbers.of(dataset_size, batch_size, iterations, target, workload, given)
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
-    if strategy is not None:
-        _validate.one_of("strategy", strategy, MATRICES)
-    if bands is not None and _validate.positive_integer("bands", bands) > most:
+    needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix_name)
+    if memory_copies is None:
+        memory_copies = max(MEMORY_COPIES, needed)
+    most = _validate.positive_integer("memory_copies", memory_copies)
+    if bands is not None and bands > most:
         raise ValueError(f"bands must be at most memory_copies {most}, was {bands}")
     if min_separation is not None:
         _validate.positive_integer("min_separation", min_separation)
@@ -142,7 +157,7 @@ def recommend(
     if not grid:
         raise ValueError(_why_none(numbers, scheme, bands, min_separation))
 
-    if strategy != "square-root" and any(number > 1 for _, number in grid):
+    if matrix_name != "square-root" and any(number > 1 for _, number in grid):
         numbers.workload.check_size(iterations, iterations)  # before the search gets there
 
     def say(what: str) -> None:
@@ -150,17 +165,19 @@ def recommend(
             progress(f"choosing: {what}", 0, 0)
 
     found, looked_at = [], 0
-    if strategy != "buffered":
+    if matrix_name != "buffered":
         say("independent noise")
         estimates = Estimates.at(rate, numbers.epsilon, numbers.delta)
-        found = _search(grid, DEFAULT_MATRICES if strategy is None else (strategy,), estimates, numbers, say)
+        found = _search(
+            grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
+        )
         looked_at = len(found)
-    if strategy == "buffered" and most < 3:
+    if matrix_name == "buffered" and most < 3:
         raise ValueError(f"memory_copies must be at least 3 for strategy buffered, was {most}")
-    if strategy == "buffered" or (strategy is None and bands is None):
+    if matrix_name == "buffered" or (matrix_name is None and bands is None):
         say("buffers")
         place = _buffered(grid, most, bands, numbers)
-        if place is None and strategy == "buffered":
+        if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
         if place and (not found or place.error <= ALIKE * min(other.error for other in found)):
@@ -172,7 +189,10 @@ def recommend(
         )
     say("the cost of certifying")
     rows, place = _ranked(found, numbers)
-    chosen, options = rows[place], dict(zip(SEARCHED, (scheme, bands, min_separation, strategy), strict=True))
+    chosen, options = (
+        rows[place],
+        dict(zip(SEARCHED, (scheme, bands, min_separation, matrix_name), strict=True)),
+    )
     choice = Choice(
         dataset_size=numbers.dataset_size,
         batch_size=numbers.batch_size,
@@ -189,6 +209,19 @@ def recommend(
         matrix=chosen.matrix,
     )
     return Recommendation(rows, place, looked_at, choice)
+
+
+def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, str | None, int | None]:
+    """Return (matrix given by its coefficients, name of the matrix, bands); None for what is searched."""
+    if strategy is None or isinstance(strategy, str):
+        if strategy is not None:
+            _validate.one_of("strategy", strategy, MATRICES)
+        return None, strategy, bands
+    shown = f"one of {', '.join(MATRICES)}, or a jaxacct.BandedToeplitz"
+    given = _validate.instance("strategy", strategy, BandedToeplitz, shown)
+    if bands not in (None, given.bands):
+        raise ValueError(f"bands must be those of the strategy {given.bands}, was {bands!r}")
+    return given, COEFFICIENTS, given.bands
 
 
 def _buffered(grid, most: int, buffers: int | None, numbers: _Numbers) -> Place | None:
@@ -233,7 +266,10 @@ def _search(grid, matrices, estimates: "Estimates", numbers: _Numbers, say) -> l
             before = [place for place in seen.values() if place]
             alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, name)]
             like = (alike or before)[-1] if before else None
-            made = matrix(name, number, scheme, numbers.workload, estimates.mu)
+            if numbers.given is not None:
+                made = ending(numbers.given, scheme)
+            else:
+                made = matrix(name, number, scheme, numbers.workload, estimates.mu)
             least = min((place.error for place in before), default=math.inf)
             seen[key] = estimates.of(scheme, made, name, like, numbers.workload, least)
         return seen[key]
@@ -341,7 +377,7 @@ def _priced(place: Place, epsilon: float, budget: Budget) -> Recommended:
         scheme=place.scheme,
         strategy=place.strategy,
         matrix=place.matrix,
-        memory_copies=place.strategy.noise_copies + 1,
+        memory_copies=place.strategy.memory_copies,
         noise_multiplier=place.noise_multiplier,
         prefix_sum_error=place.noise_multiplier**2 * unit_error(place.strategy, n, PREFIX_SUMS),
         error=place.error,

@@ -181,6 +181,14 @@ class Strategy(abc.ABC):
         """Copies of the parameters, int32, kept from step to step; ValueError as `noise_recursion`."""
         return self.noise_recursion().copies
 
+    @property
+    def memory_copies(self) -> int:
+        """Copies of the parameters that training keeps for the noise, the one being made included.
+
+        All texts and options count so; 1 is independent noise. ValueError as `noise_recursion`.
+        """
+        return self.noise_copies + 1
+
     @abc.abstractmethod
     def unit_prefix_sum_error(self, iterations: int) -> float:
         """Return `(1/n) ||A C^-1||_F^2`, A the prefix sums."""

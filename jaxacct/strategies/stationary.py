@@ -315,7 +315,8 @@ class Stationary(Strategy):
         return workload.error(quotient(impulse, self.array))
 
     def describe(self) -> str:
-        return f"{self.kind.replace('-', ' ').replace('toeplitz', 'Toeplitz')}, {self.bands} bands"
+        kind = self.kind.replace("-", " ").replace("toeplitz", "Toeplitz")
+        return f"{kind}, {self.bands} band{'s' * (self.bands > 1)}"
 
 
 class FirstColumn(Stationary):

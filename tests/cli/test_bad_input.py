@@ -166,7 +166,7 @@ LINES = [
         "dataset_size must not be given together with sampling_probability",
     ),
     (
-        ["calibrate", "--iterations", "60", *TARGET, *P, "--max-batch-size", "90"],
+        ["calibrate", "--iterations", "60", *TARGET, *P, "--bands", "1", "--max-batch-size", "90"],
         "dataset_size must be given with max_batch_size",
     ),
     (

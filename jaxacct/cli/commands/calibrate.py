@@ -1,15 +1,14 @@
 """`jaxacct calibrate`."""
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from jaxacct.calibration.calibrate import calibrate
+from jaxacct.calibration.calibrate import calibrate, check_options
 from jaxacct.calibration.targets import in_words
 from jaxacct.cli import output
 from jaxacct.cli.problem import AdjacencyName, Problem, TargetOptions
 from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
 from jaxacct.common.progress import watch
-from jaxacct.recommendation.search import recommend
 from jaxacct.report.facts import describe
 
 AccountantName = Literal["analytic", "unamplified", "revealed-pattern", "pld", "random-allocation"]
@@ -36,9 +35,9 @@ def command(
 ) -> int:
     """Find and certify the noise multiplier of a run, or certify the one given.
 
-    With --dataset-size and --batch-size and nothing else about batches or noise (scheme, bands, separation,
-    strategy, noise multiplier, proposal, accountant) it selects the first candidate of `jaxacct recommend`;
-    with any of them it selects nothing, and the defaults of the others hold.
+    Options that are given are kept. With --dataset-size and --batch-size the rest of scheme, separation,
+    bands and matrix is selected as `jaxacct recommend` does; one band, which is DP-SGD, is for --bands 1 or
+    --scheme poisson.
 
     Args:
       adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
@@ -61,52 +60,39 @@ def command(
       json: print the plan as one JSON object.
     """
     wanted = (target or TargetOptions()).arguments()
+    how: dict[str, Any] = dict(
+        noise_multiplier=noise_multiplier,
+        max_batch_size=max_batch_size,
+        rule=rule,
+        max_samples=max_samples,
+        proposal=proposal,
+        accountant=accountant,
+        adjacency=adjacency,
+        checkpoint_dir=checkpoint_dir,
+    )
+    check_options(**how)
     output.check_out(out, output.PLAN, force)
     output.check_plot(plot, out)
-    how = dict(noise_multiplier=noise_multiplier, proposal=proposal, accountant=accountant)
-    decided = [*problem.decided(), *(name for name, value in how.items() if value is not None)]
-    if memory_copies is not None and decided:
+    if memory_copies is not None and (accountant is not None or not problem.is_searched):
         raise ValueError(
-            f"memory_copies must not be given together with {decided[0]}: nothing is selected then"
+            "memory_copies must not be given where nothing is selected: that takes an open choice, "
+            "dataset_size and batch_size"
         )
-    choice, estimate, certified_by = None, None, accountant
     with watch() as progress:
-        if decided or problem.dataset_size is None or problem.batch_size is None:
-            scheme, strategy = problem.build(**wanted)
-        else:
-            found = recommend(
-                dataset_size=problem.dataset_size,
-                batch_size=problem.batch_size,
-                iterations=problem.iterations,
-                memory_copies=16 if memory_copies is None else memory_copies,
-                workload=problem.workload_of_run(),
-                progress=progress,
-                **wanted,
-            )
-            choice, estimate = found.choice, found.chosen.noise_multiplier
-            scheme, strategy = found.chosen.scheme, found.chosen.strategy
-            asked = max_samples is not None or rule != "anytime" or checkpoint_dir is not None
-            if not asked and adjacency != "replace-one":  # no samples asked for, nor another pair
-                certified_by = found.chosen.accountant
+        how |= dict(progress=progress)
+        if accountant is None and problem.is_searched:
+            found, scheme, strategy = problem.choose(memory_copies=memory_copies, progress=progress, **wanted)
+            is_covered = scheme == found.chosen.scheme
             if not json:
-                print(f"{found.why()}\n", flush=True)
-        plan = calibrate(
-            scheme,
-            strategy,
-            dataset_size=problem.dataset_size,
-            adjacency=adjacency,
-            noise_multiplier=noise_multiplier,
-            max_batch_size=max_batch_size,
-            checkpoint_dir=checkpoint_dir,
-            max_samples=max_samples,
-            rule=rule,
-            proposal=proposal,
-            accountant=certified_by,
-            choice=choice,
-            estimate=estimate,
-            progress=progress,
-            **wanted,
-        )
+                how_found = "" if is_covered else f"\nfor {scheme!r}: selected as for b-min-sep"
+                print(f"{found.why()}{how_found}\n", flush=True)
+            if is_covered:
+                plan = found.calibrate(**how)
+            else:
+                plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **wanted)
+        else:
+            scheme, strategy = problem.build(**wanted)
+            plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **wanted)
     # The result is printed before it is written, and written even where it cannot be printed: neither a full
     # disk nor a closed output loses it.
     try:

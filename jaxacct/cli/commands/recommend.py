@@ -1,10 +1,11 @@
 """`jaxacct recommend`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
+from jaxacct.calibration.choice import COEFFICIENTS, MATRICES, SearchedScheme
 from jaxacct.calibration.targets import in_words
 from jaxacct.cli.output import check_plot, draw, show
-from jaxacct.cli.problem import TargetOptions
+from jaxacct.cli.problem import TargetOptions, coefficients
 from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.common.records import exact
@@ -17,12 +18,11 @@ def command(
     batch_size: Annotated[Number, OfRun],
     iterations: Annotated[Integer, OfRun],
     target: Annotated[TargetOptions | None, OfTarget] = None,
-    memory_copies: Integer = 16,
-    scheme: Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "balanced-min-sep"]
-    | None = None,
+    memory_copies: Integer | None = None,
+    scheme: SearchedScheme | None = None,
     bands: Integer | None = None,
     min_separation: Integer | None = None,
-    strategy: Literal["optimal", "square-root", "amplified", "buffered"] | None = None,
+    strategy: str | None = None,
     workload: str = "prefix-sum",
     plot: str | None = None,
     json: bool = False,
@@ -37,12 +37,12 @@ def command(
       batch_size: expected batch size.
       iterations: number of training steps.
       memory_copies: maximum copies of the parameters that training may keep for the noise: as many as bands,
-        and one more than twice the buffers.
+        and one more than twice the buffers; 16 by default.
       scheme: poisson and b-min-sep by default.
       bands: of the strategy matrix, or buffers.
       min_separation: steps between participations.
-      strategy: matrix; by default optimal, amplified (optimal at the noise needed with sampling) and buffered
-        (BLT, with participation revealed).
+      strategy: optimal, square-root, amplified (optimal at the noise needed with sampling), buffered (BLT,
+        with participation revealed) or a file of coefficients; optimal, amplified and buffered by default.
       workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
         or linear, warmup:100, with commas between.
       plot: write error against memory of the candidates to this PNG.
@@ -51,6 +51,9 @@ def command(
     target = target or TargetOptions()
     asked = target.arguments()
     check_plot(plot)
+    matrix: Any = strategy
+    if strategy is not None and strategy not in MATRICES:
+        matrix = coefficients(strategy, bands, MATRICES)
     with watch() as progress:
         found = recommend(
             dataset_size=dataset_size,
@@ -60,13 +63,14 @@ def command(
             scheme=scheme,
             bands=bands,
             min_separation=min_separation,
-            strategy=strategy,
+            strategy=matrix,
             workload=workload,
             progress=progress,
             **asked,
         )
-    options = f"{found.chosen.options()} {target}"
-    if found.choice.workload != "prefix-sum" and found.chosen.matrix != "square-root":
+    options = f"{found.chosen.options(strategy or '')} {target}"
+    made_for_workload = found.chosen.matrix not in ("square-root", COEFFICIENTS)
+    if found.choice.workload != "prefix-sum" and made_for_workload:
         options = f"{found.chosen.options()} --workload {found.choice.workload} {target}"
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
     calibration = f"jaxacct calibrate {numbers} {options}"
