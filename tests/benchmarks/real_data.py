@@ -2,12 +2,12 @@
 
     python -m tests.benchmarks.real_data --data-folder DIR --out runs/mnist --seconds 3600
 
-Of the 60,000 training images a fixed permutation makes 50,000 private; 10,000 are declared public. Learning rate, momentum and
-clip norm of each cell are the best of the same trials, on public images only: a trial draws batches from the
-public images with the same sampling probability and the same noise in the mean gradient, and is judged on
-public images that it did not train on. Then each seed trains on the private images under a certified plan
-and is judged on the test images. Seeds are paired over cells: equal initial parameters. Plans and finished
-runs are kept; the same command continues.
+Of the 60,000 training images a fixed permutation makes 50,000 private; 10,000 are declared public. Learning
+rate, momentum and clip norm of each cell are the best of the same trials, on public images only: a trial
+draws batches from the public images with the same sampling probability and the same noise in the mean
+gradient, and is judged on public images that it did not train on. Then each seed trains on the private images
+under a certified plan and is judged on the test images. Seeds are paired over cells: equal initial
+parameters. Plans and finished runs are kept; the same command continues.
 """
 
 import csv
