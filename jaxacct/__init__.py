@@ -42,9 +42,11 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         BallsInBins,
         BMinSep,
         CyclicPoisson,
+        EpochwiseAllocation,
         FixedOrder,
         IndependentAttribution,
         MultiAttribution,
+        NestedAllocation,
         Poisson,
         TruncatedBMinSep,
     )
@@ -72,6 +74,7 @@ __all__ = [
     "Claim",
     "CyclicPoisson",
     "Dense",
+    "EpochwiseAllocation",
     "Estimate",
     "Evidence",
     "FiniteToeplitz",
@@ -79,6 +82,7 @@ __all__ = [
     "IndependentAttribution",
     "Mechanism",
     "MultiAttribution",
+    "NestedAllocation",
     "NonFiniteLossError",
     "NotCertifiedError",
     "Plan",
@@ -119,8 +123,8 @@ _HOMES = {
     "jaxacct.core.plan": "Plan",
     "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
-    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson FixedOrder "
-    "IndependentAttribution MultiAttribution Poisson TruncatedBMinSep",
+    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson EpochwiseAllocation "
+    "FixedOrder IndependentAttribution MultiAttribution NestedAllocation Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
     "jaxacct.strategies": "BandedInverse BandedToeplitz BufferedToeplitz Dense FiniteToeplitz Toeplitz "

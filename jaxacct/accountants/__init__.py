@@ -3,10 +3,11 @@
 from jaxacct.accountants.base import Accountant
 from jaxacct.accountants.pld import PrivacyLossDistribution
 from jaxacct.accountants.random_allocation import RandomAllocation
+from jaxacct.accountants.redrawn_bins import RedrawnBins
 from jaxacct.accountants.revealed_pattern import RevealedPattern
 from jaxacct.accountants.unamplified import Unamplified
 
-_ALL = (Unamplified(), RevealedPattern(), PrivacyLossDistribution(), RandomAllocation())
+_ALL = (Unamplified(), RevealedPattern(), PrivacyLossDistribution(), RandomAllocation(), RedrawnBins())
 ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Accountant",
     "PrivacyLossDistribution",
     "RandomAllocation",
+    "RedrawnBins",
     "RevealedPattern",
     "Unamplified",
 ]

@@ -48,3 +48,11 @@ def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:
     arguments = (mechanism, compose_with)
     found = (member for member in ACCOUNTANTS.values() if member.is_two_sided_for(*arguments))
     return next((member for member in found if member.supports(*arguments)), None)
+
+
+def close(mechanism: Mechanism, delta: float, compose_with=None) -> Accountant | None:
+    """Return an accountant whose bound on a delta of this size is close, if there is one."""
+    checked(mechanism)
+    arguments = (mechanism, compose_with)
+    found = (member for member in ACCOUNTANTS.values() if member.is_close(mechanism, delta, compose_with))
+    return next((member for member in found if member.supports(*arguments)), None)

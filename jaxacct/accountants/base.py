@@ -52,6 +52,11 @@ class Accountant(abc.ABC):
         """Return the upper (`side` 1) or lower (-1) bound on a direction, where `is_two_sided`."""
         raise NotImplementedError
 
+    def is_close(self, mechanism: Mechanism, delta: float, compose_with=None) -> bool:
+        """Return whether the bound on a `delta` of this size is so close that samples add nothing."""
+        del delta
+        return self.is_two_sided_for(mechanism, compose_with)
+
     def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
         """Return (lower, upper) of both directions, where `is_two_sided`."""
 

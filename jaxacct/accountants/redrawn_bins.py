@@ -12,13 +12,17 @@ import math
 import numpy as np
 
 from jaxacct.accountants import lognormal_sums
+from jaxacct.accountants.base import Accountant
 from jaxacct.accountants.lognormal_lattice import Mixture, Phases
 from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
+LEAST_NOISE = 1 / 15
+_FLOOR = 1e-8  # of the divergence of an epoch, about
 # Spacing of a table's epsilons over the deviation of the loss; chords add its square / 6 to the variance.
 _SPACING = 1 / 24
 _MAX_POINTS = 3000
@@ -48,9 +52,43 @@ def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon
         return max(
             lognormal_sums.divergence_bound(mixture, epsilon, direction, 1) for direction in DIRECTIONS
         )
-    if sigma < 1 / 15:
+    if sigma < LEAST_NOISE:
         raise ValueError(f"noise_multiplier must be at least 1/15 to be composed, was {sigma!r}")
-    return max(divergence_bound([Part(curve, E)], epsilon) for curve in epoch_curves(M, sigma))
+    return _composed(((E, M, 0),), sigma, epsilon)
+
+
+def _composed(epochs: tuple[tuple[int, int, int], ...], noise_multiplier: float, epsilon: float) -> float:
+    """Return the bound of epochs: (their number, steps that are run, steps that are not)."""
+    parts = [(number, epoch_curves(steps, noise_multiplier, unused)) for number, steps, unused in epochs]
+    return max(divergence_bound([Part(both[i], number) for number, both in parts], epsilon) for i in range(2))
+
+
+class RedrawnBins(Accountant):
+    """Composition of independent epochs, from above and close: nothing is certified better by samples."""
+
+    name = "redrawn-bins"
+    adjacencies = ("zero-out",)
+    reveals_all_coins = False
+
+    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
+        if not mechanism.scheme.independent_epochs:
+            return "its epochs are not independent"
+        if compose_with is not None:
+            return "nothing is composed with it"
+        strategy = mechanism.strategy
+        if strategy.bands != 1 or not np.all(strategy.square_norms(mechanism.scheme.iterations) == 1.0):
+            return "the strategy matrix is not the identity"
+        return None
+
+    def is_close(self, mechanism: Mechanism, delta: float, compose_with=None) -> bool:
+        del compose_with
+        return delta >= 10 * _FLOOR * mechanism.scheme.max_participations
+
+    def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
+        del compose_with
+        if mechanism.noise_multiplier < LEAST_NOISE:
+            return 1.0
+        return _composed(mechanism.scheme.independent_epochs, mechanism.noise_multiplier, epsilon)
 
 
 def redrawn_bins_noise_multiplier(
@@ -69,10 +107,16 @@ def redrawn_bins_noise_multiplier(
 
 
 @functools.lru_cache(maxsize=4)
-def epoch_curves(steps: int, noise_multiplier: float) -> tuple[ChordCurve, ChordCurve]:
-    """Return the (remove, add) curves of a pair that dominates one epoch."""
-    mixture = Mixture((Phases(steps, 1 / noise_multiplier),))
-    deviation = math.sqrt(math.log1p(math.expm1(noise_multiplier**-2) / steps))
+def epoch_curves(steps: int, noise_multiplier: float, unused: int = 0) -> tuple[ChordCurve, ChordCurve]:
+    """Return the (remove, add) curves of a pair that dominates one epoch.
+
+    Args:
+      steps: of the epoch that are run.
+      noise_multiplier: sigma.
+      unused: further steps of the epoch, which are not run.
+    """
+    mixture = Mixture((Phases(steps, 1 / noise_multiplier),), unused)
+    deviation = math.sqrt(math.log1p(math.expm1(noise_multiplier**-2) * steps / (steps + unused) ** 2))
     spacing = max(_SPACING * deviation, _LARGEST_EPSILON * _SPACING / _MAX_POINTS)
     most = min(spacing * _MAX_POINTS, _LARGEST_EPSILON)
     epsilons = spacing * np.arange(math.ceil(most / spacing) + 1)

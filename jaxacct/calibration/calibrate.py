@@ -101,11 +101,11 @@ def calibrate(
       max_samples: samples for each direction and candidate; by default a few hundred times what the target
         needs at least, from a hundred thousand to half a million, or more where all candidates need more.
       proposal: use this proposal ("plain"); by default the cheapest.
-      accountant: certify by this bound without samples: "unamplified", "revealed-pattern", "pld" or
-        "random-allocation" (`accountants.analytic`), or "analytic" for the best of them. The first two hold
-        for `MultiAttribution` on graphs in which examples have several owners. Where an accountant has
-        upper and lower bounds (balls-in-bins with C = I), it is used unless rule, max_samples or proposal
-        ask for samples.
+      accountant: certify by this bound without samples: "unamplified", "revealed-pattern", "pld",
+        "random-allocation" or "redrawn-bins" (`accountants.analytic`), or "analytic" for the best of them.
+        The first two hold for `MultiAttribution` on graphs in which examples have several owners. Where a
+        bound is close (C = I with balls-in-bins, or with epochwise allocation at separation 1), it is used
+        unless rule, max_samples or proposal ask for samples.
       compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
       adjacency: "zero-out" or "add-or-remove-one", which have the same dominating pair where examples are
         sampled independently, or "replace-one" (proofs/adjacency.md); other mechanisms allow the first only.
@@ -158,7 +158,7 @@ def calibrate(
     target.profile  # noqa: B018 - an event that cannot be composed is refused before the search
     search = Search(problem, target, rule, proposal, run_key, progress)
     if accountant is None and rule == "anytime" and max_samples is None and proposal is None:
-        known = analytic.two_sided(search.at(noise_multiplier or 1.0), compose_with)
+        known = analytic.close(search.at(noise_multiplier or 1.0), delta, compose_with)
         accountant = known.name if known is not None else None
     if accountant is not None:
         named = None if accountant == "analytic" else accountant

@@ -24,6 +24,8 @@ SchemeName = Literal[
     "balls-in-bins",
     "b-min-sep",
     "balanced-min-sep",
+    "nested-allocation",
+    "epochwise-allocation",
     "multi-attribution",
     "independent-attribution",
     "truncated-b-min-sep",

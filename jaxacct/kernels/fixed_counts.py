@@ -17,6 +17,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from scipy.special import gammaln
 
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, compensated_step, tree_sum
 
@@ -32,6 +33,13 @@ def log_num_patterns(iterations: int, count: int, separation: int, rotated: bool
     if rotated and count > 1:
         return math.log(iterations / count * math.comb(iterations - count * (separation - 1) - 1, count - 1))
     return math.log(math.comb(m, count))
+
+
+def log_choose(n, k):
+    """Ln C(n, k), -inf where k > n; float64."""
+    with np.errstate(invalid="ignore"):
+        ways = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(np.maximum(n - k, 0) + 1.0)
+    return np.where(n >= k, ways, -np.inf)
 
 
 def log_sum_of_patterns(log_ratios, count: int, separation: int):
@@ -162,33 +170,45 @@ def log_mean_over_patterns(log_ratios, count: int, separation: int, rotated: boo
     return total - jnp.asarray(log_num_patterns(len(log_ratios), count, separation, rotated), total.dtype)
 
 
-def rounding_bound(sums, largest_ratio: float, ratio_error: float) -> float:
+def rounding_bound(
+    count: int,
+    terms: int,
+    log_patterns: float,
+    log_none: float,
+    largest_ratio: float,
+    ratio_error: float,
+) -> float:
     """Bound the float32 error of `log_mean_over_patterns` (proofs/fixed_counts.md, section 3).
 
     Args:
-      sums: of the scheme (`Scheme.sums`).
+      count: k.
+      terms: number of terms of the last sum, 1 where there is none.
+      log_patterns: upper bound on ln of the number of chains of up to k participations.
+      log_none: ln P(x = 0).
       largest_ratio: largest |log-ratio| of one participation.
       ratio_error: of one log-ratio, in units of 2^-24.
 
     Returns:
       The error, natural log.
     """
-    k, ratio, local = sums.fixed_count, largest_ratio, ratio_error
-    if sums.log_none > -math.inf:  # ln(1 - q + q e^r) in the place of r
-        log_q = sums.log_none / k
+    k, ratio, local = count, largest_ratio, ratio_error
+    if log_none > -math.inf:  # ln(1 - q + q e^r) in the place of r
+        log_q = log_none / k
         ratio += 1 - log_q - math.log(-math.expm1(log_q))
         local += (SOFTPLUS_ROUNDINGS + 4) * ratio
-    largest = k * ratio + sums.log_patterns  # |ln of a sum over chains|
+    largest = k * ratio + log_patterns  # |ln of a sum over chains|
     local += 3 * ratio + 8 * largest
-    blocks = 1 if sums.terms == 1 else 2
+    blocks = 1 if terms == 1 else 2
     increments = (SOFTPLUS_ROUNDINGS + 3) * blocks * 2 * k * largest
-    last = math.ceil(math.log2(max(sums.terms, 2))) + 24 + 16 * largest
+    last = math.ceil(math.log2(max(terms, 2))) + 24 + 16 * largest
     return 2.0**-24 * (k * local + increments + last)
 
 
 __all__ = [
+    "log_choose",
     "log_mean_over_patterns",
     "log_num_patterns",
+    "log_sum_of_patterns",
     "num_columns",
     "rounding_bound",
 ]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import gammaln, ndtri
 
-from jaxacct.kernels import fixed_counts, interacting_recurrence, randomness
+from jaxacct.kernels import interacting_recurrence, randomness
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.hockey_stick import Direction
@@ -362,8 +362,8 @@ def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
 def _recurrence_error(mechanism, size: Size, count) -> float:
     scheme = mechanism.scheme
     sums, each = scheme.sums, _multiplicity(scheme)[0] + _mixed(scheme)
-    if sums.fixed_count:
-        return fixed_counts.rounding_bound(sums, size.ratio, _RATIO_ROUNDINGS * size.ratio)
+    if sums.error is not None:
+        return sums.error(size.ratio, _RATIO_ROUNDINGS * size.ratio)
     if sums.processes > 1:
         return interacting_error(mechanism, size, count)
     half = 0.5 / mechanism.noise_multiplier**2

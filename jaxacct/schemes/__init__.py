@@ -8,9 +8,11 @@ from jaxacct.schemes.balanced_min_sep import BalancedMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.base import Scheme, SideInformation, scheme_from_fields, scheme_to_json
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
+from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
 from jaxacct.schemes.fixed_order import FixedOrder
 from jaxacct.schemes.independent_attribution import IndependentAttribution
 from jaxacct.schemes.multi_attribution import MultiAttribution
+from jaxacct.schemes.nested_allocation import NestedAllocation
 from jaxacct.schemes.poisson import Poisson
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 
@@ -20,6 +22,8 @@ _ALL = (
     BallsInBins,
     BMinSep,
     BalancedMinSep,
+    NestedAllocation,
+    EpochwiseAllocation,
     MultiAttribution,
     IndependentAttribution,
     TruncatedBMinSep,
@@ -42,9 +46,11 @@ __all__ = [
     "BalancedMinSep",
     "BallsInBins",
     "CyclicPoisson",
+    "EpochwiseAllocation",
     "FixedOrder",
     "IndependentAttribution",
     "MultiAttribution",
+    "NestedAllocation",
     "Poisson",
     "Scheme",
     "SideInformation",

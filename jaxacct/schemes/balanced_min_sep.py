@@ -4,6 +4,7 @@ The examples that participate most determine the privacy. With a fixed number of
 participates more than the others, so less noise is needed (proofs/fixed_counts.md).
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import gammaln
 
 from jaxacct.common import validate
 from jaxacct.kernels import fixed_counts, threefry
@@ -91,10 +91,7 @@ class BalancedMinSep(ExampleScheme):
         Raises:
           ValueError: a number is missing, impossible, or would be ignored.
         """
-        numbers.refuse(cls.name, cls.options)
-        if numbers.sampling_probability is not None:
-            raise ValueError(f"sampling_probability does not apply to {cls.name}; give batch_size")
-        return cls.from_batch_size(min_separation=numbers.separation, **numbers.sizes())
+        return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
 
     @property
     def max_participations(self) -> int:
@@ -125,7 +122,11 @@ class BalancedMinSep(ExampleScheme):
             return np.full(n, self.participation_rate)
         found, v = np.zeros(n), np.arange(m)
         for j in range(k):  # j others in columns before v, k - 1 - j after
-            ways = _log_choose(v, j) + _log_choose(m - 1 - v, k - 1 - j) - _log_choose(m, k)
+            ways = (
+                fixed_counts.log_choose(v, j)
+                + fixed_counts.log_choose(m - 1 - v, k - 1 - j)
+                - fixed_counts.log_choose(m, k)
+            )
             found[j * (self.min_separation - 1) + v] += np.exp(ways)
         return self.keep_probability * found
 
@@ -139,9 +140,10 @@ class BalancedMinSep(ExampleScheme):
     def sums(self) -> Sums:
         columns, k = self.num_columns, self.max_participations
         terms = 1 if self.is_linear else columns * k
-        chains = float(_log_choose(columns, min(k, columns // 2)))
+        chains = float(fixed_counts.log_choose(columns, min(k, columns // 2)))
         none = self.log_probability_of_none()
-        return Sums(1.0, none, columns, terms, fixed_count=k, log_patterns=chains)
+        error = functools.partial(fixed_counts.rounding_bound, k, terms, chains, none)
+        return Sums(1.0, none, columns, terms, fixed_count=k, error=error)
 
     def log_probability_of_none(self) -> float:
         return self.max_participations * log_probabilities(self.keep_probability)[1]
@@ -226,10 +228,3 @@ def draw_subsets(key, columns: int, size: int, num_samples: int):
 
     drawn = jnp.full((num_samples, size), columns, jnp.int32)
     return jnp.sort(jax.lax.fori_loop(0, size, add, drawn), axis=1)
-
-
-def _log_choose(n, k):
-    """Return ln C(n, k), -inf where k > n; float64."""
-    with np.errstate(invalid="ignore"):
-        ways = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(np.maximum(n - k, 0) + 1.0)
-    return np.where(n >= k, ways, -np.inf)

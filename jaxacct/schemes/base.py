@@ -55,8 +55,9 @@ class Sums:
       most_sampled: largest batch that a factor of a truncated batch depends on, 0 without truncation.
       processes: number of examples of one unit whose likelihoods are added up jointly.
       times: number of times that the sum of one example is taken, as a bound for the unit.
-      fixed_count: k where vectors have k participations (`kernels.fixed_counts`), else 0.
-      log_patterns: upper bound on ln of the number of chains of up to k participations.
+      fixed_count: k where vectors have k participations, at most, by their number; else 0.
+      error: (largest |log-ratio|, its error in units of 2^-24) -> bound on the float32 error of the
+        likelihood ratio, natural log; None where it is a recurrence over steps (`likelihood.rounding`).
     """
 
     probability: float
@@ -69,7 +70,7 @@ class Sums:
     processes: int = 1
     times: int = 1
     fixed_count: int = 0
-    log_patterns: float = 0.0
+    error: Callable[[float, float], float] | None = None
 
 
 class SparsePositions(NamedTuple):
@@ -292,6 +293,9 @@ class Scheme(abc.ABC):
     patterns: Any = None  # `strategies.worst_pattern.Patterns` of fixed-order batches: nothing is random
     phase_participations: np.ndarray | None = None
     """(phases,) int64: participations of each phase, where nothing but a uniform phase is random."""
+    independent_epochs: tuple[tuple[int, int, int], ...] = ()
+    """(number of epochs, steps of each that are run, steps that are not), where nothing but an independent
+    uniform step of each is random."""
     revealed_counts: "tuple[Any, np.ndarray] | None" = None
     """(b-min-sep timing, probabilities of the counts 1 .. k there) that bound the unit's counts from above.
 

@@ -44,6 +44,32 @@ class ByStep:
         return self.members[self.ends[step] : self.ends[step + 1]]
 
 
+class ByEpoch:
+    """Epochwise allocation: the place of each example in an epoch is drawn before its first step."""
+
+    def __init__(self, epoch_steps: int, separation: int, size: int):
+        self.epoch_steps, self.separation, self.size = epoch_steps, separation, size
+        self.places: np.ndarray | None = None
+
+    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
+        place = step % self.epoch_steps
+        if place == 0:
+            self.places = self._next_places(generator)
+            self.members = np.argsort(self.places, kind="stable")
+            numbers = np.bincount(self.places, minlength=self.epoch_steps)
+            self.ends = np.concatenate([[0], np.cumsum(numbers)])
+        return self.members[self.ends[place] : self.ends[place + 1]]
+
+    def _next_places(self, generator: np.random.Generator) -> np.ndarray:
+        if self.places is None:
+            return generator.integers(self.epoch_steps, size=self.size)
+        spare = self.epoch_steps - self.separation
+        waits = generator.geometric(1 / (spare + 1), self.size) - 1
+        reached = np.maximum(self.places - spare, 0) + waits
+        last = generator.integers(self.separation - 1, self.epoch_steps, self.size)
+        return np.where(reached < self.separation - 1, reached, last)
+
+
 class EveryStep:
     """Poisson batches: any example at any step."""
 

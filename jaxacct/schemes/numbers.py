@@ -56,6 +56,13 @@ class Numbers:
         sizes = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
         return sizes | {"iterations": self.iterations}
 
+    def only_sizes(self, scheme) -> dict:
+        """Return `sizes` for a scheme without a sampling probability; ValueError for what it would ignore."""
+        self.refuse(scheme.name, scheme.options)
+        if self.sampling_probability is not None:
+            raise ValueError(f"sampling_probability does not apply to {scheme.name}; give batch_size")
+        return self.sizes()
+
 
 def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> float:
     """Return the long-run rate B / |D| at which one example participates.

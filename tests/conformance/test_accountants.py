@@ -18,6 +18,7 @@ from jaxacct import (
     BMinSep,
     CyclicPoisson,
     Dense,
+    EpochwiseAllocation,
     IndependentAttribution,
     Mechanism,
     MultiAttribution,
@@ -84,6 +85,15 @@ MEMBERS = {
             (at(BallsInBins(2, 2), strategy=BandedToeplitz((2.0, 1.0))), None, "not the identity"),
             (at(BallsInBins(2, 2), strategy=Dense(np.diag([1.0, 0.5]))), None, "not the identity"),
             (at(BallsInBins(2, 2), strategy=UNIT_COLUMNS), None, "not the identity"),
+        ],
+    ),
+    "redrawn-bins": (
+        [at(EpochwiseAllocation(2, 1)), at(EpochwiseAllocation(2, 1), 0.6)],
+        [
+            (at(EpochwiseAllocation(5, 3, 2)), None, "epochs are not independent"),
+            (at(BallsInBins(2, 2)), None, "epochs are not independent"),
+            (at(EpochwiseAllocation(2, 1)), COMPOSED, "nothing is composed"),
+            (at(EpochwiseAllocation(2, 1), strategy=Dense(np.diag([1.0, 0.5]))), None, "not the identity"),
         ],
     ),
     "revealed-pattern": (
@@ -173,6 +183,7 @@ ORACLES = {
     "revealed-pattern": (revealed_patterns, 1e-6),
     "pld": (exact, 1e-2),
     "random-allocation": (exact, 1e-3),
+    "redrawn-bins": (exact, 3e-3),
 }
 
 
@@ -196,8 +207,9 @@ def gaussian_cases(make, lengths, noise=NOISE):
 RANGES = {
     "unamplified": (gaussian_cases(lambda n: BMinSep(n, 1, 0.01), (1, 1000, 10**6)), 1e-6, 0.0),
     "pld": (gaussian_cases(lambda n: Poisson(n, 1.0), (1, 1000, 10**6)), 0.02, 0.0),
-    # Its floor is about 1e-8; with less noise the add direction is 1 at large epsilons.
+    # Their floors are about 1e-8 an epoch; with less noise the add direction is 1 at large epsilons.
     "random-allocation": (gaussian_cases(lambda n: BallsInBins(n, 1), (1, 12), NOISE[1:]), 0.02, 1e-8),
+    "redrawn-bins": (gaussian_cases(lambda n: EpochwiseAllocation(n, 1), (1, 12), NOISE[1:]), 0.05, 1e-6),
     "revealed-pattern": (gaussian_cases(lambda n: MultiAttribution(n, 1, 1.0, 1), (1, 50)), 1e-6, 0.0),
 }
 

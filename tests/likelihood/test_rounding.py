@@ -9,9 +9,11 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     CyclicPoisson,
+    EpochwiseAllocation,
     IndependentAttribution,
     Mechanism,
     MultiAttribution,
+    NestedAllocation,
     Poisson,
 )
 from jaxacct.likelihood import rounding
@@ -35,13 +37,16 @@ GRID = [
     (BalancedMinSep(1000, 64, 4, rotated=False), 16),
     (BalancedMinSep(300, 16, 3.5), 16),
     (BalancedMinSep(60, 8, 7), 8),
+    (EpochwiseAllocation(300, 30, 16), 16),
+    (EpochwiseAllocation(1000, 250, 200), 16),
+    (NestedAllocation(300, 16, 3.5), 16),
 ]
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 100.0])
 @pytest.mark.parametrize(
     ("scheme", "bands"),
-    [pytest.param(*one, marks=() if i in (0, 1, 9) else pytest.mark.slow) for i, one in enumerate(GRID)],
+    [pytest.param(*one, marks=() if i in (0, 1, 9, 11) else pytest.mark.slow) for i, one in enumerate(GRID)],
 )
 def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
@@ -151,6 +156,8 @@ BROKEN = [
     pytest.param(IndependentAttribution(3000, 2, 1e-5, 2), 2, 0.3, 2, marks=pytest.mark.slow),
     pytest.param(IndependentAttribution(1000, 16, 0.0036, 2), 16, 0.8, 1, marks=pytest.mark.slow),
     (BalancedMinSep(120, 16, 3), 16, 0.4, 2),
+    (EpochwiseAllocation(120, 40, 16), 16, 0.4, 2),
+    pytest.param(NestedAllocation(120, 16, 3), 16, 0.4, 2, marks=pytest.mark.slow),
     pytest.param(BalancedMinSep(1000, 64, 4), 16, 0.5, 2, marks=pytest.mark.slow),
 ]
 

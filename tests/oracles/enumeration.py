@@ -14,6 +14,8 @@ def pattern_distribution(scheme) -> dict[tuple[int, ...], float]:
         "balls-in-bins": _balls_in_bins,
         "b-min-sep": _b_min_sep,
         "balanced-min-sep": _balanced_min_sep,
+        "nested-allocation": _nested_allocation,
+        "epochwise-allocation": _epochwise_allocation,
         "multi-attribution": _multi_attribution,
         "independent-attribution": _independent_attribution,
     }[scheme.name](scheme)
@@ -90,6 +92,45 @@ def _balanced_min_sep(scheme):
             x = tuple(int(i in taken) for i in range(n))
             if weight > 0:
                 distribution[x] = distribution.get(x, 0.0) + weight
+    return distribution
+
+
+def _nested_allocation(scheme):
+    n, b, k = scheme.iterations, scheme.min_separation, math.ceil(scheme.participations)
+    kept = scheme.participations / k
+    distribution: dict[tuple[int, ...], float] = {}
+    for uniform in range(n):
+        sets = list(itertools.combinations(range(uniform % b, n, b), k))
+        for steps, joins in itertools.product(sets, itertools.product((0, 1), repeat=k)):
+            weight = kept ** sum(joins) * (1 - kept) ** (k - sum(joins)) / len(sets) / n
+            taken = {step for step, join in zip(steps, joins, strict=True) if join}
+            x = tuple(int(i in taken) for i in range(n))
+            if weight > 0:
+                distribution[x] = distribution.get(x, 0.0) + weight
+    return distribution
+
+
+def _epochwise_allocation(scheme):
+    """Step by step: the hazard of an eligible step by the steps that the epoch has left."""
+    n, epoch, b = scheme.iterations, scheme.epoch_steps, scheme.min_separation
+    distribution: dict[tuple[int, ...], float] = {}
+
+    def walk(x, weight):
+        step = len(x)
+        if weight == 0:
+            return
+        if step == n:
+            distribution[tuple(x)] = distribution.get(tuple(x), 0.0) + weight
+            return
+        place = step % epoch
+        eligible = not any(x[step - place :]) and not any(x[max(0, step - b + 1) :])
+        left = epoch - place
+        most = left if step < epoch else min(left, epoch - b + 1)
+        hazard = eligible / most
+        walk([*x, 1], weight * hazard)
+        walk([*x, 0], weight * (1 - hazard))
+
+    walk([], 1.0)
     return distribution
 
 

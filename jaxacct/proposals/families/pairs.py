@@ -278,7 +278,7 @@ def _times(proposal: Proposal) -> float:
 
 def _by_positions(module) -> bool:
     """Return whether a module of replicas gives participations as a few steps."""
-    return hasattr(module, "draw_positions_with_one")
+    return hasattr(module, "draw_positions_with_one") or hasattr(module, "draw_fitting")
 
 
 def _is_resolved(sharper: Mechanism) -> bool:

@@ -20,16 +20,17 @@ import numpy as np
 
 from jaxacct.kernels import fixed_counts, threefry
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.base import counts_at
 from jaxacct.schemes.replicas import one_participation
-from jaxacct.schemes.replicas.base import Attracting, log_attractions, log_lift
+from jaxacct.schemes.replicas.base import (
+    Attracting,
+    error_of_events,
+    log_attractions,
+    log_lift,
+    rarest_event,
+)
 
 # Maximum bytes of the float64 table; the device keeps half of it.
 MAX_TABLE_BYTES = 2e9
-_UNIT = 2.0**-24
-_ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two compared numbers of the table
-_ROUNDINGS_OF_AN_EVENT = 20  # of the summed weights of the possible events
-_MAX_LOG_ERROR = 0.5  # of the drawn density
 
 
 def kinds_of(scheme) -> list[tuple[float, bool]]:
@@ -91,9 +92,8 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
         log_z += 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
     if not (log_z < math.inf and rarest < math.inf):
         return math.inf, math.inf
-    each = _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
-    # Where attraction is so strong that float32 does not resolve rare events, there are no replicas.
-    return (log_z, math.expm1(2 * k * each)) if 2 * k * each < _MAX_LOG_ERROR else (math.inf, math.inf)
+    error = error_of_events(rarest, 2 * k)
+    return (log_z, error) if error < math.inf else (math.inf, math.inf)
 
 
 def _log_linear_patterns(scheme) -> float:
@@ -132,7 +132,7 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
                         parts[other, :, 1:] = each * chance * pulled * then[:, other, :-1]
                     event = parts.sum(axis=0)
                     row[1:, one] = table[i + 1, : b - 1, one] + event
-                    rarest = max(rarest, _rarest(row[1:, one], event, parts))
+                    rarest = max(rarest, rarest_event(row[1:, one], event, parts))
             parts = []
             for other, (chance, _) in enumerate(kinds):
                 alone = np.zeros((2, k + 1, k + 1))
@@ -148,14 +148,8 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
             parts = np.stack(parts)
             event = parts.sum(axis=0)
             row[0] = table[i + 1, 0, 0] + event
-            rarest = max(rarest, _rarest(row[0, 0], event, parts))
+            rarest = max(rarest, rarest_event(row[0, 0], event, parts))
     return table, rarest
-
-
-def _rarest(total, event, parts) -> float:
-    """Return the largest ratio of `total` to `event`, or of that to a part, where these are positive."""
-    found = np.where(event > 0, total / event, 0.0).max(initial=0.0)
-    return max(float(found), float(np.where(parts > 0, event / parts, 0.0).max(initial=0.0)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -286,21 +280,3 @@ def _widened(ends_at, at):
     """Return (num_samples, 2, 2): the first and the last step of each replica, with one step more."""
     first, last = ends_at[:, :, 0], ends_at[:, :, 1]
     return jnp.stack([jnp.minimum(first, at[:, None]), jnp.maximum(last, at[:, None])], axis=2)
-
-
-def draw_positions_with_one(key, scheme, arrays, num_samples: int):
-    """Return (positions, counts, mine) of `draw_fitting`."""
-    return draw_fitting(key, scheme, arrays, num_samples)[:3]
-
-
-def draw_counts(key, scheme, arrays, num_samples: int):
-    """Draw sums of two replicas' participation vectors, (num_samples, iterations) float32."""
-    positions, counts, _ = draw_positions_with_one(key, scheme, arrays, num_samples)
-    return counts_at(positions, counts, scheme.iterations)
-
-
-def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the participation vector of the first replica, no lifts), float32."""
-    positions, counts, mine = draw_positions_with_one(key, scheme, arrays, num_samples)
-    n = scheme.iterations
-    return counts_at(positions, counts, n), counts_at(positions, mine, n), jnp.zeros(num_samples)

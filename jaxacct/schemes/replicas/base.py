@@ -12,7 +12,7 @@ For m participation vectors together a module has:
   of the tables, (num_samples,) float32, rounded down;
 * `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and the
   counts of one of the vectors, (num_samples, slots) each;
-* `draw_fitting`, where vectors outside the scheme are drawn: `draw_positions_with_one`, and
+* `draw_fitting`, in place of these three where participations are few: `draw_positions_with_one`, and
   whether all vectors belong to the scheme, (num_samples,) bool. The weight of the others is 0, and
   `log_normalizer` is that of all draws.
 
@@ -21,6 +21,7 @@ their overlap but by its upper bound `log_lift` (proofs/non_banded.md): `log_nor
 bound on ln Z_m.
 """
 
+import math
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -111,3 +112,54 @@ def log_attractions(mechanism: Attracting) -> np.ndarray:
     shared = strategy.products_from_end(b + 1) / mechanism.noise_multiplier**2
     shared[:, b] = 0.0
     return shared
+
+
+def drawn_together(steps, who, iterations: int):
+    """Merge the participations of two replicas, as `draw_fitting` returns them.
+
+    Args:
+      steps: (num_samples, slots) int32, of one replica or the other, in any order.
+      who: int32 of the same shape, 1 the first replica, 2 the second, 0 none.
+      iterations: n.
+
+    Returns:
+      positions: (num_samples, slots) int32, distinct and ascending; `iterations` is none.
+      counts: float32 of the same shape, how many of the two participate there.
+      mine: the same of the first replica alone.
+    """
+    none = 4 * iterations
+    coded = jnp.sort(jnp.where(who > 0, 4 * steps + who, none), axis=1)
+    # Both at one step are neighbours: the first one of them becomes none, the other is both.
+    same = (coded[:, 1:] // 4 == coded[:, :-1] // 4) & (coded[:, 1:] < none)
+    apart = jnp.zeros((len(coded), 1), bool)
+    coded = jnp.where(jnp.concatenate([apart, same], axis=1), coded | 3, coded)
+    coded = jnp.sort(jnp.where(jnp.concatenate([same, apart], axis=1), none, coded), axis=1)
+    who = coded % 4
+    mine = (who % 2).astype(jnp.float32)
+    return coded // 4, mine + (who // 2).astype(jnp.float32), mine
+
+
+_UNIT = 2.0**-24
+_ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two numbers of a table that it is compared with
+_ROUNDINGS_OF_AN_EVENT = 20  # of the weights of what may happen, added up
+_MAX_LOG_ERROR = 0.5  # of the density that is drawn from
+
+
+def error_of_events(rarest: float, events: int) -> float:
+    """Return the relative error of so many events that are drawn by float32 tables; inf where it is large.
+
+    Args:
+      rarest: largest ratio of a sum to the event at its beginning, or of that to one of its kinds.
+      events: number of events of a draw.
+    """
+    error = (
+        events * _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
+    )
+    # Where attraction is so strong that float32 does not tell rare events apart, there are no replicas.
+    return math.expm1(error) if error < _MAX_LOG_ERROR else math.inf
+
+
+def rarest_event(total, event, kinds) -> float:
+    """Return the largest ratio of `total` to `event`, or of that to one of its kinds, where positive."""
+    found = np.where(event > 0, total / event, 0.0).max(initial=0.0)
+    return max(float(found), float(np.where(kinds > 0, event / kinds, 0.0).max(initial=0.0)))

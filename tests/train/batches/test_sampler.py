@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
+from jaxacct import (
+    BalancedMinSep,
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    EpochwiseAllocation,
+    MultiAttribution,
+    NestedAllocation,
+    Poisson,
+)
 from tests.oracles import enumeration
 from tests.oracles.settings import SMALL
 from tests.schemes.test_schemes import chi_square_p_value
@@ -32,14 +41,19 @@ def participation(scheme, size: int, key=KEY, most=None) -> np.ndarray:
 ALONE = [s for s, _ in SMALL if not isinstance(s, MultiAttribution)]
 
 
-@pytest.mark.parametrize("scheme", ALONE, ids=str)
+FIXED_COUNTS = [BalancedMinSep(8, 3, 2), EpochwiseAllocation(8, 3, 2), NestedAllocation(8, 3, 1.5)]
+
+
+@pytest.mark.parametrize("scheme", ALONE + FIXED_COUNTS, ids=str)
 def test_each_example_follows_the_accounted_distribution(scheme):
     """Examples are independent, so one run of many is a sample; false alarm 1e-6."""
     drawn = participation(scheme, 40_000)
     assert chi_square_p_value(drawn, enumeration.pattern_distribution(scheme)) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4)])
+@pytest.mark.parametrize(
+    "scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4), EpochwiseAllocation(5, 3, 2)]
+)
 def test_examples_are_independent(scheme):
     """Pairs of examples: the distribution of both vectors is the product, where they are alone and among a
     hundred.
@@ -97,6 +111,8 @@ def test_no_more_steps_than_the_scheme_has():
         CyclicPoisson(30, 4, 0.3),
         BMinSep(30, 4, 0.3),
         BalancedMinSep(30, 4, 2.5),
+        EpochwiseAllocation(30, 7, 4),
+        NestedAllocation(30, 4, 2.5),
     ],
 )
 def test_a_resumed_sampler_goes_on_with_the_same_batches(scheme):

@@ -1,0 +1,188 @@
+"""Epochwise allocation: one participation an epoch, at a new random step each time.
+
+It is the sampling distribution nearest to a reshuffled loader that has a certificate with amplification
+(proofs/fixed_counts.md, section 7).
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.kernels import epochs, threefry
+from jaxacct.kernels.programs import number
+from jaxacct.kernels.randomness import exponential_64
+from jaxacct.schemes.balls_in_bins import BallsInBins
+from jaxacct.schemes.base import (
+    ExampleScheme,
+    ManyMultipliers,
+    SparsePositions,
+    Sums,
+    check_fields,
+    counts_at,
+)
+from jaxacct.schemes.batches import Batches, ByEpoch
+from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
+from jaxacct.schemes.replicas import epochwise_allocation as epochwise_replicas
+
+
+@dataclass(frozen=True)
+class EpochwiseAllocation(ExampleScheme):
+    """One participation in each epoch of `epoch_steps` steps, consecutive ones `min_separation` apart.
+
+    In the first epoch the step is uniform. In every later one each eligible step is the participation with
+    probability 1 / (M - b + 1), until M - b + 1 steps of the epoch are left, among which it is uniform; M is
+    `epoch_steps`, b `min_separation`. So every step of every epoch has the probability 1 / M, and the
+    expected batch size is constant. b = 1 draws each epoch independently ("redrawn bins"); b = M keeps the
+    first epoch's step (balls-in-bins).
+
+    Attributes:
+      iterations: number of steps n. The last epoch may end early, and then has a participation or none.
+      epoch_steps: M >= 1.
+      min_separation: b in 1 .. M. With one epoch it has no effect and is M.
+    """
+
+    iterations: int
+    epoch_steps: int
+    min_separation: int = 1
+    name: ClassVar[str] = "epochwise-allocation"
+    options: ClassVar = {"separation": "min_separation"}
+
+    def __post_init__(self):
+        check_fields(self, "iterations", "epoch_steps", "min_separation", probability=False)
+        if self.min_separation > self.epoch_steps:
+            raise ValueError(
+                f"min_separation must be at most epoch_steps {self.epoch_steps}, was {self.min_separation}"
+            )
+        if self.iterations <= self.epoch_steps:
+            object.__setattr__(self, "min_separation", self.epoch_steps)
+
+    @classmethod
+    def from_batch_size(
+        cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int = 1
+    ) -> "EpochwiseAllocation":
+        """Return epochs of ceil(|D| / B) steps: the expected batch size is at most `batch_size`."""
+        bins = BallsInBins.from_batch_size(
+            dataset_size=dataset_size, batch_size=batch_size, iterations=iterations
+        )
+        return cls(iterations, bins.cycle_length, min_separation)
+
+    @classmethod
+    def from_numbers(cls, numbers: Numbers) -> "EpochwiseAllocation":
+        """Return the scheme of plain numbers, by both sizes.
+
+        Raises:
+          ValueError: in one line, for a number that is missing, out of range or would be ignored.
+        """
+        return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
+
+    @property
+    def max_participations(self) -> int:
+        """E, the number of epochs."""
+        return -(-self.iterations // self.epoch_steps)
+
+    @property
+    def fixed_bins(self) -> BallsInBins | None:
+        """The same sampling distribution where the step of the first epoch is that of all others."""
+        same = self.min_separation == self.epoch_steps
+        return BallsInBins(self.iterations, self.epoch_steps) if same else None
+
+    @property
+    def phase_participations(self) -> np.ndarray | None:
+        return None if self.fixed_bins is None else self.fixed_bins.phase_participations
+
+    @property
+    def independent_epochs(self) -> tuple[tuple[int, int, int], ...]:
+        """Empty where b > 1."""
+        if self.min_separation > 1:
+            return ()
+        whole, more = divmod(self.iterations, self.epoch_steps)
+        unfinished = [(1, more, self.epoch_steps - more)] if more else []
+        return ((whole, self.epoch_steps, 0), *unfinished)
+
+    @property
+    def participation_rate(self) -> float:
+        return 1 / self.epoch_steps
+
+    def participation_probabilities(self) -> np.ndarray:
+        return np.full(self.iterations, self.participation_rate)
+
+    def log_probability_of_none(self) -> float:
+        more = self.iterations < self.epoch_steps
+        return math.log1p(-self.iterations / self.epoch_steps) if more else -math.inf
+
+    @property
+    def sums(self) -> Sums:
+        if self.fixed_bins is not None:
+            return self.fixed_bins.sums
+        sizes = self.max_participations, self.epoch_steps, self.min_separation
+        return Sums(
+            1.0,
+            -math.inf,
+            self.iterations,
+            fixed_count=self.max_participations,
+            error=functools.partial(epochs.rounding_bound, *sizes),
+        )
+
+    @property
+    def replicas(self) -> ModuleType:
+        return epochwise_replicas if self.fixed_bins is None else balls_in_bins_replicas
+
+    @property
+    def many_multipliers(self) -> ManyMultipliers | None:
+        return None if self.fixed_bins is None else self.fixed_bins.many_multipliers
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return ByEpoch(self.epoch_steps, self.min_separation, dataset_size)
+
+    def draw_error(self) -> float:
+        """Bound the relative error of the density that `draw_participation` draws from.
+
+        A wait is a float32 exponential, as for b-min-sep, between two multiples of `-ln rho`: the end k moves
+        the probability by `10 2^-24 3 k` of itself at most. Uniform places are integers from 64 bits.
+        """
+        uniform = self.max_participations * math.log1p(threefry.integers_error(self.epoch_steps))
+        steps = (self.max_participations - 1) * (self.min_separation - 1)
+        waits = steps + self.max_participations if 1 < self.min_separation < self.epoch_steps else 0
+        return math.expm1(uniform + 30 * 2.0**-24 * waits)
+
+    def draw_participation(self, key, num_samples: int):
+        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
+
+    @property
+    def sparse_positions(self) -> SparsePositions:
+        return SparsePositions(self.draw_positions, self.participation_rate)
+
+    def draw_positions(self, key, num_samples: int):
+        """Draw (num_samples, max_participations) int32: the steps, ascending; n and above is none."""
+        M, b, count = self.epoch_steps, self.min_separation, self.max_participations
+        first_key, wait_key, last_key = threefry.split(key, 3)
+        first = threefry.integers(first_key, (num_samples,), M)
+        log_survival = epochs.log_survival(M, b)
+        waits = exponential_64(wait_key, (count - 1, num_samples)) / number(-log_survival)
+        waits = jnp.minimum(jnp.floor(waits), M).astype(jnp.int32)
+        last = b - 1 + threefry.integers(last_key, (count - 1, num_samples), M - b + 1)
+
+        def one_epoch(place, given):
+            wait, last = given
+            reached = jnp.maximum(place - (M - b), 0) + wait
+            place = jnp.where(reached < b - 1, reached, last)
+            return place, place
+
+        _, later = jax.lax.scan(one_epoch, first, (waits, last))
+        places = jnp.concatenate([first[None], later]).T
+        return places + M * jnp.arange(count, dtype=jnp.int32)[None]
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        """Compute ln of the mean over patterns of the product of `e^r`."""
+        if self.fixed_bins is not None:
+            return self.fixed_bins.log_likelihood_ratios(log_ratios)
+        if log_ratios.ndim == 1:
+            return self.log_likelihood_ratios(log_ratios[None])[0]
+        return epochs.log_mean_over_places(log_ratios.T, self.epoch_steps, self.min_separation)
