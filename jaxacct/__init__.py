@@ -1,9 +1,8 @@
 """jaxacct: certified noise for differentially private training, on accelerators.
 
-How much noise is enough, and can you prove it? `calibrate` answers with a `Plan`: a noise multiplier for
-DP-SGD or BandMF under a sampling scheme, certified by Monte Carlo with its failure probability spent in
-delta. Estimates (`estimate_delta`, `estimate_epsilon`, and `recommend`, which ranks what could be certified)
-are other functions with other types.
+`calibrate` returns a `Plan`: a noise multiplier for DP-SGD or BandMF under a sampling scheme, certified by
+Monte Carlo with the failure probability included in delta. Estimates (`estimate_delta`, `estimate_epsilon`,
+and `recommend`, which ranks candidates for certification) have other functions and types.
 """
 
 import importlib
@@ -62,6 +61,11 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         prefix_sum_error,
     )
 
+# Stability: names in `__all__` here and in public modules keep their meaning within a minor version, and a
+# removal is announced in the changelog one minor version ahead; all other names may change. The name of a
+# scheme, strategy or accountant never gets another meaning: a change of the mathematics is a new name. A plan
+# loads in every version with its schema version, which recomputes its guarantee, and is refused by all
+# others.
 __all__ = [
     "SCHEMES",
     "BMinSep",

@@ -340,7 +340,7 @@ class Mechanism:
             self.log_none = float(dist.log_ratio(np.full((dist.steps, 1), -np.inf))[0])
 
     def outputs(self, rng, samples: int, x=None):
-        """y at given participations, or none."""
+        """Return outputs y at given participations, or none."""
         noise = self.sigma * rng.standard_normal((self.columns.rows, samples))
         return noise if x is None else noise + self.columns.apply(x)
 
@@ -364,7 +364,7 @@ class Mechanism:
             yield self._replicas(m, pairs)
 
     def _replicas(self, m: int, pairs) -> Proposal:
-        """m / 2 pairs, whose replicas attract each other m - 1 times as much; m = 2 is the density Q f^2 / Z.
+        """Return m / 2 pairs, with attraction times m - 1; m = 2 has the density Q f^2 / Z.
 
         Weights divide by the mean over the rounds of a tournament of all pairs (Jensen's inequality).
         """
@@ -468,7 +468,7 @@ class Bets:
 
 
 def samples_expected(log_scale: float, claim: Claim) -> float:
-    """Samples for a mean of half the threshold, about: KL(theta / 2, theta) > .153 theta."""
+    """Return the samples for a mean of half the threshold: KL(theta / 2, theta) > .153 theta."""
     theta = math.exp(min(math.log(claim.verified) - log_scale, 0.0))
     return 0.0 if theta >= 1 else math.log(FRACTIONS.size / claim.failure) / max(0.153 * theta, 1e-300)
 

@@ -1,5 +1,4 @@
-"""Differentially private training in Flax under a plan: the mechanism that runs is the one that was
-certified.
+"""Differentially private training in Flax under a plan: it runs the certified mechanism.
 
 Installed as `jaxacct.train` (the extra `jaxacct[train]`); in a checkout the folder is the package `train`. It
 imports `jaxacct` and never the other way round.

@@ -143,9 +143,10 @@ def train(
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `python -m train.batches.attribution`, for an attribution plan.
-      individual_epsilon, individual_delta: exclude every example from each step that would take its own loss
-        past this (`train.individual`), for Poisson batches with independent noise. Excluded examples are
-        private and not shown.
+      individual_epsilon: exclude every example from each step that would take its own loss past this
+        (`train.individual`), for Poisson batches with independent noise. Excluded examples are private and
+        not shown.
+      individual_delta: delta of `individual_epsilon`.
       elastic: continue a run of `out` that began on other devices or package versions; the bits then differ.
       tensorboard: folder for event files of the metrics of every step. Private: no guarantee covers them.
       json_output: print one JSON object and nothing else.

@@ -88,7 +88,7 @@ def check_data(data) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value in a few words."""
+    """Return a value in a few words."""
     if inspect.isfunction(value) or inspect.isclass(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
     text = repr(value)

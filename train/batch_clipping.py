@@ -76,6 +76,9 @@ def epoch_batches(
 
     Args:
       key: 4 words of 32 bits, or a NumPy generator that continues from epoch to epoch.
+      dataset_size: N.
+      num_microbatches: m terms a round.
+      microbatch_size: s records a term.
       sampling: "shuffling" (every record once) or "subsampling" (a fresh m s-subset each round).
     """
     N = _validate.positive_integer("dataset_size", dataset_size)
@@ -128,7 +131,9 @@ def make_round(
     """Return one round: `step(state, rows (m, s, ..), mask (m,)) -> (state, private info)`, jitted.
 
     Args:
-      plan, clip_norm, key: as of `private_rounds`.
+      plan: as of `private_rounds`.
+      clip_norm: as of `private_rounds`.
+      key: as of `private_rounds`.
       loss: `loss(params, record) -> scalar` of one record.
       optimizer: the outer one; its input is noisy sums only, so its state is post-processing.
       inner: goes through the records of each term; the mean gradient by default.
@@ -140,7 +145,7 @@ def make_round(
 
 
 def _train(plan: GeneralPlan, request: Request) -> Result:
-    """The procedure of a `GeneralPlan`: its sampler, its terms, its noise."""
+    """Return the procedure of a `GeneralPlan`: its sampler, its terms, its noise."""
     options = request.options
     if options.clip not in (None, plan.run.clip):
         raise ValueError(f"clip must be the plan's {plan.run.clip}, was {options.clip!r}")
@@ -284,7 +289,7 @@ _BITS = 20  # of the grid of `aggregate`, where no noise determines it
 
 @functools.partial(jax.jit, static_argnames="grid")
 def _sum_on_grid(updates, grid: Grid):
-    """(sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
+    """Return (sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
     _by_device.refuse_several_devices(updates=updates)
     kept, counts, norms = jax.vmap(lambda one: clip_to_grid(one, grid))(updates)
     one = jax.tree.map(lambda leaf: leaf[0], updates)

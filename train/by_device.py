@@ -73,7 +73,6 @@ def over_rows(
 
 def specs_of(mesh: jax.sharding.Mesh | None, tree) -> tuple[jax.sharding.PartitionSpec, ...]:
     """Return how each leaf is sharded over the mesh; unsharded and traced leaves count as whole."""
-
     if mesh is None:
         return ()
 

@@ -114,9 +114,7 @@ class LogisticRegression:
         return np.concatenate([x * scale[:, None], np.ones((len(x), 1))], axis=1)
 
     def mean_gradient(self, weights, x, y):
-        """Return the mean gradient, each clipped, of rows `x` (b, d + 1) with labels `y` (b,), with ridge
-        term.
-        """
+        """Return the mean of clipped gradients of rows `x` (b, d + 1) with labels `y` (b,), plus ridge."""
         if self.num_classes == 2:
             slope = jax.nn.sigmoid(x @ weights) - y.astype(x.dtype)
             if self.clip_norm is not None:
@@ -147,6 +145,7 @@ class L2Ball:
 
     @property
     def diameter(self) -> float:
+        """Diameter of the set."""
         return 2 * self.radius
 
     def __call__(self, weights):
@@ -170,6 +169,7 @@ class Box:
 
     @property
     def diameter(self) -> float:
+        """Diameter of the set."""
         return (self.high - self.low) * self.size**0.5
 
     def __call__(self, weights):
@@ -284,7 +284,7 @@ def _batches(plan: LastIteratePlan, generator: np.random.Generator) -> Iterator[
 
 
 def _step(plan: LastIteratePlan, loss: LogisticRegression):
-    """One step: `step(state, (x, y), mask) -> (state, private info)`, jitted."""
+    """Return one step: `step(state, (x, y), mask) -> (state, private info)`, jitted."""
     project = (lambda w: w) if plan.diameter is None else project_l2_ball(plan.diameter / 2)
 
     def step(state: Iterate, batch, mask) -> tuple[Iterate, IterateInfo]:
@@ -319,12 +319,14 @@ def noisy_sgd(loss_fn, data, key=None, *, steps: int, batch_size: int, **options
       loss_fn: a `LogisticRegression`, convex and smooth by construction.
       data: (features, labels), or `{"inputs", "labels"}`.
       key: as `keys` of `fit`. Only tests should fix it.
-      options: `stepsize`; `delta`, and `epsilon` (to calibrate) or `noise_std` (on the mean gradient, which
+      steps: number of steps.
+      batch_size: of each step.
+      **options: `stepsize`; `delta`, and `epsilon` (to calibrate) or `noise_std` (on the mean gradient, which
         then gives its own epsilon); `clip_norm` and `regularizer`, the ridge, in place of the loss's own;
         `projection`, by `project_l2_ball`; `init`, None for 0.
 
     Raises:
-      ValueError: what no bound covers.
+      ValueError: a run that no bound covers.
     """
     return _run("sgd", loss_fn, data, key, steps=steps, batch_size=batch_size, **options)
 

@@ -143,7 +143,7 @@ def _source(plan: Plan, graph, size: int | None, given: GivenBatches | None, key
 
 
 def _rows(plan: Plan, request: Request, graph: Attribution | None):
-    """The data, as the plan's examples."""
+    """Return the data, as the plan's examples."""
     check_graph(plan.mechanism.scheme, graph, plan.dataset_size, plan.holds_for_shared_examples)
     if graph is None:
         # Under add-or-remove-one the size of the data set is private: any that the plan covers is trained on.
@@ -152,7 +152,7 @@ def _rows(plan: Plan, request: Request, graph: Attribution | None):
 
 
 def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer) -> str:
-    """The kind of clipping: as given, or as the run in the folder began with, or as is chosen and logged."""
+    """Return the kind of clipping: the given one, that of the run in the folder, or a chosen one."""
     options = request.options
     if options.clipping != AUTO:
         return options.clipping
@@ -172,7 +172,7 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
 
 
 def _microbatch_size(request: Request, make, loss, params, batch, clipping: str) -> int:
-    """The number of gradients in memory at a time: given, measured, or by the number of parameters."""
+    """Return the number of gradients in memory at a time: given, measured, or by the number of parameters."""
     options, (rows, mask) = request.options, batch.take(np.zeros(0, np.int64))
 
     def by_default() -> int:
@@ -200,12 +200,12 @@ def _check_individual(options: TrainOptions) -> None:
 
 
 def _skips_padding(plan: Plan, options: TrainOptions) -> bool:
-    """Whether the duration of a step depends on its batch size; ValueError where it must not."""
+    """Return whether the duration of a step depends on its batch size; ValueError where it must not."""
     truncated = plan.truncation_delta is not None or plan.mechanism.scheme.batch_size_cap is not None
     if options.skip_padding and truncated:
         raise ValueError(
             "skip_padding must not be True for a plan that truncates batches: its guarantee does not hold "
-            "against an adversary who knows their sizes, which run times would show"
+            "against an adversary who learns their sizes, which run times would show"
         )
     if options.skip_padding and options.mesh is not None:
         raise ValueError("skip_padding must not be True with mesh: most devices would have nothing to do")
@@ -262,7 +262,7 @@ class Rows:
 
 
 def _on(mesh, leaf):
-    """A parameter sharded over the mesh as over one of the same axes, or else a copy on each device."""
+    """Return a parameter sharded over the same axes of the mesh, or else a copy on each device."""
     old = leaf.sharding
     same = isinstance(old, jax.sharding.NamedSharding) and old.mesh.axis_names == mesh.axis_names
     spec = old.spec if same else jax.sharding.PartitionSpec()

@@ -177,7 +177,7 @@ def _fresh(params, key) -> DiceState:
 
 
 def _examples(updates, error, size: int, mask) -> int:
-    """The checked number of rows; static."""
+    """Return the checked number of rows; static."""
     leaves = jax.tree.leaves(updates)
     rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
     if jax.tree.structure(updates) != jax.tree.structure(error):
@@ -194,7 +194,7 @@ def _examples(updates, error, size: int, mask) -> int:
 
 
 def _sum_where(keep, tree):
-    """Sums over the examples that are kept, float64: exact for the integers of a batch."""
+    """Sum over the kept examples, float64: exact for the integers of a batch."""
 
     def total(leaf):
         shape = (-1, *(1,) * (leaf.ndim - 1))
@@ -204,13 +204,13 @@ def _sum_where(keep, tree):
 
 
 def _bounded(gradient, most: float):
-    """The raw gradient, scaled down where its norm is beyond `most`; float64."""
+    """Return the raw gradient, scaled down where its norm is beyond `most`; float64."""
     scale = jnp.minimum(1.0, most / jnp.maximum(global_norm(gradient), 1e-300))
     return jax.tree.map(lambda g: jnp.nan_to_num(g.astype(jnp.float64)) * scale, gradient)
 
 
 def _clip_to_units(error, c2: float, units: float, automatic: bool):
-    """`clip(e, C2)` in whole units, each entry rounded towards zero, so that its norm is at most C2."""
+    """Return `clip(e, C2)` in whole units, each entry rounded towards zero, of norm at most C2."""
     norm = global_norm(error)
     scale = c2 / (norm + _AUTOMATIC) if automatic else jnp.minimum(1.0, c2 / jnp.maximum(norm, 1e-300))
     # A little less, for the rounding of the norm itself.
@@ -219,7 +219,7 @@ def _clip_to_units(error, c2: float, units: float, automatic: bool):
 
 
 def _normals(key, step, like):
-    """Standard normals, float64, a pytree like `like`."""
+    """Return standard normals, float64, a pytree like `like`."""
     flat, unravel = jax.flatten_util.ravel_pytree(like)
     return unravel(standard_normals(key, step, flat.size))
 
@@ -247,7 +247,7 @@ def reset_error(opt_state):
 
 
 def _replaced(opt_state, *names: str):
-    """The state with these fields of every `DiceState` set to zero."""
+    """Return the state with these fields of every `DiceState` set to zero."""
 
     def zeroed(node):
         if not isinstance(node, DiceState):
@@ -323,7 +323,7 @@ def rule_of(plan: DicePlan) -> DiceRule:
 
 
 def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
-    """((clipped, raw) sums, losses, norms) of a batch, `micro` gradients in memory at a time."""
+    """Return ((clipped, raw) sums, losses, norms) of a batch, `micro` gradients in memory at a time."""
     size = mask.shape[0]
     pad, wide = -size % micro, jax.config.read("jax_enable_x64")
 

@@ -95,7 +95,7 @@ def fit(
 
 
 def _in_numbers(evaluate):
-    """`evaluate` with its results, JAX scalars perhaps, as floats."""
+    """Return `evaluate` with its results, JAX scalars perhaps, as floats."""
 
     def evaluated(params) -> dict[str, float]:
         found = evaluate(params)

@@ -123,13 +123,17 @@ def tune(
         trained on public text first.
       text: file with private text; by default the reference of the Python language without every tenth page.
       test_text: file with public text to evaluate on; by default those pages, and nothing for a `text`.
-      epsilon, delta: guarantee for one piece of `length` characters.
+      epsilon: of the guarantee for one piece of `length` characters.
+      delta: of the guarantee.
       steps: steps of private training.
       batch_size: expected pieces a step.
       learning_rate: of Adam.
       clip_norm: of the gradient of a piece's adapters.
       rank: of the adapters.
-      length, width, layers, heads: of the transformer.
+      length: context of the transformer, in characters.
+      width: of the transformer.
+      layers: number of layers.
+      heads: number of attention heads.
       pretraining_steps: on public text, without a checkpoint.
       clipping: as `TrainOptions`: "ghost" clips without the gradients of examples; "auto" where that pays.
     """

@@ -186,7 +186,7 @@ def no_batch_statistics():
 
 
 def _seeded(streams, key):
-    """The streams of a model, each seeded from a key of its own."""
+    """Return the streams of a model, each seeded from a key of its own."""
 
     def begin(number, variable):
         value = variable[...]

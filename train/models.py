@@ -22,7 +22,7 @@ class SmallCNN(nnx.Module):
         self.last = nnx.Linear(32 * (height // 4) * (width // 4), num_classes, rngs=rngs)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """(..., height, width, channels) to logits (..., classes)."""
+        """Return (..., height, width, channels) to logits (..., classes)."""
         x = nnx.avg_pool(jnp.tanh(self.first(inputs)), (2, 2), (2, 2))
         x = nnx.avg_pool(jnp.tanh(self.second(x)), (2, 2), (2, 2))
         return self.last(x.reshape(*x.shape[:-3], -1))
@@ -45,7 +45,7 @@ class VGG(nnx.Module):
         self.last = nnx.Linear(128, num_classes, rngs=rngs)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """(..., height, width, channels) to logits (..., classes)."""
+        """Return (..., height, width, channels) to logits (..., classes)."""
         x = inputs
         for index, convolution in enumerate(self.convolutions):
             x = nnx.relu(convolution(x))
@@ -84,7 +84,7 @@ class Transformer(nnx.Module):
         self.last = nnx.Linear(width, vocabulary, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """(length,) integers to logits (length, vocabulary) of the token after each."""
+        """Return (length,) integers to logits (length, vocabulary) of the token after each."""
         x = self.tokens(tokens) + self.places(jnp.arange(len(tokens)))
         for block in self.blocks:
             x = block(x)
@@ -104,7 +104,7 @@ class Block(nnx.Module):
         self.narrow = nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(length, width) to the same."""
+        """Return (length, width) to the same."""
         split = self.attention_in(self.attention_norm(x)).reshape(len(x), 3, self.heads, -1)
         query, key, value = split[:, 0], split[:, 1], split[:, 2]
         found = jax.nn.dot_product_attention(query, key, value, is_causal=True)

@@ -54,6 +54,8 @@ class Privatizer:
         Args:
           updates: the `GridSum` or `RoundedSum` of the step. One on another grid, or of another clip norm, is
             refused; after one that is not finite all updates are NaN.
+          state: noise state before the step.
+          params: unused.
           fresh: the normals of this step if they are drawn already; after those of another step all updates
             are NaN.
         """

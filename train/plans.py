@@ -9,10 +9,10 @@ from jaxacct.core.plan import Plan
 
 
 def read_plan(path: str | os.PathLike):
-    """A plan of any kind, checked.
+    """Return a plan of any kind, checked.
 
     Raises:
-      ValueError: in one line, for a file that holds none.
+      ValueError: a file without a plan.
     """
     data = read_json(path, "plan")
     schema = data.get("schema") if isinstance(data, dict) else None

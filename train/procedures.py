@@ -89,7 +89,7 @@ class Request:
     options: TrainOptions = field(default_factory=TrainOptions)
 
     def steps(self, covered: int) -> int:
-        """Number of steps; ValueError for more than the plan covers."""
+        """Return the number of steps; ValueError for more than the plan covers."""
         steps = covered if self.options.steps is None else self.options.steps
         if steps > covered:
             raise ValueError(
@@ -99,7 +99,7 @@ class Request:
         return steps
 
     def rows(self, number: int | None, whose: str = "plan's dataset_size", at_most: bool = False):
-        """The data as an object with `take`; ValueError for another number of rows (`at_most`: for more)."""
+        """Return the data as an object with `take`; ValueError unless it has `number` rows."""
         rows = as_rows(self.data)
         if at_most and number is not None and 0 < len(rows) <= number:
             return rows
@@ -108,32 +108,32 @@ class Request:
         return rows
 
     def given_clip_norm(self) -> float:
-        """The clip norm, by default 1."""
+        """Return the clip norm, by default 1."""
         return _validate.positive_number("clip_norm", 1.0 if self.clip_norm is None else self.clip_norm)
 
     def given_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer; ValueError where it is missing or none of optax."""
+        """Return the optimizer; ValueError where it is missing or none of optax."""
         optimizer, average = arguments.check_optimizer(self.optimizer), self.options.average
         return optimizer if average is None or callable(average) else averaging(optimizer, average)
 
     def shown(self, state):
-        """The parameters of a state that may be shown: its own, or their average."""
+        """Return the parameters of a state that may be shown: its own, or their average."""
         average = self.options.average
         if average is None:
             return state.params
         return (average if callable(average) else average_of)(state.opt_state, state.params)
 
     def given_microbatch_size(self) -> int | None:
-        """The number of gradients at a time, where "auto" is not supported."""
+        """Return the number of gradients at a time, where "auto" is not supported."""
         size = self.options.microbatch_size
         return None if size is None else _validate.positive_integer("microbatch_size", size)
 
     def keys(self) -> tuple[Any, Any]:
-        """(sampler key, noise key or None for a fresh one)."""
+        """Return (sampler key, noise key or None for a fresh one)."""
         return self.options.keys or (sampler.fresh_key(), None)
 
     def functional(self) -> tuple[Loss, Any]:
-        """`(Loss, params)`; parameters are copied, as a step donates its state. Frozen arrays are not."""
+        """Return `(Loss, params)`; trained parameters are copied, as steps donate their state."""
         arguments.check_model(self.model)
         arguments.check_callable("loss", self.loss, "loss(model, example) -> number")
         key, wrt = public_key(self.options.loss_key), self.options.wrt
@@ -159,14 +159,14 @@ class Procedure:
     Attributes:
       train: (plan, request) -> `Result`; refuses whatever the plan does not cover.
       supports: names of the arguments and options that it uses, beside `COMMON`. Others are refused where
-        they are set: an ignored option may be the one that a guarantee is thought to rest on.
+        they are set: the guarantee may be thought to depend on an ignored option.
     """
 
     train: Callable[[Any, Request], Result]
     supports: frozenset[str]
 
     def check(self, plan: TrainingPlan, request: Request) -> None:
-        """ValueError, in one line, for an argument or option that is set and not supported."""
+        """Refuse an argument or option that is set and not supported, by a one-line ValueError."""
         for record in (request, request.options):
             for each in dataclasses.fields(record):
                 if each.name in COMMON | self.supports or each.default is dataclasses.MISSING:

@@ -42,19 +42,25 @@ def take_steps(
     report: "Callable[[Any, int], PrivateLosses] | None" = None,
     bound: dict[str, str] | None = None,
 ) -> Result:
-    """All steps of a private run, kept in the folder `request.out` where there is one.
+    """Return all steps of a private run, kept in the folder `request.out` where there is one.
 
     Args:
+      request: of `fit`.
       step: as `train.step.PrivateStep`, with a call and `trace`; a state is a pytree with `params`.
+      state: before the first step.
       batch: `take(indices)` returns the arguments of `step` for these examples; `rows` has a `fingerprint()`.
+      steps: number of steps.
       claim: JSON values of the plan that a resumed run must share.
+      clip_norm: C.
+      sampler_key: words of the sampler's key, or None.
       source_at: (key, state of the sampler or None) -> batches, with `next()` and `state`.
+      statement: guarantee of the run, as text.
       frozen: returns digests, by name, of what the loss reads beside the parameters; bound as `claim`.
       described: further JSON values that a resumed run must share.
       before_first: called before the first step of this call, once in a run with a folder.
       released: parameters of the last state -> what is shown of them.
-      only_last: whether parameters before the end are shown to nobody, `evaluate` included; they are in
-        checkpoints, which are secret.
+      only_last: whether parameters before the end stay hidden, also from `evaluate`; they are in checkpoints,
+        which are secret.
       report: (last state, steps) -> every example's own loss.
       bound: private texts that a resumed run must share: only keyed digests of them are stored.
     """

@@ -10,7 +10,7 @@
     model/                 Orbax: the trained parameters, covered by the guarantee; no times
     result.json            the end of the run and its guarantee
 
-Anyone who reads a secret can remove the noise. Nothing of secret.json, checkpoints/ or private/ may be
+Anyone who reads a secret can remove the noise. No part of secret.json, checkpoints/ or private/ may be
 published with the model.
 """
 
@@ -65,7 +65,7 @@ def generator() -> list[float]:
 
 
 def _same_numbers(before, now) -> bool:
-    """Whether the generators are the same, however a device rounds."""
+    """Return whether the generators are the same, however a device rounds."""
     return isinstance(before, list) and len(before) == len(now) and np.allclose(before, now, 1e-9, 1e-9)
 
 
@@ -184,7 +184,7 @@ class RunFolder:
         self._moved = stored | described | {"earlier": earlier}, changes
 
     def _shown(self) -> int:
-        """The last step of which something is public: an evaluation, or the model at the end."""
+        """Return the last step of which something is public: an evaluation, or the model at the end."""
         path = self.folder / "run.json"
         run = read_json(path, "run") if path.exists() else {}
         steps = [int(run.get("shown", 0)), *(at for at, _ in _lines(self.folder / "metrics.jsonl"))]
@@ -207,7 +207,7 @@ class RunFolder:
         write_atomically(self.folder / "run.json", json.dumps(described, indent=1) + "\n")
 
     def save(self, state, drawn: SamplerState) -> None:
-        """Checkpoint the state after `drawn.step` steps, whole or not at all.
+        """Checkpoint the state after `drawn.step` steps, atomically.
 
         Raises:
           CheckpointError: when it cannot be written (a full disk, say).
@@ -227,15 +227,16 @@ class RunFolder:
             ) from error
 
     def restore(self, like, *, replays: bool = True):
-        """(state, sampler state) of the newest checkpoint, or None before the first; logs are cut to its
-        step.
+        """Return (state, sampler state) of the newest checkpoint, or None before the first.
+
+        Logs are truncated to its step.
 
         Args:
           like: a state of the same structure, shapes and shardings.
-          replays: whether the batches after the checkpoint are those of before for certain.
+          replays: whether the batches after the checkpoint are certainly the original ones.
 
         Raises:
-          CheckpointError: for a damaged one.
+          CheckpointError: a damaged checkpoint.
           ValueError: for an earlier step than one that was shown, where its batches may be others.
         """
         step = self._manager.latest_step()
@@ -284,7 +285,7 @@ class RunFolder:
         )
 
     def has_logged(self, step: int) -> bool:
-        """Whether metrics.jsonl has a line of this step or of a later one."""
+        """Return whether metrics.jsonl has a line of this step or of a later one."""
         return any(at >= step for at, _ in _lines(self.folder / "metrics.jsonl"))
 
     def log(self, line: dict) -> None:
@@ -308,7 +309,7 @@ class RunFolder:
 
 
 def _parts(state) -> dict[str, dict]:
-    """The leaves of a state, numbered in order, by item of the checkpoint.
+    """Return the leaves of a state, numbered in order, by item of the checkpoint.
 
     A field of the state called `private_...` is an item of that name.
     """
@@ -323,7 +324,7 @@ def _parts(state) -> dict[str, dict]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """(step, line) of each line of a log; truncated and damaged lines are left out."""
+    """Return (step, line) of each line of a log; truncated and damaged lines are left out."""
     found = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -337,7 +338,7 @@ def _checksum(sampler: dict, state) -> str:
 
 
 def _is_key(words) -> bool:
-    """Whether `words` is a sampler's key: four words of 32 bits."""
+    """Return whether `words` is a sampler's key: four words of 32 bits."""
     return (
         isinstance(words, list | tuple)
         and len(words) == 4
@@ -353,10 +354,10 @@ def _placed(leaf):
 
 
 def _in_one_line(error: Exception) -> str:
-    """The first line of an error's message, or its type where the message is empty."""
+    """Return the first line of an error's message, or its type where the message is empty."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _keyed(key: list[int], text: str) -> str:
-    """A digest that reveals nothing about the text without the key."""
+    """Return a digest that reveals nothing about the text without the key."""
     return hashlib.blake2b(text.encode(), key=np.array(key, np.uint32).tobytes(), digest_size=16).hexdigest()

@@ -102,7 +102,7 @@ class _OtherWeightsError(ValueError):
 
 
 def _trained(run: Path, model: nnx.Module, names: set[str]):
-    """The variables of a model that are stored: all parameters, or those of a run that froze the others."""
+    """Return the stored variables of a model: all parameters, or the trained ones where others are frozen."""
     params = nnx.state(model, nnx.Param)
     if set(_shapes(plain(params))) == names:
         return params
@@ -139,5 +139,5 @@ def named(tree) -> dict[str, Any]:
 
 
 def _shapes(tree) -> dict[str, tuple]:
-    """(shape, dtype) by name."""
+    """Return (shape, dtype) by name."""
     return {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in named(tree).items()}

@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """Private: for the eyes of whoever may see the data. No guarantee covers it."""
+    """Private: for readers who may see the data. No guarantee covers it."""
 
     loss: jax.Array
     clipped_fraction: jax.Array
@@ -76,7 +76,7 @@ class PrivateStep:
         self._begun = False
 
     def init(self, params) -> TrainState:
-        """The state before the first step, with the dtypes that every later one has.
+        """Return the state before the first step, with the dtypes that every later one has.
 
         An optimizer may begin in the parameters' dtype and go on in its updates' (momentum of bfloat16
         parameters does); a state that was restored into the first would be rounded.
@@ -109,9 +109,9 @@ class PrivateStep:
 
 
 def _bound_together(state, loss: Loss):
-    """The state bound to the one device that any of it, or the loss, is bound to, as what was loaded is.
+    """Return the state bound to the one device of any of its arrays, or of the loss, as loaded arrays are.
 
-    What comes out of a step then is, all of it: going in unlike the first it would make a second program.
+    All outputs of a step are bound then: a different input state would compile a second program.
     """
     leaves = jax.tree.leaves((state, loss))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -134,7 +134,7 @@ def make_step(
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> PrivateStep:
-    """A private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
+    """Return a private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
         step = make_step(loss, privatize(mechanism, clip_norm=1.0, expected_batch_size=64), optax.adam(1e-3))
         state = step.init(params)
@@ -146,8 +146,18 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size, normalize, skip_padding, has_aux, groups, mesh: as in `train.clipping.per_example`;
-        groups of parameters are made by `train.clipping.groups.partition`.
+      microbatch_size: as in `train.clipping.per_example`; groups of parameters are made by
+        `train.clipping.groups.partition`.
+      normalize: as in `train.clipping.per_example`; groups of parameters are made by
+        `train.clipping.groups.partition`.
+      skip_padding: as in `train.clipping.per_example`; groups of parameters are made by
+        `train.clipping.groups.partition`.
+      has_aux: as in `train.clipping.per_example`; groups of parameters are made by
+        `train.clipping.groups.partition`.
+      groups: as in `train.clipping.per_example`; groups of parameters are made by
+        `train.clipping.groups.partition`.
+      mesh: as in `train.clipping.per_example`; groups of parameters are made by
+        `train.clipping.groups.partition`.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
@@ -183,11 +193,17 @@ def advance(
     mesh: jax.sharding.Mesh | None = None,
     specs: tuple[jax.sharding.PartitionSpec, ...] = (),
 ) -> tuple[TrainState, StepInfo]:
-    """The state after noise on the sum that was found, and the optimizer; what to log privately.
+    """Return the state after noise on the sum and the optimizer update, and the private log.
 
     Args:
+      private: clipping and noise.
+      optimizer: of the parameters.
+      state: before the step.
+      found: clipped sum.
+      mask: (batch,) bool, sampled examples.
       fresh: the step's normals, if they are drawn already; without a mesh.
-      mesh, specs: devices, and how each parameter and its kept noise is cut over them.
+      mesh: devices.
+      specs: sharding of each parameter and its kept noise over the mesh.
     """
     chex.assert_trees_all_equal_shapes(found.total.shaped, state.params)
     chex.assert_equal_shape([found.losses, found.norms, mask])
@@ -207,7 +223,7 @@ def advance(
 
 
 def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs):
-    """`private.update`, each device of a mesh for its own parts of the parameters.
+    """Return `private.update`, each device of a mesh for its own parts of the parameters.
 
     Every device draws the normals of all parameters and takes those of its parts.
     """

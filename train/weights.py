@@ -69,7 +69,7 @@ def _none(problem: str, names) -> None:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file by name."""
+    """Return the arrays of a file by name."""
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     if not path.is_dir():
@@ -130,7 +130,7 @@ def _converted(found: dict[str, np.ndarray], convert) -> dict[str, Any]:
 
 
 def _fitting(name: str, leaf, array):
-    """An array of the file, as the model has it; the model's own where the file has none."""
+    """Return an array of the file, as the model has it; the model's own where the file has none."""
     if array is None:
         return leaf
     array = np.asarray(array)

@@ -74,22 +74,24 @@ def calibrate(
 ) -> Plan:
     """Find and certify a noise multiplier for an (epsilon, delta) target.
 
-    A pilot run with randomness of its own selects the first candidate on the grid, which is verified with
-    0.9 q of the failure probability q; `core.shares` says which candidates follow it and with which shares.
-    Where none is certified, an analytic candidate is released. So a wrong release has probability at most q,
+    A pilot run with a key of its own selects the first candidate on the grid, which is verified with 0.9 q of
+    the failure probability q; `core.shares` lists the next candidates and their shares. Where none is
+    certified, an analytic candidate is released. So a false release has probability at most q,
     and by theorem A.1 of arXiv 2602.09338 the whole procedure, calibration and training together, is
     (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
 
     Args:
-      scheme, strategy: who participates when, and how noise is correlated. A `BandedToeplitz` with at least a
-        twentieth as many bands as there are steps is certified as the n x n matrix that it is in training, a
+      scheme: sampling scheme of the privacy units.
+      strategy: strategy matrix C of the noise correlation. A `BandedToeplitz` with at least a twentieth as
+        many bands as there are steps is certified as the n x n matrix that it is in training, a
         `FiniteToeplitz`, with less noise (proofs/finite_horizon.md).
-      epsilon: target, natural log, above 0.
+      epsilon: target, in nats, above 0.
       delta: target, in (0, 1).
-      advantage: in place of both, in (0, 1): no membership test has a true positive rate that is more than
-        this above its false positive rate. It is the target (0, advantage).
-      tpr, fpr: in place of these: no membership test with false positive rate `fpr` has a true positive rate
-        above `tpr`. The plan certifies an (epsilon, delta) that implies it (proofs/risk.md).
+      advantage: in place of both, in (0, 1): upper bound on TPR - FPR of every membership test. It is the
+        target (0, advantage).
+      tpr: in place of these, with `fpr`: upper bound on the true positive rate of every membership test with
+        false positive rate `fpr`. The plan certifies an (epsilon, delta) that implies it (proofs/risk.md).
+      fpr: false positive rate of `tpr`, in (0, 1).
       mu: in place of epsilon: the epsilon that the Gaussian mechanism of this mu has at `delta`.
       dataset_size: number of examples, for the plan's batch sizes.
       max_batch_size: truncate larger batches to this, and account for it (`jaxacct.accountants.truncation`);
@@ -98,18 +100,18 @@ def calibrate(
       grid_ratio: candidates are powers of this, above 1.
       failure_fraction: fraction of delta reserved for the verifier's failure probability q.
       rule: "anytime" or "fixed" (see `verify`).
-      max_samples: samples for each direction and candidate; by default a few hundred times what the target
-        needs at least, from a hundred thousand to half a million, or more where all candidates need more.
+      max_samples: maximum per direction and candidate; by default a few hundred times the minimum of the
+        target, from a hundred thousand to half a million, or more where all candidates need more.
       proposal: use this proposal ("plain"); by default the cheapest.
       accountant: certify by this bound without samples: "unamplified", "revealed-pattern", "pld",
         "random-allocation" or "redrawn-bins" (`accountants.analytic`), or "analytic" for the best of them.
         The first two hold for `MultiAttribution` on graphs in which examples have several owners. Where a
         bound is close (C = I with balls-in-bins, or with epochwise allocation at separation 1), it is used
         unless rule, max_samples or proposal ask for samples.
-      compose_with: a dp-accounting `DpEvent` that the guarantee shall cover too.
+      compose_with: a dp-accounting `DpEvent` that the guarantee also covers.
       adjacency: "zero-out" or "add-or-remove-one", which have the same dominating pair where examples are
         sampled independently, or "replace-one" (proofs/adjacency.md); other mechanisms allow the first only.
-      checkpoint_dir: keeps finished batches; the same call then resumes.
+      checkpoint_dir: folder that stores finished batches; the same call then resumes.
       choice: `Recommendation.choice`, stored in the plan: how scheme and strategy were chosen.
       estimate: noise multiplier at which the search starts, such as `Recommended.noise_multiplier`; the
         search is faster near its result, and nothing else depends on it.
@@ -246,7 +248,7 @@ def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
 
 
 def _compute(search, accountant: str | None, ratio, noise_multiplier: float | None) -> Plan:
-    """The plan of an analytic bound: of the smallest noise on the grid, or of the one given."""
+    """Return the plan of an analytic bound: of the smallest noise on the grid, or of the one given."""
     if noise_multiplier is None:
         noise_multiplier = ratio ** analytic_exponent(search.at(1.0), search.target, ratio, accountant)
     mechanism, target = search.at(noise_multiplier), search.target

@@ -123,8 +123,8 @@ class Choice:
         return (
             f"A search over {self.looked_at} candidates that keep at most {self.memory_copies} copies of the "
             f"parameters chose {what}, ranked by {ranked}{under} at the estimated noise multiplier. It read "
-            "only this, the data set's size, the batch size, the number of steps and the target, nothing of "
-            "the data and no samples: it has no privacy cost, unless one of these numbers was itself taken "
+            "only this, the data set's size, the batch size, the number of steps and the target, no "
+            "data and no samples: it has no privacy cost, unless one of these numbers was itself taken "
             f"from the data.{again}"
         )
 

@@ -65,7 +65,6 @@ def analytic_exponent(
       ValueError: when the composed event alone exceeds the target, or for a named `accountant` that does not
         cover the scheme.
     """
-
     epsilon, delta, compose_with = target.epsilon, target.budget.delta, target.compose_with
     top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)
     start = math.ceil(math.log(top) / math.log(ratio)) + 1

@@ -180,6 +180,7 @@ class Search:
         """Return the predicted samples to certify the costlier direction; infinite where it looks impossible.
 
         Args:
+          noise_multiplier: above 0.
           limit: samples of a verification; a pilot has a quarter at most.
           draws_for: no pilot runs where a verification with all terms zero takes more.
           coarse: whether the first blocks of the pilot suffice.
@@ -248,6 +249,7 @@ class Search:
         """Return the samples to certify the costlier direction; None or infinity where a direction has that.
 
         Args:
+          noise_multiplier: above 0.
           drawn: (proposal, threshold of its mean term) -> samples.
         """
         mechanism, most = self.at(noise_multiplier), 0.0

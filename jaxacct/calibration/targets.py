@@ -40,9 +40,10 @@ def implied(
       epsilon: natural log, in (0, 100].
       delta: in (0, 1).
       advantage: in (0, 1), the most that TPR - FPR of a membership test may be: delta at epsilon 0.
-      tpr, fpr: 0 < fpr < tpr < 1: no membership test with this false positive rate has a larger true positive
+      tpr: 0 < fpr < tpr < 1: no membership test with false positive rate `fpr` has a larger true positive
         rate. The point is where the Gaussian mechanism of that risk has its tangent (`least_noise` finds
         better ones for a mechanism).
+      fpr: false positive rate; see `tpr`.
       mu: with delta: the epsilon that the Gaussian mechanism of this mu has at this delta. One point of its
         curve, not mu-GDP, which no single point implies.
 
@@ -94,8 +95,10 @@ def least_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> t
     fixed key, so that the same call has the same target.
 
     Args:
-      scheme, strategy: of the mechanism.
-      tpr, fpr: as in `implied`.
+      scheme: of the mechanism.
+      strategy: of the mechanism.
+      tpr: as in `implied`.
+      fpr: as in `implied`.
 
     Returns:
       The point of `implied` where samples do not resolve a better one.

@@ -65,8 +65,8 @@ class Tuned:
     def draw(self, num_candidates: int, path) -> None:
         """Draw K and the candidate of each run, and write them to a new file of mode 0600.
 
-        The file is private: whoever sees K has another guarantee. Drawing again because K is too large or too
-        small changes its distribution, and then the guarantee does not hold.
+        The file is private: the guarantee does not hold against an adversary who sees K. Drawing again
+        because K is too large or too small changes its distribution, and then the guarantee does not hold.
 
         Args:
           num_candidates: length of the list of hyperparameters.

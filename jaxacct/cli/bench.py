@@ -22,7 +22,7 @@ SETTINGS = ((7200, 256, 14_745_600, 1793, 0.47, 10.0), (1024, 16, 51_200, 200, 1
 
 
 def measure(samples: int) -> dict:
-    """Samples per second of plain and two-replica draws in both settings, compile time and peak memory.
+    """Return samples per second of plain and two-replica draws in both settings, compile time, peak memory.
 
     `bytes_per_sample` is counted from the compiled program (`jaxacct.kernels.memory_traffic`),
     `flops_per_sample` by XLA; `share_of_bandwidth` is the bytes moved a second over what a copy of a large

@@ -21,7 +21,7 @@ def leave(message: str) -> NoReturn:
 
 
 def _flush() -> None:
-    """What was printed, to all that was not closed before the command began."""
+    """Flush the output to all streams that were not closed before the command began."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()

@@ -165,7 +165,7 @@ def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
     if evidence.rule not in data.RULES:
         raise ValueError(f"rule must be one of {', '.join(data.RULES)}, was {evidence.rule!r:.80}")
     if claim.mechanism.scheme.patterns is not None:
-        raise ValueError(f"samples prove nothing of {claim.mechanism.scheme.name}: nothing of it is random")
+        raise ValueError(f"samples do not apply to {claim.mechanism.scheme.name}, which has no randomness")
     if not 0 < evidence.share <= 1:
         raise ValueError(f"share must be in (0, 1], was {evidence.share!r}")
     keys = [getattr(side, "key", None) for side in (evidence.remove, evidence.add)]

@@ -76,7 +76,7 @@ def unit_in_words(scheme, reveals_participations: bool = False) -> str:
     if scheme.examples_overlap:
         return unit
     shared = reveals_participations or scheme.holds_for_shared_examples
-    owners = "whoever shares them" if shared else "each with no other user"
+    owners = "however they are shared" if shared else "each with no other user"
     return f"{unit}, {owners} (and phantoms up to that number)"
 
 
@@ -92,7 +92,7 @@ def _how(plan: Plan) -> str:
 
 def _risk(plan: Plan, unit: str) -> str:
     """Return what (epsilon, delta) says of membership tests, where it says something."""
-    test = f"test of whether one {unit} took part"
+    test = f"test of whether one {unit} participated"
     if plan.epsilon == 0:
         return (
             f" At epsilon 0 this says: no {test} has a true positive rate more than {exact(plan.delta)} "
@@ -123,9 +123,7 @@ def _upper_bound(plan: Plan) -> str:
     if not plan.mechanism.is_upper_bound:
         return ""
     if plan.mechanism.scheme.examples_overlap:
-        return (
-            " It is an upper bound: the likelihood of a user's examples that take part together was bounded."
-        )
+        return " It is an upper bound: the likelihood of a user's simultaneous examples was bounded."
     return " It is an upper bound: the strategy matrix is not banded and its cross terms were bounded."
 
 

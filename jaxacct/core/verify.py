@@ -102,6 +102,9 @@ def verify(
       progress: called with (what, samples done, samples expected).
       key: JAX key; from the operating system by default. Only tests should fix it.
 
+    Returns:
+      The verdict, with the evidence of both directions.
+
     Raises:
       ValueError: bad arguments, an unknown proposal, a checkpoint of another job.
       NonFiniteLossError: a privacy loss was not finite.

@@ -90,6 +90,13 @@ def estimate_delta(
       proposal: "plain" to draw from the mechanism itself; by default the proposal with the smallest scale.
       compose_with: a dp-accounting `DpEvent` to compose with.
       progress: called with (what, samples done, samples expected).
+
+    Returns:
+      The estimate with its confidence interval; not a guarantee.
+
+    Raises:
+      ValueError: bad arguments, or an unknown proposal.
+      NonFiniteLossError: a privacy loss was not finite.
     """
     checked(mechanism)
     epsilon = _validate.nonnegative_number("epsilon", epsilon)

@@ -151,9 +151,9 @@ class FourierAccountant:
             exponents = counts @ self._tilted[direction] - _TILTS * (self.half_width - self.step)
             wrapped = np.exp(np.minimum(0.0, exponents.min(axis=1)))
             cells = counts @ np.array([distribution.error for distribution in distributions])
-            # |F_b| <= 1, each off by at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms, product
-            # and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n) |a_b|_2;
-            # one more transform or inner product of the result, and running sums over the grid.
+            # |F_b| <= 1, each with an error of at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms,
+            # product and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n)
+            # |a_b|_2; one more transform or inner product of the result, and running sums over the grid.
             norms = np.sqrt(n) * self._norms[direction]
             each = (7 * math.log2(n) + 64 + 8 * len(distributions)) * _UNIT
             spectral = each * (counts @ norms + norms.max())

@@ -132,5 +132,5 @@ def _distributions(module) -> dict:
 def _refuse_truncation(given) -> None:
     if given.truncated_batch_size is not None:
         raise ValueError(
-            "selection must not cut batches of a cyclic scheme: no scheme here has that distribution"
+            "selection must not truncate batches of a cyclic scheme: no scheme here has that distribution"
         )

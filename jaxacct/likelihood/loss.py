@@ -147,9 +147,9 @@ def losses_of_mirrored(
     positions=None,
     counts=None,
 ):
-    """(L, ln f(y)) of replace-one, `L = ln f(y) - ln f(-y)`; f is P/Q of zero-out, y has these scores.
+    """Return (L, ln f(y)) of replace-one, `L = ln f(y) - ln f(-y)`; f is P/Q of zero-out at outputs y.
 
-    -y has the negated scores, to the bit. Arguments and shapes are those of `loss_of_scores`; where C is not
+    The scores of -y are the negated bits. Arguments and shapes are those of `loss_of_scores`; where C is not
     banded within the separation L is an upper bound, of an upper and of a lower bound on f.
     """
     assert direction == Direction.REMOVE and batch_sizes is None

@@ -1,4 +1,4 @@
-"""One description of a mechanism: who takes part when, how noise is correlated, and how much."""
+"""Mechanism: sampling scheme, noise correlation, noise multiplier and adjacency."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Mechanism:
     """`C x + sigma z`: a sampling scheme, a strategy matrix and a noise multiplier.
 
     Attributes:
-      scheme: who takes part when.
+      scheme: sampling scheme.
       strategy: banded Toeplitz C, column norm 1, with at most `scheme.min_separation` bands, so that
         two participations of one example never touch the same output, accounted for with the bands - 1 rows
         after the last step, or as `FiniteToeplitz` without (proofs/finite_horizon.md); or one of the other

@@ -57,8 +57,12 @@ def amplified_matrix(
     Args:
       bands: most.
       scheme: one of `SCHEME_NAMES`.
-      epsilon, delta: the target; epsilon a natural log.
-      advantage, tpr, fpr, mu: other targets; see `calibrate`.
+      epsilon: target, nats.
+      delta: target, in (0, 1).
+      advantage: another target; see `calibrate`.
+      tpr: another target, with `fpr`; see `calibrate`.
+      fpr: see `tpr`.
+      mu: another target; see `calibrate`.
       workload: what the error is of.
 
     Raises:

@@ -76,8 +76,8 @@ class Estimates:
     Attributes:
       mu: sensitivity per unit of noise of the Gaussian mechanism that just meets the target.
       order: m - 2 of the point on the line through s_2 and s_3, in units of s_3 - s_2.
-      ratio: of the truth to s_2 for Poisson sampling; for others where s_3 would take too long and nothing
-        alike has one.
+      ratio: of the truth to s_2 for Poisson sampling; for others where s_3 would take too long and no
+        similar mechanism has one.
       third: s_3 over s_2 of Poisson sampling, near where others have theirs.
     """
 
@@ -105,7 +105,7 @@ class Estimates:
         workload: Workload,
         least: float = math.inf,
     ) -> Place | None:
-        """One candidate, looked for from another; None where even its second moment takes too long.
+        """Return one candidate, looked for from another; None where even its second moment takes too long.
 
         Where s_3 would take too long the ratio to s_2 is that of the other one: Poisson sampling of
         independent noise has up to a tenth more, and long separations would look that much worse. So it is
@@ -139,7 +139,7 @@ def gaussian_sensitivity(epsilon: float, delta: float) -> float:
 
 
 def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: "Moment | float" = 1.0) -> Moment:
-    """The noise multiplier at which `ln Z_m = m (m - 1) mu^2 / 2`; `MIN_NOISE_MULTIPLIER` at least.
+    """Return the noise multiplier at which `ln Z_m = m (m - 1) mu^2 / 2`; `MIN_NOISE_MULTIPLIER` at least.
 
     Looked for from `start`, which may be what was found for a mechanism much like this one.
     """
@@ -157,7 +157,7 @@ def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: "Mom
 
 
 def log_moment(mechanism: Mechanism, m: int) -> float:
-    """`ln Z_m`, of a long run from two shorter ones: it grows alike with every step once patterns have mixed.
+    """Return `ln Z_m`, of a long run from two shorter ones: its growth per step is constant after mixing.
 
     Two participations s steps apart forget where they began as waits of variance (1 - p) / p^2 add up to the
     square of the separation b: after about (b p)^2 / (1 - p) waits of b steps.
@@ -168,7 +168,7 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
     about = getattr(scheme.replicas, "log_normalizer_about", None)
     if about is not None and scheme.sums.fixed_count:  # tables are those of the whole run
         return about(mechanism, m)
-    if m > 2 and about is not None and 4 * mixing <= n:  # else weights may grow alike for a while only
+    if m > 2 and about is not None and 4 * mixing <= n:  # else constant growth may be temporary
         return about(mechanism, m)
     short = max(SHORT_RUN, 8 * b, 4 * mixing)
     ends_at_n = strategy.bands > 1 and strategy.rows(n) == n
@@ -185,7 +185,7 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
 
 
 def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:
-    """The noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
+    """Return the noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
     if poisson.largest_rate == 1:
         return start  # a Gaussian mechanism, whose moments are exact
     # Losses rounded to this grid add up to a thousandth of epsilon or so; they reach to about start^-2.

@@ -103,7 +103,7 @@ class Recommendation:
 
     @property
     def chosen(self) -> Recommended:
-        """The selected candidate."""
+        """Selected candidate."""
         return self.candidates[self.place]
 
     def calibrate(self, **options) -> Plan:
@@ -140,7 +140,7 @@ class Recommendation:
 
     @property
     def one_band(self) -> Recommended | None:
-        """The best with independent noise (DP-SGD), to compare with; None where it was ruled out."""
+        """Best with independent noise (DP-SGD), to compare with; None where it was ruled out."""
         return next((c for c in self.candidates if c.strategy.bands == 1), None)
 
     @property

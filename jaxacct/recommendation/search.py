@@ -1,9 +1,9 @@
-"""Which scheme, separation, number of bands and matrix to certify, from public numbers alone.
+"""Recommend a scheme, separation, number of bands and matrix to certify, from public numbers alone.
 
 Each candidate has the noise multiplier that it is estimated to need (`noise_estimate`), and candidates are
 ranked by the prefix-sum error there, or by the error of the iterates under momentum, weight decay and a
-learning-rate schedule. Nothing here is a guarantee and nothing is drawn. The search reads nothing of the data
-but its size, which neighbours share: it has no privacy cost, and equal numbers give equal choices.
+learning-rate schedule. The result is no guarantee, and no samples are drawn. The search reads only the size
+of the data set, which neighbours share: it has no privacy cost, and equal numbers give equal choices.
 """
 
 import math
@@ -107,27 +107,35 @@ def recommend(
 ) -> Recommendation:
     """Rank schemes, separations, bands and matrices by prefix-sum error at estimated noise multipliers.
 
-    The search reads these public numbers and nothing of the data, so it has no privacy cost. Certify what it
+    The search reads only these public numbers, so it has no privacy cost. Certify what it
     recommends with `calibrate`; the estimates are no guarantee.
 
     Args:
       dataset_size: number of examples.
       batch_size: expected batch size.
       iterations: number of steps.
-      epsilon, delta: the target; epsilon a natural log.
-      advantage, tpr, fpr, mu: other targets; see `calibrate`.
+      epsilon: target, nats.
+      delta: target, in (0, 1).
+      advantage: another target; see `calibrate`.
+      tpr: another target, with `fpr`; see `calibrate`.
+      fpr: see `tpr`.
+      mu: another target; see `calibrate`.
       memory_copies: maximum copies of the parameters (int32 each) that training keeps for the noise: as many
         as bands, the one being made included, so 1 is DP-SGD. 16 by default, or what `bands` need.
       scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
-      bands, min_separation: fixed ones; all that fit by default.
+      bands: fixed number of bands; by default all that fit.
+      min_separation: fixed minimum separation; by default all that fit.
       strategy: "optimal", "square-root" or "amplified": best where participation is revealed, for any number
-        of steps, or at the noise that this run is about to need. By default the first and the last. A banded
+        of steps, or at the noise that this run approximately needs. By default the first and the last. A banded
         matrix is kept as it is. And
         "buffered" (BLT; `bands` are buffers), accounted for with participation revealed: by default where no
         other is better in the memory allowed.
       workload: rank by the error of an optimizer's iterates, which the optimal matrices are then made for; a
         `strategies.Workload` or the name of one (`strategies.workload_named`). Prefix sums by default.
       progress: called with (what, 0, 0).
+
+    Returns:
+      The candidates, best first, with estimates and a choice that `calibrate` stores in the plan.
 
     Raises:
       ValueError: bad arguments, or ones that leave no candidate.

@@ -70,7 +70,7 @@ def svg(figure) -> str:
 
 
 def save(figure, path) -> None:
-    """Write a figure as PNG, whole or not at all."""
+    """Write a figure as PNG, atomically."""
     metadata = {"Software": "jaxacct"}  # which `is_ours` looks for
     write_bytes_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150, metadata=metadata))
 
@@ -86,7 +86,7 @@ def check_plot(path, name: str = "plot") -> None:
     """Check, before any work, that a picture can be written; a picture by jaxacct is replaced.
 
     Raises:
-      ValueError: in one line, also where matplotlib is not installed.
+      ValueError: invalid input, or matplotlib is not installed.
     """
     if path is None:
         return

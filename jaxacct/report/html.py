@@ -24,10 +24,10 @@ from jaxacct.report import plots as plot
 
 FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
 
-# What a guarantee rests on besides its numbers, what the code does about it, and the test that attacks it.
+# Assumptions of a guarantee, how the code meets them, and the test that attacks them.
 ASSUMPTIONS = (
     (
-        "Batches are drawn exactly as the scheme says, from keys that nobody else knows.",
+        "Batches are drawn exactly as the scheme says, from secret keys.",
         "The trainer's own sampler, with keys of the operating system; an interrupted run goes on with them.",
         "tests/train/batches/test_sampler.py::test_each_example_follows_the_accounted_distribution",
     ),
@@ -42,7 +42,7 @@ ASSUMPTIONS = (
         "tests/train/clipping/test_clipping.py::test_every_power_of_two_is_clipped",
     ),
     (
-        "Noise has the stated size and matrix, and its low bits say nothing of the gradients.",
+        "Noise has the stated size and matrix, and its low bits are independent of the gradients.",
         "Gradients on a public grid, integer sums, integer noise from a 256-bit key.",
         "tests/train/clipping/test_released_numbers.py::test_the_low_bit_attack_finds_nothing",
     ),
@@ -125,7 +125,7 @@ def report(
         _section("What an attacker can do", _risk(plan, bands) if certified else _NO_CLAIM),
         _section("Pictures", _pictures(plan, bands)),
         _section(
-            "What it rests on",
+            "Assumptions",
             _table(
                 ("assumption", "what the trainer does", "the test that attacks it"),
                 [(a, b, f"<code>{_text(test)}</code>") for a, b, test in ASSUMPTIONS],
@@ -152,7 +152,7 @@ def report(
 def save(
     plan: Plan, path, source: str = "plan.json", bands: Profile | None = None, second: dict | None = None
 ) -> None:
-    """Write the page, whole or not at all; arguments as for `report`."""
+    """Write the page, atomically; arguments as for `report`."""
     write_atomically(path, report(plan, source, bands, second))
 
 

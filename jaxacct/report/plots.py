@@ -263,6 +263,7 @@ def running_sums(mechanism: Mechanism, steps: int = 200, paths: int = 3, key=Non
     times the noise multiplier: the error of the parameters, in units of clip norm x learning rate.
 
     Args:
+      mechanism: the mechanism.
       steps: shown, from the first.
       paths: drawn, at least 1.
       key: JAX key; from the operating system by default. No noise of a training run is drawn by it.

@@ -1,7 +1,7 @@
-"""What a guarantee says of membership inference and reconstruction.
+"""Bounds on membership inference and reconstruction from a guarantee.
 
-The adversary decides from everything released whether an example took part or was zeroed out. For every test
-and every epsilon, `TPR <= e^epsilon FPR + delta(epsilon)`, and with the roles exchanged
+The adversary decides from everything released whether an example participated or was zeroed out. For every
+test and every epsilon, `TPR <= e^epsilon FPR + delta(epsilon)`, and with the roles exchanged
 `1 - FPR <= e^epsilon (1 - TPR) + delta(epsilon)`, delta being the larger one of both directions
 (Wasserman and Zhou, JASA 2010; Kairouz, Oh and Viswanath, ICML 2015, theorem 2).
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def true_positive_rate(epsilons, deltas, false_positive_rate):
-    """The most that TPR can be at a false positive rate, given points of a privacy profile.
+    """Return an upper bound on TPR at a false positive rate, given points of a privacy profile.
 
     Args:
       epsilons: () or (points,) at least 0, natural log.
@@ -38,7 +38,7 @@ def true_positive_rate(epsilons, deltas, false_positive_rate):
 
 
 def advantage(epsilons, deltas) -> float:
-    """The most that `TPR - FPR` can be: `(e^epsilon - 1 + 2 delta) / (e^epsilon + 1)`, the least over points.
+    """Return an upper bound on `TPR - FPR`: the minimum of `(e^epsilon - 1 + 2 delta) / (e^epsilon + 1)`.
 
     Raises:
       ValueError: for numbers outside their ranges, NaN among them.
@@ -49,20 +49,20 @@ def advantage(epsilons, deltas) -> float:
 
 
 def reconstruction(epsilons, deltas, baseline):
-    """The most that the chance to reconstruct an example can be, given the chance to guess it without.
+    """Return an upper bound on the probability of reconstructing an example, given the prior probability.
 
-    An attacker knows everything but one example z, which is drawn from a prior that he knows, and says from
-    what was released what z is; he is right within a tolerance of his own. Without the release he would be
-    right with probability `baseline` at most, whatever he says. With Q the distribution of the release with z
-    zeroed out and E_z the releases from which he is right about z,
+    An attacker has everything but one example z, drawn from a public prior, and estimates z from the release,
+    up to a tolerance. Without the release an estimate is right with probability at most `baseline`. With Q
+    the distribution of the release with z zeroed out and E_z the releases with a correct estimate of z,
 
         P(right) = E_z P_z(E_z) <= E_z TPR(Q(E_z)) <= TPR(E_z Q(E_z)) <= TPR(baseline):
 
     `true_positive_rate` bounds every test, it is concave, a minimum of lines, and it does not fall, and under
-    Q the release says nothing of z. So the bound is the true positive rate at that false positive rate.
+    Q the release is independent of z. So the bound is the true positive rate at that false positive rate.
 
     Args:
-      epsilons, deltas: as in `true_positive_rate`.
+      epsilons: as in `true_positive_rate`.
+      deltas: as in `true_positive_rate`.
       baseline: () or (chances,) in [0, 1].
 
     Source: Hayes, Mahloujifar and Balle (arXiv 2302.07225), theorem 2.

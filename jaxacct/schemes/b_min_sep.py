@@ -83,6 +83,7 @@ class BMinSep(ExampleScheme):
 
     @property
     def participation_rate(self) -> float:
+        """Long-run rate of participations."""
         p = self.sampling_probability
         return p / (1 + (self.min_separation - 1) * p)
 

@@ -114,6 +114,7 @@ class BalancedMinSep(ExampleScheme):
 
     @property
     def participation_rate(self) -> float:
+        """Long-run rate of participations."""
         return self.participations / self.iterations
 
     def participation_probabilities(self) -> np.ndarray:

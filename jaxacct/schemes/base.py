@@ -174,7 +174,7 @@ class Scheme(abc.ABC):
     @property
     @abc.abstractmethod
     def side_information(self) -> SideInformation | None:
-        """Adversary's view besides the outputs; None is nothing, and Q is then a centred Gaussian."""
+        """Adversary's view besides the outputs; without it (None) Q is a centred Gaussian."""
 
     @abc.abstractmethod
     def participation_probabilities(self) -> np.ndarray:
@@ -269,7 +269,7 @@ class Scheme(abc.ABC):
         """Return the scheme of plain numbers, by its sampling probability or its batch size.
 
         Raises:
-          ValueError: in one line, for a number that is missing, out of range or would be ignored.
+          ValueError: a number is missing, out of range or would be ignored.
         """
         numbers.refuse(cls.name, cls.options)
         given: dict[str, Any] = {mine: getattr(numbers, option) for option, mine in cls.options.items()}

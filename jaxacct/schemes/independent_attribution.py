@@ -192,6 +192,7 @@ class IndependentAttribution(Scheme):
         return ManyMultipliers(self.log_likelihood_ratios_of_sums, kept if jointly else self.min_separation)
 
     def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
+        """Compute `log_likelihood_ratios` of weighted sums, as `ManyMultipliers` has them."""
         if self.examples_per_user == 1 or not self.is_exact:
             return self.examples_per_user * self.one.log_likelihood_ratios_of_sums(arrays, factors)
         if norms is None:

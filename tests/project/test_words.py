@@ -1,10 +1,19 @@
-"""The words of the project: phrases that a reader has to read twice do not come back."""
+"""The words of the project: one term for one thing in pages, docstrings, comments and messages."""
 
+import importlib
+import inspect
+import io
 import json
+import pkgutil
 import re
+import tokenize
+from functools import cached_property
 from pathlib import Path
 
 import pytest
+
+import jaxacct
+import train
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -47,3 +56,77 @@ def test_lines_are_short(page):
 def test_a_banned_phrase_is_seen():
     assert BANNED.search("Nobody knows who takes part.")
     assert not BANNED.search("The participation probability of an eligible example is p.")
+
+
+# Banned in code as well: private words of a former version.
+BANNED_IN_CODE = re.compile(
+    BANNED.pattern[:-3]
+    + r"|barring|took part|take part|taking part|whole or not at all|off by|booked|nothing of"
+    r"|rests? on|what is seen|at most what|as many as there are|hangs? on|cuts? batches)\b",
+    re.IGNORECASE,
+)
+CODE = [path for folder in ("jaxacct", "train") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def prose_of(source: str) -> str:
+    """Docstrings, comments and messages of a module without code in backticks; one-word strings are data."""
+    kinds = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = [token.string for token in tokens if token.type in kinds and " " in token.string]
+    return re.sub(r"`[^`]*`", "", "\n".join(found))
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_uses_the_words_of_the_field(path):
+    found = [match[0] for match in BANNED_IN_CODE.finditer(prose_of(path.read_text(encoding="utf-8")))]
+    assert not found, found
+
+
+def test_a_banned_word_is_seen_in_code():
+    assert BANNED_IN_CODE.search(prose_of('def f():\n    """Nobody knows."""\n'))
+    assert BANNED_IN_CODE.search(prose_of("x = 1  # who took part\n"))
+    assert BANNED_IN_CODE.search(prose_of('raise ValueError(f"{name} is none for {kind}")\n'))
+    assert not BANNED_IN_CODE.search(prose_of('told = {"law": 1}\n"""The `law` of x."""\n'))
+
+
+def public_classes():
+    """Classes in `__all__` of any module, and their bases here."""
+    for package in (jaxacct, train):
+        walked = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        for name in [package.__name__, *(each.name for each in walked if "__main__" not in each.name)]:
+            module = importlib.import_module(name)
+            for value in (getattr(module, public) for public in getattr(module, "__all__", ())):
+                if inspect.isclass(value):
+                    yield from (
+                        one for one in value.__mro__ if one.__module__.startswith(("jaxacct", "train"))
+                    )
+
+
+def is_documented(cls: type, name: str) -> bool:
+    """Whether a member has a docstring, or a base has one or declares it as an attribute."""
+    owners = [base for base in cls.__mro__ if name in vars(base)]
+    declared = any(name in vars(base).get("__annotations__", {}) for base in cls.__mro__)
+    return declared or any(inspect.getdoc(inspect.getattr_static(base, name)) for base in owners)
+
+
+def test_public_methods_have_docstrings():
+    """Ruff's D102 does not see inherited ones."""
+    missing = {
+        f"{cls.__module__}.{cls.__name__}.{name}"
+        for cls in public_classes()
+        for name, member in vars(cls).items()
+        if not name.startswith("_")
+        and (inspect.isroutine(member) or isinstance(member, property | cached_property))
+        if not is_documented(cls, name)
+    }
+    assert not missing, sorted(missing)
+
+
+def test_the_main_functions_read_like_a_reference():
+    """An imperative summary, then arguments, result and errors."""
+    for function in (jaxacct.calibrate, jaxacct.verify, jaxacct.estimate_delta, jaxacct.recommend, train.fit):
+        text = inspect.getdoc(function)
+        sections = re.findall(r"^(Args|Returns|Raises|Source):", text, flags=re.MULTILINE)
+        assert sections[:3] == ["Args", "Returns", "Raises"], (function.__name__, sections)
+        for name in inspect.signature(function).parameters:
+            assert re.search(rf"^ +\*{{0,2}}{name}: ", text, flags=re.MULTILINE), (function.__name__, name)

@@ -188,7 +188,7 @@ def test_what_samples_is_refused():
     counts = data.Mean(ProposalSpec("plain", ()), 1.0, (1, 2), ((0, 2**20),), ((0, 2**20),), (0.5,), (1.0,))
     forged = data.Sampled(claim.digest, "anytime", 1.0, counts, data.WeightBound(ProposalSpec("plain", ())))
     verdict = check(claim, forged)
-    assert not verdict.certified and "samples prove nothing" in verdict.flaws[0]
+    assert not verdict.certified and "samples do not apply" in verdict.flaws[0]
     for option, said in ((dict(max_samples=10**6), "max_samples"), (dict(rule="fixed"), "rule")):
         with pytest.raises(ValueError, match=f"{said} must not be given"):
             calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, **option)

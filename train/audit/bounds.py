@@ -1,6 +1,6 @@
 """Lower bounds on epsilon from correct guesses of attacks, each at a stated confidence.
 
-They rest on (epsilon, delta)-DP alone. `one_run_bound` uses coins that one run was to hide
+They assume only (epsilon, delta)-DP. `one_run_bound` uses coins that one run was to hide
 (jaxacct/proofs/audits.md); `independent_bound` uses independent trials.
 """
 
@@ -20,8 +20,9 @@ _THRESHOLDS = np.linspace(0.02, 0.98, 97)
 def epsilon_lower_bound(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """Return a lower bound on epsilon at `delta` from independent trials, false with probability 1 -
-    confidence.
+    """Return a lower bound on epsilon at `delta` from independent trials.
+
+    It is false with probability 1 - confidence.
 
     An event has probability `a <= e^epsilon b + delta` under neighbouring data sets, so epsilon is at least
     `log((a - delta) / b)`. The event, a score above or not above a threshold, is chosen on the first half of
@@ -29,10 +30,13 @@ def epsilon_lower_bound(
     2` each.
 
     Args:
-      present, absent: (trials,) scores with the canary and without.
+      present: (trials,) scores with the canary.
+      absent: (trials,) scores without the canary.
+      delta: at which epsilon is bounded.
+      confidence: of the bound, in (0, 1).
 
     Returns:
-      the bound (natural log, at least 0), the bounds on both rates as intervals, and what they are of.
+      The bound (nats, at least 0), the bounds on both rates as intervals, and their counts.
     """
     half = len(present) // 2
     level = (1 - confidence) / 2
@@ -58,14 +62,18 @@ def epsilon_lower_bound(
 def independent_bound(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float, epsilon: float, generator
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """Return a lower bound on epsilon at `delta` from independent trials, false with probability 1 -
-    confidence.
+    """Return a lower bound on epsilon at `delta` from independent trials.
+
+    It is false with probability 1 - confidence.
 
     By `one_run_bound`, with coins that select trials with and without the canary; by `epsilon_lower_bound`
     where delta would cost the first too much. The claimed `epsilon` decides which, not the scores.
 
     Args:
-      present, absent: (trials,) scores with the canary and without, as of `one_run_bound`.
+      present: (trials,) scores with the canary, as of `one_run_bound`.
+      absent: (trials,) scores without the canary.
+      delta: at which epsilon is bounded.
+      confidence: of the bound, in (0, 1).
       epsilon: claimed.
       generator: NumPy's, for the coins.
 
@@ -97,8 +105,9 @@ def clopper_pearson(hits, trials: int, level: float):
 def one_run_bound(
     scores: np.ndarray, inside: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """Return a lower bound on epsilon at `delta` from the coins of one run, false with probability 1 -
-    confidence.
+    """Return a lower bound on epsilon at `delta` from the coins of one run.
+
+    It is false with probability 1 - confidence.
 
     Of m fair coins the r with the largest |score| are guessed, "in" where the score is above 0. Under
     (epsilon, delta)-DP at least W guesses are right with probability at most `refusal(W, r, m, delta,
@@ -108,6 +117,8 @@ def one_run_bound(
     Args:
       scores: (m,) log likelihood ratio of each canary being in, not silent.
       inside: (m,) bool, the coins.
+      delta: at which epsilon is bounded.
+      confidence: of the bound, in (0, 1).
 
     Returns:
       The bound (natural log, at least 0), the accuracy of its guesses as an interval (for delta 0), the
@@ -175,7 +186,7 @@ def _guesses(canaries: int, share: float) -> int:
 
 
 def _largest_refused(right: int, guesses: int, canaries: int, delta: float, level: float) -> float:
-    """The largest epsilon that so many right guesses refuse at this level, or less; 0 where none is."""
+    """Return a lower bound on the largest epsilon refused by so many right guesses at this level; else 0."""
     accuracy = float(clopper_pearson(right, guesses, level)[0])
     if accuracy <= 0.5:
         return 0.0

@@ -1,6 +1,6 @@
-"""Contributions of the examples that are no canaries, as an adversary who knows them can compute.
+"""Contributions of the examples that are no canaries, computable by an adversary.
 
-The guarantee for one example is against an adversary who knows all others, when they participated and every
+The guarantee for one example is against an adversary who has all others, when they participated and every
 released parameter: their clipped gradients are no noise that hides a canary.
 """
 
@@ -19,7 +19,11 @@ class Bystanders:
     Computed separately from the clipping and the sums of a run: in an honest run they differ by rounding.
 
     Args:
-      loss, rows, steps, clip_norm, normalize: of the run.
+      loss: of the run.
+      rows: of the run.
+      steps: of the run.
+      clip_norm: of the run.
+      normalize: of the run.
       known: (dataset_size,) bool: examples whose gradients are added.
       coordinates: (coordinates,) of the flattened parameters.
       at_once: examples whose gradients are in memory at a time.

@@ -72,6 +72,8 @@ class Setting:
 
         Args:
           canary_of: (dataset_size,) int32: the coordinate of an example's canary, `REAL` or `SILENT`.
+          coordinates: of the canaries.
+          optimizer: of the run.
         """
         steps = self.plan.mechanism.scheme.iterations
         log = np.full((steps, len(coordinates)), np.nan, np.float32)
@@ -156,7 +158,7 @@ class _Rows(ArrayRows):
 
 
 def _with_canaries(base: Callable, clip_norm: float) -> Callable:
-    """A loss of rows of `_Rows`: for a canary, linear in one coordinate; for a silent one, 0."""
+    """Return a loss of rows of `_Rows`: for a canary, linear in one coordinate; for a silent one, 0."""
 
     def loss(params, row):
         number = row.number if isinstance(row, Numbered) else None
@@ -173,7 +175,7 @@ def _with_canaries(base: Callable, clip_norm: float) -> Callable:
 def _recorded(
     optimizer, coordinates: np.ndarray, log: np.ndarray, rows: _Rows
 ) -> optax.GradientTransformation:
-    """`optimizer`, which writes some coordinates of its input into the rows of `log`."""
+    """Return `optimizer`, which writes some coordinates of its input into the rows of `log`."""
 
     def write(step, row, params):
         log[int(step)] = np.asarray(row)

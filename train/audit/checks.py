@@ -55,8 +55,11 @@ def examine(
     """Test a run in which the first `canaries` examples are canaries and all others are silent.
 
     Args:
+      mechanism: of the plan.
       observed: coordinates in pairs; the first of each has the canary of the example of its number.
-      amplitude: what one participation of a canary adds, in clip norms.
+      canaries: number of canaries.
+      dataset_size: number of examples.
+      amplitude: contribution of one participation of a canary, in clip norms.
     """
     present, silent = (observed.outputs[side::2] / mechanism.noise_multiplier for side in (0, 1))
     rounding = observed.rounding / mechanism.noise_multiplier
@@ -73,7 +76,7 @@ def examine(
 
 
 def _participations(batches: Sequence[np.ndarray], canaries: int) -> np.ndarray:
-    """(canaries, steps) float64: how often each canary is in each batch."""
+    """Return (canaries, steps) float64: how often each canary is in each batch."""
     joined = np.zeros((canaries, len(batches)))
     for step, members in enumerate(batches):
         np.add.at(joined[:, step], members[members < canaries], 1.0)

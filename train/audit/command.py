@@ -15,8 +15,8 @@ independent   Canaries alone, each in its own coordinate, beside as many coordin
               (`train.audit.checks`).
 one-run       Canaries among the user's own examples in one run of the model, loss and optimizer: each is in
               or silent by a coin, and the coins are guessed from the releases (Steinke, Nasr, Jagielski 2023,
-              arXiv 2305.08846; jaxacct/proofs/audits.md). The adversary knows the other examples and when
-              they participated: their contributions are subtracted (`train.audit.bystanders`).
+              arXiv 2305.08846; jaxacct/proofs/audits.md). The adversary has the other examples and their
+              participations: their contributions are subtracted (`train.audit.bystanders`).
 
 Exit codes: 0 nothing contradicts the plan, 1 an audit does, or the run stopped, 2 bad input, 130 interrupted.
 """
@@ -157,7 +157,14 @@ def audit(
     """Attack runs of `fit` under a plan, on a model and a loss as `fit` takes them.
 
     Args:
-      model, loss, dataset, wrt, loss_key, clip_norm, microbatch_size, normalize: as of `fit`.
+      model: as of `fit`.
+      loss: as of `fit`.
+      dataset: as of `fit`.
+      wrt: as of `fit`.
+      loss_key: as of `fit`.
+      clip_norm: as of `fit`.
+      microbatch_size: as of `fit`.
+      normalize: as of `fit`.
       plan: of correlated noise (`jaxacct.Plan`) for examples, batches not cut.
       optimizer: of the one-run audit; SGD at 0.1 by default.
       kinds: which audits, of `KINDS`.
@@ -209,7 +216,7 @@ def _check(plan, kinds) -> None:
         raise ValueError(f"plan must protect examples to be audited, protects a {scheme.unit}")
     cut = plan.truncation_delta is not None or scheme.batch_size_cap is not None
     if cut or scheme.side_information is not None:
-        raise ValueError("plan must not cut batches to be audited: canaries would not be independent")
+        raise ValueError("plan must not truncate batches to be audited: canaries would not be independent")
     if plan.compose_with is not None:
         raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
 
@@ -273,7 +280,7 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
 
 
 def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:
-    """(canaries,) log likelihood ratios of being in, not silent, at a third of the plan's noise.
+    """Return (canaries,) log likelihood ratios of being in, not silent, at a third of the plan's noise.
 
     With the right noise these separate nearly as well as at the plan's noise, and far better with less.
     """

@@ -1,4 +1,4 @@
-"""Bounded contributions of users, and the sampling probability that multi-attribution needs on their graph.
+r"""Bounded contributions of users, and the sampling probability that multi-attribution needs on their graph.
 
     python -m train.batches.attribution --edges edges.csv --dataset-size 60000 --examples-per-user 4 \\
         --batch-size 128 --min-separation 64 --out graph.npz
@@ -69,6 +69,7 @@ def bound_contributions(
     Examples are visited in random order; one is kept if all its users have room.
 
     Args:
+      graph: of users and examples.
       examples_per_user: k_u >= 1.
       max_neighborhood: k_e: examples that share a user with more than this many (themselves included) are
         dropped afterwards. Useful where `barring` is above 1 (arXiv 2602.09338, appendix C).
@@ -160,7 +161,7 @@ def find_sampling_probability(
     def size(log_p):
         return float(_expected(lockouts, min(1.0, math.exp(log_p)), b - 1)[0])
 
-    # No example's rate grows beyond 1 / (1 + (b-1) bars), so the largest is past the smallest of those.
+    # No example's rate grows beyond 1 / (1 + (b-1) neighbours), so the largest is past the smallest of those.
     grid = np.append(np.linspace(math.log(target / graph.num_examples) - 1, 0.0, 4001)[:-1], 0.0)
     sizes = np.array([size(log_p) for log_p in grid])
     reached = np.flatnonzero(sizes >= target)
@@ -197,7 +198,7 @@ def prepare(
       min_separation: b, as for `jaxacct calibrate`.
       out: the graph, for `python -m train --graph`.
       scheme: of the run. The first is for graphs in which every example has one user, unless `accountant` is
-        given; under the second examples are drawn independently, whoever shares them.
+        given; under the second examples are drawn independently, for any sharing.
       accountant: of the run's calibration. With one of these two multi-attribution holds where users share
         examples, without amplification.
       max_neighborhood: k_e, the most examples that an example may share users with.
@@ -244,7 +245,7 @@ def prepare(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Exits with 0, or 2 on bad input."""
+    """Run the command; exit with 0, or 2 on bad input."""
     try:
         app = single(prepare, f"python -m {__spec__.name}", __doc__)
         code = parse(app, sys.argv[1:] if argv is None else argv)()

@@ -183,7 +183,7 @@ def _cifar_10(folder: Path) -> Split:
 
 
 def _images(rows: np.ndarray) -> np.ndarray:
-    """(rows, 32, 32, 3) from rows of 3072 bytes, one color after the other."""
+    """Return (rows, 32, 32, 3) from rows of 3072 bytes, one color after the other."""
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
@@ -258,7 +258,7 @@ class _Images:
 
 
 def _cinic_10(folder: Path) -> Split:
-    """The 90,000 of train are trained on; valid is not used, as in arXiv 2602.09338's data set size."""
+    """Return train (90,000 images) and test; valid is unused, as in the data set size of arXiv 2602.09338."""
     classes = sorted(part.name for part in folder.glob("train/*"))
     if len(classes) != 10:
         raise ValueError(

@@ -39,7 +39,7 @@ class Attribution:
 
     @property
     def num_users(self) -> int:
-        """The largest number of a user, plus 1."""
+        """Largest number of a user, plus 1."""
         return int(self.users.max(initial=-1)) + 1
 
     def lockout_batches(self, scheme: MultiAttribution, generator: np.random.Generator) -> "AttributionPool":
@@ -66,13 +66,13 @@ class Attribution:
         return position, self.users[np.repeat(first, lengths) + within]
 
     def save(self, path) -> None:
-        """Write all arrays to an .npz file, whole or not at all."""
+        """Write all arrays to an .npz file, atomically."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         write_bytes_atomically(path, lambda file: np.savez_compressed(file, **arrays))
 
     @classmethod
     def load(cls, path) -> "Attribution":
-        """Read what `save` wrote; ValueError in one line otherwise."""
+        """Read what `save` wrote; a one-line ValueError otherwise."""
         try:
             with np.load(path, allow_pickle=False) as stored:
                 arrays = {field.name: stored[field.name] for field in fields(cls)}
@@ -143,13 +143,13 @@ def neighborhood_sizes(graph: Attribution) -> np.ndarray:
 
 
 def phantoms(graph: Attribution, examples_per_user: int) -> np.ndarray:
-    """Return (users,) int64: how many phantom examples fill each user; they bar but never join a batch.
+    """Return (users,) int64: phantom examples of each user, which cause lockouts but never join a batch.
 
     Raises:
       ValueError: a user has more than `examples_per_user` examples.
     """
     numbers = bounded_numbers(graph, examples_per_user)
-    # A user without examples bars no example.
+    # A user without examples causes no lockouts.
     return np.where(numbers > 0, examples_per_user - numbers, 0)
 
 
@@ -176,7 +176,7 @@ def check_graph(
       shared_examples: `Plan.holds_for_shared_examples`.
 
     Raises:
-      ValueError: in one line.
+      ValueError: invalid input, with a one-line message.
     """
     if (scheme.unit == "user") != (graph is not None):
         raise ValueError(
@@ -193,7 +193,7 @@ def check_graph(
 
 
 def check_well_formed(graph: Attribution) -> None:
-    """Refuse arrays that are no graph of the data set; ValueError in one line."""
+    """Refuse arrays that are no graph of the data set; one-line ValueError."""
     size = _validate.positive_integer("graph dataset_size", graph.dataset_size)
     for name in ("rows", "first_user", "users"):
         array = getattr(graph, name)
@@ -228,7 +228,7 @@ def check_one_owner(graph: Attribution) -> None:
     takes them for hidden is false (jaxacct/proofs/shared_examples.md).
 
     Raises:
-      ValueError: with the alternatives, in one line.
+      ValueError: a one-line message with the alternatives.
     """
     shared = int((np.diff(graph.first_user) > 1).sum())
     if shared:

@@ -134,6 +134,10 @@ class Sampler:
         """Return the sampler of a plan, fresh from `key` or from `state`; ValueError as the constructor.
 
         Args:
+          plan: with a sampling scheme.
+          key: JAX key; from the operating system by default.
+          graph: of users and examples, where the unit is a user.
+          state: of an interrupted run.
           dataset_size: number of examples: the plan's, or fewer for add-or-remove-one adjacency.
         """
         stated, _, largest = batch_sizes(plan)

@@ -71,7 +71,7 @@ def as_rows(data):
 
 
 def _is_source(data) -> bool:
-    """Whether it has rows by index and is no container of arrays."""
+    """Return whether it has rows by index and is no container of arrays."""
     container = not jax.tree_util.all_leaves([data]) or isinstance(data, str) or hasattr(data, "__array__")
     return not container and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
@@ -229,7 +229,7 @@ class Indexed:
 
 
 def _as_arrays(row):
-    """A row with arrays for leaves; ValueError where it is no example."""
+    """Return a row with arrays for leaves; ValueError where it is no example."""
     if row is None:
         raise ValueError("data must have an example at every place, had None: filter before, not in a source")
     row = jax.tree.map(np.asarray, row)

@@ -42,7 +42,7 @@ def parquet_table(path: str | os.PathLike) -> ArrowTable:
 
 
 def _numbers(array, name: str) -> np.ndarray:
-    """(rows, ...) of an Arrow column of numbers, or of lists of one length."""
+    """Return (rows, ...) of an Arrow column of numbers, or of lists of one length."""
     shape, kind = [len(array)], array.type
     while not array.null_count and hasattr(array, "flatten") and hasattr(array.type, "value_type"):
         lengths = compute.call_function("list_value_length", [array]).unique()

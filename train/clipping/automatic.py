@@ -43,7 +43,11 @@ def choose(
     """Return the kind of clipping that `"auto"` stands for; a function of shapes alone.
 
     Args:
-      loss, params, grid, microbatch_size, has_aux: as in `train.clipping.ghost.ghost_gradient_sum`.
+      loss: as in `train.clipping.ghost.ghost_gradient_sum`.
+      params: as in `train.clipping.ghost.ghost_gradient_sum`.
+      grid: as in `train.clipping.ghost.ghost_gradient_sum`.
+      microbatch_size: as in `train.clipping.ghost.ghost_gradient_sum`.
+      has_aux: as in `train.clipping.ghost.ghost_gradient_sum`.
       batch: pytree of arrays (batch, ...) of any values.
       devices: number of devices of the mesh, 0 without one.
 

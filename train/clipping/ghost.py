@@ -68,7 +68,7 @@ class Part(Protocol):
     def sizes(self) -> Sizes: ...
 
     def norms(self) -> tuple[jax.Array, jax.Array]:
-        """(rows,) float64 squares: of the gradient's norm, and of its norm if nothing in it cancelled."""
+        """Return (rows,) float64 squares: of the gradient's norm, and of its norm without cancellation."""
         ...
 
     @property
@@ -77,7 +77,7 @@ class Part(Protocol):
         ...
 
     def total(self, weights, in_float32: bool = False) -> jax.Array:
-        """`sum_i weights_i gradient_i`, float64; only where gradients are `rank_one` from float32 sums."""
+        """Return `sum_i weights_i gradient_i`, float64; from float32 sums only if `rank_one`."""
         ...
 
 
@@ -86,7 +86,7 @@ def _square(array) -> jax.Array:
 
 
 def _products(subscripts: str, *arrays) -> jax.Array:
-    """Sums of products in float64, even where `jax.default_matmul_precision` asks for fewer bits of all."""
+    """Return sums of products in float64, for any `jax.default_matmul_precision`."""
     return jnp.einsum(subscripts, *arrays, precision=lax.Precision.HIGHEST)
 
 
@@ -146,7 +146,7 @@ class Factors:
     def total(self, weights, in_float32=False):
         left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
         if in_float32 and self.rank_one:
-            # Left factors of length 1, so that right ones are at most what gradients are scaled to.
+            # Left factors of length 1, so that right ones are bounded by the scaled gradients.
             length = jnp.sqrt(_square(left)).reshape(-1, 1)
             left = left.reshape(len(left), -1) * (1 / jnp.where(length > 0, length, 1.0))
             right = right.reshape(len(left), -1) * length
@@ -203,18 +203,18 @@ class Budget(NamedTuple):
 
 
 def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> Budget:
-    """What a gradient may be scaled to so that no neighbouring totals differ by more than the clip norm.
+    """Return the scale of gradients at which neighbouring totals differ by at most the clip norm.
 
     Args:
       grid: with the clip norm.
       parameters: entries of a gradient.
       batch: rows of a batch.
-      depth: at most so many terms are added up for an entry, and partial sums of them.
+      depth: maximum number of terms and partial sums of an entry.
       alone: the same of entries that are added up in float32; 0 for none.
       devices: whose totals are rounded to `DEVICE_UNIT` before they are added up; 0 without a mesh.
 
     Raises:
-      ValueError: where less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
+      ValueError: less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
     """
     if not 1e-100 <= grid.clip_norm <= 1e100:
         raise TooCoarseError(
@@ -232,12 +232,12 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, 
 
 
 def _gamma(terms: int, rounding: float = _ROUNDING) -> float:
-    """What rounding of a sum of products is at most, relative to the sum of absolute values."""
+    """Bound the rounding error of a sum of products, relative to the sum of absolute values."""
     return terms * rounding / (1 - terms * rounding) if terms * rounding < 0.5 else math.inf
 
 
 def _spent_in_float32(batch: int, alone: int) -> float:
-    """Rounding errors of two neighbouring sums of outer products, for gradients that are scaled to 1."""
+    """Bound the rounding errors of two neighbouring sums of outer products, for gradients scaled to 1."""
     return 2 * batch * _gamma(alone + 8, _IN_FLOAT32) if alone else 0.0
 
 
@@ -255,7 +255,7 @@ def ghost_gradient_sum(
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> ClippedSum:
-    """`train.clipping.per_example.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
+    """Return `train.clipping.per_example.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
 
     Gradients are scaled to a little less than the clip norm C (`budget`: C (1 - sqrt(d) 2^-bits) and then
     some): the sum of the batch is rounded onto the grid as a whole. Replacing one example by padding, or
@@ -268,9 +268,17 @@ def ghost_gradient_sum(
     written down, and are right all the same.
 
     Args:
-      loss, params, batch, mask, grid, has_aux, groups, mesh: as in `clipped_gradient_sum`.
+      loss: as in `clipped_gradient_sum`.
+      params: as in `clipped_gradient_sum`.
+      batch: as in `clipped_gradient_sum`.
+      mask: as in `clipped_gradient_sum`.
+      grid: as in `clipped_gradient_sum`.
+      has_aux: as in `clipped_gradient_sum`.
+      groups: as in `clipped_gradient_sum`.
+      mesh: as in `clipped_gradient_sum`.
       microbatch_size: examples whose activations are in memory at a time.
-      normalize, skip_padding: as there.
+      normalize: as there.
+      skip_padding: as there.
 
     Raises:
       ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
@@ -327,13 +335,10 @@ def _of_rows(
     groups: Groups | None,
     x64: bool,
 ):
-    """(float64 totals in grid units, (norms, long, what is shown)) of the rows of one device.
+    """Return (float64 totals in grid units, (norms, long, auxiliary outputs)) of the rows of one device.
 
-    Args:
-      whole: (loss, params).
-      size: rows of all devices.
-      devices: as in `budget`.
-      x64: the caller's flag, for the loss; here it is on.
+    `whole` is (loss, params), `size` the number of rows of all devices, `devices` as in `budget`, and `x64`
+    the caller's flag, for the loss; here it is on.
     """
     loss, params = whole
     with jax.enable_x64(x64):
@@ -390,20 +395,20 @@ def _of_rows(
 
 
 def _found_in(program: _uses.Program, leaves, rows, has_aux: bool, x64: bool):
-    """`_found` of each row."""
+    """Return `_found` of each row."""
     with jax.enable_x64(x64):
         each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example), has_aux))
         return in_fast_layout(each)(rows)
 
 
 def _parts_of(program: _uses.Program, arrays) -> list[Part]:
-    """The part of each parameter."""
+    """Return the part of each parameter."""
     taps = {tap.leaf: tap for tap in program.taps}
     return [_part(taps.get(leaf), one) for leaf, one in enumerate(arrays)]
 
 
 def _allowed(shapes, grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
-    """(`Budget`, the `alone` that it was made with) of parts, of a batch of `size` rows of all devices."""
+    """Return (`Budget`, its `alone`) of parts, of a batch of `size` rows of all devices."""
     depth = pieces.micro * max(part.sizes.terms for part in shapes) + pieces.number
     one = any(part.rank_one for part in shapes)
     alone = min(pieces.micro, _ROWS_IN_FLOAT32) + pieces.number if one else 0
@@ -424,7 +429,10 @@ def suits(
     """Return what decides whether to use this: (fast share, scale), from shapes alone.
 
     Args:
-      loss, params, grid, has_aux: as in `ghost_gradient_sum`.
+      loss: as in `ghost_gradient_sum`.
+      params: as in `ghost_gradient_sum`.
+      grid: as in `ghost_gradient_sum`.
+      has_aux: as in `ghost_gradient_sum`.
       batch: pytree of arrays (batch, ...) of any values.
       microbatch_size: as there; by default `default_microbatch_size`.
       devices: of the mesh; 0 without one.
@@ -457,12 +465,13 @@ def suits(
 
 
 def _in_memory(function, rows):
-    """`function()`, a pytree of arrays, stored before anything reads it.
+    """Return `function()`, a pytree of arrays, stored before anything reads it.
 
     Compilers compute again what two readers need, and may round it otherwise: then the norm would be that of
     other numbers than those that are summed. What comes out of a loop is in memory.
 
     Args:
+      function: without arguments.
       rows: pytree of arrays with a row an example, on which the number of turns seems to depend.
     """
     first = jax.tree.leaves(rows)[0]
@@ -486,7 +495,7 @@ def _program(loss, params, batch) -> _uses.Program:
 
 
 def _written_down(equation) -> bool:
-    """Whether a gradient costs less than inner products of positions, or these are not exact enough."""
+    """Return whether a gradient costs less than inner products of positions, or these are too inexact."""
     if isinstance(equation, _uses.Lookup):
         return equation.positions > _MOST_LOOKED_UP  # every two of them are compared
     heads, positions, inputs, outputs = equation.sizes
@@ -495,7 +504,7 @@ def _written_down(equation) -> bool:
 
 
 def _worth_it(equation) -> bool:
-    """Whether to tap it: of a convolution even if its gradient is written down, which XLA does slowly."""
+    """Return whether to tap it: also for convolutions with a stored gradient, which XLA computes slowly."""
     return isinstance(equation, _uses.Convolution) or not _written_down(equation)
 
 
@@ -542,7 +551,7 @@ def _found(program: _uses.Program, leaves, example, has_aux: bool):
 
 
 def _kept(tap: _uses.Tap, other, cotangent) -> tuple[jax.Array, ...]:
-    """A gradient, or what it can be made of."""
+    """Return a gradient, or what it can be made of."""
     if not _written_down(tap.equation):
         return other, cotangent
     factors = tap.equation.factors(other.astype(jnp.float32), cotangent.astype(jnp.float32))

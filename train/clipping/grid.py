@@ -46,7 +46,7 @@ class Grid:
 
     @classmethod
     def of(cls, mechanism: Mechanism, clip_norm: float) -> "Grid":
-        """The grid for a mechanism: its noise spans 2^19 to 2^20 units, or less where gradients span 2^23.
+        """Return the grid of a mechanism: noise spans 2^19 to 2^20 units, or less where gradients span 2^23.
 
         Raises:
           ValueError: for noise that no grid serves: integers would overflow, or be too few.
@@ -64,7 +64,7 @@ class Grid:
 
     @property
     def unit(self) -> float:
-        """The distance of neighbouring grid points."""
+        """Distance of neighbouring grid points."""
         return math.ldexp(self.clip_norm, -self.bits)
 
     @property
@@ -89,7 +89,7 @@ class GridSum:
 
     @classmethod
     def zeros(cls, params, grid: Grid) -> "GridSum":
-        """The empty sum."""
+        """Return the empty sum."""
 
         def nothing():
             return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params)
@@ -112,7 +112,7 @@ class GridSum:
         return GridSum(high, nothing, self.grid).plus(low)
 
     def scaled(self, factor: float, added=None):
-        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
+        """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
 
         def value(high, low, more):
             total = high.astype(jnp.float64) * 2.0**_LIMB + low.astype(jnp.float64)
@@ -130,20 +130,21 @@ class GridSum:
         return True
 
     def units(self):
-        """The sum as it is, a pytree of NumPy's int64."""
+        """Return the sum as it is, a pytree of NumPy's int64."""
         return jax.tree.map(lambda a, b: np.int64(a) * 2**_LIMB + np.int64(b), self.high, self.low)
 
     @property
     def shaped(self):
-        """A pytree of arrays of the sum's shapes."""
+        """Pytree of arrays of the sum's shapes."""
         return self.low
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["whole"], meta_fields=["grid"])
 @dataclass(frozen=True)
 class RoundedSum:
-    """A sum that was rounded to grid units as a whole: what a `GridSum` is, in one part, of which a processor
-    makes noisy gradients in a fifth of the time. Private until noise is added.
+    """Sum that was rounded to grid units as a whole; private until noise is added.
+
+    It is a `GridSum` in one part, from which a processor makes noisy gradients in a fifth of the time.
 
     Attributes:
       whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact; all
@@ -156,7 +157,7 @@ class RoundedSum:
 
     @classmethod
     def of(cls, totals, grid: Grid, axes: Sequence[str] = ()) -> "RoundedSum":
-        """The nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
+        """Return the nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
 
         Zero in place of one total would move the sum by what all examples together contribute to it.
 
@@ -183,16 +184,16 @@ class RoundedSum:
         return jnp.stack(leaves).all() if leaves else jnp.ones((), bool)
 
     def units(self):
-        """The sum as it is, a pytree of NumPy's int64."""
+        """Return the sum as it is, a pytree of NumPy's int64."""
         return jax.tree.map(np.int64, self.whole)
 
     @property
     def shaped(self):
-        """A pytree of arrays of the sum's shapes."""
+        """Pytree of arrays of the sum's shapes."""
         return self.whole
 
     def scaled(self, factor: float, added=None):
-        """`(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers.
+        """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers.
 
         Raises:
           ValueError: for a sum that is no longer float64, as JAX makes float32 of NumPy's arrays: what that

@@ -77,7 +77,7 @@ class Groups:
         """Return the maximum squared norm of each group in squared grid units; they sum to at most 4^bits.
 
         Raises:
-          ValueError: where nothing of a group would be left.
+          ValueError: where a group would be empty.
         """
         limits = tuple(math.floor(share * 4**grid.bits) for share in self.shares)
         if min(limits) < 1:
@@ -144,7 +144,7 @@ def _shares(norms, number: int, clip_norm: float) -> tuple[Fraction, ...]:
 
 
 def _paths(params) -> Iterator[tuple[tuple, Any]]:
-    """(path, variable or array) of each leaf, in the order of `jax.tree.leaves`."""
+    """Yield (path, variable or array) of each leaf, in the order of `jax.tree.leaves`."""
     found = jax.tree.leaves_with_path(params, is_leaf=lambda node: isinstance(node, nnx.Variable))
     for path, value in found:
         for _ in jax.tree.leaves(value):

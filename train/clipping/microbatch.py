@@ -1,7 +1,7 @@
 """Number of gradients to compute at a time: measured on the machine that trains, and stored with the run.
 
 Integer sums do not depend on it, but the last bit of a gradient may, so a resumed run uses the stored number.
-The measurement is on a batch of zeros and reveals nothing of the data.
+The measurement is on a batch of zeros and is independent of the data.
 """
 
 import time
@@ -33,7 +33,8 @@ def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None =
     Args:
       make: microbatch size -> step, as `train.step.PrivateStep`.
       params: pytree of arrays, not donated.
-      batch, mask: of the shapes and shardings of training.
+      batch: of the shapes and shardings of training.
+      mask: of the shapes and shardings of training.
       begin: first candidate, a power of 2; by default `default_microbatch_size`.
     """
     taken: dict[int, float] = {}

@@ -74,8 +74,8 @@ def clipped_gradient_sum(
         `grid.most_at_once` lets add up in 32 bits; by default `default_microbatch_size`.
       normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
-      skip_padding: do no work for microbatches after the last real example. How long it takes then tells how
-        many there are, which is private.
+      skip_padding: do no work for microbatches after the last real example. The run time then reveals
+        their number, which is private.
       has_aux: the loss returns `(scalar, dictionary of scalars)`.
       groups: of parameters whose gradients are clipped apart (`train.clipping.groups`), all together to
         `grid.clip_norm` at most; `normalize` then is by group, too.
@@ -103,17 +103,25 @@ def admitted_gradient_sum(
     has_aux: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[ClippedSum, Any]:
-    """`clipped_gradient_sum` of those that `admit` lets in, whose verdict is on what they would contribute.
+    """Return `clipped_gradient_sum` of the examples that `admit` accepts, given their contributions.
 
     Args:
-      mask: (batch,) bool: who was sampled. `admit` is asked of all rows, sampled or not, once each.
+      loss: as of `clipped_gradient_sum`.
+      params: as of `clipped_gradient_sum`.
+      batch: as of `clipped_gradient_sum`.
+      mask: (batch,) bool: sampled examples. `admit` is called for all rows, sampled or not, once each.
       admit: `(records of some rows, (rows,) float64) -> (their records after this step, (rows,) bool)`. The
-        second is the exact square of each clipped gradient in grid units, 0 where it is not finite. Who is
-        not let in contributes exactly zero, and has norm and loss 0 in what comes back.
+        second is the exact square of each clipped gradient in grid units, 0 where it is not finite. A
+        rejected example contributes exactly zero, and has norm and loss 0 in the result.
       records: pytree of arrays (batch, ...).
+      grid: as of `clipped_gradient_sum`.
+      microbatch_size: as of `clipped_gradient_sum`.
+      normalize: as of `clipped_gradient_sum`.
+      has_aux: as of `clipped_gradient_sum`.
+      mesh: as of `clipped_gradient_sum`.
 
     Returns:
-      the sum, and the records after this step.
+      The sum, and the records after this step.
     """
     options = dict(normalize=normalize, skip_padding=False, has_aux=has_aux)
     return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, None, mesh, **options)
@@ -225,7 +233,7 @@ class Microbatches:
         return -(-self.size // self.micro)
 
     def split(self, array):
-        """(size, ...) to (pieces, micro, ...)."""
+        """Return (size, ...) to (pieces, micro, ...)."""
         array, pad = jnp.asarray(array), -self.size % self.micro
         array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
         if self.skip_padding:
@@ -234,19 +242,19 @@ class Microbatches:
         return array.reshape(self.micro, -1, *array.shape[1:]).swapaxes(0, 1)
 
     def join(self, array):
-        """(pieces, micro, ...) to (size, ...)."""
+        """Return (pieces, micro, ...) to (size, ...)."""
         array = array if self.skip_padding else array.swapaxes(0, 1)
         return array.reshape(-1, *array.shape[2:])[: self.size]
 
     def accumulate(self, step, carry, inputs, real):
-        """`jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
+        """Return `jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
         if self.skip_padding:
             return _scan_until_last(step, carry, inputs, real.any(axis=1))
         return jax.lax.scan(step, carry, inputs)
 
 
 def _scan_until_last(step, carry, inputs, wanted):
-    """`jax.lax.scan` that stops after the last wanted input; what it returns of those after it is zero."""
+    """Return `jax.lax.scan` that stops after the last wanted input; later outputs are zero."""
     number = jnp.max(jnp.where(wanted, jnp.arange(1, len(wanted) + 1), 0))
     _, one = jax.eval_shape(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
     outputs = jax.tree.map(lambda leaf: jnp.zeros((len(wanted), *leaf.shape), leaf.dtype), one)
@@ -267,7 +275,7 @@ def _square(counts) -> jax.Array:
 
 
 def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
-    """One gradient in whole grid units of norm at most 2^bits, exactly, or zero.
+    """Return one gradient in whole grid units of norm at most 2^bits, exactly, or zero.
 
     Returns:
       kept: () bool, False where the gradient is not finite, or would be too long after scaling.
@@ -278,7 +286,7 @@ def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
 
 
 def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, normalize: bool = False):
-    """`clip_to_grid` with each group's gradient clipped to its own norm, and () bool: was any too long?"""
+    """Return `clip_to_grid` with each group clipped to its own norm, and () bool: whether any was clipped."""
     leaves, structure = jax.tree.flatten(gradient)
     check_real("gradient", leaves)
     groups = Groups.one(len(leaves)) if groups is None else groups

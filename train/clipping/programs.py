@@ -43,7 +43,7 @@ def pairs(function: Callable[..., tuple[list, list]], *args) -> list[bool]:
 
 
 def _source(jaxpr, var) -> int | None:
-    """The number of the argument that a value is, or None."""
+    """Return the number of the argument that a value is, or None."""
     while not isinstance(var, core.Literal) and var not in jaxpr.invars:
         made = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
         place = None if made is None else _argument(made, made.outvars.index(var))
@@ -54,7 +54,7 @@ def _source(jaxpr, var) -> int | None:
 
 
 def _argument(eqn, output: int) -> int | None:
-    """The number of the argument that an output of an equation is, or None."""
+    """Return the number of the argument that an output of an equation is, or None."""
     name, params = eqn.primitive.name, eqn.params
     inner = params.get("jaxpr", params.get("call_jaxpr"))
     if inner is None or name not in _CALLS | {"scan"}:

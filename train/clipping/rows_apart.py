@@ -63,7 +63,7 @@ _EXPLICIT = NamedSharding(_MESH, PartitionSpec())
 
 @functools.cache
 def _tables() -> tuple[frozenset, frozenset]:
-    """The primitives that keep rows apart, and those that do if their programs do."""
+    """Return the primitives that keep rows apart, and those that do if their programs do."""
     running = _public(PROGRAMS) | _of(jax.checkpoint(jnp.negative))
     # Those that no public module names are taken from programs that have them.
     apart = _public(" ".join(APART.values())).union(
@@ -82,13 +82,13 @@ def _tables() -> tuple[frozenset, frozenset]:
 
 
 def _public(names: str) -> frozenset:
-    """The primitives of these names that this version of JAX has."""
+    """Return the primitives of these names that this version of JAX has."""
     found = (getattr(module, f"{name}_p", None) for name in names.split() for module in (primitives, lax))
     return frozenset(each for each in found if each is not None)
 
 
 def _of(function) -> frozenset:
-    """The primitives of the program of a function of a number."""
+    """Return the primitives of the program of a function of a number."""
     return frozenset(eqn.primitive for eqn in jax.make_jaxpr(function)(0.0).jaxpr.eqns)
 
 

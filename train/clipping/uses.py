@@ -105,7 +105,7 @@ class Convolution:
     other: int = 0
 
     def _canonical(self, which: int) -> tuple[int, ...]:
-        """A shape, its batch (or outputs) and channels before its places."""
+        """Return a shape, its batch (or outputs) and channels before its places."""
         return tuple(self.shapes[which][axis] for axis in self.specs[which])
 
     @property
@@ -125,7 +125,7 @@ class Convolution:
         return array.transpose(batch, *places, channels)
 
     def _patches(self, image):
-        """(batch and places, groups, window, channels of a group), by moving entries only."""
+        """Return (batch and places, groups, window, channels of a group), by moving entries only."""
         config = [(*pad, step - 1) for pad, step in zip(self.padding, self.image_dilation, strict=True)]
         image = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *config, (0, 0, 0)])
         window, places = self._canonical(1)[2:], self._canonical(2)[2:]
@@ -172,7 +172,7 @@ class Lookup:
 
 
 def _is_real(*vars) -> bool:
-    """Whether all of these are real floating-point numbers."""
+    """Return whether all of these are real floating-point numbers."""
     return all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in vars)
 
 
@@ -228,7 +228,7 @@ _KNOWN: dict[str, Callable[[Any, int], Any]] = {
 
 
 def _back(eqn) -> Callable[[Any], Any] | None:
-    """The inverse of an equation that changes only shape, order or dtype; None for any other."""
+    """Return the inverse of an equation that changes only shape, order or dtype; None for any other."""
     before, after, name = eqn.invars[0].aval, eqn.outvars[0].aval, eqn.primitive.name
     if name == "transpose":
         return lambda array: array.transpose(np.argsort(eqn.params["permutation"]))
@@ -289,7 +289,8 @@ class Program:
         """Return the loss's result and the other argument of each tap's equation.
 
         Args:
-          params, example: lists of leaves.
+          params: lists of leaves.
+          example: lists of leaves.
           added: an array a tap, added to the result of its equation.
         """
         more = dict(zip((tap.place for tap in self.taps), added, strict=True))
@@ -314,9 +315,7 @@ class Program:
 
 
 def traced(loss: Callable[..., Any], params, example, wanted: Callable[[Equation], bool]) -> Program:
-    """Return the program of `loss(params, example)`, pytrees of arrays or shapes; taps where `wanted` says
-    so.
-    """
+    """Return the program of `loss(params, example)`, pytrees of arrays or shapes, tapped if `wanted`."""
     shaped = functools.partial(
         jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
     )

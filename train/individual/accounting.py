@@ -131,7 +131,7 @@ class PrivateLosses:
     fingerprint: str = field(repr=False)
 
     def epsilon(self, delta: float) -> np.ndarray:
-        """Return (num_examples,) float64 at delta. **Private.**
+        """Return (num_examples,) float64 at delta (**private**).
 
         Full batches: exact, by mu-GDP. Sampled batches: the Fourier accountant, an estimate where norms
         depend on training (proofs/individual.md, section 4).
@@ -139,9 +139,9 @@ class PrivateLosses:
         return self.tracker.epsilon(self.records, _validate.open_probability("delta", delta))
 
     def renyi_epsilon(self, delta: float) -> np.ndarray:
-        """Return (num_examples,) float64 at delta by Renyi divergences, for sampled batches. **Private.**"""
+        """Return (num_examples,) float64 at delta by Renyi divergences, for sampled batches (**private**)."""
         return self.tracker.renyi_epsilon(self.records, _validate.open_probability("delta", delta))
 
     def active(self) -> np.ndarray:
-        """Return (num_examples,) bool: admitted to the last step. **Private.**"""
+        """Return (num_examples,) bool: admitted to the last step (**private**)."""
         return np.asarray(self.records.active)

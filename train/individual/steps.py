@@ -104,7 +104,13 @@ def follow(
     """Return the arguments of `train.run.take_steps` for a run that follows every example.
 
     Args:
-      options: microbatch_size, normalize and has_aux, as of `train.step.make_step`.
+      individual: tracker of the examples.
+      plan: with independent steps.
+      rows: the data.
+      loss: of one example.
+      private: clipping and noise.
+      optimizer: of the parameters.
+      **options: microbatch_size, normalize and has_aux, as of `train.step.make_step`.
 
     Raises:
       ValueError: a plan whose steps are not independent, losses of another data set or of another tracker.
@@ -147,7 +153,7 @@ def follow(
 
 
 def _probability(plan: Plan) -> float:
-    """Sampling probability of every example at every step; ValueError where there is no such number."""
+    """Return the sampling probability of every example at every step; ValueError where it varies."""
     mechanism, scheme = plan.mechanism, plan.mechanism.scheme
     rounds = scheme.independent_rounds
     if (

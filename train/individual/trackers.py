@@ -29,7 +29,7 @@ _MAX_POINTS = 2**21
 
 
 class FullBatchRecords(NamedTuple):
-    """Squared mu of each example. **Private.**"""
+    """Squared mu of each example (**private**)."""
 
     spent: Any
     """(num_examples,) float: see `FilterState`."""
@@ -40,7 +40,7 @@ class FullBatchRecords(NamedTuple):
 
 
 class SampledRecords(NamedTuple):
-    """Steps in each bucket of norms and Renyi divergence of each example. **Private.**"""
+    """Steps in each bucket of norms and Renyi divergence of each example (**private**)."""
 
     counts: Any
     """(num_examples, buckets) int32; excluded steps are in the last bucket, of norm 0."""
@@ -109,7 +109,7 @@ class Sampled:
         return SampledRecords(*counts, *after[:3]), active
 
     def _costs(self) -> np.ndarray:
-        """(buckets,) float32, rounded up: the divergence of a step at the filter's order."""
+        """Return (buckets,) float32, rounded up: the divergence of a step at the filter's order."""
         assert self.filter is not None
         costs = subsampled_gaussian_rdp(
             self.accountant.sampling_probability, self.accountant.charged_sigmas, (self.filter.order,)

@@ -16,7 +16,7 @@ class Room:
         self._all = np.empty(0, np.uint8)
 
     def of(self, size: int) -> np.ndarray:
-        """(size,) uint8, the same memory every time."""
+        """Return (size,) uint8, the same memory every time."""
         if len(self._all) != size + _ALIGNMENT:
             self._all = np.empty(size + _ALIGNMENT, np.uint8)
         return self._all[-self._all.ctypes.data % _ALIGNMENT :][:size]

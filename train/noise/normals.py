@@ -1,6 +1,6 @@
 """Standard normals that leave no holes: ChaCha20 words from a 256-bit key, Box-Muller in float64.
 
-Noise that takes only some values tells sums apart (proofs/released_numbers.md), so a pair of normals is made
+Noise on a coarse grid reveals sums (proofs/released_numbers.md), so a pair of normals is made
 from 128 random bits: 96 for the radius, 53 for the angle, of which the last 21 serve both. Within radius 10.2
 neighbouring radii are less than 2^-20 apart; a pair lies beyond it with probability 2^-75. No value is beyond
 `LARGEST`.
@@ -35,7 +35,7 @@ _BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**16}
 
 
 def fresh_key() -> np.ndarray:
-    """(8,) uint32 from the operating system's generator: 256 secret bits."""
+    """Return (8,) uint32 from the operating system's generator: 256 secret bits."""
     return np.frombuffer(os.urandom(32), np.uint32)
 
 
@@ -76,7 +76,7 @@ class Normals(NamedTuple):
         return None
 
     def split(self, sizes: list[int]) -> list[jax.Array]:
-        """(n,) float64 for each n of `sizes`."""
+        """Return (n,) float64 for each n of `sizes`."""
         ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
         return [self._from_to(begin, end) for begin, end in itertools.pairwise(ends)]
 
@@ -105,14 +105,14 @@ class InARow:
     deviation: float | None
 
     def split(self, sizes: list[int]) -> list[jax.Array]:
-        """(n,) for each n of `sizes`."""
+        """Return (n,) for each n of `sizes`."""
         ends = list(itertools.accumulate(sizes, initial=0))
         with jax.enable_x64(True):
             return [jax.lax.slice_in_dim(self.numbers, *both) for both in itertools.pairwise(ends)]
 
 
 def standard_normals(key, step, size: int) -> jax.Array:
-    """(size,) float64: independent standard normals for one step; jittable, whatever `jax_enable_x64` says.
+    """Return (size,) float64: independent standard normals for one step; jittable with any `jax_enable_x64`.
 
     Args:
       key: (8,) uint32.
@@ -125,10 +125,13 @@ def standard_normals(key, step, size: int) -> jax.Array:
 def drawn_on_the_host(
     key: np.ndarray, step: int, size: int, deviation: float | None = None, room: keystream.Room | None = None
 ) -> InARow:
-    """`normals_of`, with words of `train.noise.keystream`: a quarter of the time. Not jittable.
+    """Return `normals_of`, with words of `train.noise.keystream`: a quarter of the time. Not jittable.
 
     Args:
-      deviation: to be given `round(deviation z)` in place of normals z; below 2^31 divided by `LARGEST`.
+      key: (8,) uint32.
+      step: index of the step.
+      size: number of normals.
+      deviation: for `round(deviation z)` in place of normals z; below 2^31 divided by `LARGEST`.
       room: for words, by default new; no other thread may use it at the same time.
     """
     if deviation is not None and not 0 < deviation * LARGEST < 2**31 - 1:
@@ -145,11 +148,12 @@ def drawn_on_the_host(
 
 @functools.partial(jax.jit, static_argnames="deviation")
 def _both(words, deviation: float | None):
-    """(rows, row): complex128 pairs of normals, or uint64 of what they are rounded to, the second above.
+    """Return (rows, row): complex128 pairs of normals, or their rounded values as uint64, the second above.
 
     Args:
       words: (rows, row, 2) uint64. XLA parts rows among its threads; in loops whose length it did not know
         it would compute one number at a time, which takes three times as long.
+      deviation: as of `drawn_on_the_host`.
     """
     both = _box_muller(words[..., 0], words[..., 1])
     if deviation is None:
@@ -163,7 +167,7 @@ def _both(words, deviation: float | None):
 
 @functools.partial(jax.jit, static_argnames="pairs")
 def _in_order(both, pairs: int):
-    """(2 pairs,): all firsts, then all seconds."""
+    """Return (2 pairs,): all firsts, then all seconds."""
     both = both.reshape(-1)[:pairs]
     if jnp.iscomplexobj(both):
         return jnp.stack([jnp.real(both), jnp.imag(both)]).reshape(-1)
@@ -177,7 +181,7 @@ def _in_a_row(key, step, size: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="size")
 def normals_of(key, step, size: int) -> Normals:
-    """`standard_normals` as they are drawn, without putting them into one array; an odd number has one more.
+    """Return `standard_normals` as drawn, without one array for all; an odd number has one more.
 
     Pair i is made of words 4i to 4i + 3 of the step's key stream.
     """
@@ -209,7 +213,7 @@ def _blocks(size: int) -> int:
 
 
 def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
-    """(16, blocks) uint32: the ChaCha block function of a (8,) key and four words, (blocks,) or () each.
+    """Return (16, blocks) uint32: ChaCha blocks of a (8,) key and four words, (blocks,) or () each.
 
     Source: RFC 8439, section 2.3; there the counter is the first of the four words.
     """

@@ -24,7 +24,7 @@ _FEWEST, _MOST = 2**16, 2**26
 
 
 class _Coming(NamedTuple):
-    """Normals for the state of these very arrays, which nobody can change."""
+    """Normals for the state of exactly these arrays, which are immutable."""
 
     step: Any
     key: Any
@@ -48,7 +48,7 @@ class Ahead:
         self._before = None
 
     def take(self, state: NoiseState) -> Fresh | None:
-        """The normals of this state's step; None where its program is to draw them."""
+        """Return the normals of this state's step; None where its program is to draw them."""
         # Taken once: what failed, for want of memory perhaps, is drawn anew for who tries again.
         coming, self._coming = self._coming, None
         if coming is not None and coming.step is state.step and coming.key is state.key:
@@ -66,6 +66,7 @@ class Ahead:
         """Begin to draw for the state that comes of the step that was given what `take` returned.
 
         Args:
+          after: state before that step.
           result: an array that the step gives beside its state. Drawing waits for that of the step before:
             however far steps are dispatched ahead, the normals of three at most are in memory.
         """

@@ -52,12 +52,12 @@ class Fresh(NamedTuple):
     """As `normals_of` gives them for all parameters, or `drawn_on_the_host`."""
 
     def are_of(self, state: NoiseState) -> jax.Array:
-        """() bool: whether they are this state's."""
+        """Return () bool: whether they are this state's."""
         return (state.step == self.step) & (state.key == self.key).all()
 
 
 def init(strategy: Strategy, params, key) -> NoiseState:
-    """The state before the first step; the buffer is sharded like the parameters.
+    """Return the state before the first step; the buffer is sharded like the parameters.
 
     Args:
       strategy: C.
@@ -81,7 +81,7 @@ def init(strategy: Strategy, params, key) -> NoiseState:
 
 
 def largest_levels(strategy: Strategy, iterations: int) -> float:
-    """The most `levels` at which no integer of `iterations` steps can leave 32 bits, whatever the key."""
+    """Return the largest `levels` at which no integer of `iterations` steps exceeds 32 bits, for any key."""
     # Every rounding is an input of at most c_0 / 2 more: from 2^8 levels on less than one part in a thousand,
     # which the 1.001 covers.
     return float((2**31 - 1) / (1.001 * _stream_of(strategy).reach(iterations) * LARGEST))
@@ -90,7 +90,7 @@ def largest_levels(strategy: Strategy, iterations: int) -> float:
 def draw(
     strategy: Strategy, levels: float, state: NoiseState, params, fresh: Fresh | None = None
 ) -> tuple[Any, NoiseState]:
-    """`W_t`, a pytree like `params` in int32, and the state after it. Jittable, exact whatever the x64 flag.
+    """Return `W_t`, a pytree like `params` in int32, and the next state; jittable, exact for any x64 flag.
 
     Args:
       strategy: C.
@@ -131,6 +131,7 @@ def in_memory(function: Callable[[], Any], true: jax.Array):
     what was read, they copy that first or give up vector instructions. What a branch returns is in memory.
 
     Args:
+      function: without arguments.
       true: () bool that is True, not a constant of the program.
     """
     shapes = jax.eval_shape(function)
@@ -138,7 +139,7 @@ def in_memory(function: Callable[[], Any], true: jax.Array):
 
 
 def deviation_alone(strategy: Strategy, levels: float) -> float | None:
-    """The factor of which `round(factor z)` is all of the noise; None where earlier steps have a part."""
+    """Return the factor with noise `round(factor z)`; None where the noise depends on other steps."""
     return _stream_of(strategy).alone(levels)
 
 
@@ -150,7 +151,7 @@ class _LastVectors:
         self.kept = recursion.copies
 
     def reach(self, iterations: int) -> float:
-        """What is kept in 32 bits per unit of `levels` and of the largest normal, at most."""
+        """Return the largest 32-bit number per unit of `levels` and of the largest normal."""
         if self.of_inverse:
             # The kept z are finer than the grid; the noise itself is their sum.
             return max(_FRACTION * self.c[0], np.abs(self.c).sum())
@@ -163,7 +164,7 @@ class _LastVectors:
         return None if self.kept or self.of_inverse else float(levels / self.c[0])
 
     def at(self, levels: float, step):
-        """`solve`, from `z` and the ring before to `W` and what is kept; `store`, from these to the ring."""
+        """Return `solve`: (z, ring) -> (W, stored values), and `store`: from these to the next ring."""
         c, kept, inverse = self.c, self.kept, self.of_inverse
         place = step % max(1, kept)
         deviation = jnp.float64(levels * c[0] if inverse else levels / c[0])
@@ -188,8 +189,9 @@ class _LastVectors:
 
 
 class _RunningSums:
-    """The sums `s_j = W_{t-1} + decays_j W_{t-2} + ..` in two parts of 32 bits: a whole number of units each,
-    then what is left of each in 2^-31 of a unit.
+    """Sums `s_j = W_{t-1} + decays_j W_{t-2} + ..` in two parts of 32 bits.
+
+    The first is a whole number of units, the second the remainder in 2^-31 of a unit.
     """
 
     def __init__(self, recursion: BufferedRecursion):

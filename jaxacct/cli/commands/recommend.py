@@ -29,8 +29,8 @@ def command(
 ) -> int:
     """Rank schemes, separations, bands and matrices by error at estimated noise; certify none.
 
-    Options that are given are kept fixed. The search reads these public numbers and nothing of the data, so
-    it has no privacy cost.
+    Options that are given are kept fixed. The search reads only these public numbers, so it has no
+    privacy cost.
 
     Args:
       dataset_size: number of examples.

@@ -304,7 +304,7 @@ def _conditions(
 
 @app.command(name="show")
 def show_command(plan: str, /, *, json: bool = False) -> int:
-    """Print what a plan of `general`, `last-iterate` or DiceSGD guarantees and against whom; all recomputed.
+    """Print what a plan of `general`, `last-iterate` or DiceSGD guarantees, and its adversary, recomputed.
 
     Args:
       plan: the file that --out wrote.

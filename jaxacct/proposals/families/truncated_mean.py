@@ -3,7 +3,8 @@
 As `families.truncated`, but the other side's likelihood is bounded from below by Jensen's inequality rather
 than by the probability of no participation. With mu the mean participation and K the truncated steps,
 
-    ln f_Q >= - m_Q,   m_Q = sum over K of mu_i (s_i / sigma^2 + ||c_i||^2 / (2 sigma^2)),      and f_P alike,
+    ln f_Q >= - m_Q,   m_Q = sum over K of mu_i (s_i / sigma^2 + ||c_i||^2 / (2 sigma^2)),      and the same
+    for f_P,
 
 linear in the scores s. So the distribution R has a density proportional to `pi(K) R0(y) f_P^2 e^{m_Q}`
 (remove) or `pi(K) R0(y) f_Q^2 e^{m_P}` (add). Its samples have the weight `Z / (f_P e^{m_Q})`, and a term is

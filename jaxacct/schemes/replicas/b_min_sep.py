@@ -116,11 +116,11 @@ def tables(mechanism: Attracting, m: int) -> dict:
     arrays = _small_arrays(mechanism, m) if small else _backward(mechanism, m, with_hazards=True)[1]
     if arrays is None:
         raise OverflowError(f"the tables of {m} replicas overflow")
-    needed, booked = _needed(mechanism, m, arrays), errors(mechanism, m)[0]
-    if not needed <= booked:
+    needed, reserve = _needed(mechanism, m, arrays), errors(mechanism, m)[0]
+    if not needed <= reserve:
         raise ValueError(
             f"{m} replicas must attract each other less: float32 draws would have an error of {needed:.2g}, "
-            f"more than the reserve of {booked:.2g}"
+            f"more than the reserve of {reserve:.2g}"
         )
     return arrays
 
@@ -128,9 +128,9 @@ def tables(mechanism: Attracting, m: int) -> dict:
 def _needed(mechanism: Attracting, m: int, arrays) -> float:
     """Bound the relative error of the distribution of `draw_positions` with these tables.
 
-    Hazards are added up in float32 from m participations down to one, and the rest is none: each is off by a
-    few roundings of the sum that it ends. Where attraction makes all others likely, the relative error of a
-    rare one is larger by as much. At p = 1 nothing is random.
+    Hazards are added up in float32 from m participations down to one, and the rest is none: each has an
+    error of a few roundings of the sum that it ends. Where attraction makes all others likely, the relative
+    error of a rare one is larger by as much. At p = 1 nothing is random.
     """
     scheme = mechanism.scheme
     if scheme.sampling_probability == 1:

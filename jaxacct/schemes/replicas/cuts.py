@@ -134,7 +134,7 @@ def draw(key, scheme, arrays, num_samples: int):
         return jnp.stack([label, jnp.where(of_both, label, 0)])
 
     def seen(joined):
-        # A byte each, as there are as many as there are outputs.
+        # One byte each: there are as many as outputs.
         return joined.max(axis=0).astype(jnp.int8), (joined > 0).sum(axis=0).astype(jnp.int8)
 
     label, number = walk(keys, scheme, arrays, num_samples, labels_of, seen)

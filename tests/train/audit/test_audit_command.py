@@ -195,7 +195,7 @@ REFUSED = [
         dict(plan=plan_of(PLAN.mechanism, ROWS, 1.4, delta=0.01), kinds=("one-run",)),
         "smaller delta than 0.01 for a one",
     ),
-    (dict(plan=with_derived(PLAN, truncation_delta=1e-6)), "plan must not cut batches"),
+    (dict(plan=with_derived(PLAN, truncation_delta=1e-6)), "plan must not truncate batches"),
 ]
 
 

@@ -419,7 +419,7 @@ def test_where_nobody_bars_others_sharing_is_no_matter(separation):
     shared = bound_contributions(papers(), k_u)
     scheme = MultiAttribution(5, separation, 0.1, k_u)
     Sampler(scheme, shared.num_examples, 60, graph=shared).next()
-    assert "whoever shares them" in unit_in_words(scheme)
+    assert "however they are shared" in unit_in_words(scheme)
     assert "each with no other user" in unit_in_words(MultiAttribution(5, 3, 0.1, 2))
     with pytest.raises(ValueError, match="graph must give every example one owner"):
         Sampler(MultiAttribution(5, 3, 0.1, 2), shared.num_examples, 60, graph=shared)
@@ -484,7 +484,7 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
     number = shared.num_examples
     theirs = options | {"graph": shared}
     revealed = loose_plan(scheme, number)  # a bound with all coins revealed holds there
-    assert "user with up to 2 examples, whoever shares them" in revealed.statement()
+    assert "user with up to 2 examples, however they are shared" in revealed.statement()
     result = fit(revealed, np.zeros(3, np.float32), loss, data, optax.sgd(0.1), **theirs)
     assert np.isfinite(result.params).all()
     scheme = IndependentAttribution(12, 3, 0.02, 2)

@@ -40,12 +40,12 @@ def filtered_participation_pmf(
     """Return the distribution of c^2 over a run whose terms are kept with probability 1/2 each.
 
     Args:
-      dataset_size: as
-      num_microbatches: as
-      microbatch_size: as
-      num_epochs: as
-      group_size: as
-      sampling: as
+      dataset_size: as in `participation_pmf`.
+      num_microbatches: as in `participation_pmf`.
+      microbatch_size: as in `participation_pmf`.
+      num_epochs: as in `participation_pmf`.
+      group_size: as in `participation_pmf`.
+      sampling: as in `participation_pmf`.
       least_kept: tau, minimum number of kept terms for a round to run; 1 .. num_microbatches.
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
