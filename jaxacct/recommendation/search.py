@@ -126,8 +126,8 @@ def recommend(
       bands: fixed number of bands; by default all that fit.
       min_separation: fixed minimum separation; by default all that fit.
       strategy: "optimal", "square-root" or "amplified": best where participation is revealed, for any number
-        of steps, or at the noise that this run approximately needs. By default the first and the last. A banded
-        matrix is kept as it is. And
+        of steps, or at the noise that this run approximately needs. By default the first and the last. A
+        banded matrix is kept as it is. And
         "buffered" (BLT; `bands` are buffers), accounted for with participation revealed: by default where no
         other is better in the memory allowed.
       workload: rank by the error of an optimizer's iterates, which the optimal matrices are then made for; a

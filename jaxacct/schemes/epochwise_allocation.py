@@ -108,6 +108,7 @@ class EpochwiseAllocation(ExampleScheme):
 
     @property
     def participation_rate(self) -> float:
+        """Long-run rate of participations."""
         return 1 / self.epoch_steps
 
     def participation_probabilities(self) -> np.ndarray:

@@ -102,6 +102,7 @@ class NestedAllocation(ExampleScheme):
 
     @property
     def participation_rate(self) -> float:
+        """Long-run rate of participations."""
         return self.participations / self.iterations
 
     def participation_probabilities(self) -> np.ndarray:

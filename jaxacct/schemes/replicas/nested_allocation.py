@@ -32,7 +32,7 @@ MAX_TABLE_BYTES = 2e9
 
 
 def table_bytes(mechanism: Attracting) -> float:
-    """Return the bytes of the table: of every lag and pair of lengths, or of all pairs if C ends with step n."""
+    """Return the bytes of the table: by lag and pair of lengths, or by pair if C ends with step n."""
     scheme = mechanism.scheme
     b, each = scheme.min_separation, 2 * (scheme.max_participations + 1) ** 2
     ends_at_n = (
