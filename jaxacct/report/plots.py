@@ -29,7 +29,7 @@ from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
 
 DARK, LIGHT = "#1f4e79", "#c55a11"
-_COLOURS = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
+PALETTE = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
 _ORDERS = 5  # of the samples, in `verification`
 _NUM_TRACE_POINTS = 60
 
@@ -327,7 +327,7 @@ def recommendation(found: Any):
     for index, name in enumerate(names):
         of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]
         points = [candidate.memory_copies for candidate in of_it], [c.error for c in of_it]
-        axes.plot(*points, MARKERS[index % len(MARKERS)], color=_COLOURS[index], label=name, markersize=6)
+        axes.plot(*points, MARKERS[index % len(MARKERS)], color=PALETTE[index], label=name, markersize=6)
     chosen = found.chosen
     point = chosen.memory_copies, chosen.error
     axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")
@@ -341,7 +341,7 @@ def recommendation(found: Any):
 
 def _style(index: int) -> dict[str, Any]:
     """Return the dash and the colour of a line."""
-    return dict(linestyle=DASHES[index % len(DASHES)], color=_COLOURS[index % len(_COLOURS)])
+    return dict(linestyle=DASHES[index % len(DASHES)], color=PALETTE[index % len(PALETTE)])
 
 
 def _inverse(strategy: Strategy, whole: int, n: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,31 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
+# The one place of the addresses that every notebook begins with.
+REPOSITORY, REVISION = "jaxacct/jaxacct", "v0.1.0"
+BADGE = f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks"
+INSTALL = f"""# Installs jaxacct where it is missing (Colab): from the checkout around it, else from SOURCE.
+SOURCE = "https://github.com/{REPOSITORY}/archive/refs/tags/{REVISION}.zip"
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+if importlib.util.find_spec("jaxacct") is None:
+    checkout = Path.cwd().resolve().parent
+    source = checkout.as_uri() if (checkout / "pyproject.toml").is_file() else SOURCE
+    command = [sys.executable, "-m", "pip", "install", "-q", f"jaxacct[notebooks] @ {{source}}"]
+    subprocess.run(command, check=True)"""
+
+
+def with_addresses(notebook, name: str):
+    """Return a notebook that begins with the badge of its name and the install cell."""
+    words = notebook.cells[0]
+    badge = f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({BADGE}/{name})"
+    words.source = "\n".join([badge, *words.source.splitlines()[1:]])
+    next(cell for cell in notebook.cells if cell.cell_type == "code").source = INSTALL
+    return notebook
 
 
 def assert_installed(folder: Path) -> None:
@@ -35,7 +60,7 @@ def execute(path: Path, imports: Path, folder: Path, timeout: int = 600):
     Raises:
       nbclient.exceptions.CellExecutionError: where a cell fails.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook = with_addresses(nbformat.read(path, as_version=4), path.name)
     os.environ["PYTHONPATH"] = str(imports)
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources=resources).execute()
@@ -43,10 +68,18 @@ def execute(path: Path, imports: Path, folder: Path, timeout: int = 600):
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+            # A stored slider has no kernel to move it; its first picture stays.
+            cell.outputs = [
+                out
+                for out in cell.outputs
+                if out.get("name") != "stderr" and WIDGET not in out.get("data", {})
+            ]
             for data in (out.data for out in cell.outputs if "image/png" in out.get("data", {})):
                 data["image/png"] = smaller(data["image/png"])
     return notebook
+
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def smaller(picture: str) -> str:

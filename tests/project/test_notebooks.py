@@ -12,13 +12,13 @@ import pytest
 
 import jaxacct
 from jaxacct.report import plots as plot
+from tests.benchmarks.notebooks import BADGE, INSTALL, with_addresses
 from train import run
 
 pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-BADGE = "https://colab.research.google.com/github/jaxacct/jaxacct/blob/main/notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"), key=lambda path: int(path.stem.split("-")[0]))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 # Values of the cell tagged "parameters" that make a short run; notebooks share what is compiled for them.
@@ -38,6 +38,9 @@ SHORT = {
     "8-individual-accounting": dict(steps=2, filtered_steps=4),
     "9-fine-tuning-with-lora": dict(length=15, width=8, layers=1, heads=2, pretraining_steps=0, steps=3)
     | dict(batch_size=8, delta=1e-2, rank=2, most_pieces=100, test_pieces=64),
+    "10-samplers-compared": {name: value for name, value in _SMALL.items() if name != "min_separation"}
+    | dict(examples=40, compared=("b-min-sep",)),
+    "11-two-implementations": _SMALL | dict(smaller=0.3),
 }
 
 
@@ -129,28 +132,36 @@ def test_a_newcomer_can_start(path):
     words = [cell.source for cell in cells(path, "markdown")]
     assert words[0].startswith("[![Open in Colab]") and f"({BADGE}/{path.name})" in words[0]
     code = cells(path)
-    assert "pip" in code[0].source and code[0].source == cells(NOTEBOOKS[0])[0].source
+    assert code[0].source == INSTALL
     assert sum("parameters" in cell.metadata.get("tags", ()) for cell in code) == 1
     assert "## Try this" in words[-1] and words[-1].count("\n* ") >= 2
     text = "\n".join(words)
-    for word in ("DP-SGD", "BandMF", "bands", "ero-out adjacency"):
-        if word in text.replace(f"**{word}**", "", 1) or word in "".join(cell.source for cell in code):
-            assert f"**{word}**" in text or f"**Z{word}**" in text, f"{word} is used and not defined"
+    assert "guides/glossary.md" in words[0], "words are explained on one page"
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert link.startswith("https://") or (FOLDER / link).exists(), link
 
 
-def test_the_install_cell_asks_for_the_checkout_or_the_name(monkeypatch, tmp_path):
-    """What it would install: the folder above where that is a checkout, or the package by its name."""
-    asked = []
-    monkeypatch.setattr("subprocess.run", lambda command, **_: asked.append(command[-1]))
+def test_the_install_cell_asks_for_the_checkout_or_a_pinned_address(monkeypatch, tmp_path):
+    """The folder above where that is a checkout, else an address: never a name of a public index."""
+    commands = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: commands.append(command))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    source = cells(NOTEBOOKS[0])[0].source
     for folder in (FOLDER, tmp_path):
         monkeypatch.chdir(folder)
-        exec(source, {})
-    assert asked == [f"{FOLDER.parent}[notebooks]", "jaxacct[notebooks]"]
-    assert sys.executable in source or "sys.executable" in source
+        exec(INSTALL, {})
+    assert commands[0] == [sys.executable, *"-m pip install -q".split(), commands[0][-1]]
+    asked = [command[-1].removeprefix("jaxacct[notebooks] @ ") for command in commands]
+    assert asked[0] == FOLDER.parent.as_uri() and asked[1].startswith("https://github.com/jaxacct/jaxacct/")
+    assert f"v{jaxacct.__version__}." in asked[1]
+
+
+def test_addresses_are_written_from_one_place():
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    notebook.cells[0].source = "[an old badge]\n\n# Title"
+    notebook.cells[1].source = "an old install cell"
+    changed = with_addresses(notebook, "name.ipynb")
+    assert f"({BADGE}/name.ipynb)\n\n# Title" in changed.cells[0].source
+    assert changed.cells[1].source == INSTALL
 
 
 def test_the_set_is_whole():
