@@ -5,8 +5,6 @@ import html
 import math
 from typing import Any
 
-import numpy as np
-
 from jaxacct.common.records import exact
 from jaxacct.core.check import DirectionVerdict, Outcome, Verdict
 from jaxacct.core.evidence import Bound, Sampled
@@ -98,10 +96,10 @@ def _risk(plan: Plan, unit: str) -> str:
             f" At epsilon 0 this says: no {test} has a true positive rate more than {exact(plan.delta)} "
             "above its false positive rate."
         )
-    from jaxacct.accountants.selection import CertifiedProfile
-
-    profile = CertifiedProfile(np.array([plan.epsilon]), np.array([plan.delta]))
-    most = [(rate, float(profile.most(rate))) for rate in RATES]
+    factor = math.exp(min(plan.epsilon, 700.0))  # a larger one overflows; both bounds are 1 then
+    most = [
+        (rate, min(factor * rate + plan.delta, 1 - (1 - plan.delta - rate) / factor, 1.0)) for rate in RATES
+    ]
     said = ", ".join(f"{rounded_up(power)} at {rate:g}" for rate, power in most if power <= 0.9)
     return (
         said

@@ -24,13 +24,12 @@ FOLDER = ROOT / "notebooks"
 REPOSITORY, REVISION = "jaxacct/jaxacct", "v0.1.0"
 BADGE = f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks"
 INSTALL = f"""# Installs jaxacct where it is missing (Colab): from the checkout around it, else from SOURCE.
-SOURCE = "https://github.com/{REPOSITORY}/archive/refs/tags/{REVISION}.zip"
-
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
+SOURCE = "https://github.com/{REPOSITORY}/archive/refs/tags/{REVISION}.zip"
 if importlib.util.find_spec("jaxacct") is None:
     checkout = Path.cwd().resolve().parent
     source = checkout.as_uri() if (checkout / "pyproject.toml").is_file() else SOURCE
