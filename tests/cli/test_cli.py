@@ -235,7 +235,18 @@ def test_a_plan_is_written_whoever_reads_of_it(tmp_path, monkeypatch):
         raise BrokenPipeError
 
     monkeypatch.setattr(output, "show", unread)
-    problem = ["--iterations", "9", "--sampling-probability", "0.1", "--epsilon", "2", "--delta", "1e-3"]
+    problem = [
+        "--bands",
+        "1",
+        "--iterations",
+        "9",
+        "--sampling-probability",
+        "0.1",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-3",
+    ]
     with pytest.raises(BrokenPipeError):
         cli.run(["calibrate", *problem, "--accountant", "unamplified", "--out", str(tmp_path / "plan.json")])
     assert Plan.load(tmp_path / "plan.json").certified
