@@ -34,11 +34,11 @@ def check_model(model) -> None:
         )
     leaves = jax.tree.leaves(model)
     if not leaves:
-        raise ValueError(f"{allowed}, was {_shown(model)}, which has none")
+        raise ValueError(f"{allowed}, got {_shown(model)}, which has none")
     for path, leaf in jax.tree.leaves_with_path(model):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise ValueError(f"{allowed}, was {_shown(leaf)}" + (f" at {name}" if name else ""))
+            raise ValueError(f"{allowed}, got {_shown(leaf)}" + (f" at {name}" if name else ""))
 
 
 def check_optimizer(optimizer) -> optax.GradientTransformation:
@@ -53,14 +53,14 @@ def check_optimizer(optimizer) -> optax.GradientTransformation:
             hint = ": give the transformation that it was made of"
         elif inspect.isfunction(optimizer):
             hint = f": call it, {optimizer.__name__}(learning_rate)"
-        raise ValueError(f"optimizer must be an optax transformation, was {type(optimizer).__name__}{hint}")
+        raise ValueError(f"optimizer must be an optax transformation, got {type(optimizer).__name__}{hint}")
     return optimizer
 
 
 def check_callable(name: str, value, called: str) -> None:
     """ValueError for what cannot be called."""
     if not callable(value):
-        raise ValueError(f"{name} must be a function, {called}, was {_shown(value)}")
+        raise ValueError(f"{name} must be a function, {called}, got {_shown(value)}")
 
 
 def check_out(out) -> None:
@@ -68,7 +68,7 @@ def check_out(out) -> None:
     if out is None:
         return
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
-        raise ValueError(f"out must be the path of a folder, was {_shown(out)}")
+        raise ValueError(f"out must be the path of a folder, got {_shown(out)}")
     path = Path(out)
     for each in (path, *path.parents):
         if each.exists() and not each.is_dir():
@@ -82,7 +82,7 @@ def check_data(data) -> None:
     if path and os.fspath(data).endswith(".parquet"):
         return
     if data is None or inspect.isclass(data) or path or isinstance(data, bytes):
-        raise ValueError(f"{allowed}, was {_shown(data)}")
+        raise ValueError(f"{allowed}, got {_shown(data)}")
     if hasattr(data, "__next__") or (callable(data) and not hasattr(data, "__getitem__")):
         raise ValueError(f"{allowed}, was a {type(data).__name__}: batches are drawn at random")
 

@@ -87,7 +87,7 @@ def epoch_batches(
     _validate.one_of("sampling", sampling, SAMPLING)
     if N % (m * s):
         raise ValueError(
-            f"num_microbatches x microbatch_size must divide dataset_size, was {m} x {s} for {N}"
+            f"num_microbatches x microbatch_size must divide dataset_size, got {m} x {s} for {N}"
         )
     generator = key if isinstance(key, np.random.Generator) else make_generator(key)
     rounds = N // (m * s)
@@ -110,7 +110,7 @@ def private_rounds(plan: GeneralPlan, *, clip_norm: float, key=None) -> Privatiz
       key: as of `train.optimizers.privatize`.
     """
     if not isinstance(plan, GeneralPlan):
-        raise ValueError(f"plan must be a GeneralPlan, was {type(plan).__name__}")
+        raise ValueError(f"plan must be a GeneralPlan, got {type(plan).__name__}")
     if not plan.certified:
         raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
     # Describes the noise alone: white, for this number of rounds. The plan is what is accounted for.
@@ -148,7 +148,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
     """Return the procedure of a `GeneralPlan`: its sampler, its terms, its noise."""
     options = request.options
     if options.clip not in (None, plan.run.clip):
-        raise ValueError(f"clip must be the plan's {plan.run.clip}, was {options.clip!r}")
+        raise ValueError(f"clip must be the plan's {plan.run.clip}, got {options.clip!r}")
     if options.inner is not None and plan.run.clip == "individual":
         raise ValueError("inner must not be given for individual clipping: a term is one gradient")
     rounds, rows = request.steps(plan.rounds), request.rows(plan.dataset_size)
@@ -245,7 +245,7 @@ def aggregate(per_group_updates, clip_norm: float, mode: str):
         raise ValueError(f"mode must not be batch for {numbers.pop()} terms: it has one a round")
     total, kept, _ = _sum_on_grid(per_group_updates, Grid(clip_norm, _BITS))
     if not bool(kept.all()):
-        raise ValueError("per_group_updates must be finite, had NaN or infinity")
+        raise ValueError("per_group_updates must be finite, got NaN or infinity")
     return total.scaled(1.0)
 
 
@@ -295,5 +295,5 @@ def _sum_on_grid(updates, grid: Grid):
     one = jax.tree.map(lambda leaf: leaf[0], updates)
     part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
     if len(kept) > grid.most_at_once:
-        raise ValueError(f"batch must have at most {grid.most_at_once} terms, had {len(kept)}")
+        raise ValueError(f"batch must have at most {grid.most_at_once} terms, got {len(kept)}")
     return GridSum.zeros(one, grid).plus(part), kept, norms

@@ -20,9 +20,9 @@ def rows_of_each(size: int, mesh: jax.sharding.Mesh | None) -> int:
         return size
     if not isinstance(mesh, jax.sharding.Mesh) or mesh.size > _MAX_DEVICES:
         was = f"{mesh.size} devices" if isinstance(mesh, jax.sharding.Mesh) else type(mesh).__name__
-        raise ValueError(f"mesh must be a jax.sharding.Mesh of at most {_MAX_DEVICES} devices, was {was}")
+        raise ValueError(f"mesh must be a jax.sharding.Mesh of at most {_MAX_DEVICES} devices, got {was}")
     if size % mesh.size:
-        raise ValueError(f"batch must have a multiple of {mesh.size} rows, one share a device, had {size}")
+        raise ValueError(f"batch must have a multiple of {mesh.size} rows, one share a device, got {size}")
     return size // mesh.size
 
 
@@ -91,7 +91,7 @@ def refuse_several_devices(mesh: jax.sharding.Mesh | None = None, /, **named) ->
         for leaf in jax.tree.leaves(tree):
             number = _num_devices(leaf)
             if number > 1:
-                raise ValueError(f"{name} must be on one device where no mesh is given, was on {number}")
+                raise ValueError(f"{name} must be on one device where no mesh is given, got on {number}")
 
 
 def _num_devices(leaf) -> int:

@@ -108,7 +108,7 @@ class LogisticRegression:
         """Return (n, d + 1) float64: each row scaled to `feature_norm`, by itself, with a constant 1."""
         x = np.asarray(features, np.float64).reshape(len(features), -1)
         if not np.isfinite(x).all():
-            raise ValueError("features must be finite, had NaN or infinity")
+            raise ValueError("features must be finite, got NaN or infinity")
         norms = np.maximum(np.linalg.norm(x, axis=1), 1e-300)
         scale = np.minimum(1.0, self.feature_norm * _INSIDE / norms)
         return np.concatenate([x * scale[:, None], np.ones((len(x), 1))], axis=1)
@@ -164,7 +164,7 @@ class Box:
 
     def __post_init__(self):
         if not self.low < self.high:
-            raise ValueError(f"low must be below high, were {self.low!r} and {self.high!r}")
+            raise ValueError(f"low must be below high, got {self.low!r} and {self.high!r}")
         _validate.positive_integer("size", self.size)
 
     @property
@@ -208,12 +208,12 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
     loss, steps = request.loss, request.options.steps
     if not isinstance(loss, LogisticRegression):
         raise ValueError(
-            "loss must be a LogisticRegression, which is convex and smooth by construction, was "
+            "loss must be a LogisticRegression, which is convex and smooth by construction, got "
             f"{type(loss).__name__}"
         )
     if steps not in (None, plan.steps):
         raise ValueError(
-            f"steps must be the plan's {plan.steps}, was {steps!r}: only its last iterate is shown"
+            f"steps must be the plan's {plan.steps}, got {steps!r}: only its last iterate is shown"
         )
     for name, holds in (
         ("grad_sensitivity", loss.grad_sensitivity <= plan.grad_sensitivity),
@@ -266,7 +266,7 @@ def _prepared(plan: LastIteratePlan, loss: LogisticRegression, data) -> ArrayRow
     x, y = loss.prepare(data[0]), np.asarray(data[1])
     if y.shape != (len(x),) or len(x) != plan.num_examples:
         raise ValueError(
-            f"features and labels must have the plan's {plan.num_examples} rows, had {len(x)}, {y.shape}"
+            f"features and labels must have the plan's {plan.num_examples} rows, got {len(x)}, {y.shape}"
         )
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= loss.num_classes:
         raise ValueError(f"labels must be integers 0 to {loss.num_classes - 1}")
@@ -307,7 +307,7 @@ def noisy_cgd(loss_fn, data, key=None, *, epochs: int, batch_size: int, **option
     """Return the last iterate over a fixed cycle of batches, `epochs` times; arguments as of `noisy_sgd`."""
     n = len(_pair(data)[0])
     if n % _validate.positive_integer("batch_size", batch_size):
-        raise ValueError(f"batch_size must divide the number of examples {n}, was {batch_size}")
+        raise ValueError(f"batch_size must divide the number of examples {n}, got {batch_size}")
     steps = _validate.positive_integer("epochs", epochs) * (n // batch_size)
     return _run("cgd", loss_fn, data, key, steps=steps, batch_size=batch_size, **options)
 
@@ -335,10 +335,10 @@ def _pair(data):
     """Features and labels."""
     if isinstance(data, dict):
         if set(data) != {"inputs", "labels"}:
-            raise ValueError(f"data must have inputs and labels, had {', '.join(map(str, data))}")
+            raise ValueError(f"data must have inputs and labels, got {', '.join(map(str, data))}")
         data = data["inputs"], data["labels"]
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(f"data must be a pair of features and labels, was {type(data).__name__}")
+        raise ValueError(f"data must be a pair of features and labels, got {type(data).__name__}")
     return data
 
 
@@ -360,7 +360,7 @@ def _run(
     projection=None,
 ) -> np.ndarray:
     if not isinstance(loss_fn, LogisticRegression):
-        raise ValueError(f"loss_fn must be a LogisticRegression, was {type(loss_fn).__name__}")
+        raise ValueError(f"loss_fn must be a LogisticRegression, got {type(loss_fn).__name__}")
     if init is not None:
         raise ValueError("init must be None: the weights start at 0, which depends on no data")
     if (noise_std is None) == (epsilon is None):

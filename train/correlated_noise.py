@@ -35,7 +35,7 @@ def train(plan: Plan, request: Request) -> Result:
     mechanism, options = plan.mechanism, request.options
     mesh, graph = options.mesh, options.graph
     if options.clip not in (None, "individual"):
-        raise ValueError(f"clip must be 'individual' for this plan, was {options.clip!r}")
+        raise ValueError(f"clip must be 'individual' for this plan, got {options.clip!r}")
     steps = request.steps(plan.mechanism.scheme.iterations)
     _, expected, largest = batch_sizes(plan)
     given = _given_batches(plan, request, steps)

@@ -188,7 +188,7 @@ def _examples(updates, error, size: int, mask) -> int:
     if mask is None and count != size:
         raise ValueError(f"mask must be given where updates have {count} rows and batch_size is {size}")
     if mask is not None and np.shape(mask) != (count,):
-        raise ValueError(f"mask must have the shape ({count},), had {np.shape(mask)}")
+        raise ValueError(f"mask must have the shape ({count},), got {np.shape(mask)}")
     assert count is not None  # as None is not in rows
     return count
 
@@ -358,7 +358,7 @@ def _train(plan: DicePlan, request: Request) -> Result:
     """Clipped error feedback: the procedure of a `DicePlan`."""
     steps, rows = request.steps(plan.iterations), request.rows(plan.dataset_size)
     if request.clip_norm not in (None, plan.clip_norm):
-        raise ValueError(f"clip_norm must be the plan's {plan.clip_norm:g}, was {request.clip_norm!r}")
+        raise ValueError(f"clip_norm must be the plan's {plan.clip_norm:g}, got {request.clip_norm!r}")
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
     micro = request.given_microbatch_size()

@@ -50,7 +50,7 @@ def pieces(text: str, length: int) -> np.ndarray:
     found = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32)
     number = len(found) // (length + 1)
     if number == 0:
-        raise ValueError(f"text must have at least {length + 1} characters, had {len(found)}")
+        raise ValueError(f"text must have at least {length + 1} characters, got {len(found)}")
     return found[: number * (length + 1)].reshape(number, length + 1)
 
 

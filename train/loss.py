@@ -115,7 +115,7 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
     try:
         graph, params, streams, others = nnx.split(model, wrt, nnx.RngState, ...)
     except (TypeError, ValueError):
-        raise ValueError(f"wrt must be an nnx filter of some variables, was {wrt!r}") from None
+        raise ValueError(f"wrt must be an nnx filter of some variables, got {wrt!r}") from None
     if not jax.tree.leaves(params):
         raise ValueError(f"wrt must select parameters of the model, {wrt!r} selects none")
     for path, leaf in jax.tree.leaves_with_path(params):
@@ -285,10 +285,10 @@ def public_key(value):
         return jax.random.key(value, impl=_IMPLEMENTATION)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key) and value.ndim == 0:
         if value.dtype != jax.random.key(0, impl=_IMPLEMENTATION).dtype:
-            raise ValueError(f"loss_key must be a key of {_IMPLEMENTATION}, was one of {value.dtype}")
+            raise ValueError(f"loss_key must be a key of {_IMPLEMENTATION}, got one of {value.dtype}")
         return value
     was = repr(value) if isinstance(value, int) else f"{type(value).__name__} of shape {np.shape(value)}"
-    raise ValueError(f"loss_key must be an integer from 0 to 2^32 - 1 or one jax.random.key, was {was}")
+    raise ValueError(f"loss_key must be an integer from 0 to 2^32 - 1 or one jax.random.key, got {was}")
 
 
 def digest(tree) -> str:

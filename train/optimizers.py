@@ -61,7 +61,7 @@ class Privatizer:
         """
         if not isinstance(updates, SUMS) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
-            raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, was {was}")
+            raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
         drawn, after = noise.draw(self.mechanism.strategy, self.levels, state, updates.shaped, fresh)
         end, sound = self.mechanism.scheme.iterations, jnp.asarray(updates.is_finite)
         if fresh is not None:

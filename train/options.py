@@ -96,9 +96,9 @@ class TrainOptions:
         for name in ("callback", "progress"):
             value = getattr(self, name)
             if not (value is None or callable(value) or (name == "progress" and isinstance(value, bool))):
-                raise ValueError(f"{name} must be a function, was {value!r}")
+                raise ValueError(f"{name} must be a function, got {value!r}")
         if self.keys is not None and not (isinstance(self.keys, tuple) and len(self.keys) == 2):
-            raise ValueError(f"keys must be (sampler key, noise key), was {type(self.keys).__name__}")
+            raise ValueError(f"keys must be (sampler key, noise key), got {type(self.keys).__name__}")
         if self.average is not None and not callable(self.average):
             _validate.open_probability("average", self.average)
         if self.steps is not None:

@@ -93,7 +93,7 @@ class Request:
         steps = covered if self.options.steps is None else self.options.steps
         if steps > covered:
             raise ValueError(
-                f"steps must be at most the plan's {covered}, was {steps}: more are not covered by the "
+                f"steps must be at most the plan's {covered}, got {steps}: more are not covered by the "
                 "guarantee"
             )
         return steps
@@ -104,7 +104,7 @@ class Request:
         if at_most and number is not None and 0 < len(rows) <= number:
             return rows
         if len(rows) != number:
-            raise ValueError(f"data must have the {whose} {number} rows, had {len(rows)}")
+            raise ValueError(f"data must have the {whose} {number} rows, got {len(rows)}")
         return rows
 
     def given_clip_norm(self) -> float:
@@ -186,5 +186,5 @@ def procedure_of(plan: TrainingPlan) -> Procedure:
     """Return the procedure of a plan; ValueError for something else."""
     name = getattr(plan, "training", None)
     if name not in PROCEDURES:
-        raise ValueError(f"plan must be a plan of {', '.join(PROCEDURES)}, was {type(plan).__name__}")
+        raise ValueError(f"plan must be a plan of {', '.join(PROCEDURES)}, got {type(plan).__name__}")
     return importlib.import_module(f".{PROCEDURES[name]}", __package__).PROCEDURE

@@ -163,7 +163,7 @@ def make_step(
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
     if not isinstance(private, Privatizer):
         raise ValueError(
-            "private must come from train.optimizers.privatize, which says clip norm and noise once, was "
+            "private must come from train.optimizers.privatize, which says clip norm and noise once, got "
             f"{type(private).__name__}"
         )
 

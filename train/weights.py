@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         return _read_safetensors(path)
     if not path.is_dir():
         raise ValueError(
-            f"weights must be a .safetensors file or the folder of an Orbax checkpoint, was {path}"
+            f"weights must be a .safetensors file or the folder of an Orbax checkpoint, got {path}"
         )
     try:
         with ocp.StandardCheckpointer() as checkpointer:
@@ -135,12 +135,12 @@ def _fitting(name: str, leaf, array):
         return leaf
     array = np.asarray(array)
     if array.shape != leaf.shape:
-        raise ValueError(f"weights {name} must have the shape {tuple(leaf.shape)}, had {array.shape}")
+        raise ValueError(f"weights {name} must have the shape {tuple(leaf.shape)}, got {array.shape}")
     kinds = [jnp.issubdtype(each.dtype, jnp.floating) for each in (array, leaf)]
     if kinds[0] != kinds[1] or not (kinds[0] or array.dtype == leaf.dtype):
-        raise ValueError(f"weights {name} must be of {leaf.dtype}, was of {array.dtype}")
+        raise ValueError(f"weights {name} must be of {leaf.dtype}, got of {array.dtype}")
     if kinds[0] and not np.isfinite(array.astype(np.float64)).all():
-        raise ValueError(f"weights {name} must be finite, had NaN or infinity")
+        raise ValueError(f"weights {name} must be finite, got NaN or infinity")
     return jnp.asarray(array, leaf.dtype)
 
 

@@ -226,7 +226,7 @@ def event_from_json(data: dict | None):
     fields = dict(data)
     kind = getattr(dp_event, str(fields.pop("kind", None)), None)
     if not (isinstance(kind, type) and issubclass(kind, dp_event.DpEvent)):
-        raise ValueError(f"compose_with must be an event of dp-accounting, was {data.get('kind')!r}")
+        raise ValueError(f"compose_with must be an event of dp-accounting, got {data.get('kind')!r}")
     try:
         return kind(**{name: _value_from_json(value) for name, value in fields.items()})
     except TypeError as error:

@@ -99,14 +99,14 @@ def dice_rdp_subsampled(
     """
     orders = np.atleast_1d(np.asarray(order, np.float64))
     if not np.all((orders > 1) & np.isfinite(orders)):
-        raise ValueError(f"order must be a finite number above 1, was {order!r}")
+        raise ValueError(f"order must be a finite number above 1, got {order!r}")
     steps = _validate.positive_integer("iterations", iterations)
     share = _gradient_share(clip_norm, batch_size, "add-remove")
     c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
     sigma = _validate.positive_number("noise_std", noise_std)
     p = _validate.probability("sampling_probability", sampling_probability)
     if not residual_bound >= 0:
-        raise ValueError(f"residual_bound must be at least 0, was {residual_bound!r}")
+        raise ValueError(f"residual_bound must be at least 0, got {residual_bound!r}")
     counts = np.arange(steps + 1)
     with np.errstate(invalid="ignore"):
         jumps = np.where(counts == 0, 0.0, counts * (residual_bound / batch_size))

@@ -56,7 +56,7 @@ class DicePlan(StoredPlan):
     def __post_init__(self):
         size = _validate.positive_integer("dataset_size", self.dataset_size)
         if _validate.positive_integer("batch_size", self.batch_size) > size:
-            raise ValueError(f"batch_size must be at most the dataset_size {size}, was {self.batch_size}")
+            raise ValueError(f"batch_size must be at most the dataset_size {size}, got {self.batch_size}")
         _validate.one_of("sampling", self.sampling, SAMPLING)
         _validate.positive_number("epsilon", self.epsilon)
         _validate.open_probability("delta", self.delta)

@@ -53,7 +53,7 @@ def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon
             lognormal_sums.divergence_bound(mixture, epsilon, direction, 1) for direction in DIRECTIONS
         )
     if sigma < LEAST_NOISE:
-        raise ValueError(f"noise_multiplier must be at least 1/15 to be composed, was {sigma!r}")
+        raise ValueError(f"noise_multiplier must be at least 1/15 to be composed, got {sigma!r}")
     return _composed(((E, M, 0),), sigma, epsilon)
 
 
@@ -102,7 +102,7 @@ def redrawn_bins_noise_multiplier(
 
     low, high = roots.bracket(is_enough, 0.0, 0.25, lowest=-2.7, highest=20.0)
     if not math.isfinite(low + high):
-        raise ValueError(f"delta must be one that a noise multiplier in [0.07, 1e8] reaches, was {delta!r}")
+        raise ValueError(f"delta must be one that a noise multiplier in [0.07, 1e8] reaches, got {delta!r}")
     return math.exp(roots.bisect(is_enough, low, high, absolute=tolerance, relative=0.0)[1])
 
 

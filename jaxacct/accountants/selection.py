@@ -259,12 +259,12 @@ def select_best(
         least = f"{total(top):.3g}"
         raise ValueError(
             f"delta must be at least {least}, the mean number of runs {runs.mean:g} times that of a run, and "
-            f"below 1, was {delta!r}"
+            f"below 1, got {delta!r}"
         )
     least = 0.0 if total(0.0) <= delta else roots.bisect(lambda e: total(e) <= delta, 0.0, top)[1]
     epsilon = (least + ranking_cost(profile, runs)) * (1 + 8 * _UNIT)
     if not epsilon <= MAX_EPSILON:
-        raise ValueError(f"epsilon of the best run must be at most {MAX_EPSILON:g}, was {epsilon:.6g}")
+        raise ValueError(f"epsilon of the best run must be at most {MAX_EPSILON:g}, got {epsilon:.6g}")
     return Selected(epsilon, delta, runs, failure)
 
 
@@ -283,7 +283,7 @@ def target_of_a_run(epsilon: float, delta: float, runs: RunCount) -> tuple[float
 
     if too_much(1e-9):
         raise ValueError(
-            f"epsilon must be larger for a mean of {runs.mean:g} runs at delta {delta:g}, was {epsilon!r}"
+            f"epsilon must be larger for a mean of {runs.mean:g} runs at delta {delta:g}, got {epsilon!r}"
         )
     return roots.bisect(too_much, 1e-9, epsilon, relative=1e-9)[0] if too_much(epsilon) else epsilon, share
 
@@ -292,7 +292,7 @@ def _within(name: str, value, low: float, high: float, closed: bool = False) -> 
     """Return `value` if it is in the interval, or raise ValueError; NaN is refused."""
     value = _validate.instance(name, value, (int, float), "a number")
     if isinstance(value, bool) or not (low <= value <= high if closed else low < value <= high):
-        raise ValueError(f"{name} must be in {'[' if closed else '('}{low:g}, {high:g}], was {value!r}")
+        raise ValueError(f"{name} must be in {'[' if closed else '('}{low:g}, {high:g}], got {value!r}")
     return float(value)
 
 

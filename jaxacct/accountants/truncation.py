@@ -45,7 +45,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
     rates = scheme.participation_probabilities()
     if most <= size * rates.max():
         raise ValueError(
-            f"max_batch_size must be above the expected batch size {size * rates.max():.6g}, was {most}"
+            f"max_batch_size must be above the expected batch size {size * rates.max():.6g}, got {most}"
         )
     # Others sampled, r ~ Binomial(|D| - 1, rate), independent of the example; truncation occurs when r >=
     # maximum.

@@ -203,7 +203,7 @@ def check_options(
         if size is not None:
             validate.positive_integer(name, size)
     if not validate.positive_number("grid_ratio", grid_ratio) > 1:
-        raise ValueError(f"grid_ratio must be above 1, was {grid_ratio!r}")
+        raise ValueError(f"grid_ratio must be above 1, got {grid_ratio!r}")
     validate.one_of("rule", rule, RULES)
     validate.one_of("adjacency", adjacency, ADJACENCIES)
     if proposal is not None:
@@ -228,7 +228,7 @@ def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
     cost = search.best_case(mechanism)
     limit = max(500_000, math.ceil(8 * cost)) if max_samples is None else max_samples
     if limit < cost:
-        raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}")
+        raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, got {max_samples}")
     stop = Stop(search.rule, limit)
     verdict = verify_claim(search.claim(mechanism), stop, key=_candidate_key(key, 0), **options)
     if not verdict.certified:

@@ -66,12 +66,12 @@ class Choice:
             # As the search writes it: other spellings would not stand in a command.
             written = name_of(workload_named(self.workload, self.iterations))
             if written != self.workload:
-                raise ValueError(f"workload must be written as {written!r}, was {self.workload!r:.80}")
+                raise ValueError(f"workload must be written as {written!r}, got {self.workload!r:.80}")
         if [name for name in SEARCHED if name in self.given] != list(self.given):
-            raise ValueError(f"given must be some of {', '.join(SEARCHED)}, in order, was {self.given!r}")
+            raise ValueError(f"given must be some of {', '.join(SEARCHED)}, in order, got {self.given!r}")
         copies = copies_of(self.bands, self.matrix)
         if copies > self.memory_copies:
-            raise ValueError(f"memory_copies must be at least {copies}, was {self.memory_copies}")
+            raise ValueError(f"memory_copies must be at least {copies}, got {self.memory_copies}")
 
     def flaws(
         self, scheme: Scheme, strategy: Strategy, epsilon: float, delta: float, dataset_size: int | None

@@ -94,7 +94,7 @@ class Search:
             limit = max(500_000, math.ceil(8 * cost)) if math.isfinite(cost) else 500_000
         elif limit < cost < math.inf and self.best_case(self.at(ratio**fallback)) > limit:
             raise ValueError(
-                f"max_samples must be at least {math.ceil(cost)} for this target, was {max_samples}"
+                f"max_samples must be at least {math.ceil(cost)} for this target, got {max_samples}"
             )
         least = math.ceil(math.log(MIN_NOISE_MULTIPLIER) / math.log(ratio))
 

@@ -74,7 +74,7 @@ def implied(
         mu, delta = _validate.positive_number("mu", mu), _validate.open_probability("delta", delta)
         found = float(gdp_epsilon(delta, mu))
         if not 0 <= found <= 100:
-            raise ValueError(f"mu must give an epsilon of at most 100 at delta {delta:g}, was {mu!r}")
+            raise ValueError(f"mu must give an epsilon of at most 100 at delta {delta:g}, got {mu!r}")
         return found, delta
     if not names:
         raise ValueError(f"target must be given: {FORMS}")
@@ -153,7 +153,7 @@ def in_words(epsilon: float, delta: float, given: Mapping[str, float | None]) ->
 def _rates(tpr, fpr) -> tuple[float, float]:
     power, level = _validate.open_probability("tpr", tpr), _validate.open_probability("fpr", fpr)
     if not power > level:
-        raise ValueError(f"tpr must be above fpr, were {tpr!r} and {fpr!r}")
+        raise ValueError(f"tpr must be above fpr, got {tpr!r} and {fpr!r}")
     return power, level
 
 
@@ -167,7 +167,7 @@ def _line(slope: float, power: float, level: float) -> tuple[float, float]:
     epsilon = abs(slope)
     delta = (high - math.exp(epsilon) * low) * (1 - _SLACK) - 1e-15 * high
     if not 0 < delta < 1:
-        raise ValueError(f"tpr must be farther above fpr, were {power!r} and {level!r}: no delta is left")
+        raise ValueError(f"tpr must be farther above fpr, got {power!r} and {level!r}: no delta is left")
     return epsilon, delta
 
 

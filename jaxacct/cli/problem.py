@@ -222,7 +222,7 @@ def coefficients(strategy: str, bands: int | None, names=NAMES) -> BandedToeplit
         close = difflib.get_close_matches(strategy, names, n=1)
         meant = f" (did you mean {close[0]}?)" if close else hint([strategy])
         raise ValueError(
-            f"strategy must be {', '.join(names)} or a file of coefficients, was {strategy!r:.80}{meant}"
+            f"strategy must be {', '.join(names)} or a file of coefficients, got {strategy!r:.80}{meant}"
         )
     if bands is not None:
         raise ValueError(f"bands must not be given with the coefficients in {strategy}: they are counted")

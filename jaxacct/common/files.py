@@ -106,7 +106,7 @@ def check_target(
                 raise ValueError(f"{name} must be writable, {str(path)!r} is not")
             return
         if not real.parent.is_dir():
-            raise ValueError(f"{name} must be in a folder that exists, was {str(path)!r}")
+            raise ValueError(f"{name} must be in a folder that exists, got {str(path)!r}")
         if mode is not None and is_ours is not None and real.stat().st_size and not is_ours(real):
             way_out = " (--force replaces it)" if may_force else ""
             raise ValueError(f"{name} must be new or {kind}, {str(path)!r} is another file{way_out}")

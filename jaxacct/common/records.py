@@ -49,9 +49,9 @@ def _check(value, read_as, name: str) -> None:
         for place, pair in enumerate(zip(value, read_as, strict=True)):
             _check(*pair, f"{name}[{place}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, was {value!r}")
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
     elif isinstance(value, str) and not value.isprintable():  # it could imitate other lines of the output
-        raise ValueError(f"{name} must be printable text in one line, was {value!r:.80}")
+        raise ValueError(f"{name} must be printable text in one line, got {value!r:.80}")
 
 
 def differences(stored, expected, name: str = "") -> list[str]:

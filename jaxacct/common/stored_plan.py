@@ -35,7 +35,7 @@ class StoredPlan:
         """Return the plan in JSON values; ValueError for other values, or a guarantee that does not hold."""
         schema = data.get("schema") if isinstance(data, dict) else data
         if schema != cls.schema:
-            raise ValueError(f"plan must have schema {cls.schema}, had {schema!r:.80}")
+            raise ValueError(f"plan must have schema {cls.schema}, got {schema!r:.80}")
         try:
             found = read(cls, {name: value for name, value in data.items() if name != "schema"}, "plan")
             certified = found.certified

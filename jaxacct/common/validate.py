@@ -13,18 +13,18 @@ LEAST_NOISE, MOST_NOISE = 1e-9, 1e9  # their squares are well within float32
 def positive_integer(name: str, value, *, minimum: int = 1) -> int:
     """Return `value` as an int from `minimum` to the largest supported one, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}, was {_shown(value)}")
+        raise ValueError(f"{name} must be an integer of at least {minimum}, got {_shown(value)}")
     most = _MOST.get(name, 2**50)
     number = int(value)
     if number > most:
-        raise ValueError(f"{name} must be at most {most}, was {_shown(value)}")
+        raise ValueError(f"{name} must be at most {most}, got {_shown(value)}")
     return number
 
 
 def instance(name: str, value, kinds: type | tuple[type, ...], allowed: str):
     """Return `value` if it is one of `kinds`, described by `allowed`, or raise ValueError."""
     if not isinstance(value, kinds):
-        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}")
+        raise ValueError(f"{name} must be {allowed}, got {_shown(value)}")
     return value
 
 
@@ -92,7 +92,7 @@ def calibration_target(epsilon_name: str, epsilon, delta_name: str, delta) -> tu
 def one_of(name: str, value, allowed):
     """Return `value` if it is one of `allowed`, or raise ValueError."""
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, was {_shown(value)}")
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {_shown(value)}")
     return value
 
 
@@ -104,7 +104,7 @@ def _within(name: str, value, allowed: str, holds) -> float:
     except OverflowError:
         number = math.nan
     if not holds(number):
-        raise ValueError(f"{name} must be {allowed}, was {_shown(value)}")
+        raise ValueError(f"{name} must be {allowed}, got {_shown(value)}")
     return number
 
 

@@ -145,7 +145,7 @@ def check(claim: Claim, evidence: Evidence) -> Verdict:
             return _of_accountant(claim, evidence)
         if isinstance(evidence, data.Sampled):
             return _of_samples(claim, evidence)
-        raise ValueError(f"evidence must be samples or an accountant, was {type(evidence).__name__}")
+        raise ValueError(f"evidence must be samples or an accountant, got {type(evidence).__name__}")
     except (ValueError, ArithmeticError) as error:
         return Verdict(claim, evidence, (str(error),), None, None, None)
 
@@ -163,11 +163,11 @@ def _of_accountant(claim: Claim, evidence: data.Bound) -> Verdict:
 
 def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
     if evidence.rule not in data.RULES:
-        raise ValueError(f"rule must be one of {', '.join(data.RULES)}, was {evidence.rule!r:.80}")
+        raise ValueError(f"rule must be one of {', '.join(data.RULES)}, got {evidence.rule!r:.80}")
     if claim.mechanism.scheme.patterns is not None:
         raise ValueError(f"samples do not apply to {claim.mechanism.scheme.name}, which has no randomness")
     if not 0 < evidence.share <= 1:
-        raise ValueError(f"share must be in (0, 1], was {evidence.share!r}")
+        raise ValueError(f"share must be in (0, 1], got {evidence.share!r}")
     keys = [getattr(side, "key", None) for side in (evidence.remove, evidence.add)]
     if keys[0] is not None and keys[0] == keys[1]:
         raise ValueError("both directions have the same key: their samples are of two streams")
@@ -329,7 +329,7 @@ def check_margin(margin: float, needed: float) -> None:
 def checked_key(words) -> None:
     """Check that a stored key is two 32-bit words; ValueError otherwise."""
     if len(words) != 2 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
-        raise ValueError(f"the key must be two words of 32 bits, was {words!r}")
+        raise ValueError(f"the key must be two words of 32 bits, got {words!r}")
 
 
 def _verdict(

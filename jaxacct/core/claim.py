@@ -201,7 +201,7 @@ def claim_from_json(data) -> Claim:
 
 def _kind(what: str, name, kinds):
     if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"{what} must be one of {', '.join(kinds)}, was {name!r:.80}")
+        raise ValueError(f"{what} must be one of {', '.join(kinds)}, got {name!r:.80}")
     return kinds[name]
 
 

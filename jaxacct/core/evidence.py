@@ -208,5 +208,5 @@ def _tagged(value, kinds: dict[str, type]) -> dict[str, Any]:
 def _untagged(data, kinds: dict[str, type], name: str) -> tuple[type, dict[str, Any]]:
     kind = data.get("kind") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{name} must have a kind of {', '.join(kinds)}, had {kind!r:.80}")
+        raise ValueError(f"{name} must have a kind of {', '.join(kinds)}, got {kind!r:.80}")
     return kinds[kind], {field: value for field, value in data.items() if field != "kind"}

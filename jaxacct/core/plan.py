@@ -255,13 +255,13 @@ class Plan:
             evidence that does not prove the claim.
         """
         if not isinstance(data, dict):
-            raise ValueError(f"plan must be a JSON object, was {data!r:.80}")
+            raise ValueError(f"plan must be a JSON object, got {data!r:.80}")
         if data.get("schema") != SCHEMA:
-            raise ValueError(f"plan must have the schema {SCHEMA!r}, had {data.get('schema')!r:.80}")
+            raise ValueError(f"plan must have the schema {SCHEMA!r}, got {data.get('schema')!r:.80}")
         version = data.get("schema_version")
         if type(version) is not int or version != SCHEMA_VERSION or "claim" not in data:
             raise ValueError(
-                f"plan must be of schema version {SCHEMA_VERSION}, was of {version!r:.80} or from before "
+                f"plan must be of schema version {SCHEMA_VERSION}, got of {version!r:.80} or from before "
                 "the first release: calibrate again with `jaxacct calibrate`"
             )
         try:

@@ -65,9 +65,9 @@ class Stop:
         _validate.one_of("rule", self.rule, RULES)
         _validate.positive_integer("max_samples", self.max_samples)
         if not 0 < self.share <= 1:
-            raise ValueError(f"share must be in (0, 1], was {self.share!r}")
+            raise ValueError(f"share must be in (0, 1], got {self.share!r}")
         if not self.patience > 0:
-            raise ValueError(f"patience must be above 0, was {self.patience!r}")
+            raise ValueError(f"patience must be above 0, got {self.patience!r}")
 
 
 def verify(

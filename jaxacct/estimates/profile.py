@@ -105,7 +105,7 @@ def privacy_profile(
     try:
         grid = np.atleast_1d(np.asarray(epsilons, np.float64))
     except (TypeError, ValueError):
-        raise ValueError(f"epsilons must be ascending, finite and at least 0, was {epsilons!r}") from None
+        raise ValueError(f"epsilons must be ascending, finite and at least 0, got {epsilons!r}") from None
     if (
         grid.ndim != 1
         or grid.size == 0

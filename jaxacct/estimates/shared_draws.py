@@ -151,7 +151,7 @@ def _checked(scheme, strategy, noise_multipliers) -> tuple[jax.Array, Mechanism]
     except (TypeError, ValueError):
         given = np.array(np.nan)
     if given.ndim != 1 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
-        raise ValueError(f"noise_multipliers must be a list of numbers above 0, was {noise_multipliers!r}")
+        raise ValueError(f"noise_multipliers must be a list of numbers above 0, got {noise_multipliers!r}")
     for sigma in given:
         _validate.noise_multiplier("noise_multipliers", float(sigma))
     if scheme.side_information is not None:

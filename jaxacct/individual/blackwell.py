@@ -35,7 +35,7 @@ class ApproximateBlackwell:
         if not 0 <= low < high < self.accountant.half_width:
             raise ValueError(
                 f"epsilon_range must lie in [0, {self.accountant.half_width:g}), lowest first, "
-                f"was {self.epsilon_range!r}"
+                f"got {self.epsilon_range!r}"
             )
         _validate.positive_integer("points", self.points)
 

@@ -33,7 +33,7 @@ class SigmaGrid:
         object.__setattr__(self, "num", _validate.positive_integer("num", self.num))
         _validate.one_of("spacing", self.spacing, SPACINGS)
         if self.num > 1 and not self.largest > self.smallest:
-            raise ValueError(f"largest must be above smallest {self.smallest:g}, was {self.largest!r}")
+            raise ValueError(f"largest must be above smallest {self.smallest:g}, got {self.largest!r}")
 
     @property
     def edges(self) -> np.ndarray:
@@ -62,7 +62,7 @@ class SigmaGrid:
         sigma = np.asarray(sigma, float)
         if np.any(np.isnan(sigma)) or np.any(sigma < self.smallest):
             raise ValueError(
-                f"sigma must be at least {self.smallest:g} (norms clipped), was {np.min(sigma):g}"
+                f"sigma must be at least {self.smallest:g} (norms clipped), got {np.min(sigma):g}"
             )
         found = np.searchsorted(self.edges, sigma, side="right") - 1
         if self.zero_bucket:

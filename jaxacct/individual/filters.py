@@ -58,7 +58,7 @@ def _of_the_examples(state: FilterState, cost):
     """Return `cost` as an array of the filter's dtype; refuse another number of examples."""
     cost = jnp.asarray(cost, state.spent.dtype)
     if cost.shape not in ((), state.spent.shape):
-        raise ValueError(f"costs must have the shape {state.spent.shape} of the filter, had {cost.shape}")
+        raise ValueError(f"costs must have the shape {state.spent.shape} of the filter, got {cost.shape}")
     return cost
 
 
@@ -115,7 +115,7 @@ class GDPFilter:
         """Return the state before the first step; `active` (1,)."""
         if num_examples != 1:
             raise ValueError(
-                f"num_examples must be 1 for a filter of the whole data set, was {num_examples!r}"
+                f"num_examples must be 1 for a filter of the whole data set, got {num_examples!r}"
             )
         return _empty(1, 1)
 
@@ -250,7 +250,7 @@ class IndividualRDPFilter:
         log_delta = np.log(_validate.open_probability("delta", delta))
         budget = epsilon - np.log1p(-1 / order) + (log_delta + np.log(order)) / (order - 1)
         if not budget > 0:
-            raise ValueError(f"order must be larger for epsilon {epsilon:g} at delta {delta:g}, was {order}")
+            raise ValueError(f"order must be larger for epsilon {epsilon:g} at delta {delta:g}, got {order}")
         return cls(order, float(budget) * _BELOW, **options)
 
     def init(self, num_examples: int) -> FilterState:

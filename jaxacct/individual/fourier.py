@@ -51,13 +51,13 @@ class FourierAccountant:
         object.__setattr__(self, "sigmas", sigmas)
         n = _validate.positive_integer("num_points", self.num_points, minimum=4)
         if n % 2:
-            raise ValueError(f"num_points must be even, was {n}")
+            raise ValueError(f"num_points must be even, got {n}")
         finite = [sigma for sigma in sigmas if math.isfinite(sigma)]
         if finite and self.step > q / max(finite):
             needed = 2 ** math.ceil(math.log2(2 * self.half_width * max(finite) / q))
             raise ValueError(
                 f"num_points must be at least {needed}, so that losses of size "
-                f"q / sigma = {q / max(finite):.3g} are resolved, was {n}"
+                f"q / sigma = {q / max(finite):.3g} are resolved, got {n}"
             )
 
     @property
@@ -122,7 +122,7 @@ class FourierAccountant:
     def _checked(self, counts) -> np.ndarray:
         counts = np.atleast_2d(np.asarray(counts))
         if counts.ndim != 2 or counts.shape[1] != len(self.sigmas):
-            raise ValueError(f"counts must have {len(self.sigmas)} columns, had the shape {counts.shape}")
+            raise ValueError(f"counts must have {len(self.sigmas)} columns, got the shape {counts.shape}")
         if not np.all(counts >= 0) or np.any(counts != np.round(counts)):
             raise ValueError("counts must be whole numbers of at least 0")
         return counts.astype(float)

@@ -21,7 +21,7 @@ class PrivacyOdometer:
     def __init__(self, pieces: Sequence[float]):
         self.pieces = tuple(_validate.scale("pieces", piece) for piece in pieces)
         if not self.pieces:
-            raise ValueError("pieces must have at least one mu, had none")
+            raise ValueError("pieces must have at least one mu, got none")
         self._piece, self._squares = 0, []
 
     def charge(self, mu: float) -> None:
@@ -35,7 +35,7 @@ class PrivacyOdometer:
         while not np.sum(squares) <= self.pieces[piece] ** 2 * (1 + 1e-12):
             squares, piece = [mu * mu], piece + 1
             if piece == len(self.pieces):
-                raise ValueError(f"mu must fit in one of the pieces that are left, was {mu!r}")
+                raise ValueError(f"mu must fit in one of the pieces that are left, got {mu!r}")
         self._squares, self._piece = squares, piece
 
     def spent_mu(self) -> float:

@@ -27,7 +27,7 @@ def batch_selection(scheme: Scheme) -> Any:
     writers = {name: write for name, (_, write, _) in _distributions(module).items()}
     name = getattr(scheme, "name", None)
     if name not in writers:
-        raise ValueError(f"scheme must be one of {', '.join(writers)} for jax-privacy, was {name}")
+        raise ValueError(f"scheme must be one of {', '.join(writers)} for jax-privacy, got {name}")
     return writers[name](scheme)
 
 
@@ -48,7 +48,7 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
         if type(selection) is kind:
             return read(selection, dataset_size)
     known = sorted({kind.__name__ for kind, _, _ in _distributions(module).values()})
-    raise ValueError(f"selection must be one of {', '.join(known)}, was {type(selection).__name__}")
+    raise ValueError(f"selection must be one of {', '.join(known)}, got {type(selection).__name__}")
 
 
 def strategy_of(coefficients) -> BandedToeplitz:

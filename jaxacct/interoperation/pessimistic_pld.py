@@ -128,11 +128,11 @@ def dominating_pld(
     _validate.open_probability("failure_probability", failure_probability)
     _validate.positive_number("interval", interval)
     if _validate.positive_integer("points", points) < 2:
-        raise ValueError(f"points must be at least 2, was {points}")
+        raise ValueError(f"points must be at least 2, got {points}")
     if not interval <= largest_epsilon <= min(LARGEST, 1e7 * interval):
         limit = f"{LARGEST:g} and 1e7 times interval"
         raise ValueError(
-            f"largest_epsilon must be at least interval and at most {limit}, was {largest_epsilon!r}"
+            f"largest_epsilon must be at least interval and at most {limit}, got {largest_epsilon!r}"
         )
     whole = np.unique(np.round(np.linspace(0, largest_epsilon / interval, points)))
     profile = privacy_profile(
@@ -163,12 +163,12 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
     if whole[0] != 0 or whole.size < 2 or (np.diff(whole) <= 0).any():
         raise ValueError("profile must have at least two epsilons, the first of them 0")
     if whole[-1] * interval > LARGEST:
-        raise ValueError(f"profile must have epsilons up to {LARGEST:g}, had {profile.epsilons[-1]!r}")
+        raise ValueError(f"profile must have epsilons up to {LARGEST:g}, got {profile.epsilons[-1]!r}")
     if not np.allclose(whole * interval, profile.epsilons, rtol=1e-12, atol=1e-12):
         raise ValueError(f"profile must have epsilons that are multiples of {interval}")
     remove, add = (profile.directions[direction][2] for direction in DIRECTIONS)
     if not all(np.any(bounds < 1) for bounds in (remove, add)):
-        raise ValueError("profile must have a bound below 1 in both directions, had none")
+        raise ValueError("profile must have a bound below 1 in both directions, got none")
     points = whole * interval
     curves = dominating_curves((points, remove), (points, add))
     exported = (_distribution(curve, interval) for curve in curves)

@@ -289,7 +289,7 @@ def bernoulli_error(probability: float, trials: int) -> float:
     if not LEAST_PROBABILITY <= probability <= 1 - LEAST_PROBABILITY:
         raise ValueError(
             f"probability must be 1 or within 2^-48 = {LEAST_PROBABILITY:.3g} of neither end, "
-            f"was {probability!r}"
+            f"got {probability!r}"
         )
     step = 2.0 ** -(coin_bits(probability) + 1)
     return math.expm1(trials * max(step / probability, step / (1 - probability)))
@@ -317,7 +317,7 @@ def bernoulli(key, probability: float, shape, draw_words=None):
     bits = coin_bits(probability)
     threshold = round(probability * 2**bits)
     if not 0 < threshold < 2**bits:
-        raise ValueError(f"probability must be above the grid of {bits} bits, was {probability!r}")
+        raise ValueError(f"probability must be above the grid of {bits} bits, got {probability!r}")
     if bits == 32:
         return (draw_words or bits_32)(key, shape) < number(threshold, jnp.uint32)
     high, low = (draw_words or bits_32)(key, (2, *shape))

@@ -221,7 +221,7 @@ def fold_in(key, number):
 def folded(words, number: int) -> list[int]:
     """Return the words of the key of `jax.random.fold_in`, from the two words of a key, in pure Python."""
     if not 0 <= number < 2**32:
-        raise ValueError(f"number must be from 0 to 2^32 - 1, was {number}")
+        raise ValueError(f"number must be from 0 to 2^32 - 1, got {number}")
     keys = (*words, words[0] ^ words[1] ^ 0x1BD11BDA)
     x, y = keys[0], (number + keys[1]) % 2**32
     for injection in range(5):

@@ -42,7 +42,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     iterations = mechanism.scheme.iterations
     if outputs.ndim not in (1, 2) or outputs.shape[-1] != iterations:
         raise ValueError(
-            f"outputs must have shape (batch, {iterations}) or ({iterations},), was {outputs.shape}"
+            f"outputs must have shape (batch, {iterations}) or ({iterations},), got {outputs.shape}"
         )
     if not jnp.issubdtype(outputs.dtype, jnp.floating):
         outputs = outputs.astype(float)
@@ -51,7 +51,7 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     if batch_sizes is not None:
         batch_sizes = _as_sizes("batch_sizes", batch_sizes)
         if batch_sizes.shape != outputs.shape:
-            raise ValueError(f"batch_sizes must have the shape {outputs.shape}, had {batch_sizes.shape}")
+            raise ValueError(f"batch_sizes must have the shape {outputs.shape}, got {batch_sizes.shape}")
         batch_sizes = batch_sizes.reshape(-1, iterations)
     fields = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
     rows = outputs.reshape(-1, iterations)
@@ -77,7 +77,7 @@ def _as_sizes(name: str, values):
         real = numbers.real
         wrong = ~((real >= 0) & (real <= _LARGEST) & (numbers == np.floor(real)))
         if wrong.any():
-            raise ValueError(f"{name} must be whole numbers from 0 to {_LARGEST}, had {numbers[wrong][0]}")
+            raise ValueError(f"{name} must be whole numbers from 0 to {_LARGEST}, got {numbers[wrong][0]}")
     return numbers.astype(np.int32)
 
 
@@ -91,7 +91,7 @@ def _as_numbers(name: str, values):
     except (TypeError, ValueError):
         array = np.asarray(None)
     if array.dtype != bool and not jnp.issubdtype(array.dtype, jnp.number):
-        raise ValueError(f"{name} must be an array of numbers, was {type(values).__name__}")
+        raise ValueError(f"{name} must be an array of numbers, got {type(values).__name__}")
     return array
 
 

@@ -43,7 +43,7 @@ class Mechanism:
         if self.adjacency not in self.scheme.adjacencies:
             allowed = " or ".join(map(repr, self.scheme.adjacencies))
             raise ValueError(
-                f"adjacency must be {allowed} for scheme {self.scheme.name}, was {self.adjacency!r} "
+                f"adjacency must be {allowed} for scheme {self.scheme.name}, got {self.adjacency!r} "
                 "(proofs/adjacency.md)"
             )
 

@@ -64,7 +64,7 @@ class ProposalSpec:
           ValueError: where `text` has another form.
         """
         if not isinstance(text, str) or not re.fullmatch(r"[a-z-]{1,40}(:[0-9]{1,4}(,[0-9]{1,4})*)?", text):
-            raise ValueError(f"proposal must be a family such as plain, or replicas:2, was {text!r:.80}")
+            raise ValueError(f"proposal must be a family such as plain, or replicas:2, got {text!r:.80}")
         family, _, parameters = text.partition(":")
         return cls(family, tuple(map(int, parameters.split(","))) if parameters else ())
 

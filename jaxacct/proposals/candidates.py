@@ -115,7 +115,7 @@ def choose_proposal(
     named = [proposal for proposal in found if proposal.name == name]
     if not named and direction == Direction.REMOVE:
         allowed = ", ".join(proposal.name for proposal in found)
-        raise ValueError(f"proposal must be one of {allowed}, was {name!r}")
+        raise ValueError(f"proposal must be one of {allowed}, got {name!r}")
     return (named or found)[0]
 
 

@@ -73,16 +73,16 @@ def check_name(name: str, composed: bool) -> None:
             for name, other in FAMILIES.items()
             if Direction.REMOVE in other.directions and composed in other.composed
         ]
-        raise ValueError(f"proposal must be of {', '.join(allowed)}, was {str(spec)!r}")
+        raise ValueError(f"proposal must be of {', '.join(allowed)}, got {str(spec)!r}")
 
 
 def _known(spec: ProposalSpec) -> tuple[ProposalSpec, Family]:
     family = FAMILIES.get(spec.family)
     if family is None:
-        raise ValueError(f"proposal family must be one of {', '.join(FAMILIES)}, was {spec.family!r:.80}")
+        raise ValueError(f"proposal family must be one of {', '.join(FAMILIES)}, got {spec.family!r:.80}")
     if len(spec.parameters) != family.num_parameters:
         raise ValueError(
-            f"proposal {spec.family} must have {family.num_parameters} parameters, had {spec.parameters!r}"
+            f"proposal {spec.family} must have {family.num_parameters} parameters, got {spec.parameters!r}"
         )
     return spec, family
 

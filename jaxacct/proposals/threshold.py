@@ -90,7 +90,7 @@ def threshold(proposal: Proposal, delta_v: float) -> float:
         return math.inf
     # min and max below would drop a NaN, and e^100 certifies anything.
     if math.isnan(proposal.log_scale):
-        raise ValueError(f"{proposal.name}: the scale must be a number, was nan")
+        raise ValueError(f"{proposal.name}: the scale must be a number, got nan")
     lines = budget_lines(proposal, delta_v)
     left = delta_v - total(lines, "delta")
     if not left > 0:

@@ -73,7 +73,7 @@ def amplified_matrix(
     BandedToeplitz.square_root(bands).check(scheme)
     if table_size(scheme, BandedToeplitz.square_root(bands), 2) > MAX_TABLE_SIZE:
         raise ValueError(
-            f"min_separation must be smaller for strategy amplified, was {scheme.min_separation}"
+            f"min_separation must be smaller for strategy amplified, got {scheme.min_separation}"
         )
     mu = gaussian_sensitivity(*implied(epsilon, delta, advantage, tpr, fpr, mu))
     return _amplified(bands, scheme, checked_workload(workload), mu)

@@ -155,7 +155,7 @@ def recommend(
         memory_copies = max(MEMORY_COPIES, needed)
     most = _validate.positive_integer("memory_copies", memory_copies)
     if bands is not None and bands > most:
-        raise ValueError(f"bands must be at most memory_copies {most}, was {bands}")
+        raise ValueError(f"bands must be at most memory_copies {most}, got {bands}")
     if min_separation is not None:
         _validate.positive_integer("min_separation", min_separation)
     rate = Poisson.from_batch_size(
@@ -181,7 +181,7 @@ def recommend(
         )
         looked_at = len(found)
     if matrix_name == "buffered" and most < 3:
-        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, was {most}")
+        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {most}")
     if matrix_name == "buffered" or (matrix_name is None and bands is None):
         say("buffers")
         place = _buffered(grid, most, bands, numbers)
@@ -228,7 +228,7 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
     shown = f"one of {', '.join(MATRICES)}, or a jaxacct.BandedToeplitz"
     given = _validate.instance("strategy", strategy, BandedToeplitz, shown)
     if bands not in (None, given.bands):
-        raise ValueError(f"bands must be those of the strategy {given.bands}, was {bands!r}")
+        raise ValueError(f"bands must be those of the strategy {given.bands}, got {bands!r}")
     return given, COEFFICIENTS, given.bands
 
 
@@ -241,7 +241,7 @@ def _buffered(grid, most: int, buffers: int | None, numbers: _Numbers) -> Place 
     room = (most - 1) // 2
     if buffers is not None and buffers > room:  # only where it is asked for
         raise ValueError(
-            f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, was {most}"
+            f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {most}"
         )
     scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
     if not room or scheme.min_separation == 1:
@@ -367,7 +367,7 @@ def _why_none(numbers: _Numbers, name: str | None, bands: int | None, separation
         limit, what = _scheme(numbers, name, 1, False).min_separation, f"the separation of {name},"
     else:
         limit, what = min(numbers.iterations, cycle), "iterations and dataset_size / batch_size,"
-    return f"bands must be at most {what} {limit}, was {bands}"
+    return f"bands must be at most {what} {limit}, got {bands}"
 
 
 def _priced(place: Place, epsilon: float, budget: Budget) -> Recommended:

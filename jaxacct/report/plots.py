@@ -304,7 +304,7 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
     """
     figure, axes = blank_axes(5.6, 3.8)
     if not lines:
-        raise ValueError("lines must have at least one line, was empty")
+        raise ValueError("lines must have at least one line, got empty")
     ticks = sorted({float(epsilon) for epsilons, *_ in lines.values() for epsilon in epsilons})
     for index, (name, (epsilons, values, *half)) in enumerate(lines.items()):
         if any(len(part) != len(epsilons) for part in (values, *half)):

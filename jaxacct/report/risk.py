@@ -27,7 +27,7 @@ def true_positive_rate(epsilons, deltas, false_positive_rate):
     epsilons, deltas = _points(epsilons, deltas)
     rates = np.asarray(false_positive_rate, np.float64)
     if not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError(f"false_positive_rate must be in [0, 1], was {false_positive_rate!r}")
+        raise ValueError(f"false_positive_rate must be in [0, 1], got {false_positive_rate!r}")
     alpha = rates[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
         low = np.exp(epsilons) * alpha + deltas
@@ -69,19 +69,17 @@ def reconstruction(epsilons, deltas, baseline):
     """
     rates = np.asarray(baseline, np.float64)
     if not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError(f"baseline must be in [0, 1], was {baseline!r}")
+        raise ValueError(f"baseline must be in [0, 1], got {baseline!r}")
     return true_positive_rate(epsilons, deltas, rates)
 
 
 def _points(epsilons, deltas) -> tuple[np.ndarray, np.ndarray]:
     found = [np.atleast_1d(np.asarray(part, np.float64)) for part in (epsilons, deltas)]
     if found[0].shape != found[1].shape or found[0].ndim != 1 or not found[0].size:
-        raise ValueError(
-            f"epsilons and deltas must be equally many numbers, were {epsilons!r} and {deltas!r}"
-        )
+        raise ValueError(f"epsilons and deltas must be equally many numbers, got {epsilons!r} and {deltas!r}")
     for name, part, most in (("epsilons", found[0], np.inf), ("deltas", found[1], 1.0)):
         if not np.all((part >= 0) & (part <= most)):
-            raise ValueError(f"{name} must be in [0, {most:g}], were {part!r}")
+            raise ValueError(f"{name} must be in [0, {most:g}], got {part!r}")
     return found[0], found[1]
 
 

@@ -36,7 +36,7 @@ def scheme_from_json(data: dict) -> Scheme:
     """Return the scheme that `scheme_to_json` wrote; ValueError for an unknown scheme or field."""
     name = data.get("name")
     if name not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, was {name!r}")
+        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {name!r}")
     return scheme_from_fields(SCHEMES[name], data)
 
 

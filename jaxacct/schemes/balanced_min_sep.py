@@ -54,14 +54,14 @@ class BalancedMinSep(ExampleScheme):
         set_(self, "iterations", n)
         set_(self, "participations", validate.positive_number("participations", self.participations))
         if not isinstance(self.rotated, bool):
-            raise ValueError(f"rotated must be True or False, was {self.rotated!r}")
+            raise ValueError(f"rotated must be True or False, got {self.rotated!r}")
         b = n if self.participations <= 1 else b
         set_(self, "min_separation", b)
         most = n // b if self.rotated else -(-n // b)
         if self.participations > most:
             raise ValueError(
                 f"participations must be at most {most}, as {n} steps have room for no more that are {b} "
-                f"apart, was {self.participations!r}"
+                f"apart, got {self.participations!r}"
             )
 
     @classmethod

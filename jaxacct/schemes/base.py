@@ -358,7 +358,7 @@ def scheme_from_fields(kind: type[Scheme], data: dict) -> Scheme:
     given = {field: value for field, value in data.items() if field != "name"}
     own = [field.name for field in dataclasses.fields(kind)]  # pyrefly: ignore[bad-argument-type]
     if set(given) != set(own):
-        raise ValueError(f"scheme {kind.name} must have the fields {sorted(own)}, had {sorted(given)}")
+        raise ValueError(f"scheme {kind.name} must have the fields {sorted(own)}, got {sorted(given)}")
     return kind(**given)
 
 
@@ -371,7 +371,7 @@ def check_fields(scheme: Scheme, *integers: str, probability: bool = True) -> No
         object.__setattr__(scheme, name, check(name, getattr(scheme, name)))
     warm_start = getattr(scheme, "warm_start", True)
     if not isinstance(warm_start, bool):
-        raise ValueError(f"warm_start must be True or False, was {warm_start!r}")
+        raise ValueError(f"warm_start must be True or False, got {warm_start!r}")
 
 
 def counts_at(positions, counts, iterations: int):

@@ -85,7 +85,7 @@ def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
     """Refuse a data set size that the scheme does not support; ValueError."""
     if scheme.required_dataset_size not in (None, dataset_size):
         raise ValueError(
-            f"dataset_size must be the scheme's {scheme.required_dataset_size}, was {dataset_size}"
+            f"dataset_size must be the scheme's {scheme.required_dataset_size}, got {dataset_size}"
         )
     if scheme.patterns is not None:
         scheme.expected_batch_sizes(dataset_size)  # which must be whole

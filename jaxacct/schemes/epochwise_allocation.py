@@ -58,7 +58,7 @@ class EpochwiseAllocation(ExampleScheme):
         check_fields(self, "iterations", "epoch_steps", "min_separation", probability=False)
         if self.min_separation > self.epoch_steps:
             raise ValueError(
-                f"min_separation must be at most epoch_steps {self.epoch_steps}, was {self.min_separation}"
+                f"min_separation must be at most epoch_steps {self.epoch_steps}, got {self.min_separation}"
             )
         if self.iterations <= self.epoch_steps:
             object.__setattr__(self, "min_separation", self.epoch_steps)

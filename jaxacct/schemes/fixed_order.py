@@ -77,15 +77,15 @@ class FixedOrder(ExampleScheme):
         """
         size = _validate.positive_integer("dataset_size", dataset_size)
         if batch_size != int(batch_size):
-            raise ValueError(f"batch_size must be a whole number for {cls.name}, was {batch_size!r}")
+            raise ValueError(f"batch_size must be a whole number for {cls.name}, got {batch_size!r}")
         batch = _validate.positive_integer("batch_size", int(batch_size))
         if batch > size:
-            raise ValueError(f"batch_size must be at most dataset_size {size}, was {batch}")
+            raise ValueError(f"batch_size must be at most dataset_size {size}, got {batch}")
         n, epoch = _validate.positive_integer("iterations", iterations), size // batch
         b = 1 if min_separation is None else _validate.positive_integer("min_separation", min_separation)
         if b > epoch:
             raise ValueError(
-                f"min_separation must be at most {epoch}, the batches of an epoch of {size} examples, was {b}"
+                f"min_separation must be at most {epoch}, the batches of an epoch of {size} examples, got {b}"
             )
         return cls(n, b, -(-n // epoch), batch, epoch)
 
@@ -109,7 +109,7 @@ class FixedOrder(ExampleScheme):
         apart = min(self.iterations, max(self.min_separation, self.steps_per_epoch or 1))
         if size * apart > dataset_size or size * self.iterations > dataset_size * self.participations:
             raise ValueError(
-                f"batch_size must be smaller for dataset_size {dataset_size}, was {size}: an example would "
+                f"batch_size must be smaller for dataset_size {dataset_size}, got {size}: an example would "
                 "participate more often than the scheme allows"
             )
         return size

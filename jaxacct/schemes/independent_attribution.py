@@ -172,7 +172,7 @@ class IndependentAttribution(Scheme):
         if self.examples_per_user == 1 or not self.is_exact:
             return self.examples_per_user * self.one.log_likelihood_ratios(log_ratios)
         if norms is None:
-            raise ValueError("norms must be <c_i, c_{i-d}> / sigma^2 for examples_per_user above 1, was None")
+            raise ValueError("norms must be <c_i, c_{i-d}> / sigma^2 for examples_per_user above 1, got None")
         return interacting_log_recurrence(log_ratios.T, norms, **self._processes())
 
     def _processes(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class IndependentAttribution(Scheme):
         if self.examples_per_user == 1 or not self.is_exact:
             return self.examples_per_user * self.one.log_likelihood_ratios_of_sums(arrays, factors)
         if norms is None:
-            raise ValueError("norms must be <c_i, c_{i-d}> for examples_per_user above 1, was None")
+            raise ValueError("norms must be <c_i, c_{i-d}> for examples_per_user above 1, got None")
         return interacting_ratios_of_sums(arrays, factors, norms, **self._processes())
 
     @property

@@ -123,7 +123,7 @@ class MultiAttribution(Scheme):
         if batch > expected(best):
             raise ValueError(
                 f"batch_size must be at most {expected(best):g}, reached at sampling_probability {best:g}, "
-                f"was {batch_size!r}"
+                f"got {batch_size!r}"
             )
         root = scipy.optimize.brentq(lambda p: expected(p) - batch, 0.0, best, xtol=1e-300, rtol=1e-14)
         return cls(iterations, b, min(1.0, float(root)), k_u, warm_start)
@@ -294,7 +294,7 @@ class MultiAttribution(Scheme):
         if self.examples_per_user == 1:
             return self.timing.log_likelihood_ratios_of_sums(arrays, factors)
         if norms is None:
-            raise ValueError("norms must be ||c_i||^2 / 2 for examples_per_user above 1, was None")
+            raise ValueError("norms must be ||c_i||^2 / 2 for examples_per_user above 1, got None")
         k, halves = self.examples_per_user, jnp.asarray(norms, jnp.float32)
         if self.sampling_probability == 1:  # all of them are sampled, k r - k (k - 1) h
             first, *others = (k * array for array in arrays)
@@ -319,7 +319,7 @@ class MultiAttribution(Scheme):
             return log_ratios
         if half_square_norms is None:
             raise ValueError(
-                "half_square_norms must be ||c_i||^2 / (2 sigma^2) for examples_per_user above 1, was None"
+                "half_square_norms must be ||c_i||^2 / (2 sigma^2) for examples_per_user above 1, got None"
             )
         h = lax.broadcast_to_rank(jnp.asarray(half_square_norms, log_ratios.dtype), log_ratios.ndim)
         log_weights = self._log_count_weights()

@@ -55,7 +55,7 @@ class NestedAllocation(ExampleScheme):
         if k > n // b:
             raise ValueError(
                 f"participations must be at most {n // b}, as {n} steps have no more in every class "
-                f"modulo {b}, was {k!r}"
+                f"modulo {b}, got {k!r}"
             )
         for name, value in (("iterations", n), ("min_separation", b), ("participations", k)):
             object.__setattr__(self, name, value)

@@ -43,9 +43,9 @@ class Numbers:
         for name in ("examples_per_user", "truncate_to"):
             value = getattr(self, name)
             if name in options and value is None:
-                raise ValueError(f"{name} must be given for {scheme}, was None")
+                raise ValueError(f"{name} must be given for {scheme}, got None")
             if name not in options and value is not None:
-                raise ValueError(f"{name} does not apply to {scheme}, was {value!r}")
+                raise ValueError(f"{name} does not apply to {scheme}, got {value!r}")
 
     def sizes(self) -> dict:
         """Return arguments of `Scheme.from_batch_size`; ValueError where a size is missing."""
@@ -75,6 +75,6 @@ def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> floa
     if batch * separation > size:
         most = "" if separation == 1 else f" / {separation} (the separation)"
         raise ValueError(
-            f"batch_size must be at most dataset_size{most} = {size / separation:g}, was {batch_size!r}"
+            f"batch_size must be at most dataset_size{most} = {size / separation:g}, got {batch_size!r}"
         )
     return batch / size

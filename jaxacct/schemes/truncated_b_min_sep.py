@@ -76,11 +76,11 @@ class TruncatedBMinSep(ExampleScheme):
         most = _validate.positive_integer("max_batch_size", self.max_batch_size)
         size = _validate.positive_integer("dataset_size", self.dataset_size)
         if size >= 2**31:
-            raise ValueError(f"dataset_size must be below 2^31 = {2**31}, was {size}")
+            raise ValueError(f"dataset_size must be below 2^31 = {2**31}, got {size}")
         mean = size * float(plain.participation_probabilities().max())
         if most < mean * (1 - 1e-12):
             raise ValueError(
-                f"max_batch_size must be at least the largest expected batch size {mean:.6g}, was {most}"
+                f"max_batch_size must be at least the largest expected batch size {mean:.6g}, got {most}"
             )
         checked = (plain.iterations, plain.min_separation, plain.sampling_probability, most, size)
         names = "iterations min_separation sampling_probability max_batch_size dataset_size".split()

@@ -60,14 +60,14 @@ def mean_upper(counts) -> float:
     """Return the mean of the rounded-up terms: at least their mean, and at most 0.55 % above it."""
     values, counts = _occupied(counts, TERM_EDGES)
     if not counts.size:
-        raise ValueError("counts must hold at least one term, was empty")
+        raise ValueError("counts must hold at least one term, got empty")
     return min(math.fsum(values * counts) / math.fsum(counts), 1.0)
 
 
 def kl(a: float, b: float) -> float:
     """Return KL(Bernoulli(a) || Bernoulli(b)) in nats, without cancellation."""
     if not (0 <= a <= 1 and 0 <= b <= 1):
-        raise ValueError(f"a and b must be in [0, 1], were {a!r} and {b!r}")
+        raise ValueError(f"a and b must be in [0, 1], got {a!r} and {b!r}")
     if a == b:
         return 0.0
     if b in (0, 1):
@@ -98,7 +98,7 @@ class Budget:
         for name in ("delta", "delta_v", "failure_probability"):
             _validate.open_probability(name, getattr(self, name))
         if self.total > self.delta:
-            raise ValueError(f"delta must be at least {self.total!r}, was {self.delta!r}")
+            raise ValueError(f"delta must be at least {self.total!r}, got {self.delta!r}")
 
     @property
     def total(self) -> float:
@@ -168,9 +168,9 @@ def log_wealth(counts, theta, bets, weights) -> float:
     theta = _nonnegative("theta", theta)
     bets, weights = np.asarray(bets, float), np.asarray(weights, float)
     if not np.all((bets >= 0) & (bets <= 1)):
-        raise ValueError(f"bets must be in [0, 1], were {bets.tolist()}")
+        raise ValueError(f"bets must be in [0, 1], got {bets.tolist()}")
     if bets.shape != weights.shape or not (np.all(weights >= 0) and weights.sum() <= 1 + 1e-12):
-        raise ValueError(f"weights must be >= 0, one a bet, of sum at most 1, were {weights.tolist()}")
+        raise ValueError(f"weights must be >= 0, one a bet, of sum at most 1, got {weights.tolist()}")
     values, counts = _occupied(counts, TERM_EDGES)
     if theta >= 1:
         return math.inf

@@ -141,7 +141,7 @@ def draw_histograms(
     while (answer := settled(done, counts)) is None:
         stop = next_stop(done)
         if not stop > done:
-            raise ValueError(f"a stretch of blocks must not be empty, was {done}..{stop}")
+            raise ValueError(f"a stretch of blocks must not be empty, got {done}..{stop}")
         counts, done = add(counts, count(done, stop)), stop
         keep(done, counts)
     return answer
@@ -182,8 +182,8 @@ def checked_counts(sparse, size: int, name: str) -> np.ndarray:
         if type(index) is not int or type(count) is not int:
             raise ValueError(f"{name} must hold pairs of integers, held {pair!r}")
         if not before < index < size:
-            raise ValueError(f"{name} must have strictly ascending indices below {size}, had {index}")
+            raise ValueError(f"{name} must have strictly ascending indices below {size}, got {index}")
         if not 0 < count < 2**62:
-            raise ValueError(f"{name} must have counts above 0, had {count} at {index}")
+            raise ValueError(f"{name} must have counts above 0, got {count} at {index}")
         counts[index], before = count, index
     return counts

@@ -40,9 +40,9 @@ class BudgetLine:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, was {self.kind!r}")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if not self.amount >= 0:  # false for nan as well
-            raise ValueError(f"amount of {self.name!r} must be at least 0, was {self.amount!r}")
+            raise ValueError(f"amount of {self.name!r} must be at least 0, got {self.amount!r}")
 
     @property
     def in_words(self) -> str:

@@ -62,7 +62,7 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
     if name in _CLOSED_FORMS:
         return _CLOSED_FORMS[name](bands, scheme)
     if not Path(name).exists():
-        raise ValueError(f"strategy must be {', '.join(NAMES)} or a file of coefficients, was {name!r}")
+        raise ValueError(f"strategy must be {', '.join(NAMES)} or a file of coefficients, got {name!r}")
     return BandedToeplitz.from_file(name)
 
 
@@ -75,7 +75,7 @@ def strategy_from_json(data: dict) -> Strategy:
     """Return the inverse of `strategy_to_json`; ValueError for another kind."""
     kind = data.get("kind", BandedToeplitz.kind)
     if kind not in STRATEGIES:
-        raise ValueError(f"strategy kind must be one of {', '.join(STRATEGIES)}, was {kind!r}")
+        raise ValueError(f"strategy kind must be one of {', '.join(STRATEGIES)}, got {kind!r}")
     return STRATEGIES[kind].from_json(data)
 
 

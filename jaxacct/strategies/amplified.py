@@ -49,7 +49,7 @@ def amplified(
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
     repeats = _validate.positive_number("repeats", repeats)
     if bands > n:
-        raise ValueError(f"bands must be at most iterations {n}, was {bands}")
+        raise ValueError(f"bands must be at most iterations {n}, got {bands}")
     log_error = log_error_of(checked(workload), n)
     start = BandedToeplitz.square_root(bands).array
     if bands == 1:

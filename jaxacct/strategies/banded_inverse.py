@@ -42,7 +42,7 @@ class BandedInverse(Stationary):
         if given.ndim != 1 or not given.size or not np.isfinite(given).all() or given[0] <= 0:
             raise ValueError("inverse must be finite numbers that begin above 0")
         if given.size > n:
-            raise ValueError(f"inverse must have at most iterations {n} numbers, had {given.size}")
+            raise ValueError(f"inverse must have at most iterations {n} numbers, got {given.size}")
         first = _inverse_series(given, n)
         if not (np.isfinite(first).all() and (first >= 0).all()):
             raise ValueError("inverse must give a C without negative entries")

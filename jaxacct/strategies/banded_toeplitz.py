@@ -64,7 +64,7 @@ class BandedToeplitz(FirstColumn):
         if self.bands > scheme.min_separation:
             raise ValueError(
                 f"bands must be at most the minimum separation {scheme.min_separation} of the scheme, "
-                f"was {self.bands}"
+                f"got {self.bands}"
             )
 
     def to_json(self) -> dict:
@@ -120,12 +120,12 @@ class BandedToeplitz(FirstColumn):
         separation = _validate.positive_integer("min_separation", min_separation)
         _validate.positive_integer("participations", participations)
         if bands > separation:
-            raise ValueError(f"bands must be at most min_separation {separation}, was {bands}")
+            raise ValueError(f"bands must be at most min_separation {separation}, got {bands}")
         if bands > n:
-            raise ValueError(f"bands must be at most iterations {n}, was {bands}")
+            raise ValueError(f"bands must be at most iterations {n}, got {bands}")
         most = -(-n // separation)
         if participations > most:
-            raise ValueError(f"participations must be at most {most}, was {participations}")
+            raise ValueError(f"participations must be at most {most}, got {participations}")
         checked(workload)
         if bands == 1:
             return cls.identity()

@@ -284,7 +284,7 @@ def schedule_of(iterations: int, min_separation: int | None, participations: int
     separation = _validate.positive_integer("min_separation", separation)
     most = -(-iterations // separation)
     if k > most:
-        raise ValueError(f"participations must be at most {most}, was {k}")
+        raise ValueError(f"participations must be at most {most}, got {k}")
     return separation, k
 
 
@@ -292,7 +292,7 @@ def check_iterations(strategy, scheme) -> None:
     """Refuse a scheme of another number of steps than the strategy has; ValueError."""
     if strategy.iterations != scheme.iterations:
         raise ValueError(
-            f"strategy must have the scheme's {scheme.iterations} iterations, had {strategy.iterations}"
+            f"strategy must have the scheme's {scheme.iterations} iterations, got {strategy.iterations}"
         )
 
 

@@ -63,7 +63,7 @@ class BufferedToeplitz(Stationary):
             object.__setattr__(self, name, tuple(values.tolist()))
         decays, weights = np.array(self.decays), np.array(self.weights)
         if decays.size != weights.size:
-            raise ValueError(f"weights must be as many as decays, {decays.size}, were {weights.size}")
+            raise ValueError(f"weights must be as many as decays, {decays.size}, got {weights.size}")
         for name, values, good, allowed in (
             ("decays", decays, (decays >= 0) & (decays < 1), "from 0 to below 1"),
             ("weights", weights, weights > 0, "above 0"),

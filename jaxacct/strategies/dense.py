@@ -61,7 +61,7 @@ class Dense(Strategy):
 
     def check(self, scheme) -> None:
         if len(self.matrix) != scheme.iterations:
-            raise ValueError(f"strategy must have {scheme.iterations} rows, had {len(self.matrix)}")
+            raise ValueError(f"strategy must have {scheme.iterations} rows, got {len(self.matrix)}")
         check_is_bounded(scheme)
 
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:

@@ -49,7 +49,7 @@ class FiniteToeplitz(FirstColumn):
         n = _validate.positive_integer("iterations", self.iterations)
         coefficients = BandedToeplitz(self.coefficients).coefficients
         if len(coefficients) > n:
-            raise ValueError(f"coefficients must be at most iterations {n} numbers, were {len(coefficients)}")
+            raise ValueError(f"coefficients must be at most iterations {n} numbers, got {len(coefficients)}")
         object.__setattr__(self, "iterations", n)
         object.__setattr__(self, "coefficients", coefficients)
 

@@ -56,7 +56,7 @@ class Workload:
             good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < most
             if not good:
                 allowed = "from 0 to below 1" if most == 1 else "a finite number of at least 0"
-                raise ValueError(f"{name} must be {allowed}, was {value!r}")
+                raise ValueError(f"{name} must be {allowed}, got {value!r}")
             object.__setattr__(self, name, float(value))
 
     def rates(self, iterations: int) -> np.ndarray:

@@ -39,7 +39,7 @@ class Schedule:
         n = _validate.positive_integer("iterations", self.iterations)
         _validate.one_of("shape", self.shape, SHAPES)
         if not _validate.positive_integer("warmup", self.warmup, minimum=0) < n:
-            raise ValueError(f"warmup must be below iterations {n}, was {self.warmup}")
+            raise ValueError(f"warmup must be below iterations {n}, got {self.warmup}")
 
     def __call__(self, step) -> float:
         """Return the rate of `step`, from 0."""
@@ -67,7 +67,7 @@ def workload_named(text: str, iterations: int) -> Workload:
       Workload(learning_rate=1.0, momentum=0.9, weight_decay=0.01)
     """
     if not isinstance(text, str):
-        raise ValueError(f"workload must be {GRAMMAR}, was {text!r:.80}")
+        raise ValueError(f"workload must be {GRAMMAR}, got {text!r:.80}")
     if text == PREFIX_SUM:
         return PREFIX_SUMS
     found: dict[str, Any] = {}
@@ -77,11 +77,11 @@ def workload_named(text: str, iterations: int) -> Workload:
         name, value = ("shape", name) if is_shape else (name, value)
         if not (is_shape or name in _NUMBERS) or name in found:
             twice = " twice" if name in found else ""
-            raise ValueError(f"workload must be {GRAMMAR}, had {part!r:.40}{twice}")
+            raise ValueError(f"workload must be {GRAMMAR}, got {part!r:.40}{twice}")
         found[name] = value if name == "shape" else _number(name, value)
     rate, warmup = found.get("learning-rate", 1.0), found.get("warmup", 0.0)
     if warmup != int(warmup):
-        raise ValueError(f"warmup must be a number of steps, was {warmup!r}")
+        raise ValueError(f"warmup must be a number of steps, got {warmup!r}")
     if warmup or "shape" in found:
         rate = Schedule(rate, iterations, str(found.get("shape", "constant")), int(warmup))
     return Workload(rate, found.get("momentum", 0.0), found.get("weight-decay", 0.0))
@@ -111,5 +111,5 @@ def _number(name: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"workload must have {name} with a number of at least 0, had {value!r:.40}")
+        raise ValueError(f"workload must have {name} with a number of at least 0, got {value!r:.40}")
     return number

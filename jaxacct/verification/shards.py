@@ -79,7 +79,7 @@ class Part:
 
     def __post_init__(self):
         if not (0 <= self.index < self.count and self.blocks > 0):
-            raise ValueError(f"part must be of 0 <= index < count, was {self.index}/{self.count}")
+            raise ValueError(f"part must be of 0 <= index < count, got {self.index}/{self.count}")
         if self.count > _MOST_PARTS or self.blocks > 2**50:
             raise ValueError(f"part must be one of {_MOST_PARTS} at most, with at most 2^50 blocks in all")
         if not all(0 <= word < 2**32 for word in self.key):
@@ -126,7 +126,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     digits = text.isascii() and len(text) < 20 and index.isdigit() and count.isdigit()
     if not (digits and int(index) < int(count) <= _MOST_PARTS):
         raise ValueError(
-            f"shard must be i/k with 0 <= i < k <= {_MOST_PARTS}, such as 0/16, was {text!r:.80}"
+            f"shard must be i/k with 0 <= i < k <= {_MOST_PARTS}, such as 0/16, got {text!r:.80}"
         )
     return int(index), int(count)
 
@@ -156,7 +156,7 @@ def draw_part(
       ValueError: bad arguments, or a plan composed with another mechanism.
     """
     if not 0 <= index < count:
-        raise ValueError(f"shard must have 0 <= i < k, was {index}/{count}")
+        raise ValueError(f"shard must have 0 <= i < k, got {index}/{count}")
     blocks = -(-_validate.positive_integer("samples", samples) // randomness.BLOCK_SIZE)
     words = randomness.key_words(run_key)
     empty = Part(

@@ -213,7 +213,7 @@ def test_bad_input():
     scheme = Poisson(20, 0.1)
     options = dict(epsilon=1.0, delta=1e-3)
     strategy = BandedToeplitz((1.0,))
-    with pytest.raises(ValueError, match="above the expected batch size 10, was 10"):
+    with pytest.raises(ValueError, match="above the expected batch size 10, got 10"):
         calibrate(scheme, strategy, dataset_size=100, max_batch_size=10, **options)
     with pytest.raises(ValueError, match="dataset_size must be given"):
         calibrate(scheme, strategy, max_batch_size=10, **options)

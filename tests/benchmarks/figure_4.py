@@ -318,7 +318,7 @@ def command(out: str, full: bool = False, seconds: float = float("inf")) -> int:
       seconds: start no run after so long.
     """
     if not seconds >= 0:
-        raise ValueError(f"seconds must be at least 0, was {seconds!r}")
+        raise ValueError(f"seconds must be at least 0, got {seconds!r}")
     return 0 if rebuild(FULL if full else SHORT, Path(out), seconds) else 1
 
 

@@ -180,9 +180,9 @@ def test_resumes_from_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon must be a finite number above 0, was 0.0"),
+        ({"epsilon": 0.0}, "epsilon must be a finite number above 0, got 0.0"),
         ({"epsilon": float("inf")}, "epsilon must be"),
-        ({"delta": 0.0}, r"delta must be in \(0, 1\), was 0.0"),
+        ({"delta": 0.0}, r"delta must be in \(0, 1\), got 0.0"),
         ({"delta": 1.0}, r"delta must be in \(0, 1\)"),
         ({"grid_ratio": 1.0}, "grid_ratio must be above 1"),
         ({"max_samples": 0}, "max_samples must be an integer of at least 1"),
@@ -216,7 +216,7 @@ def test_a_damaged_plan_is_refused(plan, tmp_path):
         text[: len(text) // 2]: "not valid JSON",
         "[]": "must hold a JSON object",
         json.dumps({"schema": "other"}): "plan must have the schema",
-        json.dumps(json.loads(text) | {"schema_version": 99}): "must be of schema version 1, was of 99",
+        json.dumps(json.loads(text) | {"schema_version": 99}): "must be of schema version 1, got of 99",
         json.dumps({k: v for k, v in json.loads(text).items() if k != "evidence"}): "evidence",
         json.dumps(with_claim(text, noise_multiplier=-1)): "noise_multiplier must be",
         json.dumps(with_claim(text, noise_multiplier=0.1)): "digest does not match",

@@ -211,8 +211,8 @@ def test_given_coefficients_are_recorded():
     assert Choice(**vars(found.choice)) == found.choice
     assert found.chosen.options("my c.txt").endswith("--strategy 'my c.txt'")
     for bad, message in (
-        (dict(strategy=FILE, bands=2), "bands must be those of the strategy 3, was 2"),
-        (dict(strategy=FILE, memory_copies=2), "bands must be at most memory_copies 2, was 3"),
+        (dict(strategy=FILE, bands=2), "bands must be those of the strategy 3, got 2"),
+        (dict(strategy=FILE, memory_copies=2), "bands must be at most memory_copies 2, got 3"),
         (dict(strategy=(1.0, 0.5)), "strategy must be one of .* or a jaxacct.BandedToeplitz"),
         (dict(strategy="coefficients"), "strategy must be one of optimal"),
     ):

@@ -400,7 +400,7 @@ def test_a_part_of_the_failure_probability_asks_for_more(rule):
         assert checking.accepts(nothing, 0.01, rule, level, *bets) is (share == 1)
         if rule == "anytime":
             assert is_settled(Stop(share=share), nothing, 12, 0.01, *bets) is (share == 1)
-    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], was 0"):
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
         Stop(share=0)
 
 
@@ -454,7 +454,7 @@ def test_a_good_estimate_saves_glances(monkeypatch):
         assert search.smallest_exponent(100, 1.01, 1000, estimate) == (-35, 1000)
         spent.append(len(glanced))
     assert spent[1] <= 3 < 6 <= spent[0]
-    with pytest.raises(ValueError, match="estimate must be a finite number above 0, was 0"):
+    with pytest.raises(ValueError, match="estimate must be a finite number above 0, got 0"):
         calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, estimate=0)
 
 

@@ -263,7 +263,7 @@ def test_a_non_finite_loss_stops_the_run(monkeypatch):
 
 def test_bad_arguments():
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
-    with pytest.raises(ValueError, match="rule must be one of anytime, fixed, was 'hope'"):
+    with pytest.raises(ValueError, match="rule must be one of anytime, fixed, got 'hope'"):
         verify(mechanism, 2.0, 1e-2, rule="hope")
     with pytest.raises(ValueError, match=r"proposal must be one of .*plain"):
         verify(mechanism, 2.0, 1e-2, proposal="magic")

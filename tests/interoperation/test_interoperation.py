@@ -289,10 +289,10 @@ def test_distributions_that_are_not_here_are_refused():
 
     for selection, line in (
         (theirs.FixedBatchSampling(3, 4), "FixedBatchSampling"),
-        (theirs.CyclicPoissonSampling(0.1, 4, truncated_batch_size=3), "must not cut"),
+        (theirs.CyclicPoissonSampling(0.1, 4, truncated_batch_size=3), "must not truncate"),
         (theirs.BMinSepSampling(0.1, 4, 2, truncated_batch_size=30), "dataset_size must be given"),
         (theirs.BMinSepSampling(0.0, 4, 2), "sampling_probability"),
-        ("poisson", "was str"),
+        ("poisson", "got str"),
     ):
         with pytest.raises(ValueError, match=line):
             scheme_of(selection)

@@ -123,7 +123,7 @@ def test_the_programs_used_last_are_kept(monkeypatch):
 def test_a_program_that_fails_is_not_kept():
     @programs.compiled(static=1)
     def refuses(name, x):
-        raise ValueError(f"name must be another, was {name}")
+        raise ValueError(f"name must be another, got {name}")
 
     with pytest.raises(ValueError, match="name must be another, was me"):
         refuses("me", jnp.zeros(()))

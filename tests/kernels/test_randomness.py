@@ -218,7 +218,7 @@ def test_keys_of_streams_are_those_of_jax(number):
     assert randomness.key_words(within) == expected
     other = jax.random.key(3, impl="rbg")
     assert (randomness.stream_key(other, number) == jax.random.fold_in(other, number)).all()
-    with pytest.raises(ValueError, match="number must be from 0 to 2\\^32 - 1, was -1"):
+    with pytest.raises(ValueError, match="number must be from 0 to 2\\^32 - 1, got -1"):
         randomness.stream_key(key, -1)
 
 

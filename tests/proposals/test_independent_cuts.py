@@ -354,7 +354,7 @@ def test_few_samples(tmp_path):
 
 def test_where_there_is_none():
     uncut = mechanism_of(SMALL[0][0].uncut, 2)
-    with pytest.raises(ValueError, match="scheme must truncate batches itself, was b-min-sep"):
+    with pytest.raises(ValueError, match="scheme must truncate batches itself, got b-min-sep"):
         truncated_proposal(uncut, "remove", 1.0)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):

@@ -181,7 +181,7 @@ def test_command_line(capsys):
     ("change", "message"),
     [
         ({"participations": 2}, "min_separation must be given for 2 participations"),
-        ({"participations": 4, "min_separation": 3}, "participations must be at most 3, was 4"),
+        ({"participations": 4, "min_separation": 3}, "participations must be at most 3, got 4"),
         ({"participations": 0}, "participations must be"),
         ({"min_separation": 1.5}, "min_separation must be"),
         ({"bands": 0}, "bands must be"),

@@ -282,7 +282,7 @@ def test_none_where_other_replicas_are_cheap_or_float32_cannot_tell():
 def test_numbers_and_schemes_that_there_are_not():
     mechanism = Mechanism(SMALL[6], STRATEGY, SIGMA)
     for m in (2, 5, 50):
-        with pytest.raises(ValueError, match=rf"m must be one of \(4, .*48\) above 3, was {m}"):
+        with pytest.raises(ValueError, match=rf"m must be one of \(4, .*48\) above 3, got {m}"):
             pairs.pair_proposal(mechanism, m, 1.0)
     with pytest.raises(ValueError, match="scheme must have replicas, truncated-b-min-sep has none"):
         pairs.pair_proposal(Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA), 4, 1.0)

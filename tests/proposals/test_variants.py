@@ -94,7 +94,7 @@ def test_other_adjacencies_are_refused(tmp_path):
     stored["claim"]["adjacency"] = "replace-two"
     with pytest.raises(
         ValueError,
-        match="adjacency must be one of zero-out, add-or-remove-one, replace-one, was 'replace-two'",
+        match="adjacency must be one of zero-out, add-or-remove-one, replace-one, got 'replace-two'",
     ):
         Plan.from_json(stored)
 

@@ -188,7 +188,7 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     assert (mechanism.scheme, mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 1 <= mechanism.noise_multiplier / chosen.noise_multiplier < 1.011  # one step of the search
     for bands, copies, message in (
-        (2, 4, "at least 5 for 2 buffers, was 4"),
+        (2, 4, "at least 5 for 2 buffers, got 4"),
         (None, 2, "at least 3 for strategy"),
     ):
         with pytest.raises(ValueError, match=f"memory_copies must be {message}"):
@@ -340,12 +340,12 @@ def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
     ("numbers", "message"),
     [
         (dict(memory_copies=0), "memory_copies must be"),
-        (dict(bands=17, memory_copies=16), "bands must be at most memory_copies 16, was 17"),
-        (dict(bands=9), "bands must be at most iterations and dataset_size / batch_size, 8, was 9"),
-        (dict(bands=4, min_separation=3), "bands must be at most min_separation 3, was 4"),
+        (dict(bands=17, memory_copies=16), "bands must be at most memory_copies 16, got 17"),
+        (dict(bands=9), "bands must be at most iterations and dataset_size / batch_size, 8, got 9"),
+        (dict(bands=4, min_separation=3), "bands must be at most min_separation 3, got 4"),
         (dict(min_separation=9), "batch_size must be at most dataset_size / 9"),
         (dict(scheme="multi-attribution"), "scheme must be one of poisson"),
-        (dict(scheme="poisson", bands=2), "bands must be at most the separation of poisson, 1, was 2"),
+        (dict(scheme="poisson", bands=2), "bands must be at most the separation of poisson, 1, got 2"),
         (dict(scheme="poisson", min_separation=2), "min_separation does not apply to poisson"),
         (dict(strategy="bisr"), "strategy must be one of optimal, square-root"),
         (dict(batch_size=81), "batch_size must be at most dataset_size"),
@@ -460,7 +460,7 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     assert (plan.mechanism.scheme, plan.mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 0.9 < chosen.noise_multiplier / plan.mechanism.noise_multiplier < 1.05
     assert text.index("selected: ") < text.index("differentially private")
-    assert "nothing of the data" in text
+    assert "no data and no samples" in text
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_special_cases(x64):
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="examples_per_user must be an integer of at least 1, was 0"):
+    with pytest.raises(ValueError, match="examples_per_user must be an integer of at least 1, got 0"):
         IndependentAttribution(5, 2, 0.1, 0)
     with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
         Mechanism(IndependentAttribution(5, 2, 0.1, 2), Toeplitz((0.8, 0.5, 0.2)), 1.0)

@@ -162,8 +162,8 @@ def test_float64(x64, key):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_samples": 0}, "num_samples must be an integer of at least 1, was 0"),
-        ({"direction": "both"}, "direction must be one of remove, add, was 'both'"),
+        ({"num_samples": 0}, "num_samples must be an integer of at least 1, got 0"),
+        ({"direction": "both"}, "direction must be one of remove, add, got 'both'"),
         ({"dtype": jnp.float64}, "dtype float64 needs jax_enable_x64"),
     ],
 )

@@ -106,10 +106,10 @@ def test_from_batch_size():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Poisson(0, 0.1), "iterations must be an integer of at least 1, was 0"),
+        (lambda: Poisson(0, 0.1), "iterations must be an integer of at least 1, got 0"),
         (lambda: Poisson(5.5, 0.1), "iterations must be an integer"),
         (lambda: Poisson(True, 0.1), "iterations must be an integer"),
-        (lambda: Poisson(5, 0.0), r"sampling_probability must be in \(0, 1\], was 0.0"),
+        (lambda: Poisson(5, 0.0), r"sampling_probability must be in \(0, 1\], got 0.0"),
         (lambda: Poisson(5, 1.5), "sampling_probability must be in"),
         (lambda: Poisson(5, float("nan")), "sampling_probability must be in"),
         (lambda: BMinSep(5, 0, 0.1), "min_separation must be an integer of at least 1"),
@@ -126,11 +126,11 @@ def test_from_batch_size():
         ),
         (
             lambda: Mechanism(BMinSep(5, 2, 0.1), BandedToeplitz.square_root(3), 1.0),
-            "bands must be at most the minimum separation 2 of the scheme, was 3",
+            "bands must be at most the minimum separation 2 of the scheme, got 3",
         ),
         (
             lambda: Mechanism(Poisson(5, 0.1), BandedToeplitz((1.0,)), -1.0),
-            "noise_multiplier must be a finite number above 0, was -1.0",
+            "noise_multiplier must be a finite number above 0, got -1.0",
         ),
         (
             lambda: Mechanism(Poisson(5, 0.1), BandedToeplitz((1.0,)), float("nan")),

@@ -670,7 +670,7 @@ def test_bad_input(capsys):
             privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.array([0, 1, 2, 3, size]))
     with pytest.raises(ValueError, match="batch_sizes must be given"):
         privacy_loss(Mechanism(scheme.uncut, identity, 1.0), np.zeros(5), np.zeros(5))
-    with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, was 99"):
+    with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, got 99"):
         calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=99)
     with pytest.raises(ValueError, match="max_batch_size must not be given"):
         calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=100, max_batch_size=20)

@@ -68,7 +68,7 @@ def test_one_band_and_bad_numbers():
     assert amplified(**dict(given, bands=1)) == BandedToeplitz.identity()
     assert prefix_sum_error(amplified(**given), iterations=4, noise_multiplier=1.0) > 0
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"bands": 5}, "bands must be at most iterations 4, was 5"),
+        ({"bands": 5}, "bands must be at most iterations 4, got 5"),
         ({"repeats": 0}, "repeats must be"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be"),
         ({"workload": None}, "workload must be"),

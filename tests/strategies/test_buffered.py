@@ -151,7 +151,7 @@ def test_by_name_and_stored():
         ({"decays": (-0.1,)}, r"decays must be from 0 to below 1, one was -0\.1"),
         ({"weights": (0.0,)}, r"weights must be above 0, one was 0\.0"),
         ({"weights": (1.1,)}, r"weights must add up to at most 1, added up to 1\.1"),
-        ({"weights": (0.1, 0.2)}, "weights must be as many as decays, 1, were 2"),
+        ({"weights": (0.1, 0.2)}, "weights must be as many as decays, 1, got 2"),
         ({"decays": ()}, "decays must be a non-empty list"),
         ({"weights": (float("nan"),)}, "weights must be above 0"),
         ({"weights": ("a",)}, "weights must be a list of numbers"),
@@ -168,7 +168,7 @@ def test_bad_numbers(change, message):
     ("change", "message"),
     [
         ({"participations": 2}, "min_separation must be given for 2 participations"),
-        ({"participations": 4, "min_separation": 3}, "participations must be at most 3, was 4"),
+        ({"participations": 4, "min_separation": 3}, "participations must be at most 3, got 4"),
         ({"buffers": 0}, "buffers must be"),
         ({"iterations": 0}, "iterations must be"),
         ({"workload": 0.1}, "workload must be"),

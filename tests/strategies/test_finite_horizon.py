@@ -279,11 +279,11 @@ def test_the_rule():
 
 
 def test_what_it_refuses():
-    with pytest.raises(ValueError, match="coefficients must be at most iterations 2 numbers, were 3"):
+    with pytest.raises(ValueError, match="coefficients must be at most iterations 2 numbers, got 3"):
         FiniteToeplitz((1.0, 0.5, 0.2), 2)
     with pytest.raises(ValueError, match="iterations must be"):
         FiniteToeplitz((1.0,), 0)
-    with pytest.raises(ValueError, match="strategy must have the scheme's 5 iterations, had 4"):
+    with pytest.raises(ValueError, match="strategy must have the scheme's 5 iterations, got 4"):
         Mechanism(BMinSep(5, 2, 0.1), square_root(2, 4), 1.0)
 
 
@@ -326,7 +326,7 @@ def test_errors_of_scores_come_back_through_a_coordinate_that_was_replaced():
 def test_a_matrix_of_another_size_is_refused(n):
     """C has n rows: with fewer or more than the run's the release would be another one."""
     strategy = FiniteToeplitz((1.0, 0.5), n)
-    with pytest.raises(ValueError, match=f"strategy must have the scheme's 4 iterations, had {n}"):
+    with pytest.raises(ValueError, match=f"strategy must have the scheme's 4 iterations, got {n}"):
         strategy.check(BMinSep(4, 2, 0.3))
     with pytest.raises(ValueError, match="strategy must have the scheme's 4 iterations"):
         Mechanism(BMinSep(4, 2, 0.3), strategy, 1.0)

@@ -339,9 +339,9 @@ def test_bad_input():
         Dense(np.ones((3, 2)))
     with pytest.raises(ValueError, match="min_separation must be an integer"):
         BMinSep(8, 0, 0.3)
-    with pytest.raises(ValueError, match="8 iterations, had 9"):
+    with pytest.raises(ValueError, match="8 iterations, got 9"):
         Mechanism(scheme, BandedInverse.bisr(iterations=9, bands=2), 1.0)
-    with pytest.raises(ValueError, match="8 rows, had 9"):
+    with pytest.raises(ValueError, match="8 rows, got 9"):
         Mechanism(scheme, some_dense(9), 1.0)
     with pytest.raises(ValueError, match="bands must be at most"):
         Mechanism(scheme, BandedToeplitz.square_root(4), 1.0)

@@ -169,9 +169,9 @@ def test_bad_coefficients(coefficients, message):
         ({"bands": 0}, "bands must be"),
         ({"min_separation": 1.5}, "min_separation must be"),
         ({"participations": 0}, "participations must be"),
-        ({"bands": 9}, "bands must be at most min_separation 8, was 9"),
-        ({"bands": 65, "min_separation": 65}, "bands must be at most iterations 64, was 65"),
-        ({"participations": 9}, "participations must be at most 8, was 9"),
+        ({"bands": 9}, "bands must be at most min_separation 8, got 9"),
+        ({"bands": 65, "min_separation": 65}, "bands must be at most iterations 64, got 65"),
+        ({"participations": 9}, "participations must be at most 8, got 9"),
     ],
 )
 def test_bad_schedule(change, message):

@@ -136,10 +136,10 @@ def test_default_is_prefix_sums():
     [
         ({"learning_rate": 0.0}, "learning_rate must be"),
         ({"learning_rate": "x"}, "learning_rate must be"),
-        ({"momentum": 1.0}, r"momentum must be from 0 to below 1, was 1\.0"),
+        ({"momentum": 1.0}, r"momentum must be from 0 to below 1, got 1\.0"),
         ({"momentum": -0.1}, "momentum must be"),
         ({"momentum": True}, "momentum must be"),
-        ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0, was nan"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0, got nan"),
         ({"weight_decay": float("inf")}, "weight_decay must be"),
     ],
 )
@@ -213,19 +213,19 @@ def test_names_and_workloads_go_together(name, workload):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "had ''"),
+        ("", "got ''"),
         ("momentum", "must have momentum with a number"),
         ("momentum:1.0", "momentum must be from 0 to below 1"),
         ("momentum:nan", "momentum with a number"),
         ("momentum:0.9,momentum:0.9", "twice"),
         ("cosine,linear", "twice"),
-        ("cosine:3", "had 'cosine:3'"),
-        ("shape:cosine", "had 'shape:cosine'"),
+        ("cosine:3", "got 'cosine:3'"),
+        ("shape:cosine", "got 'shape:cosine'"),
         ("warmup:12", "warmup must be below iterations 12"),
         ("warmup:1.5", "warmup must be a number of steps"),
         ("learning-rate:0", "learning_rate must be"),
-        ("prefix-sum,momentum:0.5", "had 'prefix-sum'"),
-        (3, "was 3"),
+        ("prefix-sum,momentum:0.5", "got 'prefix-sum'"),
+        (3, "got 3"),
     ],
 )
 def test_names_that_are_none(name, message):

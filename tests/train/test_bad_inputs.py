@@ -15,11 +15,11 @@ from tests.train.test_loop import PARAMS, ROWS, data, loss
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
 
-MODEL = "model must be an nnx.Module or a pytree of arrays, was "
+MODEL = "model must be an nnx.Module or a pytree of arrays, got "
 LOSS = "loss must take (params, one example without a batch axis): "
-FUNCTION = "loss must be a function, loss(model, example) -> number, was "
+FUNCTION = "loss must be a function, loss(model, example) -> number, got "
 DATA = "data must be arrays with a row for each example"
-PLAN = "plan must be a plan of correlated-noise, general-dpsgd, last-iterate, dice, was "
+PLAN = "plan must be a plan of correlated-noise, general-dpsgd, last-iterate, dice, got "
 X = np.zeros((ROWS, 3), np.float32)
 
 
@@ -40,7 +40,7 @@ BAD = {
     "a name among arrays": (dict(model={"w": X[0], "kind": "x"}), MODEL + "'x' at kind"),
     "integers": (
         dict(model={"w": np.zeros(3, int)}),
-        "params must be arrays of real floating-point numbers, had int",
+        "params must be arrays of real floating-point numbers, got int",
     ),
     "no loss": (dict(loss=None), FUNCTION + "None"),
     "a loss's name": (dict(loss="mse"), FUNCTION + "'mse'"),
@@ -59,56 +59,56 @@ BAD = {
     ),
     "a division": (dict(loss=lambda p, e: 1 / 0), LOSS + "ZeroDivisionError: division by zero"),
     "nothing returned": (dict(loss=lambda p, e: None), "loss must return one number for one example"),
-    "no data": (dict(data=None), DATA + ", have rows by index or be a .parquet file, was None"),
+    "no data": (dict(data=None), DATA + ", have rows by index or be a .parquet file, got None"),
     "a table's name": (
         dict(data="train.csv"),
-        DATA + ", have rows by index or be a .parquet file, was 'train.csv'",
+        DATA + ", have rows by index or be a .parquet file, got 'train.csv'",
     ),
     "a generator": (
         dict(data=(row for row in X)),
-        DATA + ", have rows by index or be a .parquet file, was a generator: batches",
+        DATA + ", have rows by index or be a .parquet file, got a generator: batches",
     ),
-    "numbers": (dict(data=[1, 2, 3]), DATA + ", had a single number in 0"),
-    "one number": (dict(data=np.float32(3)), DATA + ", had a single number in data"),
-    "other lengths": (dict(data=(X, X[:5])), "data must be arrays with the same number of rows, had [5, 60]"),
+    "numbers": (dict(data=[1, 2, 3]), DATA + ", got a single number in 0"),
+    "one number": (dict(data=np.float32(3)), DATA + ", got a single number in data"),
+    "other lengths": (dict(data=(X, X[:5])), "data must be arrays with the same number of rows, got [5, 60]"),
     "an optimizer not called": (
         dict(optimizer=optax.sgd),
-        "optimizer must be an optax transformation, was function: call it, sgd(",
+        "optimizer must be an optax transformation, got function: call it, sgd(",
     ),
-    "an optimizer's name": (dict(optimizer="sgd"), "optimizer must be an optax transformation, was str"),
-    "a clip norm of text": (dict(clip_norm="1"), "clip_norm must be a finite number above 0, was '1'"),
+    "an optimizer's name": (dict(optimizer="sgd"), "optimizer must be an optax transformation, got str"),
+    "a clip norm of text": (dict(clip_norm="1"), "clip_norm must be a finite number above 0, got '1'"),
     "a clip norm of NaN": (
         dict(clip_norm=float("nan")),
-        "clip_norm must be a finite number above 0, was nan",
+        "clip_norm must be a finite number above 0, got nan",
     ),
-    "a number for a folder": (dict(out=3), "out must be the path of a folder, was 3"),
-    "the empty path": (dict(out=""), "out must be the path of a folder, was ''"),
+    "a number for a folder": (dict(out=3), "out must be the path of a folder, got 3"),
+    "the empty path": (dict(out=""), "out must be the path of a folder, got ''"),
     "a number to evaluate": (
         dict(evaluate=3),
         "evaluate must be a function, evaluate(params) -> {name: number}",
     ),
     "no plan": (dict(plan=None), PLAN + "NoneType"),
     "a record": (dict(plan={}), PLAN + "dict"),
-    "steps of text": (dict(steps="a"), "steps must be an integer of at least 1, was 'a'"),
-    "a number of devices": (dict(mesh=3), "mesh must be a jax.sharding.Mesh, was 3"),
-    "a list of devices": (dict(mesh=jax.devices), "mesh must be a jax.sharding.Mesh, was <function devices"),
-    "one key": (dict(keys=3), "keys must be (sampler key, noise key), was int"),
-    "no callback": (dict(callback=3), "callback must be a function, was 3"),
-    "no progress": (dict(progress=3), "progress must be a function, was 3"),
-    "groups": (dict(clip_groups=3), "clip_groups must be 'layer' or a list of nnx filters, was 3"),
+    "steps of text": (dict(steps="a"), "steps must be an integer of at least 1, got 'a'"),
+    "a number of devices": (dict(mesh=3), "mesh must be a jax.sharding.Mesh, got 3"),
+    "a list of devices": (dict(mesh=jax.devices), "mesh must be a jax.sharding.Mesh, got <function devices"),
+    "one key": (dict(keys=3), "keys must be (sampler key, noise key), got int"),
+    "no callback": (dict(callback=3), "callback must be a function, got 3"),
+    "no progress": (dict(progress=3), "progress must be a function, got 3"),
+    "groups": (dict(clip_groups=3), "clip_groups must be 'layer' or a list of nnx filters, got 3"),
     "a microbatch of text": (
         dict(microbatch_size="big"),
-        "microbatch_size must be an integer of at least 1, was 'big'",
+        "microbatch_size must be an integer of at least 1, got 'big'",
     ),
-    "verify": (dict(verify="no"), "verify must be True or False, was 'no'"),
-    "normalize": (dict(normalize="yes"), "normalize must be True or False, was 'yes'"),
-    "skip_padding": (dict(skip_padding=3), "skip_padding must be True, False or None, was 3"),
-    "elastic": (dict(elastic=1), "elastic must be True or False, was 1"),
-    "has_aux": (dict(has_aux="loss"), "has_aux must be True or False, was 'loss'"),
-    "clipping": (dict(clipping="fast"), "clipping must be one of auto, per_example, ghost, was 'fast'"),
+    "verify": (dict(verify="no"), "verify must be True or False, got 'no'"),
+    "normalize": (dict(normalize="yes"), "normalize must be True or False, got 'yes'"),
+    "skip_padding": (dict(skip_padding=3), "skip_padding must be True, False or None, got 3"),
+    "elastic": (dict(elastic=1), "elastic must be True or False, got 1"),
+    "has_aux": (dict(has_aux="loss"), "has_aux must be True or False, got 'loss'"),
+    "clipping": (dict(clipping="fast"), "clipping must be one of auto, per_example, ghost, got 'fast'"),
     "individual": (
         dict(individual=True),
-        "individual must be a train.individual.IndividualAccounting, was True",
+        "individual must be a train.individual.IndividualAccounting, got True",
     ),
     "a key of text": (
         dict(loss_key="a"),
@@ -116,7 +116,7 @@ BAD = {
     ),
     "half a checkpoint": (
         dict(checkpoint_every=0.5),
-        "checkpoint_every must be an integer of at least 1, was 0.5",
+        "checkpoint_every must be an integer of at least 1, got 0.5",
     ),
 }
 
@@ -145,7 +145,7 @@ def test_options_are_a_record():
     import train
 
     covered = plan("poisson", dataset_size=ROWS, iterations=2)
-    with pytest.raises(ValueError, match=r"^options must be a train\.TrainOptions, was {'steps': 2}$"):
+    with pytest.raises(ValueError, match=r"^options must be a train\.TrainOptions, got {'steps': 2}$"):
         train.fit(covered, PARAMS, loss, data(), optax.sgd(0.1), options={"steps": 2})
 
 

@@ -337,7 +337,7 @@ def test_fit_dispatches_by_what_the_plan_says(tmp_path):
     assert np.isfinite(jax.tree.leaves(trained.params)[1]).all() and (tmp_path / "run/model").is_dir()
     for change, word in (
         ({"normalize": True}, "normalize must not be given for a plan of general-dpsgd"),
-        ({"steps": 7}, "steps must be at most the plan's 6, was 7"),
+        ({"steps": 7}, "steps must be at most the plan's 6, got 7"),
         ({"clip": "individual"}, "clip must be the plan's batch"),
         ({"optimizer": None}, "optimizer must be given"),
         ({"plan": 3}, "plan must be a plan of"),

@@ -310,7 +310,7 @@ def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(
         ({"inner": object()}, "inner must not be given"),
         ({"normalize": True}, "normalize must not be given"),
         ({"data": np.zeros((8, 3))}, "data must be a pair of features and labels"),
-        ({"data": {"x": DATA[0]}}, "data must have inputs and labels, had x"),
+        ({"data": {"x": DATA[0]}}, "data must have inputs and labels, got x"),
         ({"loss": lambda w, x: 0.0}, "loss must be a LogisticRegression"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
     ],

@@ -143,8 +143,8 @@ def test_resumed_it_ends_with_the_same_bits_and_keeps_its_secrets(tmp_path, monk
     ("options", "message"),
     [
         (dict(plan=dataclasses.replace(PLAN, noise_std=0.1)), "certified"),
-        (dict(data=data(59)), "dataset_size 60 rows, had 59"),
-        (dict(steps=13), "at most the plan's 12, was 13"),
+        (dict(data=data(59)), "dataset_size 60 rows, got 59"),
+        (dict(steps=13), "at most the plan's 12, got 13"),
         (dict(clip_norm=2.0), "clip_norm must be the plan's 0.7"),
         (dict(normalize=True), "normalize must not be given"),
         (dict(microbatch_size=0), "microbatch_size"),

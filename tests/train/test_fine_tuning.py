@@ -339,7 +339,7 @@ def test_keys_that_draw_for_a_whole_batch_are_refused():
 
     rows = np.ones((4, 64), np.float32)
     there, not_there = np.ones(4, bool), np.array([True, True, True, False])
-    with pytest.raises(ValueError, match="loss_key must be a key of threefry2x32, was one of key<rbg>"):
+    with pytest.raises(ValueError, match="loss_key must be a key of threefry2x32, got one of key<rbg>"):
         public_key(jax.random.key(0, impl="rbg"))
     by_hand = as_loss(loss, jax.random.key(0, impl="rbg")).at(0)
     with pytest.raises(ValueError, match="keep examples apart: keys of key<rbg>"):

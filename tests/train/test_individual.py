@@ -288,7 +288,7 @@ def test_bad_settings(options, message):
 
 def test_losses_of_another_data_set_or_filter_are_refused():
     before = losses(run(individual=IndividualAccounting(), steps=1))
-    with pytest.raises(ValueError, match="of this data set, was of another"):
+    with pytest.raises(ValueError, match="of this data set, got another"):
         other = data() | {"y": np.ones(ROWS, np.float32)}
         run(individual=IndividualAccounting(continues=before), data=other)
     with pytest.raises(ValueError, match="must have this run's"):

@@ -118,9 +118,9 @@ def test_an_nnx_model_trains(tmp_path):
 
 
 REFUSED = [
-    (dict(data=data(59)), "dataset_size 60 rows, had 59"),
-    (dict(data=data(61)), "dataset_size 60 rows, had 61"),
-    (dict(steps=13), "steps must be at most the plan's 12, was 13"),
+    (dict(data=data(59)), "dataset_size 60 rows, got 59"),
+    (dict(data=data(61)), "dataset_size 60 rows, got 61"),
+    (dict(steps=13), "steps must be at most the plan's 12, got 13"),
     (dict(steps=0), "steps"),
     (dict(clip_norm=0.0), "clip_norm"),
     (dict(checkpoint_every=0), "checkpoint_every"),
@@ -128,13 +128,13 @@ REFUSED = [
     (dict(data={"x": np.zeros((60, 3)), "y": np.zeros(59)}), "same number of rows"),
     (dict(data=data() | {"y": np.full(60, np.nan)}), "finite"),
     (dict(loss=lambda p, e: e["x"]), "one number for one example"),
-    (dict(data=data() | {"y": np.array(["a"] * 60)}), r"data must be numbers, had <U1 in y: turn text"),
-    (dict(data=data() | {"y": np.array([None] * 60)}), "data must be numbers, had object in y"),
+    (dict(data=data() | {"y": np.array(["a"] * 60)}), r"data must be numbers, got <U1 in y: turn text"),
+    (dict(data=data() | {"y": np.array([None] * 60)}), "data must be numbers, got object in y"),
     (dict(optimizer=None), "optimizer must be given"),
-    (dict(optimizer=0.1), "optimizer must be an optax transformation, was float$"),
+    (dict(optimizer=0.1), "optimizer must be an optax transformation, got float$"),
     (
         dict(optimizer=nnx.Optimizer(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)),
-        "optimizer must be an optax transformation, was Optimizer: give the transformation",
+        "optimizer must be an optax transformation, got Optimizer: give the transformation",
     ),
     (dict(plan="no/such/plan.json"), "plan no/such/plan.json"),
     (dict(evaluate=lambda params: params), "evaluate must return a dictionary of numbers"),

@@ -48,7 +48,7 @@ def test_adapters_change_nothing_before_they_are_trained():
 
 def test_pieces():
     np.testing.assert_array_equal(lora.pieces("abcdeé", 2), [[97, 98, 99], [100, 101, 63]])
-    with pytest.raises(ValueError, match="text must have at least 8 characters, had 3"):
+    with pytest.raises(ValueError, match="text must have at least 8 characters, got 3"):
         lora.pieces("abc", 7)
 
 

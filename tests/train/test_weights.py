@@ -157,15 +157,15 @@ BAD = {
     ),
     "another shape": (
         change(**{"layers.0.bias": np.ones(5, np.float32)}),
-        r"weights layers\.0\.bias must have the shape \(2,\), had \(5,\)",
+        r"weights layers\.0\.bias must have the shape \(2,\), got \(5,\)",
     ),
     "integers": (
         change(**{"layers.0.bias": np.ones(2, np.int32)}),
-        r"weights layers\.0\.bias must be of float32, was of int32",
+        r"weights layers\.0\.bias must be of float32, got of int32",
     ),
     "NaN": (
         change(**{"layers.0.bias": np.float32([1, np.nan])}),
-        r"weights layers\.0\.bias must be finite, had NaN",
+        r"weights layers\.0\.bias must be finite, got NaN",
     ),
 }
 
@@ -191,7 +191,7 @@ def test_bad_files(tmp_path, monkeypatch):
         ("no.safetensors", r"must be a \.safetensors file: No such file"),
         ("short.safetensors", r"must be a \.safetensors file: "),
         ("cut.safetensors", r"must be a \.safetensors file: "),
-        ("nothing", r"weights must be a \.safetensors file or the folder of an Orbax checkpoint, was "),
+        ("nothing", r"weights must be a \.safetensors file or the folder of an Orbax checkpoint, got "),
         ("empty", "must be an Orbax checkpoint of one pytree: "),
         (
             "managed",
@@ -203,13 +203,13 @@ def test_bad_files(tmp_path, monkeypatch):
         assert "\n" not in str(refused.value)
     file = in_safetensors(tmp_path / "a.safetensors")
     for convert, message in (
-        (3, r"convert must be a function, convert\(name, array\) -> \(name, array\) or None, was 3"),
+        (3, r"convert must be a function, convert\(name, array\) -> \(name, array\) or None, got 3"),
         (lambda name, array: array, "convert must return .* or None, returned ndarray for "),
         (lambda name, array: ("w", array), "convert must return each name once, returned w twice"),
     ):
         with pytest.raises(ValueError, match=message):
             load_weights(file, network(), convert)
-    with pytest.raises(ValueError, match=r"model must be .* or a pytree of arrays, was the class Network"):
+    with pytest.raises(ValueError, match=r"model must be .* or a pytree of arrays, got the class Network"):
         load_weights(file, Network)
     monkeypatch.setitem(sys.modules, "safetensors.flax", None)
     with pytest.raises(ValueError, match=r"^weights from \.safetensors need `pip install safetensors`$"):

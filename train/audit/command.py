@@ -210,7 +210,7 @@ def _check(plan, kinds) -> None:
     for kind in kinds:
         _validate.one_of("kinds", kind, KINDS)
     if not kinds:
-        raise ValueError(f"kinds must be some of {', '.join(KINDS)}, was none")
+        raise ValueError(f"kinds must be some of {', '.join(KINDS)}, got none")
     scheme = plan.mechanism.scheme
     if scheme.unit != "example":
         raise ValueError(f"plan must protect examples to be audited, protects a {scheme.unit}")
@@ -228,7 +228,7 @@ def _number(asked: int | None, most: int, of: str) -> int:
     else:
         number = _validate.positive_integer("canaries", asked)
         if number > most:
-            raise ValueError(f"canaries must be at most {most} with {of}, was {number}")
+            raise ValueError(f"canaries must be at most {most} with {of}, got {number}")
     if number < 2:
         raise ValueError(f"canaries must be at least 2, there is room for {number} with {of}")
     return number
@@ -305,7 +305,7 @@ def named(name: str) -> dict[str, Any]:
     """Return what `module:function` returns: arguments of `audit`, at least `model`, `loss` and `dataset`."""
     module, _, function = name.partition(":")
     if not (module and function):
-        raise ValueError(f"model must be module:function, was {name!r}")
+        raise ValueError(f"model must be module:function, got {name!r}")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:

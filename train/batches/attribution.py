@@ -46,7 +46,7 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
         first = next(iter(str(error).splitlines()), "")
         raise ValueError(f"edges {path} must have the columns user and row: {first}") from None
     if table.column_names != columns:
-        raise ValueError(f"edges {path} must have the columns user and row, had {table.column_names}")
+        raise ValueError(f"edges {path} must have the columns user and row, got {table.column_names}")
     users, rows = (table.column(name) for name in columns)
     if users.null_count or rows.null_count:
         raise ValueError(f"edges {path} must not have empty cells")
@@ -169,7 +169,7 @@ def find_sampling_probability(
         best = int(np.argmax(sizes))
         raise ValueError(
             f"batch_size must be at most {sizes[best]:.6g}, reached at sampling_probability "
-            f"{math.exp(grid[best]):.4g}, was {batch_size!r}"
+            f"{math.exp(grid[best]):.4g}, got {batch_size!r}"
         )
     ends = grid[reached[0] - 1], grid[reached[0]]
     return min(1.0, math.exp(roots.bisect(lambda log_p: size(log_p) >= target, *ends, relative=0.0)[1]))

@@ -86,13 +86,13 @@ def load(name: str, folder=None) -> Split:
       ValueError: an unknown name, or a folder without the published layout.
     """
     if name not in LOADERS:
-        raise ValueError(f"data must be one of {', '.join(LOADERS)}, was {name!r}")
+        raise ValueError(f"data must be one of {', '.join(LOADERS)}, got {name!r}")
     if name == "digits":
         return _digits()
     if folder is None:
         raise ValueError(f"data {name} needs its folder: data_folder must be given")
     if not Path(folder).is_dir():
-        raise ValueError(f"data_folder must be a folder, was {str(folder)!r}")
+        raise ValueError(f"data_folder must be a folder, got {str(folder)!r}")
     return LOADERS[name](Path(folder))
 
 
@@ -120,12 +120,12 @@ def from_arrays(inputs, labels, scale: float = 1.0) -> Dataset:
     inputs, labels = np.asarray(inputs), np.asarray(labels, np.int32)
     if inputs.ndim != 4 or labels.shape != inputs.shape[:1]:
         raise ValueError(
-            "inputs must be (rows, height, width, channels) with a label a row, were "
+            "inputs must be (rows, height, width, channels) with a label a row, got "
             f"{inputs.shape} with labels {labels.shape}"
         )
     if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
         bad = int((~np.isfinite(inputs)).any(axis=(1, 2, 3)).sum())
-        raise ValueError(f"inputs must be finite, had NaN or infinity in {bad} of {len(inputs)} rows")
+        raise ValueError(f"inputs must be finite, got NaN or infinity in {bad} of {len(inputs)} rows")
     digest = fingerprints.of_arrays([inputs, labels])
     return Dataset(_Rows(inputs, labels), inputs.shape[1:], scale, digest)
 
@@ -231,7 +231,7 @@ def _read_pickled(path: Path):
 
 def _labels(labels, path: Path):
     if labels.size and not 0 <= labels.min() <= labels.max() <= 9:
-        raise ValueError(f"data file {path} must have labels 0..9, had {labels.min()}..{labels.max()}")
+        raise ValueError(f"data file {path} must have labels 0..9, got {labels.min()}..{labels.max()}")
     return labels.astype(np.int32)
 
 
@@ -253,7 +253,7 @@ class _Images:
         except OSError:
             raise ValueError(f"data file {self.paths[index]} is not an image") from None
         if inputs.shape != (32, 32, 3):
-            raise ValueError(f"data file {self.paths[index]} must be 32 x 32, was {inputs.shape[:2]}")
+            raise ValueError(f"data file {self.paths[index]} must be 32 x 32, got {inputs.shape[:2]}")
         return {"inputs": inputs, "label": self.labels[index]}
 
 

@@ -32,7 +32,7 @@ _AT_ONCE = 2**24  # bytes
 def way(given: str | None, num_bytes: int) -> str:
     """Return "content" or "sampled": as given, or else by size; ValueError for something else."""
     if given not in (None, CONTENT, SAMPLED):
-        raise ValueError(f"fingerprint must be 'content' or 'sampled', was {given!r}")
+        raise ValueError(f"fingerprint must be 'content' or 'sampled', got {given!r}")
     return given or (CONTENT if num_bytes <= CONTENT_LIMIT else SAMPLED)
 
 

@@ -46,11 +46,11 @@ class GivenBatches:
         try:
             found = iter(batches)
         except TypeError:
-            raise ValueError(f"batches must be an iterable, was {type(batches).__name__}") from None
+            raise ValueError(f"batches must be an iterable, got {type(batches).__name__}") from None
         length = getattr(batches, "__len__", None)
         self.length = None if length is None else int(length())
         if self.length is not None and self.length < steps:
-            raise ValueError(f"batches must have at least the {steps} steps of the run, had {self.length}")
+            raise ValueError(f"batches must have at least the {steps} steps of the run, got {self.length}")
         self._patterns, self._size, self._steps = patterns, dataset_size, steps
         self._batch_size = batch_size
         self._found = found
@@ -122,15 +122,15 @@ class GivenBatches:
             ids = np.array(None)
         if ids.dtype.kind not in "iu" or ids.ndim != 1:
             raise BatchesError(
-                f"batches must be arrays of integer ids, was {ids.dtype} of shape {ids.shape} at step {step}"
+                f"batches must be arrays of integer ids, got {ids.dtype} of shape {ids.shape} at step {step}"
             )
         if ids.size != self._batch_size:
             raise BatchesError(
-                f"batches must have the plan's {self._batch_size} ids, had {ids.size} at step {step}"
+                f"batches must have the plan's {self._batch_size} ids, got {ids.size} at step {step}"
             )
         if not 0 <= int(ids.min()) <= int(ids.max()) < self._size:
             raise BatchesError(
-                f"batches must have ids from 0 to {self._size - 1}, had {ids.min()} .. {ids.max()} at step "
+                f"batches must have ids from 0 to {self._size - 1}, got {ids.min()} .. {ids.max()} at step "
                 f"{step}"
             )
         return ids.astype(np.int64), None if rows is None else self._checked_rows(rows, step)
@@ -140,9 +140,9 @@ class GivenBatches:
         for path, leaf in jax.tree.leaves_with_path(rows):
             check_numbers(path, leaf)
             if leaf.shape[:1] != (self._batch_size,):
-                raise BatchesError(f"batches must have a row for each id, had {leaf.shape} at step {step}")
+                raise BatchesError(f"batches must have a row for each id, got {leaf.shape} at step {step}")
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise BatchesError(f"batches must have finite rows, had NaN or infinity at step {step}")
+                raise BatchesError(f"batches must have finite rows, got NaN or infinity at step {step}")
         if self._like is not None and _shapes(rows) != _shapes(self._like):
             raise BatchesError(
                 f"batches must have rows of the same names, shapes and dtypes, not so at {step}"

@@ -106,7 +106,7 @@ def from_edges(users, rows, *, dataset_size: int) -> Attribution:
             f"users and rows must be lists of one length, had shapes {users.shape}, {rows.shape}"
         )
     if rows.dtype.kind not in "iu":
-        raise ValueError(f"rows must be integers, were {rows.dtype}")
+        raise ValueError(f"rows must be integers, got {rows.dtype}")
     if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < size:
         bad = rows[(rows < 0) | (rows >= size)][0]
         raise ValueError(f"rows must be in 0..{size - 1}, one was {bad}")
@@ -159,7 +159,7 @@ def bounded_numbers(graph: Attribution, examples_per_user: int) -> np.ndarray:
     if numbers.max(initial=0) > examples_per_user:
         raise ValueError(
             f"examples_per_user must be at least {numbers.max()}, the most examples of a user, "
-            f"was {examples_per_user}: bound_contributions first"
+            f"got {examples_per_user}: bound_contributions first"
         )
     return numbers
 
@@ -186,7 +186,7 @@ def check_graph(
         return
     check_well_formed(graph)
     if graph.num_examples != dataset_size:
-        raise ValueError(f"graph must have the {dataset_size} examples of the plan, had {graph.num_examples}")
+        raise ValueError(f"graph must have the {dataset_size} examples of the plan, got {graph.num_examples}")
     if not shared_examples:
         check_one_owner(graph)
     bounded_numbers(graph, scheme.examples_per_unit)

@@ -106,7 +106,7 @@ class Sampler:
         check_dataset_size(scheme, self.dataset_size)
         if scheme.batch_size_cap not in (None, self.max_batch_size):
             raise ValueError(
-                f"max_batch_size must be the scheme's {scheme.batch_size_cap}, was {self.max_batch_size}"
+                f"max_batch_size must be the scheme's {scheme.batch_size_cap}, got {self.max_batch_size}"
             )
         self._step = 0
         self._digest = hashlib.blake2b(digest_size=16).hexdigest()
@@ -143,7 +143,7 @@ class Sampler:
         stated, _, largest = batch_sizes(plan)
         dataset_size = stated if dataset_size is None else dataset_size
         if dataset_size > stated or (dataset_size < stated and not plan.mechanism.is_add_or_remove):
-            raise ValueError(f"dataset_size must be the plan's {stated}, was {dataset_size}")
+            raise ValueError(f"dataset_size must be the plan's {stated}, got {dataset_size}")
         return cls(
             plan.mechanism.scheme,
             dataset_size,
@@ -193,7 +193,7 @@ def make_generator(key, step: int = 0) -> np.random.Generator:
     """Return a counter-based generator of a step, from 4 secret words of 32 bits."""
     words = [int(word) for word in key]
     if len(words) != 4 or not all(0 <= word < 2**32 for word in words):
-        raise ValueError(f"key must be 4 words of 32 bits, had {len(words)}")
+        raise ValueError(f"key must be 4 words of 32 bits, got {len(words)}")
     whole = words[0] | words[1] << 32 | words[2] << 64 | words[3] << 96
     # Philox counts up from the lowest word, so steps in the highest never overlap.
     return np.random.Generator(np.random.Philox(key=whole, counter=step << 192))

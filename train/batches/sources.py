@@ -86,7 +86,7 @@ class ArrayRows:
             if leaf.dtype.kind == "f" and not all(
                 np.isfinite(part).all() for part in fingerprints.pieces(leaf)
             ):
-                raise ValueError("data must be finite, had NaN or infinity")
+                raise ValueError("data must be finite, got NaN or infinity")
 
     def __len__(self) -> int:
         return self._length
@@ -107,11 +107,11 @@ def _length(arrays) -> int:
         if leaf.ndim == 0:
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
             raise ValueError(
-                f"data must be arrays with a row for each example, had a single number in {name}"
+                f"data must be arrays with a row for each example, got a single number in {name}"
             )
     lengths = {len(leaf) for leaf in jax.tree.leaves(arrays)}
     if len(lengths) != 1:
-        raise ValueError(f"data must be arrays with the same number of rows, had {sorted(lengths)}")
+        raise ValueError(f"data must be arrays with the same number of rows, got {sorted(lengths)}")
     return lengths.pop()
 
 
@@ -119,7 +119,7 @@ def check_numbers(path, leaf) -> None:
     """ValueError for an array that is not of numbers."""
     if leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
         name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
-        raise ValueError(f"data must be numbers, had {leaf.dtype} in {name}: turn text into tokens")
+        raise ValueError(f"data must be numbers, got {leaf.dtype} in {name}: turn text into tokens")
 
 
 def padded(rows: np.ndarray, size: int) -> np.ndarray:
@@ -147,7 +147,7 @@ class MemoryMapped:
         self.arrays = jax.tree.map(_opened, arrays)
         leaves = jax.tree.leaves(self.arrays)
         if _length(self.arrays) == 0:
-            raise ValueError("data must have at least one row, had 0")
+            raise ValueError("data must have at least one row, got 0")
         self._paths = [getattr(leaf, "filename", None) for leaf in leaves]
         self.how = fingerprints.way(fingerprint, sum(leaf.nbytes for leaf in leaves))
         if self.how == fingerprints.SAMPLED:
@@ -203,9 +203,9 @@ class Indexed:
 
     def __init__(self, source, version: str | None = None):
         if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-            raise ValueError(f"data must have a length and rows by index, was {type(source).__name__}")
+            raise ValueError(f"data must have a length and rows by index, got {type(source).__name__}")
         if version is not None and not (isinstance(version, str) and version):
-            raise ValueError(f"version must be a text, was {version!r}")
+            raise ValueError(f"version must be a text, got {version!r}")
         self.source, self.version = source, version
         several = (getattr(source, name, None) for name in ("__getitems__", "_getitems"))
         self._several: Callable | None = next(filter(None, several), None)
@@ -231,7 +231,7 @@ class Indexed:
 def _as_arrays(row):
     """Return a row with arrays for leaves; ValueError where it is no example."""
     if row is None:
-        raise ValueError("data must have an example at every place, had None: filter before, not in a source")
+        raise ValueError("data must have an example at every place, got None: filter before, not in a source")
     row = jax.tree.map(np.asarray, row)
     for path, leaf in jax.tree.leaves_with_path(row):
         check_numbers(path, leaf)
@@ -245,7 +245,7 @@ def stacked(rows) -> Any:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
     except (ValueError, TypeError):
         raise ValueError(
-            "data must have rows of the same names and shapes, had others: pad or cut them to one length"
+            "data must have rows of the same names and shapes, got others: pad or cut them to one length"
         ) from None
 
 
@@ -301,7 +301,7 @@ class SourceRows:
         self.source = source
         length = len(source)
         if length == 0:
-            raise ValueError("data must have at least one row, had 0")
+            raise ValueError("data must have at least one row, got 0")
         # From the operating system: what is checked is independent of every key of the run.
         self._random = np.random.default_rng()
         others = self._random.choice(length, min(length, NUM_PROBES), replace=False)
@@ -343,7 +343,7 @@ class SourceRows:
             found = _as_arrays(gather(indices))
         wanted = jax.tree.map(lambda leaf: ((len(indices), *leaf.shape[1:]), leaf.dtype), self._like)
         if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != wanted:
-            raise ValueError("data must have rows of the same names, shapes and dtypes, had others")
+            raise ValueError("data must have rows of the same names, shapes and dtypes, got others")
         return found
 
     def _check(self, found, indices: np.ndarray) -> None:

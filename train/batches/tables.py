@@ -33,7 +33,7 @@ def parquet_table(path: str | os.PathLike) -> ArrowTable:
       ValueError: no such file, or none of Parquet.
     """
     if Path(path).suffix != ".parquet":
-        raise ValueError(f"data must be arrays, rows by index or a .parquet file, was {os.fspath(path)!r}")
+        raise ValueError(f"data must be arrays, rows by index or a .parquet file, got {os.fspath(path)!r}")
     try:
         return ArrowTable(parquet.read_table(path))
     except (OSError, pyarrow.ArrowException) as error:

@@ -218,7 +218,7 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, 
     """
     if not 1e-100 <= grid.clip_norm <= 1e100:
         raise TooCoarseError(
-            f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was {grid.clip_norm:g}"
+            f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', got {grid.clip_norm:g}"
         )
     whole, rounding = 2.0**grid.bits, math.sqrt(parameters) * (1 + devices * DEVICE_UNIT)
     errors = 2 * batch * _gamma(depth + 4) / _SHARE + _spent_in_float32(batch, alone)  # of a target of 1
@@ -284,13 +284,13 @@ def ghost_gradient_sum(
       ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
     """
     if not isinstance(grid, Grid):
-        raise ValueError(f"grid must be a train.clipping.grid.Grid, was {type(grid).__name__}")
+        raise ValueError(f"grid must be a train.clipping.grid.Grid, got {type(grid).__name__}")
     _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask)
     mask = jnp.asarray(mask, bool)
     size = mask.shape[0]
     _by_device.rows_of_each(size, mesh)
     if size > LARGEST_BATCH:
-        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
+        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, got {size}")
     if jax.default_backend() not in BACKENDS:
         raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
     check_rows(batch, size)

@@ -40,9 +40,9 @@ class Grid:
     def __post_init__(self):
         object.__setattr__(self, "clip_norm", _validate.positive_number("clip_norm", self.clip_norm))
         if _validate.positive_integer("bits", self.bits, minimum=0) > _FINEST:
-            raise ValueError(f"bits must be at most {_FINEST}, was {self.bits}")
+            raise ValueError(f"bits must be at most {_FINEST}, got {self.bits}")
         if not 0 < self.unit * 2.0**-100:
-            raise ValueError(f"clip_norm must be above 1e-270, was {self.clip_norm}")
+            raise ValueError(f"clip_norm must be above 1e-270, got {self.clip_norm}")
 
     @classmethod
     def of(cls, mechanism: Mechanism, clip_norm: float) -> "Grid":
@@ -58,7 +58,7 @@ class Grid:
         if bits < 0 or sigma * 2.0**bits < _LEAST_LEVELS:
             raise ValueError(
                 f"noise_multiplier must be between {_LEAST_LEVELS / 2**_FINEST:.2g} and {most:.3g} to train "
-                f"with this strategy, was {sigma:g}"
+                f"with this strategy, got {sigma:g}"
             )
         return cls(clip_norm, bits)
 
@@ -201,7 +201,7 @@ class RoundedSum:
         """
         for leaf in jax.tree.leaves(self.whole):
             if leaf.dtype != np.float64:
-                raise ValueError(f"updates must be a sum in float64, as it was made, was {leaf.dtype}")
+                raise ValueError(f"updates must be a sum in float64, as it was made, got {leaf.dtype}")
 
         def value(total, more):
             # Below 2^53, so exact.

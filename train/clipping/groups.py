@@ -51,12 +51,12 @@ class Groups:
     def __post_init__(self):
         if set(self.of) != set(range(len(self.shares))):
             raise ValueError(
-                f"groups must have parameters in each of {len(self.shares)} and in no other, was {self.of}"
+                f"groups must have parameters in each of {len(self.shares)} and in no other, got {self.of}"
             )
         exact = tuple(Fraction(share) for share in self.shares)
         if not all(share > 0 for share in exact) or sum(exact) > 1:
             shown = ", ".join(f"{float(share):g}" for share in exact)
-            raise ValueError(f"shares must be positive and add up to at most 1, were {shown}")
+            raise ValueError(f"shares must be positive and add up to at most 1, got {shown}")
         object.__setattr__(self, "shares", exact)
 
     @classmethod
@@ -67,7 +67,7 @@ class Groups:
     def split(self, leaves: Sequence[Any]) -> list[list[Any]]:
         """Return the leaves by group."""
         if len(leaves) != len(self.of):
-            raise ValueError(f"groups must be of {len(leaves)} parameters, was of {len(self.of)}")
+            raise ValueError(f"groups must be of {len(leaves)} parameters, got of {len(self.of)}")
         parts: list[list[Any]] = [[] for _ in self.shares]
         for group, leaf in zip(self.of, leaves, strict=True):
             parts[group].append(leaf)
@@ -106,7 +106,7 @@ def partition(params, given, clip_norm: float, model: Any = None) -> tuple[Group
     paths = list(_paths(params))
     if asked.filters == LAYER:
         if asked.norms is not None:
-            raise ValueError("clip_groups must have filters where it has norms, had 'layer'")
+            raise ValueError("clip_groups must have filters where it has norms, got 'layer'")
         of = _by_layer(paths, _aliases(model))
     else:
         of = _by_filter(paths, _filters(asked.filters), _aliases(model))
@@ -129,15 +129,15 @@ def _shares(norms, number: int, clip_norm: float) -> tuple[Fraction, ...]:
     if norms is None:
         return (Fraction(1, number),) * number
     if isinstance(norms, str) or not isinstance(norms, Iterable):
-        raise ValueError(f"clip_groups norms must be a list of numbers, was {norms!r}")
+        raise ValueError(f"clip_groups norms must be a list of numbers, got {norms!r}")
     squares = [Fraction(_validate.positive_number("clip_groups norm", norm)) ** 2 for norm in norms]
     if len(squares) != number:
-        raise ValueError(f"clip_groups must have a norm for each of {number} filters, had {len(squares)}")
+        raise ValueError(f"clip_groups must have a norm for each of {number} filters, got {len(squares)}")
     whole, total = Fraction(clip_norm) ** 2, sum(squares)
     if total > whole * Fraction(1 + 1e-9):
         raise ValueError(
             f"clip_groups must have norms whose squares add up to at most {clip_norm:g}^2, the clip norm's, "
-            f"had {math.sqrt(total):g}^2"
+            f"got {math.sqrt(total):g}^2"
         )
     # The squares of 0.6 and 0.8 do not add up to 1 exactly as floats.
     return tuple(square / max(whole, total) for square in squares)
@@ -197,11 +197,11 @@ def _by_filter(paths, filters, aliases: Callable[[tuple], list[tuple]]) -> list[
 
 def _filters(given) -> list[Callable[[tuple, Any], bool]]:
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise ValueError(f"clip_groups must be 'layer' or a list of nnx filters, was {given!r}")
+        raise ValueError(f"clip_groups must be 'layer' or a list of nnx filters, got {given!r}")
     try:
         return [nnx.filterlib.to_predicate(one) for one in given]
     except (TypeError, ValueError):
-        raise ValueError(f"clip_groups must be 'layer' or a list of nnx filters, was {given!r}") from None
+        raise ValueError(f"clip_groups must be 'layer' or a list of nnx filters, got {given!r}") from None
 
 
 def _name(path) -> str:

@@ -154,7 +154,7 @@ def _summed(
     has_aux: bool,
 ):
     if not isinstance(grid, Grid):
-        raise ValueError(f"grid must be a train.clipping.grid.Grid, was {type(grid).__name__}")
+        raise ValueError(f"grid must be a train.clipping.grid.Grid, got {type(grid).__name__}")
     _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask, records=records)
     mask = jnp.asarray(mask, bool)
     size = mask.shape[0]
@@ -163,7 +163,7 @@ def _summed(
         microbatch_size = default_microbatch_size(params)
     micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.most_at_once)
     if size > LARGEST_BATCH:
-        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, had {size}")
+        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, got {size}")
     check_rows(batch, size)
     pieces = Microbatches(own, micro, skip_padding)
 
@@ -329,14 +329,14 @@ def check_real(name: str, tree) -> None:
     for leaf in jax.tree.leaves(tree):
         dtype = getattr(leaf, "dtype", None) or jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(f"{name} must be arrays of real floating-point numbers, had {dtype}")
+            raise ValueError(f"{name} must be arrays of real floating-point numbers, got {dtype}")
 
 
 def check_rows(batch, size: int) -> None:
     """ValueError for arrays without `size` rows."""
     for leaf in jax.tree.leaves(batch):
         if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
-            raise ValueError(f"batch must have {size} rows like mask, had an array of shape {np.shape(leaf)}")
+            raise ValueError(f"batch must have {size} rows like mask, got an array of shape {np.shape(leaf)}")
 
 
 def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:

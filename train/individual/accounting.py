@@ -60,7 +60,7 @@ class IndividualAccounting:
             raise ValueError("order of individual must not be given without an epsilon: nothing is filtered")
         _validate.positive_integer("buckets", self.buckets)
         if not 0 < self.smallest_norm < 1:
-            raise ValueError(f"smallest_norm must be in (0, 1), was {self.smallest_norm!r}")
+            raise ValueError(f"smallest_norm must be in (0, 1), got {self.smallest_norm!r}")
 
     def tracker(self, sampling_probability: float, noise_multiplier: float) -> Tracker:
         """Return the tracker of a run; ValueError for an epsilon that no filter can keep at this delta."""
@@ -87,7 +87,7 @@ class IndividualAccounting:
                     raise
         if not filters:
             raise ValueError(
-                f"epsilon of individual must be larger at delta {self.delta:g}, was {self.epsilon:g}: no "
+                f"epsilon of individual must be larger at delta {self.delta:g}, got {self.epsilon:g}: no "
                 "Renyi order has a positive budget"
             )
         largest = accountant.charged_sigmas[0]

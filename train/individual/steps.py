@@ -125,11 +125,11 @@ def follow(
     if before is not None:
         _validate.instance("continues", before, PrivateLosses, "the private_individual of an earlier result")
         if before.fingerprint != fingerprint:
-            raise ValueError("continues of individual must be of this data set, was of another one")
+            raise ValueError("continues of individual must be of this data set, got another one")
         if before.tracker != tracker:
             raise ValueError(
                 "continues of individual must have this run's sampling probability, noise multiplier, buckets"
-                f" and filter, had {before.tracker}"
+                f" and filter, got {before.tracker}"
             )
         start = before.records
 
@@ -165,11 +165,11 @@ def _probability(plan: Plan) -> float:
     ):
         raise ValueError(
             "individual needs a plan whose examples join every batch independently (Poisson, not truncated), "
-            f"was {scheme.name}"
+            f"got {scheme.name}"
         )
     if mechanism.strategy.noise_copies:
         raise ValueError(
             "individual needs a plan of independent noise (one band): the proof adds individual losses of "
-            f"steps, was {mechanism.strategy.describe()}"
+            f"steps, got {mechanism.strategy.describe()}"
         )
     return float(rounds[0])

@@ -135,7 +135,7 @@ def drawn_on_the_host(
       room: for words, by default new; no other thread may use it at the same time.
     """
     if deviation is not None and not 0 < deviation * LARGEST < 2**31 - 1:
-        raise ValueError(f"deviation must be above 0 and below 2^31 / {LARGEST:.1f}, was {deviation}")
+        raise ValueError(f"deviation must be above 0 and below 2^31 / {LARGEST:.1f}, got {deviation}")
     blocks = _blocks(size)
     row = min(_ROW, _PAIRS * blocks)
     words = keystream.words(key, step, 2 * row * -(-_PAIRS * blocks // row), room)
@@ -208,7 +208,7 @@ def _of_words(words, size: int) -> Normals:
 def _blocks(size: int) -> int:
     blocks = max(1, -(-size // (2 * _PAIRS)))
     if blocks > 2**32:
-        raise ValueError(f"size must be at most {2**32 * 2 * _PAIRS} normals a step, was {size}")
+        raise ValueError(f"size must be at most {2**32 * 2 * _PAIRS} normals a step, got {size}")
     return blocks
 
 

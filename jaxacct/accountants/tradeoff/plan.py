@@ -116,7 +116,7 @@ class SampledGeneralPlan(GeneralPlan):
         super().__post_init__()
         if not isinstance(self.evidence, MixtureEvidence):
             raise ValueError(
-                f"evidence must be draws of the distribution, was {type(self.evidence).__name__}"
+                f"evidence must be draws of the distribution, got {type(self.evidence).__name__}"
             )
 
     @classmethod
@@ -234,7 +234,7 @@ class LastIteratePlan(StoredPlan):
         _validate.positive_number("stepsize", self.stepsize)
         if self.method == "gd" and self.batch_size != self.num_examples:
             raise ValueError(
-                f"batch_size must be num_examples {self.num_examples} for gd, was {self.batch_size}"
+                f"batch_size must be num_examples {self.num_examples} for gd, got {self.batch_size}"
             )
         if self.method == "cgd" and (
             self.num_examples % self.batch_size or self.steps % (self.num_examples // self.batch_size)
@@ -270,7 +270,7 @@ class LastIteratePlan(StoredPlan):
             plan = cls(epsilon=max(epsilon * (1 + hair), 1e-9), **given)
             if plan.certified:
                 return plan
-        raise ValueError(f"noise_std must give an epsilon at delta {delta:g}, was {noise_std!r}")
+        raise ValueError(f"noise_std must give an epsilon at delta {delta:g}, got {noise_std!r}")
 
     @property
     def iterations(self) -> int:
@@ -325,7 +325,7 @@ def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diamet
         return found | dict(steps=steps, batch_size=batch_size)
     size = _validate.positive_integer("batch_size", batch_size)
     if num_examples % size:
-        raise ValueError(f"batch_size must divide num_examples {num_examples}, was {size}")
+        raise ValueError(f"batch_size must divide num_examples {num_examples}, got {size}")
     cycle = num_examples // size
     return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)
 

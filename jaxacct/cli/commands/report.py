@@ -37,7 +37,7 @@ def command(
     other = other_kind(plan)
     if other is not None:
         raise ValueError(
-            f"plan must be of `jaxacct calibrate`, was of {other}: `jaxacct show {plan}` reads it"
+            f"plan must be of `jaxacct calibrate`, got of {other}: `jaxacct show {plan}` reads it"
         )
     loaded = Plan.load(plan)
     bands = None

@@ -248,7 +248,7 @@ def last_iterate_command(
     if method == "cgd":
         size = validate.positive_integer("batch_size", batch_size)
         if num_examples % size:
-            raise ValueError(f"batch_size must divide num_examples {num_examples}, was {size}")
+            raise ValueError(f"batch_size must divide num_examples {num_examples}, got {size}")
         run |= dict(epochs=epochs, batch_size=size, batches_per_epoch=num_examples // size)
     else:
         run |= dict(steps=steps) | (dict(batch_size=batch_size) if method == "sgd" else {})
@@ -330,7 +330,7 @@ def tell(found: dict, as_json: bool) -> None:
         numbers = value.values() if isinstance(value, dict) else [value]
         if any(isinstance(number, float) and math.isnan(number) for number in numbers):
             raise ValueError(
-                f"{name} must be a number, was NaN: the arguments are beyond what float64 resolves"
+                f"{name} must be a number, got NaN: the arguments are beyond what float64 resolves"
             )
     if as_json:
         infinite = {name for name, value in found.items() if isinstance(value, float) and math.isinf(value)}

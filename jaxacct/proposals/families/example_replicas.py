@@ -110,7 +110,7 @@ def example_replica_lines(
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
     """Return the mechanism of one example, and the number of examples of a unit."""
     if mechanism.scheme.parts is None:
-        raise ValueError(f"scheme must be of independent examples, was {mechanism.scheme.name}")
+        raise ValueError(f"scheme must be of independent examples, got {mechanism.scheme.name}")
     one, number = mechanism.scheme.parts
     return Mechanism(one, mechanism.strategy, mechanism.noise_multiplier), number
 

@@ -194,7 +194,7 @@ def at_distances(
     _validate.nonnegative_number("epsilon", epsilon)
     log_scale, terms = _terms_of(mechanism, epsilon, composed)
     if not 0 < near < far < math.inf:
-        raise ValueError(f"distances must be 0 < near < far, were {near!r} and {far!r}")
+        raise ValueError(f"distances must be 0 < near < far, got {near!r} and {far!r}")
     if log_scale == -math.inf:
         raise ValueError("H(Q, P) is exactly zero for this epsilon: nothing to extrapolate")
     lines = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)

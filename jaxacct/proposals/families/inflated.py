@@ -44,7 +44,7 @@ def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) 
     found = _inflated(mechanism, times)
     if found is None:
         raise ValueError(
-            f"scheme must be known at {times} times its probability, was {mechanism.scheme.name}"
+            f"scheme must be known at {times} times its probability, got {mechanism.scheme.name}"
         )
     inflated, log_ratio = found
     drawn = checked_replicas(inflated, m)
@@ -139,7 +139,7 @@ def _inflated(mechanism: Mechanism, times: int) -> tuple[Mechanism, float] | Non
 def build(setting: Setting, m: int, times: int) -> Proposal:
     """Return `inflated_proposal` for a setting; ValueError as there, and for `times` out of 2..32."""
     if not 2 <= times <= _MAX_TIMES:
-        raise ValueError(f"times must be in 2..{_MAX_TIMES}, was {times}")
+        raise ValueError(f"times must be in 2..{_MAX_TIMES}, got {times}")
     return inflated_proposal(setting.mechanism, m, times, setting.epsilon)
 
 

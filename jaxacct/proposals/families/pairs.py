@@ -69,7 +69,7 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
     """
     one, number = _one(mechanism)
     if m not in NUMBERS or m <= number:
-        raise ValueError(f"m must be one of {NUMBERS} above {number}, was {m!r}")
+        raise ValueError(f"m must be one of {NUMBERS} above {number}, got {m!r}")
     # So few would count as windows, which round less than the transform that adds them.
     if number == 1 and adds_windows(one.scheme, one.strategy, m):
         raise ValueError("participations must be more for replicas in pairs")
@@ -198,7 +198,7 @@ def build(setting: Setting, m: int, by_pairs: int) -> Proposal:
       ValueError: as `pair_proposal`, or where losses are not by pairs of examples for `by_pairs` = 1.
     """
     if by_pairs not in (0, 1) or (by_pairs and setting.mechanism.scheme.pair_bound is None):
-        raise ValueError(f"by_pairs must be 0, or 1 where losses are by pairs of examples, was {by_pairs}")
+        raise ValueError(f"by_pairs must be 0, or 1 where losses are by pairs of examples, got {by_pairs}")
     if (m, by_pairs) == (1, 1):
         return plain_by_pairs(setting.mechanism)
     return pair_proposal(setting.mechanism, m, setting.epsilon, bool(by_pairs))

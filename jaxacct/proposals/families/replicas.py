@@ -100,7 +100,7 @@ def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
     """
     module = _module(mechanism)
     if not least <= m <= most_replicas(mechanism):
-        raise ValueError(f"m must be in {least}..{most_replicas(mechanism)} for this scheme, was {m}")
+        raise ValueError(f"m must be in {least}..{most_replicas(mechanism)} for this scheme, got {m}")
     log_z = module.log_normalizer(mechanism, m)
     if not math.isfinite(log_z):
         raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")

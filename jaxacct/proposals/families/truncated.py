@@ -78,12 +78,12 @@ def checked_truncation(mechanism: Mechanism, spec: ProposalSpec) -> tuple[Indepe
     """
     cuts = mechanism.scheme.independent_cuts
     if cuts is None:
-        raise ValueError(f"scheme must truncate batches itself, was {mechanism.scheme.name}")
+        raise ValueError(f"scheme must truncate batches itself, got {mechanism.scheme.name}")
     if not mechanism.is_stationary:
         raise ValueError(f"{spec} needs a Toeplitz matrix with at most min_separation bands")
     uncut = Mechanism(cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
     if not replicas.fits(uncut):
-        raise ValueError(f"iterations must be fewer for the tables of {spec}, was {cuts.uncut.iterations}")
+        raise ValueError(f"iterations must be fewer for the tables of {spec}, got {cuts.uncut.iterations}")
     return cuts, uncut
 
 

@@ -390,6 +390,6 @@ def test_sgd_at_little_noise_says_infinity_at_once(capsys):
 
 def test_what_is_not_a_number_is_not_printed(capsys):
     for found in ({"epsilon": math.nan}, {"epsilon_by_bound": {"composition": math.nan}}):
-        with pytest.raises(ValueError, match="must be a number, was NaN"):
+        with pytest.raises(ValueError, match="must be a number, got NaN"):
             command.tell(found, False)
     assert capsys.readouterr().out == ""

@@ -117,7 +117,7 @@ def rebuild(sweep: Sweep, out: str, short: bool, every: bool, seconds: float | N
     Returns 0 when all points are finished, 1 when time was up before.
     """
     if seconds is not None and not seconds >= 0:
-        raise ValueError(f"seconds must be at least 0, was {seconds!r}")
+        raise ValueError(f"seconds must be at least 0, got {seconds!r}")
     blank(1, 1)  # without matplotlib nothing is begun
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

@@ -53,7 +53,7 @@ class Table:
         """Prefix-sum error at the noise multiplier that was certified, a number above 0."""
         error = float(self.rows[cell]["prefix_sum_error"])
         if not 0 < error < float("inf"):
-            raise ValueError(f"prefix_sum_error must be above 0, was {error!r}")
+            raise ValueError(f"prefix_sum_error must be above 0, got {error!r}")
         return error
 
     def add(self, cell: Cell, row: dict[str, str]) -> None:

@@ -107,7 +107,7 @@ def test_cinic_10(tmp_path):
 
 
 def test_bad_input(tmp_path):
-    with pytest.raises(ValueError, match="data must be one of digits, mnist, cifar-10, cinic-10, was 'svhn'"):
+    with pytest.raises(ValueError, match="data must be one of digits, mnist, cifar-10, cinic-10, got 'svhn'"):
         load("svhn")
     with pytest.raises(ValueError, match="data_folder must be given"):
         load("cifar-10")

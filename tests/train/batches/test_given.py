@@ -161,12 +161,12 @@ def broken():
         "twice in a batch": (changed(7, 0, good[7, 1]), "every id once"),
         "too large": (changed(7, 0, ROWS), "ids from 0 to 19"),
         "negative": (changed(7, 0, -1), "ids from 0 to 19"),
-        "smaller batch": ([*good[:7], good[7][:3], *good[8:]], "the plan's 4 ids, had 3 at step 7"),
-        "larger batch": ([*good[:7], np.arange(5), *good[8:]], "the plan's 4 ids, had 5 at step 7"),
-        "floats": (floats, "arrays of integer ids, was float64"),
-        "not a number": (nans, "arrays of integer ids, was float64"),
+        "smaller batch": ([*good[:7], good[7][:3], *good[8:]], "the plan's 4 ids, got 3 at step 7"),
+        "larger batch": ([*good[:7], np.arange(5), *good[8:]], "the plan's 4 ids, got 5 at step 7"),
+        "floats": (floats, "arrays of integer ids, got float64"),
+        "not a number": (nans, "arrays of integer ids, got float64"),
         "text": ([*good[:7], np.array(["a"] * 4), *good[8:]], "arrays of integer ids"),
-        "truth values": ([*good[:7], np.ones(4, bool), *good[8:]], "arrays of integer ids, was bool"),
+        "truth values": ([*good[:7], np.ones(4, bool), *good[8:]], "arrays of integer ids, got bool"),
         "a matrix": ([*good[:7], good[:4], *good[8:]], "arrays of integer ids"),
         "ragged": ([*good[:7], [[1], [2, 3], [4]], *good[8:]], "arrays of integer ids"),
         "ends early": ((each for each in good[:7]), "12 steps of the run, ended after 7"),
@@ -246,13 +246,13 @@ def test_rows_must_have_one_shape_and_be_finite():
 
 def test_what_is_no_loader_is_refused_before_anything(tmp_path):
     for batches, said in (
-        (7, "batches must be an iterable, was int"),
-        (shuffled()[:11], "at least the 12 steps of the run, had 11"),
+        (7, "batches must be an iterable, got int"),
+        (shuffled()[:11], "at least the 12 steps of the run, got 11"),
         ([], "at least the 12 steps"),
     ):
         with pytest.raises(ValueError, match=said):
             run(batches, out=tmp_path / "run")
-    with pytest.raises(BatchesError, match="the plan's 4 ids, had 3 at step 0"):
+    with pytest.raises(BatchesError, match="the plan's 4 ids, got 3 at step 0"):
         run(shuffled()[:, :3], out=tmp_path / "run")
     assert not (tmp_path / "run" / "secret.json").exists()
     with pytest.raises(ValueError, match="batches must not be given for a plan of b-min-sep"):

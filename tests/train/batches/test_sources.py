@@ -365,17 +365,17 @@ def test_an_object_that_does_not_pad_is_refused():
 
 
 REFUSED = {
-    "text": (Listed(data() | {"y": np.array(["a"] * ROWS)}), "data must be numbers, had <U1 in y"),
+    "text": (Listed(data() | {"y": np.array(["a"] * ROWS)}), "data must be numbers, got <U1 in y"),
     "none": (grain.MapDataset.source(Listed(data())).filter(lambda row: False), "had None: filter before"),
     "ragged": (
         grain.MapDataset.source([np.zeros(1 + i % 2) for i in range(ROWS)]),
-        "rows of the same names and shapes, had others",
+        "rows of the same names and shapes, got others",
     ),
     "dtypes": (
         grain.MapDataset.source([np.zeros(1, "if"[i % 2 == 0]) for i in range(ROWS)]),
-        "same row|names, shapes and dtypes, had others",
+        "same row|names, shapes and dtypes, got others",
     ),
-    "empty": (grain.MapDataset.source([]), "at least one row, had 0"),
+    "empty": (grain.MapDataset.source([]), "at least one row, got 0"),
 }
 
 
@@ -395,15 +395,15 @@ def test_bad_files(tmp_path):
         (tmp_path / "bad.npy", r"bad\.npy must be a \.npy file of numbers"),
         (tmp_path / "missing.npy", r"missing\.npy must be"),
         (tmp_path / "two.npz", "it holds several"),
-        ({"a": paths["x"], "b": np.zeros(3)}, r"same number of rows, had \[3, 60\]"),
+        ({"a": paths["x"], "b": np.zeros(3)}, r"same number of rows, got \[3, 60\]"),
     ):
         with pytest.raises(ValueError, match=message):
             MemoryMapped(bad)
-    with pytest.raises(ValueError, match="fingerprint must be 'content' or 'sampled', was 'none'"):
+    with pytest.raises(ValueError, match="fingerprint must be 'content' or 'sampled', got 'none'"):
         MemoryMapped(paths, "none")
-    with pytest.raises(ValueError, match="version must be a text, was ''"):
+    with pytest.raises(ValueError, match="version must be a text, got ''"):
         Indexed(Listed(data()), "")
-    with pytest.raises(ValueError, match="must have a length and rows by index, was int"):
+    with pytest.raises(ValueError, match="must have a length and rows by index, got int"):
         Indexed(3)
 
 
@@ -450,7 +450,7 @@ def test_columns_of_tables():
         with pytest.raises(ValueError, match=message) as caught:
             ArrowTable(table.select([name])).gather(np.arange(20))
         assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="at least one row, had 0"):
+    with pytest.raises(ValueError, match="at least one row, got 0"):
         as_rows(table.slice(0, 0))
 
 
@@ -521,7 +521,7 @@ def test_bad_parquet_files(tmp_path):
         ("no.parquet", "must be a Parquet file: "),
         ("text.parquet", "must be a Parquet file: "),
         ("names.parquet", "column name must hold numbers or lists of them, holds string: select others"),
-        ("rows.csv", r"data must be arrays, rows by index or a \.parquet file, was "),
+        ("rows.csv", r"data must be arrays, rows by index or a \.parquet file, got "),
     ):
         with pytest.raises(ValueError, match=message) as refused:
             as_rows(tmp_path / name)

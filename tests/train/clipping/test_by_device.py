@@ -240,7 +240,7 @@ def what_no_mesh_is_given_for_is_refused():
     loss, params, batch, mask = small()
     mesh = meshes()[0]
     placed, real = on(mesh, batch, "data"), on(mesh, mask, "data")
-    message = r"(batch|params|state|gradients|mask) must be on one device where no mesh is given, was on 4"
+    message = r"(batch|params|state|gradients|mask) must be on one device where no mesh is given, got on 4"
     for sum_of in SUMS:
         run = functools.partial(sum_of, loss, grid=GRID)
         for call in (run, jax.jit(run)):
@@ -248,11 +248,11 @@ def what_no_mesh_is_given_for_is_refused():
                 with pytest.raises(ValueError, match=message):
                     call(*given)
         with pytest.raises(
-            ValueError, match="batch must have a multiple of 4 rows, one share a device, had 15"
+            ValueError, match="batch must have a multiple of 4 rows, one share a device, got 15"
         ):
             run(params, jax.tree.map(lambda leaf: leaf[:15], batch), mask[:15], mesh=mesh)
         with pytest.raises(
-            ValueError, match=r"mesh must be a jax.sharding.Mesh of at most 16384 devices, was int"
+            ValueError, match=r"mesh must be a jax.sharding.Mesh of at most 16384 devices, got int"
         ):
             run(params, batch, mask, mesh=4)
     batch["scale"][5] = 1.0

@@ -391,7 +391,7 @@ def test_budget():
         with pytest.raises(ValueError, match=r"^clipping must be 'per_example' here: of a clip norm of "):
             budget(Grid(1.0, bits), parameters, batch, depth)
     with pytest.raises(
-        ValueError, match="clip_norm must be 1e-100 to 1e100 with clipping 'ghost', was 1e-101"
+        ValueError, match="clip_norm must be 1e-100 to 1e100 with clipping 'ghost', got 1e-101"
     ):
         budget(Grid(1e-101, 20), 1, 1, 1)
 
@@ -451,7 +451,7 @@ def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path, shared_programs):
         run(clipping="per_example", out=tmp_path / "ghost", steps=4)
     with pytest.raises(ValueError, match="another clipping: 'per_example', now 'ghost'; its noise must not"):
         run(clipping="ghost", out=tmp_path / "per_example", steps=4)
-    with pytest.raises(ValueError, match="clipping must be one of auto, per_example, ghost, was 'fast'"):
+    with pytest.raises(ValueError, match="clipping must be one of auto, per_example, ghost, got 'fast'"):
         run(clipping="fast")
     with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which needs"):
         run(clipping="ghost", individual=IndividualAccounting())
@@ -460,7 +460,7 @@ def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path, shared_programs):
 def test_bad_input():
     batch, mask = {"left": np.zeros((2, 4, 5)), "right": np.zeros((2, 4, 8))}, np.ones(2, bool)
     run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((5, 8)), batch, mask)
-    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, was float"):
+    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got float"):
         run(grid=1.0)
     with pytest.raises(ValueError, match="microbatch_size must be"):
         run(grid=GRID, microbatch_size=0)
@@ -506,7 +506,7 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
     batch, mask = np.ones((2, 3), np.float32), np.ones(2, bool)
     for sum_of in (ghost_gradient_sum, clipped_gradient_sum):
         with pytest.raises(
-            ValueError, match="params must be arrays of real floating-point numbers, had complex64"
+            ValueError, match="params must be arrays of real floating-point numbers, got complex64"
         ):
             sum_of(lambda p, e: jnp.abs(e @ p), jnp.ones(3, jnp.complex64), batch, mask, grid=GRID)
         with pytest.raises(
@@ -514,5 +514,5 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
         ):
             sum_of(lambda p, e: (e @ p).astype(jnp.complex64), jnp.ones(3), batch, mask, grid=GRID)
     for refuse in (ghost._plain, functools.partial(clip_to_grid, grid=GRID)):
-        with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, had complex64"):
+        with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, got complex64"):
             refuse(jnp.ones(3, jnp.complex64))

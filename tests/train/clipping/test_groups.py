@@ -134,7 +134,7 @@ def test_groups_of_another_model_are_refused():
     params = {name: jnp.zeros(shape) for name, shape in SIZES.items()}
     options = dict(params=params, batch=batch_of(example(), example()), mask=np.ones(2, bool))
     for sum_of in CLIPPINGS.values():
-        with pytest.raises(ValueError, match="groups must be of 4 parameters, was of 1"):
+        with pytest.raises(ValueError, match="groups must be of 4 parameters, got of 1"):
             sum_of(planted, **options, grid=GRID, groups=Groups.one(1))
     with pytest.raises(
         ValueError, match="clip_groups must leave each group a norm of at least 1, one unit of"
@@ -148,7 +148,7 @@ def test_limits_add_up_exactly():
         for number in (1, 3, 7, 60):
             limits = Groups(tuple(range(number)), (Fraction(1, number),) * number).limits(Grid(1.0, bits))
             assert 4**bits - number < sum(limits) <= 4**bits
-    with pytest.raises(ValueError, match=r"shares must be positive and add up to at most 1, were 0\.5, 0\.5"):
+    with pytest.raises(ValueError, match=r"shares must be positive and add up to at most 1, got 0\.5, 0\.5"):
         Groups((0, 1), (Fraction(1, 2), Fraction(1, 2) + Fraction(1, 2**80)))
     with pytest.raises(ValueError, match="shares must be positive"):
         Groups((0, 1), (Fraction(1), Fraction(0)))
@@ -197,17 +197,17 @@ def test_partitions():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("rows", "clip_groups must be 'layer' or a list of nnx filters, was 'rows'"),
-        ([], "clip_groups must be 'layer' or a list of nnx filters, was []"),
-        ([3.0], "clip_groups must be 'layer' or a list of nnx filters, was [3.0]"),
+        ("rows", "clip_groups must be 'layer' or a list of nnx filters, got 'rows'"),
+        ([], "clip_groups must be 'layer' or a list of nnx filters, got []"),
+        ([3.0], "clip_groups must be 'layer' or a list of nnx filters, got [3.0]"),
         ([nnx.PathContains("other")], "must select every parameter, adapted.bias is in no group"),
         ([nnx.PathContains("others"), ...], "select a trained parameter by each filter, number 0 has none"),
         ([nnx.PathContains("again"), ...], "in one group, layers.1.bias is again.bias in another"),
         (ClipGroups("layer", (1.0,)), "clip_groups must have filters where it has norms"),
-        (ClipGroups([...], (1.0, 1.0)), "clip_groups must have a norm for each of 1 filters, had 2"),
-        (ClipGroups([...], (1.1,)), "add up to at most 1^2, the clip norm's, had 1.1^2"),
+        (ClipGroups([...], (1.0, 1.0)), "clip_groups must have a norm for each of 1 filters, got 2"),
+        (ClipGroups([...], (1.1,)), "add up to at most 1^2, the clip norm's, got 1.1^2"),
         (ClipGroups([...], (0.0,)), "clip_groups norm must be"),
-        (ClipGroups([...], cast(Any, 0.5)), "clip_groups norms must be a list of numbers, was 0.5"),
+        (ClipGroups([...], cast(Any, 0.5)), "clip_groups norms must be a list of numbers, got 0.5"),
     ],
 )
 def test_what_is_no_partition_is_refused(given, said):

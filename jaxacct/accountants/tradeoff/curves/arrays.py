@@ -10,16 +10,16 @@ from jaxacct.common import validate as _validate
 def checked(name: str, value, allowed: str, accept) -> np.ndarray:
     """Return `value` as a float64 array; ValueError unless `accept` holds for every entry."""
     if isinstance(value, (bool, str)) or value is None:
-        raise ValueError(f"{name} must be {allowed}, was {value!r}")
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
     try:
         entries = np.asarray(value, np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be {allowed}, was {value!r}") from None
+        raise ValueError(f"{name} must be {allowed}, got {value!r}") from None
     with np.errstate(invalid="ignore"):
         good = np.asarray(accept(entries))
     if entries.size == 0 or not good.all():
         raise ValueError(
-            f"{name} must be {allowed}, was {entries[~good].flat[0] if entries.size else 'empty'}"
+            f"{name} must be {allowed}, got {entries[~good].flat[0] if entries.size else 'empty'}"
         )
     return entries
 

@@ -106,7 +106,7 @@ def _distributions(parts, grid):
     """Return `(optimistic PMF, pessimistic PMF, shift of the optimistic one, slack in delta)`."""
     count = sum(times for _, times in parts)
     if count > _MOST_COUNT:
-        raise ValueError(f"count must be at most {_MOST_COUNT} to be composed numerically, was {count}")
+        raise ValueError(f"count must be at most {_MOST_COUNT} to be composed numerically, got {count}")
     step = grid or _spacing(parts)
     pessimistic: Any = None
     optimistic: Any = None

@@ -252,7 +252,7 @@ def checked_group(size, name: str = "size") -> int:
     """Return `size` as an int in [1, 1000], or raise ValueError: the rule takes one step per record."""
     count = _validate.positive_integer(name, size)
     if count > _MAX_GROUP:
-        raise ValueError(f"{name} must be at most {_MAX_GROUP}, was {count}")
+        raise ValueError(f"{name} must be at most {_MAX_GROUP}, got {count}")
     return count
 
 
@@ -312,7 +312,7 @@ def compose(parts) -> TradeOff:
     for part, count in parts:
         _validate.positive_integer("count", count, minimum=0)
         if not isinstance(part, TradeOff):
-            raise ValueError(f"parts must be trade-off functions, was {type(part).__name__}")
+            raise ValueError(f"parts must be trade-off functions, got {type(part).__name__}")
         inner = part.parts if isinstance(part, Composed) else ((part, 1),)
         flat += [(one, times * count) for one, times in inner if times * count]
     mu = sum(part.mu * part.mu * count for part, count in flat if isinstance(part, Gaussian)) ** 0.5
@@ -324,7 +324,7 @@ def compose(parts) -> TradeOff:
             others[part] = others.get(part, 0) + count
         except TypeError:
             raise ValueError(
-                f"parts must have plain numbers as parameters to be composed, was {type(part).__name__}"
+                f"parts must have plain numbers as parameters to be composed, got {type(part).__name__}"
             ) from None
     if not others:
         return Gaussian(mu)

@@ -76,7 +76,7 @@ class Mixture(TradeOff):
     def __post_init__(self):
         arrays.checked("weights", list(self.weights), "at least 0", lambda w: w >= 0)
         if len(self.weights) != len(self.parts) or abs(sum(self.weights) - 1) > 1e-9:
-            raise ValueError(f"weights must be one a part and sum to 1, were {self.weights!r}")
+            raise ValueError(f"weights must be one a part and sum to 1, got {self.weights!r}")
 
     @property
     def symmetric(self) -> bool:

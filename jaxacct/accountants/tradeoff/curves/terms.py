@@ -25,7 +25,7 @@ class Terms:
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, was {self.kind!r}")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
 
     def to_json(self) -> dict:
         """Return the fields as JSON values."""

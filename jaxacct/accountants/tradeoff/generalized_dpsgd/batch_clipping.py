@@ -116,7 +116,7 @@ def mixture_curve(pmf: ParticipationPMF, sigma: float) -> GaussianMixture:
     """Return the exact trade-off function with the participations revealed; `sigma` relative to 2 C."""
     arrays.scale("sigma", sigma)
     if not isinstance(pmf, ParticipationPMF):
-        raise ValueError(f"pmf must be a ParticipationPMF, was {type(pmf).__name__}")
+        raise ValueError(f"pmf must be a ParticipationPMF, got {type(pmf).__name__}")
     return GaussianMixture(np.sqrt(pmf.squared_sensitivity) / sigma, pmf.prob, pmf.truncated_mass)
 
 
@@ -138,7 +138,7 @@ def mixture_epsilon(delta, pmf: ParticipationPMF, sigma: float):
     """
     if not np.all(arrays.open_share("delta", delta) > pmf.truncated_mass):
         raise ValueError(
-            f"delta must be above the truncated mass {pmf.truncated_mass:.3g} of the pmf, was {delta!r}"
+            f"delta must be above the truncated mass {pmf.truncated_mass:.3g} of the pmf, got {delta!r}"
         )
     return mixture_curve(pmf, sigma).epsilon(delta)
 
@@ -187,7 +187,7 @@ def calibrate_sigma(
     pmf = participation_pmf(dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling)
     if pmf.truncated_mass >= delta:
         raise ValueError(
-            f"target_delta must be above {pmf.truncated_mass:.3g}, the truncated mass, was {delta:g}"
+            f"target_delta must be above {pmf.truncated_mass:.3g}, the truncated mass, got {delta:g}"
         )
 
     def is_enough(log_sigma: float) -> bool:
@@ -196,7 +196,7 @@ def calibrate_sigma(
     low, high = roots.bracket(is_enough, 0.0, 2.0, lowest=-_MAX_LOG, highest=_MAX_LOG)
     if high == math.inf:
         raise ValueError(
-            f"target_delta must be one that sigma {math.exp(_MAX_LOG):.3g} reaches, was {delta!r}"
+            f"target_delta must be one that sigma {math.exp(_MAX_LOG):.3g} reaches, got {delta!r}"
         )
     return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-13)[1])
 

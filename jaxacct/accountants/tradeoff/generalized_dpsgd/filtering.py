@@ -52,10 +52,10 @@ def filtered_participation_pmf(
     check_sizes(n, m, s, num_epochs, g, sampling)
     if m > _MAX_TERMS:
         raise ValueError(
-            f"num_microbatches must be at most {_MAX_TERMS} where terms are kept by coins, was {m}"
+            f"num_microbatches must be at most {_MAX_TERMS} where terms are kept by coins, got {m}"
         )
     if _validate.positive_integer("least_kept", least_kept) > m:
-        raise ValueError(f"least_kept must be at most num_microbatches {m}, was {least_kept}")
+        raise ValueError(f"least_kept must be at most num_microbatches {m}, got {least_kept}")
 
     def counted(hit: int) -> dict[int, Fraction]:
         return kept_of(hit, m, least_kept)

@@ -91,11 +91,11 @@ def check_sizes(dataset_size, num_microbatches, microbatch_size, num_epochs, gro
     _validate.one_of("sampling", sampling, SAMPLING)
     if dataset_size % (num_microbatches * microbatch_size):
         raise ValueError(
-            "num_microbatches x microbatch_size must divide dataset_size, was "
+            "num_microbatches x microbatch_size must divide dataset_size, got "
             f"{num_microbatches} x {microbatch_size} for {dataset_size}"
         )
     if group_size > dataset_size:
-        raise ValueError(f"group_size must be at most dataset_size {dataset_size}, was {group_size}")
+        raise ValueError(f"group_size must be at most dataset_size {dataset_size}, got {group_size}")
 
 
 def participation_pmf(

@@ -73,7 +73,7 @@ def sample_participation(
     """
     _validate.positive_integer("num_samples", num_samples)
     if dataset_size >= 2**31:
-        raise ValueError(f"dataset_size must be below 2^31 to be drawn, was {dataset_size}")
+        raise ValueError(f"dataset_size must be below 2^31 to be drawn, got {dataset_size}")
     run = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size)
     if run.most() >= 2**31:
         raise ValueError(

@@ -75,7 +75,7 @@ def individual_subsampling_tail(
     g = _validate.positive_integer("group_size", group_size)
     _validate.positive_number("gamma", gamma)
     if n <= g + m:
-        raise ValueError(f"dataset_size must be above group_size + num_microbatches = {g + m}, was {n}")
+        raise ValueError(f"dataset_size must be above group_size + num_microbatches = {g + m}, got {n}")
     beta = math.exp(n / (n - g - m)) + gamma
     return math.sqrt(beta * min(m, g) * g * epochs), math.exp(-gamma * g * epochs)
 
@@ -85,7 +85,7 @@ def shuffled_batch_head(num_batches: int, group_size: int) -> tuple[float, float
     R = _validate.positive_integer("num_batches", num_batches)
     g = _validate.positive_integer("group_size", group_size)
     if R <= g + 2 * g**2:
-        raise ValueError(f"num_batches must be above g + 2 g^2 = {g + 2 * g**2}, was {R}")
+        raise ValueError(f"num_batches must be above g + 2 g^2 = {g + 2 * g**2}, got {R}")
     return math.sqrt(g), g**2 / (R - g - g**2)
 
 

@@ -31,7 +31,7 @@ def calibrate_noise(
     _validate.open_probability("delta", delta)
     _validate.one_of("method", method, tuple(METHODS))
     if tolerance is not None and not 1e-12 <= _validate.positive_number("tolerance", tolerance) <= 1:
-        raise ValueError(f"tolerance must be in [1e-12, 1], was {tolerance!r}")
+        raise ValueError(f"tolerance must be in [1e-12, 1], got {tolerance!r}")
     if "noise_std" in run:
         raise ValueError("noise_std must not be given: it is what calibrate_noise finds")
     bound = METHODS[method]
@@ -60,7 +60,7 @@ def _least(is_enough: Callable[[float], bool], start: float, step: float, tolera
     if high == math.inf:
         most = math.exp(_MAX_LOG)
         raise ValueError(
-            f"target_eps must be one that noise_std of at most {most:.3g} reaches, was {target:g}"
+            f"target_eps must be one that noise_std of at most {most:.3g} reaches, got {target:g}"
         )
     return high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=tolerance)[1]
 

@@ -18,14 +18,14 @@ def contraction_factor(stepsize: float, strong_convexity: float, smoothness: flo
     m = _validate.scale_or_zero("strong_convexity", strong_convexity)
     M = _validate.scale("smoothness", smoothness)
     if m > M:
-        raise ValueError(f"strong_convexity must be at most smoothness {M:g}, was {m:g}")
+        raise ValueError(f"strong_convexity must be at most smoothness {M:g}, got {m:g}")
     if m > 0 and not eta * M < 2:
         raise ValueError(
-            f"stepsize must be below 2/smoothness = {2 / M:g}, was {eta:g}: no contraction theorem applies"
+            f"stepsize must be below 2/smoothness = {2 / M:g}, got {eta:g}: no contraction theorem applies"
         )
     if m == 0 and not eta * M <= 2:
         raise ValueError(
-            f"stepsize must be at most 2/smoothness = {2 / M:g}, was {eta:g}: no contraction theorem applies"
+            f"stepsize must be at most 2/smoothness = {2 / M:g}, got {eta:g}: no contraction theorem applies"
         )
     if m == 0:
         return 1.0

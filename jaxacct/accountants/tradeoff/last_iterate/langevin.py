@@ -22,7 +22,7 @@ def langevin_gdp(
     m = _validate.scale("strong_convexity", strong_convexity)
     contraction_factor(stepsize, m, smoothness)
     if stepsize > 2 / (smoothness + m):
-        raise ValueError(f"stepsize must be at most 2/(M + m) = {2 / (smoothness + m):g}, was {stepsize:g}")
+        raise ValueError(f"stepsize must be at most 2/(M + m) = {2 / (smoothness + m):g}, got {stepsize:g}")
     ratio = 1.0  # (1 - c^t) / (1 + c^t) = tanh(-t ln(c) / 2)
     if steps is not None and stepsize * m < 1:
         t = _validate.positive_integer("steps", steps)

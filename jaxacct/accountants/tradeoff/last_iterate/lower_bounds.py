@@ -46,7 +46,7 @@ def constrained_gdp_lower_bound(
     eta = _validate.scale("stepsize", stepsize)
     width = _validate.scale("diameter", diameter)
     if t % cycle or num_examples % cycle:
-        raise ValueError(f"batches_per_epoch must divide steps and num_examples, was {cycle} for {t}")
+        raise ValueError(f"batches_per_epoch must divide steps and num_examples, got {cycle} for {t}")
     drift, noise = eta * grad_sensitivity / num_examples, eta * noise_std
     # Over a cycle of l steps one is steeper by l drift: from any step on the mean is at least `drift` a step.
     beta = special.ndtr(-math.sqrt(t) * drift / noise) + math.exp(-drift * width / noise**2)

@@ -49,9 +49,9 @@ def noisy_cgd_gdp(
     n = cycle * b if num_examples is None else num_examples
     check_run(noise_std=noise_std, grad_sensitivity=grad_sensitivity, num_examples=n, diameter=diameter)
     if n != cycle * b:
-        raise ValueError(f"batch_size must be num_examples / {cycle} batches, was {b} of {n}")
+        raise ValueError(f"batch_size must be num_examples / {cycle} batches, got {b} of {n}")
     if batch_index is not None and _validate.positive_integer("batch_index", batch_index) > cycle:
-        raise ValueError(f"batch_index must be at most batches_per_epoch {cycle}, was {batch_index}")
+        raise ValueError(f"batch_index must be at most batches_per_epoch {cycle}, got {batch_index}")
     c = contraction_factor(stepsize, strong_convexity, smoothness)
     S = grad_sensitivity / (b * noise_std)
     candidates: dict[str, tuple[float, int | None]] = {}
@@ -70,7 +70,7 @@ def noisy_cgd_gdp(
     if batch_index is not None:
         if cycle * E > MAX_STEPS:
             raise ValueError(
-                f"epochs x batches_per_epoch must be at most {MAX_STEPS} with batch_index, was {cycle * E}"
+                f"epochs x batches_per_epoch must be at most {MAX_STEPS} with batch_index, got {cycle * E}"
             )
         s = np.zeros(cycle * E)
         s[batch_index - 1 :: cycle] = S

@@ -140,11 +140,11 @@ def noisy_sgd_accountant(
         noise_std=noise_std, grad_sensitivity=grad_sensitivity, num_examples=num_examples, diameter=diameter
     )
     if b > num_examples:
-        raise ValueError(f"batch_size must be at most num_examples {num_examples}, was {b}")
+        raise ValueError(f"batch_size must be at most num_examples {num_examples}, got {b}")
     if window is not None and _validate.positive_integer("window", window) > t:
-        raise ValueError(f"window must be at most steps {t}, was {window}")
+        raise ValueError(f"window must be at most steps {t}, got {window}")
     if noise_split is not None and not _validate.scale("noise_split", noise_split) > 1:
-        raise ValueError(f"noise_split must be above 1, was {noise_split!r}")
+        raise ValueError(f"noise_split must be above 1, got {noise_split!r}")
     c = contraction_factor(stepsize, strong_convexity, smoothness)
     p, S = b / num_examples, grad_sensitivity / (b * noise_std)
     bounds = [TradeoffBound(0.0, ((p, S, t),), "composition")]

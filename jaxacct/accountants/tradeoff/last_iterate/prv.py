@@ -56,7 +56,7 @@ def prv_compose(components, *, grid: float = 1e-4, size: int = 1 << 20) -> PRVEs
     mean, square = 0.0, 0.0
     for part, count in components:
         if not isinstance(part, TradeOff):
-            raise ValueError(f"components must be (curve, count) pairs, had {type(part).__name__}")
+            raise ValueError(f"components must be (curve, count) pairs, got {type(part).__name__}")
         _validate.positive_integer("count", count)
         points = np.arange(-half, half) * grid
         edges = (np.arange(-half, half + 1) - 0.5) * grid
