@@ -1,4 +1,4 @@
-"""What float32 losses are really off by: computed again in float64 from the same normals."""
+"""Actual errors of float32 losses: recomputed in float64 from the same normals."""
 
 import functools
 
@@ -22,7 +22,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 def loss_margin(
     mechanism: Mechanism, replicas: int = 1, *, delta_v: float = 1e-12, direction: str = Direction.REMOVE
 ) -> float:
-    """What is booked for float32 losses of samples, natural log."""
+    """Reserve for float32 losses of samples, in nats."""
     lines = mirrored.loss_lines if mechanism.is_replace_one else loss_lines
     return total(lines(mechanism, delta_v, direction, replicas), "epsilon")
 

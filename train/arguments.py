@@ -22,15 +22,15 @@ def check_model(model) -> None:
             if issubclass(model, nnx.Module)
             else ""
         )
-        raise ValueError(f"{allowed}, was the class {model.__name__}" + (hint and f": {hint}"))
+        raise ValueError(f"{allowed}, got the class {model.__name__}" + (hint and f": {hint}"))
     if isinstance(model, linen.Module):
         raise ValueError(
-            f"{allowed}, was a linen module: give its parameters, model.init(key, x), and a loss that calls "
+            f"{allowed}, got a linen module: give its parameters, model.init(key, x), and a loss that calls "
             "model.apply"
         )
     if isinstance(model, nnx.Optimizer):
         raise ValueError(
-            f"{allowed}, was an nnx.Optimizer: give the module, and the optax transformation it has"
+            f"{allowed}, got an nnx.Optimizer: give the module, and the optax transformation it has"
         )
     leaves = jax.tree.leaves(model)
     if not leaves:
@@ -84,7 +84,7 @@ def check_data(data) -> None:
     if data is None or inspect.isclass(data) or path or isinstance(data, bytes):
         raise ValueError(f"{allowed}, got {_shown(data)}")
     if hasattr(data, "__next__") or (callable(data) and not hasattr(data, "__getitem__")):
-        raise ValueError(f"{allowed}, was a {type(data).__name__}: batches are drawn at random")
+        raise ValueError(f"{allowed}, got a {type(data).__name__}: batches are drawn at random")
 
 
 def _shown(value: Any) -> str:

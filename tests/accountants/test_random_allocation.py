@@ -108,7 +108,7 @@ def test_one_phase_is_the_gaussian_mechanism(mu):
     [((Phases(1, 0.02),), 0), ((Phases(1, 6.0),), 3), ((Phases(1, 1.5), Phases(1, 1.2)), 0)],
 )
 def test_at_epsilon_0_both_directions_are_the_total_variation(phases, unused):
-    """What a plan for an advantage rests on: one number, here found in four ways."""
+    """The number behind a plan for an advantage, computed in four ways."""
     mixture = Mixture(phases, unused)
     exact = quadrature([part.mu for part in phases], unused, 0.0, "remove")
     for direction in ("remove", "add"):

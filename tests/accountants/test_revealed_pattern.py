@@ -85,7 +85,7 @@ def test_noise_multiplier_is_on_the_private_side(epsilon, target):
 
 
 def test_sensitivities():
-    """Called, not retyped: of cut batches, overlapping columns and a user's examples."""
+    """Called, not retyped: of truncated batches, overlapping columns and a user's examples."""
     cut = TruncatedBMinSep(1, 1, 0.4, 4, 8)
     assert sensitivity(cut) == 2.0
     # The exact pair of one cut step: a Gaussian with shift 2 bounds it, and one with shift 1 does not.

@@ -224,7 +224,7 @@ def test_bad_input():
 
 
 def test_without_a_normalizer_tails_are_not_covered():
-    """Replicas of order 2 bound the tail that `reserve` rests on; columns that overlap have none."""
+    """Replicas of order 2 bound the tail that `reserve` depends on; columns that overlap have none."""
     overlapping = Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
     mechanism = Mechanism(Poisson(2, 0.3), overlapping, 0.9)
     assert most_replicas(mechanism) < 2 and truncation.tail_bound(mechanism.scheme, 8.0) < 1

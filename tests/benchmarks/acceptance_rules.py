@@ -1,7 +1,7 @@
 """Samples until acceptance, by rule and by distribution of the terms; prints a Markdown table.
 
 Run `python tests/benchmarks/acceptance_rules.py > tests/benchmarks/acceptance_rules.md`. Terms are
-drawn as histograms over `TERM_EDGES`, block by block: all that any of these rules looks at.
+drawn as histograms over `TERM_EDGES`, block by block: the only input of these rules.
 """
 
 import math

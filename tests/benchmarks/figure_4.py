@@ -6,7 +6,7 @@
 The paper trains a VGG on CINIC-10 with 1,500 steps, |D| / B = 300 and 30 trials; here a small convolutional
 network is trained on the digits that scikit-learn brings along, |D| / B = 20, with the paper's optimizer (SGD
 with momentum 0.95, the rate falling in a line). Every plan is certified. Of each cell the best of a few
-learning rates counts, which looks at the test set: a real job has to choose it on public data or pay.
+learning rates counts, chosen on the test set: a real job has to choose it on public data or pay.
 Plans and finished runs are kept: the same command goes on where it was.
 """
 

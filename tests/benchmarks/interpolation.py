@@ -283,7 +283,7 @@ def digits(arguments: list[str]) -> int:
 
 
 def serving(bound, epsilon: float) -> str:
-    """The name of the bound that a plan of stochastic batches rests on."""
+    """The name of the bound that a plan of stochastic batches depends on."""
     return next(one.theorem for _, one in bound.by_limit() if one.delta(epsilon) <= DELTA)
 
 

@@ -1488,7 +1488,7 @@ MUTANTS = [
         "if True else None",
         ACCOUNTANTS,
     ),
-    # Cut batches with the mean.
+    # Truncated batches with the mean.
     Mutant(TRUNCATED_MEAN, "(once * more + more**2 / 2) * shared", "(once * more) * shared", MEANS),
     Mutant(TRUNCATED_MEAN, "(times**2 - once**2) * halves", "(times - once) ** 2 * halves", MEANS),
     Mutant(

@@ -1,4 +1,4 @@
-"""Mistakes in what certificates rest on (budget items, proposals, stored plans), for `benchmarks.mutants`.
+"""Mistakes in what certificates depend on (budget items, proposals, stored plans), for `benchmarks.mutants`.
 
 By file and the tests that should see them: (before, after) of each.
 """

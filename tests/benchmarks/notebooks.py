@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python tests/benchmarks/notebooks.py notebooks/1-*.ipynb      (all by default)
 
-Outputs are those of a kernel in another folder, which imports `jaxacct.train` and knows no `train`; times and
+Outputs are those of a kernel in another folder, which imports `jaxacct.train` and has no `train`; times and
 other machine's marks are left out of the file.
 """
 

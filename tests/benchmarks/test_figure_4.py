@@ -77,7 +77,7 @@ def test_finished_runs_are_not_made_again(tmp_path, capsys, monkeypatch):
             figure_4.main(["--out", str(tmp_path), *arguments])
         assert stop.value.code == code
     said = capsys.readouterr()
-    assert "not told" in said.out and "90.5 ± 6.4" in said.out and "seconds must be" in said.err
+    assert "undecided" in said.out and "90.5 ± 6.4" in said.out and "seconds must be" in said.err
     assert (tmp_path / "figure-4.png").exists()
     (tmp_path / "figure-4.csv").write_text("a,b\n1,2\n")
     with pytest.raises(SystemExit) as stop:

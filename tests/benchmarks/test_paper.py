@@ -108,7 +108,7 @@ def test_the_promising_cell_is_what_recommend_ranks_first():
 
 
 def test_one_of_each_kind_of_separation_is_certified_however_estimates_rank_them(monkeypatch):
-    """Where the certified best was estimated third, it was never looked at."""
+    """A certified best candidate that was estimated third was never tried."""
     swept = Setting(12, 1e-2, (8,), (0.5,), (2, 4), (6,)).cells("b-min-sep", 8, 0.5)
     kinds = [cell.separation == cell.bands for cell in swept]
     for equal_first in (True, False):

@@ -97,7 +97,7 @@ def test_low_rate_poisson_falls_back_to_pld():
     assert plan.certified
     event = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(plan.mechanism.noise_multiplier))
     accountant = PLDAccountant().compose(event, 30)
-    # PLD is an upper bound to a relative 1e-3 here, and a certified sigma may exploit no more than that.
+    # PLD is an upper bound to a relative 1e-3 here, and a certified sigma may exploit at most that.
     assert accountant.get_delta(0.3) < 1e-3 * 1.01
 
 
@@ -110,7 +110,7 @@ def test_the_smallest_integer_where_something_holds(start):
 
 
 def test_a_search_ends_where_any_noise_is_private():
-    """An example that hardly ever takes part: delta is larger than the probability that it does at all."""
+    """An example that hardly ever participates: delta is larger than the probability that it does at all."""
     plan = calibrate(BMinSep(60, 6, 1e-7), STRATEGY, epsilon=1.0, delta=1e-3)
     assert plan.certified
     assert plan.mechanism.noise_multiplier == pytest.approx(MIN_NOISE_MULTIPLIER, rel=0.02)
@@ -161,7 +161,7 @@ def test_composition_needs_more_noise(plan):
 
 
 def test_resumes_from_a_folder(tmp_path):
-    few = TARGET | dict(max_samples=60_000)  # a candidate at the edge is given up on sooner
+    few = TARGET | dict(max_samples=60_000)  # a candidate at the edge is given up earlier
     first = calibrate(SMALL, STRATEGY, **few, checkpoint_dir=tmp_path)
     calls = []
     again = calibrate(

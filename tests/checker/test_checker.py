@@ -1,7 +1,7 @@
 """The second implementation against enumeration, closed forms and our plans; and what it refuses.
 
 Statistical tests fix their seeds; tolerances are 6 standard errors (false alarm below 1e-8 each) and would
-notice a mean that is off by a few per cent.
+notice a mean that has an error of a few per cent.
 """
 
 import ast

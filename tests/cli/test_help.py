@@ -48,7 +48,7 @@ def test_every_command_has_examples():
 def test_the_help_of_a_command(words, capsys):
     text = printed([*words, "--help"], capsys)
     assert text.endswith(examples(" ".join(["jaxacct", *words])) + "\n") and "Examples:" in text
-    # Not `{None}|FLOAT (default: None)`, and nothing of flags that are not set.
+    # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
     assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
     for panel in text.split("╭─ ")[1:]:
         rows = [line[2:3] for line in panel.splitlines() if re.match(r"│ [* ]  [A-Z-]", line)]

@@ -1,7 +1,7 @@
 """Allowances that proposals make themselves, recomputed: tables, factors of weights, lines of two
 distributions.
 
-As in tests/core/test_budget_lines.py nothing rests on measured errors, which are far below what is allowed
+As in tests/core/test_budget_lines.py no test depends on measured errors, which are far below what is allowed
 for.
 """
 
@@ -141,7 +141,7 @@ def test_a_composed_table_leaves_out_both_ends():
 
 def test_factors_of_pairs_allow_for_every_rounding():
     """`(2 slots + 2 m + 20) u` of the largest sums and `(m + 40) u` of all sizes, up or down."""
-    m, number, slots = 6, 2, 100_000  # so many that float32 of the test itself is nothing beside it
+    m, number, slots = 6, 2, 100_000  # so many that the test's own float32 error is negligible
     rng = np.random.default_rng(5)
     shared = rng.uniform(0, 0.1, (m, m, 3))
     shared = np.triu(np.ones((m, m)), 1)[:, :, None] * (shared + shared.swapaxes(0, 1))
@@ -199,7 +199,7 @@ def test_factors_of_overlapping_columns_allow_for_both_transforms():
 
 @pytest.mark.parametrize("odds", [1e-4, 0.3, 2.0])
 def test_means_are_those_of_a_distribution_that_is_only_near(odds):
-    """k times (K e^Delta + 1) Delta^2 / 2, Delta from what the likelihood of one is off by."""
+    """k times (K e^Delta + 1) Delta^2 / 2, Delta from the error of the likelihood of one."""
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, 3), BandedToeplitz.square_root(4), 2.5)
     lines = (BudgetLine("rounding of the likelihood ratio", "epsilon", odds / 3, ""),)
     *kept, found = mean_overlaps.tilted_to_means(mechanism, lines)
@@ -285,7 +285,7 @@ def test_a_line_averages_no_infinite_losses(loss, distribution, monkeypatch):
 
 
 def test_draws_of_a_line_with_another_margin_are_not_gone_on_from(tmp_path):
-    """Nor with other distances or another scale: terms of all blocks are counted alike, or not added up."""
+    """Nor with other distances or another scale: all terms have the same units, or are not added up."""
     line, job = a_line(), "0123456789abcdef"
     begun = Run(of(plain(line.near.mechanism, "add")), line)
     margin = extrapolation.margin_of_line(line)

@@ -114,7 +114,7 @@ def test_every_branch_is_among_the_settings():
     assert adds_windows(SETTINGS["windows"].scheme, SETTINGS["windows"].strategy, 3)
     shares = {line.amount for line in rounding.loss_lines(SETTINGS["low noise"], DELTA_V, "remove")
               if line.kind == "relative"}  # fmt: skip
-    assert shares and max(shares) < 2.0**-20, "vectors beyond the count are off by more than 1 somewhere"
+    assert shares and max(shares) < 2.0**-20, "an error of vectors beyond the count exceeds 1"
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_items_of_half_spaces(setting, epsilon):
         families.half_space_items(mechanism, DELTA_V, push, weights),
         distribution(found),
     )
-    assert found.relative_error >= 2.0**-20  # cells are off by that: words of 32 bits, float32 places
+    assert found.relative_error >= 2.0**-20  # cells have errors of that: words of 32 bits, float32 places
 
 
 @pytest.mark.parametrize("m", [3, 4, 5])
@@ -281,7 +281,7 @@ def test_items_of_bounds_from_below(bounded):
 
 
 def test_items_of_a_mean_that_is_no_participation_vector():
-    """Longer than any: its scores may be off by anything. As long as one, and shorter."""
+    """Longer than any: its scores may have any error. As long as one, and shorter."""
     mechanism = SETTINGS["cut"]
     for v in (np.full(120, 0.01), np.full(120, 0.2), np.full(120, 2.0)):
         gram = float(v @ mechanism.strategy.gram(v))

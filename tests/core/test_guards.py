@@ -90,7 +90,7 @@ def test_the_margin_is_taken_from_epsilon(direction):
 
 
 def test_weights_are_raised_by_what_they_are_off():
-    """Those of two replicas are `Z e^-L`: a loss that is off by a margin makes them off by as much."""
+    """Those of two replicas are `Z e^-L`: a loss error of a margin changes them by as much."""
     proposal, margin = proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2"), 0.3
     draws = Draws(np.linspace(1.0, 3.0, 128), np.full(128, -20.0))
     found = of(proposal).terms(draws, margin)

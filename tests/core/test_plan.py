@@ -1,4 +1,4 @@
-"""Plans say no more than they prove: every leaf of valid plans of every kind is changed, and none that loads
+"""Plans say at most they prove: every leaf of valid plans of every kind is changed, and none that loads
 claims anything that a fresh calibration would not."""
 
 import dataclasses
@@ -69,7 +69,7 @@ def mutations(data, most_entries=2):
         at = data
         for step in path:
             at = at[step]
-        # Entries of lists are many and alike: every third change of those.
+        # Lists have many similar entries: every third change of those.
         for value in itertools.islice(changes(at), 0, None, 3 if numbers else 1):
             same = value == at and isinstance(value, bool) == isinstance(at, bool)
             if value is DROP or not same:  # an int may stand for a float

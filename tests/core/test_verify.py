@@ -31,7 +31,7 @@ EPSILON = 0.5
 
 
 def gaussian_with(delta: float) -> Mechanism:
-    """One step, always taking part: a Gaussian mechanism with exactly this delta at EPSILON."""
+    """One step, always participating: a Gaussian mechanism with exactly this delta at EPSILON."""
     sigma = optimize.brentq(lambda s: gaussian_delta(EPSILON, s, 1.0) - delta, 0.2, 20)
     return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
 

@@ -19,7 +19,7 @@ E2 = dict(sampling_probability=0.005, half_width=10.0)  # the MNIST setting: sig
 
 
 def one_way(accountant: FourierAccountant, counts, delta: float, direction: int) -> float:
-    """The epsilon of one direction alone, remove (0) or add (1), without booked errors."""
+    """The epsilon of one direction alone, remove (0) or add (1), without reserved errors."""
     masses = fft.irfft(accountant.compose([counts])[direction, 0], accountant.num_points)
     losses = accountant.grid[accountant.num_points // 2 :]
     masses = np.asarray(masses)[: losses.size]
@@ -88,7 +88,7 @@ def test_splitting_cells_converges_from_above(cells):
         accountant = FourierAccountant(sigmas=(2.0,), num_points=points, **E2)
         epsilons.append(one_way(accountant, [10_000], 1e-5, 0))
         assert printed - 2e-6 <= epsilons[-1] <= printed + accountant.step + 1e-5
-        # With rounding booked a little more is reported.
+        # With rounding reserved a little more is reported.
         assert epsilons[-1] <= accountant.epsilon(1e-5, [[10_000]])[0] <= epsilons[-1] + 1e-3
     assert np.all(np.diff(epsilons) < 0) and epsilons[-1] >= 1.004113
 
@@ -98,7 +98,7 @@ def test_splitting_cells_converges_from_above(cells):
     [(30.0, 0.00665079, 0.047993), (60.0, 0.00332476, 0.022218), (100.0, 0.00199479, 0.012516)],
 )
 def test_the_smallest_bucket_still_costs(sigma, at_zero, epsilon):
-    """Whoever has hardly any gradient is charged as `largest` for 10,000 steps; only 0 is free."""
+    """A tiny gradient is charged as `largest` for 10,000 steps; only 0 is free."""
     accountant = FourierAccountant(0.005, (sigma, np.inf), 2.0, 2**19)
     assert accountant.delta(0.0, [[10_000, 0]])[0] == pytest.approx(at_zero, rel=2e-3)
     found = accountant.epsilon(1e-5, [[10_000, 0], [0, 10_000]])

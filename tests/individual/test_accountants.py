@@ -125,7 +125,7 @@ def test_refusals():
     for bad in ([[1]], [[-1, 2]], [[0.5, 1]], [[np.nan, 1]]):
         with pytest.raises(ValueError, match="counts"):
             accountant.epsilon(1e-5, bad)
-    # What leaves the grid is booked, not wrapped around in silence.
+    # What leaves the grid is reserved, not wrapped around in silence.
     assert np.all(accountant.booked_error([[5000, 0]]) > 0.5)
     assert np.isinf(accountant.epsilon(1e-5, [[5000, 0]])[0])
 

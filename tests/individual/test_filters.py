@@ -12,7 +12,7 @@ from jaxacct.individual.filters import add_exactly, spent_of
 
 
 def run(privacy_filter, costs, steps):
-    """How often each example took part when it asks for the same cost at every step."""
+    """How often each example participated when it asks for the same cost at every step."""
     costs = jnp.asarray(costs)
 
     @jax.jit

@@ -272,7 +272,7 @@ def test_poisson_without_barring_has_no_warm_start():
 
 
 def test_parts_of_equal_size_are_refused_as_the_others_give_an_example_away():
-    """The counterexample: two examples, two parts. Who sees the other's batch knows the first one's."""
+    """The counterexample: two examples, two parts. The other's batch determines the first one's."""
     from jax_privacy.batch_selection import CyclicPoissonSampling, PartitionType
 
     selection = CyclicPoissonSampling(1.0, 2, cycle_length=2, partition_type=PartitionType.EQUAL_SPLIT)

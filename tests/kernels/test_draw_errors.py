@@ -61,7 +61,7 @@ def test_a_coin_falls_as_often_as_it_says(p, monkeypatch):
 
 @pytest.mark.parametrize("p", [0.3, 1 / 3, 0.999, 1.1 * 2.0**-10, 1e-4, 1e-9, 1 - 1e-9])
 def test_the_error_of_coins_against_their_distribution(p):
-    """Every outcome of 40 throws, exactly; and the declared error is no more than 50 times too large."""
+    """Every outcome of 40 throws, exactly; and the declared error is at most 50 times too large."""
     bits, n = randomness.coin_bits(p), 40
     drawn, meant = Fraction(round(Fraction(p) * 2**bits), 2**bits), Fraction(p)
     worst = max(abs((drawn / meant) ** k * ((1 - drawn) / (1 - meant)) ** (n - k) - 1) for k in range(n + 1))
@@ -280,7 +280,7 @@ def distribution_of_the_past(now: dict) -> dict:
 
 
 def hazards_of(arrays, state, step: int, b: int) -> dict:
-    """{j: probability that j replicas take part}, the state as (lockout, whether virtual) of each."""
+    """{j: probability that j replicas participate}, the state as (lockout, whether virtual) of each."""
     lockouts = sorted(state)
     number_free = sum(lockout == 0 for lockout, _ in lockouts)
     if not number_free:
@@ -397,7 +397,7 @@ DISTRIBUTIONS = [
 
 
 def excess(drawn: dict, exact: dict, relative: float) -> float:
-    """The distance that is left where densities may be off by a relative error."""
+    """The distance that is left where densities may be wrong by a relative error."""
     vectors = drawn | exact
     apart = ((drawn.get(x, 0.0), exact.get(x, 0.0)) for x in vectors)
     return math.fsum(max(0.0, abs(one - other) - relative * other) for one, other in apart) / 2

@@ -1,4 +1,4 @@
-"""The elementary functions that the bound on rounding rests on, held to the table of proofs/rounding.md.
+"""The elementary functions that the bound on rounding depends on, held to the table of proofs/rounding.md.
 
 Float64 is the truth: NumPy's functions are good to 2^-52, far below the unit 2^-24 in which errors are
 given. What is sampled is sampled densely, in every binade that losses can reach, and is no proof.

@@ -97,7 +97,7 @@ def test_sums_where_every_step_takes_part():
 
 
 def test_the_probe_compares_with_the_scan(monkeypatch):
-    """While another program is traced too; without a GPU, and with a kernel that is wrong, it says no."""
+    """While another program is traced too; without a GPU, and with a wrong kernel, it is refused."""
     probe = gpu_recurrence._works.__wrapped__
     assert not probe()  # there is no GPU to compile for
     names = ("first_block", "first_block_of_sums")

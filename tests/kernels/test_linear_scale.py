@@ -119,7 +119,7 @@ def test_coefficients_that_float32_does_not_have(scheme):
     """Two examples at one step, where the second costs e^-50 to e^-110 and one is worth up to e^88."""
     ratios, halves = np.linspace(40, 89, 200), np.linspace(25, 55, 20).astype(np.float32)
     run, each = jax.jit(scheme.many_multipliers.log_likelihood_ratios), np.ones((1, 1), np.float32)
-    # What a scheme is told of two at one step: half a square norm, or the square norm of d = 0.
+    # Argument of a scheme for two at one step: half a square norm, or the square norm of d = 0.
     told = (
         np.float32(halves)
         if not scheme.examples_overlap

@@ -101,7 +101,7 @@ def test_softplus_has_a_derivative_at_0(x64):
 
 
 def test_a_certain_participation_adds_up_thousands_of_ratios():
-    """At p = 1 and b = 1 ln f is the sum of all ratios: a plain float32 sum is off by hundreds of ulps."""
+    """At p = 1 and b = 1 ln f is the sum of all ratios: a plain float32 sum loses hundreds of ulps."""
     ratios = np.full((20_000, 2), np.float32(0.1))
     exact = 20_000 * np.float64(np.float32(0.1))
     found = np.asarray(blocked(ratios, log_p=0.0, log_q=-np.inf, block=1), np.float64)

@@ -45,7 +45,7 @@ def rows(n: int, b: int, p: float) -> np.ndarray:
 
 
 def worst_share(scheme) -> float:
-    """The largest error of a row, in shares of what is booked for it."""
+    """The largest error of a row, in shares of what is reserved for it."""
     mechanism = Mechanism(scheme, BandedToeplitz.identity(), SIGMA)
     n, p = scheme.iterations, getattr(scheme, "sampling_probability", 1.0)
     ratios = rows(n, scheme.min_separation, p)

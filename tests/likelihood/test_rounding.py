@@ -136,14 +136,14 @@ def test_the_margin_is_a_function_of_its_arguments_and_nothing_is_left_out():
     ],
 )
 def test_settings_that_broke_the_measured_margin(scheme, bands, sigma, replicas):
-    """Errors of up to 1.3e-3 were seen in the first, four times its margin, when steps rounded alike."""
+    """Errors of up to 1.3e-3 occurred in the first, four times its margin, when all steps rounded one way."""
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
     error = measured_error(jax.random.key(11), mechanism, replicas)
     assert 0 < error < 1e-5
     assert error < loss_margin(mechanism, replicas) < 8e-3
 
 
-# (scheme, bands, sigma, replicas) whose draws were off by more than earlier versions' measured margin
+# (scheme, bands, sigma, replicas) whose draws were wrong by more than earlier versions' measured margin
 # (proofs/derivations.md, section 11), and users with several examples.
 BROKEN = [
     (BMinSep(3000, 2, 1e-5), 2, 0.3, 2),

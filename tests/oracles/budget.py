@@ -1,4 +1,4 @@
-"""The budget items of float32 draws, recomputed from proofs/rounding.md. Imports nothing of `likelihood`.
+"""The budget items of float32 draws, recomputed from proofs/rounding.md. Does not import `likelihood`.
 
 Each function returns `{name: (kind, amount)}`. Of a scheme it takes public facts alone: `sums`, how many
 participations there are, and Z_2 of its replicas where the proof bounds a likelihood ratio by it.

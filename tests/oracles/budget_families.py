@@ -1,4 +1,4 @@
-"""Budget items by family of proposals, recomputed (`tests.oracles.budget`); nothing of `likelihood`."""
+"""Budget items by family of proposals, recomputed (`tests.oracles.budget`); without `likelihood`."""
 
 import math
 
@@ -114,7 +114,7 @@ def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
 
 
 def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) -> Items:
-    """Replicas of an example that takes part `times` as often."""
+    """Replicas of an example that participates `times` as often."""
     scheme, log_ratio = mechanism.scheme.inflated(times)
     inflated, spent = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier), SPENT * delta_v
     of_none = scheme.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
@@ -157,7 +157,7 @@ def cut_items(mechanism, delta_v: float, direction: str, log_parts: float, v=Non
 
 
 def means_item(mechanism, made: Items) -> float:
-    """Section 7: k (K e^Delta + 1) Delta^2 / 2, Delta three times what ln f_1 is off by."""
+    """Section 7: k (K e^Delta + 1) Delta^2 / 2, Delta three times the error of ln f_1."""
     scheme, k = mechanism.scheme.parts
     odds = 3 * made[RATIO][1] + 1e-5
     return k * (scheme.max_participations * math.exp(odds) + 1) * odds**2 / 2

@@ -135,7 +135,7 @@ def _epochwise_allocation(scheme):
 
 
 def _multi_attribution(scheme):
-    """Theorem 6.1: as b-min-sep, but taking part is with 1 .. k_u of k_u coins."""
+    """Theorem 6.1: as b-min-sep, but participating is with 1 .. k_u of k_u coins."""
     p, n, b, k = (
         scheme.sampling_probability,
         scheme.iterations,

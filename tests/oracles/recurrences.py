@@ -76,7 +76,7 @@ def of_two_examples(scheme, ratios: np.ndarray, products) -> np.ndarray:
         after, r = values, ratios[:, step]
         values = after[left][:, left].copy()  # where both are locked out
         for other in range(1, b):
-            # One is free, the other took part b - other steps ago.
+            # One is free, the other participated b - other steps ago.
             joins = log_p + r - products[b - other] + after[b - 1, other - 1]
             values[0, other] = values[other, 0] = np.logaddexp(log_q + after[0, other - 1], joins)
         one = math.log(2) + log_p + log_q + r + after[b - 1, 0]

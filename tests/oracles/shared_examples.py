@@ -2,9 +2,9 @@
 ours.
 
 Two steps, separation 2, C = I, cold start. Example 0 belongs to the user u and to v_1 .. v_m, example j to
-v_j. The gradient of example 0 is e_A, that of all others e_B. Example 0 sampled at step 1 bars every other
-one at step 2, under D and under D' alike, so the second batch shows u's coin. Algorithms 3 and 4 agree on
-it: at step 1 nobody is locked out, so who is sampled and who joins are the same.
+v_j. The gradient of example 0 is e_A, that of all others e_B. Example 0 sampled at step 1 locks out every
+other one at step 2, under both D and D', so the second batch shows u's coin. Algorithms 3 and 4 agree on
+it: at step 1 no example is locked out, so sampled examples and participants are the same.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The shape of the code: arrows go one way, nobody asks a scheme or strategy for its type, proofs resolve."""
+"""Structure of the code: one-way imports, no code tests the type of a scheme or strategy, proofs resolve."""
 
 import ast
 import functools

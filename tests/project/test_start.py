@@ -172,7 +172,7 @@ def test_no_folder_no_cache(environment, tmp_path, monkeypatch):
     assert keep_compiled_programs() is None
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users are told apart on POSIX")
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users exist on POSIX")
 def test_a_folder_of_another_user_is_not_run_from(environment, tmp_path, monkeypatch):
     """The attack: programs that another user put there would run as ours."""
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)

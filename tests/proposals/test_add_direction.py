@@ -194,7 +194,7 @@ def test_a_weight_is_the_density_of_the_normal_over_that_of_its_cell():
         mechanism, epsilon, add_direction.best_minorant(mechanism, epsilon)
     )
     key, tables = jax.random.key(5), proposal.tables()
-    # As many blocks as other tests draw at once, of which the first is looked at.
+    # As many blocks as other tests draw at once, of which the first is tested.
     log_weight = proposal.draw(key, 0, 16).log_weight[: randomness.BLOCK_SIZE]
     _, cell_key, place_key = threefry.split(randomness.block_keys(key, 0, 16)[0], 3)
     size, cell_width = randomness.BLOCK_SIZE, float(tables["width"])

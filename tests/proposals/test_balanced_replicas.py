@@ -94,7 +94,7 @@ def test_pairs_follow_the_enumerated_distribution(scheme, bands, sigma, finite, 
     assert chi_square_p_value(both, distribution) > FALSE_ALARM
     assert first.max() <= 1 and (both - first).min() >= 0 and (both - first).max() <= 1
     assert first.sum(axis=1).max() <= scheme.max_participations
-    # The two are alike.
+    # The two are exchangeable.
     assert abs((2 * first - both).sum(axis=1).mean()) < 5 * math.sqrt(scheme.max_participations / len(both))
     relative, variation = replicas.errors(mechanism, 2)
     assert 0 < relative < 0.1 and 0 < variation < 1e-8

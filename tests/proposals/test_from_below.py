@@ -148,7 +148,7 @@ def test_weights_that_are_rounded_up_have_others_from_below(monkeypatch):
 
 
 def test_losses_from_below_are_below_those_of_all_tuples():
-    """Where examples take part for certain, and means are not drawn; for others see test_mean_overlaps."""
+    """Where examples participate for certain, and means are not drawn; for others see test_mean_overlaps."""
     scheme = IndependentAttribution(4, 2, 1.0, 3)
     strategy, sigma, rng = BandedToeplitz((2.0, 1.0)), 1.5, np.random.default_rng(0)
     c = enumeration.strategy_matrix(strategy.array, 5, 4)

@@ -119,7 +119,7 @@ def test_independent_cuts_dominate_the_pair_of_appendix_d(scheme, direction):
 
 
 def test_the_chance_of_a_cut_is_the_largest_that_the_past_allows():
-    """At so many eligible as are booked for it holds, with one more it would not; no fewer would do."""
+    """At so many eligible as are reserved for it holds, with one more it would not; no fewer would do."""
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=51_200, batch_size=80, iterations=1000, min_separation=64, max_batch_size=80
     )
@@ -295,7 +295,7 @@ def exact_divergence(mechanism, epsilon, direction) -> float:
 
 
 def test_what_is_booked(key):
-    """Float32 against float64 of the same draws stays within; a part of the eligible is booked as delta."""
+    """Float32 against float64 of the same draws stays within; a part of the eligible is reserved as delta."""
     scheme = TruncatedBMinSep(12, 3, 0.1, 60, 600)
     mechanism, log_likelihoods = (
         mechanism_of(scheme, 3, 0.8),

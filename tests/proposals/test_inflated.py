@@ -1,4 +1,4 @@
-"""Replicas at an inflated probability: the bound by enumeration, draws, and what is booked for two losses."""
+"""Replicas at an inflated probability: the bound by enumeration, draws, and the reserves for two losses."""
 
 import dataclasses
 import math
@@ -68,7 +68,7 @@ def test_the_scale_is_the_largest_term_that_the_minorant_allows(m, times, epsilo
 
 
 def test_losses_of_both_keep_the_minorant_and_the_lower_bound(x64):
-    """Wherever outputs are: `g >= P0' + c (f - P0)`, and g >= r f, which the booked outputs rest on."""
+    """Wherever outputs are: `g >= P0' + c (f - P0)`, and g >= r f, which the reserved outputs depend on."""
     generator = np.random.default_rng(2)
     scores = generator.normal(size=(4000, 6)) * generator.choice([0.5, 3.0, 10.0], size=(4000, 1))
     more, log_ratio = more_often(SMALL.scheme, 8)
@@ -124,7 +124,7 @@ def test_what_is_booked_covers_both_losses(key):
         exact, exact_other = both(np.float64)
     assert 0 < np.max(np.abs(loss - exact)) < margin
     assert np.max(np.abs((loss - m * other) - (exact - m * exact_other))) < weight
-    # Each of m times L' is off by about as much as L.
+    # Each of m times L' has an error of about as much as L.
     assert weight > m * margin
     # Rarer participation in the target distribution than in the drawn one: the ratio is paid for.
     cheap, dear = (

@@ -95,7 +95,7 @@ def lifts_by_age(one, two, shared, b: int) -> float:
 
 @pytest.fixture(autouse=True)
 def ages_up_to_two_separations(monkeypatch):
-    """So that some are older than what is told apart."""
+    """So that some are older than what is distinguished."""
     monkeypatch.setattr(aged, "_LONG_AGE", 1)
     yield
     b_min_sep_replicas.log_normalizer.cache_clear()
@@ -316,9 +316,9 @@ def test_ages_make_the_scale_smaller():
 
 @pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), BMinSep(9, 3, 0.2)], ids=str)
 def test_lifts_are_added_up_from_below(scheme):
-    """The density may be divided by no more than was earned: tables, and sums of them, are rounded down.
+    """The density may be divided by at most was earned: tables, and sums of them, are rounded down.
 
-    A draw adds at most as many as there are participations of two, each addition right to 2^-24.
+    A draw adds at most the participations of two, each addition with an error of 2^-24.
     """
     mechanism = Mechanism(scheme, Toeplitz(TAIL), SIGMA)
     codes, *_ = aged._factors(mechanism)

@@ -1,7 +1,7 @@
 """Participation at every two steps, of accountants' samples and real batches, against exact distributions.
 
 False alarm 1e-6 a test: exact binomial tails of every count at every pair of steps, Bonferroni. A probability
-of a pair that is off by 3 % (200,000 samples, probability 0.01) is noticed.
+of a pair that has an error of 3 % (200,000 samples, probability 0.01) is noticed.
 """
 
 import collections

@@ -259,13 +259,13 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
         again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
         assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
         assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)
-        # Half as many pairs are drawn, each off by as much as two replicas are.
+        # Half as many pairs are drawn, each wrong by as much as two replicas are.
         drawn = checked_replicas(pairs._sharper(pairs._one(mechanism)[0], chosen.spec.parameters[0]), 2)
         number = chosen.spec.parameters[0] / 2
         assert chosen.total_variation > number * drawn.total_variation
         assert chosen.relative_error >= number * drawn.relative_error > 0
         # A user's own vectors have a distribution of their own given the outputs, and what is rare of it is
-        # booked.
+        # reserved.
         own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
         assert len(own) == (scheme.parts is not None)
     assert len({p.name for p in family_candidates("pairs", mechanism, 1.0)}) > 2

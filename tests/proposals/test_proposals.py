@@ -308,9 +308,9 @@ def test_normalizers_of_two_replicas_made_block_by_block(
 
 
 def test_replicas_that_float32_cannot_tell_apart_cost_more_or_are_refused(monkeypatch):
-    """Strong attraction makes somebody joining nearly certain: nobody is off by more than what is booked.
+    """Strong attraction makes a participation nearly certain: no error exceeds the reserve.
 
-    The last step with all four free: j take part with weight C(4, j) p^j q^{4-j} E^{j(j-1)/2}.
+    The last step with all four free: j participate with weight C(4, j) p^j q^{4-j} E^{j(j-1)/2}.
     """
     p, m, sigma = 0.02, 4, 0.5
     mechanism = Mechanism(BMinSep(4, 2, p, warm_start=False), BandedToeplitz((1.0, 0.5)), sigma)

@@ -125,7 +125,7 @@ def test_no_term_exceeds_the_scale(direction):
 
 @BOTH
 def test_many_participations(direction):
-    """Where floors lose e to the participations the mean is far better; and what is booked."""
+    """Where floors lose e to the participations the mean is far better; and what is reserved."""
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=600, batch_size=30, iterations=120, min_separation=4, max_batch_size=32
     )
@@ -145,7 +145,7 @@ def test_many_participations(direction):
 
 
 def test_a_long_mean_sees_the_errors_of_its_scores():
-    """Of a vector longer than 2 as well: errors as large as the margin move the factor by no more than it."""
+    """Of a vector longer than 2 as well: errors as large as the margin move the factor by at most it."""
     strategy, n = BandedToeplitz((1.0, 0.5)), 64
     mean, nothing = np.full(n, 0.9, np.float32), np.zeros((1, n), np.float32)
     shared = np.full(n, 100.0, np.float32)  # far above what v has, so that the factor is not cut off

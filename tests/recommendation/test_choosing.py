@@ -387,11 +387,11 @@ def test_moments_of_long_runs(scheme, bands, is_exact):
         (BMinSep(400, 4, 0.1), 4, True),
         (BMinSep(300, 6, 0.02, warm_start=False), 3, True),
         (BMinSep(12, 5, 0.1), 2, False),  # too short for anything to be left out
-        (BMinSep(60, 6, 0.99), 3, False),  # nearly periodic: alike for a while, and then not
+        (BMinSep(60, 6, 0.99), 3, False),  # nearly periodic: constant growth, but only at first
     ],
 )
 def test_a_guide_to_third_moments_stops_where_weights_grow_alike(scheme, bands, sooner):
-    """Where nothing grows alike it is the moment itself."""
+    """Without constant growth it is the moment itself."""
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.8)
     exact, about = log_normalizer(mechanism, 3), log_moment(mechanism, 3)
     assert about == pytest.approx(exact, rel=2e-4)
@@ -449,7 +449,7 @@ def test_recommend_on_the_command_line(found, capsys):
 
 def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    # With so few draws the last candidates, at the edge of what can be certified, are given up on sooner.
+    # With so few draws the last candidates, at the edge of what can be certified, are given up earlier.
     few = "--max-samples", "60000"
     assert run("calibrate", *README, *TARGET, *few, "--memory-copies", "2", "--out", path) == 0
     text = capsys.readouterr().out
@@ -500,7 +500,7 @@ def test_separations_are_ordered_as_their_certified_errors_are(most_of_third, le
     """CINIC-10 at epsilon 4 with 64 bands: 35.87 is certified at separation 64, 31.83 at 150, 0.887 of it.
 
     1.16 was estimated where the long separation had no third moment and was given the ratio of independent
-    noise in its place, so nobody was recommended the better one.
+    noise in its place, so the better one was never recommended.
     """
     monkeypatch.setattr("jaxacct.recommendation.noise_estimate.MAX_THIRD_TABLE_SIZE", most_of_third)
     run = dict(dataset_size=300_000, batch_size=1000)
@@ -534,7 +534,7 @@ def test_losses_without_end_have_no_estimate():
 
 
 def test_third_moments_are_left_out_where_an_error_is_far_behind(monkeypatch):
-    """The ratio of a candidate that is alike is right to 3 %; without one they are taken."""
+    """The ratio of a similar candidate is right to 3 %; without one they are taken."""
     monkeypatch.setattr(noise_estimate, "COSTLY_THIRD_TABLE_SIZE", 0)
     rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
     estimates = noise_estimate.Estimates.at(rate, **AT)

@@ -1,4 +1,4 @@
-"""Pictures show what was computed, are told apart without colour, and replace no other file."""
+"""Pictures show what was computed, are distinguished without colour, and replace no other file."""
 
 import builtins
 import functools
@@ -38,7 +38,7 @@ def lines_of(figure, place=0):
 
 
 def styles(lines) -> list:
-    """What tells lines apart in grey."""
+    """Distinction of lines in grey."""
     return [(line._unscaled_dash_pattern[1], line.get_marker(), line.get_linewidth() // 1) for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Batches too large for a run: their probability against the exact one, and what plans put aside for them."""
+"""Batches too large for a run: their probability against the exact one, and the reserves of plans."""
 
 import dataclasses
 import math

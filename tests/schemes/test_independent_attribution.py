@@ -116,7 +116,7 @@ def test_drawn_counts_and_their_distributions(scheme, bands, key):
     distribution = enumeration.pattern_distribution(scheme)
     drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 20_000))(key))
     assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
-    # At p = 1 from a cold start there is nothing to draw, and nothing that can be off.
+    # At p = 1 from a cold start no draw is random, so there is no error.
     assert 0 <= scheme.draw_error() < 1e-3 and (scheme.draw_error() > 0 or len(distribution) == 1)
     some = sum(w * (np.array(x) > 0) for x, w in distribution.items())
     np.testing.assert_allclose(scheme.participation_probabilities(), some, atol=1e-12)
@@ -177,7 +177,7 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
 
 @pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_what_rounding_leaves_out_is_kept_in_one_state_or_in_all(warm, monkeypatch):
-    """Both ways in float32 against float64, 600 steps of three examples; nothing kept is off by far more."""
+    """Both ways in float32 against float64, 600 steps, three examples; plain sums have far larger errors."""
     scheme, rng = IndependentAttribution(600, 3, 0.02, 3, warm), np.random.default_rng(4)
     ratios = rng.normal(size=(600, 16)).astype(np.float32) / 4
     shared = np.float32([0.3, 0.2, 0.1])

@@ -55,7 +55,7 @@ def test_poisson_against_pld(sigma, p, n, epsilon, direction, key):
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
     terms = hockey_stick_terms(sample_privacy_loss(key, mechanism, 300_000, direction), direction, epsilon)
     error = terms.std() / np.sqrt(terms.size)
-    # PLD is off by less than 1e-6 here: far below the Monte Carlo error.
+    # PLD has an error of less than 1e-6 here: far below the Monte Carlo error.
     assert abs(terms.mean() - pld_delta(sigma, p, n, epsilon, direction)) < Z * error + 1e-5
     assert abs(terms.mean() - pld_delta(sigma * 1.1, p, n, epsilon, direction)) > Z * error
 
@@ -66,7 +66,7 @@ def test_distribution_of_the_loss_against_outputs(scheme, bands, direction, key)
     """Spectral draws against outputs drawn in the time domain and scored by enumeration.
 
     Two-sample Kolmogorov-Smirnov at a false alarm of 1e-6. Both on the extended horizon. And no term of the
-    add direction is above the scale that it has without those who never take part.
+    add direction is above the scale that it has without those who never participate.
     """
     strategy, sigma, num = BandedToeplitz.square_root(bands), 0.7, 20_000
     mechanism = Mechanism(scheme, strategy, sigma)

@@ -166,7 +166,7 @@ def test_both_likelihoods_in_linear_scale(scheme, monkeypatch):
 
 
 def test_linear_scale_is_logarithms_where_there_is_no_room(key, monkeypatch):
-    """The pair with independent cuts too, of which nobody is left out; sigma 1 and 0.15, samples mixed."""
+    """The pair with independent cuts, too, which keeps every example; sigma 1 and 0.15, samples mixed."""
     scheme = TruncatedBMinSep(12, 3, 0.3, 3, 12)
     sigma = np.repeat([1.0, 0.15], 8)[:, None].astype(np.float32)
     cut = jax.random.bernoulli(key, 0.5, (16, 12))
@@ -275,7 +275,7 @@ def test_tables_have_the_exact_distribution(p):
 
 
 def test_windows_are_left_with_the_probability_that_is_booked():
-    """Of the production case, whose first sizes have a window each; and what plans hold is booked still."""
+    """Of the production case, whose first sizes have a window each; and what plans hold is reserved still."""
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256, max_batch_size=2048
     )
@@ -321,7 +321,7 @@ def test_alias_tables_are_exact(kind):
 
 
 def test_a_tie_is_told_and_settled_by_the_low_words():
-    """One cell whose threshold is 5 2^30 + 7: words of 5 hang on the 30 bits below, no other word does."""
+    """One cell whose threshold is 5 2^30 + 7: words of 5 depend on the 30 bits below, no other word does."""
     level = Level(np.array([[[5 << 1 | 1, 0]]], np.uint32), np.array([[[7, 0]]], np.uint32), np.array([[0]]))
     arrays = Arrays(np.array([0]), (level,))
     words = np.array([4, 5, 5, 5, 6], np.uint32)
@@ -666,7 +666,7 @@ def test_bad_input(capsys):
     with pytest.raises(ValueError, match=r"batch_sizes must have the shape \(5,\)"):
         privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.zeros(4))
     for size in (2.0**40, 2**31, -1, 1.5, np.nan, 1j):
-        with pytest.raises(ValueError, match="batch_sizes must be whole numbers from 0 to 2147483647, had"):
+        with pytest.raises(ValueError, match="batch_sizes must be whole numbers from 0 to 2147483647, got"):
             privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.array([0, 1, 2, 3, size]))
     with pytest.raises(ValueError, match="batch_sizes must be given"):
         privacy_loss(Mechanism(scheme.uncut, identity, 1.0), np.zeros(5), np.zeros(5))

@@ -198,7 +198,7 @@ DISTRIBUTIONS = {  # draws of mean theta
 @pytest.mark.parametrize("pilot", [True, False])
 @pytest.mark.parametrize("runs", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_anytime_rule_on_terms_that_are_not_coins(distribution, pilot, runs):
-    """At mean theta, looked at five times: wrong runs are Binomial(runs, <= q)."""
+    """At mean theta, tested five times: wrong runs are Binomial(runs, <= q)."""
     rng, theta, q, wrong = np.random.default_rng(6), 0.1, 0.05, 0
     draws = DISTRIBUTIONS[distribution](rng, 0.8 * theta, 500)
     bets, weights = bounds.default_bets(theta, bin_terms(draws) if pilot else None)

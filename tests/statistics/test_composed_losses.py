@@ -191,7 +191,7 @@ def test_directions_are_composed_apart():
     assert divergence_bound([Part(curves[0], 3), Part(curves[1], 3)], 2.0) < whole
 
 
-# -- What is booked -------------------------------------------------------------------------------------
+# -- Reserves ---------------------------------------------------------------------------------------------
 
 
 def test_the_normal_distribution_function_is_as_good_as_assumed():
@@ -226,7 +226,7 @@ def test_errors_of_curves_cover_60_digits(curve):
 
 
 def test_rounding_of_sums_is_booked():
-    """Against rational arithmetic: what sums are off by is at most what is booked, and not by far less."""
+    """Against rational arithmetic: errors of sums are below the reserve, and not far below it."""
     rng = np.random.default_rng(3)
     shares = []
     for count, other in ((1, 1), (5, 0), (40, 3)):
@@ -309,7 +309,7 @@ def test_sums_beyond_the_last_place_are_booked():
 
 
 def test_every_allowance_is_in_the_bound(monkeypatch):
-    """Computed again: what transforms, sums, exponents and epsilon may be off by, each by itself."""
+    """Computed again: errors of transforms, sums, exponents and epsilon, each by itself."""
     lattice = composed_losses._Sums.of(
         composed_losses._Rough.of([Part(Sampled(GaussianPair(9.0), 0.2), 300)]), 1.0
     )
@@ -334,7 +334,7 @@ def test_rounding_of_a_power_grows_with_the_exponent():
 
 
 def test_errors_of_tails_are_in_the_error_of_a_curve():
-    """Attack: both tails off by their stated error, each in the direction that lowers delta."""
+    """Attack: both tails wrong by their stated error, each in the direction that lowers delta."""
     exact, off = Sampled(GaussianPair(1.3), 0.1), 1e-4
 
     class Off(GaussianPair):

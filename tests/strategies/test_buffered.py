@@ -15,7 +15,7 @@ from tests.oracles import enumeration
 N = 9
 MEMBERS = [
     BufferedToeplitz((0.9, 0.4), (0.3, 0.4), N),
-    BufferedToeplitz((0.7, 0.7, 0.0), (0.2, 0.1, 0.7), N),  # alike, without memory; weights of 1
+    BufferedToeplitz((0.7, 0.7, 0.0), (0.2, 0.1, 0.7), N),  # equal decays, without memory; weights of 1
     BufferedToeplitz((0.999999,), (1.0,), N),
     BufferedToeplitz((0.0,), (1e-9,), 1),
 ]

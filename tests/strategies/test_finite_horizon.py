@@ -174,7 +174,7 @@ def two_step_interval(mechanism, proposal, epsilon):
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_proposals_have_the_exact_divergence(direction):
-    """And the extended horizon's is told apart: the tests would notice rows that are not there."""
+    """And the extended horizon's is distinguished: the tests would notice rows that are not there."""
     scheme, coefficients, sigma = TWO_STEPS.scheme, coefficients_of(TWO_STEPS), 0.8
     epsilon = {"remove": 1.0, "add": 0.5}[direction]
     exact = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, direction, 2)

@@ -76,7 +76,7 @@ def _made_of(value):
         case dict():
             return dict, *made_of(value.items())
         case jax.Array():
-            return _Itself(value)  # nobody can change it
+            return _Itself(value)  # it is immutable
         case np.ndarray():
             return value.dtype, value.shape, value.tobytes()
     try:
@@ -87,7 +87,7 @@ def _made_of(value):
 
 
 def share_programs(patch: pytest.MonkeyPatch) -> dict:
-    """From here on steps that are made alike are one program; all of them, to be cleared if need be."""
+    """From here on equal steps share one program; all of them, to be cleared if need be."""
     proxy = types.SimpleNamespace(**vars(jax))
     proxy.jit = _Shared
     for name in ("train.step", "train.convex", "train.dice"):

@@ -140,7 +140,7 @@ def test_terms_are_what_they_say():
 
 
 def test_inner_state_never_leaks_between_rounds_or_terms():
-    """Momentum that lived on would carry a record of one term into another, where nothing is booked."""
+    """Momentum that lived on would carry a record of one term into another, which has no reserve."""
     inner = optax.sgd(0.1, momentum=0.9)
     term = optimizer_term(square, inner)
     params, rows = np.zeros(2, np.float32), np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)

@@ -218,7 +218,7 @@ def test_plans_refuse_steps_outside_the_conditions(tmp_path):
         LastIteratePlan.from_json(plan().to_json() | {"noise_std": 0.1})
     with pytest.raises(ValueError, match="diameter must be in"):
         LastIteratePlan.from_json(plan().to_json() | {"diameter": 1e308})
-    # What the promise rests on is in its sentence.
+    # The statement names its assumptions.
     easier = LastIteratePlan.from_json(plan().to_json() | {"grad_sensitivity": 0.0})
     assert "gradient sensitivity of at most 0," in easier.statement() != plan().statement()
     almost = dataclasses.replace(plan(), epsilon=8.000000001)

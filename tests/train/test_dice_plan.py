@@ -65,7 +65,7 @@ POISSON = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_no
 
 
 def test_poisson_batches_cost_less_where_few_are_drawn():
-    """12 steps at p = 0.1: partial amplification, which `dice_mu` does not have, and a little put aside."""
+    """12 steps at p = 0.1: partial amplification, which `dice_mu` does not have, and a small reserve."""
     assert POISSON.certified and POISSON.overflow.delta == 1e-9
     known = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_norm=0.02))
     assert 0.3 * known.noise_std < POISSON.noise_std < 0.98 * known.noise_std
@@ -165,7 +165,7 @@ def test_bad_plans(bad):
 
 
 def test_what_the_bound_says_of_the_rule_that_runs():
-    """One huge example against none of it: v differs by at most what `dice_mu` charges, step by step."""
+    """One huge example against none of it: v differs by at most the charge of `dice_mu`, step by step."""
     rule = dataclasses.replace(rule_of(PLAN), noise_std=0.0)
     fresh = DiceState(jnp.zeros((), jnp.int32), jnp.zeros(3), jnp.asarray(KEYS[1]))
     dice = [fresh, fresh]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
-    """Close to the uninterrupted run, to the bit from then on; and every reason to refuse."""
+    """Close to the uninterrupted run, bit for bit from then on; and every reason to refuse."""
     options = dict(out=tmp_path, checkpoint_every=4)
     with crash_at(Sampler, "next", 8), pytest.raises(Crash):
         run(**options)

@@ -125,7 +125,7 @@ def watched(individual, sigma, rate=1.0):
 
 
 def test_a_canary_is_retired_before_its_budget_is_passed():
-    """A canary of the clip norm at every step, noise 0.02: the adversary reads off when it took part.
+    """A canary of the clip norm at every step, noise 0.02: the adversary reads off when it participated.
 
     Without a filter it is in all 12 sums, sqrt 12 / 0.02 of mu; a budget of three steps' mu leaves it in
     three, one that is a hair less in two. Noise of 0.02 reaches 0.5 with probability 1e-137.

@@ -1,4 +1,4 @@
-"""Where a plan's cover ends: its last step, cut batches, infinite losses, rounding of what is clipped."""
+"""Where a plan's cover ends: its last step, truncated batches, infinite losses, rounding of clipped sums."""
 
 import json
 from fractions import Fraction
@@ -60,7 +60,7 @@ CUT = [name for name, scheme in SCHEMES.items() if scheme.batch_size_cap is not 
 
 @pytest.mark.parametrize("name", CUT)
 def test_a_scheme_that_cuts_batches_takes_the_same_time_for_all_of_them(name, monkeypatch):
-    """By default, and whoever asks for less is refused; as for a Poisson plan with a truncation_delta."""
+    """By default, and a smaller batch is refused; as for a Poisson plan with a truncation_delta."""
     scheme = SCHEMES[name](12, 4, 0.1, 12, ROWS)
     assert scheme.batch_size_cap == 12
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)

@@ -277,7 +277,7 @@ def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
         "step",
         "evaluation",
     }
-    # Whoever opened them since: the next call closes them again.
+    # Opened in the meantime: the next call closes them again.
     for name in reversed(closed):
         (tmp_path / name).chmod(0o777)
     run(out=tmp_path, checkpoint_every=5, evaluate=lambda params: {"size": 0.0})
@@ -322,7 +322,7 @@ def test_evaluation_and_progress(tmp_path):
 
 
 def test_a_plan_by_its_path_and_a_bar_where_somebody_watches(tmp_path, monkeypatch, capsys):
-    """Nothing is said where nobody watches, or where that is asked for."""
+    """No output without an interactive terminal, or on request."""
     plan(dataset_size=ROWS).save(tmp_path / "plan.json")
     assert run(plan=tmp_path / "plan.json").statement == run(plan=str(tmp_path / "plan.json")).statement
     assert capsys.readouterr() == ("", "")

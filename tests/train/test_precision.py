@@ -126,7 +126,7 @@ def test_a_run_of_physical_batches_ends_with_the_same_bits():
 
 @pytest.mark.parametrize("micro", [1, 7, 32])
 def test_ghost_sums_of_physical_batches_are_within_what_is_paid_for(micro):
-    """Against the exact sum in NumPy: off by at most half of what the budget reserves for two neighbours."""
+    """Against the exact sum in NumPy: errors of at most half of the reserve for two neighbours."""
     total = summed("ghost", micro).total.units()["w"]
     x = whole_numbers()["x"][: ROWS - 3].astype(np.float64)
     pieces = -(-ROWS // micro)

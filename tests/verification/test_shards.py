@@ -182,7 +182,7 @@ def test_a_relabelled_run_is_not_verified(plan, parts):
         target = Plan(claim_with(plan.claim, **change), plan.evidence)
         with pytest.raises(ValueError, match="another mechanism, epsilon, delta, budget or data set"):
             merge(target, parts)
-        # A forger also knows how to write the digest; the counts then have to do for the stricter target.
+        # A forger can also write the digest; the counts then have to do for the stricter target.
         if target.delta == 5e-10:
             relabelled = [dataclasses.replace(part, target=shards.target_of(target)) for part in parts]
             with pytest.raises(ValueError, match="drew from 'replicas:2' in the remove direction, not"):
@@ -238,7 +238,7 @@ def test_a_part_goes_on_with_its_own_checkpoint_only(plan, parts, tmp_path):
 
 
 def test_a_part_does_not_go_on_with_draws_of_another_distribution(plan, parts, tmp_path):
-    """As an earlier version may have kept them: terms in units of another scale, or of one not told."""
+    """As an earlier version may have kept them: terms in units of another scale, or of an unspecified one."""
     with Checkpoint(tmp_path) as checkpoint:
         draw_part(plan, KEY, 1, 3, SAMPLES, checkpoint=checkpoint)
         kept = {path.stem: checkpoint.load(path.stem) for path in tmp_path.glob("part-1-of-3-*.json")}

@@ -281,7 +281,7 @@ def test_slow_contraction_keeps_its_loss():
 
 @pytest.mark.parametrize("delta", [1e-300, 1e-5, 0.5])
 def test_epsilon_is_from_above_where_it_is_large(delta):
-    """float64 has few epsilons there; the one that is returned has a delta of at most what was asked for."""
+    """float64 has few epsilons there; the returned one has at most the requested delta."""
     for mu in (1e-6, 1.0, 50.0, 1e4, 1e8, 1e16, 1e100):
         epsilon = tradeoff.gdp_epsilon(delta, mu)
         with mpmath.workdps(60 + int(3 * max(0.0, math.log10(mu)))):

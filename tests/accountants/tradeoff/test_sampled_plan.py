@@ -107,7 +107,7 @@ def test_wrong_acceptance_is_as_rare_as_it_says():
             accepted += times * certificate.accepts(
                 ((1, 2000 - high), (16, high)), distribution, sigma, epsilon, 0.5
             )
-        # A hundredth less noise than that is told apart by more draws.
+        # A hundredth less noise than that is distinguished by more draws.
         assert certificate.accepts(((1, 97_000), (16, 3_000)), distribution, sigma, epsilon, 0.5)
     # 2000 q = 20 on the average at most; above 48 with probability 1e-6 at most.
     assert accepted <= 48
@@ -187,7 +187,7 @@ class Skewed:
 
 
 def test_errors_of_the_draws_lower_the_threshold():
-    """Deltas that are 30 % below the target on the average prove it, unless draws may be off by 50 %."""
+    """Deltas that are 30 % below the target on the average prove it, unless draws may be wrong by 50 %."""
     sigma, epsilon = 1.0, 0.5
     delta = 1.3 * float(gdp_delta(epsilon, 1 / sigma))
     counts = ((1, 2**18),)

@@ -1,4 +1,4 @@
-"""The mean squared errors of arXiv 2602.09338 (section 7) rebuilt, beside what is printed there.
+"""The mean squared errors of arXiv 2602.09338 (section 7) rebuilt, beside the printed ones.
 
     python -m tests.benchmarks.paper figure-2 --out runs/paper     # b-min-sep against cyclic Poisson
     python -m tests.benchmarks.paper figure-3 --out runs/paper     # b-min-sep against balls-in-bins

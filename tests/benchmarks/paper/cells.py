@@ -57,7 +57,7 @@ class Table:
         return error
 
     def add(self, cell: Cell, row: dict[str, str]) -> None:
-        """Keep a cell, and write the whole table, whole or not at all."""
+        """Keep a cell, and write the whole table, atomically."""
         self.rows[cell] = row
         lines = [",".join((*KEYS, *FOUND))]
         for key, found in self.rows.items():

@@ -1,6 +1,6 @@
 """What arXiv 2602.09338 says of its mean squared errors, and whether cells certified here say so too.
 
-Noise multipliers lie on a grid of 1 %, so errors closer than 2 % are not told apart.
+Noise multipliers lie on a grid of 1 %, so errors closer than 2 % are not distinguished.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A printed statement beside what was found.
+    """Printed statement beside the result.
 
     Attributes:
       printed: the statement, in our words.
-      agrees: whether what was found agrees; None where no point tells.
+      agrees: whether the result agrees; None where no point decides.
       found: what was found.
     """
 
@@ -46,7 +46,7 @@ class Verdict:
 
     def line(self) -> str:
         """For people."""
-        word = {True: "agrees", False: "DISAGREES", None: "not told"}[self.agrees]
+        word = {True: "agrees", False: "DISAGREES", None: "undecided"}[self.agrees]
         return f"printed: {self.printed}\n{word}: {self.found}"
 
 
@@ -103,7 +103,7 @@ def figure_3(points: list[Compared], iterations: int) -> list[Verdict]:
         Verdict(
             "with one epoch it does not",
             len(alike) == len(once) if once else None,
-            f"alike at {len(alike)} of {len(once)} points, {_range(once, method)}" + _named(once, alike),
+            f"similar at {len(alike)} of {len(once)} points, {_range(once, method)}" + _named(once, alike),
         ),
     ]
 

@@ -1,6 +1,6 @@
 """An empirical audit: the trainer, attacked with the likelihood ratio, obeys the certified epsilon.
 
-The independent audit of `train.audit` on a model that is nothing but coordinates, with correlated noise and a
+The independent audit of `train.audit` on a model of coordinates alone, with correlated noise and a
 plan whose epsilon is tight: participation is independent between examples and noise between coordinates, so
 one `fit` gives thousands of independent trials of the released sequence with the canary and without. The
 bound is wrong with probability 1e-6.
@@ -105,6 +105,7 @@ def test_the_lower_bound_is_one():
 
     exact = brentq(lambda e: delta(e) - DELTA, 0.1, 20)
     assert 0.5 * exact < epsilon_lower_bound(present, absent, DELTA, 1 - FALSE_ALARM)[0] < exact
-    # Low scores of 0.3 against 0.01: what is rare with the canary tells as much as what is rare without.
+    # Low scores of 0.3 against 0.01: events that are rare with the canary are as informative as events that
+    # are rare without.
     low = generator.random((2, 20_000)) < [[0.01], [0.3]]
     assert 2 < epsilon_lower_bound(*(1.0 - low), 0.0, 1 - FALSE_ALARM)[0] < np.log(30)

@@ -27,7 +27,7 @@ def test_clopper_pearson_is_exact():
 
 
 def response(rng, coins, epsilon, delta):
-    """Scores of randomised response that tells the coin with probability delta: (epsilon, delta)-DP."""
+    """Scores of randomised response that reveals the coin with probability delta: (epsilon, delta)-DP."""
     right = rng.random(coins.shape) < 1 / (1 + np.exp(-epsilon))
     told = rng.random(coins.shape) < delta
     score = np.where(right, coins, ~coins) * 1.0
@@ -60,7 +60,7 @@ def test_equal_scores_do_not_show_the_coins():
     """All guessed "in": the first of the trials, which are those with the canary, must not come first."""
     rng = np.random.default_rng(0)
     assert independent_bound(np.ones(400), np.ones(400), 0.0, 0.95, 1.0, rng)[0] == 0
-    # Where delta costs too much, the rates are looked at; 400 coins at delta 0.1 would refuse nothing.
+    # Where delta costs too much, the rates are used; 400 coins at delta 0.1 would refuse nothing.
     sides = rng.normal(3.0, 1, 400), rng.normal(0.0, 1, 400)
     found = independent_bound(*sides, 0.1, 0.95, 1.0, rng)
     assert found[0] > 1 and set(found[1]) == {"true positive rate", "false positive rate"}
@@ -68,14 +68,14 @@ def test_equal_scores_do_not_show_the_coins():
 
 
 def test_a_threshold_is_chosen_on_other_trials():
-    """Scores that tell nothing: chosen on the trials that are counted, the best threshold tells something."""
+    """Scores without information: chosen on the counted trials, the best threshold seems informative."""
     rng = np.random.default_rng(0)
     found = sum(epsilon_lower_bound(*rng.random((2, 1000)), 0.0, 0.5)[0] > 0 for _ in range(300))
     assert found <= 195  # more with probability 1e-7; 45 are, and 217 were on the same trials
 
 
 def test_the_price_of_delta_is_paid():
-    """A mechanism that tells one coin in twenty is (0, 1/20)-DP: at that delta nothing may be found."""
+    """A mechanism that reveals one coin in twenty is (0, 1/20)-DP: at that delta nothing may be found."""
     coins = np.random.default_rng(0).random(400) < 0.5
     told = np.where(np.arange(400) % 20 == 0, 2.0 * coins - 1, 0.0)
     assert one_run_bound(told, coins, 0.0, 0.95)[0] > 0.5

@@ -187,7 +187,7 @@ def test_a_wrong_batch_is_refused(name):
 
 @pytest.mark.parametrize("name", ["too early", "smaller batch", "ends early"])
 def test_a_wrong_batch_stops_before_it_is_trained_on(name, tmp_path):
-    """Nothing of it is trained, nothing before it is lost, and the right batches go on to the same bits."""
+    """It is not trained, no step before it is lost, and the right batches go on to the same bits."""
     batches, said = broken()[name]
     good = shuffled()
     with pytest.raises(BatchesError, match=said):

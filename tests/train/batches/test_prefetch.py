@@ -23,7 +23,7 @@ def threads() -> list[threading.Thread]:
 
 
 class Watched(ArrayRows):
-    """Tells which thread reads; at the batch `signalled` Control-C is pressed, and reading takes its time."""
+    """Record which thread reads; at the batch `signalled` Control-C is pressed, and reading is slow."""
 
     def __init__(self, signalled=None):
         super().__init__(data())
@@ -91,7 +91,7 @@ def test_a_failure_comes_where_its_item_was_to_come():
 
 
 def test_who_leaves_in_between_leaves_no_thread():
-    """Also where the thread waits for room, or fails after nobody listens any more."""
+    """Also where the thread waits for room, or fails after the consumer has stopped."""
     for depth in (1, 3):
         with pytest.raises(Crash), ahead(iter(range(10**9)), depth) as found:
             next(found)

@@ -80,7 +80,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_source_gives_the_rows_in_memory(kind, tmp_path):
-    """To the bit, in any order, one place several times, and none at all; padded by zeros."""
+    """Bit for bit, in any order, one place several times, and none at all; padded by zeros."""
     rows, plain = as_rows(SOURCES[kind](tmp_path)), ArrayRows(data())
     assert len(rows) == ROWS and isinstance(rows, SourceRows)
     for places, size in ((PLACES, 8), (np.arange(ROWS), ROWS), (np.zeros(0, np.int64), 4)):
@@ -196,7 +196,7 @@ class Cheat(Listed):
         return self.at_second_readings(row, index)
 
     def at_second_readings(self, rows, indices):
-        """The first two readings of a row alike, the next two otherwise, and so on."""
+        """The first two readings of a row are equal, the next two differ, and so on."""
         np.add.at(self.readings, indices, 1)
         if self.how == "second readings":
             rows = rows | {"y": rows["y"] + np.float32((self.readings[indices] - 1) // 2 % 2)}
@@ -366,7 +366,7 @@ def test_an_object_that_does_not_pad_is_refused():
 
 REFUSED = {
     "text": (Listed(data() | {"y": np.array(["a"] * ROWS)}), "data must be numbers, got <U1 in y"),
-    "none": (grain.MapDataset.source(Listed(data())).filter(lambda row: False), "had None: filter before"),
+    "none": (grain.MapDataset.source(Listed(data())).filter(lambda row: False), "got None: filter before"),
     "ragged": (
         grain.MapDataset.source([np.zeros(1 + i % 2) for i in range(ROWS)]),
         "rows of the same names and shapes, got others",

@@ -194,7 +194,7 @@ def test_every_layer_over_four_and_eight_devices():
 
 def whole_runs_give_the_model_of_one_device():
     """`fit` with batches that no number of devices divides, two parameters cut between devices, and their
-    noise of three bands with them: to the bit per example.
+    noise of three bands with them: bit for bit per example.
     """
     loss, params, batch, _ = small()
     data = {name: np.concatenate([rows[:15]] * 4) for name, rows in batch.items()}

@@ -378,7 +378,8 @@ def test_budget():
         (23, 1, 1, 1),
     ):
         found = budget(Grid(1.0, bits), parameters, batch, depth)
-        # Sums of |weights x factors| are at most batch x target / 2^-12; each of the two is off by gamma.
+        # Sums of |weights x factors| are at most batch x target / 2^-12; each of the two has an error of
+        # gamma.
         errors = 2 * batch * found.target * 2.0**12 * depth * 2.0**-53
         assert found.rounding == np.sqrt(parameters)
         assert errors <= found.summation
@@ -484,7 +485,7 @@ def of_filtered(params, example):
 
 @pytest.mark.parametrize(("loss", "shape"), [(of_spectrum, (5, 3)), (of_filtered, (2, 8, 3))])
 def test_complex_numbers_have_no_fast_path(loss, shape):
-    """Imaginary parts were dropped: sums off by 38 %; an overflowing example made zero of a whole batch."""
+    """Imaginary parts were dropped: sums wrong by 38 %; an overflowing example made zero of a whole batch."""
     generator = np.random.default_rng(6)
     params = jnp.asarray(generator.normal(size=shape), jnp.float32)
     batch, mask = generator.normal(size=(4, 3, 8)).astype(np.float32), np.ones(4, bool)

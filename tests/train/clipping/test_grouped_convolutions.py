@@ -92,7 +92,7 @@ def test_one_example_moves_no_other_in_a_clipped_sum(sum_of, micro):
             ).norms
         )
     )
-    # On CPUs XLA leaves convolutions within loops as they are, so what it is given is looked at, too.
+    # On CPUs XLA leaves convolutions within loops as they are, so its input is tested, too.
     assert set(re.findall(r"batch_group_count = (\d+)", summed.lower(IMAGES).as_text())) == {"1"}
     honest = summed(IMAGES)
     for bad, at in ((np.nan, 0), (3e38, 1)):

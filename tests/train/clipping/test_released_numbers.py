@@ -60,7 +60,7 @@ def off_the_lattice(release: np.ndarray) -> np.ndarray:
 
 
 def low_bits(release: np.ndarray) -> np.ndarray:
-    """(trials,) share of odd integers on the trainer's grid, for an attacker who knows it."""
+    """(trials,) share of odd integers on the trainer's grid, for an attacker who has it."""
     integers = np.round(release.astype(np.float64) * 2**20).astype(np.int64)
     near = np.abs(integers) < 2**23  # beyond, float32 rounds the release
     return ((integers & 1 == 1) & near).sum(axis=1) / COORDINATES
@@ -97,7 +97,7 @@ def test_the_low_bit_attack_finds_nothing(statistic, released):
 
 
 def test_the_same_attack_breaks_float_sums():
-    """The attack has power: against float32 sums it tells nearly every trial."""
+    """The attack has power: against float32 sums it wins nearly every trial."""
     present, absent = (off_the_lattice(released_floats(v, k)) for v, k in ((CANARY, 1), (0.0, 2)))
     assert epsilon_found(present, absent) > 5
 
@@ -326,7 +326,7 @@ print("same")
 
 @pytest.mark.slow
 def test_a_mesh_releases_the_same_integers():
-    """Four and eight virtual devices, parameters on each or spread over them, all noise: to the bit."""
+    """Four and eight virtual devices, parameters on each or spread over them, all noise: bit for bit."""
     environment = os.environ | {
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",

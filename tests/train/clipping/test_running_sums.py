@@ -54,7 +54,7 @@ def exact_sums(w: np.ndarray, dtype: Any = np.longdouble) -> np.ndarray:
 
 
 def mean_error(sums: np.ndarray, exact: np.ndarray) -> float:
-    """The most that the mean of a step's integer is off by, in grid units."""
+    """Maximum error of the mean of a step's integer, in grid units."""
     return float(np.abs(np.tensordot(np.array(LONG.weights), sums - exact, (0, 1))).max())
 
 

@@ -67,7 +67,7 @@ def test_what_is_trained_is_the_same(step, expected, threaded):
 
 
 def test_one_band_is_rounded_by_the_thread(threaded, monkeypatch):
-    """What is trained is the same to the bit: whole numbers of noise, and sums of whole numbers."""
+    """What is trained is the same bit for bit: whole numbers of noise, and sums of whole numbers."""
     white = privatize(
         Mechanism(BMinSep(STEPS, 1, 0.5), BandedToeplitz.identity(), 0.7),
         clip_norm=1.0,

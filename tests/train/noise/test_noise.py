@@ -233,7 +233,7 @@ def test_where_a_pair_goes_is_the_same_on_every_device(monkeypatch):
 
 @pytest.mark.parametrize("sizes", [[3, 5, 0, 8], [8, 0, 8], [16, 0], [0, 20], []])
 def test_normals_of_every_parameter(sizes):
-    """However the two halves are parted, nobody gets what another one has."""
+    """For any split of the two halves, no two parts share a word."""
     drawn = normals.normals_of(KEY, 3, sum(sizes))
     parts = [np.asarray(part) for part in drawn.split(sizes)]
     assert [part.size for part in parts] == sizes
@@ -241,7 +241,7 @@ def test_normals_of_every_parameter(sizes):
 
 
 def test_which_parameter_gets_which_normal():
-    """Runs are told apart by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
+    """Runs are distinguished by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
     words = words_of(2).T.reshape(8, 2, 2).astype(np.uint64)
     with jax.enable_x64(True):
         pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
@@ -309,7 +309,7 @@ def test_privatize_is_the_sum_plus_scaled_noise_over_the_expected_batch():
 
 
 def test_a_sum_in_one_part_is_the_sum_in_two():
-    """With noise, to the bit. NaN or a number too large to be a sum ends the run; it is not zero."""
+    """With noise, bit for bit. NaN or a number too large to be a sum ends the run; it is not zero."""
     private = privatize(
         Mechanism(Poisson(3, 0.1), BandedToeplitz.identity(), 0.7),
         clip_norm=2.0,
