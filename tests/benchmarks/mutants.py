@@ -920,8 +920,8 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
-    Mutant(CORRELATED, "described=dict(clipping=clipping, ", "described=dict(", GHOST),
-    Mutant(CORRELATED, "clip_groups=described_groups, ", "", GROUPS),
+    Mutant(CORRELATED, "            clipping=clipping,\n", "", GHOST),
+    Mutant(CORRELATED, "            clip_groups=described_groups,\n", "", GROUPS),
     Mutant(
         "train/noise/normals.py",
         "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",
@@ -1061,10 +1061,10 @@ MUTANTS = [
         RUN,
         """            folder.save(state, drawn)
             if evaluate and done < steps:
-                folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
+                folder.log({"step": done, "evaluation": _finite(evaluate(state))})
 """,
         """            if evaluate and done < steps:
-                folder.log({"step": done, "evaluation": _finite(evaluate(state.params))})
+                folder.log({"step": done, "evaluation": _finite(evaluate(state))})
             folder.save(state, drawn)
 """,
         LIMITS,
@@ -1117,7 +1117,7 @@ MUTANTS = [
     Mutant(SOURCES, "for at in 2 * sorted(again) if first", "for at in sorted(again) if first", ROWS),
     Mutant(SOURCES, "self._digests.get(place, digest) != digest", "False", ROWS),
     Mutant(SOURCES, "{0, len(indices) - 1, *order", "{*order", ROWS),
-    Mutant(SOURCES, "lambda leaf: _padded(leaf, size), self._gather", "np.asarray, self._gather", ROWS),
+    Mutant(SOURCES, "lambda leaf: padded(leaf, size), self._gather", "np.asarray, self._gather", ROWS),
     Mutant(SOURCES, "        return SourceRows(Taken(data))\n", "        return data\n", ROWS),
     Mutant(
         SOURCES,
@@ -1304,9 +1304,9 @@ MUTANTS = [
         CHOOSING,
     ),
     Mutant(
-        "jaxacct/common/validate.py",
-        'return 0.0, open_probability("advantage", advantage)',
-        'return 0.1, open_probability("advantage", advantage)',
+        "jaxacct/calibration/targets.py",
+        'return 0.0, _validate.open_probability("advantage", advantage)',
+        'return 0.1, _validate.open_probability("advantage", advantage)',
         ADVANTAGE,
     ),
     Mutant("jaxacct/report/html.py", "np.minimum(1.0, upper + added)", "np.minimum(1.0, upper)", REPORT),
@@ -1446,7 +1446,7 @@ MUTANTS = [
         "counted = below - 1.01 * means / thresholds",
         REDRAWN,
     ),
-    Mutant("jaxacct/accountants/redrawn_bins.py", "Part(curve, E)", "Part(curve, E - 1)", REDRAWN),
+    Mutant("jaxacct/accountants/redrawn_bins.py", "Part(both[i], number)", "Part(both[i], number - 1)", REDRAWN),
     Mutant(
         CURVES,
         "_on_the_line(*falling), _on_the_line(*falling[::-1])",
