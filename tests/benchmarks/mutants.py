@@ -1446,7 +1446,9 @@ MUTANTS = [
         "counted = below - 1.01 * means / thresholds",
         REDRAWN,
     ),
-    Mutant("jaxacct/accountants/redrawn_bins.py", "Part(both[i], number)", "Part(both[i], number - 1)", REDRAWN),
+    Mutant(
+        "jaxacct/accountants/redrawn_bins.py", "Part(both[i], number)", "Part(both[i], number - 1)", REDRAWN
+    ),
     Mutant(
         CURVES,
         "_on_the_line(*falling), _on_the_line(*falling[::-1])",
