@@ -12,12 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = ROOT / "tests/fixtures/readme_plan.json"
 LIST = ROOT / "jaxacct/core/TRUSTED.md"
-MOST_FILES, MOST_LINES = 32, 2000
+MAX_FILES, MAX_LINES = 32, 2000
 HEADER = f"""# The trusted core
 
 A certificate is true if these files are right: those of the package whose functions are entered while the
 README's plan is loaded and verified. `python -m tests.trusted` writes this page, and a test compares it with
-a fresh trace: at most {MOST_FILES} files and {MOST_LINES:,} executed lines. Search, recommendation, reports,
+a fresh trace: at most {MAX_FILES} files and {MAX_LINES:,} executed lines. Search, recommendation, reports,
 caching and the command line are outside; a mistake there costs time or noise, never truth.
 `jaxacct/checker.py` checks a plan without any of them.
 

@@ -37,7 +37,7 @@ from .step import StepInfo
 
 _BITS = 20  # the clip norm in grid units is 2^20
 # Raw gradients are scaled to at most this many clip norms: the error stays finite, whatever the data.
-_LARGEST_RESIDUAL = 2.0**40
+_MAX_RESIDUAL = 2.0**40
 _AUTOMATIC = 0.01
 
 
@@ -101,7 +101,7 @@ class DiceRule:
         with jax.enable_x64(True):
             kept, counts, norms = jax.vmap(lambda g: clip_to_grid(g, self.grid, self.automatic))(gradients)
             keep = kept & mask
-            raw = jax.vmap(lambda g: _bounded(g, self.clip_norm * _LARGEST_RESIDUAL))(gradients)
+            raw = jax.vmap(lambda g: _bounded(g, self.clip_norm * _MAX_RESIDUAL))(gradients)
             return (_sum_where(keep, counts), _sum_where(keep, raw)), norms
 
     def release(self, state: "DiceState", clipped, raw):

@@ -31,7 +31,7 @@ from jaxacct.statistics.tilted_sums import UNIT
 
 # Points of the tabulated profile, natural log: dense near zero, out to +-60.
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
-_LARGEST_LOSS = 500.0  # of a distribution of dp-accounting, nats: its exponential is finite
+_MAX_LOSS = 500.0  # of a distribution of dp-accounting, nats: its exponential is finite
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
 
 Steps: TypeAlias = tuple[tuple[tuple[LossCurve, LossCurve], int], ...]
@@ -193,7 +193,7 @@ def curve_of_pld(pld, interval: float) -> ChordCurve:
       interval: its `value_discretization_interval`.
     """
     end = 1.0
-    while end < _LARGEST_LOSS and not pld.get_delta_for_epsilon(end) <= pld.get_delta_for_epsilon(2 * end):
+    while end < _MAX_LOSS and not pld.get_delta_for_epsilon(end) <= pld.get_delta_for_epsilon(2 * end):
         end *= 2
     thin = math.ceil(2 * end / interval / _MAX_PLD_POINTS)
     losses = (

@@ -29,15 +29,15 @@ from jaxacct.accountants.lognormal_lattice import (
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
-_FEWEST_POINTS, _MOST_POINTS = 2**14, 2**21
+_MIN_POINTS, _MAX_POINTS = 2**14, 2**21
 _POINTS_A_TERM = {1: 256, -1: 2048}  # upper bounds converge faster
 # A larger epsilon counts as this; with a larger mu only the probability of participation is used.
-_LARGEST_EPSILON, _LARGEST_MU = 300.0, 15.0
+_MAX_EPSILON, _MAX_MU = 300.0, 15.0
 _BOOKED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
 _ATTEMPTS = 6
 _FURTHEST = 64.0  # times alpha b
 # Of tables: truncated probability, and the step over the standard deviation of X.
-_TABLE_CUT, _TABLE_STEP, _FEWEST_TABLE_POINTS = 1e-9, 0.02, 2**16
+_TABLE_CUT, _TABLE_STEP, _MIN_TABLE_POINTS = 1e-9, 0.02, 2**16
 
 
 @functools.lru_cache(maxsize=64)
@@ -54,13 +54,13 @@ def divergence_bound(
       points: of the lattice of sums, a power of two; by default depending on the number of phases.
     """
     direction = Direction.of(direction)
-    extreme = any(part.mu > _LARGEST_MU for part in mixture.phases)
-    if not mixture.phases or (side < 0 and (extreme or epsilon > _LARGEST_EPSILON)):
+    extreme = any(part.mu > _MAX_MU for part in mixture.phases)
+    if not mixture.phases or (side < 0 and (extreme or epsilon > _MAX_EPSILON)):
         return 0.0
     most = mixture.terms / mixture.total * (1 + 2.0**-50)  # the unit does not participate otherwise
     if extreme:
         return min(1.0, most)
-    epsilon = min(epsilon, _LARGEST_EPSILON)
+    epsilon = min(epsilon, _MAX_EPSILON)
     of = _remove if direction == Direction.REMOVE else _add
     found = of(mixture, epsilon, side, points or _points(mixture, side))
     # NaN gives the trivial bound.
@@ -69,7 +69,7 @@ def divergence_bound(
 
 
 def _points(mixture: Mixture, side: int) -> int:
-    wanted = min(max(_POINTS_A_TERM[side] * mixture.terms, _FEWEST_POINTS), _MOST_POINTS)
+    wanted = min(max(_POINTS_A_TERM[side] * mixture.terms, _MIN_POINTS), _MAX_POINTS)
     return 1 << math.ceil(math.log2(wanted))
 
 
@@ -224,7 +224,7 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     allowed = _BOOKED
     for _ in range(_ATTEMPTS):
         cut = _Cut.at(mixture, threshold, allowed)
-        counted, booked = _remove_up_to(mixture, threshold, cut, 1, _FEWEST_POINTS)
+        counted, booked = _remove_up_to(mixture, threshold, cut, 1, _MIN_POINTS)
         if booked <= 20 * _BOOKED * counted or cut.top >= _FURTHEST * threshold:
             break
         allowed = min(allowed / 10, _BOOKED * counted)
@@ -353,7 +353,7 @@ def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> 
 
 
 def _table_points(mixture: Mixture, span: float) -> int:
-    wanted = min(max(span / _table_step(mixture), _FEWEST_TABLE_POINTS), _MOST_POINTS)
+    wanted = min(max(span / _table_step(mixture), _MIN_TABLE_POINTS), _MAX_POINTS)
     return 1 << math.ceil(math.log2(wanted))
 
 
@@ -362,7 +362,7 @@ def _table_step(mixture: Mixture) -> float:
 
 
 def _remove_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
-    furthest = 0.4 * _MOST_POINTS * _table_step(mixture)
+    furthest = 0.4 * _MAX_POINTS * _table_step(mixture)
     cut = _Cut.at(mixture, float(thresholds[0]), _TABLE_CUT, furthest)
     lattice = cut.lattice(_table_points(mixture, cut.top + cut.rest))
     dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, 1) for part in mixture.phases)

@@ -21,12 +21,12 @@ from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
-LEAST_NOISE = 1 / 15
+MIN_NOISE = 1 / 15
 _FLOOR = 1e-8  # of the divergence of an epoch, about
 # Spacing of a table's epsilons over the deviation of the loss; chords add its square / 6 to the variance.
 _SPACING = 1 / 24
 _MAX_POINTS = 3000
-_LARGEST_EPSILON = 60.0
+_MAX_EPSILON = 60.0
 
 
 def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon: float) -> float:
@@ -52,7 +52,7 @@ def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon
         return max(
             lognormal_sums.divergence_bound(mixture, epsilon, direction, 1) for direction in DIRECTIONS
         )
-    if sigma < LEAST_NOISE:
+    if sigma < MIN_NOISE:
         raise ValueError(f"noise_multiplier must be at least 1/15 to be composed, got {sigma!r}")
     return _composed(((E, M, 0),), sigma, epsilon)
 
@@ -86,7 +86,7 @@ class RedrawnBins(Accountant):
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         del compose_with
-        if mechanism.noise_multiplier < LEAST_NOISE:
+        if mechanism.noise_multiplier < MIN_NOISE:
             return 1.0
         return _composed(mechanism.scheme.independent_epochs, mechanism.noise_multiplier, epsilon)
 
@@ -117,8 +117,8 @@ def epoch_curves(steps: int, noise_multiplier: float, unused: int = 0) -> tuple[
     """
     mixture = Mixture((Phases(steps, 1 / noise_multiplier),), unused)
     deviation = math.sqrt(math.log1p(math.expm1(noise_multiplier**-2) * steps / (steps + unused) ** 2))
-    spacing = max(_SPACING * deviation, _LARGEST_EPSILON * _SPACING / _MAX_POINTS)
-    most = min(spacing * _MAX_POINTS, _LARGEST_EPSILON)
+    spacing = max(_SPACING * deviation, _MAX_EPSILON * _SPACING / _MAX_POINTS)
+    most = min(spacing * _MAX_POINTS, _MAX_EPSILON)
     epsilons = spacing * np.arange(math.ceil(most / spacing) + 1)
     tables = {}
     for direction in DIRECTIONS:

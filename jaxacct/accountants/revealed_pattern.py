@@ -24,7 +24,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
 from jaxacct.statistics import roots
 
-_MOST_CELLS = 50_000_000  # of the convolutions; beyond, counts are replaced by their maximum
+_MAX_CELLS = 50_000_000  # of the convolutions; beyond, counts are replaced by their maximum
 
 
 def participation_tail(timing: BMinSep) -> np.ndarray:
@@ -74,7 +74,7 @@ class RevealedPattern(Accountant):
 def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -> np.ndarray:
     """Return (most,) means of the Gaussian delta given j = 1 .. most participations of 1 .. k examples."""
     k = len(weights)
-    if most * most * k**4 > _MOST_CELLS:
+    if most * most * k**4 > _MAX_CELLS:
         return gaussian_deltas(epsilon, sigma, k * np.sqrt(np.arange(1, most + 1)))
     squares = np.zeros(k * k + 1)  # the distribution of one squared count
     squares[np.arange(1, k + 1) ** 2] = weights

@@ -18,7 +18,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.families.replicas import log_normalizer, most_replicas
 
-MOST_SECOND_MOMENT = 100.0  # maximum second moment of the likelihood ratio that `reserve` allows
+MAX_SECOND_MOMENT = 100.0  # maximum second moment of the likelihood ratio that `reserve` allows
 
 
 def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> float:
@@ -63,7 +63,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
 
 def tail_bound(scheme, epsilon: float) -> float:
     """Return Markov's bound on P(f > e^epsilon (1 - pi)) in `reserve`, f = P/Q without truncation."""
-    return math.exp(min(0.0, math.log(MOST_SECOND_MOMENT) - epsilon - scheme.log_probability_of_none()))
+    return math.exp(min(0.0, math.log(MAX_SECOND_MOMENT) - epsilon - scheme.log_probability_of_none()))
 
 
 def covers(mechanism: Mechanism, epsilon: float) -> bool:
@@ -73,4 +73,4 @@ def covers(mechanism: Mechanism, epsilon: float) -> bool:
         return True
     if most_replicas(mechanism) < 2:
         return False
-    return bool(log_normalizer(mechanism, 2) <= np.log(MOST_SECOND_MOMENT))
+    return bool(log_normalizer(mechanism, 2) <= np.log(MAX_SECOND_MOMENT))

@@ -71,7 +71,7 @@ def analytic_exponent(
     most = start + math.ceil(math.log(1e4) / math.log(ratio))
 
     def private(exponent: int) -> bool:
-        if not MIN_NOISE_MULTIPLIER <= ratio**exponent <= validate.MOST_NOISE:
+        if not MIN_NOISE_MULTIPLIER <= ratio**exponent <= validate.MAX_NOISE:
             return False
         noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
         return analytic.bound_by(accountant, noisy, epsilon, compose_with)[1] <= delta

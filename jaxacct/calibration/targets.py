@@ -23,7 +23,7 @@ from jaxacct.strategies import Strategy
 
 _SLACK = 1e-12  # of delta: the implied target holds with room for rounding
 _SAMPLES, _NOISES, _CANDIDATES = 4096, 12, 13
-_FEWEST_BEYOND = 20  # samples of a delta that is compared
+_MIN_BEYOND = 20  # samples of a delta that is compared
 
 
 def implied(
@@ -122,7 +122,7 @@ def least_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> t
         return usual
 
     def noise_needed(epsilon: float, delta: float) -> float:
-        if delta * _SAMPLES < _FEWEST_BEYOND:
+        if delta * _SAMPLES < _MIN_BEYOND:
             return math.inf
         found = np.max([hockey_stick(epsilon - losses[d]).mean(axis=1) for d in DIRECTIONS], axis=0)
         found = np.minimum.accumulate(np.maximum(found, 1e-9))

@@ -7,7 +7,7 @@ import numbers
 _MOST = {"iterations": 2**20, "bands": 2**20, "examples_per_user": 1000}
 
 MIN_SCALE, MAX_SCALE = 1e-30, 1e30
-LEAST_NOISE, MOST_NOISE = 1e-9, 1e9  # their squares are well within float32
+MIN_NOISE, MAX_NOISE = 1e-9, 1e9  # their squares are well within float32
 
 
 def positive_integer(name: str, value, *, minimum: int = 1) -> int:
@@ -52,7 +52,7 @@ def probability(name: str, value) -> float:
 def noise_multiplier(name: str, value) -> float:
     """Return `value` as a float whose square is well within float32, or raise ValueError."""
     number = positive_number(name, value)
-    return _within(name, number, "between 1e-9 and 1e9", lambda x: LEAST_NOISE <= x <= MOST_NOISE)
+    return _within(name, number, "between 1e-9 and 1e9", lambda x: MIN_NOISE <= x <= MAX_NOISE)
 
 
 def filter_budget(name: str, value) -> float:

@@ -31,7 +31,7 @@ _COMPOSED_DELTA = 1e-9
 # `estimate_epsilon` draws up to this many pilots, in streams of their own, until epsilon changes by less than
 # a fiftieth.
 _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
-_LARGEST_EPSILON = 1e9
+_MAX_EPSILON = 1e9
 # Proposals of a bound are for divergences below this; plain draws of the mechanism resolve larger ones.
 _BOUNDED_BELOW = 1e-3
 # Fractions of the way from the remove direction's upper end to the add direction's at which a line is tried.
@@ -290,7 +290,7 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
         high = 1.0
         while not is_below(high):
             low, high = high, 2 * high
-            if high > _LARGEST_EPSILON:
+            if high > _MAX_EPSILON:
                 return math.inf
     return interval.last_true(lambda epsilon: not is_below(epsilon), low, high, _COARSE)[1]
 

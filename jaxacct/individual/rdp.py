@@ -22,7 +22,7 @@ def subsampled_gaussian_rdp(sampling_probability: float, sigma, orders=ORDERS) -
     """
     q = _validate.probability("sampling_probability", sampling_probability)
     sigma = np.asarray(sigma, float)
-    if not np.all((sigma >= _validate.LEAST_NOISE) & ((sigma <= _validate.MOST_NOISE) | np.isposinf(sigma))):
+    if not np.all((sigma >= _validate.MIN_NOISE) & ((sigma <= _validate.MAX_NOISE) | np.isposinf(sigma))):
         raise ValueError("sigma must be in [1e-9, 1e9], or infinity")
     orders = checked_orders(orders)
     found = []

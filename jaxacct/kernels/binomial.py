@@ -25,9 +25,9 @@ _LOW_BITS = 30
 _TAIL_EXPONENT = 66 * math.log(2)  # tails below 2^-66 are not tabulated
 # Maximum cells: of one probability, so that they fit a core's cache; of all; beyond which tables are refused.
 _CACHED_CELLS = 2**16
-_MOST_CELLS = 2**21
+_MAX_CELLS = 2**21
 _TOO_MANY_CELLS = 2**24
-_MOST_DIGIT_BITS = 12
+_MAX_DIGIT_BITS = 12
 
 
 class Level(NamedTuple):
@@ -177,17 +177,17 @@ def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tupl
 
     found = []
     for number in (1, 2, 3, 4):
-        lower = itertools.product(range(1, _MOST_DIGIT_BITS + 1), repeat=number - 1)
+        lower = itertools.product(range(1, _MAX_DIGIT_BITS + 1), repeat=number - 1)
         options = [(all_bits - sum(some), *some) for some in lower if sum(some) <= all_bits]
         found += options
         best = min(options, key=cells, default=None)
-        if best and cells(best) <= _CACHED_CELLS and cells(best) * len(probabilities) <= _MOST_CELLS:
+        if best and cells(best) <= _CACHED_CELLS and cells(best) * len(probabilities) <= _MAX_CELLS:
             return best
     # Windows of millions: few digits if they fit at all.
     fewest = min(found, key=cells)
     for bits in (8, 4, 2, 1):
         fewest = min(*found, (0, *[bits] * -(-all_bits // bits)), key=cells)
-        if cells(fewest) * len(probabilities) <= _MOST_CELLS:
+        if cells(fewest) * len(probabilities) <= _MAX_CELLS:
             return fewest
     if cells(fewest) * len(probabilities) > _TOO_MANY_CELLS:
         number = f"{cells(fewest):,} cells"

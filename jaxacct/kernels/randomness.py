@@ -267,7 +267,7 @@ def exponential_64(key, shape, bits=None):
 # Minimum probability of either side of a Bernoulli draw of 32 bits; below it a draw has 64 bits.
 _RARE = 2.0**-10
 # Below this even 64 bits have a relevant relative error, and schemes refuse it.
-LEAST_PROBABILITY = 2.0**-48
+MIN_PROBABILITY = 2.0**-48
 
 
 def coin_bits(probability: float) -> int:
@@ -282,13 +282,13 @@ def bernoulli_error(probability: float, trials: int) -> float:
     `2^-(bits+1) / (1 - p)` for each failure, and there are at most `trials` of both together.
 
     Raises:
-      ValueError: a probability below `LEAST_PROBABILITY`, or one that only rounds to 1.
+      ValueError: a probability below `MIN_PROBABILITY`, or one that only rounds to 1.
     """
     if probability == 1:
         return 0.0
-    if not LEAST_PROBABILITY <= probability <= 1 - LEAST_PROBABILITY:
+    if not MIN_PROBABILITY <= probability <= 1 - MIN_PROBABILITY:
         raise ValueError(
-            f"probability must be 1 or within 2^-48 = {LEAST_PROBABILITY:.3g} of neither end, "
+            f"probability must be 1 or within 2^-48 = {MIN_PROBABILITY:.3g} of neither end, "
             f"got {probability!r}"
         )
     step = 2.0 ** -(coin_bits(probability) + 1)

@@ -21,10 +21,10 @@ from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import log_probabilities
 
 # With fewer steps logarithms take less time than compiling a second program.
-_LEAST_STEPS = 512
+_MIN_STEPS = 512
 # Maximum ln of p (1 - p)^-b, the weight of a participation: where it is larger, terms that float32 flushes to
 # zero might matter.
-_MOST_SHIFT = 10.0
+_MAX_SHIFT = 10.0
 
 
 def log_likelihoods(
@@ -51,8 +51,8 @@ def log_likelihoods(
     if (
         log_ratios.dtype != jnp.float32
         or b == 1
-        or uncut.iterations < _LEAST_STEPS
-        or not log_p - b * log_q <= _MOST_SHIFT
+        or uncut.iterations < _MIN_STEPS
+        or not log_p - b * log_q <= _MAX_SHIFT
         or serves_gpu(log_ratios.dtype)
     ):
         return in_logs(log_ratios)

@@ -29,7 +29,7 @@ from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums, log_p
 from jaxacct.schemes.batches import Batches
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
-MOST_NUMBERS = 140_000
+MAX_NUMBERS = 140_000
 # Examples up to this are unrolled in the sampling program, more are a loop, which compiles faster.
 _WRITTEN_OUT = 16
 
@@ -95,7 +95,7 @@ class IndependentAttribution(Scheme):
     def is_exact(self) -> bool:
         """Whether the likelihood is exact; otherwise it is bounded."""
         kept = numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
-        return self.examples_per_user == 1 or kept <= MOST_NUMBERS
+        return self.examples_per_user == 1 or kept <= MAX_NUMBERS
 
     # -- Members that the guarantee depends on ------------------------------------------------------------
 

@@ -20,14 +20,14 @@ SMALLEST = 1e-200
 """Smallest bound that is returned: a smaller delta cannot be shown."""
 _TINY = 1e-290  # bound on what underflow may remove from one value of a curve
 # Natural log of the largest factor of tilted weights, and what underflow may then remove from their sum.
-_LARGEST_SCALE, _UNDERFLOW = 200.0, 1e-210
+_MAX_SCALE, _UNDERFLOW = 200.0, 1e-210
 # Shares of delta: of the lattices; of each of the three cuts.
 _LATTICE, _CUT = 1e-3, 1e-5
 # Fraction of the best tilt that is used: far fewer sums wrap around, and rounding hardly grows.
 _TILT_SHARE = 0.85
 _MIN_POINTS, _MAX_POINTS = 2**15, 2**22
-_LARGEST_EPSILON = 1e6
-_LEAST_WIDTH = 1e-9  # of lattices, where all losses are one
+_MAX_EPSILON = 1e6
+_MIN_WIDTH = 1e-9  # of lattices, where all losses are one
 # Tables end where delta is this small. Within one lattice ln delta falls by about this much.
 _TABLE_FLOOR, _TABLE_FALL = 1e-60, 4.0
 _TILTS = np.geomspace(1e-12, 1e12, 97)  # candidates of the search
@@ -50,7 +50,7 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     parts = [part for part in parts if part.count]
     if not parts:
         return SMALLEST
-    epsilon = min(epsilon, _LARGEST_EPSILON)
+    epsilon = min(epsilon, _MAX_EPSILON)
     return _bounded(_Sums.of(_Rough.of(parts), epsilon).bound(epsilon))
 
 
@@ -240,9 +240,7 @@ class _Sums:
             least = max(0, int(np.searchsorted(moved, math.log(_CUT / part.count))) - 1)
             spans.append((min(float(part.losses[least]), float(top)), float(top)))
         far = float(far_ends.min())
-        width = max(
-            end - start, end - epsilon, far - epsilon, *(top - low for low, top in spans), _LEAST_WIDTH
-        )
+        width = max(end - start, end - epsilon, far - epsilon, *(top - low for low, top in spans), _MIN_WIDTH)
         # The lattice adds steps tilt (tilt + 1) step^2 / 12 to ln delta; rounding of curves, magnified by
         # 1 / step, about 40 UNIT tilt deviations / step.
         steps = sum(part.count for part in rough.parts)
@@ -302,7 +300,7 @@ class _Sums:
             return math.inf  # sums between epsilon and the first place would be missed
         relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
         exponent = self.log_scale - self.tilt * epsilon
-        if not exponent <= _LARGEST_SCALE:
+        if not exponent <= _MAX_SCALE:
             return math.inf  # weights of relevant size may underflow
         scale = math.exp(exponent)
         return (max(0.0, value) + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.booked

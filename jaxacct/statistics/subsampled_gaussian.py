@@ -129,7 +129,7 @@ def grid_distribution(q: float, sigma: float, grid: np.ndarray, direction: str) 
 
 # Limits of `composed_subsampled_gaussian`: nats below delta of what it leaves out; its maximum number of grid
 # points, and the largest absolute loss.
-_BELOW, _MOST_POINTS, _FARTHEST = 7.0, 2**20, 1e4
+_BELOW, _MAX_POINTS, _FARTHEST = 7.0, 2**20, 1e4
 
 
 def composed_subsampled_gaussian(
@@ -158,7 +158,7 @@ def composed_subsampled_gaussian(
     width = 2 * lowest + max(log_second, abs(epsilon))
     if not width < _FARTHEST:
         return math.inf
-    points = fft.next_fast_len(math.ceil(min(_MOST_POINTS, width / interval)), real=True)
+    points = fft.next_fast_len(math.ceil(min(_MAX_POINTS, width / interval)), real=True)
     step = width / points
     zero = math.ceil(lowest / step)
     losses = step * (np.arange(points) - zero)

@@ -16,7 +16,7 @@ from jaxacct.statistics import bounds
 # Prior mean and standard deviation of the slope; the slope is within three deviations of the mean.
 _SLOPE, _DOUBT = -30.0, 15.0
 # Minimum sum of terms over all pilots, in terms of the usual size.
-_LEAST_SEEN = 3.0
+_MIN_SEEN = 3.0
 # Number of terms that represent the distribution of a trend.
 _WRITTEN_OUT = 10**9
 
@@ -74,7 +74,7 @@ def trend(pilots: Sequence[Pilot]) -> Trend | None:
         return None
     unit = float(counts @ bounds.TERM_EDGES**2) / float(counts @ bounds.TERM_EDGES)
     seen = np.array([pilot.total for pilot in pilots]) / unit
-    if seen.sum() < _LEAST_SEEN:
+    if seen.sum() < _MIN_SEEN:
         return None
     expected = np.array([pilot.theta * float(pilot.counts.sum()) for pilot in pilots]) / unit
     places = np.array([pilot.log_noise for pilot in pilots])

@@ -22,7 +22,7 @@ from jaxacct.strategies.stationary import FirstColumn, circulant_length
 
 # With more steps for each band but the first, the rows after the end are certified, too: that costs at most
 # 0.6 % of the noise, and sampling is faster.
-MOST_STEPS_PER_BAND = 20
+MAX_STEPS_PER_BAND = 20
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ class FiniteToeplitz(FirstColumn):
 def ending(strategy: Strategy, scheme) -> Strategy:
     """Return the n x n matrix for a banded Toeplitz one, where it matters; else the strategy itself.
 
-    It matters for n up to `MOST_STEPS_PER_BAND` (bands - 1), if as many replicas have tables.
+    It matters for n up to `MAX_STEPS_PER_BAND` (bands - 1), if as many replicas have tables.
     """
     if not isinstance(strategy, BandedToeplitz):
         return strategy
     n, bands = scheme.iterations, strategy.bands
-    if bands <= n <= MOST_STEPS_PER_BAND * (bands - 1):
+    if bands <= n <= MAX_STEPS_PER_BAND * (bands - 1):
         finite = FiniteToeplitz(strategy.coefficients, n)
         if _most_replicas(scheme, finite) >= _most_replicas(scheme, strategy):
             return finite

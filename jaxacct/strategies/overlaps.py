@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-_MOST_PRODUCTS = 2e8  # a second of one core
+_MAX_PRODUCTS = 2e8  # a second of one core
 
 
 @functools.lru_cache(maxsize=64)
@@ -33,7 +33,7 @@ def squared_sensitivity(
     c[: given.size] = given
     rises = bool((np.diff(c) > 0).any())
     k = min(participations, -(-n // b))
-    if (n if rises else k) * n > _MOST_PRODUCTS and k > 1:
+    if (n if rises else k) * n > _MAX_PRODUCTS and k > 1:
         return None
     ends = n - b * np.arange(k)  # rows of the column of participation m at its earliest
     total = float(np.cumsum(c * c)[ends - 1].sum())

@@ -15,7 +15,7 @@ import scipy
 from jaxacct.common import validate as _validate
 from jaxacct.strategies.series import quotient
 
-_MOST_NUMBERS = 2e7  # 160 MB in float64
+_MAX_NUMBERS = 2e7  # 160 MB in float64
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Workload:
     def check_size(self, iterations: int, bands: int) -> None:
         """Refuse sizes for which `error_of` has no memory."""
         changes = not _is_constant(self.rates(iterations))
-        if changes and iterations * min(iterations, 2 * bands) > _MOST_NUMBERS:
+        if changes and iterations * min(iterations, 2 * bands) > _MAX_NUMBERS:
             what = f"{iterations} iterations and {bands} numbers of C^-1"
             raise ValueError(f"workload must have a constant learning rate for {what}")
 

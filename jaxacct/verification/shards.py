@@ -32,7 +32,7 @@ SCHEMA = "jaxacct-part"
 _STRETCHES = 64  # histograms per direction of a part, each of which can be drawn again
 
 
-_MOST_PARTS = 2**20
+_MAX_PARTS = 2**20
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Part:
     def __post_init__(self):
         if not (0 <= self.index < self.count and self.blocks > 0):
             raise ValueError(f"part must be of 0 <= index < count, got {self.index}/{self.count}")
-        if self.count > _MOST_PARTS or self.blocks > 2**50:
-            raise ValueError(f"part must be one of {_MOST_PARTS} at most, with at most 2^50 blocks in all")
+        if self.count > _MAX_PARTS or self.blocks > 2**50:
+            raise ValueError(f"part must be one of {_MAX_PARTS} at most, with at most 2^50 blocks in all")
         if not all(0 <= word < 2**32 for word in self.key):
             raise ValueError("part key must be two words of 32 bits")
 
@@ -124,10 +124,8 @@ def parse_shard(text: str) -> tuple[int, int]:
     """Return (i, k) from "i/k", 0 <= i < k."""
     index, _, count = text.partition("/")
     digits = text.isascii() and len(text) < 20 and index.isdigit() and count.isdigit()
-    if not (digits and int(index) < int(count) <= _MOST_PARTS):
-        raise ValueError(
-            f"shard must be i/k with 0 <= i < k <= {_MOST_PARTS}, such as 0/16, got {text!r:.80}"
-        )
+    if not (digits and int(index) < int(count) <= _MAX_PARTS):
+        raise ValueError(f"shard must be i/k with 0 <= i < k <= {_MAX_PARTS}, such as 0/16, got {text!r:.80}")
     return int(index), int(count)
 
 

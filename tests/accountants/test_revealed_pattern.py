@@ -71,7 +71,7 @@ def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
     assert 0 < revealed(scheme, 300.0, 1.0) <= worst
     fewer = MultiAttribution(300, 2, 0.05, 4)
     exact = revealed(fewer, 20.0, 1.0)
-    monkeypatch.setattr(revealed_pattern, "_MOST_CELLS", 0)
+    monkeypatch.setattr(revealed_pattern, "_MAX_CELLS", 0)
     assert exact < revealed(fewer, 20.0, 1.0)
 
 

@@ -22,7 +22,7 @@ from jaxacct import (
     calibrate,
 )
 from jaxacct.accountants import truncation
-from jaxacct.accountants.truncation import MOST_SECOND_MOMENT, covers, reserve
+from jaxacct.accountants.truncation import MAX_SECOND_MOMENT, covers, reserve
 from jaxacct.proposals.families.replicas import most_replicas
 from tests.stored_plans import forged, loaded
 from tests.train.batches.test_sampler import participation
@@ -191,13 +191,13 @@ def test_a_huge_second_moment_is_not_covered():
     mechanism = Mechanism(BMinSep(1024, 8, 0.02), BandedToeplitz.square_root(8), 0.3)
     assert not covers(mechanism, 30.0)
     assert covers(Mechanism(mechanism.scheme, mechanism.strategy, 4.0), 30.0)
-    assert MOST_SECOND_MOMENT > 1
+    assert MAX_SECOND_MOMENT > 1
 
 
 @pytest.mark.parametrize(("factor", "is_covered"), [(0.999, True), (1.001, False)])
 def test_covered_up_to_the_second_moment_that_was_allowed_for(factor, is_covered, monkeypatch):
     mechanism = Mechanism(BMinSep(1024, 8, 0.02), BandedToeplitz.square_root(8), 4.0)
-    monkeypatch.setattr(truncation, "log_normalizer", lambda *_: math.log(factor * MOST_SECOND_MOMENT))
+    monkeypatch.setattr(truncation, "log_normalizer", lambda *_: math.log(factor * MAX_SECOND_MOMENT))
     assert covers(mechanism, 30.0) is is_covered
 
 

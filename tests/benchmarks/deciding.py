@@ -157,7 +157,7 @@ def simulated(setting: str, rules: str, patches: contextlib.ExitStack) -> list[t
 
     patch(calibration, threshold=lambda chosen, delta_v: chosen.theta)
     if rules != "now":
-        patch(calibration, _LEAST_LIMIT=math.inf)
+        patch(calibration, _MIN_LIMIT=math.inf)
     if rules == "before":
         patch(Search, cost_by_trend=lambda *_: None, cost_by_neighbours=lambda *_: math.inf)
     rows = []

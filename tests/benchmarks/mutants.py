@@ -343,7 +343,7 @@ MUTANTS = [
     Mutant(LOSSES, "if bound >= 0 else 1.0", "if bound >= 0 else SMALLEST", OF_LOSSES),
     Mutant(
         LOSSES,
-        "        if not exponent <= _LARGEST_SCALE:\n            return math.inf",
+        "        if not exponent <= _MAX_SCALE:\n            return math.inf",
         "        exponent = min(exponent, 700.0)\n        if False:\n            return math.inf",
         OF_LOSSES,
     ),
@@ -967,7 +967,7 @@ MUTANTS = [
     ),
     Mutant("train/noise/recursion.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
     Mutant("train/noise/recursion.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
-    Mutant("train/clipping/grid.py", "(jnp.abs(leaf) <= _LARGEST_SUM).all()", "True", NOISE),
+    Mutant("train/clipping/grid.py", "(jnp.abs(leaf) <= _MAX_SUM).all()", "True", NOISE),
     Mutant("train/clipping/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
     Mutant("train/optimizers.py", "jnp.asarray(updates.is_finite)", "jnp.asarray(True)", NOISE),
     Mutant("train/noise/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
@@ -1263,8 +1263,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/strategies/finite_toeplitz.py",
-        "if bands <= n <= MOST_STEPS_PER_BAND",
-        "if n <= MOST_STEPS_PER_BAND",
+        "if bands <= n <= MAX_STEPS_PER_BAND",
+        "if n <= MAX_STEPS_PER_BAND",
         FINITE,
     ),
     Mutant(

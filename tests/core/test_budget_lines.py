@@ -131,7 +131,7 @@ def forget():
 @pytest.fixture
 def bounded(monkeypatch, forget):
     """As if the tables of the likelihood of more than one example did not fit."""
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
     return Mechanism(IndependentAttribution(60, 4, 0.02, 3), ROOT(4), 2.5)
 
 
@@ -146,7 +146,7 @@ def test_items_of_bounded_likelihoods(bounded):
 @pytest.mark.parametrize("examples", [3, 4])
 def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     """As if the tables of two examples did fit, and of more did not."""
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(4, 2, True))
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(4, 2, True))
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
     assert mechanism.scheme.pair_bound is not None and mechanism.scheme.sums.times == examples
     plain = proposal_by_name(mechanism, 1.0, "remove", "pairs:1,1")

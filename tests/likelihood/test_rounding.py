@@ -178,7 +178,7 @@ def test_no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas):
 @pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_no_draw_is_beyond_the_bound_where_the_likelihood_is_bounded(warm, monkeypatch):
     """k times the loss of one example, in both directions' sizes; 256 draws under P, as many under Q."""
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
     scheme = IndependentAttribution(60, 4, 0.1, 3, warm)
     assert not scheme.is_exact
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(4), 0.5)

@@ -46,7 +46,7 @@ CASES = {
 
 def bounded(examples: int, sigma: float, monkeypatch) -> Mechanism:
     """As if the tables of the likelihood of more than two, or of any, did not fit."""
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(2, 2, False) * (examples > 2))
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(2, 2, False) * (examples > 2))
     mechanism = Mechanism(IndependentAttribution(2, 2, P, examples, False), BandedToeplitz.identity(), sigma)
     assert mechanism.is_upper_bound and (mechanism.scheme.pair_bound is not None) == (examples > 2)
     return mechanism

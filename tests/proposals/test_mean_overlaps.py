@@ -71,7 +71,7 @@ def test_the_loss_of_every_draw_is_below_that_of_all_tuples(examples, sigma):
 
 def test_the_bound_is_above_the_exact_delta_of_two_steps(key, monkeypatch):
     """Its clipped terms have a mean above it, too (six standard errors)."""
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
     scheme, sigma, epsilon = IndependentAttribution(2, 2, 0.3, 2, False), 2.0, 0.2
     strategy = BandedToeplitz.identity()
     mechanism = Mechanism(scheme, strategy, sigma)
@@ -101,7 +101,7 @@ def test_none_where_likelihoods_are_exact_or_the_direction_is_zero(monkeypatch):
     exact = IndependentAttribution(2, 2, 0.3, 2)
     for scheme in (exact, BMinSep(2, 2, 0.3)):
         assert family_candidates("mean-overlaps", Mechanism(scheme, STRATEGY, 2.0), 0.1) == []
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
     bounded = Mechanism(IndependentAttribution(2, 2, 0.25, 2), STRATEGY, 2.0)
     assert len(family_candidates("mean-overlaps", bounded, 0.3)) == 1
     assert family_candidates("mean-overlaps", bounded, 5.0) == []

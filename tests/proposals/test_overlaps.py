@@ -88,7 +88,7 @@ def test_what_takes_too_long_falls_back(monkeypatch):
     strategy = BandedInverse.bisr(iterations=12, bands=4)
     counted = strategy.squared_sensitivity(12, 3, 3)
     overlaps.squared_sensitivity.cache_clear()
-    monkeypatch.setattr(overlaps, "_MOST_PRODUCTS", 0)
+    monkeypatch.setattr(overlaps, "_MAX_PRODUCTS", 0)
     fallback = strategy.squared_sensitivity(12, 3, 3)
     overlaps.squared_sensitivity.cache_clear()
     assert counted < fallback == 3 * (1 + 2 * float(strategy.cross_terms(12, 3)))

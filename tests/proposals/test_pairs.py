@@ -223,7 +223,7 @@ def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch)
     mechanism = Mechanism(scheme, IDENTITY, 2.5)
     with jax.enable_x64(True):
         _, exact, _ = divergences(scheme, 2.5, epsilon)
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", numbers_kept(2, 2, True))
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(2, 2, True))
     proposal = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,1")
     scale = math.exp(proposal.log_scale)
     terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale

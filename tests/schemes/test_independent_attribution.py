@@ -58,7 +58,7 @@ FAST = set(range(12)) - {2, 6}
 @pytest.fixture
 def bounded(monkeypatch):
     """No likelihood of more than one example fits."""
-    monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
 
 
 @pytest.mark.parametrize(("scheme", "bands"), few_in_ci(FAST, SETTINGS))
@@ -147,7 +147,7 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
     Quick: of the smallest order at one epsilon and of the largest at the other.
     """
     if not exact:
-        monkeypatch.setattr(independent_attribution, "MOST_NUMBERS", 0)
+        monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
     bands, sigma = min(2, scheme.min_separation), 0.9
     strategy = BandedToeplitz((2.0, 1.0)[:bands])
     mechanism = Mechanism(scheme, strategy, sigma)

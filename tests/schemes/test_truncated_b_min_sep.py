@@ -134,7 +134,7 @@ def test_both_likelihoods_in_linear_scale(scheme, monkeypatch):
 
     At sigma 0.2 there is room for some samples, at 0.1 for few: those of which no batch is cut.
     """
-    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._LEAST_STEPS", 0)
+    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._MIN_STEPS", 0)
     rng, n = np.random.default_rng(5), scheme.iterations
     dense = enumeration.strategy_matrix(rng.random(3) + 0.1, n, n)
     norms, sizes = (dense**2).sum(axis=0), rng.integers(0, 9, (24, n)).astype(np.int32)
@@ -177,7 +177,7 @@ def test_linear_scale_is_logarithms_where_there_is_no_room(key, monkeypatch):
         return scheme.independent_cuts.log_likelihoods(ratios, jnp.float32(0.5), cut)
 
     in_logs = jax.jit(both)(ratios)
-    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._LEAST_STEPS", 0)
+    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._MIN_STEPS", 0)
     again = jax.jit(lambda ratios: both(ratios))(ratios)
     np.testing.assert_allclose(again, in_logs, rtol=1e-5, atol=1e-5)
     missing = ~np.isfinite(again)

@@ -25,7 +25,7 @@ from jaxacct.common import validate as _validate
 from .. import by_device as _by_device
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
-from .grid import DEVICE_UNIT, LARGEST_BATCH, Grid, RoundedSum
+from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
 from .groups import Groups
 from .per_example import ClippedSum, Microbatches, check_loss, check_real, check_rows
 
@@ -35,10 +35,10 @@ _SHARE = 2.0**-12
 _ROUNDING, _IN_FLOAT32 = 2.0**-53, 2.0**-24
 # What float32 sums may cost of the clip norm, where nothing cancels; else they are of float64, in which a
 # batch of 1,024 takes a third longer.
-_MOST_SPENT = 0.01
+_MAX_SPENT = 0.01
 _ROWS_IN_FLOAT32 = 64  # rows that are added up there before their sums are, in float64
 _LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others
-_MOST_LOOKED_UP = 2**13
+_MAX_LOOKED_UP = 2**13
 # By default, at a time: entries of what the loss computes, of what makes up gradients, and examples.
 _AT_ONCE = {"cpu": (2**23, 3 * 2**19, 512), "others": (2**30, 2**27, 2**20)}
 # A gradient written down costs the time of so many products an entry.
@@ -289,8 +289,8 @@ def ghost_gradient_sum(
     mask = jnp.asarray(mask, bool)
     size = mask.shape[0]
     _by_device.rows_of_each(size, mesh)
-    if size > LARGEST_BATCH:
-        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, got {size}")
+    if size > MAX_BATCH:
+        raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
     if jax.default_backend() not in BACKENDS:
         raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
     check_rows(batch, size)
@@ -412,7 +412,7 @@ def _allowed(shapes, grid: Grid, size: int, entries: int, pieces: Microbatches, 
     depth = pieces.micro * max(part.sizes.terms for part in shapes) + pieces.number
     one = any(part.rank_one for part in shapes)
     alone = min(pieces.micro, _ROWS_IN_FLOAT32) + pieces.number if one else 0
-    alone = alone if _spent_in_float32(size, alone) <= _MOST_SPENT else 0
+    alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
     return budget(grid, entries, size, depth, alone, devices), alone
 
 
@@ -497,7 +497,7 @@ def _program(loss, params, batch) -> _uses.Program:
 def _written_down(equation) -> bool:
     """Return whether a gradient costs less than inner products of positions, or these are too inexact."""
     if isinstance(equation, _uses.Lookup):
-        return equation.positions > _MOST_LOOKED_UP  # every two of them are compared
+        return equation.positions > _MAX_LOOKED_UP  # every two of them are compared
     heads, positions, inputs, outputs = equation.sizes
     products = positions**2 * (inputs + outputs)
     return products > _WRITTEN * inputs * outputs or heads * positions**2 + inputs + outputs > 2**26

@@ -18,11 +18,11 @@ from ..noise import recursion as noise
 
 _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
-_LEAST_LEVELS = 2.0**8
+_MIN_LEVELS = 2.0**8
 _LIMB = 16  # bits of the low part of a sum
-_LARGEST_SUM = 2.0 ** (31 + _LIMB)
+_MAX_SUM = 2.0 ** (31 + _LIMB)
 DEVICE_UNIT = 2.0**-6  # of a grid unit: 53 bits hold multiples of it up to the largest sum
-LARGEST_BATCH = 2 ** (31 + _LIMB - _FINEST)  # 16.8 million examples: no sum leaves its two parts
+MAX_BATCH = 2 ** (31 + _LIMB - _FINEST)  # 16.8 million examples: no sum leaves its two parts
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Grid:
         most = min(_LEVELS, noise.largest_levels(mechanism.strategy, mechanism.scheme.iterations))
         # None where the inverse of C grows beyond all floats.
         bits = min(_FINEST, math.floor(math.log2(most / sigma))) if most >= sigma else -1
-        if bits < 0 or sigma * 2.0**bits < _LEAST_LEVELS:
+        if bits < 0 or sigma * 2.0**bits < _MIN_LEVELS:
             raise ValueError(
-                f"noise_multiplier must be between {_LEAST_LEVELS / 2**_FINEST:.2g} and {most:.3g} to train "
+                f"noise_multiplier must be between {_MIN_LEVELS / 2**_FINEST:.2g} and {most:.3g} to train "
                 f"with this strategy, got {sigma:g}"
             )
         return cls(clip_norm, bits)
@@ -174,7 +174,7 @@ class RoundedSum:
             nearest = jax.tree.map(jnp.round, totals)
             fits = jnp.ones((), bool)
             for leaf in jax.tree.leaves(nearest):
-                fits &= (jnp.abs(leaf) <= _LARGEST_SUM).all()
+                fits &= (jnp.abs(leaf) <= _MAX_SUM).all()
             return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), grid)
 
     @property

@@ -15,7 +15,7 @@ from .. import by_device as _by_device
 from ..loss import WritingLossError, no_batch_statistics
 from . import rows_apart as _rows_apart
 from .convolutions import without_batch_groups
-from .grid import LARGEST_BATCH, Grid, GridSum, RoundedSum
+from .grid import MAX_BATCH, Grid, GridSum, RoundedSum
 from .groups import Groups
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
@@ -162,8 +162,8 @@ def _summed(
     if microbatch_size is None:
         microbatch_size = default_microbatch_size(params)
     micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.most_at_once)
-    if size > LARGEST_BATCH:
-        raise ValueError(f"batch must have at most {LARGEST_BATCH} rows, got {size}")
+    if size > MAX_BATCH:
+        raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
     check_rows(batch, size)
     pieces = Microbatches(own, micro, skip_padding)
 

@@ -38,7 +38,7 @@ from jaxacct.strategies.stationary import largest_amplitude
 SPEC = ProposalSpec("half-space", ())
 CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
 _TAIL = 2.0**-40  # probability, relative to the scale, of the t that the table leaves out
-_LEAST_REMAINDER = 1e-4  # (f - P0) / f at a tangent point; below it f - P0 loses too many digits
+_MIN_REMAINDER = 1e-4  # (f - P0) / f at a tangent point; below it f - P0 loses too many digits
 _LOWERED = 1e-8  # relative lowering of a tangent, far above float64 rounding
 
 
@@ -71,7 +71,7 @@ def tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | None:
         loss, gradient = loss_and_gradient(mechanism.scheme, excess, norms)
         loss, gradient = float(loss), np.asarray(gradient, np.float64)
     remainder = -math.expm1(min(mechanism.scheme.log_probability_of_none() - loss, 0.0))
-    if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _LEAST_REMAINDER):
+    if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _MIN_REMAINDER):
         return None
     weights = np.maximum(gradient, 0.0) / remainder
     norm = math.sqrt(max(weights @ mechanism.strategy.gram(weights), 0.0))

@@ -29,7 +29,7 @@ from jaxacct.schemes.replicas.base import (
     thresholds_of,
 )
 
-_MOST_NUMBERS = 1.2e8  # maximum of the table: steps and pairs of codes, 4 bytes each
+_MAX_NUMBERS = 1.2e8  # maximum of the table: steps and pairs of codes, 4 bytes each
 _LONG_AGE = 128  # resolved ages in steps, or 2 b
 _UNIT = 2.0**-24
 
@@ -37,7 +37,7 @@ _UNIT = 2.0**-24
 def longest_age(mechanism: Attracting) -> int:
     """Return G, the longest resolved age; 0 where the tables would be too large."""
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
-    age = min(n, max(2 * b, _LONG_AGE), math.isqrt(int(_MOST_NUMBERS / n)) - b)
+    age = min(n, max(2 * b, _LONG_AGE), math.isqrt(int(_MAX_NUMBERS / n)) - b)
     return age if age >= b + b // 4 else 0
 
 

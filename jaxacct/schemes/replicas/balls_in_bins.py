@@ -17,13 +17,13 @@ from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attractions, log_lift, thresholds_of
 
 # Tuples of phases; building the tables takes about 24 bytes of memory for each.
-MOST_TUPLES = 1.0e8
+MAX_TUPLES = 1.0e8
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """Return the largest m up to 8 with at most `MOST_TUPLES` tuples of phases, but at least 2."""
+    """Return the largest m up to 8 with at most `MAX_TUPLES` tuples of phases, but at least 2."""
     b = mechanism.scheme.min_separation
-    return 8 if b == 1 else max(2, min(8, int(math.log(MOST_TUPLES) / math.log(b) + 1e-9)))
+    return 8 if b == 1 else max(2, min(8, int(math.log(MAX_TUPLES) / math.log(b) + 1e-9)))
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:

@@ -19,16 +19,16 @@ from jaxacct.kernels.lockouts import rank, states
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attractions, log_lift, thresholds_of
 
-_MOST_TUPLES = 2.0e6  # of phases, in any order
-_MOST_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states
+_MAX_TUPLES = 2.0e6  # of phases, in any order
+_MAX_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states
 
 
 def fits(mechanism: Attracting, m: int) -> bool:
     """Return whether tables of m replicas take seconds, and draws take no longer than their losses."""
     scheme = mechanism.scheme
     sites = m * scheme.max_participations
-    few = scheme.min_separation**m <= _MOST_TUPLES and sites <= 2 * scheme.iterations
-    return few and _numbers(mechanism, m) <= _MOST_NUMBERS
+    few = scheme.min_separation**m <= _MAX_TUPLES and sites <= 2 * scheme.iterations
+    return few and _numbers(mechanism, m) <= _MAX_NUMBERS
 
 
 def _numbers(mechanism: Attracting, m: int) -> float:

@@ -30,7 +30,7 @@ from jaxacct.schemes.replicas.base import (
 
 # Of the float64 tables that are built; the device keeps half of it.
 MAX_TABLE_BYTES = 2e9
-_LEAST_LOG_SURVIVAL = -40.0  # of all places before the last ones, so that float32 has room
+_MIN_LOG_SURVIVAL = -40.0  # of all places before the last ones, so that float32 has room
 
 
 def table_bytes(mechanism: Attracting) -> float:
@@ -43,7 +43,7 @@ def most_replicas(mechanism: Attracting) -> int:
     """Return 2 where the tables fit, columns b steps apart share no row and none repel; else 1."""
     M, b = mechanism.scheme.epoch_steps, mechanism.scheme.min_separation
     fits = table_bytes(mechanism) <= MAX_TABLE_BYTES and log_lift(mechanism, 2) == 0
-    has_room = (b - 1) * epochs.log_survival(M, b) >= _LEAST_LOG_SURVIVAL
+    has_room = (b - 1) * epochs.log_survival(M, b) >= _MIN_LOG_SURVIVAL
     return 2 if fits and has_room and float(log_attractions(mechanism).min()) >= 0 else 1
 
 

@@ -409,7 +409,7 @@ def test_what_the_budget_is_told(monkeypatch):
     jax.eval_shape(functools.partial(run, microbatch_size=2), batch, np.ones(5, bool))
     alone = {name: rows[:, :1] for name, rows in batch.items()}
     jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
-    monkeypatch.setattr(ghost, "_MOST_SPENT", 1e-9)
+    monkeypatch.setattr(ghost, "_MAX_SPENT", 1e-9)
     jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
     monkeypatch.undo()
     monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))

@@ -19,11 +19,11 @@ from jaxacct.accountants.tradeoff.curves.arrays import plain
 
 _TAIL = 1e-15  # dp-accounting's truncation, per composition; reserved
 _EDGE = 1e-16  # mass of one curve's losses beyond its grid, times its count
-_MOST_COUNT = 10**9
-_MOST_POINTS = 1 << 23
-_MOST_LOSS = 300.0  # nats: larger losses count as infinite in upper bounds, as this in lower bounds
+_MAX_COUNT = 10**9
+_MAX_POINTS = 1 << 23
+_MAX_LOSS = 300.0  # nats: larger losses count as infinite in upper bounds, as this in lower bounds
 _NEARLY_ONE = 1 - 2.0**-30
-_SURELY_INFINITE = 1.5 * _MOST_LOSS  # no grid is larger: `_support` grows by this factor
+_SURELY_INFINITE = 1.5 * _MAX_LOSS  # no grid is larger: `_support` grows by this factor
 
 
 def delta_bracket(parts, grid: float | None, epsilon, *, both: bool = True):
@@ -105,8 +105,8 @@ def _deltas(pmf, epsilons: np.ndarray) -> np.ndarray:
 def _distributions(parts, grid):
     """Return `(optimistic PMF, pessimistic PMF, shift of the optimistic one, slack in delta)`."""
     count = sum(times for _, times in parts)
-    if count > _MOST_COUNT:
-        raise ValueError(f"count must be at most {_MOST_COUNT} to be composed numerically, got {count}")
+    if count > _MAX_COUNT:
+        raise ValueError(f"count must be at most {_MAX_COUNT} to be composed numerically, got {count}")
     step = grid or _spacing(parts)
     pessimistic: Any = None
     optimistic: Any = None
@@ -115,10 +115,8 @@ def _distributions(parts, grid):
         low, high = _support(part, _EDGE / count)
         size = max(abs(low), abs(high)) + step
         cells = math.ceil(size / step)
-        if 2 * cells + 1 > _MOST_POINTS:
-            raise ValueError(
-                f"grid must be coarser: {2 * cells + 1} points at {step:g} exceed {_MOST_POINTS}"
-            )
+        if 2 * cells + 1 > _MAX_POINTS:
+            raise ValueError(f"grid must be coarser: {2 * cells + 1} points at {step:g} exceed {_MAX_POINTS}")
         up = _dense(_pessimistic(part, step, cells))
         down, bend = _optimistic(part, step, cells, times)
         shift += times * bend
@@ -168,9 +166,9 @@ def _support(part: Any, mass: float) -> tuple[float, float]:
         return 1 - float(part.survival(eps)[0]) > max(mass, 1e-16)
 
     high, low = 1e-3, -1e-3
-    while high <= _MOST_LOSS and beyond(high):
+    while high <= _MAX_LOSS and beyond(high):
         high *= 1.5
-    while low >= -_MOST_LOSS and below(low):
+    while low >= -_MAX_LOSS and below(low):
         low *= 1.5
     return low, high
 

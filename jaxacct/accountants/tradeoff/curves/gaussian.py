@@ -16,7 +16,7 @@ from jaxacct.accountants.tradeoff.curves.arrays import bisect, log_of_positive, 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _FAR = 3.0  # from here on 1 - x m(x) is computed by its continued fraction
-_LARGEST_MU = 1e150  # its epsilon exceeds 1e299; for larger mu epsilon counts as infinite
+_MAX_MU = 1e150  # its epsilon exceeds 1e299; for larger mu epsilon counts as infinite
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -89,7 +89,7 @@ def gdp_epsilon(delta, mu):
     delta, mu = arrays.open_share("delta", delta), arrays.nonnegative("mu", mu)
     target = np.log(delta)
     # delta(eps) <= Phi(-x), x = eps/mu - mu/2, and Phi(-x) <= e^(-x^2/2); with a margin for rounding.
-    finite = np.isfinite(mu) & (mu <= _LARGEST_MU)
+    finite = np.isfinite(mu) & (mu <= _MAX_MU)
     m = np.where(finite, mu, 1.0)
     most = (m**2 / 2 + m * np.sqrt(-2 * target)) * (1 + 2.0**-49)
     _, high = bisect(lambda eps: gdp_log_delta(eps, m) > target, np.zeros_like(most), most)

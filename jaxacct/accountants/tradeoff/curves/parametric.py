@@ -14,7 +14,7 @@ from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
 from jaxacct.accountants.tradeoff.curves.subsampling import amplified_epsilon, subsampled_gdp_tradeoff
 
 _MOST = 700.0  # natural log: e^700 is still a float64
-_LARGEST_MU = 1e8
+_MAX_MU = 1e8
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ class GaussianMixture(TradeOff):
         """
         alpha, mus = arrays.share("alpha", alpha), np.asarray(self.mus, np.float64)
         # Type II errors of a mu this large are 0 in float64: no privacy.
-        lost = self.lost + np.sum(np.where(mus > _LARGEST_MU, self.weights, 0.0))
-        real = (mus > 0) & (mus <= _LARGEST_MU)
+        lost = self.lost + np.sum(np.where(mus > _MAX_MU, self.weights, 0.0))
+        real = (mus > 0) & (mus <= _MAX_MU)
         m, w = np.where(real, mus, 1.0), np.where(real, self.weights, 0.0)
         none = np.sum(np.where(mus > 0, 0.0, self.weights))
 
