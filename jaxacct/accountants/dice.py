@@ -128,7 +128,7 @@ _ORDERS = np.concatenate([1 + np.geomspace(0.02, 1, 12), np.geomspace(2.2, 64, 3
 
 
 def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> float:
-    """Return delta at epsilon by `dice_rdp_subsampled`, the best of 56 orders; arguments as there.
+    """Return delta at epsilon by `dice_rdp_subsampled`, the best of 56 orders, with its arguments.
 
     `ln delta = (a - 1)(rho - eps + ln(1 - 1/a)) - ln a` (Canonne, Kamath and Steinke 2020, proposition 12).
     """

@@ -70,7 +70,7 @@ def log_sum_of_patterns(log_ratios, count: int, separation: int):
 
 
 def log_sum_of_rotated_patterns(log_ratios, count: int, separation: int):
-    """Return `log_sum_of_patterns` over the patterns on a cycle; arguments and result as there."""
+    """Return `log_sum_of_patterns` over the patterns on a cycle, with its arguments and result."""
     n, k, b = len(log_ratios), count, separation
     if k == 1 or b == 1:
         return log_sum_of_patterns(log_ratios, k, b)

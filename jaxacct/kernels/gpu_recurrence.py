@@ -69,9 +69,9 @@ def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret
 
     Args:
       log_ratios: (n, num_samples) float32.
-      log_p: as there.
-      log_q: as there.
-      block: as there.
+      log_p: as in `blocked_log_recurrence`.
+      log_q: as in `blocked_log_recurrence`.
+      block: as in `blocked_log_recurrence`.
       interpret: run the kernel's program without a GPU, for tests.
 
     Returns:

@@ -48,12 +48,13 @@ def interacting_ratios_of_sums(
     Args:
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32.
-      overlaps: (block,) or (n, block) float32, as there, for a first factor of 1; multiplied by that factor.
-      log_p: as there.
-      log_q: as there.
-      block: as there.
-      processes: as there.
-      start_distribution: as there.
+      overlaps: (block,) or (n, block) float32, as in `interacting_log_recurrence`, for a first factor of 1;
+        multiplied by that factor.
+      log_p: as in `interacting_log_recurrence`.
+      log_q: as in `interacting_log_recurrence`.
+      block: as in `interacting_log_recurrence`.
+      processes: as in `interacting_log_recurrence`.
+      start_distribution: as in `interacting_log_recurrence`.
 
     Returns:
       (count, num_samples) float32; not finite where the value is outside float32's range.

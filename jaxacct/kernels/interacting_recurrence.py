@@ -86,13 +86,13 @@ def log_values_at_the_start(
     """Return the values of `interacting_log_recurrence` before the mean over the initial lockouts.
 
     Args:
-      log_ratios: as there.
-      overlaps: as there.
-      log_p: as there.
-      log_q: as there.
-      block: as there.
-      processes: as there.
-      start_distribution: as there.
+      log_ratios: as in `interacting_log_recurrence`.
+      overlaps: as in `interacting_log_recurrence`.
+      log_p: as in `interacting_log_recurrence`.
+      log_q: as in `interacting_log_recurrence`.
+      block: as in `interacting_log_recurrence`.
+      processes: as in `interacting_log_recurrence`.
+      start_distribution: as in `interacting_log_recurrence`.
 
     Returns:
       (starts, ...) values, linear in `log_ratios` and `overlaps` together where p = 1, and (starts,) float64,

@@ -59,9 +59,9 @@ def first_block_of_sums(
     Args:
       arrays: a few of (n, num_samples) float32.
       factors: (count, number of arrays) float32.
-      log_p: as there.
-      log_q: as there; above -inf where there are `counts`.
-      block: as there.
+      log_p: as in `blocked_log_recurrence`.
+      log_q: as in `blocked_log_recurrence`; above -inf where there are `counts`.
+      block: as in `blocked_log_recurrence`.
       counts: distribution of the number of examples, where it may be above 1.
 
     Returns:
@@ -123,9 +123,9 @@ def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block:
       given: several (n, num_samples), (n or 1, 1) or () arrays, the first (n, num_samples) float32.
       factors: of a step of `given`, (num_samples,), (1,) or () each, a tuple of (num_samples,) float32, one a
         kind.
-      log_p: as there.
-      log_q: as there; above -inf.
-      block: as there.
+      log_p: as in `blocked_log_recurrence`.
+      log_q: as in `blocked_log_recurrence`; above -inf.
+      block: as in `blocked_log_recurrence`.
 
     Returns:
       One (block, num_samples) float32 per kind; not finite where the value is outside float32's range.

@@ -132,7 +132,7 @@ class IndependentAttribution(Scheme):
         """Bound `|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`, including overlaps.
 
         Args:
-          cross: as there.
+          cross: as in `Scheme.squared_sensitivity`.
         """
         del cross
         return float(self.examples_per_user**2 * self.max_participations)

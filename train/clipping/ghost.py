@@ -277,8 +277,8 @@ def ghost_gradient_sum(
       groups: as in `clipped_gradient_sum`.
       mesh: as in `clipped_gradient_sum`.
       microbatch_size: examples whose activations are in memory at a time.
-      normalize: as there.
-      skip_padding: as there.
+      normalize: as in `train.clipping.per_example.clipped_gradient_sum`.
+      skip_padding: as in `train.clipping.per_example.clipped_gradient_sum`.
 
     Raises:
       ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.

@@ -116,7 +116,7 @@ def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
 
 
 def build(setting: Setting, m: int) -> Proposal:
-    """Return `example_replica_proposal` for a setting; ValueError as there."""
+    """Return `example_replica_proposal` for a setting, with its errors."""
     return example_replica_proposal(setting.mechanism, m, setting.epsilon)
 
 

@@ -137,7 +137,7 @@ def _inflated(mechanism: Mechanism, times: int) -> tuple[Mechanism, float] | Non
 
 
 def build(setting: Setting, m: int, times: int) -> Proposal:
-    """Return `inflated_proposal` for a setting; ValueError as there, and for `times` out of 2..32."""
+    """Return `inflated_proposal` for a setting, with its errors; also for `times` out of 2..32."""
     if not 2 <= times <= _MAX_TIMES:
         raise ValueError(f"times must be in 2..{_MAX_TIMES}, got {times}")
     return inflated_proposal(setting.mechanism, m, times, setting.epsilon)

@@ -145,7 +145,7 @@ def _floor(mechanism: Mechanism) -> tuple[float, float]:
 
 
 def build(setting: Setting, m: int) -> Proposal:
-    """Return `replica_proposal` for a setting; ValueError as there."""
+    """Return `replica_proposal` for a setting, with its errors."""
     return replica_proposal(setting.mechanism, m, setting.epsilon)
 
 

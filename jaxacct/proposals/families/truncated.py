@@ -210,7 +210,7 @@ def truncated_lines(
 
 
 def build(setting: Setting) -> Proposal:
-    """Return `truncated_proposal` for a setting; ValueError as there."""
+    """Return `truncated_proposal` for a setting, with its errors."""
     return truncated_proposal(setting.mechanism, setting.direction, setting.epsilon)
 
 

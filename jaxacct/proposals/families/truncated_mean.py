@@ -98,7 +98,7 @@ def _of_transforms(strategy, n: int, length: float) -> float:
 
 
 def build(setting: Setting) -> Proposal:
-    """Return `truncated_mean_proposal` for a setting; ValueError as there."""
+    """Return `truncated_mean_proposal` for a setting, with its errors."""
     return truncated_mean_proposal(setting.mechanism, setting.direction, setting.epsilon)
 
 
