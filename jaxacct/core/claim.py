@@ -46,7 +46,14 @@ class Target:
 
     @classmethod
     def at(cls, epsilon: float, delta: float, compose_with=None, *, reserved: float = 0.0) -> "Target":
-        """Return the target with the default split of all of delta that is not `reserved`."""
+        """Return the target with the default split of all of delta that is not `reserved`.
+
+        Args:
+          epsilon: nats, at least 0.
+          delta: in (0, 1).
+          compose_with: a dp-accounting `DpEvent` that the guarantee also covers, or None.
+          reserved: part of delta for truncated batches and stopped runs.
+        """
         _validate.open_probability("delta", delta)
         return cls(epsilon, delta, Budget.split(delta - reserved), compose_with)
 

@@ -98,6 +98,9 @@ def privacy_profile(
       key: JAX key; from the operating system by default.
       progress: called with (what, samples done, samples expected).
 
+    Returns:
+      The profile with simultaneous confidence bands; not a guarantee.
+
     Raises:
       ValueError: bad arguments.
     """

@@ -71,7 +71,18 @@ class BMinSep(ExampleScheme):
         min_separation: int,
         warm_start: bool = True,
     ) -> "BMinSep":
-        """Return the scheme of mean batch size `batch_size`: p = p0 / (1 - p0 (b-1)), p0 = B / |D|."""
+        """Return the scheme of mean batch size `batch_size`: p = p0 / (1 - p0 (b-1)), p0 = B / |D|.
+
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+          min_separation: b >= 1.
+          warm_start: as of the class.
+
+        Raises:
+          ValueError: more than |D| / b examples a batch.
+        """
         b = _validate.positive_integer("min_separation", min_separation)
         participation_rate(dataset_size, batch_size, separation=b)
         probability = batch_size / (dataset_size - batch_size * (b - 1))

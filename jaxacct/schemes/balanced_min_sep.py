@@ -74,7 +74,18 @@ class BalancedMinSep(ExampleScheme):
         min_separation: int,
         rotated: bool = True,
     ) -> "BalancedMinSep":
-        """Return the scheme of expected batch size `batch_size`: k = n B / |D|."""
+        """Return the scheme of expected batch size `batch_size`: k = n B / |D|.
+
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+          min_separation: b >= 1.
+          rotated: as of the class.
+
+        Raises:
+          ValueError: more participations than fit into n steps.
+        """
         n = validate.positive_integer("iterations", iterations)
         rate = participation_rate(dataset_size, batch_size)
         return cls(n, min_separation, round(n * rate, 12), rotated)

@@ -129,10 +129,8 @@ class Scheme(abc.ABC):
     adjacencies: ClassVar[tuple[str, ...]]
     """Adjacencies for which P and Q are a dominating pair (proofs/adjacency.md)."""
     examples_overlap: bool
-    """Whether examples of one unit may participate less than `min_separation` steps apart.
-
-    The likelihood then takes the products of columns, `likelihood.loss.column_norms`, for half their norms.
-    """
+    """Whether examples of one unit may be less than `min_separation` steps apart; likelihoods then take
+    products of columns (`likelihood.loss.column_norms`) for half their norms."""
     others_are_independent: bool
     """Whether batches without a unit are independent of its sampling, and it adds at most one example.
 
@@ -140,10 +138,8 @@ class Scheme(abc.ABC):
     probability of that is added to delta once and not `1 + e^epsilon` times.
     """
     holds_for_shared_examples: bool
-    """Whether P and Q dominate on graphs in which an example has several owners.
-
-    Where they do not, a bound that reveals all coins may (proofs/shared_examples.md, section 4).
-    """
+    """Whether P and Q dominate on graphs in which an example has several owners; if not, a bound that reveals
+    all participations may (proofs/shared_examples.md, section 4)."""
     iterations: int
     """n, the number of steps."""
     min_separation: int
@@ -299,7 +295,8 @@ class Scheme(abc.ABC):
     revealed_counts: "tuple[Any, np.ndarray] | None" = None
     """(b-min-sep timing, probabilities of the counts 1 .. k there) that bound the unit's counts from above.
 
-    They must hold with all coins revealed, however examples are shared (`accountants.revealed_pattern`).
+    They must hold with all participations revealed, for any sharing of examples
+    (`accountants.revealed_pattern`).
     """
     parts: "tuple[Scheme, int] | None" = None
     """(scheme, number): the unit's counts are the sum of that number of independent draws from the scheme."""

@@ -119,7 +119,17 @@ class CyclicPoisson(RandomPhase):
     def from_batch_size(
         cls, *, dataset_size: int, batch_size: float, iterations: int, cycle_length: int
     ) -> "CyclicPoisson":
-        """Return the scheme of expected batch size `batch_size`: p = b B / |D|."""
+        """Return the scheme of expected batch size `batch_size`: p = b B / |D|.
+
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+          cycle_length: b >= 1.
+
+        Raises:
+          ValueError: more than |D| / b examples a batch.
+        """
         cycle_length = _validate.positive_integer("cycle_length", cycle_length)
         rate = participation_rate(dataset_size, batch_size, separation=cycle_length)
         return cls(iterations, cycle_length, min(1.0, rate * cycle_length))

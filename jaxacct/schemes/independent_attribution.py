@@ -76,7 +76,12 @@ class IndependentAttribution(Scheme):
 
     @classmethod
     def from_batch_size(cls, *, examples_per_user: int, **sizes) -> "IndependentAttribution":
-        """Return the scheme of long-run expected batch size `batch_size`, as `BMinSep` does."""
+        """Return the scheme of long-run expected batch size `batch_size`, as `BMinSep` does.
+
+        Args:
+          examples_per_user: k_u >= 1.
+          **sizes: arguments of `BMinSep.from_batch_size`.
+        """
         one = BMinSep.from_batch_size(**sizes)
         start = one.iterations, one.min_separation, one.sampling_probability
         return cls(*start, examples_per_user, one.warm_start)

@@ -106,6 +106,15 @@ class MultiAttribution(Scheme):
         example, k_u examples a user), so B = |D| p (1-p)^((b-1) N), which is largest at
         p = 1 / (1 + (b-1) N). For any other graph: `train.batches.attribution.find_sampling_probability`.
 
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+          min_separation: b >= 1.
+          examples_per_user: k_u >= 1.
+          neighborhood_size: N, see above.
+          warm_start: as of the class.
+
         Raises:
           ValueError: no p gives a batch of this size.
         """

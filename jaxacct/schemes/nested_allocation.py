@@ -64,7 +64,17 @@ class NestedAllocation(ExampleScheme):
     def from_batch_size(
         cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int
     ) -> "NestedAllocation":
-        """Return the scheme of expected batch size `batch_size`: k = n B / |D|."""
+        """Return the scheme of expected batch size `batch_size`: k = n B / |D|.
+
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+          min_separation: as of the class.
+
+        Raises:
+          ValueError: a batch size that the scheme cannot have.
+        """
         n = validate.positive_integer("iterations", iterations)
         return cls(n, min_separation, round(n * participation_rate(dataset_size, batch_size), 12))
 

@@ -36,7 +36,16 @@ class Poisson(ExampleScheme):
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, batch_size: float, iterations: int) -> "Poisson":
-        """Return Poisson sampling with expected batch size `batch_size`: p = B / |D|."""
+        """Return Poisson sampling with expected batch size `batch_size`: p = B / |D|.
+
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+
+        Raises:
+          ValueError: more than |D| examples a batch.
+        """
         return cls(iterations, participation_rate(dataset_size, batch_size))
 
     @property

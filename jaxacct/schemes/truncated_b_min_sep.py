@@ -89,7 +89,13 @@ class TruncatedBMinSep(ExampleScheme):
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, max_batch_size: int, **sizes) -> "TruncatedBMinSep":
-        """Return the scheme of expected batch size `batch_size` before truncation, as `BMinSep` does."""
+        """Return the scheme of expected batch size `batch_size` before truncation, as `BMinSep` does.
+
+        Args:
+          dataset_size: number of examples |D|.
+          max_batch_size: B_max.
+          **sizes: other arguments of `BMinSep.from_batch_size`.
+        """
         uncut = BMinSep.from_batch_size(dataset_size=dataset_size, **sizes)
         start = uncut.iterations, uncut.min_separation, uncut.sampling_probability
         return cls(*start, max_batch_size, dataset_size, uncut.warm_start)

@@ -146,7 +146,14 @@ def mixture_epsilon(delta, pmf: ParticipationPMF, sigma: float):
 def shuffled_batch_clip_mu(
     num_epochs: int, group_size: int, sigma: float, num_rounds_per_epoch: int | None = None
 ) -> float:
-    """Return `sqrt(min(g, R) E) / sigma`: shuffling with batch clipping; tight for one record."""
+    """Return mu = `sqrt(min(g, R) E) / sigma` of shuffling with batch clipping; tight for one record.
+
+    Args:
+      num_epochs: E.
+      group_size: g records.
+      sigma: noise std over twice the clip norm.
+      num_rounds_per_epoch: R; None for no limit.
+    """
     E = _validate.positive_integer("num_epochs", num_epochs)
     g = _validate.positive_integer("group_size", group_size)
     _validate.scale("sigma", sigma)

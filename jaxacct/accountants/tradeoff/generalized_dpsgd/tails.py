@@ -68,6 +68,13 @@ def individual_subsampling_tail(
     """Return `(cut on c, tail mass)` of lemma E.4, individual clipping with subsampling: sound, very loose.
 
     `cut^2 = beta min(m, g) g E`, `beta = e^(N / (N - g - m)) + gamma`, `l = e^(-gamma g E)`; any gamma > 0.
+
+    Args:
+      dataset_size: N.
+      num_microbatches: m terms a round.
+      num_epochs: E.
+      group_size: g records.
+      gamma: above 0.
     """
     n = _validate.positive_integer("dataset_size", dataset_size)
     m = _validate.positive_integer("num_microbatches", num_microbatches)

@@ -17,6 +17,16 @@ def langevin_gdp(
 
     `L sqrt((2 - eta m)/(2 m) (1 - c^t)/(1 + c^t))`, `c = 1 - eta m`; eta at most 2/(M + m). `steps` None is
     the stationary distribution.
+
+    Args:
+      steps: t, or None.
+      stepsize: eta.
+      lipschitz: L, of F - F'.
+      strong_convexity: m, above 0.
+      smoothness: M.
+
+    Raises:
+      ValueError: bad arguments, or a step size above 2/(M + m).
     """
     L = _validate.scale("lipschitz", lipschitz)
     m = _validate.scale("strong_convexity", strong_convexity)
@@ -52,6 +62,12 @@ def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float
     eta is at most 2/M (corollary 5.4).
 
     The best window is D / (2 eta L) steps of sensitivity 2 eta L, rounded to the better side.
+
+    Args:
+      stepsize: eta.
+      lipschitz: L, of F and F'.
+      diameter: D, of the set.
+      smoothness: M.
     """
     L = _validate.scale("lipschitz", lipschitz)
     D = _validate.scale("diameter", diameter)

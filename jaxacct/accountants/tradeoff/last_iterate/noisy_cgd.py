@@ -112,7 +112,18 @@ def noisy_cgd_gdp_lower_bound(
     strong_convexity: float,
     smoothness: float,
 ) -> float:
-    """Return theorem C.17: no bound for strongly convex noisy CGD can be smaller; quadratics attain it."""
+    """Return a lower limit of mu for strongly convex noisy CGD (theorem C.17); quadratics attain it.
+
+    Args:
+      epochs: as of `noisy_cgd_gdp`.
+      batches_per_epoch: as of `noisy_cgd_gdp`.
+      batch_size: as of `noisy_cgd_gdp`.
+      stepsize: as of `noisy_cgd_gdp`.
+      noise_std: as of `noisy_cgd_gdp`.
+      grad_sensitivity: as of `noisy_cgd_gdp`.
+      strong_convexity: as of `noisy_cgd_gdp`, above 0.
+      smoothness: as of `noisy_cgd_gdp`.
+    """
     E = _validate.positive_integer("epochs", epochs)
     cycle = _validate.positive_integer("batches_per_epoch", batches_per_epoch)
     b = _validate.positive_integer("batch_size", batch_size)
