@@ -1,10 +1,34 @@
 """The facts of a plan, one table for `jaxacct show`, `jaxacct calibrate` and the page of `report.html`."""
 
+import math
+
+from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration.choice import choice_of
 from jaxacct.common.records import exact
 from jaxacct.core import text
 from jaxacct.core.plan import Plan
-from jaxacct.report import risk
+from jaxacct.statistics import roots
+
+TERMS = {
+    "epsilon, delta": "no event is more than e^epsilon times as likely with the unit as without, plus delta",
+    "advantage": "true minus false positive rate of any membership test",
+    "Gaussian equivalent": "to compare plans: the Gaussian mechanism of this mu has the same delta at this "
+    "epsilon; the run is not claimed to be mu-GDP",
+    "privacy unit": "what the guarantee protects, and which data set is compared with which",
+    "data set": "number of examples, which is public",
+    "steps": "number of noisy sums that are released",
+    "clip norm": "each gradient is scaled to at most this length; noise is the noise multiplier times it",
+    "noise multiplier": "standard deviation of the noise per unit of clip norm",
+    "scheme": "how examples are drawn into batches",
+    "strategy": "matrix that correlates the noise of the steps",
+    "prefix-sum error": "mean squared noise in the running sum of gradients; smaller is better",
+    "batch size": "mean, and the largest that the trainer accepts",
+    "composed with": "another mechanism on the same data that the guarantee includes",
+    "certified": "when and where the evidence was made; the guarantee does not depend on it",
+    "versions": "of the packages that made the evidence",
+    "plan": "SHA-256 of claim and evidence: identifies the file",
+}
+"""What each fact means, for readers of the page."""
 
 
 def facts(plan: Plan) -> list[tuple[str, str]]:
@@ -12,13 +36,43 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
 
     Numbers that bear on the guarantee have all digits: a rounded one may be too little noise elsewhere.
     """
-    scheme = plan.mechanism.scheme
-    advantage = exact(risk.advantage(plan.epsilon, plan.delta))
+    scheme, sizes = plan.mechanism.scheme, []
+    if plan.dataset_size is not None:
+        sizes = [("data set", f"{plan.dataset_size:,} examples")]
+    if plan.epsilon == 0:
+        risk = ("advantage", f"at most {exact(plan.delta)}   (true minus false positive rate of any test)")
+    else:
+        mu = _gaussian_mu(plan.epsilon, plan.delta)
+        risk = ("Gaussian equivalent", f"mu {mu:.4g}   (same delta at this epsilon; no claim of mu-GDP)")
     return [
         ("epsilon, delta", f"{exact(plan.epsilon)}, {exact(plan.delta)}"),
-        ("advantage", f"at most {advantage}   (true minus false positive rate of any test)"),
+        risk,
         ("privacy unit", f"{text.unit_in_words(scheme)}, {plan.mechanism.adjacency} adjacency"),
+        *sizes,
+        ("steps", f"{plan.iterations:,}"),
         *text.mechanism_rows(plan),
+    ]
+
+
+def _gaussian_mu(epsilon: float, delta: float) -> float:
+    """Return the mu of the Gaussian mechanism that has this delta at this epsilon."""
+
+    def is_more(log_mu: float) -> bool:
+        return gaussian_delta(epsilon, math.exp(-log_mu), 1.0) > delta
+
+    low, high = roots.bracket(is_more, 0.0, 1.0, lowest=-60.0, highest=20.0)
+    return math.exp(roots.bisect(is_more, low, high)[0])
+
+
+def whole(plan: Plan) -> list[tuple[str, str]]:
+    """Return `facts`, the clip norm, and what identifies the plan."""
+    made = plan.provenance
+    return [
+        *facts(plan),
+        ("clip norm", "chosen in training; the guarantee holds for any"),
+        ("certified", f"{made.created}, {made.device}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in made.versions.items())),
+        ("plan", plan.to_json()["digest"]),
     ]
 
 

@@ -8,6 +8,9 @@ test and every epsilon, `TPR <= e^epsilon FPR + delta(epsilon)`, and with the ro
 
 import numpy as np
 
+from jaxacct.estimates.profile import Profile
+from jaxacct.statistics.hockey_stick import Direction
+
 
 def true_positive_rate(epsilons, deltas, false_positive_rate):
     """Return an upper bound on TPR at a false positive rate, given points of a privacy profile.
@@ -35,6 +38,38 @@ def true_positive_rate(epsilons, deltas, false_positive_rate):
     # Where alpha is 0 and e^epsilon infinite the product is NaN: the bound there is delta.
     low = np.where(np.isnan(low), deltas, low)
     return np.maximum(rates, np.minimum(1.0, np.minimum(low, high).min(axis=-1)))
+
+
+def interval_of_tests(bands: Profile, false_positive_rates) -> tuple[np.ndarray, np.ndarray]:
+    """Return lower ends and estimates of the best test's true positive rates.
+
+    The best test's curve is the least of its tangents, one for each epsilon of either sign; those between
+    two points of the grid lie above the line with the slope of the left one and the delta of the right one.
+    Upper ends are `true_positive_rate(bands.epsilons, bands.upper, ...)`.
+
+    Args:
+      bands: of `privacy_profile`, from epsilon 0.
+      false_positive_rates: (rates,) in [0, 1].
+
+    Returns:
+      Two (rates,) float64, for the better one of tests for presence and for absence; the lower ends hold with
+      the confidence of the bands.
+    """
+    at = np.asarray(false_positive_rates, np.float64)[:, None]
+    slopes = np.exp(bands.epsilons)
+
+    def least(one, other):
+        lines = np.minimum(slopes * at + one, 1 - (1 - other - at) / slopes)
+        return np.maximum(at[:, 0], np.clip(lines.min(axis=1), 0, 1))
+
+    sides = [(Direction.REMOVE, Direction.ADD), (Direction.ADD, Direction.REMOVE)]
+    found = []
+    for row, shift in ((0, True), (1, False)):
+        deltas = {side: np.asarray(bands.directions[side][row]) for side, _ in sides}
+        if shift:
+            deltas = {side: np.append(delta[1:], 0.0) for side, delta in deltas.items()}
+        found.append(np.maximum(*(least(deltas[one], deltas[other]) for one, other in sides)))
+    return found[0], found[1]
 
 
 def advantage(epsilons, deltas) -> float:
@@ -83,4 +118,4 @@ def _points(epsilons, deltas) -> tuple[np.ndarray, np.ndarray]:
     return found[0], found[1]
 
 
-__all__ = ["advantage", "reconstruction", "true_positive_rate"]
+__all__ = ["advantage", "interval_of_tests", "reconstruction", "true_positive_rate"]

@@ -1,5 +1,6 @@
 """The reviewer's page, the risk numbers on it and its pictures."""
 
+import html
 import json
 import math
 from html.parser import HTMLParser
@@ -17,11 +18,13 @@ from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.cli.main import main
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
-from jaxacct.core.text import budget_items
+from jaxacct.core.text import budget_items, rounded_up
 from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.report import facts, risk
 from jaxacct.report import plots as plot
-from jaxacct.report import risk
-from jaxacct.report.html import ASSUMPTIONS, ERRATA, FIRST_LINE, _errata, _risk, _rounded_up, measure, report
+from jaxacct.report.facts import describe
+from jaxacct.report.html import FIRST_LINE, _risk, measure, report
+from jaxacct.report.page import ASSUMPTIONS, ERRATA, errata
 from jaxacct.statistics.composed import TabulatedProfile
 from tests.stored_plans import KINDS, whole
 
@@ -89,7 +92,7 @@ def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
     plan = Plan(Claim(mechanism, Target.at(1.0, 1e-3), None, None), Bound("unamplified"))
     assert not plan.certified
     text = report(plan)
-    assert text.index("NOT CERTIFIED") < text.index("The mechanism")
+    assert text.index("NOT CERTIFIED") < text.index("The run")
     assert (
         "refused" in text and "at most" not in Page(text).words.split("How to check")[0].split("What an")[1]
     )
@@ -179,14 +182,14 @@ def test_the_command(tmp_path, capsys):
     plan, out = tmp_path / "plan.json", tmp_path / "report.html"
     whole(KINDS[0]).save(plan)
     with pytest.raises(SystemExit) as stop:
-        main(["report", str(plan), "--out", str(out)])
+        main(["report", str(plan), "--out", str(out), "--draws", "2000"])
     assert stop.value.code == 0 and "differentially private" in capsys.readouterr().out
     assert out.read_text().startswith(FIRST_LINE)
     other = tmp_path / "notes.html"
     other.write_text("mine")
     for target, code in ((other, 2), (out, 0)):
         with pytest.raises(SystemExit) as stop:
-            main(["report", str(plan), "--out", str(target)])
+            main(["report", str(plan), "--out", str(target), "--draws", "0"])
         assert stop.value.code == code
     assert other.read_text() == "mine" and "is another file" in capsys.readouterr().err
 
@@ -201,8 +204,13 @@ def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key):
     exact = stats.norm.cdf(stats.norm.ppf(rates) + 0.5)
     assert np.all(risk.true_positive_rate(bands.epsilons, bands.upper, rates) >= exact)
     text = Page(report(plan, bands=bands)).words
-    assert "with confidence 0.999" in text and "4,000 fresh draws" in text
-    assert "estimate" not in Page(report(plan)).words.split("What an attacker can do")[1].split("Pictures")[0]
+    assert "interval, confidence 99.9 %" in text and "4,000 fresh draws" in text
+    assert (
+        "estimate" not in Page(report(plan)).words.split("What an attacker can do")[1].split("A sentence")[0]
+    )
+    low, middle = risk.interval_of_tests(bands, rates)
+    assert np.all(low <= exact) and np.all(low > rates / 2)
+    np.testing.assert_allclose(middle, exact, atol=0.03)
 
 
 def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
@@ -270,13 +278,13 @@ def test_reconstruction_is_bounded_and_would_not_be_with_less_noise():
     assert risk.reconstruction(1.0, 0.01, [0.0, 1.0]).tolist() == pytest.approx([0.01, 1.0])
     with pytest.raises(ValueError, match="baseline must be in"):
         risk.reconstruction(1.0, 0.1, 1.5)
-    assert "reconstruction of what is guessed with probability 0.01" in _risk(whole("plain"), None)
+    assert "reconstruction of what is guessed with probability 1 %" in _risk(whole("plain"), None)
 
 
 def test_errata_on_the_page_are_in_print_and_about_the_plan():
     text = (Path(plot.__file__).parents[1] / "proofs/errata.md").read_text(encoding="utf-8")
     assert all(f"\n## {heading}\n" in text for heading, _, _ in ERRATA)
-    users, plain = _errata(whole("users")), _errata(whole("zero_add"))
+    users, plain = errata(whole("users")), errata(whole("zero_add"))
     assert "theorem 6.1" in users and "theorem 6.1" not in plain
 
 
@@ -308,7 +316,7 @@ def test_show_reads_plans_of_other_kinds_and_report_names_the_command(other, tmp
 
 @pytest.mark.parametrize("bound", [0.03014, 0.0301, 0.99949, 0.9999, 1.0, 1.0001e-5, 9.999e-4])
 def test_no_bound_is_rounded_down(bound):
-    assert bound <= float(_rounded_up(bound)) <= min(1.0, bound * 1.02)
+    assert bound <= float(rounded_up(bound)) <= min(1.0, bound * 1.02)
 
 
 def test_pictures_of_a_mechanism(key):
@@ -322,3 +330,49 @@ def test_pictures_of_a_mechanism(key):
         shown = figure.axes[0].images[0].get_array()
         np.testing.assert_allclose(shown[:3, 0], bands, rtol=1e-6)
         assert shown.shape == (8, 8) and not np.triu(shown, 1).any()
+
+
+def test_the_interval_of_the_best_test_holds_between_points_of_the_grid():
+    """Exact deltas of a Gaussian on a coarse grid: the truth is inside, and the ends meet on a fine one."""
+    rates, mu = np.array([1e-3, 0.01, 0.1, 0.6]), 1.3
+    exact = stats.norm.cdf(stats.norm.ppf(rates) + mu)
+    for count, width in ((6, 1.0), (4000, 1e-3)):
+        epsilons = np.linspace(0, 7, count)
+        deltas = np.array([gaussian_delta(float(e), 1 / mu, 1.0) for e in epsilons])
+        side = np.stack([deltas] * 3)
+        bands = Profile(epsilons, *side, {"remove": side, "add": side}, 0.9, 1, {})
+        low, middle = risk.interval_of_tests(bands, rates)
+        high = risk.true_positive_rate(epsilons, deltas, rates)
+        assert np.all(low <= exact + 1e-12) and np.all(exact <= high + 1e-12) and np.all(middle >= low)
+        assert np.all(high - low < width)
+
+
+def test_the_page_begins_with_the_statement_and_says_what_identifies_the_run():
+    plan = whole("replicas")
+    text = report(plan)
+    first = text.split("<body>")[1].split("</p>")[0]
+    assert first == f'<p class="statement">{html.escape(plan.statement())}'
+    words, digest = Page(text).words, plan.to_json()["digest"]
+    for found in (digest, *plan.provenance.versions.values(), "clip norm", "no claim of mu-GDP"):
+        assert found in words
+    assert "name='viewport'" in text and "prefers-color-scheme: dark" in text and "@media print" in text
+    assert words.count(digest) == 2 and "A sentence to paste" in words
+
+
+def test_two_implementations_are_named_where_both_certify_and_only_there():
+    plan = whole("replicas")
+    words = "Checked by two implementations"
+    assert words in report(plan, second={"verdict": "certified"})
+    for second in (None, {"verdict": "not covered"}, {"verdict": "not certified", "differences": ["scale"]}):
+        assert words not in report(plan, second=second)
+        assert "checked by a second implementation" not in report(plan, second=second)
+
+
+def test_no_text_of_a_plan_shows_an_advantage_that_says_nothing():
+    """The certified point alone bounds it by 0.9993 at epsilon 8; the equivalent mu is one of a Gaussian."""
+    plan = Plan.load(Path(__file__).parents[1] / "fixtures/readme_plan.json")
+    said = describe(plan)
+    assert "advantage" not in said and "0.999" not in said
+    mu = float(said.split("mu ")[1].split()[0])
+    assert gaussian_delta(plan.epsilon, 1 / mu, 1.0) == pytest.approx(plan.delta, rel=0.01)
+    assert {name for name, _ in facts.whole(plan)} <= set(facts.TERMS)

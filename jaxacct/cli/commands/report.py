@@ -18,7 +18,7 @@ def command(
     /,
     *,
     out: str,
-    draws: Integer | None = None,
+    draws: Integer = html.DRAWS,
     check: bool = False,
     force: bool = False,
     json: bool = False,
@@ -28,7 +28,7 @@ def command(
     Args:
       plan: file written by calibrate.
       out: HTML file to write; it needs no other file and loads nothing.
-      draws: fresh samples for each direction, such as 20000, for intervals of the whole privacy profile.
+      draws: fresh samples for each direction, for estimates of the risk with intervals; 0 for none.
       check: run `jaxacct check` as well; the page says whether both implementations agree.
       force: replace a file that is not a report.
       json: print one JSON object: certified, out, and the certified risk; with --check also its result.
@@ -41,9 +41,9 @@ def command(
         )
     loaded = Plan.load(plan)
     bands = None
-    if draws is not None:
+    if validate.positive_integer("draws", draws, minimum=0) and loaded.certified:
         with watch() as progress:
-            bands = html.measure(loaded, validate.positive_integer("draws", draws), progress=progress)
+            bands = html.measure(loaded, draws, progress=progress)
     second = checker.check_file(plan)[1] if check else None
     html.save(loaded, out, Path(plan).name, bands, second)
     found: dict[str, Any] = {"certified": loaded.certified, "out": out}

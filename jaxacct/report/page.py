@@ -1,0 +1,144 @@
+"""Parts of the reviewer's page: its style, tables and sections, assumptions and known errors in print."""
+
+import html
+from collections.abc import Callable
+
+from jaxacct.core.plan import Plan
+
+# Assumptions of a guarantee, how the code meets them, and the test that attacks them.
+ASSUMPTIONS = (
+    (
+        "Batches are drawn exactly as the scheme says, from secret keys.",
+        "The trainer's own sampler, with keys of the operating system; an interrupted run goes on with them.",
+        "tests/train/batches/test_sampler.py::test_each_example_follows_the_accounted_distribution",
+    ),
+    (
+        "Which examples were in a batch, and sizes of batches, are not released.",
+        "They are in the private log alone.",
+        "tests/train/test_loop.py::test_logs_are_json_and_tell_no_times",
+    ),
+    (
+        "Each example's gradient is clipped to the clip norm, whatever it is.",
+        "Norms in float64, an exact integer check after scaling; what is not finite counts as zero.",
+        "tests/train/clipping/test_clipping.py::test_every_power_of_two_is_clipped",
+    ),
+    (
+        "Noise has the stated size and matrix, and its low bits are independent of the gradients.",
+        "Gradients on a public grid, integer sums, integer noise from a 256-bit key.",
+        "tests/train/clipping/test_released_numbers.py::test_the_low_bit_attack_finds_nothing",
+    ),
+    (
+        "Only the noisy sums and what follows from them are released.",
+        "A canary audit of the trainer stays below the certified epsilon; broken trainers do not.",
+        "tests/train/audit/test_audit.py::test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not",
+    ),
+)
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #111; --page: #fff; --soft: #f2f5f8; --line: #bbb; --dim: #444;
+  --mark: #1f4e79; --bad: #a00; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e8; --page: #16191d; --soft: #22272e; --line: #4a525c; --dim: #b4bac2; --mark: #7fb2e5;
+    --bad: #ff8a80; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 Georgia, serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: var(--ink);
+  background: var(--page); overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.25; }
+h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); break-after: avoid; }
+.statement { border-left: 5px solid var(--mark); padding: .6rem 1rem; background: var(--soft);
+  font-size: 1.1rem; }
+.refused { border-color: var(--bad); }
+table { border-collapse: collapse; width: 100%; }
+td, th { border: 1px solid var(--line); padding: .35rem .6rem; vertical-align: top; }
+th { background: var(--soft); text-align: left; overflow-wrap: normal; } tr { break-inside: avoid; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+td.dim { color: var(--dim); }
+th:first-child, td:first-child { min-width: 8rem; }
+code, pre { font: 13px/1.45 monospace; background: var(--soft); }
+pre { padding: .6rem; white-space: pre-wrap; } .note { color: var(--dim); font-size: .92rem; }
+.pictures { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
+.pictures svg { width: 100%; height: auto; background: #fff; border-radius: 4px; break-inside: avoid; }
+@media screen and (max-width: 600px) {
+  body { font-size: 15px; margin: 1rem auto; padding: 0 .7rem; }
+  table, tbody, tr, td { display: block; width: 100%; } tr:first-child { display: none; }
+  tr { border: 1px solid var(--line); margin-bottom: .6rem; padding: .2rem 0; }
+  td { border: 0; padding: .15rem .5rem; } td:first-child { font-weight: bold; }
+  td.number { text-align: left; }
+  td[data-head]::before { content: attr(data-head) ": "; color: var(--dim); } }
+@page { margin: 16mm; }
+@media print {
+  :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #f4f4f4; --line: #999; --dim: #333;
+    --mark: #1f4e79; --bad: #a00; }
+  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; } code, pre { font-size: 8.5pt; }
+  .pictures { grid-template-columns: 1fr 1fr; } }
+"""
+
+
+# What is printed elsewhere about such mechanisms and fails: the heading in proofs/errata.md, whether it is
+# about the plan's mechanism, and what is done here instead.
+ERRATA: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
+    (
+        "arXiv 2602.09338, theorem 6.1: users who share examples",
+        lambda plan: _has_users(plan),
+        "Only graphs that the scheme holds for are accepted; the trainer refuses others.",
+    ),
+    (
+        "arXiv 2602.09338, conjecture 6.2: algorithm 4",
+        lambda plan: _has_users(plan),
+        "Batches are not formed by algorithm 4.",
+    ),
+    (
+        "jax-privacy 2.0: norms of the last columns in the wrong order",
+        lambda plan: plan.mechanism.strategy.bands > 2 and "b-min-sep" in plan.mechanism.scheme.name,
+        "Losses are computed here, from norms in their order; do not compare with that release.",
+    ),
+)
+
+
+def _has_users(plan: Plan) -> bool:
+    return "attribution" in plan.mechanism.scheme.name
+
+
+def errata(plan: Plan) -> str:
+    """Return the known errors in print about such a mechanism, as HTML."""
+    rows = [(heading, instead) for heading, concerns, instead in ERRATA if concerns(plan)]
+    if not rows:
+        return "<p>No entry of <code>proofs/errata.md</code> is about a mechanism like this one.</p>"
+    return table(("in proofs/errata.md", "here"), rows)
+
+
+def escaped(value) -> str:
+    """Return text with the marks of HTML escaped."""
+    return html.escape(str(value), quote=True)
+
+
+def section(title: str, content: str) -> str:
+    """Return a headed section of HTML."""
+    return f"<h2>{escaped(title)}</h2>{content}"
+
+
+def listed(lines: list[str]) -> str:
+    """Return lines of text as an HTML list."""
+    return "<ul>" + "".join(f"<li>{escaped(line)}</li>" for line in lines) + "</ul>"
+
+
+def table(head, rows, numbers=(), raw=(), dim=()) -> str:
+    """Return a table as HTML.
+
+    Args:
+      head: names of the columns; a narrow screen shows them before the values, but for the first and `dim`.
+      rows: of values.
+      numbers: columns that are set to the right.
+      raw: columns that are HTML already.
+      dim: columns of explanations.
+    """
+
+    def cell(place, value):
+        kind = " class=number" if place in numbers else " class=dim" if place in dim else ""
+        label = f' data-head="{escaped(head[place])}"' if place and place not in dim else ""
+        return f"<td{kind}{label}>{value if place in raw else escaped(value)}</td>"
+
+    top = "".join(f"<th>{escaped(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(cell(*each) for each in enumerate(row)) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"
