@@ -42,7 +42,7 @@ class StoredPlan:
         except (TypeError, ArithmeticError) as error:
             raise ValueError(f"plan has a field that cannot be computed with: {error}") from None
         if not certified:
-            raise ValueError("plan must hold: its noise does not give its epsilon at its delta")
+            raise ValueError("plan must be valid: its noise does not give its epsilon at its delta")
         return found
 
     def save(self, path) -> None:

@@ -45,7 +45,7 @@ def _after_all(accountant, norms):
     norms, clip_norm = np.asarray(norms), accountant.clip_norm
     if not np.all(norms >= 0) or not np.all(norms <= clip_norm * (1 + NORM_SLACK)):
         raise ValueError(
-            f"norms must be in [0, {clip_norm:g}] (clipped), were in [{np.min(norms):g}, {np.max(norms):g}]"
+            f"norms must be in [0, {clip_norm:g}] (clipped), got [{np.min(norms):g}, {np.max(norms):g}]"
         )
     return _scanned(accountant, accountant.init(norms.shape[1]), norms)
 

@@ -68,7 +68,7 @@ def strategy_of(coefficients) -> BandedToeplitz:
     norm = math.sqrt(float(np.dot(found, found))) if found.ndim == 1 else math.nan
     if not 1 - 1e-6 <= norm <= 1 + 1e-12:
         raise ValueError(
-            f"coefficients must be a vector of norm 1, had norm {norm!r}: divide them by it, in float64"
+            f"coefficients must be a vector of norm 1, got norm {norm!r}: divide them by it, in float64"
         )
     return BandedToeplitz(tuple(found.tolist()))
 

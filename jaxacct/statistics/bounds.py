@@ -39,7 +39,7 @@ def bin_terms(terms) -> np.ndarray:
     if terms.size == 0:
         return counts
     if not (terms.min() >= 0 and terms.max() <= 1):  # false for NaN, too
-        raise ValueError(f"terms must be in [0, 1], were in [{terms.min()}, {terms.max()}]")
+        raise ValueError(f"terms must be in [0, 1], got [{terms.min()}, {terms.max()}]")
     positive = terms[terms > 0].astype(np.float64)
     counts += np.bincount(bins_of(positive), minlength=len(TERM_EDGES))
     counts[0] = terms.size - positive.size

@@ -33,7 +33,7 @@ class Dense(Strategy):
     def __post_init__(self):
         matrix = np.array(self.matrix, np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-            raise ValueError(f"matrix must be square, had shape {matrix.shape}")
+            raise ValueError(f"matrix must be square, got shape {matrix.shape}")
         if not np.isfinite(matrix).all() or (matrix < 0).any():
             raise ValueError("matrix must have finite entries of at least 0")
         if np.triu(matrix, 1).any() or not (np.diag(matrix) > 0).all():

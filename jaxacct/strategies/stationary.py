@@ -344,5 +344,5 @@ def checked_numbers(name: str, given) -> np.ndarray:
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a list of numbers") from None
     if values.ndim != 1 or not values.size:
-        raise ValueError(f"{name} must be a non-empty list, had shape {values.shape}")
+        raise ValueError(f"{name} must be a non-empty list, got shape {values.shape}")
     return values

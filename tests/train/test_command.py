@@ -110,4 +110,4 @@ def test_last_iterates_from_the_command_line(tmp_path, capsys):
     other = json.loads((tmp_path / "plan.json").read_text()) | {"noise_std": 1e-3}
     (tmp_path / "other.json").write_text(json.dumps(other))
     code, _, error = command(capsys, "--plan", tmp_path / "other.json", "--out", tmp_path / "new")
-    assert code == 2 and "plan must hold" in error and not (tmp_path / "new").exists()
+    assert code == 2 and "plan must be valid" in error and not (tmp_path / "new").exists()

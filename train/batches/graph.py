@@ -103,7 +103,7 @@ def from_edges(users, rows, *, dataset_size: int) -> Attribution:
     users, rows = np.asarray(users), np.asarray(rows)
     if users.ndim != 1 or users.shape != rows.shape:
         raise ValueError(
-            f"users and rows must be lists of one length, had shapes {users.shape}, {rows.shape}"
+            f"users and rows must be lists of one length, got shapes {users.shape}, {rows.shape}"
         )
     if rows.dtype.kind not in "iu":
         raise ValueError(f"rows must be integers, got {rows.dtype}")

@@ -35,7 +35,7 @@ def words(key: np.ndarray, step: int, number: int, room: Room | None = None) -> 
 
     key = np.ascontiguousarray(key, "<u4")
     if key.shape != (8,):
-        raise ValueError(f"key must be 8 words of 32 bits, had shape {key.shape}")
+        raise ValueError(f"key must be 8 words of 32 bits, got shape {key.shape}")
     out = (room or Room()).of(8 * number)
     algorithm = algorithms.ChaCha20(key.tobytes(), np.array([0, step, 0, 0], "<u4").tobytes())
     encryptor = Cipher(algorithm, mode=None).encryptor()

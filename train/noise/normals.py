@@ -60,7 +60,7 @@ def key_of_run(given, params) -> jax.Array:
         given = fresh_key()
     words = jnp.asarray(given, jnp.uint32)
     if words.shape != (8,):
-        raise ValueError(f"key must be 8 words of 32 bits, had shape {words.shape}")
+        raise ValueError(f"key must be 8 words of 32 bits, got shape {words.shape}")
     return words
 
 

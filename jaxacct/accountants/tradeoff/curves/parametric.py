@@ -187,7 +187,7 @@ class GaussianMixture(TradeOff):
         arrays.share("lost", self.lost)
         if np.shape(self.mus) != np.shape(self.weights) or np.ndim(self.mus) != 1:
             raise ValueError(
-                f"weights must be as many as mus, had shape {np.shape(self.weights)} for {np.shape(self.mus)}"
+                f"weights must be as many as mus, got shape {np.shape(self.weights)} for {np.shape(self.mus)}"
             )
         total = math.fsum(np.asarray(self.weights, float)) + float(self.lost)
         if abs(total - 1) > 1e-9:

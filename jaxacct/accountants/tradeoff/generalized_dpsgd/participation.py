@@ -48,7 +48,7 @@ class ParticipationPMF:
             or values.dtype.kind not in "iu"
         ):
             raise ValueError(
-                f"pmf must be integers with a probability each, had shapes {values.shape}, {prob.shape}"
+                f"pmf must be integers with a probability each, got shapes {values.shape}, {prob.shape}"
             )
         if (values < 0).any() or (np.diff(values) <= 0).any():
             raise ValueError("pmf must have ascending squared sensitivities of at least 0")

@@ -49,5 +49,5 @@ def stepsizes(stepsize, steps: int) -> np.ndarray | None:
         return None
     schedule = np.asarray(stepsize, np.float64)
     if schedule.shape != (steps,):
-        raise ValueError(f"stepsize must be one number or {steps} of them, had shape {schedule.shape}")
+        raise ValueError(f"stepsize must be one number or {steps} of them, got shape {schedule.shape}")
     return schedule

@@ -43,7 +43,7 @@ def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_g
     c = np.atleast_1d(np.asarray(contractions, np.float64))
     t = len(c)
     if c.ndim != 1 or not 1 <= t <= MAX_STEPS:
-        raise ValueError(f"contractions must be 1 to {MAX_STEPS} numbers, had shape {c.shape}")
+        raise ValueError(f"contractions must be 1 to {MAX_STEPS} numbers, got shape {c.shape}")
     s = np.broadcast_to(np.asarray(sensitivities, np.float64), (t,))
     noise = np.broadcast_to(np.asarray(noise_stds, np.float64), (t,))
     arrays.scale("contractions", c)
