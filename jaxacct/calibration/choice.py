@@ -17,7 +17,15 @@ from jaxacct.strategies.workload_names import name_of
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
 MatrixName = Literal["optimal", "square-root", "amplified", "buffered"]
-SearchedScheme = Literal["poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep", "balanced-min-sep"]
+SearchedScheme = Literal[
+    "poisson",
+    "cyclic-poisson",
+    "balls-in-bins",
+    "b-min-sep",
+    "balanced-min-sep",
+    "nested-allocation",
+    "epochwise-allocation",
+]
 MATRICES: tuple[str, ...] = get_args(MatrixName)
 SCHEME_NAMES: tuple[str, ...] = get_args(SearchedScheme)
 COEFFICIENTS = "coefficients"
@@ -91,7 +99,8 @@ class Choice:
             found = [f"choice is of matrix {self.matrix!r}, not {strategy.describe()}"]
         if not found:
             expected = float(scheme.expected_batch_sizes(self.dataset_size).mean())
-            if not math.isclose(expected, self.batch_size, rel_tol=1e-6):
+            in_whole_epochs = self.dataset_size / math.ceil(round(self.dataset_size / self.batch_size, 9))
+            if not any(math.isclose(expected, b, rel_tol=1e-6) for b in (self.batch_size, in_whole_epochs)):
                 found = [f"choice is of batch_size {self.batch_size!r}, not {expected!r}"]
         return found
 

@@ -249,10 +249,13 @@ def _root_and_slope(
 def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
     """Return about how many numbers computing `Z_m` takes; infinite where there are no tables."""
     mechanism = Mechanism(scheme, strategy, 1.0)
-    if float(scheme.min_separation) ** 2 > MAX_TABLE_SIZE or m > replicas.most_replicas(mechanism):
+    is_fixed = scheme.sums.fixed_count > 0
+    if not is_fixed and float(scheme.min_separation) ** 2 > MAX_TABLE_SIZE:
+        return math.inf
+    if m > replicas.most_replicas(mechanism):
         return math.inf
     tuples = float(scheme.min_separation) ** m
-    if scheme.sums.fixed_count:
+    if is_fixed:
         return replicas.table_samples(mechanism, m) * scheme.iterations
     if scheme.sums.probability == 1:
         return tuples

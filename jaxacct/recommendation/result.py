@@ -41,6 +41,11 @@ class Recommended:
     predicted_seconds: float
     accountant: str | None = None
 
+    @property
+    def has_fixed_counts(self) -> bool:
+        """Whether all examples participate equally often, thinning aside."""
+        return self.scheme.sums.fixed_count > 0
+
     def to_json(self) -> dict:
         """Return plain JSON values."""
         return {
@@ -75,11 +80,14 @@ class Recommended:
         number = self.strategy.named_bands
         matrix = f"{number} bands, {self.matrix} matrix"
         if self.matrix == "buffered":
-            matrix = f"{number} buffer{'s' * (number > 1)} (BLT), participation revealed"
+            matrix = f"{number} buffer{'s' * (number > 1)} (BLT)"
+            matrix += "" if self.accountant is None else ", participation revealed"
         elif self.strategy.bands == 1:
             matrix = "1 band, which is DP-SGD"
         elif self.matrix == COEFFICIENTS:
             matrix = f"{number} bands, the given coefficients"
+        if self.scheme.max_participations == 1:
+            return f"{self.scheme.name}, at most one participation, {matrix}"
         return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
 
 
@@ -174,6 +182,11 @@ class Recommendation:
             why = f"within 2 % of {why}, and it needs {saved}"
         if dp_sgd is not None and chosen.strategy.bands > 1:
             why += f"; independent noise (DP-SGD) would have about {dp_sgd.error:.3g}"
+        other = next((c for c in self.candidates if not c.has_fixed_counts), None)
+        if chosen.has_fixed_counts and other is not None:
+            why += (
+                f"; {other.scheme.name}, where the number of participations varies, about {other.error:.3g}"
+            )
         copies = "copy" if chosen.memory_copies == 1 else "copies"
         return (
             f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters\n"

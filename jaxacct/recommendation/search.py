@@ -7,7 +7,6 @@ of the data set, which neighbours share: it has no privacy cost, and equal numbe
 """
 
 import math
-from dataclasses import dataclass
 
 from jaxacct.accountants import unamplified
 from jaxacct.calibration.choice import (
@@ -21,26 +20,23 @@ from jaxacct.calibration.choice import (
     copies_of,
 )
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
-from jaxacct.calibration.targets import implied
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.recommendation.matrices import doublings, matrix
+from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, why_none
+from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.noise_estimate import (
     Estimates,
     Place,
-    gaussian_sensitivity,
     predicted,
     table_size,
     unit_error,
 )
 from jaxacct.recommendation.result import Recommendation, Recommended
-from jaxacct.schemes import SCHEMES, BalancedMinSep, Poisson, Scheme
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes import BalancedMinSep, Poisson, Scheme
 from jaxacct.statistics.bounds import Budget
-from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending, workload_named
+from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
 from jaxacct.strategies.workload import PREFIX_SUMS
-from jaxacct.strategies.workload import checked as checked_workload
 from jaxacct.strategies.workload_names import name_of
 
 MEMORY_COPIES = 16
@@ -54,36 +50,6 @@ COMPILE_SECONDS, STEP_SECONDS, NUMBER_SECONDS = 10.0, 7e-9, 1.6e-7
 # Of a calibration, about: noise multipliers with tables and a pilot, samples of such a pilot, and
 # verifications of the predicted length.
 NUM_PILOTS, PILOT_SAMPLES, NUM_VERIFICATIONS = 10, 8192, 2.5
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """The public numbers that the search reads."""
-
-    dataset_size: int
-    batch_size: float
-    iterations: int
-    epsilon: float
-    delta: float
-    workload: Workload
-    given: BandedToeplitz | None
-    """The matrix, where it was given by its coefficients."""
-
-    @classmethod
-    def of(cls, dataset_size, batch_size, iterations, target, workload, given) -> "_Numbers":
-        """Return those of arguments of `recommend`; ValueError for invalid ones."""
-        epsilon, delta = implied(*target)
-        return cls(
-            dataset_size=_validate.positive_integer("dataset_size", dataset_size),
-            batch_size=_validate.positive_number("batch_size", batch_size),
-            iterations=_validate.positive_integer("iterations", iterations),
-            epsilon=epsilon,
-            delta=delta,
-            workload=workload_named(workload, iterations)
-            if isinstance(workload, str)
-            else checked_workload(workload),
-            given=given,
-        )
 
 
 def recommend(
@@ -122,7 +88,8 @@ def recommend(
       mu: another target; see `calibrate`.
       memory_copies: maximum copies of the parameters (int32 each) that training keeps for the noise: as many
         as bands, the one being made included, so 1 is DP-SGD. 16 by default, or what `bands` need.
-      scheme: one of `SCHEME_NAMES`; by default Poisson, and b-min-sep at larger separations.
+      scheme: one of `SCHEME_NAMES`; by default Poisson, b-min-sep at larger separations, and where these are
+        best the schemes of `recommendation.grid.FIXED_COUNTS`.
       bands: fixed number of bands; by default all that fit.
       min_separation: fixed minimum separation; by default all that fit.
       strategy: "optimal", "square-root" or "amplified": best where participation is revealed, for any number
@@ -147,7 +114,7 @@ def recommend(
     """
     given, matrix_name, bands = _matrix_given(strategy, bands)
     target = epsilon, delta, advantage, tpr, fpr, mu
-    numbers = _Numbers.of(dataset_size, batch_size, iterations, target, workload, given)
+    numbers = RunNumbers.of(dataset_size, batch_size, iterations, target, workload, given)
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
     needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix_name)
@@ -161,9 +128,9 @@ def recommend(
     rate = Poisson.from_batch_size(
         dataset_size=numbers.dataset_size, batch_size=numbers.batch_size, iterations=numbers.iterations
     )
-    grid = _grid(numbers, most, scheme, bands, min_separation)
+    grid = grid_of(numbers, most, scheme, bands, min_separation)
     if not grid:
-        raise ValueError(_why_none(numbers, scheme, bands, min_separation))
+        raise ValueError(why_none(numbers, scheme, bands, min_separation))
 
     if matrix_name != "square-root" and any(number > 1 for _, number in grid):
         numbers.workload.check_size(iterations, iterations)  # before the search gets there
@@ -173,18 +140,20 @@ def recommend(
             progress(f"choosing: {what}", 0, 0)
 
     found, looked_at = [], 0
+    say("independent noise")
+    estimates = Estimates.at(rate, numbers.epsilon, numbers.delta)
     if matrix_name != "buffered":
-        say("independent noise")
-        estimates = Estimates.at(rate, numbers.epsilon, numbers.delta)
         found = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
+        if scheme is None and found:
+            found += _with_fixed_counts(found, most, min_separation, estimates, numbers, say)
         looked_at = len(found)
     if matrix_name == "buffered" and most < 3:
         raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {most}")
     if matrix_name == "buffered" or (matrix_name is None and bands is None):
         say("buffers")
-        place = _buffered(grid, most, bands, numbers)
+        place = _buffered(grid, most, bands, numbers, scheme, estimates)
         if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
@@ -232,18 +201,23 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
     return given, COEFFICIENTS, given.bands
 
 
-def _buffered(grid, most: int, buffers: int | None, numbers: _Numbers) -> Place | None:
-    """Return a buffered matrix with participation revealed, at the largest separation; None without room.
+def _buffered(grid, most: int, buffers: int | None, numbers: RunNumbers, name, estimates) -> Place | None:
+    """Return a buffered matrix at the largest separation, with participation revealed; None without room.
 
     Its moments are unknown before samples are drawn, but the noise that the revealed pattern needs is known
-    exactly. For large epsilon and little memory that is enough: a buffer is two copies.
+    exactly. For large epsilon and little memory that is enough: a buffer is two copies. With at most one
+    participation no columns meet, and the moments are those of any other matrix.
     """
     room = (most - 1) // 2
     if buffers is not None and buffers > room:  # only where it is asked for
         raise ValueError(
             f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {most}"
         )
+    once = numbers.at_most_once and name in (None, BalancedMinSep.name)
     scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
+    if once:
+        n = numbers.iterations
+        scheme = BalancedMinSep(n, n, n / numbers.cycle)
     if not room or scheme.min_separation == 1:
         return None
     number = min(room, MAX_BUFFERS) if buffers is None else buffers
@@ -254,16 +228,36 @@ def _buffered(grid, most: int, buffers: int | None, numbers: _Numbers) -> Place 
         participations=scheme.max_participations,
         workload=numbers.workload,
     )
-    mu = gaussian_sensitivity(numbers.epsilon, numbers.delta)
-    noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / mu
+    if once:
+        return estimates.of(scheme, strategy, "buffered", None, numbers.workload)
+    noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / estimates.mu
     return Place(scheme, strategy, "buffered", max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
 
 
-def _search(grid, matrices, estimates: "Estimates", numbers: _Numbers, say) -> list[Place]:
+def _with_fixed_counts(found, most: int, separation, estimates, numbers: RunNumbers, say) -> list[Place]:
+    """Estimate the schemes with fixed numbers of participations where the others are best.
+
+    Only the numbers of bands and the matrices of the best few are looked at.
+    """
+    best = sorted(found, key=lambda place: place.error)[:NUM_SEPARATION_SEARCHES]
+    matrices = tuple(dict.fromkeys(place.matrix for place in best))
+    bands = tuple(dict.fromkeys(place.strategy.bands for place in best))
+    grids = fixed_counts_of(numbers, most, bands, separation)
+    return [
+        place
+        for grid in grids.values()
+        for place in _search(grid, matrices, estimates, numbers, say, best[0])
+    ]
+
+
+def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | None = None) -> list[Place]:
     """Estimate every number of bands and matrix at a middle separation, then climb from the best few.
 
     The error has one minimum in the separation: a longer lockout hides the example better, until so few
     examples are eligible that a batch nearly determines who they are.
+
+    Args:
+      first: a place of another search, near which these are expected.
     """
     seen: dict[tuple, Place | None] = {}
 
@@ -273,7 +267,7 @@ def _search(grid, matrices, estimates: "Estimates", numbers: _Numbers, say) -> l
             say(f"separation {scheme.min_separation}, {number} bands, {name} matrix")
             before = [place for place in seen.values() if place]
             alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, name)]
-            like = (alike or before)[-1] if before else None
+            like = (alike or before)[-1] if before else first
             if numbers.given is not None:
                 made = ending(numbers.given, scheme)
             else:
@@ -284,7 +278,7 @@ def _search(grid, matrices, estimates: "Estimates", numbers: _Numbers, say) -> l
 
     firsts = []
     for number in dict.fromkeys(number for _, number in grid):
-        line, near = _line(grid, number, numbers)
+        line, near = line_of(grid, number, numbers)
         for name in matrices[:1] if number == 1 else matrices:
             place = next(filter(None, (at(number, name, scheme) for scheme in near)), None)
             firsts += [(place, line)] if place else []
@@ -301,22 +295,14 @@ def _search(grid, matrices, estimates: "Estimates", numbers: _Numbers, say) -> l
     return list(different.values())
 
 
-def _line(grid, number: int, numbers: _Numbers) -> tuple[list[Scheme], list[Scheme]]:
-    """Return the schemes of a number of bands, as in the grid and with those of a middle separation first."""
-    middle = math.log(max(1.0, numbers.dataset_size / numbers.batch_size / 4))
-    line = [scheme for scheme, bands in grid if bands == number]
-    # Far above the middle tables are larger than below, and the end of the line is no place to begin.
-    away = {scheme: math.log(scheme.min_separation) - middle for scheme in line}
-    return line, sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
-
-
-def _ranked(found: list[Place], numbers: _Numbers) -> tuple[tuple[Recommended, ...], int]:
+def _ranked(found: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended, ...], int]:
     """Return the rows to show, smallest error first, and the place of the selected one."""
     order = sorted(found, key=lambda place: place.error)
-    best_of_bands: dict[int, Place] = {}
+    best_of: dict[int | str, Place] = {}
     for place in order:
-        best_of_bands.setdefault(place.strategy.bands, place)
-    shown = [place for place in order if place in order[:NUM_SHOWN] or place in best_of_bands.values()]
+        best_of.setdefault(place.strategy.bands, place)
+        best_of.setdefault(place.scheme.name, place)
+    shown = [place for place in order if place in order[:NUM_SHOWN] or place in best_of.values()]
     budget = Budget.split(numbers.delta)
     rows = [_priced(place, numbers.epsilon, budget) for place in shown]
     alike = [row for row in rows if row.error <= ALIKE * rows[0].error]
@@ -324,56 +310,10 @@ def _ranked(found: list[Place], numbers: _Numbers) -> tuple[tuple[Recommended, .
     return tuple(rows), rows.index(taken)
 
 
-def _grid(numbers: _Numbers, most: int, scheme, bands, separation) -> list[tuple[Scheme, int]]:
-    """Return (scheme, bands) of every candidate: bands are powers of two, separations doublings of them."""
-    n, cycle = numbers.iterations, numbers.dataset_size / numbers.batch_size
-    limit = min(most, n, math.floor(cycle))
-    found: list[tuple[Scheme, int]] = []
-    for b in [bands] if bands is not None else dict.fromkeys([*doublings(1, limit), limit]):
-        wanted = doublings(b, min(n, math.floor(cycle)))
-        if cycle == math.floor(cycle):
-            wanted.append(int(cycle))  # probability 1: balls-in-bins
-        if scheme == BalancedMinSep.name:  # as many steps as there is room for
-            room = n // math.ceil(round(n / cycle, 12))
-            wanted = [s for s in wanted if s <= room]
-        for s in wanted if separation is None else [separation]:
-            pair = (_scheme(numbers, scheme, s, separation is not None), b)
-            if b <= min(n, pair[0].min_separation) and pair not in found:
-                found.append(pair)
-    return found
-
-
-def _scheme(numbers: _Numbers, name: str | None, separation: int, given: bool) -> Scheme:
-    """Return the scheme of that name, at this separation where it takes one; ValueError if it cannot be."""
-    if name is None:
-        name, given = ("poisson", False) if separation == 1 else ("b-min-sep", given)
-    takes = "separation" in SCHEMES[name].options
-    return SCHEMES[name].from_numbers(
-        Numbers(
-            iterations=numbers.iterations,
-            separation=separation,
-            dataset_size=numbers.dataset_size,
-            batch_size=numbers.batch_size,
-            min_separation=separation if takes or given else None,
-        )
-    )
-
-
-def _why_none(numbers: _Numbers, name: str | None, bands: int | None, separation: int | None) -> str:
-    cycle = math.floor(numbers.dataset_size / numbers.batch_size)
-    if separation is not None:
-        limit, what = separation, "min_separation"
-    elif name is not None and "separation" not in SCHEMES[name].options:
-        limit, what = _scheme(numbers, name, 1, False).min_separation, f"the separation of {name},"
-    else:
-        limit, what = min(numbers.iterations, cycle), "iterations and dataset_size / batch_size,"
-    return f"bands must be at most {what} {limit}, got {bands}"
-
-
 def _priced(place: Place, epsilon: float, budget: Budget) -> Recommended:
     """Return a candidate with its predicted cost of certification."""
     n, accountant = place.scheme.iterations, None
-    if place.matrix == "buffered":
+    if place.matrix == "buffered" and not place.moments:  # participation revealed
         samples, seconds, accountant = 0.0, 1.0, "unamplified"
     else:
         mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier)

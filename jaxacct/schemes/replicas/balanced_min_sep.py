@@ -69,6 +69,8 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 def log_normalizer_about(mechanism: Attracting, m: int) -> float:
     """Return ln Z_2 of linear patterns, also on a cycle: an approximation, not for certificates."""
     scheme = mechanism.scheme
+    if scheme.max_participations == 1:
+        return log_normalizer(mechanism, m)
     return log_normalizer(mechanism, m) - 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
 
 

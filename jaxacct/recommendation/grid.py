@@ -1,0 +1,128 @@
+"""The public numbers of a run, and the schemes and numbers of bands that a search looks at."""
+
+import math
+from dataclasses import dataclass
+
+from jaxacct.calibration.targets import implied
+from jaxacct.common import validate as _validate
+from jaxacct.recommendation.matrices import doublings
+from jaxacct.schemes import SCHEMES, BalancedMinSep, EpochwiseAllocation, NestedAllocation, Scheme
+from jaxacct.schemes.numbers import Numbers
+from jaxacct.strategies import BandedToeplitz, Workload, workload_named
+from jaxacct.strategies.workload import checked as checked_workload
+
+FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name, NestedAllocation.name)
+"""Schemes under which all examples participate equally often."""
+
+
+@dataclass(frozen=True)
+class RunNumbers:
+    """The public numbers that the search reads."""
+
+    dataset_size: int
+    batch_size: float
+    iterations: int
+    epsilon: float
+    delta: float
+    workload: Workload
+    given: BandedToeplitz | None
+    """The matrix, where it was given by its coefficients."""
+
+    @classmethod
+    def of(cls, dataset_size, batch_size, iterations, target, workload, given) -> "RunNumbers":
+        """Return those of arguments of `recommend`; ValueError for invalid ones."""
+        epsilon, delta = implied(*target)
+        return cls(
+            dataset_size=_validate.positive_integer("dataset_size", dataset_size),
+            batch_size=_validate.positive_number("batch_size", batch_size),
+            iterations=_validate.positive_integer("iterations", iterations),
+            epsilon=epsilon,
+            delta=delta,
+            workload=workload_named(workload, iterations)
+            if isinstance(workload, str)
+            else checked_workload(workload),
+            given=given,
+        )
+
+    @property
+    def cycle(self) -> float:
+        """Steps in which an example participates once, on average."""
+        return self.dataset_size / self.batch_size
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether the expected number of participations of an example is at most 1."""
+        return self.iterations <= self.cycle
+
+
+def line_of(grid, number: int, numbers: RunNumbers) -> tuple[list[Scheme], list[Scheme]]:
+    """Return the schemes of a number of bands, as in the grid and with those of a middle separation first."""
+    middle = math.log(max(1.0, numbers.cycle / 4))
+    line = [scheme for scheme, bands in grid if bands == number]
+    # Far above the middle tables are larger than below, and the end of the line is no place to begin.
+    away = {scheme: math.log(scheme.min_separation) - middle for scheme in line}
+    return line, sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
+
+
+def grid_of(numbers: RunNumbers, most: int, scheme, bands, separation) -> list[tuple[Scheme, int]]:
+    """Return (scheme, bands) of every candidate: bands are powers of two, separations doublings of them."""
+    n, cycle = numbers.iterations, numbers.cycle
+    limit = min(most, n, math.floor(cycle))
+    found: list[tuple[Scheme, int]] = []
+    for b in [bands] if bands is not None else dict.fromkeys([*doublings(1, limit), limit]):
+        wanted = doublings(b, min(n, math.floor(cycle)))
+        if cycle == math.floor(cycle):
+            wanted.append(int(cycle))  # probability 1: balls-in-bins
+        if scheme in (BalancedMinSep.name, NestedAllocation.name):  # as many steps as there is room for
+            room = n // math.ceil(round(n / cycle, 12))
+            wanted = [s for s in wanted if s <= room]
+        for s in wanted if separation is None else [separation]:
+            pair = (scheme_of(numbers, scheme, s, separation is not None), b)
+            if b <= min(n, pair[0].min_separation) and pair not in found:
+                found.append(pair)
+    return found
+
+
+def fixed_counts_of(numbers: RunNumbers, most: int, bands, separation) -> dict[str, list]:
+    """Return the `grid_of` of each of `FIXED_COUNTS` that has exactly the rate, with some numbers of bands.
+
+    With at most one participation they are all the first one.
+    """
+    found: dict[str, list] = {}
+    for name in FIXED_COUNTS[:1] if numbers.at_most_once else FIXED_COUNTS:
+        if name == EpochwiseAllocation.name and numbers.cycle != math.floor(numbers.cycle):
+            continue
+        try:
+            found[name] = [
+                pair for number in bands for pair in grid_of(numbers, most, name, number, separation)
+            ]
+        except ValueError:  # no room at the separation that was given
+            continue
+    return found
+
+
+def scheme_of(numbers: RunNumbers, name: str | None, separation: int, given: bool) -> Scheme:
+    """Return the scheme of that name, at this separation where it takes one; ValueError if it cannot be."""
+    if name is None:
+        name, given = ("poisson", False) if separation == 1 else ("b-min-sep", given)
+    takes = "separation" in SCHEMES[name].options
+    return SCHEMES[name].from_numbers(
+        Numbers(
+            iterations=numbers.iterations,
+            separation=separation,
+            dataset_size=numbers.dataset_size,
+            batch_size=numbers.batch_size,
+            min_separation=separation if takes or given else None,
+        )
+    )
+
+
+def why_none(numbers: RunNumbers, name: str | None, bands: int | None, separation: int | None) -> str:
+    cycle = math.floor(numbers.cycle)
+    if separation is not None:
+        limit, what = separation, "min_separation"
+    elif name is not None and "separation" not in SCHEMES[name].options:
+        limit, what = scheme_of(numbers, name, 1, False).min_separation, f"the separation of {name},"
+    else:
+        limit, what = min(numbers.iterations, cycle), "iterations and dataset_size / batch_size,"
+    return f"bands must be at most {what} {limit}, got {bands}"
