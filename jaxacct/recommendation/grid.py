@@ -118,6 +118,7 @@ def scheme_of(numbers: RunNumbers, name: str | None, separation: int, given: boo
 
 
 def why_none(numbers: RunNumbers, name: str | None, bands: int | None, separation: int | None) -> str:
+    """Return the message of a grid without candidates: what limits the bands."""
     cycle = math.floor(numbers.cycle)
     if separation is not None:
         limit, what = separation, "min_separation"

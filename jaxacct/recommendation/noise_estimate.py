@@ -18,7 +18,7 @@ from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.proposals.families import replicas
-from jaxacct.schemes import Poisson, Scheme, scheme_from_json, scheme_to_json
+from jaxacct.schemes import BalancedMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, prefix_sum_error, workload_error
@@ -127,6 +127,8 @@ class Estimates:
             third = by_moment(scheme, strategy, 3, self.mu, start)
             noise = second.noise_multiplier + self.order * (third.noise_multiplier - second.noise_multiplier)
             moments = (second, third)
+        if scheme.sums.fixed_count and not math.isfinite(log_moment(Mechanism(scheme, strategy, noise), 2)):
+            return None  # there are no draws to certify it by
         # Revealing the pattern is enough, whatever the line says.
         most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / self.mu
         return Place(scheme, strategy, matrix, min(most, max(MIN_NOISE_MULTIPLIER, noise)), workload, moments)
@@ -249,13 +251,14 @@ def _root_and_slope(
 def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
     """Return about how many numbers computing `Z_m` takes; infinite where there are no tables."""
     mechanism = Mechanism(scheme, strategy, 1.0)
-    is_fixed = scheme.sums.fixed_count > 0
-    if not is_fixed and float(scheme.min_separation) ** 2 > MAX_TABLE_SIZE:
+    if float(scheme.min_separation) ** 2 > MAX_TABLE_SIZE and scheme.name != BalancedMinSep.name:
         return math.inf
     if m > replicas.most_replicas(mechanism):
         return math.inf
     tuples = float(scheme.min_separation) ** m
-    if is_fixed:
+    if scheme.sums.fixed_count:
+        if replicas.log_normalizer(Mechanism(scheme, strategy, 1e3), 2) == math.inf:
+            return math.inf  # draws would be too inexact at any noise
         return replicas.table_samples(mechanism, m) * scheme.iterations
     if scheme.sums.probability == 1:
         return tuples

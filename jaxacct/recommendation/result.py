@@ -86,7 +86,7 @@ class Recommended:
             matrix = "1 band, which is DP-SGD"
         elif self.matrix == COEFFICIENTS:
             matrix = f"{number} bands, the given coefficients"
-        if self.scheme.max_participations == 1:
+        if self.has_fixed_counts and self.scheme.max_participations == 1:
             return f"{self.scheme.name}, at most one participation, {matrix}"
         return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
 

@@ -43,6 +43,7 @@ MEMORY_COPIES = 16
 MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/RESULTS.md)
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
 ALIKE = 1.02  # candidates whose errors have at most this ratio: the one that needs less is selected
+LESS_NOISE = 0.95  # of revealed participations, that samples have to be worth
 NUM_SHOWN = 8
 NUM_SEPARATION_SEARCHES = 3  # numbers of bands and matrices whose separations are searched
 # Seconds on two CPU cores (tests/benchmarks/RESULTS.md): programs, a step of a sample, a table's number.
@@ -146,7 +147,7 @@ def recommend(
         found = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
-        if scheme is None and found:
+        if scheme is None and found and numbers.cycle > 1:
             found += _with_fixed_counts(found, most, min_separation, estimates, numbers, say)
         looked_at = len(found)
     if matrix_name == "buffered" and most < 3:
@@ -213,11 +214,7 @@ def _buffered(grid, most: int, buffers: int | None, numbers: RunNumbers, name, e
         raise ValueError(
             f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {most}"
         )
-    once = numbers.at_most_once and name in (None, BalancedMinSep.name)
     scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
-    if once:
-        n = numbers.iterations
-        scheme = BalancedMinSep(n, n, n / numbers.cycle)
     if not room or scheme.min_separation == 1:
         return None
     number = min(room, MAX_BUFFERS) if buffers is None else buffers
@@ -228,9 +225,13 @@ def _buffered(grid, most: int, buffers: int | None, numbers: RunNumbers, name, e
         participations=scheme.max_participations,
         workload=numbers.workload,
     )
-    if once:
-        return estimates.of(scheme, strategy, "buffered", None, numbers.workload)
     noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / estimates.mu
+    if numbers.at_most_once and name in (None, BalancedMinSep.name):
+        n = numbers.iterations
+        once = BalancedMinSep(n, n, n / numbers.cycle)
+        place = estimates.of(once, strategy, "buffered", None, numbers.workload)
+        if place is not None and place.noise_multiplier < LESS_NOISE * noise:
+            return place
     return Place(scheme, strategy, "buffered", max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
 
 
@@ -257,6 +258,11 @@ def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | 
     examples are eligible that a batch nearly determines who they are.
 
     Args:
+      grid: of `grid_of`.
+      matrices: names of matrices.
+      estimates: of the target.
+      numbers: of the run.
+      say: called with what is estimated.
       first: a place of another search, near which these are expected.
     """
     seen: dict[tuple, Place | None] = {}

@@ -14,6 +14,7 @@ from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
 import jaxacct
 from jaxacct import (
+    BalancedMinSep,
     BallsInBins,
     BandedToeplitz,
     BMinSep,
@@ -242,6 +243,41 @@ def test_balanced_min_sep_is_searched_where_it_is_asked_for():
     assert 2e-3 < delta < 3e-2
 
 
+def test_fixed_numbers_of_participations_are_ranked_beside_the_others():
+    """Each is in the table, the selected one needs less noise than b-min-sep, and the reason is given."""
+    numbers = dict(dataset_size=600, batch_size=60, iterations=20, epsilon=4.0, delta=1e-4, memory_copies=4)
+    found = recommend(**numbers, strategy="square-root", bands=4)
+    best: dict[str, float] = {}
+    for row in found.candidates:
+        best.setdefault(row.scheme.name, row.error)
+    assert set(best) == {"b-min-sep", "balanced-min-sep", "epochwise-allocation", "nested-allocation"}
+    assert best["balanced-min-sep"] == min(best.values()) < 0.95 * best["b-min-sep"]
+    assert found.chosen.scheme.name == "balanced-min-sep"
+    assert (
+        f"b-min-sep, where the number of participations varies, about {best['b-min-sep']:.3g}" in found.why()
+    )
+    # Whole epochs have the expected batch size only where it divides the data set.
+    other = recommend(**numbers | dict(batch_size=59), strategy="square-root", bands=4)
+    assert "epochwise-allocation" not in {row.scheme.name for row in other.candidates}
+
+
+def test_at_most_one_participation_takes_any_matrix():
+    """0.8 expected participations: a buffered matrix with amplification, by draws."""
+    found = recommend(
+        dataset_size=5000, batch_size=10, iterations=400, epsilon=6.0, delta=1e-5, memory_copies=5
+    )
+    chosen = found.chosen
+    assert chosen.scheme == BalancedMinSep(400, 400, 0.8) and chosen.matrix == "buffered"
+    assert chosen.accountant is None and 0 < chosen.predicted_samples < 1e6
+    assert "at most one participation, 2 buffers (BLT)" in chosen.describe()
+    banded = [row for row in found.candidates if row.matrix != "buffered"]
+    assert chosen.error < 0.5 * min(row.error for row in banded)
+    mechanism = Mechanism(chosen.scheme, chosen.strategy, chosen.noise_multiplier)
+    assert not mechanism.is_upper_bound
+    delta = jaxacct.estimate_delta(mechanism, 6.0, num_samples=20_000, key=jax.random.key(0)).value
+    assert 2e-6 < delta < 3e-5
+
+
 @pytest.mark.parametrize("copies", [1, 2, 3, 5])
 def test_memory_is_what_training_keeps(copies):
     """The vectors in the trainer's own state, and the one being made."""
@@ -260,7 +296,7 @@ def test_memory_is_what_training_keeps(copies):
     [
         (dict(bands=3), lambda c: c.strategy.bands == 3),
         (dict(min_separation=5), lambda c: c.scheme.min_separation == 5),
-        (dict(min_separation=1), lambda c: isinstance(c.scheme, Poisson)),
+        (dict(min_separation=1), lambda c: c.scheme.min_separation == 1),
         (dict(scheme="poisson"), lambda c: isinstance(c.scheme, Poisson)),
         (dict(scheme="b-min-sep"), lambda c: isinstance(c.scheme, BMinSep)),
         (dict(scheme="cyclic-poisson", bands=2), lambda c: isinstance(c.scheme, CyclicPoisson)),

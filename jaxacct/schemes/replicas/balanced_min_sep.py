@@ -150,7 +150,10 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
             parts = np.stack(parts)
             event = parts.sum(axis=0)
             row[0] = table[i + 1, 0, 0] + event
-            rarest = max(rarest, rarest_event(row[0, 0], event, parts))
+            # In the order of the draw, by what becomes of the first one.
+            num = len(kinds)
+            order = [[2 * one, 2 * one + 1, *range((2 + one) * num, (3 + one) * num)] for one in range(num)]
+            rarest = max(rarest, rarest_event(row[0, 0], event, parts[np.concatenate(order)]))
     return table, rarest
 
 

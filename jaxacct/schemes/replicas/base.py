@@ -160,6 +160,11 @@ def error_of_events(rarest: float, events: int) -> float:
 
 
 def rarest_event(total, event, kinds) -> float:
-    """Return the largest ratio of `total` to `event`, or of that to one of its kinds, where positive."""
+    """Return the largest ratio of `total` to `event`, or of the first of its kinds up to one to that one.
+
+    Kinds are chosen by sums in their order, so that rare ones come first.
+    """
     found = np.where(event > 0, total / event, 0.0).max(initial=0.0)
-    return max(float(found), float(np.where(kinds > 0, event / kinds, 0.0).max(initial=0.0)))
+    return max(
+        float(found), float(np.where(kinds > 0, np.cumsum(kinds, axis=0) / kinds, 0.0).max(initial=0.0))
+    )
