@@ -15,7 +15,7 @@ ASSUMPTIONS = (
     (
         "Which examples were in a batch, and sizes of batches, are not released.",
         "They are in the private log alone.",
-        "tests/train/test_loop.py::test_logs_are_json_and_tell_no_times",
+        "tests/train/test_loop.py::test_logs_are_json_without_times",
     ),
     (
         "Each example's gradient is clipped to the clip norm, whatever it is.",

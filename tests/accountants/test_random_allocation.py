@@ -343,7 +343,7 @@ def test_estimates_are_the_two_bounds_there():
     assert divergence_bound(random_allocation.mixture_of(mechanism), back.low, "remove", -1) >= found.value
 
 
-def test_what_is_no_number_says_nothing(monkeypatch):
+def test_nan_gives_the_trivial_bound(monkeypatch):
     """NaN, and what is no probability: 1 from above, 0 from below."""
     for i, wrong in enumerate((math.nan, -0.1, 1.1)):
         for name in ("_remove", "_add"):

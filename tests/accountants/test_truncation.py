@@ -140,7 +140,7 @@ def test_batch_sizes_before_cutting_are_the_binomials_the_reserve_uses(scheme):
         assert stats.chisquare(*keep).pvalue > FALSE_ALARM
 
 
-def test_the_trainer_cuts_uniformly_and_keeps_the_barred_out():
+def test_the_trainer_truncates_uniformly_and_keeps_lockouts():
     """Each of the sampled is left in with the same probability; false alarm 1e-6."""
     scheme, kept, seen = BMinSep(6, 3, 1.0, warm_start=False), np.zeros(20), 0
     for run in range(3000):

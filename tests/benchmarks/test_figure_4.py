@@ -61,7 +61,7 @@ def test_differences_are_judged_by_their_intervals(gain, spread, agrees):
     assert [verdict.agrees for verdict in judged({})] == [None, None]
 
 
-def test_one_seed_tells_nothing():
+def test_one_seed_shows_nothing():
     best = summary(rows(Protocol(20, (1.0,), (0.3,), 1), lambda name, *_: 0.9 if name == OURS else 0.1))
     assert [verdict.agrees for verdict in judged(best)] == [None, None]
 

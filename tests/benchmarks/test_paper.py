@@ -98,7 +98,7 @@ def test_the_sweeps_are_those_of_the_paper():
     assert scheme_of(swept["balls-in-bins"][0]) == BMinSep(1024, 128, 1.0)
 
 
-def test_the_promising_cell_is_what_recommend_ranks_first():
+def test_the_tested_cell_is_what_recommend_ranks_first():
     swept = Setting(12, 1e-2, (8,), (0.5,), (2,)).cells("b-min-sep", 8, 0.5)
     sizes = dict(dataset_size=8000, batch_size=1000, iterations=12, epsilon=0.5, delta=1e-2)
     found = recommend(**sizes, bands=2, strategy="optimal")
@@ -159,7 +159,7 @@ def test_figure_3_is_judged(ratios, agrees):
     assert [verdict.agrees for verdict in statements.figure_3(compared, 1024)] == agrees
 
 
-def test_what_no_point_tells_is_not_agreed_to():
+def test_an_undecided_statement_is_not_counted_as_agreement():
     for judge in (statements.figure_2, statements.figure_3, statements.section_7_2):
         assert {verdict.agrees for verdict in judge([], 1024)} == {None}
         assert all(verdict.line().startswith("printed: ") for verdict in judge([], 1024))

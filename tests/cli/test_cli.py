@@ -218,7 +218,7 @@ def test_numbers_as_people_write_them(steps, monkeypatch):
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
 @pytest.mark.parametrize("arguments", [["--help"], ["strategy", "--iterations", "9", "--bands", "2"]])
-def test_nobody_reads_on(arguments):
+def test_a_closed_pipe(arguments):
     """As with `| head`: no traceback and no line."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -228,7 +228,7 @@ def test_nobody_reads_on(arguments):
     assert (done.returncode, done.stderr) == (cli.OUTPUT_CLOSED, b"")
 
 
-def test_a_plan_is_written_whoever_reads_of_it(tmp_path, monkeypatch):
+def test_a_plan_is_written_even_if_the_output_is_closed(tmp_path, monkeypatch):
     """`jaxacct calibrate --out plan.json | head` was seen to lose the plan."""
 
     def unread(*_):

@@ -193,7 +193,7 @@ def test_jit_vmap_precision_and_one_trace(scheme):
     traced(dataclasses.replace(scheme), 2.0)
 
 
-def test_the_command_line_knows_every_scheme():
+def test_the_command_line_has_every_scheme():
     assert set(typing.get_args(SchemeName)) == set(SCHEMES)
 
 

@@ -126,7 +126,7 @@ def test_a_line_books_what_its_terms_leave_out(monkeypatch):
 # --- Remove direction ---
 
 
-def test_scales_of_a_busier_example_are_raised():
+def test_scales_at_an_inflated_probability_are_raised():
     """Both the ratio and what is left of f lowered by 1e-9 of themselves."""
     log_z, m, none, inflated_none, log_ratio, epsilon = 0.7, 3, 0.9, 0.5, 1.2, 0.4
     from jaxacct.proposals.families.inflated import _log_scale

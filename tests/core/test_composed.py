@@ -233,7 +233,7 @@ def test_many_participations_are_certified_by_the_line():
     assert truth / 1.2 <= found <= 30 * truth
 
 
-def test_estimates_of_both_together_take_the_line_and_what_none_takes_part_says(monkeypatch):
+def test_estimates_of_both_together_use_the_line_and_the_probability_of_none(monkeypatch):
     """At the later points every term is beyond the end of the profile: that is a bound without a line."""
     monkeypatch.setattr("jaxacct.estimates.estimate.event_profile", lambda event: gaussian(3.0))
     mechanism, grid = MECHANISMS[2], np.array([0.3, 2.5, 5.0])
@@ -283,7 +283,7 @@ def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
         assert scale * (high - low) < 0.5 * exact, name
 
 
-def test_a_search_looks_at_the_terms_that_are_certified(monkeypatch):
+def test_a_search_uses_the_terms_that_are_certified(monkeypatch):
     """Attack: with all of the profile a weight far below 0 is worth a whole scale."""
     profile = gaussian(1.0, 1e-9)
     proposal = composed_proposals.composed_replicas(MECHANISMS[0], 3, 1.0, Composed(profile, 1e-6))

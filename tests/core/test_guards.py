@@ -420,7 +420,7 @@ def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
 
 @pytest.mark.parametrize("misled", [-9, 0, 9])
 @pytest.mark.parametrize("estimate", [None, 1e-9, 0.75, 1e9])
-def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misled, estimate, monkeypatch):
+def test_a_search_ends_at_the_same_candidate_for_any_error_of_coarse_pilots(misled, estimate, monkeypatch):
     """What a coarse says only chooses where to look, and an estimate where to coarse: the answer is of looks
     alone, and few of them.
     """
@@ -439,7 +439,7 @@ def test_a_search_ends_at_the_smallest_promising_noise_however_glances_err(misle
         assert len(looked) <= 12
 
 
-def test_a_good_estimate_saves_glances(monkeypatch):
+def test_a_good_estimate_saves_coarse_pilots(monkeypatch):
     glanced = []
 
     def cost(self, noise, limit, draws_for=math.inf, coarse=False):
@@ -459,7 +459,7 @@ def test_a_good_estimate_saves_glances(monkeypatch):
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_looks_begin_where_glances_together_say(seen, monkeypatch):
+def test_pilots_begin_where_the_trend_of_coarse_pilots_predicts(seen, monkeypatch):
     """From divergences that fall by a third with every step, in pilots of a hundred hits at the edge."""
     looked = []
 
@@ -479,7 +479,7 @@ def test_looks_begin_where_glances_together_say(seen, monkeypatch):
 
 
 @pytest.mark.parametrize(("term", "looks"), [(0.0, 0), (1e-2, 1)])
-def test_where_an_accountant_has_an_answer_a_glance_does_unless_it_saw_something(term, looks, monkeypatch):
+def test_where_an_accountant_has_an_answer_a_coarse_pilot_suffices_without_terms(term, looks, monkeypatch):
     """To be sure of seeing nothing took a third of a search at delta 1e-6."""
     asked, counts = [], bounds.bin_terms(np.full(2048, term))
 
@@ -519,7 +519,7 @@ def test_the_limit_on_samples_is_what_an_easy_target_needs(fewest, most, limit, 
     assert set(looked) == {limit}
 
 
-def test_a_search_goes_on_with_what_a_glance_has_drawn(monkeypatch):
+def test_a_search_reuses_the_samples_of_a_coarse_pilot(monkeypatch):
     """A look has the draws of the coarse and new ones, none twice, and none are drawn where all are seen."""
     asked, proposal = [], plain(MECHANISM, "remove")
 

@@ -169,7 +169,7 @@ def test_a_profile_that_cannot_be_used(epsilons, line):
         pld_of_profile(profile_of(grid, grid + 0.5, grid + 0.5))
 
 
-def test_a_profile_that_says_nothing():
+def test_a_trivial_profile():
     ones, remove = np.ones(GRID.size), sampled_deltas(GRID, 0.8, 0.2)[0]
     for pair in ((ones, ones), (remove, ones), (ones, remove)):
         with pytest.raises(ValueError, match="below 1 in both directions"):

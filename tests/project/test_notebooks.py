@@ -104,7 +104,7 @@ def test_runs_as_it_is(path, as_installed, monkeypatch, tmp_path):
 
 
 @by_name
-def test_what_ships_was_run_and_tells_nothing_of_the_machine(path):
+def test_what_ships_was_run_and_is_independent_of_the_machine(path):
     """Outputs in every part, no error or warning, no path of a home or of a temporary folder, no key."""
     code = cells(path)
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))

@@ -68,7 +68,7 @@ def test_commands_ask_for_one_thread_of_blas_before_numpy_is_there(given, found)
     assert done.stdout.split() == ["False", found]
 
 
-def test_who_has_closed_the_output_is_told_by_the_code_all_the_same(monkeypatch):
+def test_a_closed_output_keeps_the_exit_code(monkeypatch):
     """`jaxacct calibrate ... >&-`, as services run it: Python has None for what is closed."""
     command = f"{shlex.quote(sys.executable)} -m jaxacct --version >&- 2>&-"
     assert subprocess.run(command, shell=True, cwd=Path(__file__).parents[2]).returncode == 0

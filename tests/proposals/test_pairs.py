@@ -271,7 +271,7 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
     assert len({p.name for p in family_candidates("pairs", mechanism, 1.0)}) > 2
 
 
-def test_none_where_other_replicas_are_cheap_or_float32_cannot_tell():
+def test_none_where_other_replicas_are_cheap_or_float32_does_not_resolve():
     p = 1 / (250 - 63)
     quiet = production(BMinSep(1000, 64, p), 1.0)
     names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}

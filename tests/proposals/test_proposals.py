@@ -307,7 +307,7 @@ def test_normalizers_of_two_replicas_made_block_by_block(
     assert by_blocks == pytest.approx(by_steps, rel=1e-12, abs=1e-14)
 
 
-def test_replicas_that_float32_cannot_tell_apart_cost_more_or_are_refused(monkeypatch):
+def test_replicas_that_float32_does_not_resolve_cost_more_or_are_refused(monkeypatch):
     """Strong attraction makes a participation nearly certain: no error exceeds the reserve.
 
     The last step with all four free: j participate with weight C(4, j) p^j q^{4-j} E^{j(j-1)/2}.

@@ -426,7 +426,7 @@ def test_moments_of_long_runs(scheme, bands, is_exact):
         (BMinSep(60, 6, 0.99), 3, False),  # nearly periodic: constant growth, but only at first
     ],
 )
-def test_a_guide_to_third_moments_stops_where_weights_grow_alike(scheme, bands, sooner):
+def test_third_moments_are_extrapolated_where_growth_is_constant(scheme, bands, sooner):
     """Without constant growth it is the moment itself."""
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.8)
     exact, about = log_normalizer(mechanism, 3), log_moment(mechanism, 3)

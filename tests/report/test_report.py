@@ -368,7 +368,7 @@ def test_two_implementations_are_named_where_both_certify_and_only_there():
         assert "checked by a second implementation" not in report(plan, second=second)
 
 
-def test_no_text_of_a_plan_shows_an_advantage_that_says_nothing():
+def test_no_text_of_a_plan_shows_a_trivial_advantage():
     """The certified point alone bounds it by 0.9993 at epsilon 8; the equivalent mu is one of a Gaussian."""
     plan = Plan.load(Path(__file__).parents[1] / "fixtures/readme_plan.json")
     said = describe(plan)

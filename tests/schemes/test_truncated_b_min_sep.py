@@ -320,7 +320,7 @@ def test_alias_tables_are_exact(kind):
             assert distribution_back == row.tolist()
 
 
-def test_a_tie_is_told_and_settled_by_the_low_words():
+def test_a_tie_is_detected_and_settled_by_the_low_words():
     """One cell whose threshold is 5 2^30 + 7: words of 5 depend on the 30 bits below, no other word does."""
     level = Level(np.array([[[5 << 1 | 1, 0]]], np.uint32), np.array([[[7, 0]]], np.uint32), np.array([[0]]))
     arrays = Arrays(np.array([0]), (level,))

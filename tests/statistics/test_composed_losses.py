@@ -156,7 +156,7 @@ def test_infinite_losses_add_up():
     assert divergence_bound([Part(ChordCurve(np.array([0.0]), np.array([1.0])), 3)], 1.0) == 1.0
 
 
-def test_what_is_no_number_says_nothing():
+def test_nan_gives_the_trivial_bound():
     class Broken(LossCurve):
         def nodes(self):
             return np.linspace(-1.0, 1.0, 100)

@@ -26,7 +26,7 @@ def pilots(rng, slope=-36.0, samples=20_480, places=tuple(range(-4, 4)), level=0
 
 
 @pytest.mark.parametrize("slope", [-50.0, -36.0, -15.0])
-def test_neighbours_together_know_twice_as_much(slope):
+def test_nearby_pilots_together_halve_the_error(slope):
     """About 30 nonzero terms at each of eight: the middle one has an error of 25 %, all together 10 %."""
     rng, alone, together = np.random.default_rng(5), [], []
     for _ in range(40):

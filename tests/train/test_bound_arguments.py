@@ -223,7 +223,7 @@ def test_another_processor_or_compiler_is_elsewhere(name, finished, tmp_path, mo
     np.testing.assert_array_equal(flat(again.params), flat(whole.params))
 
 
-def test_a_processor_is_told_from_another(tmp_path):
+def test_processors_have_different_names(tmp_path):
     """By model, instructions and threads; not by its clock, its number or what the kernel measured."""
     block = (
         "processor\t: {n}\nmodel name\t: X 1\nflags\t\t: fpu {flag}\ncpu MHz\t\t: {mhz}\nmicrocode\t: 0x1\n"

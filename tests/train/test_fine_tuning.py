@@ -223,7 +223,7 @@ def uniform(params, example, key):
     return jax.random.uniform(key) * example * params
 
 
-def test_a_key_is_of_the_step_and_of_the_example_whoever_else_is_there():
+def test_a_key_depends_on_the_step_and_the_example_alone():
     """Keyed by place in the batch, one example more would give all after it other gradients, unclipped."""
     loss = as_loss(uniform, jax.random.key(1))
 

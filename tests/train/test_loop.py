@@ -285,7 +285,7 @@ def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
 
 
-def test_logs_are_json_and_tell_no_times(tmp_path):
+def test_logs_are_json_without_times(tmp_path):
     """An empty batch has no median and a poisoned one no finite loss; JSON has no word for either."""
     poisoned = data() | {"y": np.full(ROWS, 1e30, np.float32)}
     run(out=tmp_path, data=poisoned, plan=plan("poisson", dataset_size=ROWS, rate=0.01))
@@ -321,7 +321,7 @@ def test_evaluation_and_progress(tmp_path):
     assert stored == {"size": result.evaluation["size"], "none": None}
 
 
-def test_a_plan_by_its_path_and_a_bar_where_somebody_watches(tmp_path, monkeypatch, capsys):
+def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
     """No output without an interactive terminal, or on request."""
     plan(dataset_size=ROWS).save(tmp_path / "plan.json")
     assert run(plan=tmp_path / "plan.json").statement == run(plan=str(tmp_path / "plan.json")).statement

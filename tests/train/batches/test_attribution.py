@@ -413,7 +413,7 @@ def fit_on(plan, graph):
 
 
 @pytest.mark.parametrize("separation", [1, 3])
-def test_where_nobody_bars_others_sharing_is_no_matter(separation):
+def test_without_lockouts_of_others_sharing_is_allowed(separation):
     """b = 1, or one example a user: the pair holds on every graph; k_u = 2 with b = 3 locks out."""
     k_u = 2 if separation == 1 else 1
     shared = bound_contributions(papers(), k_u)

@@ -397,7 +397,7 @@ def test_budget():
         budget(Grid(1e-101, 20), 1, 1, 1)
 
 
-def test_what_the_budget_is_told(monkeypatch):
+def test_arguments_of_the_budget(monkeypatch):
     """3 microbatches of 2 rows with 4 positions each: 8 products to an entry, and 3 sums.
 
     In float32 only with one position, and where that is cheap.
@@ -443,7 +443,7 @@ def test_options(options):
     np.testing.assert_allclose(ours.total.scaled(1.0), theirs.total.scaled(1.0), rtol=1e-5, atol=1e-5)
 
 
-def test_a_run_is_told_from_one_that_clips_otherwise(tmp_path, shared_programs):
+def test_a_run_with_another_clipping_is_refused(tmp_path, shared_programs):
     ours, theirs = (run(clipping=name, out=tmp_path / name, steps=4) for name in ("ghost", "per_example"))
     # Gradients are scaled to a little less; the noise is the same.
     np.testing.assert_allclose(flat(ours.params), flat(theirs.params), atol=1e-3)

@@ -69,7 +69,7 @@ def test_the_matrix_applied_is_the_one_accounted_for(long_run):
     np.testing.assert_allclose(mixed, LEVELS * z, atol=0.5 * first + 0.01)
 
 
-def test_sums_are_far_more_exact_than_what_could_be_told_apart(long_run):
+def test_sums_are_far_more_exact_than_the_resolution(long_run):
     """Over 10^10 coordinate-steps 1e-10 of sensitivity (proofs/buffered.md, section 3); 0.1 in float32."""
     w, _, sums = long_run
     exact = exact_sums(w)

@@ -100,7 +100,7 @@ def test_states_that_take_turns_get_the_noise_of_their_own_keys(step, expected, 
 
 
 @pytest.mark.parametrize(("name", "value"), [("key", KEY + 1), ("step", np.int32(0))])
-def test_a_state_that_somebody_changed_gets_its_own_noise(step, expected, name, value, monkeypatch):
+def test_a_changed_state_gets_its_own_noise(step, expected, name, value, monkeypatch):
     """What a thread has drawn for the state as it was, with one of two arrays the same, is not used."""
     seen = []
     for fewest in (1, 2**16):
