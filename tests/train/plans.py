@@ -1,6 +1,16 @@
 """Plans for tests of the trainer: of a huge epsilon, so that an analytic bound certifies any noise."""
 
-from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Plan, Poisson
+from jaxacct import (
+    BalancedMinSep,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    EpochwiseAllocation,
+    Mechanism,
+    NestedAllocation,
+    Plan,
+    Poisson,
+)
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
 from tests.stored_plans import with_derived
@@ -9,6 +19,9 @@ SCHEMES = {
     "poisson": lambda n, p, b: Poisson(n, p),
     "cyclic-poisson": lambda n, p, b: CyclicPoisson(n, b, min(1.0, p * b)),
     "b-min-sep": lambda n, p, b: BMinSep(n, b, p),
+    "balanced-min-sep": lambda n, p, b: BalancedMinSep(n, b, n * p),
+    "nested-allocation": lambda n, p, b: NestedAllocation(n, b, n * p),
+    "epochwise-allocation": lambda n, p, b: EpochwiseAllocation(n, round(1 / p), b),
 }
 
 

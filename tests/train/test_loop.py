@@ -69,7 +69,17 @@ def draw_of(strategy, levels: float):
     return jax.jit(lambda state: noise.draw(strategy, levels, state, PARAMS))
 
 
-@pytest.mark.parametrize("kind", ["poisson", "cyclic-poisson", "b-min-sep"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "poisson",
+        "cyclic-poisson",
+        "b-min-sep",
+        "balanced-min-sep",
+        "nested-allocation",
+        "epochwise-allocation",
+    ],
+)
 def test_against_a_loop_in_plain_numpy(kind):
     """Sampler, clipping, noise and SGD put together by hand in float64 give the same parameters."""
     covered = plan(kind, dataset_size=ROWS, sigma=0.3)
