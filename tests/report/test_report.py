@@ -311,7 +311,7 @@ def test_show_reads_plans_of_other_kinds_and_report_names_the_command(other, tmp
     path.write_text(json.dumps(other.to_json() | {"epsilon": other.epsilon / 100}))
     with pytest.raises(SystemExit) as stop:
         main(["show", str(path)])
-    assert stop.value.code == 2 and "must hold" in capsys.readouterr().err
+    assert stop.value.code == 2 and "must be valid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bound", [0.03014, 0.0301, 0.99949, 0.9999, 1.0, 1.0001e-5, 9.999e-4])
