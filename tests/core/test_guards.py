@@ -387,7 +387,7 @@ def test_a_verification_is_given_up_for_what_it_predicts_and_not_before_an_eight
         assert is_settled(Stop(patience=patience), seen, blocks, 0.05, *bets) is (ends or certified)
         assert not is_settled(Stop("fixed", patience=patience), seen, blocks, 0.05, *bets)
     for wrong in (0, math.nan):
-        with pytest.raises(ValueError, match="patience must be above 0, was"):
+        with pytest.raises(ValueError, match="patience must be above 0, got"):
             Stop(patience=wrong)
 
 
