@@ -1,0 +1,118 @@
+"""Reshuffled epochs of fixed-size batches with independent noise (C = I): what shuffling is worth at most.
+
+Every example is in one batch of each epoch. Where all other gradients are opposite to the example's, the sum
+of its batch moves by 2 with the example and by 1 without it, so that no accountant can be below the
+divergence of the mixture of `N(2 e_t, sigma^2 I)` against that of `N(e_t, sigma^2 I)`, t uniform over the
+steps of an epoch (Chua et al., arXiv 2403.17673). Any event bounds it from below; here `max_t y_t > c`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.redrawn_bins import redrawn_bins_delta, redrawn_bins_noise_multiplier
+from jaxacct.common import validate as _validate
+from jaxacct.statistics import roots
+
+_EVENTS = 4001
+_PRECISION = 1e-4
+_LOWERED = 1e-9
+"""Relative lowering of lower bounds, far above the rounding of float64."""
+
+
+@dataclass(frozen=True)
+class SamplerComparison:
+    """One number for three samplers of the same batches, independent noise and zero-out adjacency.
+
+    Attributes:
+      unamplified: batches in a fixed order that anyone may know: exact.
+      shuffled_at_least: every epoch reshuffled: no accountant can be below this.
+      redrawn_at_most: one participation an epoch at a step drawn for each example (epochwise allocation;
+        for one epoch this is balls-in-bins): certified.
+    """
+
+    unamplified: float
+    shuffled_at_least: float
+    redrawn_at_most: float
+
+
+def shuffled_delta_lower(steps: int, noise_multiplier: float, epsilon: float) -> float:
+    """Return a lower bound on delta(epsilon) of one or more reshuffled epochs, in [0, 1].
+
+    Args:
+      steps: of an epoch.
+      noise_multiplier: sigma.
+      epsilon: natural log, at least 0.
+    """
+    _validate.positive_integer("steps", steps)
+    sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
+    epsilon = _validate.nonnegative_number("epsilon", epsilon)
+    edges = np.linspace(0.0, 2 + sigma * (4 + math.sqrt(2 * math.log(steps) + 2 * epsilon)), _EVENTS)
+    rest = (steps - 1) * log_ndtr(edges / sigma)
+
+    def above(mean):  # P(max_t y_t > edge), one step of which has this mean
+        return -np.expm1(rest + log_ndtr((edges - mean) / sigma))
+
+    found = above(2.0) * (1 - _LOWERED) - np.exp(np.minimum(epsilon + np.log(above(1.0)), 0)) * (1 + _LOWERED)
+    return float(max(0.0, found.max()))
+
+
+def compare_epsilons(steps: int, epochs: int, noise_multiplier: float, delta: float) -> SamplerComparison:
+    """Return the epsilons at `delta` for a noise multiplier, natural logs, each rounded to its side.
+
+    Args:
+      steps: of an epoch.
+      epochs: E; the lower bound for shuffling is that of one epoch.
+      noise_multiplier: sigma.
+      delta: in (0, 1); the certified bound does not fall below about 1e-8 E.
+
+    Raises:
+      ValueError: bad arguments.
+    """
+    _validate.positive_integer("epochs", epochs)
+    delta = _validate.open_probability("delta", delta)
+    sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
+    length = math.sqrt(epochs)
+    return SamplerComparison(
+        _epsilon_at(lambda epsilon: gaussian_delta(epsilon, sigma, length), delta, 1),
+        _epsilon_at(lambda epsilon: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
+        _epsilon_at(lambda epsilon: redrawn_bins_delta(steps, epochs, sigma, epsilon), delta, 1),
+    )
+
+
+def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: float) -> SamplerComparison:
+    """Return the noise multipliers that (epsilon, delta) takes, arguments as of `compare_epsilons`.
+
+    What `redrawn_at_most` is below `unamplified` is saved by switching the sampler; what `shuffled_at_least`
+    is above `redrawn_at_most` no accountant for shuffled batches can save.
+    """
+    _validate.positive_integer("epochs", epochs)
+    delta = _validate.open_probability("delta", delta)
+    length = math.sqrt(epochs)
+    return SamplerComparison(
+        _noise_at(lambda sigma: gaussian_delta(epsilon, sigma, length), delta, 1),
+        _noise_at(lambda sigma: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
+        redrawn_bins_noise_multiplier(steps, epochs, epsilon, delta),
+    )
+
+
+def _epsilon_at(delta_at, delta: float, side: int) -> float:
+    """Return the epsilon at which a falling bound is `delta`, rounded up (`side` 1) or down (-1)."""
+    low, high = roots.bracket(lambda epsilon: delta_at(epsilon) <= delta, 0.0, 1.0, lowest=0.0, highest=1e3)
+    if low == -math.inf or not math.isfinite(high):
+        return 0.0 if low == -math.inf else (math.inf if side > 0 else low)
+    ends = roots.bisect(lambda epsilon: delta_at(epsilon) <= delta, low, high, absolute=_PRECISION)
+    return ends[side > 0]
+
+
+def _noise_at(delta_at, delta: float, side: int) -> float:
+    def is_enough(log_sigma):
+        return delta_at(math.exp(log_sigma)) <= delta
+
+    low, high = roots.bracket(is_enough, 0.0, 0.25, lowest=-3.0, highest=20.0)
+    if low == -math.inf:
+        return math.exp(high) if side > 0 else 0.0
+    return math.exp(roots.bisect(is_enough, low, high, absolute=_PRECISION, relative=0.0)[side > 0])
