@@ -42,6 +42,21 @@ def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None) -> f
     return best_accountant(mechanism, epsilon, compose_with)[1]
 
 
+def exact(mechanism: Mechanism, delta: float | None = None, compose_with=None) -> Accountant | None:
+    """Return the accountant whose bound is the mechanism's delta up to its grid, if there is one.
+
+    It is `close` at this delta, two-sided where no delta is given, or the privacy loss distribution of
+    Poisson sampling with C = I, whose rounds are the steps themselves.
+    """
+    found = two_sided(mechanism, compose_with) if delta is None else close(mechanism, delta, compose_with)
+    if found is not None:
+        return found
+    pld, rounds = ACCOUNTANTS["pld"], mechanism.scheme.independent_rounds
+    if rounds is None or rounds[1] != mechanism.scheme.iterations:
+        return None
+    return pld if pld.supports(mechanism, compose_with) else None
+
+
 def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:
     """Return an accountant that bounds the mechanism's delta from both sides, or None."""
     checked(mechanism)

@@ -10,7 +10,8 @@ from jaxacct.accountants import ACCOUNTANTS, analytic
 from jaxacct.calibration import targets
 from jaxacct.calibration.choice import Choice
 from jaxacct.calibration.problem import Problem, analytic_exponent
-from jaxacct.calibration.search import Search
+from jaxacct.calibration.search import PATIENCE, Search, candidate_key
+from jaxacct.calibration.smallest_target import SmallestTarget
 from jaxacct.common import validate
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
@@ -21,16 +22,11 @@ from jaxacct.core.plan import Plan
 from jaxacct.core.text import outcome_in_words
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
-from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import ADJACENCIES, check_pair
 from jaxacct.proposals import registry
 from jaxacct.schemes import Scheme
 from jaxacct.schemes.batch_sizes import check_dataset_size
 from jaxacct.strategies import Strategy, ending
-
-PATIENCE = 0.5
-"""A verification is given up where its samples predict that it takes more than this fraction of the limit on
-samples further: the next candidate takes half or less, for a hundredth more noise."""
 
 
 class NotCertifiedError(Exception):
@@ -96,7 +92,8 @@ def calibrate(
       dataset_size: number of examples, for the plan's batch sizes.
       max_batch_size: truncate larger batches to this, and account for it (`jaxacct.accountants.truncation`);
         by default batches are never truncated, and the plan states a size that none exceeds.
-      noise_multiplier: certify this value only.
+      noise_multiplier: certify this value only. With epsilon alone the smallest delta is found and certified,
+        with delta alone the smallest epsilon (`calibration.smallest_target`).
       grid_ratio: candidates are powers of this, above 1.
       failure_fraction: fraction of delta reserved for the verifier's failure probability q.
       rule: "anytime" or "fixed" (see `verify`).
@@ -127,7 +124,13 @@ def calibrate(
     """
     check_pair(scheme, strategy)
     strategy = ending(strategy, scheme)
-    epsilon, delta = targets.implied(epsilon, delta, advantage, tpr, fpr, mu)
+    is_open = noise_multiplier is not None and (epsilon is None) != (delta is None)
+    is_open = is_open and advantage is tpr is fpr is mu is None
+    given = epsilon, delta
+    if is_open:  # the other one is what is asked for
+        epsilon, delta = targets.implied(1.0 if epsilon is None else epsilon, 0.1 if delta is None else delta)
+    else:
+        epsilon, delta = targets.implied(epsilon, delta, advantage, tpr, fpr, mu)
     if tpr is not None and fpr is not None and choice is None:
         epsilon, delta = targets.least_noise(scheme, strategy, tpr, fpr)
     if accountant is None and scheme.patterns is not None:  # nothing to sample
@@ -150,6 +153,8 @@ def calibrate(
     if dataset_size is not None:
         check_dataset_size(scheme, validate.positive_integer("dataset_size", dataset_size))
     if choice is not None:
+        if is_open:
+            raise ValueError("choice must not be given where epsilon or delta is to be found")
         validate.instance("choice", choice, Choice, "a jaxacct.calibration.choice.Choice")
         other = choice.flaws(scheme, strategy, epsilon, delta, dataset_size)
         if other:
@@ -158,21 +163,36 @@ def calibrate(
     target = problem.target(epsilon, delta, failure_fraction, compose_with)
     run_key = randomness.fresh_key() if key is None else key
     target.profile  # noqa: B018 - an event that cannot be composed is refused before the search
-    search = Search(problem, target, rule, proposal, run_key, progress)
+    mechanism = problem.at(1.0 if noise_multiplier is None else noise_multiplier)
     if accountant is None and rule == "anytime" and max_samples is None and proposal is None:
-        known = analytic.close(search.at(noise_multiplier or 1.0), delta, compose_with)
+        if is_open:
+            known = analytic.exact(mechanism, given[1], compose_with)
+        else:
+            known = analytic.close(mechanism, delta, compose_with)
         accountant = known.name if known is not None else None
-    if accountant is not None:
-        named = None if accountant == "analytic" else accountant
-        return _chosen(_compute(search, named, grid_ratio, noise_multiplier), choice)
-    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
+    search = Search(problem, target, rule, proposal, run_key, progress)
+    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir and accountant is None else None
     try:
         options = dict(proposal=proposal, checkpoint=checkpoint, progress=progress)
-        if noise_multiplier is not None:
+        if is_open:
+            ratio = grid_ratio if accountant is None else grid_ratio**0.05  # a bound is soon computed
+            searched = SmallestTarget(
+                problem, mechanism, *given, ratio, failure_fraction, compose_with, rule, proposal, run_key,
+                progress,
+            )  # fmt: skip
+            found = searched.plan(accountant, max_samples, checkpoint, key)
+            if found is None:
+                raise NotCertifiedError(
+                    f"noise multiplier {noise_multiplier:g} is too little for {searched.limits}", None
+                )
+        elif accountant is not None:
+            named = None if accountant == "analytic" else accountant
+            found = _compute(search, named, grid_ratio, noise_multiplier)
+        elif noise_multiplier is not None:
             found = _certify(search, noise_multiplier, max_samples, options, key)
         else:
             found = _release(search, grid_ratio, max_samples, estimate, options, key)
-        return _chosen(found, choice)
+        return found if choice is None else dataclasses.replace(found, choice=choice.to_json())
     finally:
         if checkpoint:
             checkpoint.close()
@@ -217,10 +237,6 @@ def check_options(
                 raise ValueError(f"{name} must not be given together with accountant: no samples are drawn")
 
 
-def _chosen(plan: Plan, choice: Choice | None) -> Plan:
-    return plan if choice is None else dataclasses.replace(plan, choice=choice.to_json())
-
-
 def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
     mechanism, target = search.at(noise_multiplier), search.target
     if not search.covered(mechanism):
@@ -230,7 +246,7 @@ def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
     if limit < cost:
         raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, got {max_samples}")
     stop = Stop(search.rule, limit)
-    verdict = verify_claim(search.claim(mechanism), stop, key=_candidate_key(key, 0), **options)
+    verdict = verify_claim(search.claim(mechanism), stop, key=candidate_key(key, 0), **options)
     if not verdict.certified:
         bad = verdict.directions[-1] if verdict.remove and verdict.remove.certified else verdict.remove
         seen = "; ".join(verdict.flaws[:1])
@@ -284,7 +300,7 @@ def _release(search, ratio, max_samples, estimate, options, key) -> Plan:
         if not search.covered(mechanism):
             return None
         stop = Stop(search.rule, limit, share, PATIENCE * limit if may_give_up else math.inf)
-        verdict = verify_claim(search.claim(mechanism), stop, key=_candidate_key(key, exponent), **options)
+        verdict = verify_claim(search.claim(mechanism), stop, key=candidate_key(key, exponent), **options)
         return Plan(verdict.claim, verdict.evidence) if verdict.certified else None
 
     released = shares.release(verified, fallback - state["smallest"])
@@ -294,8 +310,3 @@ def _release(search, ratio, max_samples, estimate, options, key) -> Plan:
     if not search.covered(mechanism):
         raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
     return search.analytic_plan(mechanism, None)
-
-
-def _candidate_key(key, index: int):
-    """Independent randomness for every candidate; from the operating system unless a test fixed it."""
-    return None if key is None else randomness.stream_key(key, Stream.CANDIDATE + index)

@@ -37,6 +37,9 @@ together they may move the exponent."""
 MAX_RATIO_TO_FEWEST, MIN_LIMIT = 384, 100_000
 """Default limit on samples: at most this many times those of a verification with all terms zero, if that is
 above the second number. About a fifth of a grid step is left there."""
+PATIENCE = 0.5
+"""A verification is given up where its samples predict that it takes more than this fraction of the limit on
+samples further: the next candidate takes half or less, for a hundredth more noise."""
 MAX_SHARE_OWN_PILOT, MAX_SHARE_ALL_PILOTS = 0.5, 0.8
 """Maximum fraction of the limit that a candidate's predicted sample count may use, by its own pilot and by
 all nearby ones, whose prediction has half the error."""
@@ -305,6 +308,11 @@ class Search:
             blocks += step
             self.seen[name] = blocks, counts
         return counts
+
+
+def candidate_key(key, index: int):
+    """Return independent randomness for a candidate, for a key that a test fixed; None for None."""
+    return None if key is None else randomness.stream_key(key, Stream.CANDIDATE + index)
 
 
 def _seen_enough(counts: np.ndarray, theta: float, limit: float) -> bool:

@@ -68,6 +68,12 @@ class TargetOptions:
         implied(**found)
         return found
 
+    @property
+    def is_open(self) -> bool:
+        """Whether epsilon or delta alone is given, so that the other one can be found."""
+        given = [name for name, value in vars(self).items() if value is not None]
+        return given in (["epsilon"], ["delta"])
+
     def __str__(self) -> str:
         given = {name: value for name, value in vars(self).items() if value is not None}
         return " ".join(f"--{name} {value!r}" for name, value in given.items())

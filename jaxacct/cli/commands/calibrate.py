@@ -1,5 +1,6 @@
 """`jaxacct calibrate`."""
 
+import dataclasses
 import sys
 from typing import Annotated, Any, Literal
 
@@ -43,7 +44,8 @@ def command(
       adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
         example is in its place; the last two need examples that are sampled independently.
       out: write the plan to this file.
-      noise_multiplier: certify this value only, or say why it was not certified.
+      noise_multiplier: certify this value only, or say why it was not certified; with --delta alone find and
+        certify the smallest epsilon, with --epsilon alone the smallest delta.
       max_batch_size: truncate larger batches to this size, and account for it.
       memory_copies: for the selection, maximum copies of the parameters that training may keep for the noise,
         as many as bands; 16 by default.
@@ -59,7 +61,10 @@ def command(
       verbose: print also all budget items, the proposal distribution, and which fields were recomputed.
       json: print the plan as one JSON object.
     """
-    wanted = (target or TargetOptions()).arguments()
+    asked = target or TargetOptions()
+    is_open = noise_multiplier is not None and asked.is_open
+    wanted: dict[str, Any] = dataclasses.asdict(asked) if is_open else asked.arguments()
+    is_searched = accountant is None and not is_open and problem.is_searched
     how: dict[str, Any] = dict(
         noise_multiplier=noise_multiplier,
         max_batch_size=max_batch_size,
@@ -73,14 +78,14 @@ def command(
     check_options(**how)
     output.check_out(out, output.PLAN, force)
     output.check_plot(plot, out)
-    if memory_copies is not None and (accountant is not None or not problem.is_searched):
+    if memory_copies is not None and not is_searched:
         raise ValueError(
             "memory_copies must not be given where nothing is selected: that takes an open choice, "
             "dataset_size and batch_size"
         )
     with watch() as progress:
         how |= dict(progress=progress)
-        if accountant is None and problem.is_searched:
+        if is_searched:
             found, scheme, strategy = problem.choose(memory_copies=memory_copies, progress=progress, **wanted)
             is_covered = scheme == found.chosen.scheme
             if not json:
@@ -91,7 +96,7 @@ def command(
             else:
                 plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **wanted)
         else:
-            scheme, strategy = problem.build(**wanted)
+            scheme, strategy = problem.build(**{} if is_open else wanted)
             plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **wanted)
     # The result is printed before it is written, and written even where it cannot be printed: neither a full
     # disk nor a closed output loses it.

@@ -1,0 +1,171 @@
+"""The smallest epsilon, or delta, of a mechanism whose noise is given: certified, near the truth."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import jax
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Mechanism,
+    NotCertifiedError,
+    Plan,
+    Poisson,
+    calibrate,
+    estimate_delta,
+    estimate_epsilon,
+)
+from jaxacct.calibration import smallest_target
+from jaxacct.cli import main as cli
+from jaxacct.core import shares
+from jaxacct.core.evidence import Bound
+
+SCHEME, STRATEGY = BMinSep(12, 4, 0.2), BandedToeplitz.square_root(2)
+NOISE = 1.9
+SAMPLED = dict(noise_multiplier=NOISE, key=jax.random.key(0))
+MECHANISM = Mechanism(SCHEME, STRATEGY, NOISE)
+TOLD = dict(num_samples=40_000, key=jax.random.key(7), confidence=1 - 1e-6)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
+
+
+def test_the_smallest_epsilon_is_certified_and_near_the_truth(found):
+    """A false alarm has probability 1e-6: the interval of the estimate does not hold its epsilon."""
+    truth = estimate_epsilon(found.mechanism, 1e-2, **TOLD)
+    assert found.certified and found.is_sampled and found.delta == 1e-2
+    assert truth.low <= found.epsilon <= 1.15 * truth.high
+    assert found.noise_multiplier == NOISE
+    # The whole failure probability is in delta, and what is stored can be checked again.
+    budget = found.target.budget
+    assert budget.delta_v + budget.failure_probability * (1 - budget.delta_v) <= found.delta
+    assert found.evidence.share <= max(shares.FIRST_SHARES)
+    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
+    # Epsilon is on the grid: nothing of the samples is in its digits.
+    exponent = round(math.log(found.epsilon, 1.01))
+    assert found.epsilon == 1.01**exponent
+
+
+def test_the_smallest_delta_is_certified_and_near_the_truth(found):
+    plan = calibrate(SCHEME, STRATEGY, epsilon=0.6, **SAMPLED)
+    truth = estimate_delta(plan.mechanism, 0.6, **TOLD)
+    assert plan.certified and plan.epsilon == 0.6
+    assert truth.low <= plan.delta <= 1.4 * truth.high
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize("certify", [(), (2,), (0,), (2, 3), (3,)], ids=str)
+def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, found):
+    """Verdicts decide which of them is released, in shares of q that are fixed, too."""
+    seen, pilots = [], []
+    verify = smallest_target.verify_claim
+
+    def verdict_of(claim, stop, key, **options):
+        seen.append((claim.target.epsilon, stop.share, jax.random.key_data(key).tolist()))
+        limited = dataclasses.replace(stop, max_samples=128)
+        verdict = verify(claim, limited, key=key, **options)
+        assert not verdict.certified  # with so few samples
+        if len(seen) - 1 in certify:
+            verdict = dataclasses.replace(verdict, flaws=())
+            monkeypatch.setattr(type(verdict), "certified", property(lambda v: not v.flaws), raising=False)
+        return verdict
+
+    class Searched(smallest_target.Search):
+        def stream(self, mechanism):
+            pilots.append(jax.random.key_data(super().stream(mechanism)).tolist())
+            return super().stream(mechanism)
+
+    monkeypatch.setattr(smallest_target, "verify_claim", verdict_of)
+    monkeypatch.setattr(smallest_target, "Search", Searched)
+    plan = calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
+    first = min(epsilon for epsilon, _, _ in seen)
+    steps = [round(math.log(epsilon / first, 1.01)) for epsilon, _, _ in seen]
+    assert steps == [0, 1, 5, 2][: len(steps)] and first <= found.epsilon
+    assert [share for _, share, _ in seen] == pytest.approx([0.9, 0.05, 0.05, 0.05][: len(steps)])
+    keys = [tuple(key) for _, _, key in seen]
+    assert len(set(keys)) == len(keys) and not set(keys) & {tuple(key) for key in pilots}
+    if not certify or certify == (3,):
+        assert isinstance(plan.evidence, Bound) and plan.epsilon > 1.01**5 * first
+    else:
+        released = {(2,): 5, (0,): 0, (2, 3): 2}[certify]
+        assert round(math.log(plan.epsilon / first, 1.01)) == released
+
+
+@pytest.mark.parametrize("named", [None, "pld", "analytic"])
+def test_poisson_sampling_takes_the_exact_accountant(named):
+    """C = I: epsilon of dp-accounting, to a thousandth, and no sample."""
+    plan = calibrate(
+        Poisson(200, 0.01), BandedToeplitz.identity(), noise_multiplier=1.0, delta=1e-5, accountant=named
+    )
+    event = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
+    exact = PLDAccountant().compose(event, 200).get_epsilon(1e-5 * (1 - 1e-12))
+    assert plan.evidence == Bound("pld") and 0.999 * exact < plan.epsilon < 1.002 * exact
+    other = calibrate(
+        Poisson(200, 0.01),
+        BandedToeplitz.identity(),
+        noise_multiplier=1.0,
+        epsilon=plan.epsilon,
+        accountant=named,
+    )
+    assert other.delta == pytest.approx(1e-5, rel=0.02)
+
+
+@pytest.mark.parametrize("given", [dict(delta=1e-2), dict(epsilon=0.5)], ids=str)
+def test_too_little_noise_is_not_certified(given):
+    """Whatever the target: no NaN, no infinite margin, no warning of NumPy."""
+    for noise in (1e-9, 1e-3):
+        with pytest.raises(
+            NotCertifiedError, match=r"too little for any (epsilon up to 100|delta up to 0.5)"
+        ):
+            calibrate(SCHEME, STRATEGY, noise_multiplier=noise, accountant="analytic", **given)
+
+
+def test_more_noise_than_any_target_needs():
+    plan = calibrate(SCHEME, STRATEGY, noise_multiplier=1e6, delta=1e-2)
+    assert plan.epsilon == pytest.approx(smallest_target.MIN_EPSILON, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(), "target must be given|must be one of"),
+        (dict(noise_multiplier=1.0), "target must be given"),
+        (dict(epsilon=1.0), "target must be one of"),
+        (dict(noise_multiplier=1.0, epsilon=0.0), "epsilon must be"),
+        (dict(noise_multiplier=1.0, delta=1.0), "delta must be"),
+        (dict(noise_multiplier=-1.0, delta=0.1), "noise_multiplier must be"),
+        (dict(noise_multiplier=1.0, delta=0.1, mu=1.0), "mu|noise"),
+    ],
+    ids=str,
+)
+def test_bad_input(change: dict[str, Any], message):
+    if "mu" in change:  # a target by itself
+        assert calibrate(SCHEME, STRATEGY, accountant="unamplified", **change | dict(noise_multiplier=9.0))
+        return
+    with pytest.raises(ValueError, match=message):
+        calibrate(SCHEME, STRATEGY, **change)
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    common = ["--scheme", "poisson", "--sampling-probability", "0.01", "--iterations", "200"]
+    out = tmp_path / "plan.json"
+    assert (
+        cli.run(["calibrate", *common, "--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]) == 0
+    )
+    plan = Plan.load(out)
+    assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
+    assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0
+    assert cli.run(["calibrate", *common, "--noise-multiplier", "0.05", "--delta", "1e-5"]) == 1
+    assert "not certified: noise multiplier 0.05 is too little for any epsilon" in capsys.readouterr().err
+    sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
+    assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
+    assert "bands must be given here" in capsys.readouterr().err
