@@ -19,6 +19,9 @@ SMALLER = {
     "4096": "200",
     "8192": "400",
     "5859": "60",
+    "5000": "60",
+    "240": "100",
+    "--epsilon 1.46": "--epsilon 4",
     "2930": "30",
     "60000": "3000",
     "--batch-size 200 --min-separation 16": "--batch-size 30 --min-separation 8",
@@ -29,7 +32,7 @@ CALIBRATE = (
     "jaxacct calibrate --scheme b-min-sep --dataset-size 3000 --batch-size 50 --iterations 60 --bands 6"
     " --min-separation 6 --strategy square-root --epsilon 2 --delta 2e-2 --out plan.json"
 )
-REPLACED = re.compile("|".join(rf"{re.escape(number)}(?!\d)" for number in SMALLER))
+REPLACED = re.compile("|".join(rf"(?<![\d.]){re.escape(number)}(?!\d)" for number in SMALLER))
 
 
 def blocks(page: Path, language: str) -> list[str]:
