@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
-from jaxacct.schemes import Scheme
+from jaxacct.schemes import BallsInBins, EpochwiseAllocation, Scheme
 from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, FiniteToeplitz, Strategy, workload_named
 from jaxacct.strategies.workload_names import name_of
 
@@ -99,8 +99,10 @@ class Choice:
             found = [f"choice is of matrix {self.matrix!r}, not {strategy.describe()}"]
         if not found:
             expected = float(scheme.expected_batch_sizes(self.dataset_size).mean())
-            in_whole_epochs = self.dataset_size / math.ceil(round(self.dataset_size / self.batch_size, 9))
-            if not any(math.isclose(expected, b, rel_tol=1e-6) for b in (self.batch_size, in_whole_epochs)):
+            allowed = [self.batch_size]
+            if scheme.name in _OF_WHOLE_STEPS and self.batch_size <= self.dataset_size:
+                allowed.append(self.dataset_size / math.ceil(round(self.dataset_size / self.batch_size, 9)))
+            if not any(math.isclose(expected, size, rel_tol=1e-6) for size in allowed):
                 found = [f"choice is of batch_size {self.batch_size!r}, not {expected!r}"]
         return found
 
@@ -150,6 +152,8 @@ def copies_of(bands: int, matrix: str | None) -> int:
     return 2 * bands + 1 if matrix == "buffered" else bands
 
 
+# Schemes with a whole number of steps between participations: expected batches may be smaller.
+_OF_WHOLE_STEPS = (BallsInBins.name, EpochwiseAllocation.name)
 _BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind)
 _KINDS = dict.fromkeys((*MATRICES, COEFFICIENTS), _BANDED) | {"buffered": (BufferedToeplitz.kind,)}
 _IN_WORDS = {

@@ -1,5 +1,6 @@
 """Choosing what to certify: near the truth by enumeration, within limits, from public numbers alone."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -259,6 +260,22 @@ def test_fixed_numbers_of_participations_are_ranked_beside_the_others():
     # Whole epochs have the expected batch size only where it divides the data set.
     other = recommend(**numbers | dict(batch_size=59), strategy="square-root", bands=4)
     assert "epochwise-allocation" not in {row.scheme.name for row in other.candidates}
+
+
+@pytest.mark.parametrize("scheme", ["balls-in-bins", "epochwise-allocation"])
+def test_whole_steps_of_an_epoch_may_have_smaller_batches(scheme):
+    """59 of 600 examples: epochs of 11 steps, expected batches of 54.5; the plan's choice says 59."""
+    numbers = dict(dataset_size=600, batch_size=59, iterations=20, epsilon=4.0, delta=1e-4)
+    found = recommend(**numbers, scheme=scheme, strategy="square-root", bands=2)
+    row, target = found.chosen, (4.0, 1e-4, 600)
+    assert not found.choice.flaws(row.scheme, row.strategy, *target)
+    longer = dataclasses.replace(row.scheme, **{_steps(row.scheme): 12})
+    assert found.choice.flaws(longer, row.strategy, *target)
+
+
+def _steps(scheme) -> str:
+    """Name of the field with the steps of an epoch."""
+    return "epoch_steps" if scheme.name == "epochwise-allocation" else "cycle_length"
 
 
 def test_at_most_one_participation_takes_any_matrix():
