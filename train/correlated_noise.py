@@ -10,6 +10,7 @@ import numpy as np
 from jaxacct.core.plan import Plan
 
 from . import by_device as _by_device
+from . import hosts
 from .batches import fingerprints
 from .batches.attribution import expected_batch_sizes
 from .batches.given import GivenBatches, Present
@@ -156,7 +157,7 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
     options = request.options
     if options.clipping != AUTO:
         return options.clipping
-    found = microbatch.stored(request.out, "clipping")
+    found = hosts.first(lambda: microbatch.stored(request.out, "clipping"))
     if found in CLIPPINGS:
         return found
     found = choose(
@@ -254,16 +255,16 @@ class Rows:
     mesh: jax.sharding.Mesh | None = None
 
     def take(self, indices):
-        batch = self.rows.take(indices, self.size), np.arange(self.size) < len(indices)
+        def read(indices, size):
+            return self.rows.take(indices, size), np.arange(size) < len(indices)
+
         if self.mesh is None:
-            return batch
-        along = jax.sharding.NamedSharding(self.mesh, _by_device.spec_of_rows(self.mesh))
-        return jax.device_put(batch, along)
+            return read(indices, self.size)
+        return hosts.rows_on(self.mesh, _by_device.spec_of_rows(self.mesh), read, indices, self.size)
 
 
 def _on(mesh, leaf):
     """Return a parameter sharded over the same axes of the mesh, or else a copy on each device."""
     old = leaf.sharding
     same = isinstance(old, jax.sharding.NamedSharding) and old.mesh.axis_names == mesh.axis_names
-    spec = old.spec if same else jax.sharding.PartitionSpec()
-    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec))
+    return hosts.on(mesh, leaf, old.spec if same else jax.sharding.PartitionSpec())

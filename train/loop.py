@@ -9,7 +9,7 @@ import optax
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import is_interactive, watch
 
-from . import arguments
+from . import arguments, hosts
 from .options import TrainOptions
 from .plans import read_plan
 from .procedures import Request, Result, TrainingPlan, procedure_of
@@ -78,6 +78,7 @@ def fit(
     arguments.check_out(out)
     if batches is None or data is not None:
         arguments.check_data(data)
+    hosts.check(options, batches)
     if evaluate is not None:
         arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")
     evaluate = None if evaluate is None else _in_numbers(evaluate)

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxacct.common import validate as _validate
 
-from . import arguments
+from . import arguments, hosts
 from .averages import average_of, averaging
 from .batches import sampler
 from .batches.sources import as_rows
@@ -130,7 +130,7 @@ class Request:
 
     def keys(self) -> tuple[Any, Any]:
         """Return (sampler key, noise key or None for a fresh one)."""
-        return self.options.keys or (sampler.fresh_key(), None)
+        return hosts.keys(self.options.keys or (sampler.fresh_key(), None))
 
     def functional(self) -> tuple[Loss, Any]:
         """Return `(Loss, params)`; trained parameters are copied, as steps donate their state."""

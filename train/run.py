@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import machine, run_folder
+from . import hosts, machine, run_folder
 from .batches import fingerprints
 from .batches import prefetch as prefetching
 from .batches.given import BatchesError
 from .batches.sampler import SamplerState
+from .loss import digest
 from .procedures import Request, Result
 from .run_folder import RunFolder
 
@@ -75,35 +76,55 @@ def take_steps(
         **machine.describe(1 if mesh is None else mesh.size),
     }
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(request.out)) if request.out is not None else None
-        drawn = None
-        if folder:
+        folder, drawn, verified = None, None, False
+        if hosts.several():
+            rows, params = batch.rows.fingerprint(), digest(hosts.local(state.params))
+            kept = request.out is not None
+            hosts.agree(**described, frozen=frozen(), data=rows, model=params, out=kept)
+            state = hosts.spread(mesh, state)
+        if request.out is not None:
             # A resumed run uses the key that it began with.
             described |= {"frozen": frozen(), "generator": run_folder.generator()}
             private = {"data": batch.rows.fingerprint()} | (bound or {})
-            sampler_key = folder.begin(described, sampler_key, private, options.elastic)
             replays = described.get("batches") is None
-            state, drawn = folder.restore(state, replays=replays) or (state, None)
-            if drawn is not None and drawn.key != tuple(sampler_key):
-                raise ValueError(f"out {request.out} holds checkpoints of another run than its secret.json")
+
+            def begin():
+                nonlocal folder, state
+                folder = stack.enter_context(RunFolder(request.out))
+                key = folder.begin(described, sampler_key, private, options.elastic)
+                state, drawn = folder.restore(state, replays=replays) or (state, None)
+                if drawn is not None and drawn.key != tuple(key):
+                    raise ValueError(
+                        f"out {request.out} holds checkpoints of another run than its secret.json"
+                    )
+                at = None if drawn is None else [list(drawn.key), drawn.step, drawn.digest]
+                return key, at, folder.verified
+
+            sampler_key, at, verified = hosts.first(begin)
+            drawn = None if at is None else SamplerState(tuple(at[0]), *at[1:])
+            state = hosts.spread(mesh, state)
         source = source_at(sampler_key, drawn)
         if folder:
             folder.went_on(source.state.step)
         if folder and drawn is None:
             folder.save(state, source.state)
         # A run that began unverified is verified at the first call that asks for it.
-        if before_first and not (folder and folder.verified):
+        if before_first and not verified:
             before_first()
             if folder:
                 folder.note(verified=True)
         seen = None if only_last else evaluate
+
+        def shown(state) -> dict[str, float]:
+            return evaluate(request.shown(hosts.local(state))) if evaluate else {}
+
         if folder and seen and 0 < source.state.step < steps and not folder.has_logged(source.state.step):
             # The run was interrupted between the checkpoint and its evaluation.
-            folder.log({"step": source.state.step, "evaluation": _finite(seen(request.shown(state)))})
+            folder.log({"step": source.state.step, "evaluation": _finite(shown(state))})
         coming = prefetching.batches(source, batch, source.state.step, steps)
         with prefetching.ahead(coming, options.prefetch) as ready:
-            shown = None if seen is None else lambda state: seen(request.shown(state))
-            state = _loop(step, state, ready, steps, folder, shown, options)
+            state = _loop(step, state, ready, steps, folder, shown if seen else None, options)
+        state = hosts.local(state)
         params = released(request.shown(state))
         evaluation = evaluate(params) if evaluate else {}
         losses = None if report is None else report(state, steps)
@@ -148,7 +169,7 @@ def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
 
 def _floats(info) -> dict[str, float | None]:
     """Numbers for JSON, which has no NaN (the median of an empty batch) and no infinity."""
-    values = info._asdict()
+    values = hosts.local(info)._asdict()
     values |= {f"aux.{name}": value for name, value in (values.pop("aux", None) or {}).items()}
     return _finite({name: float(value) for name, value in values.items()})
 

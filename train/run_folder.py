@@ -28,6 +28,7 @@ import orbax.checkpoint as ocp
 from jaxacct import BandedToeplitz, Mechanism, Poisson
 from jaxacct.common.files import Checkpoint, read_json, write_atomically
 
+from . import hosts
 from .batches.sampler import SamplerState
 from .clipping.grid import Grid
 from .loss import digest
@@ -90,7 +91,12 @@ class RunFolder:
         for name in ("secret.json", _PRIVATE_LOG):
             if (self.folder / name).exists():
                 (self.folder / name).chmod(0o600)
-        options = ocp.CheckpointManagerOptions(max_to_keep=_NUM_KEPT, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=_NUM_KEPT,
+            enable_async_checkpointing=False,
+            create=False,
+            multiprocessing_options=hosts.orbax_options(),
+        )
         self._manager = ocp.CheckpointManager(self.folder / "checkpoints", options=options)
 
     def __enter__(self):
@@ -214,6 +220,7 @@ class RunFolder:
         """
         if drawn.step in self._manager.all_steps():
             return
+        state = hosts.on_host(state)
         sampler = {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
         items = {name: ocp.args.StandardSave(leaves) for name, leaves in _parts(state).items()}
         items |= {"sampler": ocp.args.JsonSave(sampler | {"checksum": _checksum(sampler, state)})}
@@ -242,9 +249,12 @@ class RunFolder:
         step = self._manager.latest_step()
         if step is None:
             return None
+        like = hosts.on_host(like)
         leaves, structure = jax.tree.flatten(like)
 
         def shape(leaf):
+            if isinstance(leaf, np.ndarray):
+                return leaf
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
         parts = _parts(like)
@@ -348,7 +358,7 @@ def _is_key(words) -> bool:
 
 def _placed(leaf):
     """Arrays of one device are left uncommitted, as they were, so that they mix with sharded ones."""
-    if isinstance(leaf.sharding, jax.sharding.NamedSharding):
+    if isinstance(getattr(leaf, "sharding", None), jax.sharding.NamedSharding):
         return leaf
     return jax.numpy.asarray(np.asarray(leaf))
 

@@ -13,6 +13,7 @@ from flax import nnx
 
 from jaxacct.common.files import read_json, write_atomically
 
+from . import hosts
 from .loss import digest
 
 
@@ -34,8 +35,10 @@ def write_model(folder: Path, params) -> None:
     """
     model = folder / "model"
     # One file a parameter: Orbax's default, OCDBT, stores when each version was written.
-    with _without_warnings(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-        checkpointer.save(model, args=ocp.args.PyTreeSave(plain(params)), force=True)
+    alone = dict(multiprocessing_options=hosts.orbax_options())
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, **alone)
+    with _without_warnings(), ocp.Checkpointer(handler, **alone) as checkpointer:
+        checkpointer.save(model, args=ocp.args.PyTreeSave(plain(hosts.on_host(params))), force=True)
     (model / "commit_success.txt").unlink(missing_ok=True)
     about = model / "_CHECKPOINT_METADATA"
     if about.exists():

@@ -1,0 +1,105 @@
+"""Training by `jax.distributed` on two local processes: the bits of one, the keys of one, refusals."""
+
+import json
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from train import TrainOptions, hosts
+
+
+def run(mode: str, out="none", processes=2) -> list[dict]:
+    """The line of each process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.train.multihost"]
+    started = [
+        subprocess.Popen(
+            [*command, str(i), str(processes), str(port), str(out), mode],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(processes)
+    ]
+    try:
+        found = [process.communicate(timeout=150) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    lines = [[line for line in text.splitlines() if line.startswith("{")] for text, _ in found]
+    assert mode == "stop" or all(lines), [error[-2000:] for _, error in found]
+    return [json.loads(each[-1]) for each in lines if each]
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_bits_of_one(tmp_path):
+    """Also after both ended hard in the middle; process 0 alone writes, and secrets keep their modes."""
+    (one,) = run("whole", tmp_path / "one", processes=1)
+    two = run("whole", tmp_path / "two")
+    assert two == [one, one]
+    run("stop", tmp_path / "part")
+    assert not (tmp_path / "part/result.json").exists()
+    assert run("whole", tmp_path / "part") == [one, one]
+    for folder in ("one", "part"):
+        assert (tmp_path / folder / "secret.json").stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / folder / "checkpoints").stat().st_mode & 0o777 == 0o700
+    for name in ("metrics.jsonl", "private/metrics.jsonl", "result.json"):
+        assert (tmp_path / "part" / name).read_text() == (tmp_path / "one" / name).read_text()
+
+
+@pytest.mark.slow
+def test_keys_are_shared_and_fresh():
+    """With keys of their own the parameters would differ, and noise could be averaged out."""
+    a, b = run("fresh")
+    assert a == b
+    assert run("fresh")[0] != a
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("data", "data must be the same on all processes, was different on some"),
+        ("model", "model must be the same on all processes, was different on some"),
+        (
+            "alone",
+            "mesh must be given with 2 processes: without it each would train by itself, with noise",
+        ),
+        ("partial", "mesh must have devices of all 2 processes, had those of "),
+    ],
+)
+def test_what_differs_is_refused_by_all(mode, message, tmp_path):
+    for found in run(mode, tmp_path / "run"):
+        assert found["error"].startswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_refused_before_anything_is_computed(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("data",))
+    with pytest.raises(ValueError, match="mesh must be given with 2 processes: without it each would train"):
+        hosts.check(TrainOptions(), None)
+    with pytest.raises(ValueError, match=r"mesh must have devices of all 2 processes, had those of \[0\]"):
+        hosts.check(TrainOptions(mesh=mesh), None)
+    monkeypatch.setattr(jax, "process_count", lambda: 1)
+    hosts.check(TrainOptions(), None)
+    both = SimpleNamespace(devices=np.array([SimpleNamespace(process_index=i) for i in range(2)]))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="microbatch_size must be a number with several processes"):
+        hosts.check(SimpleNamespace(mesh=both, microbatch_size="auto"), None)
+    with pytest.raises(ValueError, match="batches must not be given with several processes"):
+        hosts.check(SimpleNamespace(mesh=both, microbatch_size=None), [1])
+
+
+def test_one_process_is_as_ever():
+    keys = (1, 2, 3, 4), None
+    assert hosts.keys(keys) is keys and hosts.first(lambda: keys) is keys
+    assert hosts.local(keys) is keys and hosts.spread(None, keys) is keys
+    hosts.agree(anything=object())

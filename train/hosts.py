@@ -1,0 +1,189 @@
+"""Several processes of `jax.distributed` train one model over one mesh: what they share, what each may see.
+
+All processes must draw the same batches and the same noise. With keys of its own each would release a sum of
+the same data with noise of its own, and averaging would remove noise that the plan counts on. So keys come
+from process 0, and whatever decides what is computed is compared before the first step.
+
+Every process holds the noise key (each device draws the noise of all parameters) and the sampling key (to
+find its own rows): each alone can remove the noise. So all of them, and the network between them, which
+carries both keys unencrypted, are inside the boundary of trust. A process reads only the rows that its own
+devices compute (all rows once for the fingerprint); of other rows it receives sums, which are as private as
+rows. Files are written by process 0 alone.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from .noise.normals import key_of_run
+
+
+def several() -> bool:
+    """Whether there are other processes."""
+    return jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process writes the files."""
+    return jax.process_index() == 0
+
+
+def check(options, batches) -> None:
+    """ValueError for what several processes cannot train together."""
+    if not several():
+        return
+    number, mesh = jax.process_count(), options.mesh
+    if mesh is None:
+        raise ValueError(
+            f"mesh must be given with {number} processes: without it each would train by itself, with noise "
+            "of its own"
+        )
+    found = {device.process_index for device in mesh.devices.flat}
+    if found != set(range(number)):
+        raise ValueError(f"mesh must have devices of all {number} processes, had those of {sorted(found)}")
+    if options.microbatch_size == "auto":
+        raise ValueError("microbatch_size must be a number with several processes: each measures other times")
+    if batches is not None:
+        raise ValueError("batches must not be given with several processes: each would read its own")
+
+
+def first(function: Callable[[], Any]):
+    """Return what `function()`, JSON values, is on process 0; its error is raised on all."""
+    if not several():
+        return function()
+    said, error = {}, None
+    if is_first():
+        try:
+            said = {"value": function()}
+            json.dumps(said)
+        except Exception as failure:
+            said, error = {"error": next(iter(str(failure).splitlines()), type(failure).__name__)}, failure
+    said = json.loads(_sent(json.dumps(said).encode()))
+    if error is not None:
+        raise error
+    if "error" in said:
+        raise ValueError(f"process 0 stopped: {said['error']}")
+    return said["value"]
+
+
+def keys(given: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return (sampler key, noise key) of process 0, with a fresh noise key where it is None."""
+    if not several():
+        return given
+    sampler, noise = first(
+        lambda: [[int(word) for word in each] for each in (given[0], key_of_run(given[1], ()))]
+    )
+    return tuple(sampler), np.array(noise, np.uint32)
+
+
+def agree(**values) -> None:
+    """ValueError, on all processes, where one has another value, by the name of the first that differs."""
+    if not several():
+        return
+    texts = [json.dumps(value, sort_keys=True, default=str).encode() for value in values.values()]
+    own = np.stack(
+        [np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), np.uint8) for text in texts]
+    )
+    everyone = np.asarray(multihost_utils.process_allgather(own))
+    for place, name in enumerate(values):
+        if (everyone[:, place] != everyone[0, place]).any():
+            raise ValueError(f"{name} must be the same on all processes, was different on some")
+
+
+def on(mesh: jax.sharding.Mesh, leaf, spec: jax.sharding.PartitionSpec):
+    """Return an array over the mesh; with several processes of the same numbers on each."""
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    if not several():
+        return jax.device_put(leaf, sharding)
+    if spec != jax.sharding.PartitionSpec():
+        raise ValueError("model must have whole parameters on every device with several processes")
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        words = on(mesh, jax.random.key_data(leaf), spec)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+    array = np.asarray(leaf)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def rows_on(mesh: jax.sharding.Mesh, spec: jax.sharding.PartitionSpec, take, indices, size: int):
+    """Return a batch of `size` rows over the mesh, of which each process reads those of its own devices.
+
+    Args:
+      mesh: devices.
+      spec: layout of the first axis over them.
+      size: rows of the batch, padded.
+      take: (indices, number) -> pytree of arrays (number, ...), padded.
+      indices: examples of the batch, in order.
+    """
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    if not several():
+        return jax.device_put(take(indices, size), sharding)
+    local_places: Any = sharding.addressable_devices_indices_map((size,))
+    own = {places[0].indices(size)[:2] for places in local_places.values()}
+    parts = {(begin, end): take(indices[begin:end], end - begin) for begin, end in sorted(own)}
+
+    def placed(*leaves):
+        read = dict(zip(parts, leaves, strict=True))
+        shape = (size, *leaves[0].shape[1:])
+
+        def rows_at(places: Any):
+            return read[places[0].indices(size)[:2]]
+
+        return jax.make_array_from_callback(shape, sharding, rows_at)
+
+    return jax.tree.map(placed, *parts.values())
+
+
+def local(tree):
+    """Return a pytree of whole arrays over several processes as arrays of this one."""
+    if not several():
+        return tree
+
+    def of_this(leaf):
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return leaf
+        return jnp.asarray(np.asarray(leaf))  # refuses what is not whole here
+
+    return jax.tree.map(of_this, tree)
+
+
+def on_host(tree):
+    """Return a pytree of whole arrays over several processes as arrays of NumPy, which one can write."""
+    return jax.tree.map(np.asarray, local(tree)) if several() else tree
+
+
+def spread(mesh: jax.sharding.Mesh | None, tree):
+    """Return the pytree of process 0, over the mesh; the tree itself where there is one process."""
+    if mesh is None or not several():
+        return tree
+
+    def sent(leaf):
+        array = np.asarray(leaf)
+        content = np.frombuffer(_sent(array.tobytes()), array.dtype).reshape(array.shape)
+        return on(mesh, content, jax.sharding.PartitionSpec())
+
+    return jax.tree.map(sent, local(tree))
+
+
+def orbax_options() -> ocp.options.MultiprocessingOptions:
+    """Return options with which process 0 writes by itself."""
+    if not several():
+        return ocp.options.MultiprocessingOptions()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0}, barrier_sync_key_prefix="jaxacct"
+    )
+
+
+def _sent(content: bytes) -> bytes:
+    """Return the bytes of process 0, sent as integers: sums of floats with zeros lose the sign of -0."""
+    length = int(multihost_utils.broadcast_one_to_all(np.uint32(len(content))))
+    own = np.frombuffer(content, np.uint8) if is_first() else np.zeros(length, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(own), np.uint8).tobytes()
