@@ -80,7 +80,7 @@ class SmallestTarget:
         return self.ratio if self.epsilon is None else self.ratio**DELTA_STEPS
 
     def target(self, exponent: int) -> Target:
-        """Return the candidate of that exponent; ValueError where batch sizes leave nothing of its delta."""
+        """Return the candidate of that exponent; ValueError where batch sizes leave no delta."""
         found = self._step**exponent
         epsilon, delta = (found, self.delta) if self.epsilon is None else (self.epsilon, found)
         assert epsilon is not None and delta is not None

@@ -1010,7 +1010,7 @@ MUTANTS = [
     # What a run is bound to; keys of runs; what a folder shows.
     Mutant(FOLLOWED, '{"continues": f"{before.steps} {digest(before.records)}"}', "{}", BOUND),
     Mutant(FOLLOWED, " {digest(before.records)}", "", BOUND),
-    Mutant(RUN, "not (folder and folder.verified)", "source.state.step == 0", BOUND),
+    Mutant(RUN, "if before_first and not verified:", "if before_first and source.state.step == 0:", BOUND),
     Mutant(RUN, "folder.note(verified=True)", "pass", BOUND),
     Mutant(RUN, '        "steps": steps,\n', "", LOOP),
     Mutant("train/machine.py", '"flags": _flags(),', "", BOUND),
@@ -1044,7 +1044,7 @@ MUTANTS = [
         KEYS,
     ),
     Mutant(STORED, '    (model / "commit_success.txt").unlink(missing_ok=True)\n', "", KEYS),
-    Mutant(STORED, "PyTreeCheckpointHandler(use_ocdbt=False)", "PyTreeCheckpointHandler()", KEYS),
+    Mutant(STORED, "PyTreeCheckpointHandler(use_ocdbt=False, ", "PyTreeCheckpointHandler(", KEYS),
     Mutant(
         FOLDER,
         'for name in ("checkpoints", "private"):',

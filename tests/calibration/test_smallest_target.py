@@ -49,7 +49,7 @@ def test_the_smallest_epsilon_is_certified_and_near_the_truth(found):
     assert budget.delta_v + budget.failure_probability * (1 - budget.delta_v) <= found.delta
     assert found.evidence.share <= max(shares.FIRST_SHARES)
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
-    # Epsilon is on the grid: nothing of the samples is in its digits.
+    # Epsilon is on the grid: its digits are independent of the samples.
     exponent = round(math.log(found.epsilon, 1.01))
     assert found.epsilon == 1.01**exponent
 
