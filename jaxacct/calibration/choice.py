@@ -12,7 +12,14 @@ from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
 from jaxacct.schemes import BallsInBins, EpochwiseAllocation, Scheme
-from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, FiniteToeplitz, Strategy, workload_named
+from jaxacct.strategies import (
+    BandedToeplitz,
+    BufferedToeplitz,
+    FiniteToeplitz,
+    Strategy,
+    Toeplitz,
+    workload_named,
+)
 from jaxacct.strategies.workload_names import name_of
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
@@ -25,6 +32,7 @@ SearchedScheme = Literal[
     "balanced-min-sep",
     "nested-allocation",
     "epochwise-allocation",
+    "fixed-order",
 ]
 MATRICES: tuple[str, ...] = get_args(MatrixName)
 SCHEME_NAMES: tuple[str, ...] = get_args(SearchedScheme)
@@ -154,7 +162,7 @@ def copies_of(bands: int, matrix: str | None) -> int:
 
 # Schemes with a whole number of steps between participations: expected batches may be smaller.
 _OF_WHOLE_STEPS = (BallsInBins.name, EpochwiseAllocation.name)
-_BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind)
+_BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind, Toeplitz.kind)
 _KINDS = dict.fromkeys((*MATRICES, COEFFICIENTS), _BANDED) | {"buffered": (BufferedToeplitz.kind,)}
 _IN_WORDS = {
     "scheme": "sampling scheme",

@@ -44,7 +44,7 @@ class Recommended:
     @property
     def has_fixed_counts(self) -> bool:
         """Whether all examples participate equally often, thinning aside."""
-        return self.scheme.sums.fixed_count > 0
+        return self.scheme.patterns is None and self.scheme.sums.fixed_count > 0
 
     def to_json(self) -> dict:
         """Return plain JSON values."""

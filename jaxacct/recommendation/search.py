@@ -23,7 +23,8 @@ from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, why_none
+from jaxacct.recommendation import fixed_order
+from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, scheme_of, why_none
 from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.noise_estimate import (
     Estimates,
@@ -33,7 +34,7 @@ from jaxacct.recommendation.noise_estimate import (
     unit_error,
 )
 from jaxacct.recommendation.result import Recommendation, Recommended
-from jaxacct.schemes import BalancedMinSep, Poisson, Scheme
+from jaxacct.schemes import BalancedMinSep, FixedOrder, Poisson, Scheme
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
 from jaxacct.strategies.workload import PREFIX_SUMS
@@ -129,8 +130,9 @@ def recommend(
     rate = Poisson.from_batch_size(
         dataset_size=numbers.dataset_size, batch_size=numbers.batch_size, iterations=numbers.iterations
     )
-    grid = grid_of(numbers, most, scheme, bands, min_separation)
-    if not grid:
+    fixed = scheme == FixedOrder.name
+    grid = [] if fixed else grid_of(numbers, most, scheme, bands, min_separation)
+    if not grid and not fixed:
         raise ValueError(why_none(numbers, scheme, bands, min_separation))
 
     if matrix_name != "square-root" and any(number > 1 for _, number in grid):
@@ -143,7 +145,11 @@ def recommend(
     found, looked_at = [], 0
     say("independent noise")
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta)
-    if matrix_name != "buffered":
+    if fixed:
+        order = scheme_of(numbers, scheme, min_separation or 1, True)
+        found = fixed_order.places(order, numbers, most, bands, matrix_name)
+        looked_at = len(found)
+    elif matrix_name != "buffered":
         found = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
@@ -152,7 +158,7 @@ def recommend(
         looked_at = len(found)
     if matrix_name == "buffered" and most < 3:
         raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {most}")
-    if matrix_name == "buffered" or (matrix_name is None and bands is None):
+    if not fixed and (matrix_name == "buffered" or (matrix_name is None and bands is None)):
         say("buffers")
         place = _buffered(grid, most, bands, numbers, scheme, estimates)
         if place is None and matrix_name == "buffered":
@@ -167,10 +173,8 @@ def recommend(
         )
     say("the cost of certifying")
     rows, place = _ranked(found, numbers)
-    chosen, options = (
-        rows[place],
-        dict(zip(SEARCHED, (scheme, bands, min_separation, matrix_name), strict=True)),
-    )
+    chosen, values = rows[place], (scheme, bands, min_separation, matrix_name)
+    options = dict(zip(SEARCHED, values, strict=True))
     choice = Choice(
         dataset_size=numbers.dataset_size,
         batch_size=numbers.batch_size,
@@ -319,7 +323,7 @@ def _ranked(found: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended,
 def _priced(place: Place, epsilon: float, budget: Budget) -> Recommended:
     """Return a candidate with its predicted cost of certification."""
     n, accountant = place.scheme.iterations, None
-    if place.matrix == "buffered" and not place.moments:  # participation revealed
+    if place.scheme.patterns or (place.matrix == "buffered" and not place.moments):  # all is revealed
         samples, seconds, accountant = 0.0, 1.0, "unamplified"
     else:
         mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier)

@@ -41,7 +41,7 @@ class FixedOrder(ExampleScheme):
     batch_size: int | None = None
     steps_per_epoch: int | None = None
     name: ClassVar[str] = "fixed-order"
-    options: ClassVar = MappingProxyType({"min_separation": "min_separation"})
+    options: ClassVar = MappingProxyType({"separation": "min_separation"})
 
     def __post_init__(self):
         optional = [name for name in ("batch_size", "steps_per_epoch") if getattr(self, name) is not None]
@@ -91,7 +91,7 @@ class FixedOrder(ExampleScheme):
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "FixedOrder":
-        numbers.refuse(cls.name, ("separation",))
+        numbers.refuse(cls.name, cls.options)
         if numbers.sampling_probability is not None:
             raise ValueError(f"sampling_probability does not apply to {cls.name}: nothing is sampled")
         return cls.from_batch_size(**numbers.sizes(), min_separation=numbers.min_separation)

@@ -49,11 +49,14 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
       workload: of an optimised matrix; for others it must be prefix sums, as it has no effect there.
     """
     _validate.positive_integer("bands", bands)
+    separation = scheme.min_separation
+    if scheme.patterns is not None:  # epochs that are shuffled anew: about one epoch apart
+        separation = max(separation, scheme.patterns.steps_per_epoch or 1)
     if name in _OPTIMISED:
         return _OPTIMISED[name](
             iterations=scheme.iterations,
             bands=bands,
-            min_separation=scheme.min_separation,
+            min_separation=separation,
             participations=scheme.max_participations,
             workload=workload,
         )

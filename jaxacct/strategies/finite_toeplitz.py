@@ -19,6 +19,7 @@ from jaxacct.kernels import randomness
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 from jaxacct.strategies.base import Strategy, check_iterations
 from jaxacct.strategies.stationary import FirstColumn, circulant_length
+from jaxacct.strategies.toeplitz import Toeplitz
 
 # With more steps for each band but the first, the rows after the end are certified, too: that costs at most
 # 0.6 % of the noise, and sampling is faster.
@@ -118,10 +119,13 @@ class FiniteToeplitz(FirstColumn):
 def ending(strategy: Strategy, scheme) -> Strategy:
     """Return the n x n matrix for a banded Toeplitz one, where it matters; else the strategy itself.
 
-    It matters for n up to `MAX_STEPS_PER_BAND` (bands - 1), if as many replicas have tables.
+    It matters for n up to `MAX_STEPS_PER_BAND` (bands - 1), if as many replicas have tables. Fixed-order
+    batches are accounted for by it anyway; there the columns of a banded matrix may overlap.
     """
     if not isinstance(strategy, BandedToeplitz):
         return strategy
+    if scheme.patterns is not None:
+        return strategy if strategy.bands <= scheme.min_separation else Toeplitz(strategy.coefficients)
     n, bands = scheme.iterations, strategy.bands
     if bands <= n <= MAX_STEPS_PER_BAND * (bands - 1):
         finite = FiniteToeplitz(strategy.coefficients, n)

@@ -159,6 +159,11 @@ def test_adjacencies():
     zero_out = calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET)
     assert plan.noise_multiplier == zero_out.noise_multiplier
     assert "stays empty" not in zero_out.statement()
+    replaced = calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, adjacency="replace-one")
+    length = 2 * math.sqrt(3)
+    assert unamplified.sensitivity(replaced.mechanism) == pytest.approx(length)
+    assert gaussian(2.0, length / replaced.noise_multiplier) <= 1e-5
+    assert gaussian(2.0, length / replaced.noise_multiplier * 1.0101) > 1e-5
 
 
 def test_composition_costs_noise():

@@ -1,14 +1,15 @@
 """`jaxacct recommend`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from jaxacct.calibration.choice import COEFFICIENTS, MATRICES, SearchedScheme
 from jaxacct.calibration.targets import in_words
-from jaxacct.cli.output import check_plot, draw, show
+from jaxacct.cli.output import check_plot, draw, refuse, show
 from jaxacct.cli.problem import TargetOptions, coefficients
 from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.common.records import exact
+from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.search import recommend
 
 
@@ -19,6 +20,7 @@ def command(
     iterations: Annotated[Integer, OfRun],
     target: Annotated[TargetOptions | None, OfTarget] = None,
     memory_copies: Integer | None = None,
+    loader: Literal["poisson-like", "shuffled", "fixed"] = "poisson-like",
     scheme: SearchedScheme | None = None,
     bands: Integer | None = None,
     min_separation: Integer | None = None,
@@ -38,6 +40,8 @@ def command(
       iterations: number of training steps.
       memory_copies: maximum copies of the parameters that training may keep for the noise: as many as bands,
         and one more than twice the buffers; 16 by default.
+      loader: what your loader makes: batches at random (poisson-like), epochs that are shuffled anew, or
+        epochs of one fixed order; the scheme of the last two is fixed-order.
       scheme: poisson and b-min-sep by default.
       bands: of the strategy matrix, or buffers.
       min_separation: steps between participations.
@@ -52,6 +56,10 @@ def command(
     asked = target.arguments()
     check_plot(plot)
     matrix: Any = strategy
+    if loader != "poisson-like":
+        refuse(f"together with --loader {loader}", scheme=scheme, min_separation=min_separation)
+        order = fixed_order.options_of(loader, dataset_size, batch_size)
+        scheme, min_separation = order["scheme"], order["min_separation"]
     if strategy is not None and strategy not in MATRICES:
         matrix = coefficients(strategy, bands, MATRICES)
     with watch() as progress:
@@ -84,9 +92,15 @@ def command(
     words = in_words(found.choice.epsilon, found.choice.delta, asked)
     if words is not None:
         print(f"{words}\n")
+    saved = ""
+    if loader != "poisson-like":
+        sizes = dict(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
+        drawn = recommend(**sizes, workload=workload, **asked).chosen
+        less = 1 - drawn.error / found.chosen.error
+        saved = f"\n\nbatches at random ({drawn.describe()}): error about {drawn.error:.3g}, {less:.0%} less"
     print(
         f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
         f"batches of about {batch_size:g} of {dataset_size:,} examples:\n\n"
-        f"{found.table()}\n\n{found.why()}\n\ncertify it: {calibration} --out plan.json"
+        f"{found.table()}\n\n{found.why()}\n\ncertify it: {calibration} --out plan.json{saved}"
     )
     return 0

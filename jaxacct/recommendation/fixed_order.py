@@ -1,0 +1,62 @@
+"""Candidates for batches in a fixed order: their noise is known exactly, and nothing is sampled."""
+
+import math
+
+from jaxacct.accountants import unamplified
+from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.recommendation.matrices import doublings
+from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity
+from jaxacct.schemes import FixedOrder
+from jaxacct.strategies import by_name, ending
+
+LOADERS = ("poisson-like", "shuffled", "fixed")
+NAMES = ("optimal", "square-root", "buffered")
+MAX_BUFFERS = 4
+
+
+def options_of(loader: str, dataset_size: int, batch_size: float) -> dict:
+    """Return the arguments of `recommend` for a loader of that name; none for one that may sample.
+
+    "shuffled": epochs that are shuffled anew; "fixed": epochs of one order.
+    """
+    if loader == "poisson-like":
+        return {}
+    separation = 1 if loader == "shuffled" else max(1, math.floor(dataset_size / batch_size))
+    return {"scheme": FixedOrder.name, "min_separation": separation}
+
+
+def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: str | None) -> list[Place]:
+    """Return all candidates of a fixed order, one band among them.
+
+    Args:
+      scheme: the order, a `FixedOrder`.
+      numbers: target and workload.
+      memory_copies: most copies of the parameters for the noise.
+      bands: of the matrix, or buffers; by default doublings, and as many buffers as there is room for.
+      matrix_name: one of `NAMES`; all by default.
+
+    Raises:
+      ValueError: for another matrix, or buffers without room.
+    """
+    if matrix_name not in (None, *NAMES):
+        raise ValueError(f"strategy must be {', '.join(NAMES)} for {scheme.name}, got {matrix_name!r}")
+    names = NAMES if matrix_name is None else (matrix_name,)
+    limit = min(memory_copies, scheme.iterations, scheme.steps_per_epoch)
+    room = min((memory_copies - 1) // 2, MAX_BUFFERS if bands is None else bands)
+    wanted = [("optimal", 1)] if bands is None else []
+    for name in names:
+        if name != "buffered":
+            wanted += [(name, b) for b in (doublings(2, limit) if bands is None else [min(bands, limit)])]
+        elif bands is None or bands <= room:
+            wanted += [(name, b) for b in (range(1, room + 1) if bands is None else [bands])]
+    mu, found = gaussian_sensitivity(numbers.epsilon, numbers.delta), {}
+    for name, number in wanted:
+        workload = {} if name == "square-root" else {"workload": numbers.workload}
+        matrix = ending(by_name(name, number, scheme, **workload), scheme)
+        noise = unamplified.sensitivity(Mechanism(scheme, matrix, 1.0)) / mu
+        place = Place(scheme, matrix, name, max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
+        found.setdefault(matrix, place)
+    if not found:
+        raise ValueError(f"memory_copies must be at least {2 * (bands or 1) + 1} for strategy buffered")
+    return list(found.values())
