@@ -32,7 +32,13 @@ def renewal(steps: int, separation: int, p: float, warm: bool) -> dict:
     return scheme | {"sampling_probability": p, "warm_start": warm}
 
 
-# (plan's scheme, bands, whether C is n x n): cold and warm, n no multiple of b, n < b, p = 1, b = 1.
+def balanced(steps: int, separation: int, participations: float, rotated: bool) -> dict:
+    scheme = {"name": "balanced-min-sep", "iterations": steps, "min_separation": separation}
+    return scheme | {"participations": participations, "rotated": rotated}
+
+
+# (plan's scheme, bands, whether C is n x n): cold and warm, n no multiple of b, n < b, p = 1, b = 1; fixed
+# counts, all kept or not, on a cycle or not.
 SETTINGS = [
     ({"name": "poisson", "iterations": 5, "sampling_probability": 0.3}, 1, False),
     (renewal(7, 3, 0.4, False), 3, True),
@@ -44,6 +50,12 @@ SETTINGS = [
     ({"name": "cyclic-poisson", "iterations": 3, "cycle_length": 5, "sampling_probability": 0.6}, 3, False),
     ({"name": "balls-in-bins", "iterations": 8, "cycle_length": 3}, 3, False),
     ({"name": "balls-in-bins", "iterations": 3, "cycle_length": 5}, 2, True),
+    (balanced(7, 3, 2, False), 3, False),
+    (balanced(8, 3, 1.6, True), 3, True),
+    (balanced(7, 2, 3, True), 2, False),
+    (balanced(8, 2, 2.7, False), 2, True),
+    (balanced(6, 1, 2.5, True), 1, False),
+    (balanced(5, 5, 0.7, True), 4, True),
 ]
 IDS = [f"{scheme['name']}-{i}" for i, (scheme, *_) in enumerate(SETTINGS)]
 
@@ -61,6 +73,8 @@ def patterns(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
     if scheme.get("warm_start"):
         starts = [(s, (p if s else 1.0) / (1 + (b - 1) * p)) for s in range(b)]
     found = {}
+    if name == "balanced-min-sep":
+        return fixed_counts(scheme)
     for x in itertools.product((0, 1), repeat=n):
         total = 0.0
         for phase in range(b) if "cycle_length" in scheme else ():
@@ -74,6 +88,36 @@ def patterns(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
         found[x] = total
     assert math.isclose(sum(found.values()), 1.0, rel_tol=1e-12), name
     return np.array(list(found)).T, np.array(list(found.values()))
+
+
+def fixed_counts(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
+    """As `patterns`: all sets of k steps, and which of them are kept."""
+    n, b, k = scheme["iterations"], scheme["min_separation"], math.ceil(scheme["participations"])
+    sets = [
+        steps
+        for steps in itertools.combinations(range(n), k)
+        if all(later - step >= b for step, later in itertools.pairwise(steps))
+        and (k == 1 or not scheme["rotated"] or steps[0] + n - steps[-1] >= b)
+    ]
+    q, found = scheme["participations"] / k, {}
+    for steps, kept in itertools.product(sets, itertools.product((False, True), repeat=k)):
+        x = np.isin(np.arange(n), np.array(steps)[np.array(kept)]).astype(int)
+        chance = math.prod(q if one else 1 - q for one in kept) / len(sets)
+        if chance:
+            found[tuple(x)] = found.get(tuple(x), 0.0) + chance
+    return np.array(list(found)).T, np.array(list(found.values()))
+
+
+def drawn_patterns(scheme: dict) -> tuple[np.ndarray, np.ndarray, float]:
+    """Patterns that pairs are drawn of, and twice ln of their number over that of the scheme's own.
+
+    With fixed counts above 1 these are all linear ones, with every participation kept.
+    """
+    if scheme.get("participations", 1) <= 1:
+        return *patterns(scheme), 0.0
+    drawn = scheme | {"participations": math.ceil(scheme["participations"])}
+    found = patterns(drawn | {"rotated": False})
+    return *found, 2 * math.log(found[1].size / patterns(drawn)[1].size)
 
 
 def matrix(strategy: dict, steps: int) -> np.ndarray:
@@ -120,42 +164,58 @@ def test_likelihoods_rates_and_normalizers_against_enumeration(setting):
     rng = np.random.default_rng(1)
     np.testing.assert_allclose(columns.apply(np.eye(distribution.steps)), c, atol=1e-12)
     y = 2 * rng.standard_normal((len(c), 50))
-    np.testing.assert_allclose(distribution.log_ratio(columns.log_ratios(y, SIGMA)), loss(y), atol=1e-10)
+    mechanism = checker.Mechanism(distribution, columns, SIGMA, 1.0)
+    np.testing.assert_allclose(mechanism.loss(y), loss(y), atol=1e-10)
     r = rng.standard_normal(distribution.steps)
     tilted = probabilities * np.exp(r @ x)
     log_f, rates = distribution.tilted(r)
     assert math.isclose(log_f, math.log(tilted.sum()), abs_tol=1e-12)
     np.testing.assert_allclose(rates, x @ tilted / tilted.sum(), atol=1e-12)
-    none = checker.Mechanism(distribution, columns, SIGMA, 1.0).log_none
-    assert math.isclose(math.exp(none), probabilities[0], abs_tol=1e-12)
-    shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
+    nothing = probabilities[~x.any(0)].sum()
+    assert math.isclose(math.exp(mechanism.log_none), nothing, abs_tol=1e-12)
     pairs = distribution.pairs(distribution, columns.gram, 1 / SIGMA**2)
-    assert math.isclose(pairs.log_z, math.log(probabilities @ shared @ probabilities), rel_tol=1e-10)
+    x, probabilities, log_more = drawn_patterns(setting[0])
+    shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
+    assert math.isclose(
+        pairs.log_z, math.log(probabilities @ shared @ probabilities) + log_more, rel_tol=1e-10
+    )
 
 
-@pytest.mark.parametrize(
-    "setting", [SETTINGS[i] for i in (0, 2, 3, 6, 8)], ids=[IDS[i] for i in (0, 2, 3, 6, 8)]
-)
+DRAWN = (0, 2, 3, 6, 8, 11, 12, 13, 14, 15)
+
+
+@pytest.mark.parametrize("setting", [SETTINGS[i] for i in DRAWN], ids=[IDS[i] for i in DRAWN])
 def test_draws_follow_the_enumerated_distribution(setting):
     """Chi-square of single and paired draws, pooled below 8 expected, false alarm 1e-6 each."""
     distribution, columns, c, x, probabilities, _ = oracle(setting)
     rng, number, code = np.random.default_rng(2), 40_000, 2 ** np.arange(distribution.steps)[::-1]
-    shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
-    joint = probabilities[:, None] * probabilities * shared
-    single = code @ distribution.draw(rng, number).astype(int)
-    first, second = np.tensordot(
-        code, distribution.pairs(distribution, columns.gram, SIGMA**-2).draw(rng, number).astype(int), (0, 1)
+    single = np.zeros(2**distribution.steps)
+    single[code @ x] = probabilities
+    drawn = [(code @ distribution.draw(rng, number).astype(int), single)]
+    pairs, (y, chances, _) = (
+        distribution.pairs(distribution, columns.gram, SIGMA**-2),
+        drawn_patterns(setting[0]),
     )
-    for drawn, expected in (
-        (single, probabilities * number),
-        (first * x.shape[1] + second, (joint / joint.sum()).ravel() * number),
-    ):
-        counts = np.bincount(drawn, minlength=expected.size)
+    both, fits = pairs.draw(rng, number)
+    first, second = np.tensordot(code, both.astype(int), (0, 1))[:, np.broadcast_to(fits, number)]
+    wanted = {"participations": math.ceil(setting[0].get("participations", 1))}
+    own = code @ patterns(setting[0] | wanted if wanted["participations"] > 1 else setting[0])[0]
+    joint = np.zeros((2**distribution.steps,) * 2)
+    joint[np.ix_(code @ y, code @ y)] = np.outer(chances, chances) * np.exp((c @ y).T @ (c @ y) / SIGMA**2)
+    fitting = np.zeros_like(joint)
+    fitting[np.ix_(own, own)] = joint[np.ix_(own, own)]
+    share = fitting.sum() / joint.sum()
+    assert abs(first.size - share * number) <= 6 * math.sqrt(number * share * max(1 - share, 0)) + 1e-6
+    drawn.append((first * len(joint) + second, fitting.ravel() / fitting.sum()))
+    for codes, chances_of in drawn:
+        counts, expected = np.bincount(codes, minlength=chances_of.size), chances_of * codes.size
         assert not counts[expected == 0].any()
         common = expected >= 8
         seen = np.append(counts[common], counts[~common].sum())
         wanted = np.append(expected[common], max(expected[~common].sum(), 1e-9))
-        assert stats.chi2.sf(((seen - wanted) ** 2 / wanted)[wanted > 1].sum(), (wanted > 1).sum() - 1) > 1e-6
+        if (wanted > 1).sum() > 1:
+            square = ((seen - wanted) ** 2 / wanted)[wanted > 1].sum()
+            assert stats.chi2.sf(square, (wanted > 1).sum() - 1) > 1e-6
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=IDS)
@@ -273,6 +333,7 @@ def test_what_is_not_covered_is_never_certified(tmp_path, capsys):
         (with_claim(plan, compose_with={}), 3),
         (with_claim(plan, truncate_to=9), 3),
         (with_claim(plan, scheme=claim["scheme"] | {"name": "shuffle"}), 3),
+        (with_claim(plan, strategy={"kind": "buffered-toeplitz"}), 3),
         (with_claim(plan, strategy={"kind": "dense"}), 3),
         (with_claim(plan, scheme=claim["scheme"] | {"min_separation": 2}), 3),
         (

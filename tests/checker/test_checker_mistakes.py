@@ -107,8 +107,8 @@ MISTAKES = [
     ),
     Mistake(
         "accountants/unamplified.py",
-        "return math.sqrt(square)",
-        "return math.sqrt(square) / 2",
+        "return mechanism.gradient_distance * math.sqrt(square)",
+        "return mechanism.gradient_distance * math.sqrt(square) / 2",
         "unamplified",
     ),
     Mistake(
