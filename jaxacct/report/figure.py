@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -91,6 +92,8 @@ def check_plot(path, name: str = "plot") -> None:
     if path is None:
         return
     blank(1, 1)
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"{name} must end in .png, got {str(path)!r}")
     check_target(path, is_ours, "a picture by jaxacct", name, may_force=False)
 
 

@@ -88,8 +88,9 @@ def bin_losses(loss: np.ndarray) -> np.ndarray:
     """Return int64 counts of float64 losses in `len(LOSS_EDGES) - 1` bins."""
     if not np.all(np.isfinite(loss)):
         raise NonFiniteLossError("a privacy loss is not finite; nothing was certified")
-    index = np.floor(loss / LOSS_BIN_WIDTH).astype(np.int64) + _LOSS_BINS // 2
-    return np.bincount(np.clip(index, 0, _LOSS_BINS - 1), minlength=_LOSS_BINS)
+    index = np.floor(loss / LOSS_BIN_WIDTH) + _LOSS_BINS // 2
+    # Clipped as floats: a huge loss has no integer.
+    return np.bincount(np.clip(index, 0, _LOSS_BINS - 1).astype(np.int64), minlength=_LOSS_BINS)
 
 
 def loss_bounds(direction: str) -> np.ndarray:

@@ -176,8 +176,11 @@ def test_commands_draw_what_they_found(capsys, tmp_path):
         picture.unlink()
     analytic = tmp_path / "analytic.json"
     whole("analytic").save(analytic)
+    foreign = tmp_path / "foreign.png"
+    foreign.write_bytes(plan.read_bytes())
     for words, match in (
-        (["show", str(plan), "--plot", str(plan)], "plot must be new or a picture by jaxacct"),
+        (["show", str(plan), "--plot", str(foreign)], "plot must be new or a picture by jaxacct"),
+        (["show", str(plan), "--plot", "plan.gif"], "plot must end in .png, got 'plan.gif'"),
         (["calibrate", *numbers, "--out", "a.png", "--plot", "a.png"], "plot must be another file than out"),
         (["verify", str(analytic), "--plot", str(picture)], "plot must not be given for an analytic plan"),
         (
