@@ -101,7 +101,7 @@ def test_the_sweeps_are_those_of_the_paper():
 def test_the_tested_cell_is_what_recommend_ranks_first():
     swept = Setting(12, 1e-2, (8,), (0.5,), (2,)).cells("b-min-sep", 8, 0.5)
     sizes = dict(dataset_size=8000, batch_size=1000, iterations=12, epsilon=0.5, delta=1e-2)
-    found = recommend(**sizes, bands=2, strategy="optimal")
+    found = recommend(**sizes, scheme="b-min-sep", bands=2, strategy="optimal")
     best = found.candidates[0]
     first, second, *_ = promising(swept)
     assert first.separation == best.scheme.min_separation != second.separation

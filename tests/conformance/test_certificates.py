@@ -25,6 +25,7 @@ MEMBERS = {
     data.Line: ("extrapolated", "add"),
     data.WeightBound: ("replicas", "add"),
     data.NotRun: None,
+    data.Symmetric: None,  # of replace-one alone: tests/core/test_replace_one.py
     data.Bound: ("analytic", None),
     data.Sampled: ("replicas", None),
 }

@@ -93,8 +93,8 @@ def test_a_gaussian_has_its_closed_form(advantage):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (dict(), "epsilon and delta must be given, or advantage"),
-        (dict(epsilon=1.0), "epsilon and delta must be given, or advantage"),
+        (dict(), "target must be given: epsilon and delta"),
+        (dict(epsilon=1.0), "target must be one of epsilon and delta"),
         (dict(epsilon=0.0, delta=0.1), "epsilon must be a finite number above 0"),
         (dict(advantage=0.1, delta=0.1), "advantage must not be given together"),
         (dict(advantage=0.0), "advantage must be in"),

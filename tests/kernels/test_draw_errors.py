@@ -150,7 +150,7 @@ def test_a_weight_is_off_by_what_its_loss_is_times_the_replicas_less_one(m, monk
     losses = jnp.linspace(-1.0, 3.0, 8)
     found = []
     for off in (0.0, 0.25):
-        monkeypatch.setattr(replicas, "draw_block_at", lambda *a, off=off, **k: losses + off)
+        monkeypatch.setattr(replicas, "draw_block_at", lambda *a, off=off, **k: (losses + off,) * 2)
         draws = proposal.draw_block(
             KEY, mechanism.scheme, mechanism.strategy, 1.0, proposal.tables(), np.float32
         )

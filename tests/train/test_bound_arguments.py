@@ -50,6 +50,8 @@ BOUND = {
     "skip_padding": (dict(skip_padding=False), "another program"),
     "has_aux": (dict(has_aux=True, loss=lambda p, e: (loss(p, e), {"b": p["b"]})), "another program"),
     "clipping": (dict(clipping="ghost"), "another clipping"),
+    "average": (dict(average=0.9), "another program"),
+    "batches": (dict(batches=[np.arange(3)]), "batches must not be given"),
     "clip_groups": (dict(clip_groups=CLIPPED_APART), "another partition"),
 }
 # Argument of `fit` -> a change that such a call may make, and why it changes neither run nor statement.

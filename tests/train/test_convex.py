@@ -214,7 +214,7 @@ def test_plans_refuse_steps_outside_the_conditions(tmp_path):
     path = tmp_path / "plan.json"
     plan().save(path)
     assert LastIteratePlan.load(path) == plan()
-    with pytest.raises(ValueError, match="hold"):
+    with pytest.raises(ValueError, match="its noise does not give its epsilon"):
         LastIteratePlan.from_json(plan().to_json() | {"noise_std": 0.1})
     with pytest.raises(ValueError, match="diameter must be in"):
         LastIteratePlan.from_json(plan().to_json() | {"diameter": 1e308})

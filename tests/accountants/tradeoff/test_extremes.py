@@ -358,7 +358,7 @@ def test_curves_without_a_distribution_of_losses_are_not_composed():
     for curve in (tradeoff.EpsilonDelta(1.0, 1e-6).group(3), tradeoff.Gaussian(1.0).compose().inverse()):
         if isinstance(curve, tradeoff.Gaussian):
             continue
-        with pytest.raises(ValueError, match="Group has none"):
+        with pytest.raises(ValueError, match="Group has no distribution of losses"):
             curve.power(4).epsilon(1e-3)
 
 

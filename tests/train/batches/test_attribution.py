@@ -240,7 +240,7 @@ def test_find_sampling_probability():
     np.testing.assert_allclose(attribution.expected_batch_sizes(graph, scheme), 2.0, rtol=1e-9)
     fewer = attribution.expected_batch_sizes(graph, MultiAttribution(5, 4, p * 0.99, 3))
     assert fewer.max() < 2.0
-    with pytest.raises(ValueError, match=r"batch_size must be at most .* was 150"):
+    with pytest.raises(ValueError, match=r"batch_size must be at most .* got 150"):
         attribution.find_sampling_probability(graph, batch_size=150, min_separation=4, examples_per_user=3)
 
 
