@@ -13,6 +13,7 @@ from jaxacct import Plan
 from jaxacct.cli import bench, output
 from jaxacct.cli import main as cli
 from jaxacct.cli.commands import recommend
+from jaxacct.cli.problem import Problem
 from jaxacct.report.facts import describe
 from jaxacct.statistics.lines import KINDS
 
@@ -250,6 +251,22 @@ def test_a_plan_is_written_even_if_the_output_is_closed(tmp_path, monkeypatch):
     with pytest.raises(BrokenPipeError):
         cli.run(["calibrate", *problem, "--accountant", "unamplified", "--out", str(tmp_path / "plan.json")])
     assert Plan.load(tmp_path / "plan.json").certified
+
+
+@pytest.mark.parametrize("option", [("--adjacency", "replace-one"), ("--max-batch-size", "100")])
+def test_what_fixed_counts_do_not_support_selects_b_min_sep(option, monkeypatch, capsys):
+    def choose(self, **_):
+        raise ValueError(f"asked for {self.scheme}")
+
+    monkeypatch.setattr(Problem, "choose", choose)
+    run_numbers = [each for each in COMMON if each not in ("--scheme", "b-min-sep")]
+    for more, scheme in (
+        (option, "b-min-sep"),
+        ((), None),
+        ((*option, "--scheme", "cyclic-poisson"), "cyclic-poisson"),
+    ):
+        assert run("calibrate", *run_numbers, *TARGET, *more) == 2
+        assert f"asked for {scheme}" in capsys.readouterr().err
 
 
 def test_unknown_option_exits_2():
