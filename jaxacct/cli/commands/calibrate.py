@@ -12,7 +12,6 @@ from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.mechanisms.mechanism import REPLACE_ONE
 from jaxacct.report.facts import describe
-from jaxacct.schemes import BMinSep
 
 AccountantName = Literal["analytic", "unamplified", "revealed-pattern", "pld", "random-allocation"]
 
@@ -66,7 +65,7 @@ def command(
     asked = target or TargetOptions()
     if problem.scheme is None and (adjacency == REPLACE_ONE or max_batch_size is not None):
         # Fixed numbers of participations are not truncated, and need many samples for replace-one.
-        problem = dataclasses.replace(problem, scheme=BMinSep.name)
+        problem = dataclasses.replace(problem, scheme="b-min-sep")
     is_open = noise_multiplier is not None and asked.is_open
     wanted: dict[str, Any] = dataclasses.asdict(asked) if is_open else asked.arguments()
     is_searched = accountant is None and not is_open and problem.is_searched
