@@ -71,10 +71,11 @@ def asked(monkeypatch, tmp_path):
         ("--proposal plain", {}),
         ("--noise-multiplier 3", {}),
         ("--max-samples 90000", {}),
-        ("--max-batch-size 30", {}),
+        ("--max-batch-size 30", dict(scheme="b-min-sep")),
         ("--rule fixed", {}),
         ("--checkpoint-dir here", {}),
         ("--adjacency add-or-remove-one", {}),
+        ("--adjacency replace-one", dict(scheme="b-min-sep")),
     ],
 )
 def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, capsys):
