@@ -208,7 +208,12 @@ def _rounds(plan: GeneralPlan, generator: np.random.Generator) -> Iterator[np.nd
 
 
 def clip_by_l2_norm(tree, clip_norm: float) -> Any:
-    """Return a pytree scaled to a global norm of at most `clip_norm`; training clips on the grid instead."""
+    """Return a pytree scaled to a global norm of at most `clip_norm`; training clips on the grid instead.
+
+    Args:
+      tree: pytree of floating-point arrays.
+      clip_norm: C, above 0.
+    """
     _validate.positive_number("clip_norm", clip_norm)
     norm = jnp.linalg.norm(jax.flatten_util.ravel_pytree(tree)[0].astype(jnp.float32))
     scale = 1 / jnp.maximum(1.0, norm / clip_norm)
@@ -279,7 +284,13 @@ def private_round_update(
 
 
 def outer_update(params, released, stepsize: float):
-    """Return `w - eta Ubar / m`, post-processing of what `private_round_update` released."""
+    """Return the parameters after a step, `w - stepsize * released`; post-processing, no privacy cost.
+
+    Args:
+      params: w, a pytree of arrays.
+      released: first result of `private_round_update`, a pytree like `params`.
+      stepsize: eta, above 0.
+    """
     _validate.positive_number("stepsize", stepsize)
     return jax.tree.map(lambda w, u: w - stepsize * u, params, released)
 

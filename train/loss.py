@@ -149,7 +149,12 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
 
 
 def with_params(model: _M, params) -> _M:
-    """Return a copy of a model with these variables: `Result.params`, or the argument of `evaluate`."""
+    """Return a copy of a model with other variables.
+
+    Args:
+      model: an `nnx.Module`; unchanged.
+      params: variables to set: `Result.params`, or the argument of `evaluate`.
+    """
     copy = nnx.clone(model)
     nnx.update(copy, params)
     return copy

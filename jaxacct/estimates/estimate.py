@@ -151,12 +151,10 @@ def estimate_epsilon(
 ) -> Estimate:
     """Estimate the smallest epsilon with delta(epsilon) <= delta, both directions.
 
-    The interval inverts that of `estimate_delta` on samples of a proposal made for an epsilon near the
-    answer, which small pilots find; it is valid at any sample size. Its upper end never exceeds the bounds
-    without
-    sampling: where the scale of a proposal is below delta, or with the participation pattern revealed. Where
-      the
-    samples do not resolve delta, that bound is both the upper end and the value.
+    The interval inverts that of `estimate_delta`, on samples of a proposal that small pilot runs make for an
+    epsilon near the answer. It is valid at any sample size. Its upper end is at most the bound without
+    samples (the scale of a proposal, or the participation pattern revealed); where the samples do not resolve
+    delta, that bound is both the upper end and the value.
 
     Args:
       mechanism: the mechanism.
@@ -165,6 +163,13 @@ def estimate_epsilon(
       key: JAX key; from the operating system by default.
       confidence: of the interval, in (0, 1).
       progress: called with (what, samples done, samples expected).
+
+    Returns:
+      The estimate, in nats, with its confidence interval; not a guarantee.
+
+    Raises:
+      ValueError: bad arguments.
+      NonFiniteLossError: a privacy loss was not finite.
     """
     checked(mechanism)
     delta = _validate.open_probability("delta", delta)

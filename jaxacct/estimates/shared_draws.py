@@ -57,7 +57,7 @@ def sample_privacy_losses(
     num_samples: int,
     direction: str = Direction.REMOVE,
 ):
-    """Privacy losses at several noise multipliers, from the same participations and noise.
+    """Draw privacy losses at several noise multipliers, from the same participations and noise.
 
     Args:
       key: JAX key. Row j has the samples of `sample_privacy_loss` with this key at the j-th noise multiplier,
@@ -69,11 +69,11 @@ def sample_privacy_losses(
       direction: "remove" or "add".
 
     Returns:
-      (count, num_samples) float32, natural log. Besides these, memory is that of a few blocks of 128 samples,
-      for for any count and number of samples.
+      (count, num_samples) float32, natural log. The work space is a few blocks of 128 samples, for any count
+      and number of samples.
 
     Raises:
-      ValueError: bad arguments; a scheme with side information, whose Q is no Gaussian.
+      ValueError: bad arguments; a scheme with side information, whose Q is not one Gaussian.
     """
     sigmas, mechanism = _checked(scheme, strategy, noise_multipliers)
     num_samples = _validate.positive_integer("num_samples", num_samples)
@@ -122,6 +122,12 @@ def delta_curve(
       num_samples: per direction.
       confidence: of each interval, in (0, 1).
       key: JAX key; from the operating system by default.
+
+    Returns:
+      The estimates and intervals of each direction; not a guarantee.
+
+    Raises:
+      ValueError: bad arguments, or a scheme with side information.
     """
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)

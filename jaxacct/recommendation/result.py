@@ -18,16 +18,16 @@ class Recommended:
     """A candidate with estimates of its error and of the cost of certifying it; no guarantee.
 
     Attributes:
-      scheme: who participates when.
-      strategy: how noise is correlated.
+      scheme: sampling scheme.
+      strategy: strategy matrix.
       matrix: "optimal", "square-root", "amplified", "buffered", or "coefficients" for a given one.
-      memory_copies: copies of the parameters that training keeps for the noise, the one being made included.
+      memory_copies: copies of the parameters that training keeps for the noise, the current one included.
       noise_multiplier: an estimate of the smallest one that can be certified.
       prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
-      error: of the workload that candidates are ranked by, an estimate; prefix sums by default.
-      predicted_samples: samples of one verification; an estimate.
-      predicted_seconds: of `calibrate` on two CPU cores, roughly.
-      accountant: by which `calibrate` is to certify it without samples, or None for samples.
+      error: estimated error of the workload that candidates are ranked by; prefix sums by default.
+      predicted_samples: estimated samples of one verification.
+      predicted_seconds: estimated time of `calibrate` on two CPU cores.
+      accountant: accountant that certifies it without samples in `calibrate`, or None for samples.
     """
 
     scheme: Scheme

@@ -94,13 +94,13 @@ def recommend(
         best the schemes of `recommendation.grid.FIXED_COUNTS`.
       bands: fixed number of bands; by default all that fit.
       min_separation: fixed minimum separation; by default all that fit.
-      strategy: "optimal", "square-root" or "amplified": best where participation is revealed, for any number
-        of steps, or at the noise that this run approximately needs. By default the first and the last. A
-        banded matrix is kept as it is. And
-        "buffered" (BLT; `bands` are buffers), accounted for with participation revealed: by default where no
-        other is better in the memory allowed.
-      workload: rank by the error of an optimizer's iterates, which the optimal matrices are then made for; a
-        `strategies.Workload` or the name of one (`strategies.workload_named`). Prefix sums by default.
+      strategy: "optimal" (smallest error with participation revealed), "square-root" (closed form),
+        "amplified" (smallest error at about this run's noise), "buffered" (BLT, accounted for with
+        participation revealed; `bands` are buffers), or a `BandedToeplitz`, which is kept. By default
+        "optimal" and "amplified", and "buffered" where neither is better in the memory allowed.
+      workload: what the error is of, a `strategies.Workload` or its name (`strategies.workload_named`): an
+        optimizer's iterates, or prefix sums (default). Optimal matrices minimize it, candidates are ranked
+        by it.
       progress: called with (what, 0, 0).
 
     Returns:

@@ -1,4 +1,4 @@
-"""Balls-in-bins sampling: each example is in one batch of the epoch, the same in every epoch."""
+"""Balls-in-bins sampling."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,12 @@ from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
 @dataclass(frozen=True)
 class BallsInBins(RandomPhase):
-    """Each example picks one of `cycle_length` batches uniformly and participates in it every epoch."""
+    """Balls-in-bins sampling: each example picks one batch of the epoch and participates in it every epoch.
+
+    Attributes:
+      iterations: number of steps n.
+      cycle_length: b >= 1, batches per epoch; each example picks one of them uniformly, once.
+    """
 
     iterations: int
     cycle_length: int

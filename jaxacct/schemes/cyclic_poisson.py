@@ -101,8 +101,13 @@ class CyclicPoisson(RandomPhase):
     """Cyclic Poisson sampling with a random phase.
 
     Each example picks one of `cycle_length` phases uniformly and independently, and joins each batch of
-    its phase (steps phase, phase + b, ...) with `sampling_probability`. The adversary does not see the
-    phase, which gives more privacy than the usual analysis, which reveals it.
+    its phase (steps phase, phase + b, ...) with `sampling_probability`. The phase is hidden from the
+    adversary, which gives more privacy than the usual analysis, in which it is public.
+
+    Attributes:
+      iterations: number of steps n.
+      cycle_length: b >= 1, number of phases.
+      sampling_probability: p in (0, 1] for each batch of the phase.
     """
 
     iterations: int

@@ -88,6 +88,11 @@ class Budget:
 
     Each direction is verified against `delta_v`. A mechanism whose divergence exceeds `delta_v` is accepted
     with probability at most `failure_probability`.
+
+    Attributes:
+      delta: delta of the guarantee.
+      delta_v: divergence to be excluded by the verifier.
+      failure_probability: q of the verifier, both directions and all candidates together.
     """
 
     delta: float
