@@ -1,4 +1,4 @@
-"""Cyclic Poisson sampling: the data set is split into b parts that take turns (Choquette-Choo et al.)."""
+"""Cyclic Poisson sampling: each example draws one of b groups, which take turns (Choquette-Choo et al.)."""
 
 import math
 from dataclasses import dataclass
