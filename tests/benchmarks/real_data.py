@@ -2,31 +2,34 @@
 
     python -m tests.benchmarks.real_data --data-folder DIR --out runs/mnist --seconds 3600
 
-Of the 60,000 training images a fixed permutation makes 50,000 private; 10,000 are declared public. Learning
-rate, momentum and clip norm of each cell are the best of the same trials, on public images only: a trial
-draws batches from the public images with the same sampling probability and the same noise in the mean
-gradient, and is judged on public images that it did not train on. Then each seed trains on the private images
-under a certified plan and is judged on the test images. Seeds are paired over cells: equal initial
-parameters. Plans and finished runs are kept; the same command continues.
+Of the 60,000 training images a fixed permutation makes 50,000 private; 10,000 are declared public. The
+learning rate of each cell is the best of the same trials, on public images only: a trial draws batches from
+6,000 public images with the same sampling probability and the same noise in the mean gradient, and is judged
+on the other 4,000; a rate has three. Then each seed trains on the private images with the certified plan's
+batches, matrix and noise multiplier (`lean`; `--by-fit` trains by `train.fit`) and is judged on the test
+images. Seeds are paired over cells: equal initial parameters. Plans and finished runs are kept; the same
+command continues.
 """
 
 import csv
 import dataclasses
+import functools
 import sys
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
-from scipy.stats import qmc
 
 from jaxacct import (
     BalancedMinSep,
     BallsInBins,
     BandedToeplitz,
     BMinSep,
+    BufferedToeplitz,
     CyclicPoisson,
+    FixedOrder,
     Mechanism,
     Plan,
     Poisson,
@@ -34,21 +37,20 @@ from jaxacct import (
 )  # fmt: skip
 from jaxacct.common.files import write_atomically
 from jaxacct.report.figure import save
+from tests.benchmarks import lean
 from tests.benchmarks.figure_4 import Accuracies, drawn, half_width, markdown
 from train import command as _command
 from train import fit
-from train.__main__ import accuracy
-from train.batches.data import Split, from_arrays, load
-from train.batches.sampler import Sampler
-from train.models import SmallCNN, cross_entropy
-from train.optimizers import privatize
+from train.batches.data import load
 from train.options import TrainOptions
-from train.step import make_step, nnx_loss
 
-PRIVATE, PUBLIC_TRAIN = 50_000, 8_000
+PRIVATE, PUBLIC_TRAIN = 50_000, 6_000
 DELTA = 1e-5
 COLUMNS = tuple("phase method epsilon noise_multiplier rate momentum clip seed accuracy seconds".split())
-DP_SGD = "DP-SGD (Poisson)"
+TRIAL_SEEDS = (1000, 1001, 1002)
+# Chosen by trials at epsilon 2: without momentum, or with a clip norm of 1, no method is better.
+MOMENTUM, CLIP = 0.9, 0.3
+DP_SGD, FIXED = "DP-SGD (Poisson)", "fixed order, BLT"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +61,16 @@ class Protocol:
       batch_size: mean batch size of private runs.
       epochs: mean participations of an example.
       epsilons: targets, at delta 1e-5.
-      trials: settings that each cell tries on public images.
       seeds: private runs of a cell.
+      model: of `lean.MODELS`.
       bands: bands of the matrices of BandMF, and its minimum separation.
     """
 
     batch_size: int = 500
     epochs: int = 5
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
-    trials: int = 8
     seeds: int = 5
+    model: str = "cnn"
     bands: int = 16
 
     @property
@@ -88,90 +90,96 @@ class Protocol:
             ),
             "cyclic Poisson": (CyclicPoisson.from_batch_size(**sizes, cycle_length=self.bands), self.bands),
             "balls-in-bins": (BallsInBins.from_batch_size(**sizes), self.bands),
+            FIXED: (FixedOrder.from_batch_size(**sizes, min_separation=self.epoch), 0),
         }
 
-    def strategy(self, bands: int) -> BandedToeplitz:
-        return BandedToeplitz.optimal(
-            iterations=self.iterations, bands=bands, min_separation=bands, participations=self.epochs
-        )
+    @property
+    def epoch(self) -> int:
+        """Steps of an epoch."""
+        return PRIVATE // self.batch_size
 
-    def settings(self) -> list[tuple[float, float, float]]:
-        """Return (learning rate, momentum, clip norm) of each trial, the same for each method.
+    def strategy(self, bands: int) -> BandedToeplitz | BufferedToeplitz:
+        """Return the matrix of optimal prefix sums: of so many bands, or a BLT for 0."""
+        sizes = dict(iterations=self.iterations, participations=self.epochs)
+        if not bands:
+            return BufferedToeplitz.optimal(**sizes, buffers=3, min_separation=self.epoch)
+        return BandedToeplitz.optimal(**sizes, bands=bands, min_separation=bands)
 
-        The product of learning rate and clip norm, which bounds a step, is from 0.5 to 20.
-        """
-        clips = (0.3, 1.0, 3.0)
-        points = qmc.Sobol(3, scramble=True, rng=0).random(self.trials)
-        return [
-            (float(0.5 * 40**a / clips[int(3 * c)]), (0.0, 0.9)[int(2 * b)], clips[int(3 * c)])
-            for a, b, c in points
-        ]
-
-
-def optimizer_of(rate: float, momentum: float, iterations: int):
-    """Return SGD whose rate falls linearly; `rate` is that of the sum of a momentum's weights."""
-    schedule = optax.linear_schedule(rate * (1 - momentum), 0.0, iterations)
-    return optax.sgd(schedule, momentum=momentum or None)
+    def settings(self) -> list[lean.Setting]:
+        """Return the setting of each trial, the same for each method: steps of rate x clip norm."""
+        steps = (5.0, 12.0, 20.0, 30.0) if self.model == "linear" else (12.0, 20.0, 30.0, 50.0)
+        return [lean.Setting(step / CLIP, MOMENTUM, CLIP) for step in steps]
 
 
-def model_of(split: Split, seed: int) -> SmallCNN:
-    return SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(seed))
-
-
-def trial(protocol: Protocol, method: str, plan: Plan, setting, public: Split) -> float:
+def trial(protocol: Protocol, method: str, plan: Plan, setting: lean.Setting, seed: int, public) -> float:
     """Return the accuracy of one trial on public images, with the noise in the mean gradient of the plan."""
-    rate, momentum, clip = setting
-    size = len(public.train)
-    scheme, _ = protocol.schemes(size)[method]
-    scale = size / PRIVATE
+    tune, judge = public
+    scale = len(tune[1]) / PRIVATE
+    scheme, _ = protocol.schemes(len(tune[1]))[method]
     mechanism = Mechanism(scheme, plan.mechanism.strategy, plan.mechanism.noise_multiplier * scale)
-    batch = protocol.batch_size * scale
-    noisy = privatize(mechanism, clip_norm=clip, expected_batch_size=batch)
-    model = model_of(public, 0)
-    loss, params = nnx_loss(model, cross_entropy)
-    step = make_step(
-        loss, noisy, optimizer_of(rate, momentum, protocol.iterations), clipping="ghost", skip_padding=True
-    )
-    largest = int(batch + 8 * batch**0.5)
-    source, state = Sampler(scheme, size, largest), step.init(params)
-    for _ in range(protocol.iterations):
-        drawn_batch = source.next()
-        rows = public.train.take(drawn_batch.indices[drawn_batch.mask], largest)
-        state, _ = step(state, rows, drawn_batch.mask)
-    return accuracy(model, public.test)(state.params)["accuracy"]
+    model = lean.MODELS[protocol.model]
+    found = lean.train(model, mechanism, protocol.batch_size * scale, setting, seed, tune)
+    return lean.accuracy(model, found, judge)
 
 
-def private_run(protocol: Protocol, plan: Plan, setting, seed: int, split: Split) -> float:
-    """Return the test accuracy of one run under a certified plan; the seed is that of the parameters."""
-    rate, momentum, clip = setting
-    model = model_of(split, seed)
-    options = TrainOptions(clipping="ghost", verify=False, progress=False)
+def private_run(protocol: Protocol, plan: Plan, setting: lean.Setting, seed: int, private) -> float:
+    """Return the test accuracy of one run; the seed is that of parameters, batches and noise."""
+    rows, test = private
+    model = lean.MODELS[protocol.model]
+    found = lean.train(model, plan.mechanism, protocol.batch_size, setting, seed, rows)
+    return lean.accuracy(model, found, test)
+
+
+def fitted_run(protocol: Protocol, plan: Plan, setting: lean.Setting, seed: int, private) -> float:
+    """Return the test accuracy of one run of `train.fit` under the plan; the seed is that of parameters."""
+    rows, test = private
+    model = lean.MODELS[protocol.model]
+    schedule = optax.linear_schedule(setting.rate * (1 - setting.momentum), 0.0, protocol.iterations)
+    optimizer = optax.sgd(schedule, momentum=setting.momentum or None)
     result = fit(
-        plan, model, cross_entropy, split.train, optimizer_of(rate, momentum, protocol.iterations),
-        clip_norm=clip, options=options,
+        plan, model.init(seed), functools.partial(lean.loss, model),
+        {"inputs": np.asarray(rows[0]), "labels": np.asarray(rows[1])}, optimizer, clip_norm=setting.clip,
+        options=TrainOptions(verify=False, progress=False),
     )  # fmt: skip
-    return accuracy(model, split.test)(result.params)["accuracy"]
+    return lean.accuracy(model, result.params, test)
+
+
+RUNS = {"private": private_run, "fit": fitted_run}
+
+
+def path_of(protocol: Protocol, method: str, epsilon: float, folder: Path) -> Path:
+    """Return the file of a cell's plan."""
+    return folder / f"{method.replace(' ', '-')}-{protocol.batch_size}-{protocol.epochs}-{epsilon:g}.json"
 
 
 def plan_of(protocol: Protocol, method: str, epsilon: float, folder: Path) -> Plan:
     """Return the certified plan of a cell, from `folder` or certified and stored there."""
     scheme, bands = protocol.schemes()[method]
-    path = folder / f"{method.replace(' ', '-')}-{protocol.batch_size}-{protocol.epochs}-{epsilon:g}.json"
+    path = path_of(protocol, method, epsilon, folder)
     if not path.exists():
         strategy = protocol.strategy(bands)
         calibrate(scheme, strategy, epsilon=epsilon, delta=DELTA, dataset_size=PRIVATE).save(path)
     return Plan.load(path)
 
 
-def splits(folder: str) -> tuple[Split, Split]:
-    """Return (private images with the test images, public images with public ones that judge trials)."""
+def splits(folder: str):
+    """Return ((private images, test images), (public images, public images that judge trials)).
+
+    Each is (inputs, labels), (n, 28, 28, 1) float32 from 0 to 1 and (n,) int32.
+    """
     whole = load("mnist", folder)
-    rows = whole.train.source
-    order = np.random.default_rng(0).permutation(len(rows.labels))  # the last rows of MNIST are easier
-    inputs, labels = rows.inputs[order], rows.labels[order]
+
+    def arrays(dataset):
+        rows = dataset.source
+        inputs = jnp.asarray(rows.inputs, jnp.float32).reshape(-1, 28, 28, 1) / 255
+        return inputs, jnp.asarray(rows.labels, jnp.int32)
+
+    inputs, labels = arrays(whole.train)
+    order = np.random.default_rng(0).permutation(len(labels))  # the last rows of MNIST are easier
+    inputs, labels = inputs[order], labels[order]
     part = [slice(0, PRIVATE), slice(PRIVATE, PRIVATE + PUBLIC_TRAIN), slice(PRIVATE + PUBLIC_TRAIN, None)]
-    private, tune, judge = (from_arrays(inputs[s], labels[s], scale=255.0) for s in part)
-    return Split("private", private, whole.test, 10), Split("public", tune, judge, 10)
+    private, tune, judge = ((inputs[s], labels[s]) for s in part)
+    return (private, arrays(whole.test)), (tune, judge)
 
 
 class Table:
@@ -195,53 +203,62 @@ class Table:
         write_atomically(self.path, "\n".join(lines) + "\n")
 
 
-def best_setting(rows: list[dict[str, str]]) -> tuple[float, float, float]:
-    """Return the setting of the trial with the highest accuracy."""
-    best = max(rows, key=lambda row: float(row["accuracy"]))
-    return float(best["rate"]), float(best["momentum"]), float(best["clip"])
+def best_setting(table: Table, cell: dict) -> lean.Setting | None:
+    """Return the setting with the highest mean accuracy over all trial seeds; None without any."""
+    found: dict[lean.Setting, list[float]] = {}
+    for row in table.find(phase="trial", momentum=MOMENTUM, clip=CLIP, **cell):
+        setting = lean.Setting(*(float(row[name]) for name in lean.Setting._fields))
+        found.setdefault(setting, []).append(float(row["accuracy"]))
+    means = {setting: np.mean(values) for setting, values in found.items() if len(values) == len(TRIAL_SEEDS)}
+    return max(means, key=means.__getitem__, default=None)
 
 
-def rebuild(protocol: Protocol, data_folder: str, folder: Path, methods: list[str], seconds: float) -> bool:
+def rebuild(
+    protocol: Protocol, data_folder: str, folder: Path, plans: Path, methods: list[str], fitted: int,
+    seconds: float,
+) -> bool:  # fmt: skip
     """Make the missing runs until the time is up, then table and picture; return whether all exist."""
     folder.mkdir(parents=True, exist_ok=True)
+    plans.mkdir(parents=True, exist_ok=True)
     table, (private, public) = Table(folder / "real-data.csv"), splits(data_folder)
     started = time.monotonic()
     for epsilon in protocol.epsilons:
         for method in methods:
-            plan = plan_of(protocol, method, epsilon, folder)
-            sigma = plan.mechanism.noise_multiplier
-            cell = dict(method=method, epsilon=epsilon, noise_multiplier=sigma)
-            jobs = [("trial", setting, 0) for setting in protocol.settings()]
+            plan = plan_of(protocol, method, epsilon, plans)
+            cell = dict(method=method, epsilon=epsilon, noise_multiplier=plan.mechanism.noise_multiplier)
+            jobs = [("trial", setting, seed) for setting in protocol.settings() for seed in TRIAL_SEEDS]
             jobs += [("private", None, seed) for seed in range(protocol.seeds)]
+            jobs += [("fit", None, seed) for seed in range(fitted)]
             for phase, setting, seed in jobs:
                 if setting is None:
-                    setting = best_setting(table.find(phase="trial", **cell))
-                rate, momentum, clip = setting
-                key = dict(phase=phase, rate=rate, momentum=momentum, clip=clip, seed=seed, **cell)
+                    setting = best_setting(table, cell)
+                key = dict(phase=phase, seed=seed, **setting._asdict(), **cell)
                 if table.find(**key):
                     continue
                 since = time.monotonic()
                 if since - started > seconds:
-                    report(protocol, table, folder)
+                    report(table, folder)
                     return False
+                cpu = time.process_time()
                 if phase == "trial":
-                    found = trial(protocol, method, plan, setting, public)
+                    found = trial(protocol, method, plan, setting, seed, public)
                 else:
-                    found = private_run(protocol, plan, setting, seed, private)
-                took = round(time.monotonic() - since, 1)
+                    found = RUNS[phase](protocol, plan, setting, seed, private)
+                took = round(time.process_time() - cpu, 1)
                 table.add(accuracy=found, seconds=took, **key)
                 print(f"{phase} {method}, epsilon {epsilon:g}, {setting}, seed {seed}: {found:.4f}, {took} s",
                       file=sys.stderr, flush=True)  # fmt: skip
-    report(protocol, table, folder)
+    report(table, folder)
     return True
 
 
-def report(protocol: Protocol, table: Table, folder: Path) -> None:
+def report(table: Table, folder: Path) -> None:
     """Write accuracies with their intervals and the differences to DP-SGD by seed; draw the picture."""
     cells: dict[tuple[str, float], Accuracies] = {}
     for row in table.find(phase="private"):
-        cells.setdefault((row["method"], float(row["epsilon"])), [])
-        cells[row["method"], float(row["epsilon"])].append(row)
+        best = best_setting(table, {name: row[name] for name in ("method", "epsilon")})
+        if best is not None and all(row[name] == str(value) for name, value in best._asdict().items()):
+            cells.setdefault((row["method"], float(row["epsilon"])), []).append(row)
     found = {
         cell: Accuracies(
             np.array([float(row["accuracy"]) for row in sorted(rows, key=lambda row: int(row["seed"]))]),
@@ -263,31 +280,37 @@ def report(protocol: Protocol, table: Table, folder: Path) -> None:
 
 
 def command(
-    data_folder: str, out: str, batch_size: int = 500, epochs: int = 5, epsilons: str = "2,8,1,4,0.5",
-    methods: str | None = None, trials: int = 8, seeds: int = 5, seconds: float = float("inf"),
+    data_folder: str, out: str, plans: str | None = None, model: str = "cnn", batch_size: int = 500,
+    epochs: int = 5, epsilons: str = "2,8,0.5,1,4", methods: str | None = None, seeds: int = 5,
+    by_fit: int = 0, seconds: float = float("inf"),
 ) -> int:  # fmt: skip
     """Accuracies of DP-SGD and BandMF on real images by sampling scheme and epsilon, each under its plan.
 
     Args:
       data_folder: folder with the four idx files of MNIST or Fashion-MNIST.
-      out: folder for plans, real-data.csv, real-data.txt and real-data.png; finished runs in it are kept.
+      out: folder for real-data.csv, real-data.txt and real-data.png; finished runs in it are kept.
+      plans: folder for plans, which other data of as many images and other models share; `out` by default.
+      model: "cnn", "linear" or "perceptron".
       batch_size: mean batch size of private runs.
       epochs: mean participations of an example.
       epsilons: targets, separated by commas.
-      methods: names separated by commas; all by default.
-      trials: settings that each cell tries on public images.
+      methods: names separated by semicolons; all by default.
       seeds: private runs of a cell.
+      by_fit: private runs of a cell by `train.fit`, beside the lean ones.
       seconds: no run starts after so many seconds.
     """
     if not seconds >= 0:
         raise ValueError(f"seconds must be at least 0, got {seconds!r}")
+    if model not in lean.MODELS:
+        raise ValueError(f"model must be among {', '.join(lean.MODELS)}, got {model!r}")
     targets = tuple(float(value) for value in epsilons.split(","))
-    protocol = Protocol(batch_size, epochs, targets, trials, seeds)
+    protocol = Protocol(batch_size, epochs, targets, seeds, model)
     known = list(protocol.schemes())
-    chosen = known if methods is None else methods.split(",")
+    chosen = known if methods is None else methods.split(";")
     if unknown := set(chosen).difference(known):
-        raise ValueError(f"methods must be among {', '.join(known)}, got {', '.join(unknown)}")
-    return 0 if rebuild(protocol, data_folder, Path(out), chosen, seconds) else 1
+        raise ValueError(f"methods must be among {'; '.join(known)}, got {'; '.join(unknown)}")
+    places = Path(out), Path(plans or out)
+    return 0 if rebuild(protocol, data_folder, *places, chosen, by_fit, seconds) else 1
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -26,6 +26,7 @@ SECTIONS = {
     70: "The other papers",
     80: "Accelerators",
     90: "Tests and memory",
+    100: "Real images",
 }
 HEADER = """# Results
 
