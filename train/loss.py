@@ -205,10 +205,10 @@ def _seeded(streams, key):
 
 
 def _refuse_writes(traced, given, args, after, *, seeded: bool) -> None:
-    """ValueError where the loss changed a variable of the model.
+    """Raise ValueError where the loss changed a variable of the model.
 
-    A variable that is the same traced value is unchanged. Transformations like `nnx.remat` return every
-    variable as another value; for these the traced program shows whether it is the argument.
+    The same traced value means no change. Transformations like `nnx.remat` return every variable as another
+    value; there the traced program shows whether it is the argument.
     """
     before = {path: variable for state in given for path, variable in nnx.to_flat_state(state)}
     suspects = []

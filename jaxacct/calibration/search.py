@@ -249,12 +249,7 @@ class Search:
     def _costlier(
         self, noise_multiplier: float, drawn: Callable[[Proposal, float], float | None]
     ) -> float | None:
-        """Return the samples to certify the costlier direction; None or infinity where a direction has that.
-
-        Args:
-          noise_multiplier: above 0.
-          drawn: (proposal, threshold of its mean term) -> samples.
-        """
+        """Return the samples to certify the costlier direction; None or infinity as `drawn` returns it."""
         mechanism, most = self.at(noise_multiplier), 0.0
         if not self.covered(mechanism):
             return math.inf

@@ -333,18 +333,7 @@ def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | No
 def _is_settled(
     of: Resolved, stop: Stop, level: float, terms, blocks: int, limit: int, bets, weights
 ) -> bool:
-    """Return whether the samples so far decide the verdict; the fixed rule tests at the end only.
-
-    Args:
-      of: resolved proposal.
-      stop: stopping rule.
-      level: failure probability of this verification.
-      terms: counts.
-      blocks: done.
-      limit: maximum number of blocks.
-      bets: of the anytime rule.
-      weights: of the bets.
-    """
+    """Return whether the samples so far decide the verdict; the fixed rule tests at the end only."""
     if blocks >= limit:
         return True
     if blocks == 0 or stop.rule == "fixed":

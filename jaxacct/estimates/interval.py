@@ -156,20 +156,11 @@ def crossing(
 
 
 def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float) -> float:
-    """Return an upper bound on the epsilon whose divergence is `delta`, wrong with probability at most q.
+    """Return an upper bound on the epsilon whose divergence is `delta`, false with probability at most q.
 
-    It inverts a pointwise bound as in `bands`, which has to hold at that one epsilon only, since it decreases
-    in epsilon; so the samples may be used at every epsilon at no cost in q.
-
-    Args:
-      chosen: proposal, made for `anchor`, chosen independently of the samples.
-      draws: all samples.
-      anchor: epsilon, nats.
-      delta: in (0, 1).
-      q: in (0, 1).
-
-    Returns:
-      A natural log; infinite where the samples give no bound.
+    It inverts a pointwise bound on the divergence, which must hold at that one epsilon only, since it
+    decreases in epsilon: so one set of samples serves all epsilons. Infinite where the samples give no bound.
+    `chosen` was made for `anchor`, independently of the samples.
     """
     margin, _, _ = _booked(chosen)
     furthest = _furthest(chosen, draws) + 2 * margin

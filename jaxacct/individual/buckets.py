@@ -51,10 +51,7 @@ class SigmaGrid:
         return np.append(self.edges, np.inf) if self.zero_bucket else self.edges
 
     def encode(self, sigma) -> np.ndarray:
-        """Return the bucket of each effective noise ratio, rounded down: int32, of the shape of `sigma`.
-
-        Args:
-          sigma: effective noise ratios.
+        """Return the int32 bucket of each effective noise ratio `sigma`, rounded down, of the same shape.
 
         Raises:
           ValueError: NaN, or below `smallest`: an unclipped norm, which must not be ignored.

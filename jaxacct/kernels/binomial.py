@@ -196,12 +196,7 @@ def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tupl
 
 
 def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int, int]:
-    """Return the tables of Binomial(counts, p), their largest width, and the largest distance from the mode.
-
-    Args:
-      counts: (probabilities, digits) int.
-      p: (probabilities,).
-    """
+    """Return the tables of Binomial(counts, p), the largest width and the largest distance from the mode."""
     lowest, weights = integer_weights(counts.reshape(-1), np.repeat(p, counts.shape[1]))
     start, width = _used(weights)
     low, high = ((lowest + start + some).reshape(counts.shape) for some in (0, width))

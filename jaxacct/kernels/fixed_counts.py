@@ -148,15 +148,10 @@ def _chains(log_ratios, rows, inside):
 
 
 def _extended(g, lost, log_ratios, ahead, order):
-    """Return (g, lost) one column earlier; `g + lost` are logarithms of sums over chains.
+    """Return (g, lost) one column earlier: compensated logarithms `g + lost` of sums over chains.
 
-    Args:
-      g: main part of the logarithms.
-      lost: compensation of the rounding error of `g`.
-      log_ratios: of the first participation of a chain at this column.
-      ahead: ln of the sum over the rest of the chain from the next column on.
-      order: below 0 where chains also begin later, 0 where this is the last column at which one can
-        begin, above 0 where none can.
+    `ahead` is ln of the sum over the rest of the chain from the next column on. `order` is below 0 where
+    chains also start later, 0 at the last column at which one can start, above 0 where none can.
     """
     more, rounded = compensated_step(g, lost, log_ratios, ahead)
     only = jnp.where(order == 0, log_ratios + ahead, 0)

@@ -214,13 +214,8 @@ def _block_of(one_step, all_moves, log_p: float, log_q: float, block: int):
 def _log_factor(counts, free, ago, log_one: float, overlap, ratio):
     """Return ln of the factor of `counts` participations in every state, (states, ...).
 
-    Args:
-      counts: (states,) int: how many participate.
-      free: (states,) int: how many are free.
-      ago: (states, processes - 1) int, as in `Move`.
-      log_one: ln of the weight of each participation besides `e^ratio`.
-      overlap: of this step with the b - 1 last steps.
-      ratio: log-ratio of one participation at this step.
+    `counts` and `free` are (states,) int; `ago` is (states, processes - 1) int, as in `Move`; `overlap` is
+    that of this step with the b - 1 last steps, and `ratio` the log-ratio of one participation at this step.
     """
     dtype, ndim = ratio.dtype, ratio.ndim
     ways = np.array([math.log(math.comb(int(f), int(j))) for f, j in zip(free, counts, strict=True)])

@@ -68,10 +68,7 @@ class Move(NamedTuple):
 def moves(b: int, m: int, num_codes: int) -> tuple[Move, ...]:
     """Return the transitions of j = 0..m participations for every state; j >= 2 has the first ones only.
 
-    Args:
-      b: minimum separation.
-      m: number of processes.
-      num_codes: b, or 2 b - 1 where there is virtual history.
+    There are `num_codes` = b codes, or 2 b - 1 with virtual history.
     """
     found = []
     for j in range(m + 1):

@@ -48,9 +48,6 @@ def compiled(*, static: int) -> Callable[[Callable[..., Any]], "Compiled"]:
 
     The others are pytrees of arrays. NumPy arrays that the function derives from the static ones become
     arguments of the program, unless they are scalars (see the module docstring).
-
-    Args:
-      static: number of static arguments.
     """
     return functools.partial(Compiled, static=static)
 

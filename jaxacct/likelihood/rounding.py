@@ -340,13 +340,7 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
 
 
 def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
-    """Return the error of scores of n outputs, by two transforms each, projected on |x| = 1.
-
-    Args:
-      mechanism: the mechanism.
-      drawn: norm of the drawn counts.
-      transform: relative error of one transform.
-    """
+    """Return the error of scores of n outputs, by two transforms each, projected on |x| = 1."""
     strategy, n, sigma = mechanism.strategy, mechanism.scheme.iterations, mechanism.noise_multiplier
     product = transform + _PRODUCT_ROUNDINGS * UNIT
     signal = (transform * stationary.largest_amplitude(strategy, n) + product) * drawn

@@ -62,11 +62,7 @@ class Recommended:
         }
 
     def options(self, file: str = "FILE") -> str:
-        """Return the options of `jaxacct calibrate` besides those of the problem.
-
-        Args:
-          file: of the coefficients, where the matrix was given by them.
-        """
+        """Return the options of `jaxacct calibrate` beside the problem's; `file` has given coefficients."""
         takes_separation = "separation" in self.scheme.options
         separation = f" --min-separation {self.scheme.min_separation}" if takes_separation else ""
         by = "" if self.accountant is None else f" --accountant {self.accountant}"

@@ -207,11 +207,10 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
 
 
 def _buffered(grid, most: int, buffers: int | None, numbers: RunNumbers, name, estimates) -> Place | None:
-    """Return a buffered matrix at the largest separation, with participation revealed; None without room.
+    """Return a buffered matrix at the largest separation, participation revealed; None without memory.
 
-    Its moments are unknown before samples are drawn, but the noise that the revealed pattern needs is known
-    exactly. For large epsilon and little memory that is enough: a buffer is two copies. With at most one
-    participation no columns meet, and the moments are those of any other matrix.
+    Its noise is exact without samples. With at most one participation no columns overlap, and the moments are
+    those of any other matrix.
     """
     room = (most - 1) // 2
     if buffers is not None and buffers > room:  # only where it is asked for
@@ -259,15 +258,7 @@ def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | 
     """Estimate every number of bands and matrix at a middle separation, then climb from the best few.
 
     The error has one minimum in the separation: a longer lockout hides the example better, until so few
-    examples are eligible that a batch nearly determines who they are.
-
-    Args:
-      grid: of `grid_of`.
-      matrices: names of matrices.
-      estimates: of the target.
-      numbers: of the run.
-      say: called with what is estimated.
-      first: a place of another search, near which these are expected.
+    examples are eligible that a batch nearly determines them. `first` is the result of a similar search.
     """
     seen: dict[tuple, Place | None] = {}
 

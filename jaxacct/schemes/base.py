@@ -230,10 +230,8 @@ class Scheme(abc.ABC):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         """Return the batches of one run: every unit's examples by the distribution of `draw_participation`.
 
-        Args:
-          dataset_size: number of examples.
-          generator: for draws before the first step.
-          graph: of users and examples, where the unit is a user.
+        `generator` serves draws before the first step; `graph` has users and examples, where the unit is a
+        user.
         """
 
     def draw_counts(self, key, num_samples: int, direction: str, side=None) -> jax.Array | None:

@@ -161,14 +161,11 @@ def _windows(number: int, probabilities: np.ndarray, outside: float) -> tuple[np
 
 
 def _block(keys, pool, arrays, steps, back):
-    """Return `(pool after, (steps, num_samples) sizes)` of some steps from a pool.
+    """Return `(pool after, (steps, num_samples) sizes)` of some steps from a pool, (num_samples,) int32.
 
-    Args:
-      keys: two, of these steps.
-      pool: (num_samples,) int32.
-      arrays: of `binomial_tables`; None where the whole pool joins.
-      steps: their number; or for every one of them the index of its probability in `arrays`.
-      back: (steps, ...) int32, how many return to the pool after every step; None: all that joined.
+    `arrays` are of `binomial_tables`, None where the whole pool joins; `steps` is a number, or for each step
+    the index of its probability in `arrays`; `back`, (steps, ...) int32, returns to the pool after each step
+    (None: all that joined).
     """
     at, length = (None, steps) if isinstance(steps, int) else (steps, len(steps))
     shape = (length, *pool.shape)

@@ -212,13 +212,7 @@ def _log_error(coefficients: np.ndarray, n: int):
 
 
 def _log_workload_error(coefficients: np.ndarray, n: int, error_of: Callable):
-    """Return `_log_error` for any workload, through g, the first column of C^-1; `dg/dc_k` is -g * g delayed.
-
-    Args:
-      coefficients: (bands,).
-      n: number of steps.
-      error_of: from g, (n,), to the error and its gradient in g.
-    """
+    """Return `_log_error` for any workload; g is the first column of C^-1, `dg/dc_k` is -g * g delayed."""
     impulse = np.zeros(n)
     impulse[0] = 1.0
     with np.errstate(over="ignore", invalid="ignore"):

@@ -337,9 +337,6 @@ def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, 
 def target_of(plan: Plan) -> str:
     """Return the digest of the claim that parts of a plan verify.
 
-    Args:
-      plan: not composed with another mechanism.
-
     Raises:
       ValueError: a plan composed with another mechanism.
     """

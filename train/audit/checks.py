@@ -117,9 +117,9 @@ def _normality(noise: np.ndarray, rounding: float) -> float:
 
 
 def _repeated(rows: np.ndarray, rounding: float) -> tuple[float, float]:
-    """P-values of the largest correlation of two rows, and of sums of those at the same distance.
+    """Return p-values of the largest correlation of two rows, and of sums of those at the same distance.
 
-    A row's inner product with the direction of an earlier one is a standard normal, independent at one
+    A row's inner product with the direction of an earlier one is standard normal, independent at one
     distance.
     """
     number, size = rows.shape

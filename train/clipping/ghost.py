@@ -465,14 +465,11 @@ def suits(
 
 
 def _in_memory(function, rows):
-    """Return `function()`, a pytree of arrays, stored before anything reads it.
+    """Return `function()`, a pytree of arrays, stored before it is read.
 
-    Compilers compute again what two readers need, and may round it otherwise: then the norm would be that of
-    other numbers than those that are summed. What comes out of a loop is in memory.
-
-    Args:
-      function: without arguments.
-      rows: pytree of arrays with a row an example, on which the number of turns seems to depend.
+    A compiler may compute a value twice for two uses and round it differently: then the norm would be that of
+    other numbers than the summed ones. The output of a loop is in memory; its trip count seems to depend on
+    `rows`.
     """
     first = jax.tree.leaves(rows)[0]
     threes = jnp.sum(first.reshape(len(first), -1)[:, :1] == 3, dtype=jnp.int32)

@@ -150,10 +150,8 @@ def drawn_on_the_host(
 def _both(words, deviation: float | None):
     """Return (rows, row): complex128 pairs of normals, or their rounded values as uint64, the second above.
 
-    Args:
-      words: (rows, row, 2) uint64. XLA parts rows among its threads; in loops whose length it did not know
-        it would compute one number at a time, which takes three times as long.
-      deviation: as of `drawn_on_the_host`.
+    `words` are (rows, row, 2) uint64: XLA splits rows among its threads, but not the turns of a loop of
+    unknown length, which takes three times as long.
     """
     both = _box_muller(words[..., 0], words[..., 1])
     if deviation is None:
@@ -234,9 +232,9 @@ def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
 
 
 def _quarter_rounds(a, b, c, d):
-    """Four quarter rounds side by side: (4, blocks) rows.
+    """Compute four quarter rounds of (4, blocks) rows together.
 
-    `a + b` and `c + d` of the first half are computed twice and never written: six passes over memory for
+    `a + b` and `c + d` of the first half are computed twice and not stored: six passes over memory instead of
     eight, which takes half the time on CPUs.
     """
     (d1,) = _apart(_rotate(d ^ (a + b), 16))
@@ -258,10 +256,9 @@ def _rotate(words, by: int):
 
 
 def _box_muller(x, y) -> tuple[jax.Array, jax.Array]:
-    """Pairs of float64 normals of two uint64 each.
+    """Return pairs of float64 normals of two uint64 each.
 
-    The radius has the bits of x, then the last 11 of y, then those 21 of y that are the last of the angle's
-    53.
+    The radius has the bits of x, the last 11 of y, and those 21 of y that are the last of the angle's 53.
     """
     with jax.enable_x64(True):
         more = ((y << 53) | ((y << 32) >> 11)) & np.uint64(2**64 - 2**32)

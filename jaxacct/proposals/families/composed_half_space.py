@@ -32,13 +32,10 @@ _SHARES = (0.4, 0.7)  # tangent points, as fractions of the (negative) loss that
 
 
 def build(setting: Setting) -> Proposal:
-    """Return the half-space with the smallest scale.
-
-    Args:
-      setting: with a composed mechanism.
+    """Return the half-space with the smallest scale, for a setting with a composed mechanism.
 
     Raises:
-      ValueError: side information, a matrix whose columns have cross terms of their own, or no tangent.
+      ValueError: side information, a matrix whose columns overlap, or no tangent.
     """
     found = _best_half_space(setting)
     if found is None:

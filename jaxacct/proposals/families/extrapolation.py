@@ -277,11 +277,8 @@ def _height_error(height, samples: int):
 def _expected(near: np.ndarray, far: np.ndarray, ratios: np.ndarray, samples: int) -> np.ndarray:
     """Return Phi^{-1} of the expected bounds of pairs of distances, with six standard errors at either end.
 
-    Args:
-      near: Phi^{-1} of the means at the near distance, (pairs,).
-      far: Phi^{-1} of the means at the far distance, (pairs,).
-      ratios: of the distances, (pairs,).
-      samples: at each distance.
+    `near` and `far` are Phi^{-1} of the means and `ratios` those of the distances, (pairs,) each; `samples`
+    are drawn at each distance.
     """
     mean = ndtr(near)
     # With q = 1e-9 even a sample mean of 0 only shows a mean below ln(1 / q) / n.

@@ -337,14 +337,11 @@ def halving_sum(values):
 
 
 def build(setting: Setting) -> Proposal:
-    """Return the half-space of the best tangent for a setting.
-
-    Args:
-      setting: of the add direction.
+    """Return the half-space of the best tangent, for a setting of the add direction.
 
     Raises:
-      ValueError: side information (Q is no Gaussian, and f has no tangents), a matrix whose columns have
-        cross terms of their own, a divergence of exactly zero, or no tangent that excludes noise 0.
+      ValueError: side information (Q is not one Gaussian, and f has no tangents), a matrix whose columns
+        overlap, a divergence of exactly zero, or no tangent that excludes noise 0.
     """
     found = _best_half_space(setting)
     if found is None:

@@ -155,16 +155,10 @@ def plain_lines_by_pairs(mechanism: Mechanism, delta_v: float) -> tuple[BudgetLi
 
 
 def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) -> tuple[BudgetLine, ...]:
-    """Return `lines` of the loss of all examples by themselves, changed to those for pairs of them.
+    """Return the items of the loss by pairs of examples, from `lines`, those of the loss of all examples.
 
-    Errors of scores change it at most as much. The recurrence is that of two, whose likelihood ratio is
-    at most the square of that of one.
-
-    Args:
-      mechanism: the mechanism.
-      delta_v: as for `rounding.loss_lines`.
-      lines: items of the loss of all examples.
-      as_units: how many of the unit's participation vectors are in the outputs.
+    Errors of scores change it at most as much. The recurrence is that of two examples, whose likelihood ratio
+    is at most the square of that of one. The outputs contain `as_units` of the unit's participation vectors.
     """
     scheme = mechanism.scheme
     pairs, left = divmod(scheme.parts[1], 2)

@@ -89,13 +89,7 @@ def _turns(scheme) -> np.ndarray:
 
 
 def _sum_of_tuples(pairs: np.ndarray, lifts: np.ndarray, m: int) -> float:
-    """Return the sum of the weights of all tuples of m phases; for m = 3 by matrix products, without a table.
-
-    Args:
-      pairs: (b, b), symmetric.
-      lifts: (b,) weight of a phase by itself.
-      m: number of replicas.
-    """
+    """Return the sum of the weights of all tuples of m phases, from (b, b) `pairs` and (b,) `lifts`."""
     if m == 1:
         return float(lifts.sum())
     if m == 2:
