@@ -36,22 +36,32 @@ def is_first() -> bool:
 
 
 def check(options, batches) -> None:
-    """ValueError for what several processes cannot train together."""
+    """ValueError, on all processes, for what several processes cannot train together on one of them."""
     if not several():
         return
+    flaw = _flaw(options, batches)
+    everyone = np.asarray(multihost_utils.process_allgather(np.array([flaw is not None]))).ravel()
+    if flaw is None and everyone.any():
+        flaw = f"options must be valid on all processes, were not on {np.flatnonzero(everyone).tolist()}"
+    if flaw is not None:
+        raise ValueError(flaw)
+
+
+def _flaw(options, batches) -> str | None:
     number, mesh = jax.process_count(), options.mesh
     if mesh is None:
-        raise ValueError(
+        return (
             f"mesh must be given with {number} processes: without it each would train by itself, with noise "
             "of its own"
         )
     found = {device.process_index for device in mesh.devices.flat}
     if found != set(range(number)):
-        raise ValueError(f"mesh must have devices of all {number} processes, had those of {sorted(found)}")
+        return f"mesh must have devices of all {number} processes, had those of {sorted(found)}"
     if options.microbatch_size == "auto":
-        raise ValueError("microbatch_size must be a number with several processes: each measures other times")
+        return "microbatch_size must be a number with several processes: each measures other times"
     if batches is not None:
-        raise ValueError("batches must not be given with several processes: each would read its own")
+        return "batches must not be given with several processes: each would read its own"
+    return None
 
 
 def first(function: Callable[[], Any]):

@@ -1,13 +1,15 @@
 """Upper bound by the privacy loss distribution of independent Poisson-sampled Gaussians.
 
 These are the mechanism itself for Poisson sampling (b = 1), and dominate it where the phase of a cyclic
-scheme is scheme is revealed.
+scheme is revealed.
 """
 
 from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.loss_curves import GaussianPair, both_directions
+from jaxacct.statistics.composed_losses import Part, divergence_bound
+from jaxacct.statistics.hockey_stick import DIRECTIONS
+from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, both_directions
 
 
 class PrivacyLossDistribution(Accountant):
@@ -26,7 +28,17 @@ class PrivacyLossDistribution(Accountant):
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
-        rounds = mechanism.scheme.independent_rounds
-        assert rounds is not None
-        curves = both_directions(GaussianPair(mechanism.noise_multiplier), rounds[0])
-        return composed_delta(((curves, rounds[1]),), epsilon, compose_with)
+        return composed_delta((_step(mechanism),), epsilon, compose_with)
+
+    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
+        """Return the upper bound on a direction; the lower one is 0."""
+        if side < 0:
+            return 0.0
+        curves, count = _step(mechanism)
+        return divergence_bound([Part(curves[DIRECTIONS.index(direction)], count)], epsilon)
+
+
+def _step(mechanism: Mechanism) -> tuple[tuple[LossCurve, LossCurve], int]:
+    rounds = mechanism.scheme.independent_rounds
+    assert rounds is not None
+    return both_directions(GaussianPair(mechanism.noise_multiplier), rounds[0]), rounds[1]

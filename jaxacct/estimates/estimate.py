@@ -24,6 +24,7 @@ from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
+_NUM_SAMPLES = 100_000
 # For a target delta, proposals are searched until one has a scale far below it.
 _SMALLEST_DELTA = 1e-12
 # Nominal delta of `estimate_delta`: a thousandth of it may be left out of a composed profile.
@@ -48,13 +49,14 @@ class Estimate:
       value: the estimate, the larger of both directions.
       low: lower end of the confidence interval. Where several examples of a user are bounded from above, low
         belongs to draws of a lower bound, and the value lies halfway. Low is 0 without a lower bound (a
-        strategy that is not banded, independent cuts); the value is then that of the upper bound.
+        strategy that is not banded, independent cuts, Poisson sampling without draws); the value is then that
+        of the upper bound.
       high: upper end of the confidence interval.
       confidence: its coverage.
       directions: the estimate of each direction.
       proposals: the proposal distribution of each direction.
-      num_samples: per direction, without those of a line in the add direction; 0 where an accountant gives
-        both ends without sampling; `proposals` then names it.
+      num_samples: per direction, without those of a line in the add direction; 0 where an accountant computes
+        the quantity without sampling; `proposals` then names it.
     """
 
     quantity: str
@@ -71,7 +73,7 @@ def estimate_delta(
     mechanism: Mechanism,
     epsilon: float,
     *,
-    num_samples: int = 100_000,
+    num_samples: int | None = None,
     key=None,
     confidence: float = 0.95,
     proposal: str | None = None,
@@ -83,7 +85,8 @@ def estimate_delta(
     Args:
       mechanism: the mechanism.
       epsilon: natural log, at least 0.
-      num_samples: per direction, at least 1.
+      num_samples: per direction, at least 1; 100,000 by default, or none where an accountant is exact up to
+        its grid (Poisson sampling with C = I).
       key: JAX key; from the operating system by default.
       confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds). Where
         the add direction's samples have no positive term, as many again bound it from two common events.
@@ -100,10 +103,9 @@ def estimate_delta(
     """
     checked(mechanism)
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
-    num_samples = _validate.positive_integer("num_samples", num_samples)
+    known, num_samples = _accountant(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
-    known = analytic.two_sided(mechanism, compose_with) if proposal is None else None
-    if known is not None:
+    if known is not None and proposal is None and compose_with is None:
         return _known("delta", known.divergences(mechanism, epsilon), known, confidence)
     key = randomness.checked_key(key)
     composed = composition_of(compose_with)
@@ -144,7 +146,7 @@ def estimate_epsilon(
     mechanism: Mechanism,
     delta: float,
     *,
-    num_samples: int = 100_000,
+    num_samples: int | None = None,
     key=None,
     confidence: float = 0.95,
     progress: Progress | None = None,
@@ -159,7 +161,8 @@ def estimate_epsilon(
     Args:
       mechanism: the mechanism.
       delta: in (0, 1).
-      num_samples: per direction, at least 1.
+      num_samples: per direction, at least 1; 100,000 by default, or none where an accountant is exact up to
+        its grid (Poisson sampling with C = I).
       key: JAX key; from the operating system by default.
       confidence: of the interval, in (0, 1).
       progress: called with (what, samples done, samples expected).
@@ -173,9 +176,8 @@ def estimate_epsilon(
     """
     checked(mechanism)
     delta = _validate.open_probability("delta", delta)
-    num_samples = _validate.positive_integer("num_samples", num_samples)
+    known, num_samples = _accountant(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
-    known = analytic.two_sided(mechanism)
     if known is not None:
         return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
     key = randomness.checked_key(key)
@@ -214,18 +216,29 @@ def estimate_epsilon(
     )
 
 
+def _accountant(mechanism: Mechanism, num_samples: int | None) -> tuple[Accountant | None, int]:
+    """Return the accountant in place of samples, if there is one, and the number of samples."""
+    if num_samples is None:
+        return analytic.exact(mechanism), _NUM_SAMPLES
+    return analytic.two_sided(mechanism), _validate.positive_integer("num_samples", num_samples)
+
+
 def _known(
     quantity: str, ends: dict[str, tuple[float, float]], known: Accountant, confidence: float
 ) -> Estimate:
-    """Return both ends of each direction from an accountant; the value is between them."""
+    """Return both ends of each direction from an accountant; the value is between them.
+
+    The upper end, where the lower one is 0.
+    """
     low, high = np.max(list(ends.values()), axis=0)
+    values = {direction: float(both[0] + both[1]) / (2 if both[0] else 1) for direction, both in ends.items()}
     return Estimate(
         quantity=quantity,
-        value=float(low + high) / 2,
+        value=float(low + high) / (2 if low else 1),
         low=float(low),
         high=float(high),
         confidence=confidence,
-        directions={direction: sum(both) / 2 for direction, both in ends.items()},
+        directions=values,
         proposals={direction: known.name for direction in ends},
         num_samples=0,
     )

@@ -1,7 +1,7 @@
 """One process of a run of several: `python -m tests.train.multihost PROCESS PROCESSES PORT OUT MODE`.
 
 Modes: "whole"; "stop" ends hard after step 6; "fresh" draws its own keys; "data" and "model" give process 1
-other data or parameters; "alone" gives no mesh; "partial" gives a mesh of the own devices.
+other data or parameters; "alone" gives process 1 no mesh; "partial" gives a mesh of the own devices.
 """
 
 import json
@@ -37,7 +37,7 @@ def main(process: int, processes: int, port: str, out: str, mode: str) -> None:
             os._exit(3)
 
     devices = jax.local_devices() if mode == "partial" else jax.devices()
-    mesh = None if mode == "alone" else jax.sharding.Mesh(np.array(devices), ("data",))
+    mesh = None if mode == "alone" and process == 1 else jax.sharding.Mesh(np.array(devices), ("data",))
     keys = None if mode == "fresh" else ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
     options = TrainOptions(mesh=mesh, keys=keys, checkpoint_every=4, callback=callback, average=0.9)
     covered = plan("poisson", dataset_size=60, iterations=12, rate=0.3)
@@ -47,7 +47,7 @@ def main(process: int, processes: int, port: str, out: str, mode: str) -> None:
         result = fit(covered, params, loss, rows, optax.adam(0.1), **given, options=options)
     except ValueError as error:
         print(json.dumps({"error": str(error)}), flush=True)
-        os._exit(2)
+        sys.exit(2)
     found = [np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves((result.params, result.opt_state))]
     print(json.dumps({"found": found, "evaluation": result.evaluation}), flush=True)
 

@@ -64,25 +64,32 @@ def test_keys_are_shared_and_fresh():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "message"),
+    ("mode", "messages"),
     [
-        ("data", "data must be the same on all processes, was different on some"),
-        ("model", "model must be the same on all processes, was different on some"),
+        ("data", ["data must be the same on all processes, was different on some"]),
+        ("model", ["model must be the same on all processes, was different on some"]),
         (
             "alone",
-            "mesh must be given with 2 processes: without it each would train by itself, with noise",
+            [
+                "options must be valid on all processes, were not on [1]",
+                "mesh must be given with 2 processes: without it each would train by itself, with noise",
+            ],
         ),
-        ("partial", "mesh must have devices of all 2 processes, had those of "),
+        ("partial", ["mesh must have devices of all 2 processes, had those of "]),
     ],
 )
-def test_what_differs_is_refused_by_all(mode, message, tmp_path):
-    for found in run(mode, tmp_path / "run"):
-        assert found["error"].startswith(message)
+def test_what_differs_is_refused_by_all(mode, messages, tmp_path):
+    """Each process says why, and none waits for another."""
+    found = run(mode, tmp_path / "run")
+    assert len(found) == 2
+    for place, one in enumerate(found):
+        assert one["error"].startswith(messages[place % len(messages)])
     assert not (tmp_path / "run").exists()
 
 
 def test_refused_before_anything_is_computed(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda own: own)
     mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("data",))
     with pytest.raises(ValueError, match="mesh must be given with 2 processes: without it each would train"):
         hosts.check(TrainOptions(), None)
@@ -96,6 +103,10 @@ def test_refused_before_anything_is_computed(monkeypatch):
         hosts.check(SimpleNamespace(mesh=both, microbatch_size="auto"), None)
     with pytest.raises(ValueError, match="batches must not be given with several processes"):
         hosts.check(SimpleNamespace(mesh=both, microbatch_size=None), [1])
+    hosts.check(SimpleNamespace(mesh=both, microbatch_size=None), None)
+    monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda own: np.append(own, True))
+    with pytest.raises(ValueError, match=r"options must be valid on all processes, were not on \[1\]"):
+        hosts.check(SimpleNamespace(mesh=both, microbatch_size=None), None)
 
 
 def test_one_process_is_as_ever():

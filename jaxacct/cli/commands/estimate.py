@@ -20,7 +20,7 @@ def command(
     epsilon: Number | None = None,
     delta: Number | None = None,
     adjacency: AdjacencyName = "zero-out",
-    samples: Integer = 100_000,
+    samples: Integer | None = None,
     confidence: Number = 0.95,
     plot: str | None = None,
     json: bool = False,
@@ -33,7 +33,8 @@ def command(
       delta: estimate epsilon here.
       adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
         example is in its place.
-      samples: samples for each direction.
+      samples: samples for each direction, 100,000 by default; none by default where an accountant is exact,
+        as for Poisson sampling with one band.
       confidence: of the interval.
       plot: write plain samples of the privacy loss, and where epsilon lies among them, to this PNG.
       json: print one JSON object.
@@ -43,7 +44,8 @@ def command(
     if problem.sampling_probability is not None and problem.scheme != "truncated-b-min-sep":
         output.refuse("together with sampling_probability", dataset_size=problem.dataset_size)
     validate.positive_number("noise_multiplier", noise_multiplier)
-    validate.positive_integer("samples", samples)
+    if samples is not None:
+        validate.positive_integer("samples", samples)
     validate.open_probability("confidence", confidence)
     output.check_plot(plot)
     with watch() as progress:
@@ -59,10 +61,13 @@ def command(
         output.show({k: None if v == math.inf else v for k, v in fields.items()}, True)  # inf is not JSON
     else:
         parts = ", ".join(f"{d} {found.directions[d]:.4g} ({found.proposals[d]})" for d in found.directions)
-        print(
-            f"estimate, not a guarantee: {found.quantity} = {found.value:.4g}, "
-            f"{100 * found.confidence:g}% interval [{found.low:.4g}, {found.high:.4g}]\n"
-            f"from {found.num_samples:,} samples for each direction: {parts}"
-        )
-    output.draw(plot, "privacy_losses", mechanism, found.value if epsilon is None else epsilon, samples)
+        value = f"estimate, not a guarantee: {found.quantity} = {found.value:.4g}"
+        if not found.num_samples and not found.low:
+            print(f"{value}, an upper bound that is exact up to its grid, without samples\n{parts}")
+        else:
+            kind = f"from {found.num_samples:,} samples for each direction" if found.num_samples else "exact"
+            ends = f"{100 * found.confidence:g}% interval [{found.low:.4g}, {found.high:.4g}]"
+            print(f"{value}, {ends}\n{kind}: {parts}")
+    drawn = [] if samples is None else [samples]
+    output.draw(plot, "privacy_losses", mechanism, found.value if epsilon is None else epsilon, *drawn)
     return 0
