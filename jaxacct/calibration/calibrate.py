@@ -5,8 +5,9 @@ Source: arXiv 2602.09338, algorithm 5.
 
 import dataclasses
 import math
+from pathlib import Path
 
-from jaxacct.accountants import ACCOUNTANTS, analytic
+from jaxacct.accountants import ACCOUNTANTS, AccountantName, analytic
 from jaxacct.calibration import targets
 from jaxacct.calibration.choice import Choice
 from jaxacct.calibration.problem import Problem, analytic_exponent
@@ -17,12 +18,12 @@ from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
 from jaxacct.core import shares
 from jaxacct.core.check import Verdict
-from jaxacct.core.evidence import RULES
+from jaxacct.core.evidence import RULES, RuleName
 from jaxacct.core.plan import Plan
 from jaxacct.core.text import outcome_in_words
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
-from jaxacct.mechanisms.mechanism import ADJACENCIES, check_pair
+from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName, check_pair
 from jaxacct.proposals import registry
 from jaxacct.schemes import Scheme
 from jaxacct.schemes.batch_sizes import check_dataset_size
@@ -56,12 +57,12 @@ def calibrate(
     noise_multiplier: float | None = None,
     grid_ratio: float = 1.01,
     failure_fraction: float = 0.01,
-    rule: str = "anytime",
+    rule: RuleName = "anytime",
     max_samples: int | None = None,
     proposal: str | None = None,
-    accountant: str | None = None,
+    accountant: AccountantName | None = None,
     compose_with=None,
-    adjacency: str = ADJACENCIES[0],
+    adjacency: AdjacencyName = ADJACENCIES[0],
     checkpoint_dir=None,
     choice: Choice | None = None,
     estimate: float | None = None,
@@ -164,29 +165,30 @@ def calibrate(
     run_key = randomness.fresh_key() if key is None else key
     target.profile  # noqa: B018 - an event that cannot be composed is refused before the search
     mechanism = problem.at(1.0 if noise_multiplier is None else noise_multiplier)
-    if accountant is None and rule == "anytime" and max_samples is None and proposal is None:
+    bound: str | None = accountant
+    if bound is None and rule == "anytime" and max_samples is None and proposal is None:
         if is_open:
             known = analytic.exact(mechanism, given[1], compose_with)
         else:
             known = analytic.close(mechanism, delta, compose_with)
-        accountant = known.name if known is not None else None
+        bound = known.name if known is not None else None
     search = Search(problem, target, rule, proposal, run_key, progress)
-    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir and accountant is None else None
+    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir and bound is None else None
     try:
         options = dict(proposal=proposal, checkpoint=checkpoint, progress=progress)
         if is_open:
-            ratio = grid_ratio if accountant is None else grid_ratio**0.05  # a bound is soon computed
+            ratio = grid_ratio if bound is None else grid_ratio**0.05  # a bound is soon computed
             searched = SmallestTarget(
                 problem, mechanism, *given, ratio, failure_fraction, compose_with, rule, proposal, run_key,
                 progress,
             )  # fmt: skip
-            found = searched.plan(accountant, max_samples, checkpoint, key)
+            found = searched.plan(bound, max_samples, checkpoint, key)
             if found is None:
                 raise NotCertifiedError(
                     f"noise multiplier {noise_multiplier:g} is too little for {searched.limits}", None
                 )
-        elif accountant is not None:
-            named = None if accountant == "analytic" else accountant
+        elif bound is not None:
+            named = None if bound == "analytic" else bound
             found = _compute(search, named, grid_ratio, noise_multiplier)
         elif noise_multiplier is not None:
             found = _certify(search, noise_multiplier, max_samples, options, key)
@@ -203,12 +205,12 @@ def check_options(
     noise_multiplier: float | None = None,
     max_batch_size: int | None = None,
     grid_ratio: float = 1.01,
-    rule: str = "anytime",
+    rule: RuleName = "anytime",
     max_samples: int | None = None,
     proposal: str | None = None,
-    accountant: str | None = None,
+    accountant: AccountantName | None = None,
     compose_with=None,
-    adjacency: str = ADJACENCIES[0],
+    adjacency: AdjacencyName = ADJACENCIES[0],
     checkpoint_dir=None,
     key=None,
 ) -> None:
@@ -224,6 +226,8 @@ def check_options(
             validate.positive_integer(name, size)
     if not validate.positive_number("grid_ratio", grid_ratio) > 1:
         raise ValueError(f"grid_ratio must be above 1, got {grid_ratio!r}")
+    if checkpoint_dir is not None and Path(checkpoint_dir).exists() and not Path(checkpoint_dir).is_dir():
+        raise ValueError(f"checkpoint_dir must be a folder, got the file {checkpoint_dir}")
     validate.one_of("rule", rule, RULES)
     validate.one_of("adjacency", adjacency, ADJACENCIES)
     if proposal is not None:

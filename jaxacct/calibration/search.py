@@ -10,7 +10,7 @@ from jaxacct.accountants import analytic, truncation
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, Problem, smallest_where
 from jaxacct.common.progress import Progress
 from jaxacct.core.claim import Claim, Target
-from jaxacct.core.evidence import Bound
+from jaxacct.core.evidence import Bound, RuleName
 from jaxacct.core.plan import Plan
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import SearchStream, Stream
@@ -51,7 +51,7 @@ class Search:
 
     problem: Problem
     target: Target
-    rule: str
+    rule: RuleName
     proposal: str | None
     key: object
     progress: Progress | None

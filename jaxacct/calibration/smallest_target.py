@@ -26,6 +26,7 @@ from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
 from jaxacct.core import shares
 from jaxacct.core.claim import Target
+from jaxacct.core.evidence import RuleName
 from jaxacct.core.plan import Plan
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -57,7 +58,7 @@ class SmallestTarget:
     ratio: float
     failure_fraction: float
     compose_with: object
-    rule: str
+    rule: RuleName
     proposal: str | None
     key: object
     progress: Progress | None

@@ -96,10 +96,10 @@ def run(arguments: list[str]) -> int:
         raise
     except KeyboardInterrupt:
         leave("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given")
-    except jaxacct.NotCertifiedError as error:
+    except (jaxacct.NotCertifiedError, jaxacct.NonFiniteLossError) as error:
         complain(f"not certified: {error}")
         return 1
-    except (ValueError, NotImplementedError, jaxacct.NonFiniteLossError) as error:
+    except (ValueError, NotImplementedError) as error:
         complain(str(error))
     except OSError as error:
         complain(": ".join(str(part) for part in (error.strerror or error, error.filename) if part))

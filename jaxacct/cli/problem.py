@@ -11,10 +11,20 @@ from jaxacct.calibration.targets import implied
 from jaxacct.cli.output import refuse
 from jaxacct.cli.usage import Integer, Number, OfRun, hint
 from jaxacct.common import validate
+from jaxacct.proposals import registry
 from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.recommendation.result import Recommendation
 from jaxacct.recommendation.search import recommend
-from jaxacct.schemes import SCHEMES, BMinSep, Poisson, Scheme
+from jaxacct.schemes import (
+    SCHEMES,
+    BalancedMinSep,
+    BMinSep,
+    FixedOrder,
+    NestedAllocation,
+    Poisson,
+    Scheme,
+    TruncatedBMinSep,
+)
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.strategies import NAMES, BandedToeplitz, Strategy, by_name, ending, workload_named
 
@@ -32,12 +42,19 @@ SchemeName = Literal[
     "fixed-order",
 ]
 """The names of `SCHEMES`; a test compares them."""
-AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
-"""Neighbouring data sets: `jaxacct.mechanisms.mechanism.ADJACENCIES`; a test compares them."""
 
 
 _LIKE_B_MIN_SEP = ("truncated-b-min-sep",)
 """Schemes whose separation, bands and matrix are selected as those of `BMinSep` with the same numbers."""
+MAX_ORDERS = {name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name)}
+MAX_ORDERS |= dict.fromkeys((BalancedMinSep.name, NestedAllocation.name), 2)
+"""Scheme -> the most replicas that it ever has tables for at a separation above 1; a test compares them."""
+_PROPOSALS_OF = {
+    "truncated": (TruncatedBMinSep.name,),
+    "truncated-mean": (TruncatedBMinSep.name,),
+    "example-replicas": ("independent-attribution",),
+}
+"""Proposal families of few schemes -> those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +109,12 @@ class Problem:
     sampling_probability: Annotated[Number | None, OfRun] = None
     """Per eligible step, in place of --dataset-size and --batch-size."""
     scheme: SchemeName | None = None
-    """Sampling scheme, b-min-sep by default."""
+    """Sampling scheme; by default `calibrate` selects one, and other commands take b-min-sep."""
     bands: Integer | None = None
-    """Bands of the strategy matrix; 1 is DP-SGD."""
+    """Bands of the strategy matrix; 1 is DP-SGD; by default `calibrate` selects them."""
     min_separation: Integer | None = None
-    """Steps between participations (b-min-sep), or the cycle length; the number of bands by default."""
+    """Steps between participations, or the cycle length; by default `calibrate` selects it, and other
+    commands take the number of bands."""
     cold_start: bool = False
     """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
     examples_per_user: Integer | None = None
@@ -104,10 +122,10 @@ class Problem:
     truncate_to: Integer | None = None
     """For truncated-b-min-sep: batch-size cap, which may be as small as the mean batch size."""
     strategy: str | None = None
-    """"optimal" (the default), "square-root", "amplified" (optimal at the noise needed with sampling), or a
-    file of coefficients; "bisr" and "optimal-inverse" are Toeplitz with an inverse of --bands bands,
-    "buffered" (BLT) is one whose noise takes --bands running sums; for these the noise multiplier is an upper
-    bound."""
+    """By default `calibrate` selects the matrix, and other commands take "optimal"; also "square-root",
+    "amplified" (optimal at the noise needed with sampling), or a file of coefficients; "bisr" and
+    "optimal-inverse" are Toeplitz with an inverse of --bands bands, "buffered" (BLT) is one whose noise takes
+    --bands running sums; for these the noise multiplier is an upper bound."""
     workload: str | None = None
     """Error that an optimized matrix minimizes and candidates are ranked by: prefix-sum by default, or
     momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between."""
@@ -124,6 +142,25 @@ class Problem:
         if self.scheme == Poisson.name or self.bands == 1:
             decided |= {"strategy"}
         return [name for name in SEARCHED if name not in decided]
+
+    def for_proposal(self, name: str) -> "Problem":
+        """Return the problem with a scheme that has replicas of this order, where the scheme is open.
+
+        Raises:
+          ValueError: an invalid proposal, or a scheme without that order.
+        """
+        spec = registry.check_name(name, False)
+        order = spec.parameters[0] if spec.family in ("replicas", "inflated-replicas") else 0
+        if self.scheme is None and order > MAX_ORDERS[BalancedMinSep.name]:
+            return dataclasses.replace(self, scheme=BMinSep.name).for_proposal(name)
+        scheme = BMinSep.name if self.scheme is None else self.scheme
+        if scheme not in _PROPOSALS_OF.get(spec.family, (scheme,)):
+            only = " and ".join(_PROPOSALS_OF[spec.family])
+            raise ValueError(f"proposal {name} is for {only} only, got scheme {scheme}")
+        most = MAX_ORDERS.get(scheme, order)
+        if order > most and 1 not in (self.bands, self.min_separation):
+            raise ValueError(f"proposal must have at most {most} replicas with {scheme}, got {name!r}")
+        return self
 
     @property
     def is_searched(self) -> bool:

@@ -6,7 +6,7 @@ anybody can draw them again.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jaxacct.common import records
 from jaxacct.proposals.base import ProposalSpec
@@ -14,7 +14,8 @@ from jaxacct.proposals.base import ProposalSpec
 Counts = tuple[tuple[int, int], ...]
 """(bin, count) of the bins that are not empty, bins ascending."""
 
-RULES = ("anytime", "fixed")
+RuleName = Literal["anytime", "fixed"]
+RULES = get_args(RuleName)
 
 
 @dataclass(frozen=True)

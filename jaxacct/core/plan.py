@@ -16,7 +16,7 @@ from jaxacct.common.files import Checkpoint, read_json, to_json, write_atomicall
 from jaxacct.common.progress import Progress
 from jaxacct.core.check import Verdict, check
 from jaxacct.core.claim import Claim, Target, claim_from_json
-from jaxacct.core.evidence import Evidence, Sampled, evidence_from_json, evidence_to_json
+from jaxacct.core.evidence import Evidence, RuleName, Sampled, evidence_from_json, evidence_to_json
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.strategies import prefix_sum_error
@@ -189,7 +189,7 @@ class Plan:
     def verify(
         self,
         *,
-        rule: str = "anytime",
+        rule: RuleName = "anytime",
         max_samples: int = 2_000_000,
         proposal: str | None = None,
         checkpoint: Checkpoint | None = None,

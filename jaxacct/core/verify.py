@@ -18,7 +18,7 @@ from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
 from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, Target
-from jaxacct.core.evidence import RULES, Line, Mean, NotRun, Sampled, Side, Symmetric, WeightBound
+from jaxacct.core.evidence import RULES, Line, Mean, NotRun, RuleName, Sampled, Side, Symmetric, WeightBound
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
@@ -56,7 +56,7 @@ class Stop:
         that it needs more than this many further ones; the anytime rule only.
     """
 
-    rule: str = "anytime"
+    rule: RuleName = "anytime"
     max_samples: int = 2_000_000
     share: float = 1.0
     patience: float = math.inf
@@ -76,7 +76,7 @@ def verify(
     delta: float,
     *,
     budget: Budget | None = None,
-    rule: str = "anytime",
+    rule: RuleName = "anytime",
     max_samples: int = 2_000_000,
     proposal: str | None = None,
     compose_with=None,

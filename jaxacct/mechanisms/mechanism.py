@@ -1,6 +1,7 @@
 """Mechanism: sampling scheme, noise correlation, noise multiplier and adjacency."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -10,8 +11,10 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy
 
 # The dominating pair of each: proofs/adjacency.md.
-ZERO_OUT, ADD_OR_REMOVE_ONE, REPLACE_ONE = "zero-out", "add-or-remove-one", "replace-one"
-ADJACENCIES = (ZERO_OUT, ADD_OR_REMOVE_ONE, REPLACE_ONE)
+AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
+"""Neighbouring data sets."""
+ADJACENCIES: tuple[AdjacencyName, ...] = get_args(AdjacencyName)
+ZERO_OUT, ADD_OR_REMOVE_ONE, REPLACE_ONE = ADJACENCIES
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jaxacct.statistics.hockey_stick import Direction
 
 _REMOVE, _ADD, _BOTH = (Direction.REMOVE,), (Direction.ADD,), (Direction.REMOVE, Direction.ADD)
 _ALL = (ZERO_OUT, REPLACE_ONE)
+_ORDERS, _VARIANTS = range(2, 65), range(10_000)
 
 
 class Family(NamedTuple):
@@ -24,25 +25,26 @@ class Family(NamedTuple):
     module: str
     directions: tuple[Direction, ...]
     composed: tuple[bool, ...]
-    num_parameters: int
+    parameters: tuple[range, ...]
+    """Values of each parameter; a mechanism may have fewer of them."""
     adjacencies: tuple[str, ...] = (ZERO_OUT,)
     """Of the dominating pairs (`Mechanism.pair_adjacency`) that it draws from."""
 
 
 # Of proposals with the same predicted cost the first one is chosen.
 FAMILIES: dict[str, Family] = {
-    "plain": Family("base", _BOTH, (False, True), 0, _ALL),
-    "replicas": Family("families.replicas", _REMOVE, (False,), 1, _ALL),
-    "example-replicas": Family("families.example_replicas", _REMOVE, (False,), 1),
-    "inflated-replicas": Family("families.inflated", _REMOVE, (False,), 2),
-    "pairs": Family("families.pairs", _REMOVE, (False,), 2),
-    "mean-overlaps": Family("families.mean_overlaps", _ADD, (False,), 1),
-    "plain-bounded": Family("families.plain_bounded", _ADD, (False, True), 0),
-    "half-space": Family("families.half_space", _ADD, (False,), 0),
-    "truncated": Family("families.truncated", _BOTH, (False,), 0),
-    "truncated-mean": Family("families.truncated_mean", _BOTH, (False,), 0),
-    "composed-replicas": Family("families.composed_replicas", _REMOVE, (True,), 1),
-    "composed-half-space": Family("families.composed_half_space", _ADD, (True,), 0),
+    "plain": Family("base", _BOTH, (False, True), (), _ALL),
+    "replicas": Family("families.replicas", _REMOVE, (False,), (_ORDERS,), _ALL),
+    "example-replicas": Family("families.example_replicas", _REMOVE, (False,), (_ORDERS,)),
+    "inflated-replicas": Family("families.inflated", _REMOVE, (False,), (_ORDERS, range(2, 33))),
+    "pairs": Family("families.pairs", _REMOVE, (False,), (range(4, 49), range(2))),
+    "mean-overlaps": Family("families.mean_overlaps", _ADD, (False,), (_VARIANTS,)),
+    "plain-bounded": Family("families.plain_bounded", _ADD, (False, True), ()),
+    "half-space": Family("families.half_space", _ADD, (False,), ()),
+    "truncated": Family("families.truncated", _BOTH, (False,), ()),
+    "truncated-mean": Family("families.truncated_mean", _BOTH, (False,), ()),
+    "composed-replicas": Family("families.composed_replicas", _REMOVE, (True,), (_ORDERS,)),
+    "composed-half-space": Family("families.composed_half_space", _ADD, (True,), ()),
 }
 
 
@@ -60,8 +62,8 @@ def _covers(family: Family, setting: Setting) -> bool:
     )
 
 
-def check_name(name: str, composed: bool) -> None:
-    """Check a name as users give it, which is for the remove direction, without building the proposal.
+def check_name(name: str, composed: bool) -> ProposalSpec:
+    """Return what a name as users give it stands for, which is for the remove direction, without building it.
 
     Raises:
       ValueError: for an unknown family, a wrong number of parameters, or a family for another purpose.
@@ -74,16 +76,19 @@ def check_name(name: str, composed: bool) -> None:
             if Direction.REMOVE in other.directions and composed in other.composed
         ]
         raise ValueError(f"proposal must be of {', '.join(allowed)}, got {str(spec)!r}")
+    return spec
 
 
 def _known(spec: ProposalSpec) -> tuple[ProposalSpec, Family]:
     family = FAMILIES.get(spec.family)
     if family is None:
         raise ValueError(f"proposal family must be one of {', '.join(FAMILIES)}, got {spec.family!r:.80}")
-    if len(spec.parameters) != family.num_parameters:
-        raise ValueError(
-            f"proposal {spec.family} must have {family.num_parameters} parameters, got {spec.parameters!r}"
-        )
+    allowed = family.parameters
+    if len(spec.parameters) != len(allowed) or any(
+        n not in r for n, r in zip(spec.parameters, allowed, strict=True)
+    ):
+        ranges = ",".join(f"{r.start}..{r.stop - 1}" for r in allowed)
+        raise ValueError(f"proposal must be {spec.family}{ranges and f':{ranges}'}, got {str(spec)!r}")
     return spec, family
 
 

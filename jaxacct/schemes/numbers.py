@@ -44,6 +44,8 @@ class Numbers:
             value = getattr(self, name)
             if name in options and value is None:
                 raise ValueError(f"{name} must be given for {scheme}, got None")
+            if value is not None:
+                _validate.positive_integer(name, value)
             if name not in options and value is not None:
                 raise ValueError(f"{name} does not apply to {scheme}, got {value!r}")
 

@@ -80,7 +80,8 @@ class TruncatedBMinSep(ExampleScheme):
         mean = size * float(plain.participation_probabilities().max())
         if most < mean * (1 - 1e-12):
             raise ValueError(
-                f"max_batch_size must be at least the largest expected batch size {mean:.6g}, got {most}"
+                f"max_batch_size (truncate_to) must be at least the largest expected batch size {mean:.6g}, "
+                f"got {most}"
             )
         checked = (plain.iterations, plain.min_separation, plain.sampling_probability, most, size)
         names = "iterations min_separation sampling_probability max_batch_size dataset_size".split()

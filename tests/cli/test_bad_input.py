@@ -285,6 +285,7 @@ SCHEME, STRATEGY_MATRIX = jaxacct.BMinSep(8, 3, 0.2), jaxacct.BandedToeplitz.squ
 MECHANISM = jaxacct.Mechanism(SCHEME, STRATEGY_MATRIX, 1.0)
 NO_NUMBER = (0, -1.0, float("nan"), float("inf"), "1", None, [1.0], True, 10**400)
 NO_COUNT = (0, -1, 1.5, "3", None, [3], True, float("nan"))
+GIVEN_COUNT = tuple(value for value in NO_COUNT if value is not None)  # None is the default
 NO_CHANCE = (0, 1, -0.1, float("nan"), "0.1", None, [0.1])
 NO_MECHANISM = (None, "mechanism", 1.0, SCHEME, [MECHANISM])
 CALLS = [
@@ -308,13 +309,13 @@ CALLS = [
         ("mechanism", NO_MECHANISM, lambda v: jaxacct.privacy_loss(v, np.zeros(8))),
         ("mechanism", NO_MECHANISM, lambda v: jaxacct.sample_privacy_loss(jax.random.key(0), v, 5)),
         ("epsilon", NO_NUMBER[1:], lambda v: jaxacct.estimate_delta(MECHANISM, v)),
-        ("num_samples", NO_COUNT, lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, num_samples=v)),
+        ("num_samples", GIVEN_COUNT, lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, num_samples=v)),
         ("confidence", NO_CHANCE, lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, confidence=v)),
         ("key", (1, "key", [1, 2], np.zeros(3)), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, key=v)),
         ("proposal", ("nope", 3), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, proposal=v)),
         ("compose_with", ("gaussian", 1.0), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, compose_with=v)),
         ("delta", NO_CHANCE, lambda v: jaxacct.estimate_epsilon(MECHANISM, v)),
-        ("num_samples", NO_COUNT, lambda v: jaxacct.estimate_epsilon(MECHANISM, 1e-3, num_samples=v)),
+        ("num_samples", GIVEN_COUNT, lambda v: jaxacct.estimate_epsilon(MECHANISM, 1e-3, num_samples=v)),
         ("confidence", NO_CHANCE, lambda v: jaxacct.estimate_epsilon(MECHANISM, 1e-3, confidence=v)),
         (
             "epsilons",

@@ -16,9 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, privacy_loss
-from jaxacct.cli.problem import SchemeName
-from jaxacct.mechanisms.mechanism import ADJACENCIES
+from jaxacct import BandedToeplitz, Mechanism, calibrate, privacy_loss
+from jaxacct.accountants import ACCOUNTANTS, AccountantName
+from jaxacct.cli.problem import MAX_ORDERS, SchemeName
+from jaxacct.core.evidence import RULES, RuleName
+from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName
+from jaxacct.proposals.families.replicas import most_replicas
 from jaxacct.schemes import (
     SCHEMES,
     BalancedMinSep,
@@ -193,8 +196,23 @@ def test_jit_vmap_precision_and_one_trace(scheme):
     traced(dataclasses.replace(scheme), 2.0)
 
 
-def test_the_command_line_has_every_scheme():
+def test_names_in_types_are_those_of_the_registries():
+    """So editors and type checkers offer every scheme, accountant, rule and adjacency, and no other."""
     assert set(typing.get_args(SchemeName)) == set(SCHEMES)
+    assert set(typing.get_args(AccountantName)) == {"analytic", *ACCOUNTANTS}
+    hints = typing.get_type_hints(calibrate)
+    assert hints["accountant"] == AccountantName | None
+    assert (hints["rule"], hints["adjacency"]) == (RuleName, AdjacencyName)
+    assert ADJACENCIES == typing.get_args(AdjacencyName) and RULES == typing.get_args(RuleName)
+
+
+def test_orders_that_the_command_line_accepts_are_those_with_tables():
+    for name, most in MAX_ORDERS.items():
+        for size in (16, 64):
+            numbers = Numbers(iterations=8, separation=2, dataset_size=size, batch_size=4.0)
+            mechanism = Mechanism(SCHEMES[name].from_numbers(numbers), BandedToeplitz.identity(), 1.0)
+            found = most_replicas(mechanism)
+            assert 2 <= found <= most, name
 
 
 # By option: a value, and what the refusal names.

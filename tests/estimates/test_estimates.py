@@ -319,3 +319,29 @@ def test_the_risk_is_shared_between_draws_and_line(monkeypatch):
     monkeypatch.setattr(estimate.interval, "bands", lambda *a: asked.append(a[3]) or bands(*a))
     estimate_delta(MANY, 1.0, num_samples=256, confidence=0.92, key=jax.random.key(0))
     assert asked == pytest.approx([0.04, 0.02, 0.02])
+
+
+def test_poisson_sampling_with_independent_noise_needs_no_samples():
+    """By default; a number of samples asks for an interval from both sides, which is around it."""
+    for delta in (1e-3, 1e-7):
+        found = estimate_epsilon(MECHANISM, delta)
+        assert (found.num_samples, found.low, found.value) == (0, 0.0, found.high)
+        assert set(found.proposals.values()) == {"pld"}
+        assert abs(found.value - pld_epsilon(delta)) <= PLD_ERROR
+        back = estimate_delta(MECHANISM, found.value)
+        assert back.num_samples == 0 and 0.99 * delta <= back.value <= delta * 1.001
+    assert set(found.directions) == {"remove", "add"} and found.directions["add"] <= found.value
+    drawn = estimate_epsilon(MECHANISM, 1e-3, num_samples=2000, key=jax.random.key(1))
+    assert drawn.num_samples == 2000 and drawn.low > 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Mechanism(BMinSep(N, 2, P), BandedToeplitz.identity(), SIGMA),
+        Mechanism(Poisson(N, P), BandedToeplitz.identity(), SIGMA, "replace-one"),
+    ],
+)
+def test_bounds_that_are_not_exact_do_not_replace_samples(other):
+    """An accountant that reveals phases or patterns is above the value."""
+    assert estimate._accountant(other, None)[0] is None

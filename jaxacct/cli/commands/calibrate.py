@@ -1,19 +1,25 @@
 """`jaxacct calibrate`."""
 
 import dataclasses
+import shlex
 import sys
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
+from jaxacct.accountants import AccountantName
 from jaxacct.calibration.calibrate import calibrate, check_options
 from jaxacct.calibration.targets import in_words
 from jaxacct.cli import output
-from jaxacct.cli.problem import AdjacencyName, Problem, TargetOptions
+from jaxacct.cli.problem import Problem, TargetOptions
 from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
 from jaxacct.common.progress import watch
-from jaxacct.mechanisms.mechanism import REPLACE_ONE
+from jaxacct.core.evidence import RuleName
+from jaxacct.core.plan import Plan
+from jaxacct.mechanisms.mechanism import REPLACE_ONE, AdjacencyName
 from jaxacct.report.facts import describe
 
-AccountantName = Literal["analytic", "unamplified", "revealed-pattern", "pld", "random-allocation"]
+DIGITS = 1440
+"""Examples of the data set that `jaxacct train` has without a download."""
 
 
 def command(
@@ -27,7 +33,7 @@ def command(
     memory_copies: Integer | None = None,
     checkpoint_dir: str | None = None,
     max_samples: Integer | None = None,
-    rule: Literal["anytime", "fixed"] = "anytime",
+    rule: RuleName = "anytime",
     proposal: str | None = None,
     accountant: AccountantName | None = None,
     plot: str | None = None,
@@ -66,6 +72,8 @@ def command(
     if problem.scheme is None and (adjacency == REPLACE_ONE or max_batch_size is not None):
         # Fixed numbers of participations are not truncated, and need many samples for replace-one.
         problem = dataclasses.replace(problem, scheme="b-min-sep")
+    if proposal is not None:
+        problem = problem.for_proposal(proposal)
     is_open = noise_multiplier is not None and asked.is_open
     wanted: dict[str, Any] = dataclasses.asdict(asked) if is_open else asked.arguments()
     is_searched = accountant is None and not is_open and problem.is_searched
@@ -114,7 +122,22 @@ def command(
         if out:
             plan.save(out)
     output.draw(plot, "profile", plan)
-    if out and not json:
-        print(f"\nwritten to {out}; next: `jaxacct.train.fit` under it, or with data of its size")
-        print(f"python -P -m jaxacct.train --plan {out} --out run/; jaxacct report {out} --out report.html")
+    if not json:
+        print(f"\n{_next_steps(plan, out)}")
     return 0
+
+
+def _next_steps(plan: Plan, out: str | None) -> str:
+    """Return what a reader of the plan can do with it, commands in lines of their own."""
+    if out is None:
+        return "not written: --out plan.json keeps the plan with its evidence"
+    file = shlex.quote(out)
+    page = shlex.quote(f"{Path(out).with_suffix('')}-report.html")
+    lines = [f"written to {out}; next:", f"  jaxacct report {file} --out {page}"]
+    if plan.dataset_size is None:
+        lines.append("to train under it, calibrate with --dataset-size and --batch-size")
+    elif plan.dataset_size == DIGITS and plan.mechanism.scheme.examples_per_unit == 1:
+        lines.append(f"  jaxacct train --plan {file} --data digits --out run/")
+    else:
+        lines.append(f"  jaxacct.train.fit in Python, with your model and {plan.dataset_size:,} examples")
+    return "\n".join(lines)

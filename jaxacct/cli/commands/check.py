@@ -1,6 +1,7 @@
 """`jaxacct check`."""
 
 from jaxacct import checker
+from jaxacct.common.files import read_json
 
 
 def command(plan: str, /, *, json: bool = False) -> int:
@@ -12,4 +13,5 @@ def command(plan: str, /, *, json: bool = False) -> int:
       plan: file written by calibrate.
       json: print one JSON object.
     """
+    read_json(plan, "plan")  # what cannot be read is refused as by the other commands
     return checker.main([plan, "--json"] if json else [plan])

@@ -4,13 +4,19 @@ import dataclasses
 import math
 from typing import Annotated, Any
 
+import numpy as np
+
 from jaxacct.cli import output
-from jaxacct.cli.problem import AdjacencyName, Problem
+from jaxacct.cli.problem import Problem
 from jaxacct.cli.usage import Flat, Integer, Number, OfRun
 from jaxacct.common import validate
 from jaxacct.common.progress import watch
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.estimates.profile import privacy_profile
+from jaxacct.mechanisms.mechanism import AdjacencyName, Mechanism
+from jaxacct.report.risk import interval_of_tests, true_positive_rate
+
+_POINTS = 31
 
 
 def command(
@@ -19,18 +25,20 @@ def command(
     problem: Annotated[Problem, Flat],
     epsilon: Number | None = None,
     delta: Number | None = None,
+    fpr: Number | None = None,
     adjacency: AdjacencyName = "zero-out",
     samples: Integer | None = None,
     confidence: Number = 0.95,
     plot: str | None = None,
     json: bool = False,
 ) -> int:
-    """Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.
+    """Estimate delta at an epsilon, epsilon at a delta, or the risk. An estimate is not a guarantee.
 
     Args:
       noise_multiplier: noise standard deviation per unit of clip norm.
-      epsilon: estimate delta here.
+      epsilon: estimate delta here; delta at 0 is the advantage of the best membership test.
       delta: estimate epsilon here.
+      fpr: estimate the true positive rate of the best membership test with this false positive rate.
       adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
         example is in its place.
       samples: samples for each direction, 100,000 by default; none by default where an accountant is exact,
@@ -39,8 +47,11 @@ def command(
       plot: write plain samples of the privacy loss, and where epsilon lies among them, to this PNG.
       json: print one JSON object.
     """
-    if (epsilon is None) == (delta is None):
-        raise ValueError("epsilon or delta must be given, and not both")
+    if [epsilon, delta, fpr].count(None) != 2:
+        raise ValueError("epsilon or delta must be given, or fpr, and only one of them")
+    if fpr is not None:
+        validate.open_probability("fpr", fpr)
+        output.refuse("together with fpr", plot=plot)
     if problem.sampling_probability is not None and problem.scheme != "truncated-b-min-sep":
         output.refuse("together with sampling_probability", dataset_size=problem.dataset_size)
     validate.positive_number("noise_multiplier", noise_multiplier)
@@ -51,6 +62,8 @@ def command(
     with watch() as progress:
         options: dict[str, Any] = dict(num_samples=samples, confidence=confidence, progress=progress)
         mechanism = Mechanism(*problem.build(), noise_multiplier, adjacency)
+        if fpr is not None:
+            return _show_risk(mechanism, fpr, samples, confidence, progress, json)
         if epsilon is not None:
             found, given = estimate_delta(mechanism, epsilon, **options), {"epsilon": epsilon}
         else:
@@ -70,4 +83,21 @@ def command(
             print(f"{value}, {ends}\n{kind}: {parts}")
     drawn = [] if samples is None else [samples]
     output.draw(plot, "privacy_losses", mechanism, found.value if epsilon is None else epsilon, *drawn)
+    return 0
+
+
+def _show_risk(mechanism: Mechanism, fpr: float, samples, confidence: float, progress, as_json: bool) -> int:
+    """Print the true positive rate of the best test at a false positive rate, with its interval."""
+    grid = np.linspace(0, -math.log(fpr), _POINTS)  # beyond, e^epsilon fpr is above 1
+    options = {} if samples is None else dict(num_samples=samples)
+    bands = privacy_profile(mechanism, grid, confidence=confidence, progress=progress, **options)
+    (low,), (value,) = interval_of_tests(bands, [fpr])
+    high = float(true_positive_rate(bands.epsilons, bands.upper, fpr))
+    fields = {"value": float(value), "low": float(low), "high": high, "confidence": confidence}
+    found = {"kind": "estimate", "fpr": fpr, "quantity": "tpr", **fields, "num_samples": bands.num_samples}
+    text = (
+        f"estimate, not a guarantee: true positive rate {value:.4g} at false positive rate {fpr:g}, "
+        f"{100 * confidence:g}% interval [{low:.4g}, {high:.4g}]"
+    )
+    output.show(found if as_json else text, as_json)
     return 0

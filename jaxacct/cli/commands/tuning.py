@@ -6,6 +6,7 @@ from jaxacct.accountants.selection import DISTRIBUTIONS, RunCount, target_of_a_r
 from jaxacct.calibration.tuning import tuning
 from jaxacct.cli import output
 from jaxacct.cli.usage import Integer, Number
+from jaxacct.common import validate
 from jaxacct.common.progress import watch
 from jaxacct.common.records import exact
 from jaxacct.core.plan import Plan
@@ -64,6 +65,7 @@ def command(
     else:
         if epsilon is None or delta is None:
             raise ValueError("plans, or epsilon and delta, must be given")
+        validate.calibration_target("epsilon", epsilon, "delta", delta)
         title = f"target of each run for the best of K to be ({exact(epsilon)}, {exact(delta)})"
 
         def row(name: str, runs: RunCount) -> tuple[float, float]:
