@@ -1,6 +1,6 @@
 """Measurements as JSON records, and the page that is made of them.
 
-    python -m tests.benchmarks.results     # writes tests/benchmarks/RESULTS.md from results/*.json
+    python -m tests.benchmarks.results     # writes RESULTS.md and its pictures from results/*.json
 
 A file holds one record, the newest answer to one question. A benchmark writes its own by `record`.
 """
@@ -12,6 +12,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+
+from tests.benchmarks import pictures
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent / "RESULTS.md"
@@ -78,7 +80,7 @@ def record(
 
 
 def records() -> list[dict]:
-    """Return all records in the order of the page.
+    """Return all records in the order of the page, each with its `name`.
 
     Raises:
       ValueError: a record lacks a field, or a row has another length than the columns.
@@ -91,7 +93,7 @@ def records() -> list[dict]:
             raise ValueError(f"{path.name} lacks {', '.join(missing)}")
         if any(len(row) != len(entry["columns"]) for row in entry["rows"]):
             raise ValueError(f"{path.name} has a row of another length than its columns")
-        found.append(entry)
+        found.append(entry | {"name": path.stem})
     return sorted(found, key=lambda entry: entry["order"])
 
 
@@ -109,7 +111,7 @@ def table(entry: dict) -> str:
 
 def page() -> str:
     """Return the whole page."""
-    parts, section = [HEADER], None
+    parts, section = [HEADER, pictures.markdown()], None
     for entry in records():
         heading = SECTIONS[entry["order"] // 10 * 10]
         if heading != section:
@@ -120,5 +122,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    pictures.write({entry["name"]: entry for entry in records()})
     PAGE.write_text(page(), encoding="utf-8")
     print(f"{PAGE}: {len(records())} tables")

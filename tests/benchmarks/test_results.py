@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.benchmarks import results
+from tests.benchmarks import pictures, results
 
 
 def test_the_page_is_made_of_the_records():
@@ -19,6 +19,14 @@ def test_every_record_says_where_it_comes_from():
         assert entry["command"] and entry["machine"] and entry["rows"], entry["question"]
         for picture in entry.get("picture", "").split():
             assert (results.PAGE.parent / picture).is_file(), picture
+
+
+def test_pictures_are_drawn_from_the_records(tmp_path, monkeypatch):
+    assert pictures.DRAWN.keys() == pictures.CAPTIONS.keys()
+    assert all((pictures.FIGURES / f"{name}.png").is_file() for name in pictures.DRAWN)
+    monkeypatch.setattr(pictures, "FIGURES", tmp_path)
+    pictures.write({entry["name"]: entry for entry in results.records()})
+    assert len(list(tmp_path.glob("*.png"))) == len(pictures.DRAWN)
 
 
 def test_a_record_without_a_field_is_refused(tmp_path, monkeypatch):

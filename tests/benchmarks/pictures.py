@@ -1,0 +1,101 @@
+"""Pictures of what matters on the page of results, drawn from its records."""
+
+import re
+from pathlib import Path
+
+from jaxacct.report.figure import DASHES, MARKERS, blank_axes, finished, save
+from jaxacct.report.plots import PALETTE
+
+FIGURES = Path(__file__).parent / "figures"
+CAPTIONS = {
+    "noise-by-sampler": "Noise in the running sum of a certified run, by sampler and epsilon "
+    "(n = 1500, data set over batch 300, delta 2.8e-6, best matrix of each sampler).",
+    "samples-by-target": "Samples that a certificate draws, by target: bounded weights against plain draws "
+    "(open marks: projected from the target).",
+    "time-beside-peers": "Time of the same job here and elsewhere. Last row: the whole command here, and the "
+    "300 CPU-days that the paper states for a larger noise multiplier.",
+}
+
+
+def first_number(text: str) -> float:
+    """Return the first number of a cell, such as 38565 of "38,565 to 40,179"."""
+    return float(re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)[0].replace(",", ""))
+
+
+def noise_by_sampler(records: dict[str, dict]):
+    """Draw the standard deviation of the noise in the running sum over epsilon, a line for each sampler."""
+    entry = records["cinic_10"]
+    figure, axes = blank_axes(6.0, 3.6)
+    epsilons = [float(row[0]) for row in entry["rows"]]
+    for index, name in enumerate(entry["columns"][1:], 1):
+        errors = [first_number(row[index]) ** 0.5 for row in entry["rows"]]
+        style = {"linestyle": DASHES[index - 1], "marker": MARKERS[index], "color": PALETTE[index - 1]}
+        axes.plot(epsilons, errors, label=name, markersize=5, **style)
+    axes.set(xscale="log", yscale="log", xlabel="epsilon", ylabel="noise std in the running sum")
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.set_yticks([4, 8, 16, 32], ["4", "8", "16", "32"])
+    axes.minorticks_off()
+    return finished(figure)
+
+
+def samples_by_target(records: dict[str, dict]):
+    """Draw the samples of a certificate by bounded weights and by plain draws, a row for each target."""
+    rows = records["bounded_weights"]["rows"]
+    figure, axes = blank_axes(7.0, 3.6)
+    for place, row in enumerate(rows):
+        bounded, plain = first_number(row[4]), first_number(row[6])
+        axes.plot([bounded, plain], [place, place], color="0.8", linewidth=1, zorder=0)
+        is_measured = "measured" in row[6]
+        face = PALETTE[1] if is_measured else "white"
+        label = ("bounded weights", "plain draws") if place == 0 else (None, None)
+        axes.plot(bounded, place, "o", color=PALETTE[0], label=label[0])
+        axes.plot(plain, place, "s", color=PALETTE[1], markerfacecolor=face, label=label[1])
+    names = ["({}), n = {}, epoch {}".format(row[1], *row[0].split(", ")[:2]) for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.set(xscale="log", xlabel="samples")
+    return finished(figure, "lower right")
+
+
+def time_beside_peers(records: dict[str, dict]):
+    """Draw seconds of a job here and elsewhere, a row for each job."""
+    loss, short = records["draws"]["rows"][:2]
+    blt, step = records["buffered"]["rows"][-1], records["opacus"]["rows"][1]
+    run = records["calibrate"]["rows"][1]
+    jobs = [
+        (f"10,000 losses, n = {row[0]} (jax-privacy)", *(1e4 / first_number(rate) for rate in row[2:4]))
+        for row in (loss, short)
+    ]
+    jobs.append((f"optimal BLT, n = {blt[0]} (jax-privacy)", float(blt[-2]), float(blt[-1])))
+    jobs.append(("private step, CNN (Opacus)", first_number(step[4]) / 1e3, first_number(step[2]) / 1e3))
+    jobs.append(("production noise (arXiv 2602.09338)", first_number(run[3]), 300 * 86_400.0))
+    figure, axes = blank_axes(7.0, 3.6)
+    for place, (_, here, there) in enumerate(jobs):
+        axes.plot([here, there], [place, place], color="0.8", linewidth=1, zorder=0)
+        axes.annotate(
+            f"{there / here:,.0f} x", (there, place), (6, -3), textcoords="offset points", fontsize=8
+        )
+        axes.plot(here, place, "o", color=PALETTE[0], label="jaxacct" if place == 0 else None)
+        axes.plot(there, place, "s", color=PALETTE[1], label="the other" if place == 0 else None)
+    axes.set_yticks(range(len(jobs)), [name for name, _, _ in jobs], fontsize=8)
+    axes.set(xscale="log", xlabel="seconds")
+    axes.margins(x=0.2)
+    axes.invert_yaxis()
+    return finished(figure, "upper right")
+
+
+DRAWN = {
+    "noise-by-sampler": noise_by_sampler,
+    "samples-by-target": samples_by_target,
+    "time-beside-peers": time_beside_peers,
+}
+
+
+def markdown() -> str:
+    """Return the pictures and their captions."""
+    return "\n".join(f"![{text}](figures/{name}.png)\n\n*{text}*\n" for name, text in CAPTIONS.items())
+
+
+def write(records: dict[str, dict]) -> None:
+    """Write all pictures."""
+    for name, draw in DRAWN.items():
+        save(draw(records), FIGURES / f"{name}.png")
