@@ -139,7 +139,7 @@ def histogram(samples, epsilon: float | None = None):
     """
     samples = {name: np.asarray(drawn, np.float64).ravel() for name, drawn in samples.items()}
     if not samples or not all(drawn.size and np.isfinite(drawn).all() for drawn in samples.values()):
-        raise ValueError("samples must be finite losses by name, at least one a name")
+        raise ValueError("samples must be a dictionary of non-empty lists of finite losses")
     figure, axes = blank_axes(5.6, 3.4)
     edges = np.histogram_bin_edges(np.concatenate(list(samples.values())), bins=60)
     for index, (name, drawn) in enumerate(samples.items()):

@@ -163,7 +163,7 @@ def test_vectors_that_count_are_ruled_out_under_the_target_distribution():
 def test_names_and_numbers_that_there_are_not():
     with pytest.raises(ValueError, match=r"m must be in 2\.\.8"):
         inflated.inflated_proposal(SMALL, 9, 2, 1.0)
-    with pytest.raises(ValueError, match="known at 2 times its probability, got poisson"):
+    with pytest.raises(ValueError, match="a proposal at 2 times its probability, got poisson"):
         inflated.inflated_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
     for name in ("inflated-replicas:2,1", "inflated-replicas:2,33"):
         with pytest.raises(ValueError, match=r"times must be in 2\.\.32"):

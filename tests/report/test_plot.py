@@ -104,7 +104,7 @@ def test_histograms_hold_every_draw_and_refuse_what_is_no_number():
     assert [part.sum() for part in heights] == pytest.approx([1, 1])
     assert len({str(patch.get_linestyle()) for patch in figure.axes[0].patches}) == 2
     for bad in ({}, {"a": []}, {"a": [math.inf]}):
-        with pytest.raises(ValueError, match="samples must be finite losses by name"):
+        with pytest.raises(ValueError, match="samples must be a dictionary of non-empty lists"):
             plot.histogram(bad)
 
 

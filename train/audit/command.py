@@ -314,8 +314,8 @@ def named(name: str) -> dict[str, Any]:
     allowed = {"model", "loss", "dataset", "optimizer", "clip_norm", "wrt", "loss_key"}
     if not isinstance(made, dict) or not {"model", "loss", "dataset"} <= set(made) <= allowed:
         raise ValueError(
-            f"model {name} must return a dictionary of model, loss and dataset, and of "
-            f"{', '.join(sorted(allowed - {'model', 'loss', 'dataset'}))} where they are wanted"
+            f"model {name} must return a dictionary of model, loss and dataset, and optionally "
+            f"{', '.join(sorted(allowed - {'model', 'loss', 'dataset'}))}"
         )
     return made
 

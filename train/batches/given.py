@@ -92,7 +92,7 @@ class GivenBatches:
         ids, rows = self._next if self._next is not None else self._read()
         self._next = None
         if (rows is None) != (self._like is None):
-            raise BatchesError(f"batches must have rows in every batch or in none, not so at step {step}")
+            raise BatchesError(f"batches must have rows in every batch or in none, step {step} differs")
         self._check(ids, step)
         self._rows = rows
         self._counts[ids] += 1
@@ -145,7 +145,7 @@ class GivenBatches:
                 raise BatchesError(f"batches must have finite rows, got NaN or infinity at step {step}")
         if self._like is not None and _shapes(rows) != _shapes(self._like):
             raise BatchesError(
-                f"batches must have rows of the same names, shapes and dtypes, not so at {step}"
+                f"batches must have rows of the same names, shapes and dtypes, step {step} differs"
             )
         return rows
 

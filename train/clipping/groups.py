@@ -231,7 +231,7 @@ def _aliases(model) -> Callable[[tuple], list[tuple]]:
             known |= fresh
             waiting += fresh
             if len(known) > _MAX_PATHS:
-                raise ValueError("clip_groups must be of a model that is no part of itself")
+                raise ValueError("model must not contain itself where clip_groups is given")
         return sorted(known, key=lambda one: [str(part) for part in one])
 
     return of

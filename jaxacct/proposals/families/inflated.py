@@ -44,7 +44,7 @@ def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) 
     found = _inflated(mechanism, times)
     if found is None:
         raise ValueError(
-            f"scheme must be known at {times} times its probability, got {mechanism.scheme.name}"
+            f"scheme must have a proposal at {times} times its probability, got {mechanism.scheme.name}"
         )
     inflated, log_ratio = found
     drawn = checked_replicas(inflated, m)

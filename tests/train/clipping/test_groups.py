@@ -221,7 +221,7 @@ def test_a_parameter_of_two_layers_is_refused():
         of(Tied(tied=True), "layer")
     model = Tied()
     model.itself = model
-    with pytest.raises(ValueError, match="clip_groups must be of a model that is no part of itself"):
+    with pytest.raises(ValueError, match="model must not contain itself"):
         of(model, "layer")
 
 
