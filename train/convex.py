@@ -118,8 +118,8 @@ class LogisticRegression:
         if self.num_classes == 2:
             slope = jax.nn.sigmoid(x @ weights) - y.astype(x.dtype)
             if self.clip_norm is not None:
-                most = self.clip_norm / jnp.linalg.norm(x, axis=1)
-                slope = jnp.clip(slope, -most, most)
+                max_factor = self.clip_norm / jnp.linalg.norm(x, axis=1)
+                slope = jnp.clip(slope, -max_factor, max_factor)
             data = slope @ x / len(y)
         else:
             off = jax.nn.softmax(x @ weights.T) - jax.nn.one_hot(y, self.num_classes, dtype=x.dtype)

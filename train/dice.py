@@ -203,9 +203,9 @@ def _sum_where(keep, tree):
     return jax.tree.map(total, tree)
 
 
-def _bounded(gradient, most: float):
-    """Return the raw gradient, scaled down where its norm is beyond `most`; float64."""
-    scale = jnp.minimum(1.0, most / jnp.maximum(global_norm(gradient), 1e-300))
+def _bounded(gradient, max_norm: float):
+    """Return the raw gradient, scaled down where its norm is beyond `max_norm`; float64."""
+    scale = jnp.minimum(1.0, max_norm / jnp.maximum(global_norm(gradient), 1e-300))
     return jax.tree.map(lambda g: jnp.nan_to_num(g.astype(jnp.float64)) * scale, gradient)
 
 

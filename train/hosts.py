@@ -68,19 +68,19 @@ def first(function: Callable[[], Any]):
     """Return what `function()`, JSON values, is on process 0; its error is raised on all."""
     if not several():
         return function()
-    said, error = {}, None
+    answer, error = {}, None
     if is_first():
         try:
-            said = {"value": function()}
-            json.dumps(said)
+            answer = {"value": function()}
+            json.dumps(answer)
         except Exception as failure:
-            said, error = {"error": next(iter(str(failure).splitlines()), type(failure).__name__)}, failure
-    said = json.loads(_sent(json.dumps(said).encode()))
+            answer, error = {"error": next(iter(str(failure).splitlines()), type(failure).__name__)}, failure
+    answer = json.loads(_sent(json.dumps(answer).encode()))
     if error is not None:
         raise error
-    if "error" in said:
-        raise ValueError(f"process 0 stopped: {said['error']}")
-    return said["value"]
+    if "error" in answer:
+        raise ValueError(f"process 0 stopped: {answer['error']}")
+    return answer["value"]
 
 
 def keys(given: tuple[Any, Any]) -> tuple[Any, Any]:

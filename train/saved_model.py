@@ -83,12 +83,12 @@ def load_model(run, model):
         with ocp.StandardCheckpointer() as checkpointer:
             found = _shapes(checkpointer.metadata(folder).item_metadata.tree)
             params = _trained(Path(run), model, set(found)) if is_module else model
-            wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, plain(params))
-            given = _shapes(wanted)
+            expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, plain(params))
+            given = _shapes(expected)
             if found != given:
                 name = min(set(found.items()) ^ set(given.items()), key=str)[0]
                 raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
-            restored = checkpointer.restore(folder, wanted)
+            restored = checkpointer.restore(folder, expected)
     except _OtherWeightsError:
         raise
     except (ValueError, KeyError, OSError) as error:

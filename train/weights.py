@@ -48,11 +48,11 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
     found = _converted(_read(Path(path).absolute()), convert)
     state = nnx.state(model, nnx.Not(nnx.RngState)) if isinstance(model, nnx.Module) else model
     pure = plain(state)
-    wanted = named(pure)
-    required = named(plain(nnx.state(model, nnx.Param))) if isinstance(model, nnx.Module) else wanted
+    expected = named(pure)
+    required = named(plain(nnx.state(model, nnx.Param))) if isinstance(model, nnx.Module) else expected
     _none("weights must have {}, which the model has", required.keys() - found.keys())
-    _none("weights must not have {}, which the model lacks", found.keys() - wanted.keys())
-    leaves = [_fitting(name, leaf, found.get(name)) for name, leaf in wanted.items()]
+    _none("weights must not have {}, which the model lacks", found.keys() - expected.keys())
+    leaves = [_fitting(name, leaf, found.get(name)) for name, leaf in expected.items()]
     loaded = jax.tree.unflatten(jax.tree.structure(pure), leaves)
     if isinstance(model, nnx.Module):
         nnx.replace_by_pure_dict(state, loaded)

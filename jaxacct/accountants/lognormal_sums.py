@@ -57,20 +57,20 @@ def divergence_bound(
     extreme = any(part.mu > _MAX_MU for part in mixture.phases)
     if not mixture.phases or (side < 0 and (extreme or epsilon > _MAX_EPSILON)):
         return 0.0
-    most = mixture.terms / mixture.total * (1 + 2.0**-50)  # the unit does not participate otherwise
+    participation = mixture.terms / mixture.total * (1 + 2.0**-50)  # the unit does not participate otherwise
     if extreme:
-        return min(1.0, most)
+        return min(1.0, participation)
     epsilon = min(epsilon, _MAX_EPSILON)
     of = _remove if direction == Direction.REMOVE else _add
     found = of(mixture, epsilon, side, points or _points(mixture, side))
     # NaN gives the trivial bound.
     found = float(found) if 0 <= found <= 1 else float(side > 0)
-    return min(found, most)
+    return min(found, participation)
 
 
 def _points(mixture: Mixture, side: int) -> int:
-    wanted = min(max(_POINTS_A_TERM[side] * mixture.terms, _MIN_POINTS), _MAX_POINTS)
-    return 1 << math.ceil(math.log2(wanted))
+    num_points = min(max(_POINTS_A_TERM[side] * mixture.terms, _MIN_POINTS), _MAX_POINTS)
+    return 1 << math.ceil(math.log2(num_points))
 
 
 # -- Sums -----------------------------------------------------------------------------------------------
@@ -353,8 +353,8 @@ def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> 
 
 
 def _table_points(mixture: Mixture, span: float) -> int:
-    wanted = min(max(span / _table_step(mixture), _MIN_TABLE_POINTS), _MAX_POINTS)
-    return 1 << math.ceil(math.log2(wanted))
+    num_points = min(max(span / _table_step(mixture), _MIN_TABLE_POINTS), _MAX_POINTS)
+    return 1 << math.ceil(math.log2(num_points))
 
 
 def _table_step(mixture: Mixture) -> float:

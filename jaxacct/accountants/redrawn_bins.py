@@ -118,8 +118,8 @@ def epoch_curves(steps: int, noise_multiplier: float, unused: int = 0) -> tuple[
     mixture = Mixture((Phases(steps, 1 / noise_multiplier),), unused)
     deviation = math.sqrt(math.log1p(math.expm1(noise_multiplier**-2) * steps / (steps + unused) ** 2))
     spacing = max(_SPACING * deviation, _MAX_EPSILON * _SPACING / _MAX_POINTS)
-    most = min(spacing * _MAX_POINTS, _MAX_EPSILON)
-    epsilons = spacing * np.arange(math.ceil(most / spacing) + 1)
+    max_epsilon = min(spacing * _MAX_POINTS, _MAX_EPSILON)
+    epsilons = spacing * np.arange(math.ceil(max_epsilon / spacing) + 1)
     tables = {}
     for direction in DIRECTIONS:
         found = np.minimum.accumulate(lognormal_sums.divergence_table(mixture, epsilons, direction))

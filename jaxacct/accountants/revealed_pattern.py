@@ -71,17 +71,17 @@ class RevealedPattern(Accountant):
         return float(min(1.0, np.sum(np.diff(means, prepend=0.0) * tail) * (1 + 1e-9)))
 
 
-def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, most: int) -> np.ndarray:
+def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, max_count: int) -> np.ndarray:
     """Return (most,) means of the Gaussian delta given j = 1 .. most participations of 1 .. k examples."""
     k = len(weights)
-    if most * most * k**4 > _MAX_CELLS:
-        return gaussian_deltas(epsilon, sigma, k * np.sqrt(np.arange(1, most + 1)))
+    if max_count * max_count * k**4 > _MAX_CELLS:
+        return gaussian_deltas(epsilon, sigma, k * np.sqrt(np.arange(1, max_count + 1)))
     squares = np.zeros(k * k + 1)  # the distribution of one squared count
     squares[np.arange(1, k + 1) ** 2] = weights
-    lengths = np.sqrt(np.arange(1, most * k * k + 1))
+    lengths = np.sqrt(np.arange(1, max_count * k * k + 1))
     deltas = np.append(0.0, gaussian_deltas(epsilon, sigma, lengths))
     distribution, means = np.ones(1), []
-    for _ in range(most):
+    for _ in range(max_count):
         distribution = np.convolve(distribution, squares)
         means.append(distribution @ deltas[: distribution.size])
     return np.maximum.accumulate(np.array(means))
@@ -98,6 +98,6 @@ def noise_multiplier_for(mechanism: Mechanism, epsilon: float, target: float) ->
         noisy = dataclasses.replace(mechanism, noise_multiplier=math.exp(log_sigma))
         return accountant.delta(noisy, epsilon) <= target
 
-    least = math.log(1e-3)
-    low, high = roots.bracket(is_enough, least, 1.0, lowest=least)
+    min_log_noise = math.log(1e-3)
+    low, high = roots.bracket(is_enough, min_log_noise, 1.0, lowest=min_log_noise)
     return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-9)[1])

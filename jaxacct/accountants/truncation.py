@@ -40,16 +40,16 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
             f"max_batch_size must not be given for {scheme.name}: the accountant does not cover it"
         )
     size = _validate.positive_integer("dataset_size", dataset_size)
-    most = _validate.positive_integer("max_batch_size", max_batch_size)
+    max_size = _validate.positive_integer("max_batch_size", max_batch_size)
     _validate.nonnegative_number("epsilon", epsilon)
     rates = scheme.participation_probabilities()
-    if most <= size * rates.max():
+    if max_size <= size * rates.max():
         raise ValueError(
-            f"max_batch_size must be above the expected batch size {size * rates.max():.6g}, got {most}"
+            f"max_batch_size must be above the expected batch size {size * rates.max():.6g}, got {max_size}"
         )
     # Others sampled, r ~ Binomial(|D| - 1, rate), independent of the example; truncation occurs when r >=
     # maximum.
-    due = scipy.stats.binom.sf(most - 1, size - 1, rates)
+    due = scipy.stats.binom.sf(max_size - 1, size - 1, rates)
     sampled, any_step = float(rates @ due), float(due.sum())
     none = math.exp(scheme.log_probability_of_none())
     remove = any_step

@@ -75,8 +75,8 @@ def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> 
     def is_enough(log_sigma):
         return gaussian_delta(epsilon, math.exp(log_sigma), length) <= delta
 
-    least = math.log(1e-3)
-    low, high = roots.bracket(is_enough, least, 1.0, lowest=least)
+    min_log_noise = math.log(1e-3)
+    low, high = roots.bracket(is_enough, min_log_noise, 1.0, lowest=min_log_noise)
     return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-12)[1])
 
 

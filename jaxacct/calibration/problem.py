@@ -68,7 +68,7 @@ def analytic_exponent(
     epsilon, delta, compose_with = target.epsilon, target.budget.delta, target.compose_with
     top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)
     start = math.ceil(math.log(top) / math.log(ratio)) + 1
-    most = start + math.ceil(math.log(1e4) / math.log(ratio))
+    max_exponent = start + math.ceil(math.log(1e4) / math.log(ratio))
 
     def private(exponent: int) -> bool:
         if not MIN_NOISE_MULTIPLIER <= ratio**exponent <= validate.MAX_NOISE:
@@ -76,7 +76,7 @@ def analytic_exponent(
         noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
         return analytic.bound_by(accountant, noisy, epsilon, compose_with)[1] <= delta
 
-    found = smallest_where(private, start, most)
+    found = smallest_where(private, start, max_exponent)
     if found is None and compose_with is None:
         raise ValueError(f"accountant {accountant} reaches no delta as small as {delta:g}")
     if found is None:
@@ -87,10 +87,10 @@ def analytic_exponent(
     return found
 
 
-def smallest_where(holds, start: int, most: int) -> int | None:
-    """Return the smallest integer from which a property holds, None above `most`; few steps near `start`."""
-    low, high = roots.bracket(holds, start, 1, highest=most)
-    if high > most:
+def smallest_where(holds, start: int, stop: int) -> int | None:
+    """Return the smallest integer from which a property holds, None above `stop`; few steps near `start`."""
+    low, high = roots.bracket(holds, start, 1, highest=stop)
+    if high > stop:
         return None
     between = range(int(low) + 1, int(high))
     return between.start + bisect.bisect_left(between, True, key=holds)

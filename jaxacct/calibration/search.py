@@ -99,21 +99,21 @@ class Search:
             raise ValueError(
                 f"max_samples must be at least {math.ceil(cost)} for this target, got {max_samples}"
             )
-        least = math.ceil(math.log(MIN_NOISE_MULTIPLIER) / math.log(ratio))
+        min_exponent = math.ceil(math.log(MIN_NOISE_MULTIPLIER) / math.log(ratio))
 
         def fits(exponent: int, coarse: bool = False) -> bool:
             if exponent >= fallback:
                 return True
             allowed = MAX_SHARE_OWN_PILOT * limit
-            return exponent >= least and self.cost(ratio**exponent, limit, allowed, coarse) <= allowed
+            return exponent >= min_exponent and self.cost(ratio**exponent, limit, allowed, coarse) <= allowed
 
         # Coarse pilots bracket the exponent; full pilots run inside the bracket only.
         if estimate is None:
-            high, low = fallback, max(fallback - 64, least - 1)
+            high, low = fallback, max(fallback - 64, min_exponent - 1)
             while fits(low, coarse=True):
-                high, low = low, max(low - 64, least - 1)
+                high, low = low, max(low - 64, min_exponent - 1)
         else:
-            start = min(fallback, max(least, round(math.log(estimate) / math.log(ratio))))
+            start = min(fallback, max(min_exponent, round(math.log(estimate) / math.log(ratio))))
 
             def fits_after(strides: int) -> bool:
                 return fits(min(fallback, start + strides * COARSE_STEPS), coarse=True)
@@ -139,7 +139,7 @@ class Search:
             return alone, int(limit)
 
         def fits_by_trend(exponent: int) -> bool:
-            if not max(least, alone - MAX_SHIFT) <= exponent < min(fallback, alone + MAX_SHIFT):
+            if not max(min_exponent, alone - MAX_SHIFT) <= exponent < min(fallback, alone + MAX_SHIFT):
                 return exponent > alone
             cost = self.cost_by_trend(ratio**exponent)
             return exponent >= alone if cost is None else cost <= MAX_SHARE_ALL_PILOTS * limit
@@ -221,15 +221,15 @@ class Search:
 
         Infinite where the pilots do not suffice.
         """
-        most = 0.0 if self.distributions else math.inf
+        max_needed = 0.0 if self.distributions else math.inf
         for direction in dict.fromkeys(direction for _, direction in self.distributions):
             near = [pilot for _, pilot in self._near(noise_multiplier, direction)]
             if not near:
                 return math.inf
             nearest = min(near, key=lambda pilot: abs(pilot.log_noise - math.log(noise_multiplier)))
             needed = self._samples(near, noise_multiplier, nearest.theta)
-            most = max(most, math.inf if needed is None else needed)
-        return most
+            max_needed = max(max_needed, math.inf if needed is None else needed)
+        return max_needed
 
     def _near(self, noise_multiplier: float, direction: str) -> list[tuple[str, Pilot]]:
         """Return (name of its proposal, pilot) of the nearby noise multipliers."""
@@ -250,7 +250,7 @@ class Search:
         self, noise_multiplier: float, drawn: Callable[[Proposal, float], float | None]
     ) -> float | None:
         """Return the samples to certify the costlier direction; None or infinity as `drawn` returns it."""
-        mechanism, most = self.at(noise_multiplier), 0.0
+        mechanism, max_needed = self.at(noise_multiplier), 0.0
         if not self.covered(mechanism):
             return math.inf
         for direction in mechanism.directions:
@@ -263,8 +263,8 @@ class Search:
             needed = drawn(chosen, theta) if line is None else float(line.expected_samples)
             if needed is None or needed == math.inf:
                 return needed
-            most = max(most, needed)
-        return most
+            max_needed = max(max_needed, needed)
+        return max_needed
 
     def saw_something(self, noise_multiplier: float) -> bool:
         """Return whether terms of its pilots have more than a negligible sum."""

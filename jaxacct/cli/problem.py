@@ -157,9 +157,9 @@ class Problem:
         if scheme not in _PROPOSALS_OF.get(spec.family, (scheme,)):
             only = " and ".join(_PROPOSALS_OF[spec.family])
             raise ValueError(f"proposal {name} is for {only} only, got scheme {scheme}")
-        most = MAX_ORDERS.get(scheme, order)
-        if order > most and 1 not in (self.bands, self.min_separation):
-            raise ValueError(f"proposal must have at most {most} replicas with {scheme}, got {name!r}")
+        max_order = MAX_ORDERS.get(scheme, order)
+        if order > max_order and 1 not in (self.bands, self.min_separation):
+            raise ValueError(f"proposal must have at most {max_order} replicas with {scheme}, got {name!r}")
         return self
 
     @property

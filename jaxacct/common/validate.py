@@ -14,10 +14,10 @@ def positive_integer(name: str, value, *, minimum: int = 1) -> int:
     """Return `value` as an int from `minimum` to the largest supported one, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}, got {_shown(value)}")
-    most = _MOST.get(name, 2**50)
+    maximum = _MOST.get(name, 2**50)
     number = int(value)
-    if number > most:
-        raise ValueError(f"{name} must be at most {most}, got {_shown(value)}")
+    if number > maximum:
+        raise ValueError(f"{name} must be at most {maximum}, got {_shown(value)}")
     return number
 
 

@@ -97,13 +97,13 @@ def _risk(plan: Plan, unit: str) -> str:
             "above its false positive rate."
         )
     factor = math.exp(min(plan.epsilon, 700.0))  # a larger one overflows; both bounds are 1 then
-    most = [
+    powers = [
         (rate, min(factor * rate + plan.delta, 1 - (1 - plan.delta - rate) / factor, 1.0)) for rate in RATES
     ]
-    said = ", ".join(f"{rounded_up(power)} at {rate:g}" for rate, power in most if power <= 0.9)
+    shown = ", ".join(f"{rounded_up(power)} at {rate:g}" for rate, power in powers if power <= 0.9)
     return (
-        said
-        and f" It implies: true positive rates of any {test} are at most, by false positive rate, {said}."
+        shown
+        and f" It implies: true positive rates of any {test} are at most, by false positive rate, {shown}."
     )
 
 

@@ -125,9 +125,9 @@ def estimate_delta(
         at = np.array([epsilon])
         found[direction] = interval.bands_of_both(chosen, below, at, draw, share, profile)[:, 0]
     if has_line and is_uninformative(found[Direction.REMOVE], found[Direction.ADD]):
-        most = line_bounds(mechanism, np.array([epsilon]), num_samples, risk / 2, key, composed, progress)
-        names[Direction.ADD] += f", {EXTRAPOLATED}" if most[0] < found[Direction.ADD][2] else ""
-        found[Direction.ADD] = np.minimum(found[Direction.ADD], most[0])
+        line = line_bounds(mechanism, np.array([epsilon]), num_samples, risk / 2, key, composed, progress)
+        names[Direction.ADD] += f", {EXTRAPOLATED}" if line[0] < found[Direction.ADD][2] else ""
+        found[Direction.ADD] = np.minimum(found[Direction.ADD], line[0])
     low, value, high = map(float, np.max(list(found.values()), axis=0))
     return Estimate(
         quantity="delta",
@@ -183,8 +183,8 @@ def estimate_epsilon(
     key = randomness.checked_key(key)
     values, lows, highs, names = {}, {}, {}, {}
     for direction in mechanism.directions:
-        most = proven_epsilon(mechanism, direction, delta)
-        chosen, anchor = _distribution_near(mechanism, direction, delta, most, key)
+        max_epsilon = proven_epsilon(mechanism, direction, delta)
+        chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key)
         names[direction] = chosen.name
         draws = _all_draws(chosen, key, num_samples, progress)
         has_line = direction == Direction.ADD and supports(mechanism)
@@ -194,7 +194,7 @@ def estimate_epsilon(
         lower = None if below is None else known[-1]
         low, high = interval.crossing(chosen, draws, anchor, delta, risk / 2 if has_line else risk, lower)
         resolved = high < math.inf
-        high = min(high, most)
+        high = min(high, max_epsilon)
         if has_line and high > highs[Direction.REMOVE]:
             below = _line_epsilon(mechanism, delta, highs[Direction.REMOVE], high, num_samples, risk / 2, key)
             names[direction] += f", {EXTRAPOLATED}" if below < high else ""
@@ -256,7 +256,9 @@ def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> di
     }
 
 
-def _crossing(known: Accountant, mechanism: Mechanism, delta: float, direction: str, side: int, most: float):
+def _crossing(
+    known: Accountant, mechanism: Mechanism, delta: float, direction: str, side: int, max_epsilon: float
+):
     """Return where one direction's upper (`side` 1) or lower (-1) bound is `delta`, rounded to that side."""
 
     def excess(epsilon):
@@ -264,14 +266,14 @@ def _crossing(known: Accountant, mechanism: Mechanism, delta: float, direction: 
 
     if excess(0.0) <= 0:
         return 0.0
-    if most < math.inf and excess(most) < 0:
-        root = float(scipy.optimize.brentq(excess, 0.0, most, xtol=1e-5, rtol=1e-5))
+    if max_epsilon < math.inf and excess(max_epsilon) < 0:
+        root = float(scipy.optimize.brentq(excess, 0.0, max_epsilon, xtol=1e-5, rtol=1e-5))
         # Bounds are not smooth in the last digit: the end is an evaluated point.
         for width in (1e-4, 1e-3, 1e-2):
             end = root + side * max(width * root, width / 10)
             if end > 0 and side * excess(end) <= 0:
-                return min(end, most)
-    return most if side > 0 else 0.0
+                return min(end, max_epsilon)
+    return max_epsilon if side > 0 else 0.0
 
 
 def _line_epsilon(

@@ -141,9 +141,9 @@ def privacy_profile(
     wide = is_uninformative(found[Direction.REMOVE], found[Direction.ADD])
     if wide.any():
         upper = found[Direction.ADD][2]
-        most = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
-        names[Direction.ADD] += f", {EXTRAPOLATED}" if (most < upper[wide]).any() else ""
-        upper[wide] = np.minimum(upper[wide], most)
+        line = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
+        names[Direction.ADD] += f", {EXTRAPOLATED}" if (line < upper[wide]).any() else ""
+        upper[wide] = np.minimum(upper[wide], line)
         # The divergence decreases in epsilon, and so does its bound.
         found[Direction.ADD] = np.minimum(found[Direction.ADD], np.minimum.accumulate(upper))
     if composed is not None:
@@ -204,6 +204,6 @@ def _bands(
     if direction == Direction.ADD and composed is None:
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
         none = mechanism.scheme.log_probability_of_none()
-        most = np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12)
-        found = np.minimum(found, most)
+        trivial = np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12)
+        found = np.minimum(found, trivial)
     return found

@@ -188,11 +188,11 @@ def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
     if jax.default_backend() == "cpu":
         # Vectorized only where a step is short beside its call, and stays in cache.
         wide = _together(scheme, sigmas.shape[0]) if by_sums else 1
-        most = min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
+        max_rows = min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
         if by_sums:
-            most = min(most, _most_together(scheme) // wide)
-        most = max(1, most)
-        number = max(k for k in range(1, most + 1) if number % k == 0)
+            max_rows = min(max_rows, _most_together(scheme) // wide)
+        max_rows = max(1, max_rows)
+        number = max(k for k in range(1, max_rows + 1) if number % k == 0)
     groups = jax.tree.map(lambda leaf: leaf.reshape(-1, number, *leaf.shape[1:]), keys)
     found = jax.lax.map(losses, groups)
     return found.transpose(1, 0, 2).reshape(sigmas.shape[0], -1)

@@ -133,20 +133,20 @@ def binomial_tables(windows: tuple[tuple[int, int], ...], probabilities: tuple[f
 
 
 @functools.lru_cache(maxsize=8)
-def digit_errors(most: int, probabilities: tuple[float, ...]) -> tuple[float, float]:
-    """Return the errors (see `Tables`) of the first version of tables, for numbers up to `most`.
+def digit_errors(max_count: int, probabilities: tuple[float, ...]) -> tuple[float, float]:
+    """Return the errors (see `Tables`) of the first version of tables, for numbers up to `max_count`.
 
     Stored plans hold this error. It covers today's tables except for some wide windows of fewer than 200
     examples, whose error is up to a fifth larger. Digits had 8 bits, or fewer for many probabilities.
     """
-    bits = max(1, most.bit_length())
+    bits = max(1, max_count.bit_length())
     for digit_bits in (8, 4, 2, 1):
         levels = -(-bits // digit_bits)
         counts = np.array(
             [[digit << (level * digit_bits) for digit in range(1 << digit_bits)] for level in range(levels)],
             object,
         )
-        counts = np.where(counts <= most, counts, 0).astype(np.int64)
+        counts = np.where(counts <= max_count, counts, 0).astype(np.int64)
         widths = sum(_most_width(int(count), probabilities[0]) for count in counts.reshape(-1))
         if digit_bits == 1 or widths * len(probabilities) <= 2**20:
             break
@@ -267,14 +267,16 @@ def alias_tables(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       weights: (rows, cells) int64, each row of the sum 2^62; cells a power of two.
     """
     cells = weights.shape[1]
-    capacity, most = 2**_TOTAL_BITS // cells, np.iinfo(np.int64).max
+    capacity, max_integer = 2**_TOTAL_BITS // cells, np.iinfo(np.int64).max
     # A cell of exactly its capacity gives and takes nothing.
     light, heavy = weights < capacity, weights > capacity
     missing = np.cumsum(np.where(light, capacity - weights, 0), axis=1)
     excess = np.cumsum(np.where(heavy, weights - capacity, 0), axis=1)
     before = missing - np.where(light, capacity - weights, 0)
     # In one order: a heavy cell where it is exhausted, a light one where filling begins.
-    ends = np.concatenate([np.where(heavy, excess, most), np.where(light, before, most)], axis=1)
+    ends = np.concatenate(
+        [np.where(heavy, excess, max_integer), np.where(light, before, max_integer)], axis=1
+    )
     order = np.argsort(ends, axis=1, kind="stable")
     filled, emptied = (np.cumsum(kind, axis=1) for kind in (order >= cells, order < cells))
     place = np.empty_like(order)

@@ -139,19 +139,19 @@ def bounded(mechanism, direction, replicas, size_of: Callable[[float], Size]) ->
 
     `size_of` returns the `Size` for a share; the other arguments are those of `loss_lines`.
     """
-    most = most_participations(mechanism.scheme)
+    max_count = most_participations(mechanism.scheme)
 
     def at(share):
         size = size_of(share)
-        return size, *(_error_parts(mechanism, size, direction, replicas, k) for k in (size.count, most))
+        return size, *(_error_parts(mechanism, size, direction, replicas, k) for k in (size.count, max_count))
 
     share = _SHARE
     size, parts, of_most = at(share)
-    if sum(of_most) > 1 and size.count < most:
+    if sum(of_most) > 1 and size.count < max_count:
         # Vectors beyond the count have larger errors, so their share must be smaller.
         share = _SHARE * math.exp(-min(sum(of_most), 600.0))
         size, parts, of_most = at(share)
-    if size.count >= most:
+    if size.count >= max_count:
         return Bounded(size, 0.0, parts)
     normals, transform, recurrence = parts
     return Bounded(size, share, (normals, transform, recurrence + share * exp_or_inf(sum(of_most))))
@@ -175,18 +175,18 @@ def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
     own = _multiplicity(scheme)[0]
     most = count * own * (ratio + own / mechanism.noise_multiplier**2)
     largest, above = most, 0.0
-    spent = DELTA_SHARE * delta_v
+    reserve = DELTA_SHARE * delta_v
     if direction == Direction.ADD and not _mixed(scheme):
-        largest, above = -math.log(spent), spent
+        largest, above = -math.log(reserve), reserve
     elif scheme.parts is not None:
         # E_P f <= (Z_2 of one example at sigma / sqrt m)^m, and E_P f_1 <= that Z_2.
         number = scheme.parts[1]
         times = number if scheme.sums.times == 1 else 1
-        largest, above = times * log_coincidence(mechanism, number) - math.log(spent), spent
+        largest, above = times * log_coincidence(mechanism, number) - math.log(reserve), reserve
     elif scheme.replicas is not None and mechanism.strategy.is_toeplitz:
         # P(f > e^t) <= E_P f e^-t = Z_2 e^-t; where f is bounded by f+, E_P f+ <= E_Q f+^2, which Z_2 bounds.
         if scheme.replicas.most_replicas(mechanism) >= 2:
-            largest, above = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent), spent
+            largest, above = scheme.replicas.log_normalizer(mechanism, 2) - math.log(reserve), reserve
     if not largest < most:
         largest, above = most, 0.0
     drawn = replicas * reach_of(scheme, count) * scheme.sums.times * (1.5 if _mixed(scheme) else 1)
@@ -266,15 +266,15 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
     By Markov's inequality: `E_P P(x | y) = P(x)`. Under another distribution than P a likelihood ratio is at
     least P(x = 0), and the summands of x have mean p(x) at most.
     """
-    scheme, most = mechanism.scheme, most_participations(mechanism.scheme)
+    scheme, max_count = mechanism.scheme, most_participations(mechanism.scheme)
     if mechanism.is_upper_bound or scheme.sums.times > 1 or share == 0:
-        return most, 0.0  # cross terms would count, too, and the sum is not that of the distribution
+        return max_count, 0.0  # cross terms would count, too, and the sum is not that of the distribution
     log_share = math.log(share)
     if direction == Direction.ADD or _mixed(scheme):
         log_share += scheme.sums.log_none
     allowed = math.log(DELTA_SHARE * delta_v) + log_share - (math.log(2) if _mixed(scheme) else 0.0)
     count = fewest_participations(scheme, allowed)
-    return count, 0.0 if count >= most else DELTA_SHARE * delta_v
+    return count, 0.0 if count >= max_count else DELTA_SHARE * delta_v
 
 
 def fewest_participations(scheme, allowed: float) -> int:

@@ -242,10 +242,10 @@ def draw_in_batches(
     starts = range(first_block, first_block + num_blocks, at_once)
 
     def draw(start):
-        wanted = min(at_once, first_block + num_blocks - start)
+        num_now = min(at_once, first_block + num_blocks - start)
         # Always the same shape, so that a short last batch does not recompile.
         draws = proposal.draw(stream, start, at_once, dtype)
-        keep = wanted * randomness.BLOCK_SIZE
+        keep = num_now * randomness.BLOCK_SIZE
         return Draws(*(part[:keep] for part in draws))
 
     threads = workers()

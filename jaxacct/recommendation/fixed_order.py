@@ -44,14 +44,14 @@ def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: 
     names = NAMES if matrix_name is None else (matrix_name,)
     limit = min(memory_copies, scheme.iterations, scheme.steps_per_epoch)
     room = min((memory_copies - 1) // 2, MAX_BUFFERS if bands is None else bands)
-    wanted = [("optimal", 1)] if bands is None else []
+    matrices = [("optimal", 1)] if bands is None else []
     for name in names:
         if name != "buffered":
-            wanted += [(name, b) for b in (doublings(2, limit) if bands is None else [min(bands, limit)])]
+            matrices += [(name, b) for b in (doublings(2, limit) if bands is None else [min(bands, limit)])]
         elif bands is None or bands <= room:
-            wanted += [(name, b) for b in (range(1, room + 1) if bands is None else [bands])]
+            matrices += [(name, b) for b in (range(1, room + 1) if bands is None else [bands])]
     mu, found = gaussian_sensitivity(numbers.epsilon, numbers.delta), {}
-    for name, number in wanted:
+    for name, number in matrices:
         workload = {} if name == "square-root" else {"workload": numbers.workload}
         matrix = ending(by_name(name, number, scheme, **workload), scheme)
         noise = unamplified.sensitivity(Mechanism(scheme, matrix, 1.0)) / mu

@@ -64,26 +64,26 @@ def line_of(grid, number: int, numbers: RunNumbers) -> tuple[list[Scheme], list[
     return line, sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
 
 
-def grid_of(numbers: RunNumbers, most: int, scheme, bands, separation) -> list[tuple[Scheme, int]]:
+def grid_of(numbers: RunNumbers, max_bands: int, scheme, bands, separation) -> list[tuple[Scheme, int]]:
     """Return (scheme, bands) of every candidate: bands are powers of two, separations doublings of them."""
     n, cycle = numbers.iterations, numbers.cycle
-    limit = min(most, n, math.floor(cycle))
+    limit = min(max_bands, n, math.floor(cycle))
     found: list[tuple[Scheme, int]] = []
     for b in [bands] if bands is not None else dict.fromkeys([*doublings(1, limit), limit]):
-        wanted = doublings(b, min(n, math.floor(cycle)))
+        separations = doublings(b, min(n, math.floor(cycle)))
         if cycle == math.floor(cycle):
-            wanted.append(int(cycle))  # probability 1: balls-in-bins
+            separations.append(int(cycle))  # probability 1: balls-in-bins
         if scheme in (BalancedMinSep.name, NestedAllocation.name):  # as many steps as there is room for
             room = n // math.ceil(round(n / cycle, 12))
-            wanted = [s for s in wanted if s <= room]
-        for s in wanted if separation is None else [separation]:
+            separations = [s for s in separations if s <= room]
+        for s in separations if separation is None else [separation]:
             pair = (scheme_of(numbers, scheme, s, separation is not None), b)
             if b <= min(n, pair[0].min_separation) and pair not in found:
                 found.append(pair)
     return found
 
 
-def fixed_counts_of(numbers: RunNumbers, most: int, bands, separation) -> dict[str, list]:
+def fixed_counts_of(numbers: RunNumbers, max_bands: int, bands, separation) -> dict[str, list]:
     """Return the `grid_of` of each of `FIXED_COUNTS` that has exactly the rate, with some numbers of bands.
 
     With at most one participation they are all the first one.
@@ -94,7 +94,7 @@ def fixed_counts_of(numbers: RunNumbers, most: int, bands, separation) -> dict[s
             continue
         try:
             found[name] = [
-                pair for number in bands for pair in grid_of(numbers, most, name, number, separation)
+                pair for number in bands for pair in grid_of(numbers, max_bands, name, number, separation)
             ]
         except ValueError:  # no room at the separation that was given
             continue

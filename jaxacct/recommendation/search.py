@@ -122,16 +122,16 @@ def recommend(
     needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix_name)
     if memory_copies is None:
         memory_copies = max(MEMORY_COPIES, needed)
-    most = _validate.positive_integer("memory_copies", memory_copies)
-    if bands is not None and bands > most:
-        raise ValueError(f"bands must be at most memory_copies {most}, got {bands}")
+    max_copies = _validate.positive_integer("memory_copies", memory_copies)
+    if bands is not None and bands > max_copies:
+        raise ValueError(f"bands must be at most memory_copies {max_copies}, got {bands}")
     if min_separation is not None:
         _validate.positive_integer("min_separation", min_separation)
     rate = Poisson.from_batch_size(
         dataset_size=numbers.dataset_size, batch_size=numbers.batch_size, iterations=numbers.iterations
     )
     fixed = scheme == FixedOrder.name
-    grid = [] if fixed else grid_of(numbers, most, scheme, bands, min_separation)
+    grid = [] if fixed else grid_of(numbers, max_copies, scheme, bands, min_separation)
     if not grid and not fixed:
         raise ValueError(why_none(numbers, scheme, bands, min_separation))
 
@@ -147,20 +147,20 @@ def recommend(
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta)
     if fixed:
         order = scheme_of(numbers, scheme, min_separation or 1, True)
-        found = fixed_order.places(order, numbers, most, bands, matrix_name)
+        found = fixed_order.places(order, numbers, max_copies, bands, matrix_name)
         looked_at = len(found)
     elif matrix_name != "buffered":
         found = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
         if scheme is None and found and numbers.cycle > 1:
-            found += _with_fixed_counts(found, most, min_separation, estimates, numbers, say)
+            found += _with_fixed_counts(found, max_copies, min_separation, estimates, numbers, say)
         looked_at = len(found)
-    if matrix_name == "buffered" and most < 3:
-        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {most}")
+    if matrix_name == "buffered" and max_copies < 3:
+        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
     if not fixed and (matrix_name == "buffered" or (matrix_name is None and bands is None)):
         say("buffers")
-        place = _buffered(grid, most, bands, numbers, scheme, estimates)
+        place = _buffered(grid, max_copies, bands, numbers, scheme, estimates)
         if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
@@ -181,7 +181,7 @@ def recommend(
         iterations=numbers.iterations,
         epsilon=numbers.epsilon,
         delta=numbers.delta,
-        memory_copies=most,
+        memory_copies=max_copies,
         workload=name_of(numbers.workload),
         given=tuple(name for name, value in options.items() if value is not None),
         looked_at=looked_at,
@@ -206,16 +206,18 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
     return given, COEFFICIENTS, given.bands
 
 
-def _buffered(grid, most: int, buffers: int | None, numbers: RunNumbers, name, estimates) -> Place | None:
+def _buffered(
+    grid, max_copies: int, buffers: int | None, numbers: RunNumbers, name, estimates
+) -> Place | None:
     """Return a buffered matrix at the largest separation, participation revealed; None without memory.
 
     Its noise is exact without samples. With at most one participation no columns overlap, and the moments are
     those of any other matrix.
     """
-    room = (most - 1) // 2
+    room = (max_copies - 1) // 2
     if buffers is not None and buffers > room:  # only where it is asked for
         raise ValueError(
-            f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {most}"
+            f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {max_copies}"
         )
     scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
     if not room or scheme.min_separation == 1:
@@ -238,7 +240,9 @@ def _buffered(grid, most: int, buffers: int | None, numbers: RunNumbers, name, e
     return Place(scheme, strategy, "buffered", max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
 
 
-def _with_fixed_counts(found, most: int, separation, estimates, numbers: RunNumbers, say) -> list[Place]:
+def _with_fixed_counts(
+    found, max_copies: int, separation, estimates, numbers: RunNumbers, say
+) -> list[Place]:
     """Estimate the schemes with fixed numbers of participations where the others are best.
 
     Only the numbers of bands and the matrices of the best few are looked at.
@@ -246,7 +250,7 @@ def _with_fixed_counts(found, most: int, separation, estimates, numbers: RunNumb
     best = sorted(found, key=lambda place: place.error)[:NUM_SEPARATION_SEARCHES]
     matrices = tuple(dict.fromkeys(place.matrix for place in best))
     bands = tuple(dict.fromkeys(place.strategy.bands for place in best))
-    grids = fixed_counts_of(numbers, most, bands, separation)
+    grids = fixed_counts_of(numbers, max_copies, bands, separation)
     return [
         place
         for grid in grids.values()
@@ -273,8 +277,8 @@ def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | 
                 made = ending(numbers.given, scheme)
             else:
                 made = matrix(name, number, scheme, numbers.workload, estimates.mu)
-            least = min((place.error for place in before), default=math.inf)
-            seen[key] = estimates.of(scheme, made, name, like, numbers.workload, least)
+            best_error = min((place.error for place in before), default=math.inf)
+            seen[key] = estimates.of(scheme, made, name, like, numbers.workload, best_error)
         return seen[key]
 
     firsts = []
@@ -307,8 +311,8 @@ def _ranked(found: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended,
     budget = Budget.split(numbers.delta)
     rows = [_priced(place, numbers.epsilon, budget) for place in shown]
     alike = [row for row in rows if row.error <= ALIKE * rows[0].error]
-    taken = min(alike, key=lambda row: (row.memory_copies, row.predicted_seconds))
-    return tuple(rows), rows.index(taken)
+    selected = min(alike, key=lambda row: (row.memory_copies, row.predicted_seconds))
+    return tuple(rows), rows.index(selected)
 
 
 def _priced(place: Place, epsilon: float, budget: Budget) -> Recommended:

@@ -40,7 +40,7 @@ def profile(plan: Plan, bands: Profile | None = None):
     epsilons = np.linspace(0, 2 * plan.epsilon or 3.0, 201)
     implied = _delta_from_point(plan.epsilon, plan.delta, epsilons)
     axes.plot(epsilons, implied, color="0.35", linestyle="--", label="implied by the certified point alone")
-    least = plan.delta / 10
+    min_delta = plan.delta / 10
     if bands is not None:
         low, label = np.maximum(bands.lower, 1e-300), f"bands, {bands.confidence:.4g} confidence in all"
         middle = np.clip(bands.estimate, low, bands.upper)
@@ -48,9 +48,9 @@ def profile(plan: Plan, bands: Profile | None = None):
         axes.errorbar(
             bands.epsilons, middle, sides, fmt="o", color=DARK, capsize=4, markersize=4, label=label
         )
-        least = min(least, bands.upper.min() / 10)
+        min_delta = min(min_delta, bands.upper.min() / 10)
     axes.plot(plan.epsilon, plan.delta, "*", color=LIGHT, markersize=15, label="certified")
-    axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(least, 1.5), title="privacy profile")
+    axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(min_delta, 1.5), title="privacy profile")
     return finished(figure)
 
 
@@ -67,9 +67,9 @@ def tradeoff(plan: Plan, bands: Profile | None = None):
         rates, bound, color=LIGHT, linestyle="--", linewidth=2, label="certified: no test is above this"
     )
     if bands is not None:
-        most = np.minimum(bound, risk.true_positive_rate(bands.epsilons, bands.upper, rates))
+        upper = np.minimum(bound, risk.true_positive_rate(bands.epsilons, bands.upper, rates))
         axes.plot(
-            rates, most, color=DARK, linewidth=2, label=f"the same with confidence {bands.confidence:.4g}"
+            rates, upper, color=DARK, linewidth=2, label=f"the same with confidence {bands.confidence:.4g}"
         )
     axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1.3), title="membership inference")
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
@@ -90,8 +90,8 @@ def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
     if bands is not None:
 
         def measured(alphas):
-            most = risk.true_positive_rate(bands.epsilons, bands.upper, alphas)
-            return np.maximum(certified(alphas), 1 - most)
+            upper = risk.true_positive_rate(bands.epsilons, bands.upper, alphas)
+            return np.maximum(certified(alphas), 1 - upper)
 
         shown[f"whole profile, confidence {bands.confidence:.4g}"] = measured
     return tradeoff_figure(shown | (curves or {}), "errors of a membership test")

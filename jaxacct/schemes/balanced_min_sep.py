@@ -57,10 +57,10 @@ class BalancedMinSep(ExampleScheme):
             raise ValueError(f"rotated must be True or False, got {self.rotated!r}")
         b = n if self.participations <= 1 else b
         set_(self, "min_separation", b)
-        most = n // b if self.rotated else -(-n // b)
-        if self.participations > most:
+        max_count = n // b if self.rotated else -(-n // b)
+        if self.participations > max_count:
             raise ValueError(
-                f"participations must be at most {most}, as {n} steps have room for no more that are {b} "
+                f"participations must be at most {max_count}, as {n} steps have no more that are {b} "
                 f"apart, got {self.participations!r}"
             )
 

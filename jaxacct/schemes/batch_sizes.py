@@ -49,8 +49,8 @@ def overflow(
         return None
     # Whether the run stops may depend on the unit's own sampling: under D, and under D' times e^epsilon.
     times = 1.0 if scheme.others_are_independent else 1 + (math.exp(epsilon) if epsilon < 700 else math.inf)
-    spent = min(OVERFLOW * times, _SHARE_OF_DELTA * delta)
-    return Overflow(spent / times, spent)
+    reserve = min(OVERFLOW * times, _SHARE_OF_DELTA * delta)
+    return Overflow(reserve / times, reserve)
 
 
 def batch_sizes(

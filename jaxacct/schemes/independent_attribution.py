@@ -235,8 +235,8 @@ class IndependentAttribution(Scheme):
         shared = strategy.products_from_end(b + 1)[-1]  # of columns without truncation, the maximum
         # Beyond b there is no overlap, so d' = b - d or the largest later one.
         later = np.maximum.accumulate(shared[::-1])[::-1]
-        most = float((shared + later[b - np.arange(b + 1)]).max())
-        return (self.examples_per_user - 1) / 2 * most * (1 + 1e-12)
+        max_overlap = float((shared + later[b - np.arange(b + 1)]).max())
+        return (self.examples_per_user - 1) / 2 * max_overlap * (1 + 1e-12)
 
     @property
     def largest_rate(self) -> float:

@@ -215,10 +215,10 @@ class MultiAttribution(Scheme):
         error = math.log1p(self.timing.draw_error())
         k, p = self.examples_per_user, self.sampling_probability
         if k > 1 and p < 1:
-            most = self.max_participations
+            max_count = self.max_participations
             coins = self._first_probabilities()[:-1]
-            error += sum(math.log1p(bernoulli_error(float(coin), most)) for coin in coins)
-            error += math.log1p(bernoulli_error(p, most * (k - 1)))
+            error += sum(math.log1p(bernoulli_error(float(coin), max_count)) for coin in coins)
+            error += math.log1p(bernoulli_error(p, max_count * (k - 1)))
         return math.expm1(error)
 
     def draw_participation(self, key, num_samples: int):

@@ -75,8 +75,8 @@ def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> floa
     size = _validate.positive_integer("dataset_size", dataset_size)
     batch = _validate.positive_number("batch_size", batch_size)
     if batch * separation > size:
-        most = "" if separation == 1 else f" / {separation} (the separation)"
+        divisor = "" if separation == 1 else f" / {separation} (the separation)"
         raise ValueError(
-            f"batch_size must be at most dataset_size{most} = {size / separation:g}, got {batch_size!r}"
+            f"batch_size must be at most dataset_size{divisor} = {size / separation:g}, got {batch_size!r}"
         )
     return batch / size

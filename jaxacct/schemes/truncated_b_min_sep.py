@@ -73,17 +73,17 @@ class TruncatedBMinSep(ExampleScheme):
 
     def __post_init__(self):
         plain = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
-        most = _validate.positive_integer("max_batch_size", self.max_batch_size)
+        max_size = _validate.positive_integer("max_batch_size", self.max_batch_size)
         size = _validate.positive_integer("dataset_size", self.dataset_size)
         if size >= 2**31:
             raise ValueError(f"dataset_size must be below 2^31 = {2**31}, got {size}")
         mean = size * float(plain.participation_probabilities().max())
-        if most < mean * (1 - 1e-12):
+        if max_size < mean * (1 - 1e-12):
             raise ValueError(
                 f"max_batch_size (truncate_to) must be at least the largest expected batch size {mean:.6g}, "
-                f"got {most}"
+                f"got {max_size}"
             )
-        checked = (plain.iterations, plain.min_separation, plain.sampling_probability, most, size)
+        checked = (plain.iterations, plain.min_separation, plain.sampling_probability, max_size, size)
         names = "iterations min_separation sampling_probability max_batch_size dataset_size".split()
         for field, value in zip(names, checked, strict=True):
             object.__setattr__(self, field, value)
@@ -250,14 +250,14 @@ class TruncatedBMinSep(ExampleScheme):
             return of_uncut(log_ratios), jnp.zeros(log_ratios.shape[:-1], log_ratios.dtype)
         # Time first, as in the recurrence and in the drawn batch sizes: one order for all.
         ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
-        dtype, most = ratios.dtype, self.max_batch_size
+        dtype, max_size = ratios.dtype, self.max_batch_size
 
         def in_logs(ratios):
-            cut = sizes >= most
-            sampled = jnp.where(cut, sizes, most) + 1
+            cut = sizes >= max_size
+            sampled = jnp.where(cut, sizes, max_size) + 1
             log_sampled = jnp.log(sampled.astype(dtype))
-            log_kept = jnp.asarray(math.log(most), dtype) - log_sampled
-            log_left_out = jnp.log((sampled - most).astype(dtype)) - log_sampled
+            log_kept = jnp.asarray(math.log(max_size), dtype) - log_sampled
+            log_left_out = jnp.log((sampled - max_size).astype(dtype)) - log_sampled
 
             def when_cut(count):
                 # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
@@ -271,7 +271,7 @@ class TruncatedBMinSep(ExampleScheme):
             log_p, log_q = in_logs(ratios)
         else:
             log_p, log_q = log_likelihoods(self.uncut, ratios, halves, sizes, self._chances, in_logs)
-        return log_p, jnp.where(sizes.max(axis=0) >= most, log_q, jnp.zeros_like(log_q))
+        return log_p, jnp.where(sizes.max(axis=0) >= max_size, log_q, jnp.zeros_like(log_q))
 
     def _chances(self, sizes):
         """Return where batches are truncated, and the probabilities of being kept and dropped there."""

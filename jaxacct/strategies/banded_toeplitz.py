@@ -123,9 +123,9 @@ class BandedToeplitz(FirstColumn):
             raise ValueError(f"bands must be at most min_separation {separation}, got {bands}")
         if bands > n:
             raise ValueError(f"bands must be at most iterations {n}, got {bands}")
-        most = -(-n // separation)
-        if participations > most:
-            raise ValueError(f"participations must be at most {most}, got {participations}")
+        max_participations = -(-n // separation)
+        if participations > max_participations:
+            raise ValueError(f"participations must be at most {max_participations}, got {participations}")
         checked(workload)
         if bands == 1:
             return cls.identity()

@@ -282,9 +282,9 @@ def schedule_of(iterations: int, min_separation: int | None, participations: int
         raise ValueError(f"min_separation must be given for {k} participations")
     separation = iterations if min_separation is None else min_separation
     separation = _validate.positive_integer("min_separation", separation)
-    most = -(-iterations // separation)
-    if k > most:
-        raise ValueError(f"participations must be at most {most}, got {k}")
+    max_participations = -(-iterations // separation)
+    if k > max_participations:
+        raise ValueError(f"participations must be at most {max_participations}, got {k}")
     return separation, k
 
 

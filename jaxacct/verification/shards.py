@@ -181,8 +181,8 @@ def draw_part(
             if checkpoint:
                 checkpoint.save(name, {"job": job, "stretches": list(map(dataclasses.asdict, held))})
             if progress:
-                drawn, wanted = ((x - first) * randomness.BLOCK_SIZE for x in (done, last))
-                progress(f"shard {index}/{count} {direction}", drawn, wanted)
+                drawn, needed = ((x - first) * randomness.BLOCK_SIZE for x in (done, last))
+                progress(f"shard {index}/{count} {direction}", drawn, needed)
 
         drawn = draw_histograms(
             count_stretch,
@@ -302,12 +302,12 @@ def _side_of_parts(
         if len(drawn.stretches) != len(pairs):
             raise ValueError(f"part {part.index} holds {len(drawn.stretches)} stretches, not {len(pairs)}")
         for (begin, end), stretch in zip(pairs, drawn.stretches, strict=True):
-            name, wanted = f"part {part.index} {direction}", (end - begin) * randomness.BLOCK_SIZE
+            name, expected = f"part {part.index} {direction}", (end - begin) * randomness.BLOCK_SIZE
             more = checked_counts(stretch.terms, terms.size, f"{name} terms")
             more_losses = checked_counts(stretch.losses, losses.size, f"{name} losses")
             for held in (int(more.sum()), int(more_losses.sum())):
-                if held != wanted:
-                    raise ValueError(f"{name} holds {held} draws in a stretch, not its share {wanted}")
+                if held != expected:
+                    raise ValueError(f"{name} holds {held} draws in a stretch, not its share {expected}")
             terms, losses = terms + more, losses + more_losses
     _redraw(run, direction, parts, run_key, redraw, progress)
     stream = base.direction_key(run_key, direction)

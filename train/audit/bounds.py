@@ -157,8 +157,8 @@ def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
     log_right = -math.log1p(odds)
     mode = np.minimum(np.floor((n + 1) * math.exp(log_right)), n)
     log_choose = -scipy.special.betaln(n - mode + 1, mode + 1) - np.log(n + 1)
-    most = np.exp(log_choose + mode * log_right + (n - mode) * (log_right - epsilon))
-    return canaries * delta * odds / (1 + odds) * float(most.mean())
+    mode_probability = np.exp(log_choose + mode * log_right + (n - mode) * (log_right - epsilon))
+    return canaries * delta * odds / (1 + odds) * float(mode_probability.mean())
 
 
 def most_canaries(delta: float, confidence: float, epsilon: float) -> int:

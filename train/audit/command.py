@@ -221,14 +221,14 @@ def _check(plan, kinds) -> None:
         raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
 
 
-def _number(asked: int | None, most: int, of: str) -> int:
-    """Of canaries, at most `most`."""
+def _number(asked: int | None, max_number: int, of: str) -> int:
+    """Of canaries, at most `max_number`."""
     if asked is None:
-        number = min(CANARIES, most)
+        number = min(CANARIES, max_number)
     else:
         number = _validate.positive_integer("canaries", asked)
-        if number > most:
-            raise ValueError(f"canaries must be at most {most} with {of}, got {number}")
+        if number > max_number:
+            raise ValueError(f"canaries must be at most {max_number} with {of}, got {number}")
     if number < 2:
         raise ValueError(f"canaries must be at least 2, there is room for {number} with {of}")
     return number
@@ -266,9 +266,9 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
             f"confidence {confidence:.10g}: leave it out of kinds"
         )
     # By default a third of the examples stay what they are.
-    most = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
+    max_number = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
     of = f"{size} examples, {setting.coordinates} coordinates and delta {plan.delta:.4g}"
-    number = _number(canaries, most, of)
+    number = _number(canaries, max_number, of)
     coordinates = quiet(setting, number)
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)

@@ -28,19 +28,19 @@ def picture(findings):
         each.grid(alpha=0.3)
         each.legend(fontsize=8, frameon=False)
     last, claim = axes[-1], findings[0].epsilon
-    most = 1.5 * max(claim, *(finding.lower for finding in findings))
+    limit = 1.5 * max(claim, *(finding.lower for finding in findings))
     for place, finding in enumerate(findings):
         colour = LIGHT if finding.contradicts else DARK
-        last.barh(place, most - finding.lower, left=finding.lower, height=0.25, color=colour, alpha=0.35)
+        last.barh(place, limit - finding.lower, left=finding.lower, height=0.25, color=colour, alpha=0.35)
         last.plot([finding.lower], [place], marker="|", markersize=22, markeredgewidth=2.5, color=colour)
         note = f"at least {finding.lower:.3g}" + (": CONTRADICTED" if finding.contradicts else "")
         last.text(
-            0.02 * most, place + 0.24, note, fontsize=8, bbox=dict(facecolor="white", linewidth=0, pad=1)
+            0.02 * limit, place + 0.24, note, fontsize=8, bbox=dict(facecolor="white", linewidth=0, pad=1)
         )
     last.axvline(claim, color="0.35", linestyle=":", zorder=1)
-    last.text(claim - 0.02 * most, -0.6, f"the plan's {claim:.4g}", fontsize=8, ha="right")
+    last.text(claim - 0.02 * limit, -0.6, f"the plan's {claim:.4g}", fontsize=8, ha="right")
     last.set(yticks=range(len(findings)), yticklabels=[finding.kind for finding in findings])
-    last.set(xlim=(0, most), ylim=(-0.7, len(findings) - 0.3), xlabel="epsilon")
+    last.set(xlim=(0, limit), ylim=(-0.7, len(findings) - 0.3), xlabel="epsilon")
     last.set(title=f"what epsilon may be, confidence {findings[0].confidence:.6g}")
     last.grid(alpha=0.3)
     return figure

@@ -82,9 +82,9 @@ def bound_contributions(
     Raises:
       ValueError: bad arguments, or nothing kept.
     """
-    most = _validate.positive_integer("examples_per_user", examples_per_user)
+    max_examples = _validate.positive_integer("examples_per_user", examples_per_user)
     order = np.random.default_rng(seed).permutation(graph.num_examples).tolist()
-    room = [most] * graph.num_users
+    room = [max_examples] * graph.num_users
     ends, users = graph.first_user.tolist(), graph.users.tolist()
     kept: list[int] = []
     while True:

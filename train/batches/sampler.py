@@ -53,10 +53,10 @@ class SamplerState:
 
 def batch_sizes(plan: Plan) -> tuple[int, float, int]:
     """Return (dataset_size, expected_batch_size, max_batch_size) of a plan; ValueError when it has none."""
-    size, expected, most = plan.dataset_size, plan.expected_batch_size, plan.max_batch_size
-    if size is None or expected is None or most is None:
+    size, expected, max_size = plan.dataset_size, plan.expected_batch_size, plan.max_batch_size
+    if size is None or expected is None or max_size is None:
         raise ValueError("plan must state the dataset_size to draw batches; calibrate with dataset_size=...")
-    return size, expected, most
+    return size, expected, max_size
 
 
 def fresh_key() -> tuple[int, ...]:

@@ -341,8 +341,8 @@ class SourceRows:
             found = stacked([self.source[int(index)] for index in indices])
         else:
             found = _as_arrays(gather(indices))
-        wanted = jax.tree.map(lambda leaf: ((len(indices), *leaf.shape[1:]), leaf.dtype), self._like)
-        if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != wanted:
+        expected = jax.tree.map(lambda leaf: ((len(indices), *leaf.shape[1:]), leaf.dtype), self._like)
+        if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != expected:
             raise ValueError("data must have rows of the same names, shapes and dtypes, got others")
         return found
 

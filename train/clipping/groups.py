@@ -81,9 +81,9 @@ class Groups:
         """
         limits = tuple(math.floor(share * 4**grid.bits) for share in self.shares)
         if min(limits) < 1:
-            least = grid.unit
+            min_norm = grid.unit
             raise ValueError(
-                f"clip_groups must leave each group a norm of at least {least:g}, one unit of the grid, "
+                f"clip_groups must leave each group a norm of at least {min_norm:g}, one unit of the grid, "
                 f"left {grid.clip_norm * math.sqrt(min(self.shares)):g}"
             )
         return limits

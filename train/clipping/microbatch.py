@@ -46,14 +46,14 @@ def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None =
     def seconds(micro: int) -> float:
         if micro not in taken:
             step = make(micro)
-            state, least = step.init(jax.tree.map(jax.numpy.array, params)), float("inf")
+            state, fastest = step.init(jax.tree.map(jax.numpy.array, params)), float("inf")
             for turn in range(_REPEATS + 1):
                 begun = time.perf_counter()
                 state, info = step(state, batch, everything)
                 jax.block_until_ready((state, info))
                 # The first call compiles.
-                least = min(least, time.perf_counter() - begun) if turn else least
-            taken[micro] = least
+                fastest = min(fastest, time.perf_counter() - begun) if turn else fastest
+            taken[micro] = fastest
         return taken[micro]
 
     candidates = [2**i for i in range(size.bit_length()) if 2**i < size] + [size]

@@ -296,13 +296,13 @@ def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, norm
         norm = norms[0] if len(norms) == 1 else jnp.sqrt(sum(jnp.square(each) for each in norms))
         kept, long, factors = jnp.isfinite(norm), jnp.zeros((), bool), []
         for each, limit in zip(norms, limits, strict=True):
-            most = math.sqrt(limit) * grid.unit
+            max_norm = math.sqrt(limit) * grid.unit
             if normalize:
-                scale = most / (each + 0.01)
+                scale = max_norm / (each + 0.01)
             else:
-                scale = jnp.minimum(1.0, most / jnp.maximum(each, 1e-300))
+                scale = jnp.minimum(1.0, max_norm / jnp.maximum(each, 1e-300))
             factors.append(scale * ((1 - _SLACK) / grid.unit))
-            long |= ~(each <= most)
+            long |= ~(each <= max_norm)
         scaled = [
             jnp.trunc(g.astype(jnp.float64) * factors[at]) for g, at in zip(leaves, groups.of, strict=True)
         ]

@@ -167,13 +167,13 @@ class SampledGeneralPlan(GeneralPlan):
 
     def verify(self, *, num_samples: int | None = None, key=None, progress=None) -> MixtureEvidence:
         """Return fresh samples that show the guarantee, at most 2^20 or 8 times as many; or ValueError."""
-        most = max(2**20, 8 * self.draws.num_samples) if num_samples is None else num_samples
+        max_samples = max(2**20, 8 * self.draws.num_samples) if num_samples is None else num_samples
         return certify_mixture(
             self.distribution,
             self.sigma,
             self.epsilon,
             self.delta,
-            num_samples=most,
+            num_samples=max_samples,
             key=key,
             progress=progress,
         )

@@ -54,7 +54,7 @@ def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) 
     def scale_at(other: float) -> float:
         return _log_scale(log_z, m, log_ratio, math.exp(log_none), math.exp(inflated_log_none), other)
 
-    least = min(log_ratio, inflated_log_none - log_none)
+    min_log_ratio = min(log_ratio, inflated_log_none - log_none)
     return Proposal(
         spec=ProposalSpec("inflated-replicas", (m, times)),
         direction=Direction.REMOVE,
@@ -71,7 +71,7 @@ def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) 
         profile=None,
         scale_at=scale_at,
         rounding_lines=lambda delta_v: inflated_lines(
-            mechanism, inflated, float(delta_v), m, log_z, least - 1e-9
+            mechanism, inflated, float(delta_v), m, log_z, min_log_ratio - 1e-9
         ),
         log_normalizer=log_z,
     )
@@ -81,8 +81,8 @@ def _log_scale(
     log_z: float, m: int, log_ratio: float, none: float, inflated_none: float, epsilon: float
 ) -> float:
     ratio = math.exp(log_ratio) * (1 - _LOWERED)
-    least = (inflated_none + ratio * (math.exp(min(epsilon, 700.0)) - none)) * (1 - _LOWERED)
-    return log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(least)
+    min_likelihood = (inflated_none + ratio * (math.exp(min(epsilon, 700.0)) - none)) * (1 - _LOWERED)
+    return log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(min_likelihood)
 
 
 @functools.lru_cache(maxsize=512)

@@ -38,8 +38,8 @@ def floor(mechanism: Mechanism) -> tuple[float, float]:
     found = tangent(mechanism, np.zeros(scheme.iterations))
     if found is None:
         return log_none, 0.0
-    most = rounding.fewest_participations(scheme, math.log(_LEFT_OUT / 2))
-    signal = most * float(mechanism.strategy.gram(found.weights).max())
+    max_count = rounding.fewest_participations(scheme, math.log(_LEFT_OUT / 2))
+    signal = max_count * float(mechanism.strategy.gram(found.weights).max())
     noise = -float(ndtri(_LEFT_OUT / 2)) * sigma * found.norm
     log_rest = found.constant - (signal + noise) * (1 + 1e-9) / sigma**2
     return float(np.logaddexp(log_none, log_rest)), _LEFT_OUT
@@ -73,12 +73,12 @@ def _mirrored_size(mechanism: Mechanism, delta_v: float, size: rounding.Size, sh
     most, and f(-y) is at least P(x = 0), as under Q.
     """
     scheme, spent = mechanism.scheme, rounding.DELTA_SHARE * delta_v
-    count = most = rounding.most_participations(scheme)
+    count = max_count = rounding.most_participations(scheme)
     if share > 0 and not mechanism.is_upper_bound:
         allowed = math.log(spent) + math.log(share) + scheme.sums.log_none
         count = rounding.fewest_participations(scheme, allowed)
     largest, above = count * (size.ratio + 1 / mechanism.noise_multiplier**2), 0.0
     if -math.log(spent) < largest:
         largest, above = -math.log(spent), spent
-    beyond = 0.0 if count >= most else spent
+    beyond = 0.0 if count >= max_count else spent
     return dataclasses.replace(size, count=count, beyond=beyond, largest=largest, above=above)

@@ -81,8 +81,8 @@ def errors(mechanism: Attracting) -> tuple[float, float]:
     states are counted. The two starts have thresholds of 2^-32.
     """
     scheme, odds = mechanism.scheme, _backward(mechanism).odds
-    n, most = scheme.iterations, 2 * scheme.max_participations
-    relative = 16 * _UNIT * (n * odds[0] + most * (2 + odds[1] * (1 + odds[2]) + odds[2]))
+    n, max_count = scheme.iterations, 2 * scheme.max_participations
+    relative = 16 * _UNIT * (n * odds[0] + max_count * (2 + odds[1] * (1 + odds[2]) + odds[2]))
     return math.expm1(min(600.0, relative)), 2 * scheme.min_separation * 2.0**-32
 
 

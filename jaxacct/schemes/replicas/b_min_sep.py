@@ -150,8 +150,8 @@ def _needed(mechanism: Attracting, m: int, arrays) -> float:
                 shares = np.where(hazard > 0, reached[:, places] / hazard, 0.0)
                 any_ = max(any_, float(shares.max(initial=0.0)))
             none = max(none, float((reached / np.maximum(1 - reached, 0.0)).max()))
-    steps, most = scheme.iterations, m * scheme.max_participations
-    relative = 2.0**-24 * (m + 2) * (steps * none + most * any_)
+    steps, max_count = scheme.iterations, m * scheme.max_participations
+    relative = 2.0**-24 * (m + 2) * (steps * none + max_count * any_)
     return math.expm1(min(600.0, relative)) if relative >= 0 else math.inf
 
 

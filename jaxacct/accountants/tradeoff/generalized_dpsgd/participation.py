@@ -134,12 +134,12 @@ def round_hits(
 ) -> list[Fraction]:
     """Return `P(L = k)`, k = 0.., for one round of subsampling, by inclusion and exclusion."""
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
-    most = min(m, g)
+    max_hits = min(m, g)
     check_group(g, MAX_GROUP)
     whole = math.comb(n, g)
     # Ways to choose the group where all terms but k given ones are missed.
-    within = [math.comb(n - (m - k) * s, g) for k in range(most + 1)]
-    return [Fraction(math.comb(m, k) * _all_hit(k, within), whole) for k in range(most + 1)]
+    within = [math.comb(n - (m - k) * s, g) for k in range(max_hits + 1)]
+    return [Fraction(math.comb(m, k) * _all_hit(k, within), whole) for k in range(max_hits + 1)]
 
 
 def _all_hit(k: int, within: list[int]) -> int:
@@ -147,11 +147,11 @@ def _all_hit(k: int, within: list[int]) -> int:
     return sum((-1) ** i * math.comb(k, i) * within[k - i] for i in range(k + 1))
 
 
-def check_group(group_size: int, most: int) -> None:
+def check_group(group_size: int, max_size: int) -> None:
     """Refuse a group whose exact distribution takes more than about a minute."""
-    if group_size > most:
+    if group_size > max_size:
         raise ValueError(
-            f"group_size must be at most {most} for an exact distribution, got {group_size}: "
+            f"group_size must be at most {max_size} for an exact distribution, got {group_size}: "
             "certify by draws (SampledGeneralPlan, or --draws)"
         )
 
@@ -240,10 +240,10 @@ def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
         base = compose_pmf(base, base)
 
 
-def _times(a, b, most):
-    product: list[dict[int, Any]] = [{} for _ in range(most + 1)]
+def _times(a, b, max_degree):
+    product: list[dict[int, Any]] = [{} for _ in range(max_degree + 1)]
     for i, left in enumerate(a):
-        for j in range(most + 1 - i):
+        for j in range(max_degree + 1 - i):
             right, into = b[j], product[i + j]
             for y, p in left.items():
                 for z, q in right.items():
