@@ -9,14 +9,14 @@ from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.hockey_stick import DIRECTIONS
-from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, both_directions
+from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, SampledAntipodal, both_directions
 
 
 class PrivacyLossDistribution(Accountant):
     """Privacy loss distribution of the scheme's `independent_rounds`."""
 
     name = "pld"
-    adjacencies = ("zero-out",)
+    adjacencies = ("zero-out", "replace-one")
     reveals_all_coins = False
     # Hiding a revealed pattern is post-processing, and both are composed on the same grid.
     outdoes_composed = frozenset({"unamplified"})
@@ -41,4 +41,7 @@ class PrivacyLossDistribution(Accountant):
 def _step(mechanism: Mechanism) -> tuple[tuple[LossCurve, LossCurve], int]:
     rounds = mechanism.scheme.independent_rounds
     assert rounds is not None
-    return both_directions(GaussianPair(mechanism.noise_multiplier), rounds[0]), rounds[1]
+    probability, count = rounds
+    if mechanism.is_replace_one:
+        return (SampledAntipodal(mechanism.noise_multiplier, probability),) * 2, count
+    return both_directions(GaussianPair(mechanism.noise_multiplier), probability), count

@@ -22,7 +22,7 @@ def statement(plan: Plan) -> str:
     unit = unit_in_words(scheme, plan.reveals_all_participations)
     sizes = ""
     if mechanism.is_add_or_remove and plan.dataset_size is not None:
-        sizes = f" (data sets of 1 to {plan.dataset_size} examples)"
+        sizes = f" (data sets of 1 to {plan.dataset_size} examples; and so under zero-out adjacency)"
     if mechanism.is_replace_one:  # its pair dominates that of zero-out, too
         sizes = " (and so under zero-out adjacency)"
     together = "" if plan.compose_with is None else f", composed with {plan.compose_with!r}"

@@ -34,7 +34,8 @@ class BalancedMinSep(ExampleScheme):
       iterations: number of steps n.
       min_separation: b >= 1. With at most one participation it has no effect and is n.
       participations: k > 0, expected number of participations. Where it is no integer, each of ceil(k)
-        participations is kept with probability k / ceil(k), independently.
+        participations is kept with probability k / ceil(k), independently. k = 0 is refused: such an example
+        is in no batch, and needs no plan.
       rotated: count gaps on a cycle of n steps, so that the expected batch size is the same at every step;
         otherwise the first and the last steps have larger batches.
     """
@@ -151,7 +152,7 @@ class BalancedMinSep(ExampleScheme):
     @property
     def sums(self) -> Sums:
         columns, k = self.num_columns, self.max_participations
-        terms = 1 if self.is_linear else columns * k
+        terms = 1 if self.is_linear else 2 * columns * k  # of all blocks, the last one whole
         chains = float(fixed_counts.log_choose(columns, min(k, columns // 2)))
         none = self.log_probability_of_none()
         error = functools.partial(fixed_counts.rounding_bound, k, terms, chains, none)

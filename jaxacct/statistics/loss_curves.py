@@ -130,6 +130,53 @@ class DiscreteLaplacePair:
         return found[:: max(1, found.size // 4000)]
 
 
+def _values(losses: np.ndarray, tails: Tails) -> Values:
+    """Return the divergences whose best events have these probabilities."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(tails.q)
+    deltas = np.maximum(tails.p - np.exp(np.minimum(losses + logs, 0.0)), 0.0)
+    error = 2 * tails.error + (4 + np.abs(losses) + np.minimum(np.abs(logs), 750.0)) * UNIT
+    return Values(np.minimum(deltas, 1.0), np.minimum(1.0, tails.p), error)
+
+
+@dataclass(frozen=True)
+class SampledAntipodal(LossCurve):
+    """N(1, sigma^2) against N(-1, sigma^2) with probability q, both N(0, sigma^2) without: replace-one.
+
+    The loss rises with y, and is x at `y = sigma^2 (x / 2 + asinh((1 - q) / u sinh(x / 2)))`,
+    `u = q e^{-1 / (2 sigma^2)}` (proofs/adjacency.md, section 3).
+    """
+
+    sigma: float
+    q: float
+
+    def at(self, losses: np.ndarray) -> Values:
+        q, apart, half = self.q, 1 / self.sigma, np.abs(losses) / 2
+        log_odds = math.log1p(-q) - math.log(q) if q < 1 else -math.inf
+        with np.errstate(divide="ignore"):
+            log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+        log_ratio = log_odds + apart**2 / 2 + log_sinh
+        # asinh(z) = ln(2 z) but for 1 / (4 z^2).
+        grown = np.where(
+            log_ratio > 20, log_ratio + math.log(2), np.arcsinh(np.exp(np.minimum(log_ratio, 20)))
+        )
+        place = np.sign(losses) * self.sigma * (half + grown)
+        far = np.minimum(np.abs(place) + apart, _REACH)
+        # Of ln z and so of asinh(z), absolute and, as `asinh(z) >= z / sqrt(1 + z^2)`, relative.
+        size = 1 + abs(max(log_odds, -750.0)) + apart**2 + half + np.minimum(np.abs(log_sinh), 750.0)
+        error = (3 + (1 + far) * (2 * far + 16 * np.minimum(np.abs(place), self.sigma) * size)) * UNIT
+        without, above, below = (scipy.special.ndtr(shift - place) for shift in (0.0, apart, -apart))
+        tails = Tails((1 - q) * without + q * above, (1 - q) * without + q * below, error)
+        return _values(losses, tails)
+
+    def nodes(self) -> np.ndarray:
+        z = np.linspace(-_REACH, _REACH, _NODES) + np.array([[-1.0], [0.0], [1.0]]) / self.sigma
+        logs = math.log(self.q) + np.stack([z, -z]) / self.sigma - 0.5 / self.sigma**2
+        if self.q < 1:
+            logs = np.logaddexp(math.log1p(-self.q), logs)
+        return np.unique(logs[0] - logs[1])
+
+
 @dataclass(frozen=True)
 class Sampled(LossCurve):
     """Pair `q P + (1 - q) Q` and Q (remove), or Q and that mixture (add); q = 1 is the pair itself."""
@@ -143,11 +190,7 @@ class Sampled(LossCurve):
         tails = self.pair.events(self._unsampled(signed), above=self.remove)
         mixed = tails.q + q * (tails.p - tails.q)
         first, second = (mixed, tails.q) if self.remove else (tails.q, mixed)
-        with np.errstate(divide="ignore"):
-            logs = np.log(second)
-        deltas = np.maximum(first - np.exp(np.minimum(losses + logs, 0.0)), 0.0)
-        error = 2 * tails.error + (4 + np.abs(losses) + np.minimum(np.abs(logs), 750.0)) * UNIT
-        return Values(np.minimum(deltas, 1.0), np.minimum(1.0, first), error)
+        return _values(losses, Tails(first, second, tails.error))
 
     def _unsampled(self, losses: np.ndarray) -> np.ndarray:
         """Return the loss of the pair at which the sampled loss is this; -inf where it is always larger."""

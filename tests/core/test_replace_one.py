@@ -114,6 +114,7 @@ def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
     found = estimate_delta(mechanism, epsilon, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(5))
     assert found.low <= exact <= found.high < 1.3 * exact
     assert delta_by("unamplified", mechanism, epsilon) >= exact * (1 - 1e-6)
+    assert exact * (1 - 1e-9) <= delta_by("pld", mechanism, epsilon) <= 1.0002 * exact
     if q == 1.0:  # twice the sensitivity of zero-out
         assert delta_by("unamplified", mechanism, epsilon) == pytest.approx(exact, rel=1e-5)
     # Neither zero-out nor the amplification of twice the sensitivity alone is this pair.
@@ -162,6 +163,7 @@ def test_composition_of_poisson_steps_against_a_lattice():
     mechanism = Mechanism(Poisson(50, 0.05), WHITE, 0.8, REPLACE)
     for epsilon in (1.0, 4.0):
         exact = composed(0.05, 0.8, 50, epsilon)
+        assert exact * (1 - 1e-3) <= delta_by("pld", mechanism, epsilon) <= exact * (1 + 2e-3)
         found = estimate_delta(
             mechanism, epsilon, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(7)
         )
@@ -369,7 +371,7 @@ def test_what_has_no_antipodal_pair_is_refused():
 
     with pytest.raises(ValueError, match="compose_with must not be given with replace-one"):
         Claim(mechanism, Target.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
-    for name in ("pld", "random-allocation"):
+    for name in ("random-allocation", "redrawn-bins"):
         with pytest.raises(ValueError, match="not for replace-one"):
             delta_by(name, mechanism, 1.0)
     with pytest.raises(ValueError, match="the pair of replace-one is symmetric"):

@@ -117,6 +117,21 @@ def sampled(epsilon: float, q: float, sigma: float, remove: bool):
         return mixed - mp.exp(epsilon) * q_mass if remove else q_mass - mp.exp(epsilon) * mixed
 
 
+def antipodal(epsilon: float, q: float, sigma: float):
+    """H(epsilon) of one sampled Gaussian of mean 1 against that of mean -1, in 60 digits."""
+    import mpmath as mp
+
+    with mp.workdps(DIGITS):
+        q, sigma, epsilon = mp.mpf(q), mp.mpf(sigma), mp.mpf(epsilon)
+        u, rest = q * mp.exp(-1 / (2 * sigma**2)), (1 - q) * mp.expm1(epsilon)
+        root = mp.sqrt(rest**2 + 4 * u**2 * mp.exp(epsilon))
+        # e^(y / sigma^2) at which the loss is epsilon, by the root that does not cancel.
+        above = (rest + root) / (2 * u) if epsilon >= 0 else 2 * u * mp.exp(epsilon) / (root - rest)
+        place = sigma * mp.log(above)
+        p_mass, q_mass = ((1 - q) * mp.ncdf(-place) + q * mp.ncdf(s / sigma - place) for s in (1, -1))
+        return p_mass - mp.exp(epsilon) * q_mass
+
+
 if __name__ == "__main__":
     for setting in SETTINGS:
         for direction in (True, False):

@@ -65,6 +65,24 @@ def test_jax_privacy_last_columns():
     assert mean_under_q(exact, n, sigma) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("bands", [1, 2, 3])
+def test_jax_privacy_last_columns_of_truncated_batches(bands):
+    """Where nothing is truncated that path has the other's number: wrong from three bands on."""
+    n, p, sigma = 3, 0.3, 0.5
+    coefficients, outputs = np.full(bands, bands**-0.5), np.array([[0.4, -0.2, 0.9]]).T
+    options = dict(sampling_prob=p, iterations=n, min_sep=3, warm_start=False)
+    peers = [batch_selection.BMinSepSampling(**options, truncated_batch_size=cap) for cap in (None, 5)]
+    losses = [
+        sample_generation.compute_privacy_loss(peer, outputs, sigma, coefficients, aux).item()
+        for peer, aux in zip(peers, (None, np.zeros((n, 1), int)), strict=True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    columns = sum(np.eye(n, k=-j) for j in range(bands)) * bands**-0.5
+    ratios = np.exp((outputs[:, 0] @ columns - (columns**2).sum(axis=0) / 2) / sigma**2)
+    exact = np.log((1 - p) ** n + p * (1 - p) ** np.arange(n) @ ratios)
+    assert (losses[0] == pytest.approx(exact, rel=1e-9)) == (bands < 3)
+
+
 def test_dp_accounting_composes_below_the_truth():
     """1e5 Gaussians are one: by the composed transform delta is too small, or negative."""
     import dp_accounting as dp

@@ -20,11 +20,12 @@ from jaxacct.statistics.loss_curves import (
     GaussianPair,
     LossCurve,
     Sampled,
+    SampledAntipodal,
     Values,
     both_directions,
 )
 from jaxacct.statistics.tilted_sums import UNIT, Factor, rounding_error, sums
-from tests.oracles.composed_losses import REFERENCES, gaussian, sampled
+from tests.oracles.composed_losses import REFERENCES, antipodal, gaussian, sampled
 
 IDENTITY = BandedToeplitz.identity()
 MARGIN = 1.02
@@ -73,6 +74,21 @@ def test_one_step_is_above_its_definition_over_the_whole_range():
             )
             assert exact <= bound
             assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
+
+
+def test_one_step_of_replace_one_over_the_whole_range():
+    """The same of N(1, sigma^2) against N(-1, sigma^2), and its symmetry."""
+    rng = np.random.default_rng(1)
+    for q, sigma, share in zip(
+        10 ** rng.uniform(-6, 0, 40), 10 ** rng.uniform(-2, 4, 40), rng.random(40), strict=True
+    ):
+        curve = SampledAntipodal(float(sigma), float(q))
+        nodes = curve.nodes()
+        np.testing.assert_allclose(nodes, -nodes[::-1], atol=1e-9 * nodes[-1])
+        epsilon = float(min(nodes[-1], 600.0) * share)
+        exact, bound = antipodal(epsilon, q, sigma), divergence_bound([Part(curve, 1)], epsilon)
+        assert exact <= bound
+        assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
 
 
 # (steps, sigma, epsilon, delta): what dp-accounting's transform certified, and is false at q = 1.
@@ -214,12 +230,21 @@ def test_the_normal_distribution_function_is_as_good_as_assumed():
                 assert abs(mpmath.mpf(float(value)) / exact - 1) <= error
 
 
-@pytest.mark.parametrize("curve", [Sampled(GaussianPair(1.3), 0.1, remove) for remove in (True, False)])
-def test_errors_of_curves_cover_60_digits(curve):
-    losses = np.linspace(-0.2, 3.0, 161) if curve.remove else np.linspace(-3.0, 0.104, 161)
+@pytest.mark.parametrize(
+    ("curve", "oracle", "losses"),
+    [
+        (Sampled(GaussianPair(1.3), 0.1), lambda x: sampled(x, 0.1, 1.3, True), (-0.2, 3.0)),
+        (Sampled(GaussianPair(1.3), 0.1, False), lambda x: sampled(x, 0.1, 1.3, False), (-3.0, 0.104)),
+        (SampledAntipodal(1.3, 0.1), lambda x: antipodal(x, 0.1, 1.3), (-3.0, 3.0)),
+        (SampledAntipodal(0.2, 1e-3), lambda x: antipodal(x, 1e-3, 0.2), (-30.0, 60.0)),
+        (SampledAntipodal(0.7, 1.0), lambda x: antipodal(x, 1.0, 0.7), (-9.0, 20.0)),
+    ],
+)
+def test_errors_of_curves_cover_60_digits(curve, oracle, losses):
+    losses = np.linspace(*losses, 161)
     values = curve.at(losses)
     before = np.append(1.0, values.tails[:-1])
-    exact = [sampled(float(x), 0.1, 1.3, curve.remove) for x in losses]
+    exact = [oracle(float(x)) for x in losses]
     off = np.array([float(abs(mpmath.mpf(float(d)) - e)) for d, e in zip(values.deltas, exact, strict=True)])
     assert np.all(off <= values.error * before)
     assert off.max() > 0

@@ -102,6 +102,8 @@ def command(
             is_covered = scheme == found.chosen.scheme
             if not json:
                 how_found = "" if is_covered else f"\nfor {scheme!r}: selected as for b-min-sep"
+                if adjacency == REPLACE_ONE:
+                    how_found += "\nranked at the noise of zero-out adjacency; replace-one needs more"
                 print(f"{found.why()}{how_found}\n", flush=True)
             if is_covered:
                 plan = found.calibrate(**how)
