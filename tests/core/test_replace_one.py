@@ -352,7 +352,7 @@ def test_evidence_of_another_adjacency_proves_nothing(tmp_path):
         assert not check(plan.claim, evidence.Sampled(**fields)).certified
     nothing = vars(plan.evidence) | {"remove": evidence.Symmetric()}
     assert not check(plan.claim, evidence.Sampled(**nothing)).certified
-    for family in ("mean-overlaps:1", "half-space", "plain-bounded", "inflated-replicas:2,2", "pairs:2,2"):
+    for family in ("mean-overlaps:1", "half-space", "plain-bounded", "inflated-replicas:2,2", "pairs:4,1"):
         with pytest.raises(ValueError, match="does not cover"):
             resolve(plan.claim, "remove", ProposalSpec.parse(family))
 
