@@ -4,6 +4,7 @@ The examples that participate most determine the privacy. With a fixed number of
 participates more than the others, so less noise is needed (proofs/fixed_counts.md).
 """
 
+import abc
 import functools
 import math
 from dataclasses import dataclass
@@ -17,14 +18,99 @@ from jaxacct.common import validate
 from jaxacct.kernels import fixed_counts, threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import softplus
-from jaxacct.schemes.base import ExampleScheme, SparsePositions, Sums, counts_at, log_probabilities
+from jaxacct.schemes.base import SparseScheme, Sums, log_probabilities
 from jaxacct.schemes.batches import Batches, ByStep, subsets
-from jaxacct.schemes.numbers import Numbers, participation_rate
+from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import balanced_min_sep as balanced_replicas
 
 
+class FixedCount(SparseScheme, abstract=True):
+    """Scheme with k participations of each example: ceil(k) steps, each kept with probability k / ceil(k)."""
+
+    participations: float
+
+    @classmethod
+    def from_batch_size(
+        cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int, **options
+    ):
+        """Return the scheme of expected batch size `batch_size`: k = n B / |D|.
+
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+          min_separation: b >= 1.
+          **options: further fields of the class, such as `rotated`.
+
+        Raises:
+          ValueError: more participations than fit into n steps.
+        """
+        n = validate.positive_integer("iterations", iterations)
+        rate = participation_rate(dataset_size, batch_size)
+        return cls(n, min_separation, round(n * rate, 12), **options)  # pyrefly: ignore[bad-argument-count]
+
+    @property
+    def max_participations(self) -> int:
+        return math.ceil(self.participations)
+
+    @property
+    def keep_probability(self) -> float:
+        """Probability with which each of `max_participations` is kept."""
+        return self.participations / self.max_participations
+
+    @property
+    def participation_rate(self) -> float:
+        """Long-run rate of participations."""
+        return self.participations / self.iterations
+
+    def log_probability_of_none(self) -> float:
+        return self.max_participations * log_probabilities(self.keep_probability)[1]
+
+    def draw_error(self) -> float:
+        """Bound the relative error of the density of `draw_participation`.
+
+        Every participation is a uniform integer from 64 bits, and so is a rotation or a class; thinning is by
+        Bernoulli draws.
+        """
+        k = self.max_participations
+        log_error = (k + 1) * math.log1p(threefry.integers_error(self.iterations))
+        if self.keep_probability < 1:
+            log_error += math.log1p(bernoulli_error(self.keep_probability, k))
+        return math.expm1(log_error)
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        steps = self._steps(dataset_size, generator)
+        if self.keep_probability < 1:
+            steps = np.where(generator.random(steps.shape) < self.keep_probability, steps, self.iterations)
+        return ByStep(steps, self.iterations)
+
+    @abc.abstractmethod
+    def _steps(self, dataset_size: int, generator: np.random.Generator) -> np.ndarray:
+        """Return (dataset_size, max_participations) steps, before thinning."""
+
+    def thinned(self, key, steps):
+        """Return the steps that are kept, ascending, with n for the others."""
+        if self.keep_probability < 1:
+            steps = jnp.where(bernoulli(key, self.keep_probability, steps.shape), steps, self.iterations)
+        return jnp.sort(steps, axis=1)
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        """Compute ln of the mean over patterns of the product of `1 - q + q e^r`, q `keep_probability`."""
+        if log_ratios.ndim == 1:
+            return self.log_likelihood_ratios(log_ratios[None])[0]
+        log_ratios = log_ratios.T
+        if self.keep_probability < 1:
+            log_p, log_q = log_probabilities(self.keep_probability)
+            log_ratios = log_q + softplus(log_ratios + (log_p - log_q))
+        return self._log_mean_over_patterns(log_ratios)
+
+    @abc.abstractmethod
+    def _log_mean_over_patterns(self, log_ratios) -> jax.Array:
+        """Compute the (num_samples,) ln of the mean over patterns from (iterations, num_samples)."""
+
+
 @dataclass(frozen=True)
-class BalancedMinSep(ExampleScheme):
+class BalancedMinSep(FixedCount):
     """Balanced min-sep sampling.
 
     Each example participates at k steps, any two at least `min_separation` apart, uniformly among all such
@@ -66,53 +152,9 @@ class BalancedMinSep(ExampleScheme):
             )
 
     @classmethod
-    def from_batch_size(
-        cls,
-        *,
-        dataset_size: int,
-        batch_size: float,
-        iterations: int,
-        min_separation: int,
-        rotated: bool = True,
-    ) -> "BalancedMinSep":
-        """Return the scheme of expected batch size `batch_size`: k = n B / |D|.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-          min_separation: b >= 1.
-          rotated: as of the class.
-
-        Raises:
-          ValueError: more participations than fit into n steps.
-        """
-        n = validate.positive_integer("iterations", iterations)
-        rate = participation_rate(dataset_size, batch_size)
-        return cls(n, min_separation, round(n * rate, 12), rotated)
-
-    @classmethod
     def k_out_of_n(cls, iterations: int, participations: float) -> "BalancedMinSep":
         """Return the scheme in which every example participates at k of n steps, at any distances."""
         return cls(iterations, 1, participations)
-
-    @classmethod
-    def from_numbers(cls, numbers: Numbers) -> "BalancedMinSep":
-        """Return the scheme of plain numbers, by both sizes.
-
-        Raises:
-          ValueError: a number is missing, impossible, or would be ignored.
-        """
-        return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
-
-    @property
-    def max_participations(self) -> int:
-        return math.ceil(self.participations)
-
-    @property
-    def keep_probability(self) -> float:
-        """Probability with which each of `max_participations` is kept."""
-        return self.participations / self.max_participations
 
     @property
     def num_columns(self) -> int:
@@ -123,11 +165,6 @@ class BalancedMinSep(ExampleScheme):
     def is_linear(self) -> bool:
         """Whether an example may participate at both the last and the first step."""
         return not self.rotated or self.max_participations == 1 or self.min_separation == 1
-
-    @property
-    def participation_rate(self) -> float:
-        """Long-run rate of participations."""
-        return self.participations / self.iterations
 
     def participation_probabilities(self) -> np.ndarray:
         n, k, m = self.iterations, self.max_participations, self.num_columns
@@ -158,49 +195,21 @@ class BalancedMinSep(ExampleScheme):
         error = functools.partial(fixed_counts.rounding_bound, k, terms, chains, none)
         return Sums(1.0, none, columns, terms, fixed_count=k, error=error)
 
-    def log_probability_of_none(self) -> float:
-        return self.max_participations * log_probabilities(self.keep_probability)[1]
-
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+    def _steps(self, dataset_size, generator):
         n, k, b = self.iterations, self.max_participations, self.min_separation
         if self.is_linear:
-            steps = subsets(generator, self.num_columns, k, dataset_size) + np.arange(k) * (b - 1)
-        else:
-            others = subsets(generator, self._columns_of_others, k - 1, dataset_size)
-            steps = np.zeros((dataset_size, k), others.dtype)
-            steps[:, 1:] = others + 1 + np.arange(1, k) * (b - 1)
-            steps = (steps + generator.integers(n, size=(dataset_size, 1))) % n
-        if self.keep_probability < 1:
-            kept = generator.random(steps.shape) < self.keep_probability
-            steps = np.where(kept, steps, n)
-        return ByStep(steps, n)
+            return subsets(generator, self.num_columns, k, dataset_size) + np.arange(k) * (b - 1)
+        others = subsets(generator, self._columns_of_others, k - 1, dataset_size)
+        steps = np.zeros((dataset_size, k), others.dtype)
+        steps[:, 1:] = others + 1 + np.arange(1, k) * (b - 1)
+        return (steps + generator.integers(n, size=(dataset_size, 1))) % n
 
     @property
     def _columns_of_others(self) -> int:
         """Columns of the others on a cycle, with the first participation at step 0."""
         return self.iterations - self.max_participations * (self.min_separation - 1) - 1
 
-    def draw_error(self) -> float:
-        """Bound the relative error of the density of `draw_participation`.
-
-        Every participation is a uniform integer from 64 bits, and so is a rotation; thinning is by Bernoulli
-        draws.
-        """
-        n, k = self.iterations, self.max_participations
-        log_error = (k + 1) * math.log1p(threefry.integers_error(n))
-        if self.keep_probability < 1:
-            log_error += math.log1p(bernoulli_error(self.keep_probability, k))
-        return math.expm1(log_error)
-
-    def draw_participation(self, key, num_samples: int):
-        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
-
-    @property
-    def sparse_positions(self) -> SparsePositions:
-        return SparsePositions(self.draw_positions, self.participation_rate)
-
     def draw_positions(self, key, num_samples: int):
-        """Return (num_samples, max_participations) int32: steps of participation, ascending; n is none."""
         n, k, b = self.iterations, self.max_participations, self.min_separation
         subset_key, turn_key, keep_key = threefry.split(key, 3)
         if self.is_linear:
@@ -212,18 +221,9 @@ class BalancedMinSep(ExampleScheme):
             turn = threefry.integers(turn_key, (num_samples, 1), n)
             steps = jnp.concatenate([jnp.zeros_like(turn), others], axis=1) + turn
             steps = jnp.where(steps < n, steps, steps - n)
-        if self.keep_probability < 1:
-            steps = jnp.where(bernoulli(keep_key, self.keep_probability, steps.shape), steps, n)
-        return jnp.sort(steps, axis=1)
+        return self.thinned(keep_key, steps)
 
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """Compute ln of the mean over patterns of the product of `1 - q + q e^r`, q `keep_probability`."""
-        if log_ratios.ndim == 1:
-            return self.log_likelihood_ratios(log_ratios[None])[0]
-        log_ratios = log_ratios.T
-        if self.keep_probability < 1:
-            log_p, log_q = log_probabilities(self.keep_probability)
-            log_ratios = log_q + softplus(log_ratios + (log_p - log_q))
+    def _log_mean_over_patterns(self, log_ratios):
         counts = self.max_participations, self.min_separation
         return fixed_counts.log_mean_over_patterns(log_ratios, *counts, not self.is_linear)
 

@@ -342,6 +342,33 @@ class ExampleScheme(Scheme, abstract=True):
         return disjoint_participations(self.max_participations, 1, cross)
 
 
+class SparseScheme(ExampleScheme, abstract=True):
+    """Scheme whose participations are drawn as a few steps, at its sizes alone: it has no probability."""
+
+    participation_rate: float
+    """Long-run rate of participations."""
+
+    @classmethod
+    def from_numbers(cls, numbers: Numbers) -> "Scheme":
+        """Return the scheme of plain numbers, by both sizes.
+
+        Raises:
+          ValueError: a number is missing, out of range or would be ignored.
+        """
+        return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
+
+    @abc.abstractmethod
+    def draw_positions(self, key, num_samples: int) -> jax.Array:
+        """Draw (num_samples, max_participations) int32: steps of participation, ascending; n is none."""
+
+    def draw_participation(self, key, num_samples: int):
+        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
+
+    @property
+    def sparse_positions(self) -> SparsePositions:
+        return SparsePositions(self.draw_positions, self.participation_rate)
+
+
 def scheme_to_json(scheme: Scheme) -> dict:
     """Return the scheme's name and fields as plain JSON values."""
     fields = dataclasses.fields(scheme)  # pyrefly: ignore[bad-argument-type]

@@ -18,22 +18,14 @@ from jaxacct.kernels import epochs, threefry
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import exponential_64
 from jaxacct.schemes.balls_in_bins import BallsInBins
-from jaxacct.schemes.base import (
-    ExampleScheme,
-    ManyMultipliers,
-    SparsePositions,
-    Sums,
-    check_fields,
-    counts_at,
-)
+from jaxacct.schemes.base import ManyMultipliers, SparseScheme, Sums, check_fields
 from jaxacct.schemes.batches import Batches, ByEpoch
-from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import epochwise_allocation as epochwise_replicas
 
 
 @dataclass(frozen=True)
-class EpochwiseAllocation(ExampleScheme):
+class EpochwiseAllocation(SparseScheme):
     """One participation in each epoch of `epoch_steps` steps, consecutive ones `min_separation` apart.
 
     In the first epoch the step is uniform. In every later one each eligible step is the participation with
@@ -82,15 +74,6 @@ class EpochwiseAllocation(ExampleScheme):
             dataset_size=dataset_size, batch_size=batch_size, iterations=iterations
         )
         return cls(iterations, bins.cycle_length, min_separation)
-
-    @classmethod
-    def from_numbers(cls, numbers: Numbers) -> "EpochwiseAllocation":
-        """Return the scheme of plain numbers, by both sizes.
-
-        Raises:
-          ValueError: in one line, for a number that is missing, out of range or would be ignored.
-        """
-        return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
 
     @property
     def max_participations(self) -> int:
@@ -163,15 +146,7 @@ class EpochwiseAllocation(ExampleScheme):
         waits = steps + self.max_participations if 1 < self.min_separation < self.epoch_steps else 0
         return math.expm1(uniform + 30 * 2.0**-24 * waits)
 
-    def draw_participation(self, key, num_samples: int):
-        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
-
-    @property
-    def sparse_positions(self) -> SparsePositions:
-        return SparsePositions(self.draw_positions, self.participation_rate)
-
     def draw_positions(self, key, num_samples: int):
-        """Draw (num_samples, max_participations) int32: the steps, ascending; n and above is none."""
         M, b, count = self.epoch_steps, self.min_separation, self.max_participations
         first_key, wait_key, last_key = threefry.split(key, 3)
         first = threefry.integers(first_key, (num_samples,), M)
