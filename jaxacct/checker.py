@@ -2,14 +2,17 @@
 
 It shares no code with the rest of jaxacct, imports NumPy, SciPy and the standard library only, computes in
 float64 and draws its own samples: python checker.py plan.json [--json]. Exit codes: 0 certified, 1 not
-certified or the two implementations disagree, 2 bad input, 3 not covered.
+certified or the two implementations disagree, 2 bad input, 3 not covered. It certifies a false claim with at
+most the failure probability of the claim's budget, and refutes a true one with FALSE_ALARM a test at most.
 
 Notation: y = C x + sigma z over the rows of C; Q is the distribution of y at x = 0 and P at the random
 participation vector x of one example; f = P/Q, L = ln f. Remove direction: H(P, Q) = E_P (1 - e^(eps-L))_+;
-add direction: H(Q, P) = E_Q (1 - e^(eps+L))_+. Arrays of samples have shape (steps, samples).
+add direction: H(Q, P) = E_Q (1 - e^(eps+L))_+. Replace-one: Q has -C x in place of 0, L = ln f(y) - ln f(-y),
+and one direction suffices by symmetry. Arrays of samples have shape (steps, samples).
 """
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -25,6 +28,7 @@ FALSE_ALARM = 1e-6  # probability that a true claim is refuted
 SLACK = 1e-9  # thresholds are lowered by this part of them, far above float64's rounding
 MAX_STEPS = 4e9  # limit on steps x samples of one direction
 BLOCK = 1 << 20  # steps x samples that are scored at once
+MAX_NUMBERS = 1e8  # limit on the numbers of one table
 FRACTIONS = 2.0 ** -np.arange(0, 14, 0.6)  # of the largest bets
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OSError, ArithmeticError, RecursionError)
 
@@ -34,11 +38,9 @@ class NotCovered(Exception):
 
 
 # verified: what both divergences may be; failure: probability of a wrong verdict, 0 for an analytic bound;
-# reserved: part of delta for a batch above max_batch_size; stored: evidence by direction, its terms as
-# (bin, count) pairs, bin 0 for zeros and bin k > 0 for terms up to 2^((k - 5121) / 128).
-NAMES = "scheme strategy sigma epsilon delta verified failure reserved dataset_size max_batch_size"
-Claim = namedtuple("Claim", [*NAMES.split(), "accountant", "bound", "stored"])
-Drawn = namedtuple("Drawn", "number hits mean error")  # samples, positive ones; of the mean of all
+# reserved: part of delta for runs that stop at an oversized batch; mirrored: whether it is of replace-one.
+NAMES = "scheme strategy sigma mirrored epsilon delta verified failure reserved dataset_size accountant"
+Claim = namedtuple("Claim", [*NAMES.split()])
 # terms(rng, samples) are in [0, 1], their mean times the scale is the divergence; cost: of a sample.
 Proposal = namedtuple("Proposal", "name log_scale terms cost", defaults=(1.0,))
 
@@ -50,382 +52,325 @@ def _number(value, name: str, low: float, high: float, kinds=(int, float)) -> An
 
 
 def _read_claim(data) -> Claim:
-    """Read a plan of schema version 1; its notes, which loading does not read, are compared here."""
+    """Read the claim of a plan of schema version 1."""
     if (data.get("schema"), data.get("schema_version")) != ("jaxacct-plan", 1) or "claim" not in data:
         raise NotCovered(f"schema {data.get('schema')!r:.40}, version {data.get('schema_version')!r:.20}")
-    claim, evidence, notes, stored = data["claim"], data["evidence"], data["notes"], {}
-    for name in ("adjacency", "compose_with", "truncate_to"):
-        if claim[name] not in (("zero-out", "add-or-remove-one") if name == "adjacency" else (None,)):
+    claim, evidence = data["claim"], data["evidence"]
+    covered = (None,), (None,), ("zero-out", "add-or-remove-one", "replace-one")
+    for name, values in zip(("compose_with", "truncate_to", "adjacency"), covered, strict=True):
+        if claim[name] not in values:
             raise NotCovered(f"{name} {claim[name]!r:.60}")
-    sigma, verdict = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9), notes["verdict"]
+    sigma = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
     epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 700), _number(claim["delta"], "delta", 1e-300, 1)
-    reserved = _number(notes["overflow_delta"] or 0.0, "overflow_delta", 0, delta)
-    sizes, kind = [claim["dataset_size"], notes["max_batch_size"]], evidence["kind"]
-    for size in sizes if sizes != [None, None] else ():
-        _number(size, "dataset_size, max_batch_size", 1, 1e15, (int,))
-    what = claim["scheme"], claim["strategy"], sigma, epsilon, delta
-    if kind == "accountant":
-        return Claim(*what, delta - reserved, 0.0, reserved, *sizes, evidence[kind], verdict["delta"], {})
-    if kind != "sampled":
-        raise NotCovered(f"evidence {kind!r:.40}")
-    budget = [_number(claim["budget"][k], k, 1e-300, delta) for k in ("delta_v", "failure_probability")]
-    for name in DIRECTIONS:
-        side = {"term_counts": [], "bets": [], "bet_weights": []} | evidence[name]
-        found = side | verdict[name] | {"share": _number(evidence["share"], "share", 1e-300, 1)}
-        if (side["kind"], found["outcome"]) == ("weight-bound", "exactly-zero"):
-            found["proposal"] = "zero"
-        recomputed = side["kind"] == "weight-bound" or (side["kind"], evidence["rule"]) == ("mean", "anytime")
-        stored[name] = found | {"recomputed": recomputed}
-    return Claim(*what, *budget, reserved, *sizes, None, None, stored)
+    size, reserved, failure = claim["dataset_size"], 0.0, 0.0
+    if size is not None and claim["scheme"]["name"] != "fixed-order":
+        _number(size, "dataset_size", 1, 1e15, (int,))
+        reserved = min(1e-9, 1e-3 * delta)
+    verified = delta - reserved
+    if evidence["kind"] == "sampled":
+        names, budget = ("delta_v", "failure_probability"), claim["budget"]
+        verified, failure = (_number(budget[name], name, 1e-300, delta) for name in names)
+    elif evidence["kind"] != "accountant":
+        raise NotCovered(f"evidence {evidence['kind']!r:.40}")
+    what = claim["scheme"], claim["strategy"], sigma, claim["adjacency"] == "replace-one", epsilon, delta
+    return Claim(*what, verified, failure, reserved, size, evidence.get("accountant"))
 
 
 class Columns:
-    """A banded lower-triangular Toeplitz matrix C with `steps` columns, square where `rows` is steps."""
+    """A lower-triangular Toeplitz matrix C >= 0 with `steps` columns, square where `rows` is steps."""
 
     def __init__(self, c, steps: int, rows: int):
         h, self.gram, self.rows = c.size, np.zeros((steps, c.size)), rows
         ends = np.minimum(rows - np.arange(steps), h)
-        for d in range(h):  # <column t, column t - d>: both have entries in rows t .. t + ends[t] - 1
-            self.gram[:, d] = np.cumsum(c[: h - d] * c[d:])[np.minimum(ends, h - d) - 1]
+        for d in range(min(h, steps)):  # <column t, column t - d>, of entries in rows t .. t + ends[t] - 1
+            self.gram[d:, d] = np.cumsum(c[: h - d] * c[d:])[np.minimum(ends[d:], h - d) - 1]
         self.apply = lambda x: signal.oaconvolve(x, c[:, None], axes=0)[:rows]
         self.transpose = lambda y: signal.oaconvolve(y, c[::-1, None], axes=0)[h - 1 :][:steps]
 
 
+def columns_of(strategy: dict, steps: int) -> Columns:
+    """Return the strategy matrix that a plan names: n + bands - 1 rows unless it states a finite horizon."""
+    kind = strategy.get("kind", "banded-toeplitz")
+    if strategy.get("iterations", steps) != steps:
+        raise ValueError(f"strategy iterations must be {steps}, got {strategy['iterations']!r:.60}")
+    names = [name for name in ("coefficients", "inverse", "decays", "weights") if name in strategy]
+    given = {name: np.array([_number(x, name, -10, 10) for x in strategy[name]]) for name in names}
+    if kind == "banded-inverse":
+        c = signal.lfilter([1.0], given["inverse"], np.eye(1, steps)[0])
+    elif kind == "buffered-toeplitz":
+        c = np.append(1.0, given["weights"] @ given["decays"][:, None] ** np.arange(steps - 1))
+        c /= np.linalg.norm(c)
+    elif kind in ("banded-toeplitz", "toeplitz", "finite-toeplitz"):
+        c = given["coefficients"]
+    else:
+        raise NotCovered(f"strategy {kind!r:.60}")
+    if not (abs(c @ c - 1) < 1e-12 * (1 + c.size) and c.min() >= 0 and c[0] > 0):
+        raise ValueError(f"coefficients must be at least 0 with norm 1, got {math.sqrt(c @ c)!r}")
+    if (kind == "finite-toeplitz" and c.size > steps) or steps * c.size > MAX_NUMBERS:
+        raise NotCovered(f"{c.size} bands with {steps} steps")
+    return Columns(c, steps, steps if kind == "finite-toeplitz" else steps + c.size - 1)
+
+
 class Scheme:
-    """A sampling scheme: log_ratio(r), L of samples by log-ratios; draw; and the class of its pairs."""
+    """A process of visits, which are participations or not, and have a count or not.
 
-    cyclic, kept, virtual, k = False, 1.0, 0, 0
+    Who is eligible visits step t with probability p[t] and is eligible again at release[t]; kinds: of visits,
+    (weight, whether it participates, whether it counts). Patterns have k counts, and weights that need not
+    add up to 1: log_total is ln of their sum. Steps in front of the first one are virtual.
+    """
 
-    def tilted(self: Any, r):
-        """Return (ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
-        if self.cyclic and not r.any():  # all steps have the same rate
-            return 0.0, np.full(self.steps, self.k * self.kept / self.steps)
-        parts, steps = np.array_split(np.arange(self.steps), -(-self.steps // 256)), np.arange(self.steps)
-        found = [self.log_ratio(r[:, None] + 1e-30j * (steps[:, None] == part)) for part in parts]
-        return float(found[0][0].real), np.concatenate(found).imag / 1e-30
-
-
-class Renewal(Scheme):
-    """b-min-sep sampling with b > 1."""
-
-    # A warm start has b - 1 virtual steps in front, equally likely to have a participation, columns zero.
-
-    def __init__(self, steps: int, separation: int, p: float, warm: bool):
-        self.steps, self.b, self.virtual = steps, separation, separation - 1 if warm else 0
-        before = p / (1 + (separation - 1) * p - np.arange(self.virtual) * p)
-        self.p, self.pairs = np.append(before, np.full(steps, p)), RenewalPairs
+    def __init__(self, steps: int, b: int, p, release, kinds=((1.0, True, 0),), k=0, q=None, cyclic=False):
+        self.steps, self.b, self.k, self.p, self.cyclic, self.end = steps, b, k, p, cyclic, p.size
+        self.q, self.kinds = 1 - p if q is None else q, [kind for kind in kinds if kind[0] > 0]
+        self.release, self.virtual, self.log_total = np.minimum(release, p.size), p.size - steps, 0.0
+        self.lags = int((self.release - np.arange(p.size)).max())
+        self.log_total = float(self.log_ratio(np.zeros((steps, 1)))[0])
 
     def log_ratio(self, r):
-        ahead, scale = np.ones((self.p.size + self.b, r.shape[1]), r.dtype), 0.0
-        joined = np.exp(np.append(np.zeros((self.virtual, r.shape[1])), r, axis=0)) * self.p[:, None]
-        for t in range(self.p.size - 1, -1, -1):  # f of what follows each step, over e^scale
-            ahead[t] = (1 - self.p[t]) * ahead[t + 1] + joined[t] * ahead[t + self.b]
-            if t % self.b == 0:
-                top = np.where(ahead[t] == 0, 1.0, abs(ahead[t]))
-                ahead[t : t + self.b] /= top
+        """Return ln f of samples, by log-ratios r of a participation at each step, (steps, samples)."""
+        if self.cyclic:
+            parts = np.array_split(r, -(-r.shape[1] // 128), 1)
+            return np.concatenate([self._log_ratio_on_cycle(part) for part in parts]) - self.log_total
+        ahead, scale = np.zeros((self.end + 1, self.k + 1, r.shape[1]), r.dtype), 0.0
+        ahead[-1, 0] = 1.0  # total weight of what follows each step, by counts, over e^scale
+        x = np.exp(np.append(np.zeros((self.virtual, r.shape[1])), r, axis=0))
+        for t in range(self.end - 1, -1, -1):
+            then, visits = ahead[self.release[t]], 0.0
+            for weight, joins, counts in self.kinds:
+                after = np.append(np.zeros_like(then[:1]), then[:-1], axis=0) if counts else then
+                visits = visits + (weight * x[t] if joins else weight) * after
+            ahead[t] = self.q[t] * ahead[t + 1] + self.p[t] * visits
+            if t % self.lags == 0:
+                top = np.maximum(abs(ahead[t]).max(0), 1e-300)
+                ahead[t : t + self.lags + 1] /= top
                 scale = scale + np.log(top)
-        return np.log(ahead[0]) + scale
+        return np.log(ahead[0, self.k]) + scale - self.log_total
 
-    def draw(self, rng, samples: int):
-        x, eligible = np.zeros((self.p.size, samples), np.int8), np.zeros(samples, int)
-        for t, p in enumerate(self.p):
-            x[t] = (rng.random(samples) < p) & (eligible <= t)
-            eligible[x[t] > 0] = t + self.b
-        return x[self.virtual :]
+    def _log_ratio_on_cycle(self, r):
+        """As `log_ratio` where the last visit and the first one of the next turn are b steps apart, too."""
+        # Visit j at step s is in column s - j (b - 1): columns increase, and otherwise are free.
+        k, lag, top = self.k, self.b - 1, np.maximum(r.real.max(0), 0.0)
+        m = self.steps - (k - 1) * lag
+        w = sum(weight * np.exp((r if joins else 0.0) - top) for weight, joins, _ in self.kinds) * self.p[0]
+        width = m - self.b + 1  # from the first visit on: meets two blocks of columns
+        shape = -(-m // width) + 1, width, r.shape[1]
+        pad = ((0, shape[0] * width - m), (0, 0))
+        parts, f = [np.pad(w[j * lag : j * lag + m], pad).reshape(shape) for j in range(k)], 0.0
 
-
-class RenewalPairs:
-    """Pairs (x, x') with probability p(x) p(x') e^(strength <C x, C x'>) / Z, by forward sums."""
-
-    # `sums[t, 0]` is the total weight of all pasts after which both are eligible at step t, `sums[t, s]` of
-    # those after which one is and the other is locked out for s more steps. Draws go backwards in time.
-    # Balanced, linear patterns, all kept, are those of a renewal process with count k: the normalizer is a
-    # coefficient of the generating function of both counts, by roots of unity; other draws are rejected.
-
-    def __init__(self, dist, gram, strength: float):
-        stride, v = 1 + (dist.b == 1), dist.virtual  # b = 1 is b = 2 with a step between any two
-        self.dist, self.b, stop = dist, max(dist.b, 2), v + stride * dist.steps
-        self.end, self.steps = stop + self.b, slice(v, stop, stride)
-        self.met = np.ones((self.end, self.b))  # by the later step and the lag
-        for lag, factors in enumerate(np.exp(strength * gram).T):
-            self.met[v + lag : stop : stride, lag] = factors[lag:]
-        if dist.k:
-            self.log_z = self._balance(dist, dist.k, np.arange(self.end))
-        else:
-            p = np.append(dist.p, np.zeros(self.b))
-            self.log_z = self._fill(p, 1 - p)
-
-    def _fill(self, p, q) -> float:  # p, q: weights of a participation, of an eligible step without one
-        self.p, self.q = p, q
-        self.sums = self._sums(np.ones((2, 1))).sum(2)[..., 0]
-        return float(np.log(self.sums[self.end, 0]))
-
-    def _sums(self, marks):
-        """Return `sums` by the locked-out one, (times, b, 2, number); marks: (2, number) factors of p."""
-        b, sums = self.b, np.zeros((self.end + self.b + 1, self.b, 2, marks.shape[1]), marks.dtype)
-        sums[0, 0, 0], flat = 1.0, sums.reshape(-1, *sums.shape[2:])
-        for t, (p, wait, met) in enumerate(zip(self.p, self.q, self.met, strict=True)):
-            join, row, place = p * marks, sums[t], (t + 1) * b + b - 1  # of sums[t + s, b - s], s = 1, 2, ..
-            sums[t + 1, 0, 0] += wait * (wait * row[0, 0] + row[1].sum(0))
-            sums[t + b, 0, 0] += join[0] * join[1] * row[0, 0] * met[0]
-            sums[t + 1, b - 1] += wait * join * row[0, 0]
-            sums[t + 1, 1 : b - 1] += wait * row[2:]
-            flat[place : place + (b - 1) ** 2 : b - 1] += join * met[:0:-1, None, None] * row[1:, ::-1]
-        return sums
-
-    def _balance(self, dist, k: int, times) -> float:
-        eligible, most = times % self.steps.step == 0, -(-dist.steps // dist.b)
-        waits = eligible.sum() - k * self.b // self.steps.step
-
-        def cost(log_odds):  # ln of the total weight, where a pattern has weight 1
-            p = special.expit(log_odds)
-            total = self._fill(p * (eligible & (times < self.steps.stop)), 1 - p * eligible)
-            return total - 2 * (k * np.log(p) + waits * np.log1p(-p))
-
-        bounds = math.log(k / waits) - 6, math.log(k / waits) + 6
-        log_total = cost(optimize.fminbound(cost, *bounds))
-        count = min(max(k, most - k), k + 20 + math.ceil(10 * math.sqrt(k))) + 1
-        first, second = np.triu_indices(count)
-        marks = np.exp(2j * np.pi / count * np.stack([first, second]))
-        parts = np.array_split(marks, 1 + marks.size * self.met.size // 10**7, axis=1)
-        found = np.concatenate([self._sums(part)[self.end, 0, 0] for part in parts])
-        share = (found * marks.prod(0) ** -k * (1 + (first < second))).sum().real / count**2
-        return log_total + float(np.log(share / self.sums[self.end, 0])) - 2 * dist.log_number
-
-    def draw(self, rng, samples: int):
-        """Return (2, steps, samples) participations of both, and whether the scheme has them."""
-        if not self.dist.k:
-            return self._draw(rng, samples), True
-        found, steps = [], self.dist.steps
-        while sum(x.shape[2] for x in found) < samples:
-            x = self._draw(rng, 4 * samples)
-            found.append(x[:, :, (x.sum(1) == self.dist.k).all(0)])
-        x = np.concatenate(found, axis=2)[:, :, :samples]
-        span = steps - 1 - x[:, ::-1].argmax(1) - x.argmax(1)
-        return x, ((span <= steps - self.dist.b) | (not self.dist.cyclic)).all(0)
-
-    def _draw(self, rng, samples: int):
-        b, sums, x = self.b, self.sums, np.zeros((2, self.end, samples), np.int8)
-        at, state, who = (np.full(samples, start) for start in (self.end, 0, 0))
-        for t in range(self.end, 0, -1):  # who: the replica that is locked out
-            here, p, q, last = np.flatnonzero(at == t), self.p[t - 1], self.q[t - 1], sums[t - 1]
-            s = state[here]
-            free, first = s == 0, s == b - 1  # first: its lockout may begin with step t - 1
-            alone = q * np.where(first, 2 * p * last[0], last[np.minimum(s + 1, b - 1)])
-            u = rng.random(here.size) * sums[t, s] - alone
-            jump, stay = (u >= np.where(free, q**2 * last[0], 0.0)) & (t >= b - s), free & (u >= 0)
-            at[here], state[here] = t - 1, np.where(stay | first, 0, s + 1)
-            locked, joined, far, lag = here[free & ~stay], here[first & ~jump], here[jump], b - s[jump]
-            who[locked] = rng.integers(0, 2, locked.size)
-            x[who[joined], t - 1, joined] = 1
-            x[who[far], t - lag, far] = 1
-            x[1 - who[far], t - lag, far] |= lag == b
-            at[far], state[far], who[far] = t - lag, lag % b, 1 - who[far]
-        return x[:, self.steps]
-
-
-class Balanced(Scheme):
-    """Uniform patterns of k > 1 participations at least b steps apart, each kept with one probability."""
-
-    # Cyclic: the last one and the first one of the next turn are b steps apart, too. Participation j at step
-    # s is in column s - j (b - 1): columns increase, and otherwise are free.
-
-    def __init__(self, steps: int, separation: int, participations: float, rotated: bool):
-        self.steps, self.b, self.k = steps, separation, math.ceil(participations)
-        self.kept, self.pairs = participations / self.k, RenewalPairs
-        self.cyclic, self.others = rotated and separation > 1, steps - self.k * (separation - 1) - 1
-        self.columns = steps - (self.k - 1) * (separation - 1)
-        around = steps * math.comb(self.others, self.k - 1) // self.k if self.cyclic else 0
-        self.log_number = math.log(around or math.comb(self.columns, self.k))
-
-    def log_ratio(self, r):
-        if r.shape[1] > 256:
-            return np.concatenate([self.log_ratio(part) for part in np.array_split(r, r.shape[1] // 128, 1)])
-        k, m, top = self.k, self.columns, np.maximum(r.real.max(0), 0.0)
-        w = (1 - self.kept) * np.exp(-top) + self.kept * np.exp(r - top)
-        mean = np.maximum(w.real.mean(0), 1e-300) * math.e * m / k  # sums of products of w / mean are near 1
-        width = m - self.b + 1 if self.cyclic else m + 1
-        shape = -(-m // width) + self.cyclic, width, r.shape[1]  # blocks of columns
-        lag, pad = self.b - 1, ((0, shape[0] * width - m), (0, 0))
-        parts = (np.pad(w[j * lag : j * lag + m] / mean, pad).reshape(shape) for j in range(k))
-
-        def chains(parts):  # sums over participations in columns before each one of its block
+        def chains(parts):  # sums over visits in columns before each one of its block
             found = np.ones((1, width, 1))
             for one in parts:
                 found = np.pad(np.cumsum(one * found, axis=1)[:, :-1], ((0, 0), (1, 0), (0, 0)))
             return found
 
-        if self.cyclic:  # a window of `width` columns, from the first participation on, meets two blocks
-            parts, f = list(parts), 0.0
-            for j in range(1, k + 1):  # of which participations 1 .. j - 1 are in the first block
-                after = chains(one[:-1, ::-1] for one in parts[j - 1 : 0 : -1])[:, ::-1]
-                f = f + after * chains(one[1:] for one in parts[j:])
-            f = (f * parts[0][:-1]).sum((0, 1))
-        else:
-            f = chains(parts)[0, -1]
-        return np.log(f) + k * (top + np.log(mean)) - self.log_number
+        for j in range(1, k + 1):  # visits 1 .. j - 1 are in the first block
+            after = chains(one[:-1, ::-1] for one in parts[j - 1 : 0 : -1])[:, ::-1]
+            f = f + after * chains(one[1:] for one in parts[j:])
+        return np.log((f * parts[0][:-1]).sum((0, 1))) + k * top
+
+    def tilted(self, r):
+        """Return (ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
+        parts, steps = np.array_split(np.arange(self.steps), -(-self.steps // 256)), np.arange(self.steps)
+        found = [self.log_ratio(r[:, None] + 1e-30j * (steps[:, None] == part)) for part in parts]
+        return float(found[0][0].real), np.concatenate(found).imag / 1e-30
 
     def draw(self, rng, samples: int):
-        size, m = (self.k - 1, self.others) if self.cyclic else (self.k, self.columns)
-        steps = np.sort(np.argpartition(rng.random((samples, m)), size - 1, axis=1)[:, :size])
-        steps = steps + np.arange(size) * (self.b - 1)
-        if self.cyclic:
-            steps = np.append(steps + self.b, np.zeros((samples, 1), int), axis=1)
-            steps = (steps + rng.integers(0, self.steps, (samples, 1))) % self.steps
-        x = np.zeros((self.steps, samples), np.int8)
-        x[steps, np.arange(samples)[:, None]] = rng.random(steps.shape) < self.kept
-        return x
+        """Return participations, (steps, samples)."""
+        pairs, found = Pairs(self, np.zeros((self.steps, 1)), 0.0), [np.zeros((self.steps, 0), np.int8)]
+        while sum(x.shape[1] for x in found) < samples:
+            x, fits = pairs.draw(rng, samples)
+            found += [x[0][:, fits[0]], x[1][:, fits[1]]]
+        return np.concatenate(found, axis=1)[:, :samples]
 
 
-class Phases(Scheme):
-    """A hidden phase, uniform on `cycle` values; at its steps an example participates with probability p."""
+def pick(rng, weights):
+    """Return an index for every column, with probabilities in proportion to its weights."""
+    cumulative = np.cumsum(weights, axis=0)
+    return (cumulative <= rng.random(cumulative.shape[1:]) * cumulative[-1]).sum(0)
 
-    # Cycle 1 is Poisson sampling, p = 1 balls-in-bins, a cycle of all steps at most one participation.
 
-    def __init__(self, steps: int, cycle: int, p: float):
-        self.steps, self.b, self.p, self.turns, self.pairs = steps, cycle, p, -(-steps // cycle), PhasePairs
+class Pairs:
+    """Pairs (x, x') with probability p(x) p(x') e^(strength <C x, C x'>) / Z, drawn forward in time."""
 
-    def log_ratio(self, r):
-        top, padded = np.maximum(r.real, 0.0), np.zeros((self.turns * self.b, r.shape[1]), r.dtype)
-        padded[: self.steps] = top + np.log((1 - self.p) * np.exp(-top) + self.p * np.exp(r - top))
-        sums = padded.reshape(self.turns, self.b, -1).sum(0)
-        top = np.maximum(sums.real.max(0), -1e300)
-        return top + np.log(np.exp(sums - top).sum(0)) - math.log(self.b)
+    # ahead[t, lag, c, f, g]: total weight of the steps from t on, where one replica is eligible and has f
+    # counts left, and the other one, which visited `lag` steps ago (c = 0: it participated), is locked out
+    # and has g; at lag 0 both are eligible. An event is a visit or none, (number, *kind), of each.
+
+    def __init__(self, dist: Scheme, gram, strength: float):
+        none, kinds = (0, 1.0, False, 0), 2 - all(joins for _, joins, _ in dist.kinds)
+        size = dist.end + 1, dist.lags, kinds, dist.k + 1, dist.k + 1
+        if math.prod(size) > MAX_NUMBERS:
+            raise NotCovered(f"pairs of patterns of {dist.steps} steps with {dist.k} participations")
+        self.dist, self.ahead, self.met = dist, np.zeros(size), np.ones((dist.end, dist.lags))
+        self.events = list(itertools.product([none, *((1, *kind) for kind in dist.kinds)], repeat=2))
+        for lag in range(min(gram.shape[1], dist.lags)):  # attractions by the later step
+            self.met[dist.virtual + lag :, lag] = np.exp(strength * gram[lag:, lag])
+        self.ahead[-1, ..., 0, 0] = 1.0
+        for t in range(dist.end - 1, -1, -1):
+            lags = np.arange(min(dist.lags, t + 1))
+            lags = lags[(lags == 0) | (dist.release[t - lags] > t)]
+            state = [x.ravel() for x in np.meshgrid(lags, *map(np.arange, size[2:]), indexing="ij")]
+            lag, kind, f, g = state
+            free = np.where(lag > 0, dist.release[t - lag], t)
+            self.ahead[t, *state] = self._weights(t, t - lag, free, kind, f, g).sum(0)
+        self.log_z = float(np.log(self.ahead[0, 0, 0, -1, -1])) - 2 * dist.log_total
+
+    def _weights(self, t: int, since, free, absent, f, g):
+        """Return total weights of all events at step t and of what follows, (events, states)."""
+        # The other one visited at `since`, without participation if `absent`, and is eligible from `free` on.
+        p, q, release, both = self.dist.p[t], self.dist.q[t], self.dist.release[t], free <= t
+        then, once = np.where(both, t + 1, free), np.where(both, q, 1.0)
+        lag = np.where(release > then, then - t, 0)  # of one visit at t; lasting: without a visit
+        lasting = np.where(free > t + 1, t + 1 - since, 0)
+        pull = np.where(both | (absent > 0), 1.0, self.met[t, np.where(both, 0, t - since)])
+
+        def ahead(t, lag, kind, f, g):
+            return np.where((f >= 0) & (g >= 0), self.ahead[t, lag, kind, f, g], 0.0)
+
+        found = []
+        for (visits, w, joins, counts), (too, v, join, count) in self.events:
+            if visits and too:
+                met = self.met[t, 0] if joins and join else 1.0
+                found.append(both * p**2 * w * v * met * ahead(release, 0, 0, f - counts, g - count))
+            elif visits:
+                after = ahead(then, lag, int(not joins), g, f - counts)
+                found.append(p * once * w * (pull if joins else 1.0) * after)
+            elif too:
+                found.append(both * p * q * v * ahead(then, lag, int(not join), f, g - count))
+            else:
+                found.append(q * once * ahead(t + 1, lasting, absent, f, g))
+        return np.array(found)
 
     def draw(self, rng, samples: int):
-        own = np.arange(self.steps)[:, None] % self.b == rng.integers(0, self.b, samples)
-        return (own & (rng.random(own.shape) < self.p)).astype(np.int8)
+        """Return (2, steps, samples) participations of both, and whether the scheme has each pattern."""
+        dist, outcomes = self.dist, np.array([[a[0], *a[2:], b[0], *b[2:]] for a, b in self.events], int)
+        x, left = np.zeros((2, dist.end, samples), np.int8), np.full((2, samples), dist.k)
+        at, visited = np.zeros(samples, int), np.full((2, samples), -1)
+        for t in range(dist.end):
+            here = np.flatnonzero(at == t)
+            two = visited[:, here].argmax(0)  # the last one to visit
+            one, since = 1 - two, visited[two, here]
+            free, absent = np.where(since < 0, 0, dist.release[since]), (x[two, since, here] < 0).astype(int)
+            weights = self._weights(t, since, free, absent, left[one, here], left[two, here])
+            visits, joins, counts, too, join, count = outcomes[pick(rng, weights)].T
+            for who, on, joined, counted in ((one, visits, joins, counts), (two, too, join, count)):
+                x[who, t, here] = 2 * joined - on  # -1: a visit without participation
+                left[who, here] -= counted
+                visited[who, here] = np.where(on, t, visited[who, here])
+            at[here] = np.where(visits, np.where(too, dist.release[t], np.maximum(free, t + 1)), t + 1)
+        x = x[:, dist.virtual :]
+        between = dist.steps - 1 - (x != 0)[:, ::-1].argmax(1) - (x != 0).argmax(1)
+        return (x > 0).astype(np.int8), (between <= dist.steps - dist.b) | (not dist.cyclic)
 
 
-class PhasePairs:
-    """Pairs (x, x') of hidden-phase schemes with probability p(x) p(x') e^(strength <C x, C x'>) / Z."""
-
-    # Given phases i <= j possible participations alternate in time, and only neighbours interact: a chain.
-
-    def __init__(self, dist: Phases, gram, strength: float):
-        if dist.b > (2500 if dist.turns > 1 else 8000):
-            raise NotCovered(f"hidden phases of more than 2500 values, got {dist.b}")
-        self.dist, (self.first, self.second) = dist, np.triu_indices(dist.b)
-        self.met = np.ones((dist.turns * dist.b, dist.b + 1))  # by the later step and the lag
-        self.met[: dist.steps, : gram.shape[1]] = np.exp(strength * gram)
-        weights = self._chain(self.first, self.second)[1][-1].sum(0) * (1.0 + (self.first < self.second))
-        self.log_z = float(np.log(weights.sum() / dist.b**2))
-        self.cdf = np.cumsum(weights / weights.sum())
-
-    def _chain(self, first, second):
-        """Possible participations in time, as (step, lag to the one before, replica), and forward sums."""
-        sites, dist = [], self.dist
-        for offset in range(0, dist.turns * dist.b, dist.b):
-            sites += [(first + offset, first + dist.b - second, 0), (second + offset, second - first, 1)]
-        found = [np.stack([np.ones(first.size), np.zeros(first.size)])]
-        for steps, lags, _ in sites:
-            (off, on), p = found[-1], np.where(steps < dist.steps, dist.p, 0.0)
-            found.append(np.stack([(1 - p) * (off + on), p * (off + on * self.met[steps, lags])]))
-        return sites, found
-
-    def draw(self, rng, samples: int):
-        chosen = np.minimum(np.searchsorted(self.cdf, rng.random(samples)), self.cdf.size - 1)
-        sites, chain = self._chain(self.first[chosen], self.second[chosen])
-        x, later = np.zeros((2, len(self.met), samples), np.int8), np.ones(samples)
-        for (steps, lags, who), (off, on) in zip(sites[::-1], chain[:0:-1], strict=True):
-            joined = rng.random(samples) * (off + on * later) >= off
-            x[who, steps, np.arange(samples)] = joined
-            later = np.where(joined, self.met[steps, lags], 1.0)
-        swapped = rng.random(samples) < 0.5  # the two are exchangeable
-        return np.where(swapped, x[::-1], x)[:, : self.dist.steps], True
-
-
-def distribution_of(scheme: dict) -> Any:
+def distribution_of(scheme: dict) -> Scheme:
     """Return the sampling scheme that a plan names."""
-    name, steps = scheme["name"], _number(scheme["iterations"], "iterations", 1, 1e6, (int,))
-    if name not in ("poisson", "b-min-sep", "cyclic-poisson", "balls-in-bins", "balanced-min-sep"):
+
+    def whole(field, most=1e6):
+        return _number(scheme[field], field, 1, most, (int,))
+
+    name, n, p = scheme["name"], whole("iterations"), 1.0
+    t = np.arange(n)
+    if name in ("poisson", "b-min-sep", "cyclic-poisson"):
+        p = _number(scheme["sampling_probability"], "sampling_probability", 1e-300, 1)
+    if name == "poisson":
+        return Scheme(n, 1, np.full(n, p), t + 1)
+    if name == "b-min-sep":  # a warm start has b - 1 virtual steps in front, equally likely to have a visit
+        b = whole("min_separation")
+        virtual = (b - 1) * _number(scheme["warm_start"], "warm_start", 0, 1, (bool,))
+        before = p / (1 + (b - 1) * p - np.arange(virtual) * p)
+        return Scheme(n, b, np.append(before, np.full(n, p)), np.arange(n + before.size) + b)
+    if name in ("cyclic-poisson", "balls-in-bins"):  # all steps of a class are visited; all are as likely
+        b = whole("cycle_length")
+        return Scheme(n, b, 1 / np.maximum(b - t, 1.0), t + b, [(p, True, 0), (1 - p, False, 0)])
+    if name == "epochwise-allocation":  # visits are equally likely until few steps are left, then uniform
+        m = whole("epoch_steps")
+        b, place = whole("min_separation", m) if n > m else m, t % m
+        left = np.where((t < m) | (place >= b), m - place, m - b + 1)
+        return Scheme(n, b, 1 / left, np.maximum(t - place + m, t + b))
+    if name not in ("balanced-min-sep", "nested-allocation"):
         raise NotCovered(f"scheme {name!r:.60}")
-    number = {"balls-in-bins": None, "balanced-min-sep": "participations"}.get(name, "sampling_probability")
-    balanced = number == "participations"
-    field = None if name == "poisson" else "min_separation" if "min-sep" in name else "cycle_length"
-    p = _number(scheme[number], number, 1e-300, steps if balanced else 1) if number else 1.0
-    b = _number(scheme[field], field, 1, 1e6, (int,)) if field else 1
-    flag = scheme["rotated" if balanced else "warm_start"] if "min-sep" in name else False
-    if type(flag) is not bool:
-        raise ValueError(f"rotated, warm_start must be true or false, got {flag!r:.60}")
-    if balanced:
-        return Balanced(steps, b, p, flag) if p > 1 else Phases(steps, steps, p)
-    return Renewal(steps, b, p, flag) if name == "b-min-sep" and b > 1 else Phases(steps, b, p)
-
-
-def columns_of(strategy: dict, dist) -> Columns:
-    """Return the strategy matrix that a plan names: n + bands - 1 rows unless it states a finite horizon."""
-    kind, c = strategy.get("kind", "banded-toeplitz"), strategy.get("coefficients", ())
-    if kind not in ("banded-toeplitz", "finite-toeplitz"):
-        raise NotCovered(f"strategy {kind!r:.60}")
-    c = np.array([_number(value, "coefficients", 0, 1 + SLACK) for value in c])
-    if not abs(c @ c - 1) < 1e-12 * (1 + c.size) or c[0] == 0:
-        raise ValueError(f"coefficients must have norm 1, got {math.sqrt(c @ c)!r}")
-    if c.size > dist.b:
-        raise NotCovered(f"{c.size} bands with a minimum separation of {dist.b}")
-    rows = dist.steps if kind == "finite-toeplitz" else dist.steps + c.size - 1
-    if rows == dist.steps and (strategy.get("iterations", rows) != rows or c.size > rows):
-        raise ValueError(f"strategy iterations must be {rows}, got {strategy.get('iterations')!r:.60}")
-    return Columns(c, dist.steps, rows)
+    b, total = whole("min_separation"), _number(scheme["participations"], "participations", 1e-300, n)
+    k, balanced = math.ceil(total), name == "balanced-min-sep"
+    rotated = balanced and _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
+    if k == 1:
+        return Scheme(n, n, total / (n - total * t), np.full(n, n))
+    kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not
+    if balanced or b == 1:  # all patterns have one weight
+        return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
+    rows = -(-(n - t[:b]) // b)  # steps of each class, which is as likely as they are; k of them count
+    chances = rows / special.comb(rows, k)
+    visits = np.append(chances / np.cumsum(chances[::-1])[::-1], np.ones(n - b))
+    return Scheme(n, b, visits, t + b, [*kinds, (1.0, False, 0)], k)
 
 
 class Mechanism:
-    """A distribution of participations, a strategy matrix, sigma and epsilon."""
+    """The mechanism of a claim: likelihoods, and proposals of both directions."""
 
-    def __init__(self, dist, columns: Columns, sigma: float, epsilon: float):
-        self.dist, self.columns, self.sigma, self.epsilon = dist, columns, sigma, epsilon
+    # Where participations share rows of C, f is bounded: from above without what they share, from below with
+    # the most that they can.
+
+    def __init__(self, claim: Claim, dist: Scheme, columns: Columns):
+        self.claim, self.dist, self.columns, self.sigma = claim, dist, columns, claim.sigma
+        norms, self.exact = columns.gram[:, :1], columns.gram.shape[1] <= dist.b
+        shared = np.maximum.accumulate(columns.gram.max(0)[::-1])[::-1][dist.b :: dist.b].sum()
+        self.norms = {REMOVE: norms, ADD: norms + 2 * shared}
         self.log_none = float(dist.log_ratio(np.full((dist.steps, 1), -np.inf))[0])  # ln P(no participation)
-        self.log_rest = math.log(max(-math.expm1(min(epsilon + self.log_none, 0.0)), 1e-300))
-        # r, with a_x = e^<x, r> for participations whose columns share no row; terms of Q over e^log_rest.
-        self.log_ratios = lambda y: (columns.transpose(y) - columns.gram[:, :1] / 2) / sigma**2
-        self.terms = lambda loss: -np.expm1(np.minimum(epsilon + loss, 0.0))
-        self.absent = lambda y: self.terms(self.loss(y)) / math.exp(self.log_rest)
+        self.log_rest = math.log(max(-math.expm1(min(claim.epsilon + self.log_none, 0.0)), 1e-300))
+        self.terms = lambda loss: -np.expm1(np.minimum(claim.epsilon + loss, 0.0))  # of Q over e^log_rest
+        self.absent = lambda y: self.terms(self.log_f(y, ADD)) / math.exp(self.log_rest)
+        self.mirror = lambda y: self.log_f(-y, ADD) if claim.mirrored else 0.0
+
+    def log_ratios(self, y, direction):  # r, with a_x = e^<x, r> for participations without a common row
+        return (self.columns.transpose(y) - self.norms[direction] / 2) / self.sigma**2
 
     def outputs(self, rng, samples: int, x=None):  # at given participations, or none
         noise = self.sigma * rng.standard_normal((self.columns.rows, samples))
         return noise if x is None else noise + self.columns.apply(x)
 
-    def loss(self, y):
-        loss = self.dist.log_ratio(self.log_ratios(y))
-        if not np.isfinite(loss).all():
+    def log_f(self, y, direction=REMOVE):
+        found = self.dist.log_ratio(self.log_ratios(y, direction))
+        if not np.isfinite(found).all():
             raise NotCovered("losses beyond the range of float64")
-        return loss
+        return found
 
     def remove(self):
         """Proposals of the remove direction, in the order of replicas."""
-        outputs, draw = self.outputs, self.dist.draw
-        yield Proposal("plain", 0.0, lambda rng, n: self.terms(-self.loss(outputs(rng, n, draw(rng, n)))))
-        for m in (2, 4, 6, 8, 12, 18, 26):
-            pairs = self.dist.pairs(self.dist, self.columns.gram, (m - 1) / self.sigma**2)
+
+        def plain(rng, samples):
+            y = self.outputs(rng, samples, self.dist.draw(rng, samples))
+            return self.terms(self.mirror(y) - self.log_f(y))
+
+        yield Proposal("plain", 0.0, plain)
+        least = self.log_none if self.claim.mirrored else 0.0  # of ln f(-y), or ln of what is in its place
+        for m in (2, 4, 6, 8, 12, 18, 26) if self.exact and least > -math.inf else ():
+            pairs = Pairs(self.dist, self.columns.gram, (m - 1) / self.sigma**2)
             if not math.isfinite(pairs.log_z):
                 return
-            yield self._replicas(m, pairs)
+            yield self._replicas(m, pairs, self.claim.epsilon + least)
 
-    def _replicas(self, m: int, pairs) -> Proposal:
+    def _replicas(self, m: int, pairs: Pairs, epsilon: float) -> Proposal:
         """Return m / 2 pairs, with attraction times m - 1; m = 2 has the density Q f^2 / Z."""
         # Weights divide by the mean over rounds of a tournament of all pairs (Jensen's inequality).
-        log_z, columns = m / 2 * pairs.log_z, self.columns
-        log_scale = log_z - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * self.epsilon
-        js, thinned = range(1, m // 2), self.dist.kept < 1
+        log_z, columns, js = m / 2 * pairs.log_z, self.columns, range(1, m // 2)
+        log_scale = log_z - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
         rounds = [[(m - 1, i), *(((i + j) % (m - 1), (i - j) % (m - 1)) for j in js)] for i in range(m - 1)]
-
-        def shared(x):
-            y = [columns.apply(replica) / self.sigma for replica in x]
-            return np.array([sum(np.einsum("ts,ts->s", y[i], y[j]) for i, j in one) for one in rounds])
 
         def terms(rng, samples):
             x, log_share, fits = np.zeros((m, self.dist.steps, samples), np.int8), 0.0, True
             for pair in rounds[0]:
-                x[list(pair)], has = pairs.draw(rng, samples)
-                fits = fits & has
-            if m > 2 or thinned:
-                sums, x = shared(x), x * (rng.random(x.shape) < self.dist.kept)
-                log_share = shared(x).sum(0) - special.logsumexp((m - 1) * sums, axis=0) + math.log(m - 1)
-            loss = self.loss(self.outputs(rng, samples, x.sum(0)))
+                x[list(pair)], both = pairs.draw(rng, samples)
+                fits = fits & both.all(0)
+            if m > 2:
+                y = [columns.apply(replica) / self.sigma for replica in x]
+                shared = np.array([sum(np.einsum("ts,ts->s", y[i], y[j]) for i, j in one) for one in rounds])
+                log_share = shared.sum(0) - special.logsumexp((m - 1) * shared, axis=0) + math.log(m - 1)
+            y = self.outputs(rng, samples, x.sum(0))
+            loss = self.log_f(y)
             weights = fits * np.exp(log_z + (1 - m) * loss + log_share - log_scale)
-            return weights * self.terms(-loss)
+            return weights * self.terms(self.mirror(y) - loss)
 
-        name = "thinned " * thinned + (f"replicas:{m}" if m == 2 else f"pairs:{m},0")
+        name = "mirrored " * self.claim.mirrored + (f"replicas:{m}" if m == 2 else f"pairs:{m},0")
         return Proposal(name, log_scale, terms, (m + 2) / 4)
 
     def add(self):
@@ -439,14 +384,14 @@ class Mechanism:
             if rest < 1e-6:
                 break
             m = mean / rest
-            constant = log_f + math.log(rest) - m @ point - m @ columns.gram[:, 0] / (2 * sigma**2)
+            constant = log_f + math.log(rest) - m @ point - m @ self.norms[ADD][:, 0] / (2 * sigma**2)
             normal = columns.apply(m[:, None])
-            edge = (log_rest - self.epsilon - constant) * sigma / np.linalg.norm(normal)
+            edge = (log_rest - self.claim.epsilon - constant) * sigma / np.linalg.norm(normal)
             found.append((edge, normal / np.linalg.norm(normal)))
             # The next tangent touches where the ray against the normal enters the event {L < -epsilon}.
             y = -sigma * np.linspace(0.0, 2 * abs(edge) + 20, 200) * found[-1][1]
-            inside = np.flatnonzero(self.loss(y) <= -self.epsilon)
-            point = self.log_ratios(y[:, inside[:1] if inside.size else [-1]])[:, 0]
+            inside = np.flatnonzero(self.log_f(y, ADD) <= -self.claim.epsilon)
+            point = self.log_ratios(y[:, inside[:1] if inside.size else [-1]], ADD)[:, 0]
         edge, unit = min(found, key=lambda one: one[0]) if found else (math.inf, 0.0)
 
         def terms(rng, samples):
@@ -458,16 +403,14 @@ class Mechanism:
             yield Proposal("half-space", log_rest + special.log_ndtr(edge), terms)
 
 
-def decide(proposal: Proposal, theta: float, alarms, steps: int, rng, max_steps: float):
-    """(verdict, `Drawn` or None) on whether the mean is below theta, by bets against that and against not."""
+def decide(proposal: Proposal, theta: float, alarms, steps: int, rng, max_steps: float) -> dict:
+    """Decide whether the mean is below theta by bets against that and against not, with new samples."""
     # Each is a mixture of bets with fixed fractions, a non-negative supermartingale under the hypothesis it
     # is against, so it ever reaches 1 / q with probability q at most (Ville's inequality); alarms: both q.
     theta *= 1 - SLACK
-    if theta >= 1:
-        return "certified", None
-    sums, grown, parts, verdict = np.zeros(4), np.zeros((2, FRACTIONS.size)), FRACTIONS[:, None], "undecided"
-    gains = (lambda x: (theta - x) / (1 - theta)), (lambda x: x / theta - 1)
-    while sums[0] * steps < max_steps and verdict == "undecided":
+    sums, grown, parts = np.zeros(4), np.zeros((2, FRACTIONS.size)), FRACTIONS[:, None]
+    gains, won = ((lambda x: (theta - x) / (1 - theta)), (lambda x: x / theta - 1)), (theta >= 1, False)
+    while sums[0] * steps < max_steps and not any(won):
         terms = proposal.terms(rng, max(1024, BLOCK // steps))
         if not (np.isfinite(terms).all() and terms.min() >= -1e-6 and terms.max() <= 1 + 1e-6):
             raise NotCovered(f"{proposal.name}, which had a term of {terms.max()!r}, not in [0, 1]")
@@ -477,25 +420,27 @@ def decide(proposal: Proposal, theta: float, alarms, steps: int, rng, max_steps:
             one += np.log1p(parts * gain(positive)).sum(1) + zeros * np.log1p(FRACTIONS * gain(0.0))
         wealth = special.logsumexp(np.where(np.isnan(grown), -np.inf, grown), axis=1)
         won = wealth - math.log(FRACTIONS.size) >= -np.log(alarms)
-        verdict = "certified" if won[0] else "refuted" if won[1] else verdict
-    number, hits, mean, square = sums[0], sums[1], *sums[2:] / sums[0]
-    return verdict, Drawn(int(number), hits, mean, math.sqrt(max(square - mean**2, 0.0) / number))
+    verdict, number = "certified" if won[0] else "refuted" if won[1] else "undecided", max(sums[0], 1.0)
+    mean, error = sums[2] / number, math.sqrt(max(sums[3] / number - (sums[2] / number) ** 2, 0.0) / number)
+    drawn = dict(positive=int(sums[1]), mean=float(mean), error=error) if sums[0] else {}
+    return dict(verdict=verdict, samples=int(sums[0])) | drawn
 
 
-def by_line(mechanism: Mechanism, claim: Claim, rng, max_steps: float) -> dict | None:
+def by_line(mechanism: Mechanism, failure: float, rng, max_steps: float) -> dict | None:
     """Return what was found in the add direction from two common events, if that certifies."""
     # With X = (1 - e^(epsilon + L))_+ / e^log_rest and noise pushed down by t along C m, Phi^-1(E X) is
     # concave in t (Ehrhard's inequality): a line above it at one t and below it at a larger one is so at 0.
     steps, pilot, outputs = mechanism.dist.steps, [], mechanism.outputs
     along = mechanism.columns.apply(mechanism.dist.tilted(np.zeros(steps))[1][:, None])
     along *= mechanism.sigma / np.linalg.norm(along)
-    target, pushed = (
-        special.ndtri_exp(math.log(claim.verified) - mechanism.log_rest),
-        lambda t: Proposal("line", 0.0, lambda rng, n: mechanism.absent(outputs(rng, n) - t * along)),
-    )
+    target = special.ndtri_exp(math.log(mechanism.claim.verified) - mechanism.log_rest)
+
+    def pushed(t):
+        return Proposal("line", 0.0, lambda rng, samples: mechanism.absent(outputs(rng, samples) - t * along))
+
     for t in np.arange(0.5, 40, 0.5):  # a pilot: it only chooses
-        terms = pushed(t).terms(rng, 4096)
-        pilot.append((t, terms.mean() - terms.std() / 32, terms.mean() + terms.std() / 32 + 1e-3))
+        terms = pushed(t).terms(rng, 1024)
+        pilot.append((t, terms.mean() - terms.std() / 16, terms.mean() + terms.std() / 16 + 1e-3))
         if pilot[-1][1] > 0.6:
             break
     t, low, high = np.clip(np.array(pilot).T, 1e-9, [[40], [1], [1 - 1e-9]])
@@ -507,10 +452,10 @@ def by_line(mechanism: Mechanism, claim: Claim, rng, max_steps: float) -> dict |
     if not (i.size and margins[best] > 3e-3):  # up to about 2e6 samples
         return None
     tests = (t[i][best], a[best]), (t[j][best], b[best] * (1 + 2 * SLACK))
-    found = [decide(pushed(at), theta, [claim.failure] * 2, steps, rng, max_steps) for at, theta in tests]
-    if [verdict for verdict, _ in found] != ["certified", "refuted"]:
+    found = [decide(pushed(at), theta, [failure / 2] * 2, steps, rng, max_steps) for at, theta in tests]
+    if [one["verdict"] for one in found] != ["certified", "refuted"]:
         return None
-    return {"verdict": "certified", "proposal": "line", "samples": sum(one.number for _, one in found if one)}
+    return {"verdict": "certified", "proposal": "line", "samples": sum(one["samples"] for one in found)}
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -570,99 +515,154 @@ def poisson_delta(n: int, p: float, sigma: float, epsilon: float, delta: float) 
     return min(found)
 
 
-def stored_flaws(side: dict, claim: Claim, zero: bool, scales: dict, log_scale: float, drawn) -> list[str]:
-    """Where the stored evidence of one direction does not follow, or differs from what was found here."""
-    if side["proposal"] == "zero":
-        return [] if zero else ["stored as exactly zero, which it is not"]
-    flaws, (scale, threshold) = [], (_number(side[name], name, 0, 1e300) for name in ("scale", "threshold"))
-    own, q = scales.get(side["proposal"]), -math.log(claim.failure * side["share"])
-    if own is not None and not abs(math.log(max(scale, 1e-300)) - own) < 1e-6:
-        flaws.append(f"scale {scale!r} stored, {math.exp(min(own, 700)):.9g} found")
-    relative, distance = (_number(side[name], name, 0, 1) for name in ("relative_error", "total_variation"))
-    top = claim.verified / max(scale, 1e-300) / (1 + relative) - distance
-    if not threshold <= top * (1 + SLACK):
-        flaws.append(f"threshold {threshold!r} stored, at most {top:.9g} follows")
+def sensitivity(columns: Columns, k: int, b: int, epoch: int) -> float:
+    """Return an upper bound on |C x|, x of k participations at most, b steps apart or more, one an epoch."""
+    # best[t]: of those with the last one at step t. The overlap with the one before is exact, with those
+    # before that the largest that is possible.
+    norms, steps = columns.gram[:, 0], len(columns.gram)
+    k, at = min(k, -(-steps // b), -(-steps // epoch)), np.arange(steps)
+    if columns.gram.shape[1] <= b:
+        return math.sqrt(np.sort(norms)[-k:].sum())
+    shared, best, own, square = np.zeros((steps, steps)), norms, norms, norms.max()
+    for d in range(min(columns.gram.shape)):
+        shared[at[d:], at[d:] - d] = 2 * columns.gram[d:, d]
+    latest = [np.minimum(at - j * b, (at // epoch - j + 1) * epoch - 1) for j in range(k + 1)]  # j before
+    farther, close = np.maximum.accumulate(shared, axis=1), at <= latest[1][:, None]
+    shared = np.where(close, shared, -np.inf)
+    for j in range(1, k):
+        own = own + (j > 1) * np.where(latest[j] >= 0, farther[at, np.maximum(latest[j], 0)], 0.0)
+        best = own + (shared + best).max(1)
+        square = max(square, best.max())
+    return math.sqrt(square)
+
+
+def analytic_delta(claim: Claim, columns: Columns) -> float:
+    """Return an upper bound on both divergences by the accountant that a claim names, or raise NotCovered."""
+    scheme, n = claim.scheme, len(columns.gram)
+    b, epoch = scheme.get("min_separation", scheme.get("cycle_length", 1)), scheme.get("steps_per_epoch") or 1
+    b, epoch = (_number(value, "min_separation, steps_per_epoch", 1, 1e6, (int,)) for value in (b, epoch))
+    k = math.ceil(_number(scheme.get("participations", n), "participations", 1e-300, 1e6))
+    if claim.accountant == "unamplified":
+        length = (1 + claim.mirrored) * sensitivity(columns, k, b, scheme.get("epoch_steps", epoch))
+        return gaussian_delta(claim.epsilon, length / claim.sigma)
+    covered = scheme["name"] in ("poisson", "cyclic-poisson", "balls-in-bins") and columns.gram.shape[1] <= b
+    if claim.accountant == "pld" and covered and not claim.mirrored:  # independent steps, given the class
+        p = scheme.get("sampling_probability", 1.0)
+        return poisson_delta(-(-n // b), p, claim.sigma, claim.epsilon, claim.verified)
+    raise NotCovered(f"accountant {claim.accountant!r:.60}")
+
+
+def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scales: dict, found: dict):
+    """Return (whether stored evidence of a direction was recomputed, where it does not follow or differs)."""
+    # said: the notes of the other implementation, if any; scales: ln of those known here, by proposal.
+    side, said, flaws = evidence[direction], said.get(direction) or {}, []
+    proposal = side.get("proposal", {"family": side["kind"], "parameters": []})
+    name = ":".join([proposal["family"], ",".join(map(str, proposal["parameters"]))]).rstrip(":")
+    log_scale, zero = scales.get(name), found["proposal"] == "exactly zero"
+    if said.get("scale"):
+        stated = math.log(_number(said["scale"], "scale", 1e-300, 1e300))
+        if log_scale is not None and not abs(stated - log_scale) < 1e-6:
+            flaws.append(f"scale {said['scale']!r} stored, {math.exp(min(log_scale, 700)):.9g} found")
+        log_scale = stated if log_scale is None else log_scale
+    known = log_scale is not None
+    if side["kind"] == "weight-bound" and not zero:
+        if said.get("outcome") == "exactly-zero" or (known and log_scale > math.log(claim.verified) + 1e-9):
+            flaws.append("stored as certified without samples, which its scale does not allow")
+    if side["kind"] != "mean" or not known:
+        return side["kind"] == "weight-bound" and (zero or known), flaws
+    # An upper limit of the threshold, which is lower by the rounding of the samples.
+    theta = math.exp(min(math.log(claim.verified) - log_scale, 1.0))
+    threshold = _number(said.get("threshold") or theta, "threshold", 0, 1e300)
+    if not threshold <= theta * (1 + SLACK):
+        flaws.append(f"threshold {threshold!r} stored, at most {theta:.9g} follows")
+    theta = min(theta, threshold)
     bins, counts = np.array(side["term_counts"], dtype=np.int64).reshape(-1, 2).T
-    values = np.where(bins > 0, np.exp2((bins - 5121) / 128), 0.0)
+    values = np.where(bins > 0, np.exp2((bins - 5121) / 128), 0.0)  # upper ends
     parts, weights = (np.array(side[name], float) for name in ("bets", "bet_weights"))
-    theta = min(threshold, top)
-    if not ((abs(parts - 0.5) <= 0.5).all() and (weights >= 0).all() and weights.sum() <= 1 + SLACK):
-        return [*flaws, "bets must be in [0, 1] and their weights must add up to 1"]
-    gains = np.maximum(parts[:, None] * (theta - values) / max(1 - theta, 1e-300), -1.0)
-    wealth = special.logsumexp(np.log1p(gains) @ counts, b=weights) if counts.size else 0.0
-    if not (side["certified"] is True and (counts >= 0).all() and (wealth >= q * (1 - SLACK) or theta >= 1)):
-        flaws.append(f"stored samples have log wealth {wealth:.6g}, below {q:.6g}")
-    number, hits = counts.sum(), counts[bins > 0].sum()
-    if drawn and drawn.hits >= 100 and (hits >= 100 or not number):
-        mean = float(values @ counts / number) if number else 1.0  # a scale that needs no samples
-        own, error = math.exp(log_scale) * np.array([drawn.mean, drawn.error])
-        spread = scale * math.sqrt(float((values - mean) ** 2 @ counts)) / max(number, 1)
-        if own - scale * mean > 6 * math.hypot(error, spread):
-            flaws.append(f"stored evidence has a mean of {scale * mean:.6g}, {own:.6g} was found")
-    return flaws
+    fair = (abs(parts - 0.5) <= 0.5).all() and (weights >= 0).all() and weights.sum() <= 1 + SLACK
+    if not (fair and counts.size and (counts > 0).all() and ((bins >= 0) & (bins <= 5121)).all()):
+        return True, [*flaws, "counts must be positive, bets in [0, 1], and their weights must add up to 1"]
+    number, hits, mean = counts.sum(), counts[bins > 0].sum(), float(values @ counts / counts.sum())
+    if evidence["rule"] == "anytime":
+        gains = np.maximum(parts[:, None] * (theta - values) / max(1 - theta, 1e-300), -1.0)
+        wealth = special.logsumexp(np.log1p(gains) @ counts, b=weights)
+    else:  # a fixed number of samples: Chernoff's bound
+        wealth = number * special.rel_entr([mean, 1 - mean], [theta, 1 - theta]).sum() * (mean < theta)
+    needed = -math.log(claim.failure * _number(evidence["share"], "share", 1e-300, 1))
+    if not (wealth >= needed * (1 - SLACK) or theta >= 1):
+        flaws.append(f"stored samples have log wealth {wealth:.6g}, below {needed:.6g}")
+    if min(hits, found.get("positive", 0)) >= 100:
+        ours, error = (found["scale"] * found[name] for name in ("mean", "error"))
+        theirs = math.exp(log_scale) * mean
+        spread = math.exp(log_scale) * math.sqrt((values - mean) ** 2 @ counts) / number
+        if ours - theirs > 6 * math.hypot(error, spread):
+            flaws.append(f"stored evidence has a mean of {theirs:.6g}, {ours:.6g} was found")
+    return True, flaws
 
 
-def _direction(name: str, claim: Claim, mechanism: Mechanism, rng, max_steps: float):
-    """Return (what was found, where the stored evidence differs) of one direction."""
-    zero, choices, steps = name == ADD and claim.epsilon + mechanism.log_none >= 0, [], mechanism.dist.steps
-    said, log_scale, drawn = {"verdict": "certified", "proposal": "exactly zero", "samples": 0}, 0.0, None
-    for choice in mechanism.remove() if name == REMOVE else () if zero else mechanism.add():
+def _direction(name: str, mechanism: Mechanism, rng, max_steps: float) -> tuple[dict, dict]:
+    """Return (what was found, ln of the scales of own proposals by name) of one direction."""
+    claim, choices, failure = mechanism.claim, [], mechanism.claim.failure
+    scales = {"plain": 0.0, "plain-bounded": mechanism.log_rest}
+    if name == ADD and claim.epsilon + mechanism.log_none >= 0:
+        return {"verdict": "certified", "proposal": "exactly zero", "samples": 0}, scales
+    for choice in mechanism.remove() if name == REMOVE else mechanism.add():
         theta = math.exp(min(math.log(claim.verified) - choice.log_scale, 1.0))
-        needed = math.log(FRACTIONS.size / claim.failure) / (
-            0.153 * theta
-        )  # of KL(theta / 2, theta) at least
+        needed = math.log(FRACTIONS.size / failure) / max(0.153 * theta, 1e-300)  # below KL(theta / 2, theta)
         choices.append((needed * choice.cost if theta < 1 else 0.0, theta, choice))
         if len(choices) > 2 and choices[-1][0] > choices[-2][0] > choices[-3][0]:
             break
-    scales = {choice.name: choice.log_scale for *_, choice in choices if ":" in choice.name}
-    if choices:
-        expected, theta, choice = min(choices, key=lambda one: one[0])
-        line = by_line(mechanism, claim, rng, max_steps) if name == ADD and expected > 3e5 else None
-        if not line:
-            if expected * steps > max_steps:
-                raise NotCovered(f"the {name} direction, which takes about {expected:.2g} samples")
-            verdict, drawn = decide(choice, theta, [claim.failure, FALSE_ALARM], steps, rng, max_steps)
-            log_scale = choice.log_scale
-            line = {"verdict": verdict, "proposal": choice.name, "scale": math.exp(log_scale), "samples": 0}
-            line |= {"samples": drawn.number, "mean": drawn.mean} if drawn else {}
-        said = line
-    side = claim.stored[name]
-    flaws = stored_flaws(side, claim, zero, scales, log_scale, drawn) if side["recomputed"] else []
-    said["stored"] = "recomputed" if side["recomputed"] else "not recomputed"
-    return said, [f"{name}: {flaw}" for flaw in flaws]
+    scales |= {choice.name: choice.log_scale for *_, choice in choices if ":" in choice.name}
+    samples, theta, choice = min(choices, key=lambda one: one[0])
+    if name == ADD and samples > 3e5:
+        failure /= 2  # for the line, and for what is tried after it
+        if found := by_line(mechanism, failure, rng, max_steps):
+            return found, scales
+    if samples * mechanism.dist.steps > max_steps:
+        raise NotCovered(f"the {name} direction, which takes about {samples:.2g} samples")
+    found = decide(choice, theta, [failure, FALSE_ALARM], mechanism.dist.steps, rng, max_steps)
+    return found | {"proposal": choice.name, "scale": math.exp(choice.log_scale)}, scales
+
+
+def batch_flaws(claim: Claim, dist: Scheme, notes: dict) -> list[str]:
+    """Return where batch sizes in the notes do not follow from the claim."""
+    size, most, flaws = claim.dataset_size, notes.get("max_batch_size"), []
+    stated = notes.get("overflow_delta")
+    if stated is not None and not abs(stated - claim.reserved) <= 1e-6 * claim.reserved:
+        flaws.append(f"overflow_delta {stated!r:.40} stored, {claim.reserved!r} found")
+    if most is not None and size is not None and most < size:
+        larger = float(special.betainc(most + 1, size - most, dist.tilted(np.zeros(dist.steps))[1]).sum())
+        if not larger <= claim.reserved * (1 + 1e-6):
+            flaws.append(f"batches above {most}: probability {larger:.3g}, reserved {claim.reserved!r}")
+    return flaws
 
 
 @np.errstate(all="ignore")  # what is not finite is refused
 def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
     """Decide a plan's claim anew; {"verdict": .., "differences": [..], ..}, or raise NotCovered."""
-    claim, differences, found = _read_claim(data), [], {}
-    dist = distribution_of(claim.scheme)
-    columns, rng = columns_of(claim.strategy, dist), np.random.default_rng() if rng is None else rng
+    claim, notes, found, differences = _read_claim(data), data.get("notes") or {}, {}, []
+    said, rng = notes.get("verdict") or {}, np.random.default_rng() if rng is None else rng
+    columns = columns_of(claim.strategy, _number(claim.scheme["iterations"], "iterations", 1, 1e6, (int,)))
     spent = claim.verified + claim.failure * (1 - claim.verified) + claim.reserved
     if not spent <= claim.delta * (1 + 1e-12):
         differences.append(f"the budget spends {spent!r} of delta {claim.delta!r}")
-    if claim.dataset_size is not None:
-        size, most, rates = claim.dataset_size, claim.max_batch_size, dist.tilted(np.zeros(dist.steps))[1]
-        larger = float(special.betainc(most + 1, size - most, rates).sum()) if most < size else 0.0
-        if not larger <= claim.reserved * (1 + 1e-6):
-            differences.append(f"batches above {most}: probability {larger:.3g}, reserved {claim.reserved!r}")
-    for name in DIRECTIONS if claim.failure else ():
-        mechanism = Mechanism(dist, columns, claim.sigma, claim.epsilon)
-        found[name], flaws = _direction(name, claim, mechanism, rng, max_steps)
-        differences += flaws
-    if not claim.failure:
-        if claim.accountant == "unamplified":
-            ours = gaussian_delta(claim.epsilon, math.sqrt(dist.k or -(-dist.steps // dist.b)) / claim.sigma)
-        elif claim.accountant == "pld" and hasattr(dist, "turns"):  # independent given the phase
-            ours = poisson_delta(dist.turns, dist.p, claim.sigma, claim.epsilon, claim.verified)
-        else:
-            raise NotCovered(f"accountant {claim.accountant!r:.60}")
+    dist: Any = None
+    if claim.scheme["name"] != "fixed-order" or claim.accountant is None:
+        dist = distribution_of(claim.scheme)
+        differences += batch_flaws(claim, dist, notes)
+    if claim.accountant is not None:
+        ours, stored = analytic_delta(claim, columns), said.get("delta")
         found["bound"] = {"verdict": "certified" if ours <= claim.verified else "refuted", "delta": ours}
-        if not (type(claim.bound) is float and ours * (1 - 2e-3) <= claim.bound <= claim.verified):
-            differences.append(f"bound of {claim.accountant}: {claim.bound!r} stored, {ours!r} found")
+        if stored is not None and not ours * (1 - 2e-3) <= _number(stored, "delta", 0, 1) <= claim.verified:
+            differences.append(f"bound of {claim.accountant}: {stored!r} stored, {ours!r} found")
+    for name in DIRECTIONS[: 2 - claim.mirrored] if claim.accountant is None else ():
+        found[name], scales = _direction(name, Mechanism(claim, dist, columns), rng, max_steps)
+        recomputed, flaws = stored_flaws(name, data["evidence"], said, claim, scales, found[name])
+        found[name]["stored"] = "recomputed" if recomputed else "not recomputed"
+        differences += [f"{name}: {flaw}" for flaw in flaws]
     certified = not differences and all(side["verdict"] == "certified" for side in found.values())
-    said = {"verdict": "certified" if certified else "not certified", "differences": differences} | found
-    return said | {"epsilon": claim.epsilon, "delta": claim.delta}
+    verdict = {"verdict": "certified" if certified else "not certified", "differences": differences} | found
+    return verdict | {"epsilon": claim.epsilon, "delta": claim.delta}
 
 
 def check_file(path) -> tuple[int, dict]:
@@ -680,19 +680,19 @@ def check_file(path) -> tuple[int, dict]:
 
 def main(arguments=None) -> int:
     """Check the plan of a file; the exit code."""
-    parser = argparse.ArgumentParser(description="Check a plan by the second implementation.")
+    about, examples = "Check a plan by the second implementation.", "checker.py plan.json [--json]"
+    parser = argparse.ArgumentParser(description=about, epilog=f"Examples: {examples}")
     parser.add_argument("plan")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     code, found = check_file(options.plan)
-    if options.json or "reason" in found:
-        file = sys.stderr if code == BAD_INPUT and not options.json else sys.stdout
-        print(json.dumps(found) if options.json else found["reason"], file=file)
-        return code
-    print(f"{found['verdict']}: ({found['epsilon']:g}, {found['delta']:g}) by the second implementation")
-    for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
-        print(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
-    print(*(f"differs {line}\n" for line in found["differences"]), sep="", end="")
+    lines = [json.dumps(found)] if options.json else [found["reason"]] if "reason" in found else []
+    if not lines:
+        lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
+        for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
+            lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
+        lines += [f"differs {line}" for line in found["differences"]]
+    print(*lines, sep="\n", file=sys.stderr if code == BAD_INPUT and not options.json else sys.stdout)
     return code
 
 
