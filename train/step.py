@@ -146,18 +146,12 @@ def make_step(
         `train.loss.Numbered`.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size: as in `train.clipping.per_example`; groups of parameters are made by
-        `train.clipping.groups.partition`.
-      normalize: as in `train.clipping.per_example`; groups of parameters are made by
-        `train.clipping.groups.partition`.
-      skip_padding: as in `train.clipping.per_example`; groups of parameters are made by
-        `train.clipping.groups.partition`.
-      has_aux: as in `train.clipping.per_example`; groups of parameters are made by
-        `train.clipping.groups.partition`.
-      groups: as in `train.clipping.per_example`; groups of parameters are made by
-        `train.clipping.groups.partition`.
-      mesh: as in `train.clipping.per_example`; groups of parameters are made by
-        `train.clipping.groups.partition`.
+      microbatch_size: as in `train.clipping.per_example`.
+      normalize: as in `train.clipping.per_example`.
+      skip_padding: as in `train.clipping.per_example`.
+      has_aux: as in `train.clipping.per_example`.
+      groups: of parameters, by `train.clipping.groups.partition`.
+      mesh: as in `train.clipping.per_example`.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))

@@ -141,10 +141,9 @@ class Choice:
         again = "" if self.workload is None else f" The same search again: {self.command()}"
         return (
             f"A search over {self.looked_at} candidates that keep at most {self.memory_copies} copies of the "
-            f"parameters chose {what}, ranked by {ranked}{under} at the estimated noise multiplier. It read "
-            "only this, the data set's size, the batch size, the number of steps and the target, no "
-            "data and no samples: it has no privacy cost, unless one of these numbers was itself taken "
-            f"from the data.{again}"
+            f"parameters chose {what}, ranked by {ranked}{under} at the estimated noise multiplier. It reads "
+            "only the data set's size, the batch size, the number of steps and the target. It has no "
+            f"privacy cost, unless one of these numbers was computed from the data.{again}"
         )
 
     def to_json(self) -> dict:

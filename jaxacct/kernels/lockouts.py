@@ -249,8 +249,7 @@ def weights_of_two(n: int, p: float, q: float, pull: np.ndarray, ending: np.ndar
     """Return U of two processes that attract each other, (n + b, b) float64, b steps at a time.
 
     While one replica is locked out for s more steps, only the other one acts, and at t = i + s both states
-    are
-    determined: it participated k steps later, or never, so that with r = b - s + k steps left for it at t
+    are determined: it participated k steps later, or never, so that with r = b - s + k steps left for it at t
 
         U_i(s) = q^s U_t(0) + sum_{r = b-s}^{b-1} p q^{r-(b-s)} E_r U_t(r).
 

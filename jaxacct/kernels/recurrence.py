@@ -87,14 +87,13 @@ def tree_sum(values, axis: int):
 def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int):
     """Run the recurrence to the first step and return the first block of `ln f`.
 
-    Time comes first and samples last, so that a step of many samples is one stretch of memory: mapped over
-    samples with `jax.vmap` instead, a CPU spends a third of the time on transposing blocks.
+    Time is the first axis and samples the last, so that a step of many samples is contiguous in memory; with
+    `jax.vmap` over samples a CPU spends a third of the time on transposing blocks.
 
     The recurrence runs on `g_i = ln f_i - (n + 1 - i) ln q`, which a step without participation leaves
-    unchanged: `g_i = g_{i+1} + softplus(c + r_i + g_{i+b} - g_{i+1})`, `c = ln p - b ln q`. Its increments
-      are positive
-    and added in compensated sums, so the rounding error does not grow with thousands of steps
-    (proofs/rounding.md, section 3).
+    unchanged: `g_i = g_{i+1} + softplus(c + r_i + g_{i+b} - g_{i+1})`, `c = ln p - b ln q`. The increments
+      are positive and summed with compensation, so the rounding error does not grow with thousands of steps
+      (proofs/rounding.md, section 3).
 
     Args:
       log_ratios: (n, ...) float; `r_i`, the log-likelihood ratio of one participation at step i.

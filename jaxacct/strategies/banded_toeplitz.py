@@ -190,11 +190,8 @@ def _log_error(coefficients: np.ndarray, n: int):
     """Return the log of prefix-sum error x squared column norm, and its gradient.
 
     The gradient is in all coefficients but the first. `g = C^-1 1` solves `c * g = 1`, and
-    `dg/dc_k = -C^-1 (g delayed by k)`, so it is one adjoint
-    solve, `C^T h = w g`, and the correlation of h with g.
-
-    Where C^-1 diverges, as in the first steps of a search, the log is a large number and the gradient 0: the
-    search then steps back.
+    `dg/dc_k = -C^-1 (g delayed by k)`, so it is one adjoint solve, `C^T h = w g`, and the correlation of h
+    with g. Where C^-1 diverges, as in the first steps of a search, the log is large and the gradient 0.
     """
     ones = np.ones(n)
     with np.errstate(over="ignore", invalid="ignore"):

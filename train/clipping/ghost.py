@@ -1,12 +1,12 @@
 """Clipped gradient sums without the gradients of examples: `clipping="ghost"`.
 
-The gradient of a dense layer is the outer product of what goes in and the cotangent of what comes out. Its
-norm follows from these two, and the weighted sum over a batch is one matrix product of them: no example's
-gradient is ever written down (Goodfellow 2015, "Efficient per-example gradient computations"; book-keeping,
-arXiv 2210.00038). One backward pass: the cotangents are kept, weighted in float64 and multiplied there (in
-float32 where that costs little: small batches, one position), and the whole batch's total is rounded onto the
-grid once. What that adds to the sensitivity is bounded and taken
-off the clip norm (proofs/released_numbers.md, section 5).
+The gradient of a dense layer is the outer product of its input and the cotangent of its output. Its norm
+follows from these two, and the weighted sum over a batch is one matrix product of them, without the gradient
+of any example (Goodfellow 2015, "Efficient per-example gradient computations"; book-keeping, arXiv
+2210.00038). In one backward pass the cotangents are stored, weighted and multiplied in float64 (in float32
+where that costs
+little: small batches, one position), and the total of the batch is rounded onto the grid once. The clip norm
+  is reduced by a bound on the rounding (proofs/released_numbers.md, section 5).
 """
 
 import functools

@@ -1,9 +1,8 @@
-"""Noise of the next step, drawn by a thread while this one is computed; the noise is the same.
+"""Noise of the next step, drawn by a thread while the current step is computed.
 
-Normals depend on key, step and number alone (`train.noise.normals`), not on the data. So who resumes draws
-those
-that the run would have drawn, and what was drawn ahead is in memory alone. Only on CPUs, where drawing takes
-one core about as long as the gradients of a small dense network take.
+Normals depend only on key, step and index (`train.noise.normals`), so a resumed run draws the same ones, and
+prefetched normals are only in memory. Used on CPUs, where a draw takes one core about as long as the
+gradients of a small dense network.
 """
 
 import math

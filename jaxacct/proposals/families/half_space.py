@@ -224,10 +224,10 @@ def coordinate_lines(
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for losses whose coordinate along `C m` was replaced.
 
-    An error e of the scores is in the old coordinate, too, as `<m, e> / |C m|`, and returns along
-    `C^T C m / |C m|`. Its projection on participations x', where `|C x'| <= |x'|` if columns do not overlap,
-    is at most `relative_norm = |m| / |C m|` times that of e itself
-    (proofs/add_direction.md, section 3). Otherwise C increases |x'| by at most its norm.
+    An error e of the scores is in the old coordinate, too, as `<m, e> / |C m|`, and returns along `C^T C m /
+    |C m|`. Its projection on participations x', where `|C x'| <= |x'|` if columns do not overlap, is at most
+    `relative_norm = |m| / |C m|` times that of e (proofs/add_direction.md, section 3). Otherwise C increases
+    |x'| by at most its norm.
     """
     if mechanism.scheme.examples_overlap or float(np.max(mechanism.cross_terms)) > 0:
         relative_norm *= max(1.0, largest_amplitude(mechanism.strategy, mechanism.scheme.iterations))
