@@ -34,7 +34,7 @@ from jaxacct.recommendation.noise_estimate import (
     unit_error,
 )
 from jaxacct.recommendation.result import Recommendation, Recommended
-from jaxacct.schemes import BalancedMinSep, FixedOrder, Poisson, Scheme
+from jaxacct.schemes import BalancedMinSep, BallsInBins, FixedOrder, Poisson, Scheme
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
 from jaxacct.strategies.workload import PREFIX_SUMS
@@ -167,9 +167,10 @@ def recommend(
         if place and (not found or place.error <= ALIKE * min(other.error for other in found)):
             found.append(place)
     if not found:
+        own = "" if scheme == BallsInBins.name else ", --min-separation"
         raise ValueError(
-            "min_separation must be smaller for a search: the moments of such a scheme take too long; "
-            "`jaxacct calibrate` with --scheme, --bands and --min-separation certifies it"
+            f"scheme {scheme or 'b-min-sep'} takes too long to search at {iterations:,} iterations; "
+            f"`jaxacct calibrate` with --scheme, --bands{own} and --strategy optimal certifies it without"
         )
     say("the cost of certifying")
     rows, place = _ranked(found, numbers)

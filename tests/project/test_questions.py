@@ -1,8 +1,9 @@
-"""Commands of the pages in `guides/questions`: each runs, with smaller numbers."""
+"""Commands of the pages in `guides/questions`, and of tuning: each runs, with smaller numbers."""
 
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,25 +13,32 @@ from jaxacct.cli import main as cli
 
 FOLDER = Path(__file__).parents[2] / "jaxacct/guides/questions"
 PAGES = sorted(FOLDER.glob("*.md"))
-# Numbers of a page -> smaller ones, which the quick tests use.
+TUNING = FOLDER.parent / "tuning.md"  # not a question, but commands all the same
+# Numbers of a page -> smaller ones, which the quick tests use; longer ones first.
 SMALLER = {
-    "1200000": "12000",
-    "200000": "60000",
-    "4096": "200",
-    "8192": "400",
-    "5859": "60",
-    "5000": "60",
-    "240": "100",
-    "--epsilon 1.46": "--epsilon 4",
-    "2930": "30",
-    "60000": "3000",
     "--batch-size 200 --min-separation 16": "--batch-size 30 --min-separation 8",
     "--iterations 1000 --bands 16": "--iterations 60 --bands 6",
+    "16 --dataset-size 50000 --batch-size 200": "16 --dataset-size 50000 --batch-size 200",  # has no samples
+    "50000 --batch-size 200 --iterations 1000": "60 --batch-size 20 --iterations 6",
+    "--dataset-size 60000 --batch-size 240": "--dataset-size 3000 --batch-size 100",
+    "--epsilon 1.46": "--epsilon 4",
+    "1200000": "12000",
+    "200000": "20000",
+    "60000": "3000",
+    "4096": "200",
+    "8192": "400",
+    "5859": "6",
+    "5000": "6",
+    "2930": "6",
+    "8 --delta 1e-5 --out drawn.json": "8 --delta 1e-2 --out drawn.json",
+    "4.9e-7": "1e-2",
+    "1e-6": "1e-2",
+    "1e-7": "1e-2",
 }
 # A plan that is certified in seconds, for pages that start with one.
 CALIBRATE = (
     "jaxacct calibrate --scheme b-min-sep --dataset-size 3000 --batch-size 50 --iterations 60 --bands 6"
-    " --min-separation 6 --strategy square-root --epsilon 2 --delta 2e-2 --out plan.json"
+    " --min-separation 6 --strategy square-root --epsilon 2 --delta 2e-2"
 )
 REPLACED = re.compile("|".join(rf"(?<![\d.]){re.escape(number)}(?!\d)" for number in SMALLER))
 
@@ -57,37 +65,46 @@ def run(line: str) -> None:
     assert not caught.value.code, line
 
 
-def prepare(folder: Path, page: Path, rows: int) -> None:
+def prepare(folder: Path, page: Path, rows: int, shared: Path) -> None:
     """Write what the page's reader has: a plan, pairs of users and rows."""
     text = page.read_text(encoding="utf-8")
     if "edges.csv" in text:
         pairs = "".join(f"{row // 5},{row}\n" for row in range(rows))
         (folder / "edges.csv").write_text(f"user,row\n{pairs}", encoding="utf-8")
-    if "calibrate" not in text:
-        run(CALIBRATE)
+    if "plan.json" in text and "--out plan.json" not in text:
+        plan = shared / "plan.json"
+        if not plan.exists():
+            run(f"{CALIBRATE} --out {plan}")
+        shutil.copy(plan, folder)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shared")
 
 
 def run_page(page: Path, folder: Path, shorten) -> None:
     for block in blocks(page, "sh"):
         for line in block.strip().splitlines():
-            run(shorten(line))
+            if not line.startswith("#"):
+                run(shorten(line))
     for block in blocks(page, "python"):
         exec(compile(block.replace("jaxacct.train", "train"), page.name, "exec"), {"__name__": "page"})
 
 
 @pytest.mark.usefixtures("default_promotion")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_run(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [*PAGES, TUNING], ids=lambda page: page.stem)
+def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
-    prepare(tmp_path, page, rows=3000)
+    prepare(tmp_path, page, 3000, shared)
     run_page(page, tmp_path, lambda line: REPLACED.sub(lambda found: SMALLER[found[0]], line))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [*PAGES, TUNING], ids=lambda page: page.stem)
+def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
-    prepare(tmp_path, page, rows=60000)
+    prepare(tmp_path, page, 60000, shared)
     run_page(page, tmp_path, lambda line: line)
 
 

@@ -74,12 +74,17 @@ def pair_weights(mechanism: Attracting) -> np.ndarray:
         last = np.where(times > 0, log_attraction[from_end, lag], 0.0)
         return np.maximum(times - 1, 0) * log_attraction[-1, lag] + last
 
-    early, late = np.minimum.outer(phase, phase), np.maximum.outer(phase, phase)
-    lag = late - early
-    # Once round: from the later phase to the next turn of the earlier one.
-    back = np.where(lag > 0, met(np.maximum(times[early] - 1, 0), from_end[early], b - lag), 0.0)
-    with np.errstate(over="ignore"):
-        return np.exp(met(times[late], from_end[late], lag) + back)
+    # Phases whose columns are farther apart than the bands, in both directions, have weight 1.
+    overlapping = np.flatnonzero((log_attraction != 0).any(axis=0))
+    lags = {0, *overlapping.tolist(), *(b - overlapping[overlapping > 0]).tolist()}
+    weights = np.ones((b, b))
+    for lag in (lag for lag in lags if 0 <= lag < b):
+        early, late = phase[: b - lag], phase[lag:]
+        # Once round: from the later phase to the next turn of the earlier one.
+        back = met(np.maximum(times[early] - 1, 0), from_end[early], b - lag) if lag else 0.0
+        with np.errstate(over="ignore"):
+            weights[early, late] = weights[late, early] = np.exp(met(times[late], from_end[late], lag) + back)
+    return weights
 
 
 def _turns(scheme) -> np.ndarray:
