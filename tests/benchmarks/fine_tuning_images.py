@@ -51,7 +51,7 @@ class Base:
         return lean.dense(params["last"], hidden)
 
 
-def trained(data, epochs: int = 4) -> dict:
+def trained(data, epochs: int = 2) -> dict:
     """Return parameters of the base after Adam without privacy."""
     x, y = data
     params, optimizer = Base.init(0), optax.adam(2e-3)
@@ -159,7 +159,7 @@ def command(mnist: str, fashion: str, plans: str) -> int:
     """
     protocol = Protocol()
     (digits, digits_test), (tune, judge) = splits(mnist)
-    (clothes, clothes_test), (clothes_tune, clothes_judge) = splits(fashion)
+    (clothes, _), _ = splits(fashion)
 
     def half(data, upper: bool):
         part = np.asarray(data[1]) >= 5
@@ -172,12 +172,8 @@ def command(mnist: str, fashion: str, plans: str) -> int:
             half(digits, False),
             [half(d, True) for d in (digits, digits_test, tune, judge)],
         ),
-        "Fashion-MNIST 0 to 4 to 5 to 9": (
-            half(clothes, False),
-            [half(d, True) for d in (clothes, clothes_test, clothes_tune, clothes_judge)],
-        ),
     }  # fmt: skip
-    methods, rows = (DP_SGD, "b-min-sep", "balanced b-min-sep"), []
+    methods, rows = (DP_SGD, "balanced b-min-sep"), []
     for task, (public, parts) in tasks.items():
         base = trained(public)
         conv = jax.jit(jax.vmap(lambda x, base=base: Base.features(base, x)))
