@@ -160,7 +160,7 @@ def train(
     individual = None
     if individual_epsilon is not None or individual_delta is not None:
         individual = IndividualAccounting(individual_epsilon, individual_delta)
-    with watch(unit="steps") as progress:
+    with watch() as progress:
         options = TrainOptions(
             steps=steps,
             clip=clip,
@@ -183,7 +183,8 @@ def train(
     else:
         print(f"{result.steps} steps, test accuracy {result.evaluation['accuracy']:.4f}")
         print(result.statement)
-        print(f"parameters: {out}/model; secret, never to be published: {out}/secret.json, {out}/checkpoints")
+        folder = str(out).rstrip("/")
+        print(f"parameters: {folder}/model; never publish: {folder}/secret.json, {folder}/checkpoints")
     return 0
 
 

@@ -91,7 +91,7 @@ def fit(
         raise ValueError("plan must be certified; its evidence does not support the guarantee")
     if not show:
         return procedure.train(plan, request)
-    with watch(unit="steps") as bar:
+    with watch() as bar:
         return procedure.train(plan, replace(request, options=replace(options, progress=bar)))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
 PLAIN_SECONDS = 10.0
+UNITS = {"training": "steps"}  # of stages whose counter has another unit than its neighbours
 
 
 @contextlib.contextmanager
@@ -22,7 +23,7 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
 
     Args:
       enabled: True for the bar, False for no output; by default depending on the output.
-      unit: of the counter.
+      unit: of the counter, except for stages in `UNITS`.
     """
     has_bar = enabled or (enabled is None and is_interactive())
     if _in_notebook() and importlib.util.find_spec("ipywidgets") is None:
@@ -59,7 +60,8 @@ class _State:
 
     def describe(self) -> str:
         seconds = max(time.monotonic() - self.since, 1e-9)
-        return describe(self.done, self.expected, (self.done - self.first) / seconds, self.unit)
+        unit = UNITS.get(self.what, self.unit)
+        return describe(self.done, self.expected, (self.done - self.first) / seconds, unit)
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ def test_names_and_numbers_that_there_are_not():
     with pytest.raises(ValueError, match="a proposal at 2 times its probability, got poisson"):
         inflated.inflated_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
     for name in ("inflated-replicas:2,1", "inflated-replicas:2,33"):
-        with pytest.raises(ValueError, match=r"times must be in 2\.\.32"):
+        with pytest.raises(ValueError, match=r"proposal must be inflated-replicas:2\.\.64,2\.\.32"):
             proposal_by_name(SMALL, 1.0, "remove", name)
     frequent = Mechanism(BMinSep(6, 2, 0.3), BandedToeplitz((2.0, 1.0)), 1.0)
     assert family_candidates("inflated-replicas", frequent, 1.0) == []
