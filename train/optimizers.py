@@ -43,12 +43,23 @@ class Privatizer:
         """Standard deviation of a step's fresh noise in grid units."""
         return self.mechanism.noise_multiplier * 2.0**self.grid.bits
 
-    @property
-    def deviation_alone(self) -> float | None:
-        """As `train.noise.recursion.deviation_alone`."""
-        return noise.deviation_alone(self.mechanism.strategy, self.levels)
+    def solve(self, state: noise.NoiseState, normals):
+        """As `train.noise.recursion.solve`."""
+        return noise.solve(self.mechanism.strategy, self.levels, state, normals)
 
-    def update(self, updates, state: noise.NoiseState, params=None, *, fresh: noise.Fresh | None = None):
+    def store(self, state: noise.NoiseState, made):
+        """As `train.noise.recursion.store`."""
+        return noise.store(self.mechanism.strategy, self.levels, state, made)
+
+    def update(
+        self,
+        updates,
+        state: noise.NoiseState,
+        params=None,
+        *,
+        fresh: noise.Fresh | None = None,
+        normals=None,
+    ):
         """Return `(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
         Args:
@@ -56,16 +67,17 @@ class Privatizer:
             refused; after one that is not finite all updates are NaN.
           state: noise state before the step.
           params: unused.
-          fresh: the normals of this step if they are drawn already; after those of another step all updates
-            are NaN.
+          fresh: as of `train.noise.recursion.draw`; after noise of another step all updates are NaN.
+          normals: as of `train.noise.recursion.draw`.
         """
         if not isinstance(updates, SUMS) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
-        drawn, after = noise.draw(self.mechanism.strategy, self.levels, state, updates.shaped, fresh)
+        given: dict[str, Any] = dict(fresh=fresh, normals=normals)
+        drawn, after = noise.draw(self.mechanism.strategy, self.levels, state, updates.shaped, **given)
         end, sound = self.mechanism.scheme.iterations, jnp.asarray(updates.is_finite)
         if fresh is not None:
-            # Kept noise is made of the wrong normals, too: no later step is covered.
+            # What is kept is made of the wrong noise, too: no later step is covered.
             sound &= fresh.are_of(state)
         covered = (state.step < end) & sound
         after = after._replace(step=jnp.where(sound, after.step, end))

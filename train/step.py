@@ -5,7 +5,6 @@ nnx model into that form. Over a mesh each device computes its own rows, and the
 What the loss reads beside the parameters (`train.loss`) is an argument of the program as well.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from .clipping.ghost import ghost_gradient_sum
 from .clipping.groups import Groups
 from .clipping.per_example import ClippedSum, clipped_gradient_sum
 from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
-from .noise.normals import InARow, normals_of
+from .noise.normals import normals_of
 from .noise.prefetch import Ahead
 from .noise.recursion import Fresh, NoiseState
 from .optimizers import Privatizer
@@ -72,7 +71,7 @@ class PrivateStep:
     ):
         self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=5), mesh
         self._loss, self._private, self._optimizer = loss, private, optimizer
-        self._ahead = Ahead(private.mechanism.scheme.iterations, private.deviation_alone)
+        self._ahead = Ahead(private)
         self._begun = False
 
     def init(self, params) -> TrainState:
@@ -98,9 +97,12 @@ class PrivateStep:
         if not self._begun:
             self._begun, state = True, _bound_together(state, self._loss)
         specs = _by_device.specs_of(self._mesh, state.params)
-        after, info = self._jitted(state, batch, mask, self._loss, self._ahead.take(state.noise), specs)
-        self._ahead.begin(after.noise, info.loss)
-        return after, info
+        fresh, before = self._ahead.take(state.noise), state.noise
+        if fresh is not None:
+            # The thread writes to what is kept, at the same time.
+            state = state._replace(noise=before._replace(recent=None))
+        after, info = self._jitted(state, batch, mask, self._loss, fresh, specs)
+        return after._replace(noise=self._ahead.begin(before, after.noise, info.loss)), info
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program, which draws its noise itself."""
@@ -195,7 +197,7 @@ def advance(
       state: before the step.
       found: clipped sum.
       mask: (batch,) bool, sampled examples.
-      fresh: the step's normals, if they are drawn already; without a mesh.
+      fresh: the step's noise, if it is computed already; without a mesh.
       mesh: devices.
       specs: sharding of each parameter and its kept noise over the mesh.
     """
@@ -224,16 +226,13 @@ def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs)
     mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
     x64, whole = jax.config.read("jax_enable_x64"), jax.sharding.PartitionSpec()
     shapes = [leaf.shape for leaf in jax.tree.leaves(total.shaped)]
-    sizes = [math.prod(shape) for shape in shapes]
 
     def drawn(key, step):
-        parts = normals_of(key, step, sum(sizes)).split(sizes)
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return normals_of(key, step, shapes)
 
     def update(total, noise, normals):
-        normals = InARow(jnp.concatenate([each.reshape(-1) for each in normals]), None)
         with jax.enable_x64(x64):
-            return private.update(total, noise, fresh=Fresh(noise.step, noise.key, normals))
+            return private.update(total, noise, normals=normals)
 
     parts = len(jax.tree.leaves(total)) // len(specs)  # of each number of a sum
     of_total = jax.tree.unflatten(jax.tree.structure(total), specs * parts)

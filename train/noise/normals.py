@@ -14,8 +14,7 @@ import functools
 import itertools
 import math
 import os
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.core
@@ -26,7 +25,7 @@ from . import keystream
 
 ROUNDS = 20
 LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
-ARRANGEMENT = 4  # another number wherever normals of the same key go to other places than before
+ARRANGEMENT = 5  # another number wherever normals of the same key go to other places than before
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _PAIRS = 4  # a block of 16 words
 _ROW = 2**10  # pairs that are computed in one loop of known length
@@ -64,124 +63,73 @@ def key_of_run(given, params) -> jax.Array:
     return words
 
 
-class Normals(NamedTuple):
-    """The first and the second of each pair, (pairs,) float64; all of the one, then all of the other."""
+def _places(shapes) -> tuple[list[slice], int]:
+    """Return where the normals of each array of these shapes are, and their number with gaps.
 
-    first: jax.Array
-    second: jax.Array
-
-    @property
-    def deviation(self) -> None:
-        """They are normals, nothing that was made of them."""
-        return None
-
-    def split(self, sizes: list[int]) -> list[jax.Array]:
-        """Return (n,) float64 for each n of `sizes`."""
-        ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-        return [self._from_to(begin, end) for begin, end in itertools.pairwise(ends)]
-
-    def _from_to(self, begin: int, end: int) -> jax.Array:
-        pairs = self.first.size
-        with jax.enable_x64(True):
-            if end <= pairs:
-                return jax.lax.slice_in_dim(self.first, begin, end)
-            second = jax.lax.slice_in_dim(self.second, max(begin, pairs) - pairs, end - pairs)
-            if begin >= pairs:
-                return second
-            return jnp.concatenate([jax.lax.slice_in_dim(self.first, begin, pairs), second])
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["numbers"], meta_fields=["deviation"])
-@dataclass(frozen=True)
-class InARow:
-    """What `drawn_on_the_host` gives: normals in their order, or what they are rounded to.
-
-    Attributes:
-      numbers: (n,) float64 normals z, or int32 `round(deviation z)`.
-      deviation: None for normals.
+    Each array begins with a block of its own: so it is aligned in memory, and no part of another's block.
     """
-
-    numbers: jax.Array
-    deviation: float | None
-
-    def split(self, sizes: list[int]) -> list[jax.Array]:
-        """Return (n,) for each n of `sizes`."""
-        ends = list(itertools.accumulate(sizes, initial=0))
-        with jax.enable_x64(True):
-            return [jax.lax.slice_in_dim(self.numbers, *both) for both in itertools.pairwise(ends)]
+    sizes = [math.prod(shape) for shape in shapes]
+    begins = list(itertools.accumulate((2 * _PAIRS * -(-size // (2 * _PAIRS)) for size in sizes), initial=0))
+    return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)], begins[-1]
 
 
-def standard_normals(key, step, size: int) -> jax.Array:
-    """Return (size,) float64: independent standard normals for one step; jittable with any `jax_enable_x64`.
+def normals_of(key, step, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
+    """Return independent standard normals for one step, float64, an array of each shape; jittable.
 
     Args:
       key: (8,) uint32.
       step: () integer.
-      size: static.
+      shapes: static.
     """
-    return _in_a_row(key, step, size)
+    places, size = _places(shapes)
+    with jax.enable_x64(True):
+        drawn = standard_normals(key, step, size)
+        return [drawn[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)]
 
 
 def drawn_on_the_host(
-    key: np.ndarray, step: int, size: int, deviation: float | None = None, room: keystream.Room | None = None
-) -> InARow:
+    key: np.ndarray, step: int, shapes: Sequence[tuple[int, ...]], room: keystream.Room | None = None
+) -> list[np.ndarray]:
     """Return `normals_of`, with words of `train.noise.keystream`: a quarter of the time. Not jittable.
 
     Args:
       key: (8,) uint32.
       step: index of the step.
-      size: number of normals.
-      deviation: for `round(deviation z)` in place of normals z; below 2^31 divided by `LARGEST`.
+      shapes: of the arrays.
       room: for words, by default new; no other thread may use it at the same time.
     """
-    if deviation is not None and not 0 < deviation * LARGEST < 2**31 - 1:
-        raise ValueError(f"deviation must be above 0 and below 2^31 / {LARGEST:.1f}, got {deviation}")
+    places, size = _places(shapes)
     blocks = _blocks(size)
     row = min(_ROW, _PAIRS * blocks)
     words = keystream.words(key, step, 2 * row * -(-_PAIRS * blocks // row), room)
     with jax.enable_x64(True):
-        # Two programs: in one XLA would compute each pair for its first and again for its second.
-        pairs = _both(words.reshape(-1, row, 2), deviation)
-        # Waited for, as the words' memory may be written to after this.
-        return InARow(_in_order(pairs, max(1, -(-size // 2))).block_until_ready(), deviation)
+        # One array of pairs: of two, XLA would compute each pair for its first and again for its second.
+        pairs = _complex_pairs(words.reshape(-1, row, 2))
+        # Waited for, as the words' memory may be written to after this. No copy: a pair is two numbers in a row.
+        drawn = np.asarray(pairs).reshape(-1).view(np.float64)
+    return [drawn[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)]
 
 
-@functools.partial(jax.jit, static_argnames="deviation")
-def _both(words, deviation: float | None):
-    """Return (rows, row): complex128 pairs of normals, or their rounded values as uint64, the second above.
+@jax.jit
+def _complex_pairs(words):
+    """Return (rows, row) complex128 pairs of normals of (rows, row, 2) uint64.
 
-    `words` are (rows, row, 2) uint64: XLA splits rows among its threads, but not the turns of a loop of
-    unknown length, which takes three times as long.
+    XLA parts rows among its threads; in loops whose length it did not know it would compute one number at a
+    time, which takes three times as long.
     """
-    both = _box_muller(words[..., 0], words[..., 1])
-    if deviation is None:
-        return jax.lax.complex(*both)
-    # A whole number below 2^31 added to 1.5 x 2^52 is exact and stands in the sum's last 32 bits.
-    first, second = (
-        jax.lax.bitcast_convert_type(jnp.round(deviation * z) + 1.5 * 2.0**52, jnp.uint64) for z in both
-    )
-    return (first & np.uint64(2**32 - 1)) | (second << 32)
-
-
-@functools.partial(jax.jit, static_argnames="pairs")
-def _in_order(both, pairs: int):
-    """Return (2 pairs,): all firsts, then all seconds."""
-    both = both.reshape(-1)[:pairs]
-    if jnp.iscomplexobj(both):
-        return jnp.stack([jnp.real(both), jnp.imag(both)]).reshape(-1)
-    return jnp.stack([both, both >> 32]).astype(jnp.uint32).view(jnp.int32).reshape(-1)
+    return jax.lax.complex(*_box_muller(words[..., 0], words[..., 1]))
 
 
 @functools.partial(jax.jit, static_argnames="size")
-def _in_a_row(key, step, size: int) -> jax.Array:
-    return normals_of(key, step, size).split([size])[0]
+def standard_normals(key, step, size: int) -> jax.Array:
+    """Return (size,) float64: independent standard normals for one step; jittable with any `jax_enable_x64`.
 
+    Normals 2i and 2i + 1 are made of words 4i to 4i + 3 of the step's key stream.
 
-@functools.partial(jax.jit, static_argnames="size")
-def normals_of(key, step, size: int) -> Normals:
-    """Return `standard_normals` as drawn, without one array for all; an odd number has one more.
-
-    Pair i is made of words 4i to 4i + 3 of the step's key stream.
+    Args:
+      key: (8,) uint32.
+      step: () integer.
+      size: static.
     """
     blocks = _blocks(size)
     at_once = min(blocks, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
@@ -192,15 +140,12 @@ def normals_of(key, step, size: int) -> Normals:
 
     starts = jnp.arange(0, blocks, at_once, dtype=jnp.uint32)
     words = some(starts[0]) if len(starts) == 1 else jax.lax.map(some, starts)
+    end = 2 * -(-size // 2)
     with jax.enable_x64(True):
-        return _of_words(jax.lax.bitcast_convert_type(words.reshape(-1, 2), jnp.uint64), size)
-
-
-@functools.partial(jax.jit, static_argnames="size")
-def _of_words(words, size: int) -> Normals:
-    """Of at least `size` uint64: two words of 32 bits each, the first is the low one."""
-    end = 2 * max(1, -(-size // 2))
-    return Normals(*_box_muller(words[0:end:2], words[1:end:2]))
+        # Two words of 32 bits each, the first is the low one.
+        words = jax.lax.bitcast_convert_type(words.reshape(-1, 2), jnp.uint64)
+        pairs = _apart(*_box_muller(words[0:end:2], words[1:end:2]))
+        return jnp.stack(pairs, axis=1).reshape(-1)[:size]
 
 
 def _blocks(size: int) -> int:
@@ -277,7 +222,7 @@ def _log(x):
     exponent = (bits - int(np.float64(np.sqrt(0.5)).view(np.int64))) >> 52
     mantissa = jax.lax.bitcast_convert_type(bits - (exponent << 52), jnp.float64)
     s = (mantissa - 1) / (mantissa + 1)
-    series = _horner(s * s, [1 / n for n in range(1, 25, 2)])
+    series = _horner(s * s, [1 / n for n in range(1, 21, 2)])
     return 2 * s * series + exponent.astype(jnp.float64) * math.log(2)
 
 
@@ -286,7 +231,7 @@ def _sine_cosine(angle):
     quadrant = (angle + 2**61) >> 62
     rest = jax.lax.bitcast_convert_type(angle - (quadrant << 62), jnp.int64)
     t = rest.astype(jnp.float64) * (math.pi / 2 * 2.0**-62)
-    sine = t * _horner(t * t, [(-1) ** i / math.factorial(2 * i + 1) for i in range(9)])
+    sine = t * _horner(t * t, [(-1) ** i / math.factorial(2 * i + 1) for i in range(8)])
     cosine = _horner(t * t, [(-1) ** i / math.factorial(2 * i) for i in range(9)])
     swap = (quadrant & 1) == 1
     sine, cosine = jnp.where(swap, cosine, sine), jnp.where(swap, sine, cosine)

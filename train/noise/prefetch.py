@@ -1,13 +1,16 @@
-"""Noise of the next step, drawn by a thread while the current step is computed.
+"""Noise of the next step, computed by a thread while the gradient of the current step is.
 
-Normals depend only on key, step and index (`train.noise.normals`), so a resumed run draws the same ones, and
-prefetched normals are only in memory. Used on CPUs, where a draw takes one core about as long as the
+Noise depends only on key, step and earlier noise (`train.noise.recursion`), so a resumed run draws the same
+one, and prefetched noise is only in memory. Used on CPUs, where noise takes one core about as long as the
 gradients of a small dense network.
 """
 
+from __future__ import annotations
+
+import functools
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.core
@@ -18,83 +21,96 @@ from .keystream import Room
 from .normals import drawn_on_the_host
 from .recursion import Fresh, NoiseState
 
+if TYPE_CHECKING:
+    from ..optimizers import Privatizer
+
 # Parameters. For fewer the thread costs more than it saves; of more, float64 copies take too much memory.
 _FEWEST, _MOST = 2**16, 2**26
 
 
 class _Coming(NamedTuple):
-    """Normals for the state of exactly these arrays, which are immutable."""
+    """Noise for the state of exactly these arrays, which are immutable."""
 
-    step: Any
-    key: Any
-    drawn: Future
+    leaves: list[Any]
+    made: Future
 
 
 class Ahead:
-    """Draws what the next step will be given; for one thread at a time, as a step is.
+    """Computes the noise that the next step will be given; for one thread at a time, as a step is.
 
     Args:
-      iterations: steps that there is noise for; nothing is drawn for later ones.
-      deviation: of normals that are rounded at once, as `noise.deviation_alone` gives it.
+      private: whose noise. Nothing is drawn for steps after its mechanism's last.
     """
 
-    def __init__(self, iterations: int, deviation: float | None):
-        self._iterations, self._deviation = iterations, deviation
+    def __init__(self, private: Privatizer):
+        self._iterations = private.mechanism.scheme.iterations
+        self._solve = jax.jit(private.solve)
+        # XLA computes what one thread asks for in that order: this does not wait for the step before.
+        self._store = jax.jit(
+            lambda recent, step, made: private.store(NoiseState(step, recent, None), made), donate_argnums=0
+        )
         self._thread: ThreadPoolExecutor | None = None
         self._room = Room()  # of the thread
         self._coming: _Coming | None = None
-        self._given: tuple[int, np.ndarray] | None = None  # whose normals were taken last: step and key
+        self._given: Fresh | None = None  # what was taken last
         self._before = None
 
     def take(self, state: NoiseState) -> Fresh | None:
-        """Return the normals of this state's step; None where its program is to draw them."""
-        # Taken once: what failed, for want of memory perhaps, is drawn anew for who tries again.
+        """Return the noise of this state's step; None where its program is to draw it."""
+        # Taken once: what failed, for want of memory perhaps, is computed anew for who tries again.
         coming, self._coming = self._coming, None
-        if coming is not None and coming.step is state.step and coming.key is state.key:
-            fresh = coming.drawn.result()
+        leaves = jax.tree.leaves(state)
+        if coming is not None and all(a is b for a, b in zip(coming.leaves, leaves, strict=True)):
+            self._given = coming.made.result()
         elif _is_worth_it(state):
             self._before = None
             # A copy: the step is given the state's own memory to write to.
-            fresh = self._drawn(np.array(state.key), int(state.step), _size(state), None, None)
+            self._given = self._computed(np.array(state.key), int(state.step), state.recent, None, None)
         else:
-            fresh = None
-        self._given = None if fresh is None else (int(fresh.step), fresh.key)
-        return fresh
+            self._given = None
+        return self._given
 
-    def begin(self, after: NoiseState, result) -> None:
-        """Begin to draw for the state that comes of the step that was given what `take` returned.
+    def begin(self, before: NoiseState, after: NoiseState, result) -> NoiseState:
+        """Begin to compute noise for the step after that which was given what `take` returned.
 
         Args:
-          after: state before that step.
+          before: state of that step. What it keeps is written to.
+          after: state that the step returned, with nothing that is kept if it was given noise.
           result: an array that the step gives beside its state. Drawing waits for that of the step before:
-            however far steps are dispatched ahead, the normals of three at most are in memory.
-        """
-        given, self._coming = self._given, None
-        if given is None or given[0] + 1 >= self._iterations:
-            return
-        self._thread = self._thread or ThreadPoolExecutor(1, "jaxacct-noise")
-        # The key as it was given: that of `after` is the result of a step that is not done.
-        drawn = self._thread.submit(
-            self._drawn, given[1], given[0] + 1, _size(after), self._before, self._room
-        )
-        self._coming, self._before = _Coming(after.step, after.key, drawn), result
+            however far steps are dispatched ahead, the noise of three at most is in memory.
 
-    def _drawn(self, key: np.ndarray, step: int, size: int, before, room: Room | None) -> Fresh:
+        Returns:
+          The state after the step.
+        """
+        given, self._given = self._given, None
+        if given is None:
+            return after
+        self._thread = self._thread or ThreadPoolExecutor(1, "jaxacct-noise")
+        # The step's number and key as they were given: those of `after` are results that are not there yet.
+        recent = self._thread.submit(self._store, before.recent, given.step, given.made).result()
+        after = after._replace(recent=recent)
+        if given.step + 1 < self._iterations:
+            compute = functools.partial(self._computed, given.key, int(given.step) + 1, recent)
+            made = self._thread.submit(compute, self._before, self._room)
+            self._coming, self._before = _Coming(jax.tree.leaves(after), made), result
+        return after
+
+    def _computed(self, key: np.ndarray, step: int, recent, before, room: Room | None) -> Fresh:
         jax.block_until_ready(before)
-        return Fresh(np.int32(step), key, drawn_on_the_host(key, step, size, self._deviation, room))
+        normals = drawn_on_the_host(key, step, [leaf.shape[1:] for leaf in jax.tree.leaves(recent)], room)
+        with jax.enable_x64(True):
+            made = self._solve(NoiseState(np.int32(step), recent, key), normals)
+        return Fresh(np.int32(step), key, made)
 
 
 def _is_worth_it(state: NoiseState) -> bool:
     """On one CPU, not inside of another program, and neither too few nor too many parameters."""
     # First what takes least: a small network's whole step takes ten times as long as a new array.
-    if not _FEWEST <= _size(state) <= _MOST or jax.default_backend() != "cpu":
+    size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(state.recent))
+    if not _FEWEST <= size <= _MOST or jax.default_backend() != "cpu":
         return False
     # A new array is traced, too, where the state is a constant of another program: words would be one, then.
     leaves = [*jax.tree.leaves(state), jnp.zeros(())]
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return False
     return all(len(leaf.devices()) == 1 for leaf in leaves if isinstance(leaf, jax.Array))
-
-
-def _size(state: NoiseState) -> int:
-    return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(state.recent))

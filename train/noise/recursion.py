@@ -23,7 +23,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
-from .normals import LARGEST, InARow, Normals, fresh_key, key_of_run, normals_of, standard_normals
+from .normals import LARGEST, fresh_key, key_of_run, normals_of, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -42,17 +42,17 @@ class NoiseState(NamedTuple):
 
 
 class Fresh(NamedTuple):
-    """Normals of one step, drawn before it; secret."""
+    """Noise of one step, computed before it; secret."""
 
     step: Any
     """() int32."""
     key: Any
     """(8,) uint32."""
-    normals: Normals | InARow
-    """As `normals_of` gives them for all parameters, or `drawn_on_the_host`."""
+    made: list[tuple[jax.Array, ...]]
+    """`solve` of the step."""
 
     def are_of(self, state: NoiseState) -> jax.Array:
-        """Return () bool: whether they are this state's."""
+        """Return () bool: whether it is this state's."""
         return (state.step == self.step) & (state.key == self.key).all()
 
 
@@ -88,7 +88,7 @@ def largest_levels(strategy: Strategy, iterations: int) -> float:
 
 
 def draw(
-    strategy: Strategy, levels: float, state: NoiseState, params, fresh: Fresh | None = None
+    strategy: Strategy, levels: float, state: NoiseState, params, *, fresh: Fresh | None = None, normals=None
 ) -> tuple[Any, NoiseState]:
     """Return `W_t`, a pytree like `params` in int32, and the next state; jittable, exact for any x64 flag.
 
@@ -97,31 +97,50 @@ def draw(
       levels: standard deviation of `z` in grid units, from 2^8 to `largest_levels`.
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
-      fresh: the normals of this step; drawn here if it is None. They must be `fresh.are_of(state)`, and if
-        they are rounded already, then for this `deviation_alone`.
+      fresh: the noise of this step, where it is computed already; it must be `fresh.are_of(state)`. What the
+        next state keeps is then left to whoever computed it, by `store`.
+      normals: `z`, float64, one array for each parameter; by default it is drawn here.
     """
-    leaves, structure = jax.tree.flatten(params)
-    sizes = [int(np.prod(jnp.shape(leaf))) for leaf in leaves]
-    normals = normals_of(state.key, state.step, sum(sizes)) if fresh is None else fresh.normals
-    if normals.deviation not in (None, deviation_alone(strategy, levels)):
-        raise ValueError(f"fresh must be normals, or rounded for {levels:g} levels of this strategy")
-    rings = jax.tree.leaves(state.recent)
-    with jax.enable_x64(True):
-        if normals.deviation is None:
-            solve, store = _stream_of(strategy).at(levels, state.step)
-
-            def solve_all():
-                parts = zip(normals.split(sizes), rings, strict=True)
-                return [solve(z.reshape(ring.shape[1:]), ring) for z, ring in parts]
-
-            made = in_memory(solve_all, state.step >= 0)
-            rings = [store(ring, *each) for ring, each in zip(rings, made, strict=True)]
-        else:
-            made = [
-                (w.reshape(jnp.shape(leaf)),) for w, leaf in zip(normals.split(sizes), leaves, strict=True)
-            ]
-    after = NoiseState(state.step + 1, jax.tree.unflatten(structure, rings), state.key)
+    structure = jax.tree.structure(params)
+    if fresh is not None:
+        made, recent = fresh.made, state.recent
+    else:
+        if normals is None:
+            normals = normals_of(state.key, state.step, [jnp.shape(leaf) for leaf in jax.tree.leaves(params)])
+        made = in_memory(lambda: solve(strategy, levels, state, normals), state.step >= 0)
+        recent = store(strategy, levels, state, made)
+    after = NoiseState(state.step + 1, recent, state.key)
     return jax.tree.unflatten(structure, [drawn for drawn, *_ in made]), after
+
+
+def solve(strategy: Strategy, levels: float, state: NoiseState, normals) -> list[tuple[jax.Array, ...]]:
+    """Return `W_t` for each parameter, int32, and beside it what is kept where that is something else.
+
+    Args:
+      strategy: as of `draw`.
+      levels: as of `draw`.
+      state: as of `draw`.
+      normals: `z`, float64, one array for each parameter.
+
+    Raises:
+      ValueError: for normals that are no longer float64, as JAX makes float32 of NumPy's arrays.
+    """
+    for z in normals:
+        if z.dtype != np.float64:
+            raise ValueError(f"normals must be float64, got {z.dtype}")
+    with jax.enable_x64(True):
+        of_one, _ = _stream_of(strategy).at(levels, state.step)
+        rings = jax.tree.leaves(state.recent)
+        return [of_one(z, ring) for z, ring in zip(normals, rings, strict=True)]
+
+
+def store(strategy: Strategy, levels: float, state: NoiseState, made: list[tuple[jax.Array, ...]]):
+    """Return what is kept after the step of `state`, a pytree like `state.recent`, of `solve`'s result."""
+    rings, structure = jax.tree.flatten(state.recent)
+    with jax.enable_x64(True):
+        _, of_one = _stream_of(strategy).at(levels, state.step)
+        rings = [of_one(ring, *each) for ring, each in zip(rings, made, strict=True)]
+    return jax.tree.unflatten(structure, rings)
 
 
 def in_memory(function: Callable[[], Any], true: jax.Array):
@@ -136,11 +155,6 @@ def in_memory(function: Callable[[], Any], true: jax.Array):
     """
     shapes = jax.eval_shape(function)
     return jax.lax.cond(true, function, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
-
-
-def deviation_alone(strategy: Strategy, levels: float) -> float | None:
-    """Return the factor with noise `round(factor z)`; None where the noise depends on other steps."""
-    return _stream_of(strategy).alone(levels)
 
 
 class _LastVectors:
@@ -158,10 +172,6 @@ class _LastVectors:
         impulse = np.zeros(iterations)
         impulse[0] = 1.0
         return np.abs(signal.lfilter([1.0], self.c, impulse)).sum()
-
-    def alone(self, levels: float) -> float | None:
-        """As `deviation_alone`."""
-        return None if self.kept or self.of_inverse else float(levels / self.c[0])
 
     def at(self, levels: float, step):
         """Return `solve`: (z, ring) -> (W, stored values), and `store`: from these to the next ring."""
@@ -200,10 +210,6 @@ class _RunningSums:
     def reach(self, iterations: int) -> float:
         """As above; the sums' unit is as large as they need."""
         return self.recursion.noise_reach
-
-    def alone(self, levels: float) -> float | None:
-        """As above; there are always sums."""
-        return None
 
     def at(self, levels: float, step):
         """As above."""

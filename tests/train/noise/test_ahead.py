@@ -1,4 +1,4 @@
-"""Normals drawn by a thread for the step that comes: those that its own program would have drawn."""
+"""Noise computed by a thread for the step that comes: that which its own program would have drawn."""
 
 from concurrent.futures import Future
 
@@ -9,8 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism
 from train.noise import prefetch as ahead
+from train.noise import recursion
 from train.noise.normals import normals_of
 from train.noise.recursion import Fresh
 from train.optimizers import privatize
@@ -66,20 +67,32 @@ def test_what_is_trained_is_the_same(step, expected, threaded):
     assert step._ahead._coming is None  # nothing beyond the last step
 
 
-def test_one_band_is_rounded_by_the_thread(threaded, monkeypatch):
-    """What is trained is the same bit for bit: whole numbers of noise, and sums of whole numbers."""
-    white = privatize(
-        Mechanism(BMinSep(STEPS, 1, 0.5), BandedToeplitz.identity(), 0.7),
-        clip_norm=1.0,
-        expected_batch_size=2.0,
-        key=KEY,
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        BandedToeplitz.identity(),
+        BandedToeplitz((1.0, 0.4, 0.2)),
+        BandedInverse.bisr(iterations=STEPS, bands=3),
+        BufferedToeplitz((0.9, 0.5), (0.2, 0.3), STEPS),
+    ],
+    ids=["one band", "bands", "inverse", "sums"],
+)
+def test_noise_of_the_thread_is_that_of_the_program(strategy, threaded, monkeypatch):
+    """What is trained and kept is the same bit for bit: whole numbers of noise, and sums of whole numbers."""
+    private = privatize(
+        Mechanism(BMinSep(STEPS, 3, 0.5), strategy, 0.7), clip_norm=1.0, expected_batch_size=2.0, key=KEY
     )
-    step = make_step(lambda params, x: (params * x).sum(), white, optax.sgd(1.0), microbatch_size=2)
-    fresh = step._ahead.take(begun(step).noise)
-    assert fresh is not None and fresh.normals.deviation == white.levels
-    ahead_of_time = params_of(step, [begun(step)])
-    monkeypatch.setattr(ahead, "_FEWEST", 2**16)
-    np.testing.assert_array_equal(ahead_of_time, params_of(step, [begun(step)]))
+    step = make_step(lambda params, x: (params * x).sum(), private, optax.sgd(1.0), microbatch_size=2)
+    seen = []
+    for fewest in (1, 2**16):
+        monkeypatch.setattr(ahead, "_FEWEST", fewest)
+        state = begun(step)
+        assert (step._ahead.take(state.noise) is None) == (fewest > 1)
+        seen.append([])
+        for _ in range(STEPS):
+            state, _ = step(state, ROWS, MASK)
+            seen[-1].append(jax.tree.map(np.asarray, state))
+    chex.assert_trees_all_equal(*seen)
 
 
 def test_threads_do_not_share_memory_for_words(step, threaded, monkeypatch):
@@ -89,7 +102,7 @@ def test_threads_do_not_share_memory_for_words(step, threaded, monkeypatch):
     monkeypatch.setattr(ahead, "drawn_on_the_host", lambda *args: rooms.append(args[-1]) or drawn(*args))
     for key in (KEY, KEY + 1):
         step(begun(step, key), ROWS, MASK)
-    step._ahead._coming.drawn.result()
+    step._ahead._coming.made.result()
     assert rooms[0] is None and rooms.count(None) == 2
     assert rooms.count(step._ahead._room) == 2
 
@@ -122,7 +135,10 @@ def test_who_goes_on_from_a_state_draws_what_the_run_would_have_drawn(step, thre
 @pytest.mark.parametrize(("number", "key"), [(1, KEY), (0, KEY + 1)])
 def test_normals_of_another_step_or_key_release_nothing(step, number, key, expected):
     state = begun(step)
-    wrong = Fresh(np.int32(number), key, normals_of(key, number, 3))
+    made = recursion.solve(
+        PRIVATE.mechanism.strategy, PRIVATE.levels, state.noise, normals_of(key, number, [(3,)])
+    )
+    wrong = Fresh(np.int32(number), key, made)
     after, _ = step._jitted(state, ROWS, MASK, step._loss, wrong)
     assert np.isnan(after.params).all()
     # Nor later, where an optimizer leaves out what is not finite.
@@ -164,7 +180,7 @@ def test_a_draw_that_failed_is_made_again(step, expected, threaded):
     state, _ = step(begun(step), ROWS, MASK)
     failed = Future()
     failed.set_exception(MemoryError())
-    step._ahead._coming = step._ahead._coming._replace(drawn=failed)
+    step._ahead._coming = step._ahead._coming._replace(made=failed)
     with pytest.raises(MemoryError):
         step(state, ROWS, MASK)
     state, _ = step(state, ROWS, MASK)

@@ -42,7 +42,9 @@ def run(strategy, steps, params=PARAMS, key=KEY):
     step = jax.jit(lambda state: noise.draw(strategy, LEVELS, state, params))
     w, z = [], []
     for t in range(steps):
-        z.append(np.asarray(noise.standard_normals(state.key, t, flat(params).size)))
+        z.append(
+            flat(normals.normals_of(state.key, t, [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]))
+        )
         drawn, state = step(state)
         w.append(flat(drawn))
     return np.stack(w), np.stack(z)
@@ -81,16 +83,16 @@ def test_covariance_of_prefix_sums():
 
 
 def test_normals_are_normal_and_fresh_at_every_step():
-    drawn = [normals.normals_of(KEY, t, 100_000) for t in range(2)]
-    for parts in drawn:
-        assert stats.kstest(np.concatenate(parts)[:100_000], "norm").pvalue > FALSE_ALARM
+    drawn = [np.asarray(normals.standard_normals(KEY, t, 100_000)) for t in range(2)]
+    for numbers in drawn:
+        assert stats.kstest(numbers, "norm").pvalue > FALSE_ALARM
         # The eight of a block, and pairs by their squares, 12,500 times.
-        eight = np.concatenate([np.reshape(part, (-1, 4)) for part in parts], axis=1).T
+        eight = numbers.reshape(-1, 8).T
         for power in (1, 2):
             off = np.corrcoef(eight**power)[np.triu_indices(8, 1)]
             assert np.abs(off).max() < stats.norm.isf(FALSE_ALARM / 224) / np.sqrt(eight.shape[1])
-    again = np.corrcoef(drawn[0].first, drawn[1].first)[0, 1]
-    assert abs(again) < stats.norm.isf(FALSE_ALARM) / np.sqrt(drawn[0].first.size)
+    again = np.corrcoef(*drawn)[0, 1]
+    assert abs(again) < stats.norm.isf(FALSE_ALARM) / np.sqrt(drawn[0].size)
 
 
 def test_chacha_against_rfc_8439():
@@ -160,33 +162,13 @@ def test_words_of_the_host_are_those_of_the_program():
 
 
 def test_normals_of_the_host_are_those_of_the_program():
-    for size in (13, 40_000):
-        inside = np.concatenate(normals.normals_of(KEY, 7, size))
-        np.testing.assert_allclose(inside, normals.drawn_on_the_host(KEY, 7, size).numbers, rtol=1e-12)
-        # Rounded there: the nearest whole numbers, at the largest deviation that is allowed as well.
-        for deviation in (LEVELS / 3, (2**31 - 2) / normals.LARGEST):
-            rounded = np.asarray(normals.drawn_on_the_host(KEY, 7, size, deviation).numbers)
-            assert rounded.dtype == np.int32
-            assert np.abs(rounded - deviation * inside).max() < 0.5 + 1e-5
-    with pytest.raises(ValueError, match="deviation must be above 0 and below"):
-        normals.drawn_on_the_host(KEY, 7, 13, 2.0**31 / normals.LARGEST)
-
-
-def test_whole_numbers_that_were_rounded_for_other_noise_are_refused():
-    """Were they added, noise would be too small, or, with bands, not what was accounted for."""
-    state = noise.init(BandedToeplitz.identity(), PARAMS, KEY)
-    given = noise.Fresh(state.step, state.key, normals.InARow(jnp.arange(11, dtype=jnp.int32), LEVELS))
-    drawn, _ = noise.draw(BandedToeplitz.identity(), LEVELS, state, PARAMS, given)
-    np.testing.assert_array_equal(flat(drawn), np.arange(11))
-    sums = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 40)
-    for strategy, levels in (
-        (BandedToeplitz.identity(), 2 * LEVELS),
-        (BandedToeplitz((1.0, 0.4)), LEVELS),
-        (sums, LEVELS),
-    ):
-        state = noise.init(strategy, PARAMS, KEY)
-        with pytest.raises(ValueError, match="fresh must be normals, or rounded for"):
-            noise.draw(strategy, levels, state, PARAMS, given)
+    """Of any shapes; arrays on the host are where XLA reads them without a copy."""
+    for shapes in ([(13,)], [(200, 200)], [(3, 5), (), (0, 2), (17,)], []):
+        inside, outside = normals.normals_of(KEY, 7, shapes), normals.drawn_on_the_host(KEY, 7, shapes)
+        assert [z.shape for z in outside] == shapes
+        for a, b in zip(inside, outside, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+            assert b.ctypes.data % 64 == 0
 
 
 def test_no_cell_of_the_grid_is_empty(x64):
@@ -221,23 +203,24 @@ def test_any_number_of_normals(size):
 
 def test_where_a_pair_goes_is_the_same_on_every_device(monkeypatch):
     """However many blocks are drawn at once; 40,000 normals are 5,000 blocks."""
-    by_one = normals.normals_of(KEY, 7, 40_000)
+    by_one = normals.standard_normals(KEY, 7, 40_000)
     monkeypatch.setitem(normals._BLOCKS_AT_ONCE, "cpu", 3_000)
-    by_two = jax.jit(lambda: normals.normals_of.__wrapped__(KEY, 7, 40_000))()
-    eight = normals.normals_of(KEY, 7, 8)
-    for a, b, of_one in zip(by_one, by_two, eight, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
-        np.testing.assert_allclose(a[:4], of_one, rtol=1e-12)
-    assert len(np.unique(np.concatenate(by_one))) == 40_000
+    by_two = jax.jit(lambda: normals.standard_normals.__wrapped__(KEY, 7, 40_000))()
+    np.testing.assert_allclose(by_one, by_two, rtol=1e-12)
+    np.testing.assert_allclose(by_one[:8], normals.standard_normals(KEY, 7, 8), rtol=1e-12)
+    assert len(np.unique(by_one)) == 40_000
 
 
 @pytest.mark.parametrize("sizes", [[3, 5, 0, 8], [8, 0, 8], [16, 0], [0, 20], []])
-def test_normals_of_every_parameter(sizes):
-    """For any split of the two halves, no two parts share a word."""
-    drawn = normals.normals_of(KEY, 3, sum(sizes))
-    parts = [np.asarray(part) for part in drawn.split(sizes)]
-    assert [part.size for part in parts] == sizes
-    np.testing.assert_array_equal(np.concatenate([[], *parts]), np.concatenate(drawn)[: sum(sizes)])
+def test_every_parameter_has_blocks_of_its_own(sizes):
+    """No two share a word."""
+    drawn = normals.normals_of(KEY, 3, [(size,) for size in sizes])
+    assert [part.size for part in drawn] == sizes
+    assert len(np.unique(np.concatenate([[], *drawn]))) == sum(sizes)
+    begin = 0
+    for part in drawn:
+        np.testing.assert_array_equal(part, normals.standard_normals(KEY, 3, 48)[begin : begin + part.size])
+        begin += -(-part.size // 8) * 8
 
 
 def test_which_parameter_gets_which_normal():
@@ -245,9 +228,9 @@ def test_which_parameter_gets_which_normal():
     words = words_of(2).T.reshape(8, 2, 2).astype(np.uint64)
     with jax.enable_x64(True):
         pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
-    drawn = normals.normals_of(KEY, 7, 16)
-    np.testing.assert_allclose(np.asarray(drawn.first) + 1j * np.asarray(drawn.second), pairs, rtol=1e-12)
-    assert (normals.ARRANGEMENT, normals.ROUNDS) == (4, 20)
+    drawn = normals.standard_normals(KEY, 7, 16)
+    np.testing.assert_allclose(np.asarray(drawn).view(np.complex128), pairs, rtol=1e-12)
+    assert (normals.ARRANGEMENT, normals.ROUNDS) == (5, 20)
 
 
 @pytest.mark.parametrize("word", range(8))
