@@ -858,7 +858,12 @@ MUTANTS = [
     Mutant(
         "train/clipping/ghost.py", "jnp.where(real & keep, each, 0.0)", "jnp.where(keep, each, 0.0)", GHOST
     ),
-    Mutant("train/clipping/ghost.py", "_in_memory(lambda: found_in(rows), rows)", "found_in(rows)", GHOST),
+    Mutant(
+        "train/clipping/ghost.py",
+        "in_memory(lambda: found_in(rows), _true_of(rows))",
+        "found_in(rows)",
+        GHOST,
+    ),
     Mutant(
         "train/clipping/ghost.py",
         "jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)",
@@ -929,9 +934,7 @@ MUTANTS = [
         f"{NOISE} tests/train/clipping/test_released_numbers.py",
     ),
     Mutant("train/noise/normals.py", "((y << 53) | ((y << 32) >> 11))", "((y << 32) >> 11)", NOISE),
-    Mutant(
-        "train/noise/normals.py", "self.second, max(begin, pairs) - pairs", "self.second, 0 * pairs", NOISE
-    ),
+    Mutant("train/noise/normals.py", "2 * _PAIRS * -(-size // (2 * _PAIRS))", "size", NOISE),
     Mutant("train/clipping/ghost.py", " + _spent_in_float32(batch, alone)  #", "  #", GHOST),
     Mutant(
         "train/clipping/ghost.py", "_IN_FLOAT32) if alone else 0.0", "_ROUNDING) if alone else 0.0", GHOST
@@ -963,19 +966,29 @@ MUTANTS = [
     Mutant("train/optimizers.py", "after.step, end)", "after.step, after.step)", DRAWN_AHEAD),
     Mutant("train/noise/prefetch.py", "self._before, self._room", "self._before, None", DRAWN_AHEAD),
     Mutant(
-        "train/noise/prefetch.py", "_size(state), None, None", "_size(state), None, self._room", DRAWN_AHEAD
+        "train/noise/prefetch.py", "state.recent, None, None)", "state.recent, None, self._room)", DRAWN_AHEAD
     ),
-    Mutant("train/noise/recursion.py", "not in (None, deviation_alone(strategy, levels))", "is ...", NOISE),
-    Mutant("train/noise/recursion.py", "None if self.kept or self.of_inverse else", "", DRAWN_AHEAD),
+    Mutant("train/noise/recursion.py", "if z.dtype != np.float64", "if False", NOISE),
+    Mutant("train/noise/prefetch.py", "submit(self._store, ", "submit(lambda kept, *_: kept, ", DRAWN_AHEAD),
     Mutant("train/clipping/grid.py", "(jnp.abs(leaf) <= _MAX_SUM).all()", "True", NOISE),
     Mutant("train/clipping/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
     Mutant("train/optimizers.py", "jnp.asarray(updates.is_finite)", "jnp.asarray(True)", NOISE),
-    Mutant("train/noise/normals.py", "jnp.stack([both, both >> 32])", "jnp.stack([both, both])", NOISE),
-    Mutant("train/noise/prefetch.py", " and coming.key is state.key", "", DRAWN_AHEAD),
-    Mutant("train/noise/prefetch.py", "coming.step is state.step and ", "", DRAWN_AHEAD),
+    Mutant("train/noise/prefetch.py", "zip(coming.leaves, leaves, strict=True)", "[]", DRAWN_AHEAD),
+    Mutant(
+        "train/noise/prefetch.py",
+        "zip(coming.leaves, leaves, strict=True)",
+        "zip(coming.leaves[:1], leaves[:1], strict=True)",
+        DRAWN_AHEAD,
+    ),
+    Mutant(
+        "train/noise/prefetch.py",
+        "zip(coming.leaves, leaves, strict=True)",
+        "zip(coming.leaves[-1:], leaves[-1:], strict=True)",
+        DRAWN_AHEAD,
+    ),
     Mutant("train/optimizers.py", "sound &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
     Mutant("train/noise/recursion.py", " & (state.key == self.key).all()", "", DRAWN_AHEAD),
-    Mutant("train/noise/prefetch.py", "given[0] + 1 >= self._iterations", "False", DRAWN_AHEAD),
+    Mutant("train/noise/prefetch.py", "given.step + 1 < self._iterations", "True", DRAWN_AHEAD),
     Mutant(
         "train/noise/normals.py",
         "_negated(sine, quadrant), ",

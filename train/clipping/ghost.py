@@ -23,6 +23,7 @@ from jax import lax
 from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
+from ..noise.recursion import in_memory
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
@@ -366,7 +367,7 @@ def _of_rows(
 
     def accumulate(total, inputs):
         rows, real = inputs
-        arrays, finite, shown = _in_memory(lambda: found_in(rows), rows)
+        arrays, finite, shown = in_memory(lambda: found_in(rows), _true_of(rows))
         parts = parts_of(arrays)
         squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
         for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
@@ -388,10 +389,14 @@ def _of_rows(
         shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
         return total, (jnp.where(real, norms, 0.0), real & long, shown)
 
-    zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
-    inputs = jax.tree.map(pieces.split, (batch, mask))
-    total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-    return jax.tree.unflatten(structure, total), jax.tree.map(pieces.join, found)
+    if pieces.number == 1:
+        total, found = accumulate([0.0] * len(leaves), (batch, mask))
+    else:
+        zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
+        inputs = jax.tree.map(pieces.split, (batch, mask))
+        total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
+        found = jax.tree.map(pieces.join, found)
+    return jax.tree.unflatten(structure, total), found
 
 
 def _found_in(program: _uses.Program, leaves, rows, has_aux: bool, x64: bool):
@@ -464,20 +469,10 @@ def suits(
     return fast / entries, allowed.target / 2.0**grid.bits
 
 
-def _in_memory(function, rows):
-    """Return `function()`, a pytree of arrays, stored before it is read.
-
-    A compiler may compute a value twice for two uses and round it differently: then the norm would be that of
-    other numbers than the summed ones. The output of a loop is in memory; its trip count seems to depend on
-    `rows`.
-    """
+def _true_of(rows) -> jax.Array:
+    """Return () bool that is True for any rows, and that no compiler takes for a constant."""
     first = jax.tree.leaves(rows)[0]
-    threes = jnp.sum(first.reshape(len(first), -1)[:, :1] == 3, dtype=jnp.int32)
-    # Of `lax.fori_loop` the number of turns would be a constant without `jax.jit`; this is 1 for any rows.
-    once = jnp.maximum(1, threes - (len(first) - 1))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function))
-    begin = jnp.zeros((), jnp.int32), nothing
-    return lax.while_loop(lambda state: state[0] < once, lambda state: (state[0] + 1, function()), begin)[1]
+    return jnp.sum(first.reshape(len(first), -1)[:, :1] == 3) <= len(first)
 
 
 def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:

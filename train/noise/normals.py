@@ -105,7 +105,7 @@ def drawn_on_the_host(
     with jax.enable_x64(True):
         # One array of pairs: of two, XLA would compute each pair for its first and again for its second.
         pairs = _complex_pairs(words.reshape(-1, row, 2))
-        # Waited for, as the words' memory may be written to after this. No copy: a pair is two numbers in a row.
+        # Waited for, as the words' memory may be written to after this. Not copied.
         drawn = np.asarray(pairs).reshape(-1).view(np.float64)
     return [drawn[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)]
 

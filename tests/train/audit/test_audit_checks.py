@@ -28,7 +28,7 @@ pytestmark = pytest.mark.optimized  # as test_audit.py
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS, STEPS, CLIP = 400, 40, 0.5
-PLAN = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separation=3, bands=3, sigma=0.8)
+PLAN = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separation=3, bands=3, sigma=0.5)
 SCHEME = PLAN.mechanism.scheme
 OFTEN = dataclasses.replace(SCHEME, sampling_probability=1.25 * SCHEME.sampling_probability)
 POISSON = BMinSep(STEPS, 1, SCHEME.participation_rate)

@@ -171,6 +171,14 @@ def test_normals_of_the_host_are_those_of_the_program():
             assert b.ctypes.data % 64 == 0
 
 
+def test_normals_that_lost_bits_on_their_way_are_refused():
+    """As arguments of a program without 64 bits they would be float32, whose multiples of L have holes."""
+    state = noise.init(BandedToeplitz.identity(), jnp.zeros(8), KEY)
+    draw = jax.jit(lambda z: noise.draw(BandedToeplitz.identity(), LEVELS, state, jnp.zeros(8), normals=z))
+    with pytest.raises(ValueError, match="normals must be float64, got float32"):
+        draw(normals.drawn_on_the_host(KEY, 0, [(8,)]))
+
+
 def test_no_cell_of_the_grid_is_empty(x64):
     """For whole numbers (a, b) within radius 10.2, words whose pair of normals is rounded to them.
 
