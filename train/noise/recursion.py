@@ -33,11 +33,11 @@ _AT_A_TIME = 8  # kept vectors that one pass over memory adds up
 class NoiseState(NamedTuple):
     """What is kept between steps; secret."""
 
-    step: jax.Array
+    step: Any
     """() int32: vectors drawn so far."""
     recent: Any
     """Pytree like the parameters with a leading axis, int32: the last `W` (or `z`), or running sums."""
-    key: jax.Array
+    key: Any
     """(8,) uint32: the draws of a step depend on it and the step alone."""
 
 
