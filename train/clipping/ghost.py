@@ -12,8 +12,7 @@ little: small batches, one position), and the total of the batch is rounded onto
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,8 @@ from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
 from .groups import Groups
-from .per_example import ClippedSum, Microbatches, check_loss, check_real, check_rows
+from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, parts_of, plain
+from .per_example import ClippedSum, Microbatches, check_loss, check_rows
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -37,13 +37,8 @@ _ROUNDING, _IN_FLOAT32 = 2.0**-53, 2.0**-24
 # What float32 sums may cost of the clip norm, where nothing cancels; else they are of float64, in which a
 # batch of 1,024 takes a third longer.
 _MAX_SPENT = 0.01
-_ROWS_IN_FLOAT32 = 64  # rows that are added up there before their sums are, in float64
-_LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others
-_MAX_LOOKED_UP = 2**13
 # By default, at a time: entries of what the loss computes, of what makes up gradients, and examples.
 _AT_ONCE = {"cpu": (2**23, 3 * 2**19, 512), "others": (2**30, 2**27, 2**20)}
-# A gradient written down costs the time of so many products an entry.
-_WRITTEN = 24
 
 
 BACKENDS = "cpu", "gpu"  # whose float64 is IEEE's
@@ -51,145 +46,6 @@ BACKENDS = "cpu", "gpu"  # whose float64 is IEEE's
 
 class TooCoarseError(ValueError):
     """Of the clip norm too little would be left."""
-
-
-class Sizes(NamedTuple):
-    """What a part's rounding errors depend on; of one example."""
-
-    terms: int
-    """Added up for one entry of its gradient."""
-    squares: int
-    """Added up for its norm."""
-
-
-class Part(Protocol):
-    """What makes up the gradients of one parameter, examples along the first axis; float32."""
-
-    @property
-    def sizes(self) -> Sizes: ...
-
-    def norms(self) -> tuple[jax.Array, jax.Array]:
-        """Return (rows,) float64 squares: of the gradient's norm, and of its norm without cancellation."""
-        ...
-
-    @property
-    def rank_one(self) -> bool:
-        """Whether each gradient is one outer product, in which nothing cancels; then float32 may do."""
-        ...
-
-    def total(self, weights, in_float32: bool = False) -> jax.Array:
-        """Return `sum_i weights_i gradient_i`, float64; from float32 sums only if `rank_one`."""
-        ...
-
-
-def _square(array) -> jax.Array:
-    return jnp.sum(jnp.square(array.astype(jnp.float64)), axis=tuple(range(1, array.ndim)))
-
-
-def _products(subscripts: str, *arrays) -> jax.Array:
-    """Return sums of products in float64, for any `jax.default_matmul_precision`."""
-    return jnp.einsum(subscripts, *arrays, precision=lax.Precision.HIGHEST)
-
-
-def _weighted(weights, array):
-    return weights.reshape(-1, *(1,) * (array.ndim - 1)) * array.astype(jnp.float64)
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["gradient"], meta_fields=[])
-@dataclass(frozen=True)
-class Whole:
-    """Gradients written down: (rows, ...)."""
-
-    gradient: jax.Array
-
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(1, math.prod(self.gradient.shape[1:]))
-
-    def norms(self):
-        square = _square(self.gradient)
-        return square, square
-
-    rank_one = False
-
-    def total(self, weights, in_float32=False):
-        return jnp.sum(_weighted(weights, self.gradient), axis=0)
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["left", "right"], meta_fields=["tap"])
-@dataclass(frozen=True)
-class Factors:
-    """Outer products: left (rows, heads, positions, inputs), right (rows, heads, positions, outputs)."""
-
-    left: jax.Array
-    right: jax.Array
-    tap: _uses.Tap
-
-    @property
-    def sizes(self) -> Sizes:
-        _, heads, positions, inputs = self.left.shape
-        return Sizes(positions, heads * (positions * (inputs + self.right.shape[-1]) + positions**2))
-
-    def norms(self):
-        left, right = self.left.astype(jnp.float64), self.right.astype(jnp.float64)
-        if left.shape[2] == 1:
-            most = jnp.sum(jnp.sum(jnp.square(left), (2, 3)) * jnp.sum(jnp.square(right), (2, 3)), axis=1)
-            return most, most
-        one, two = (_products("bhtk,bhsk->bhts", array, array) for array in (left, right))
-        # Squares of what each position has stand on the diagonals.
-        most = jnp.einsum("bhtt->bh", one) * jnp.einsum("bhtt->bh", two)
-        return jnp.sum(one * two, (1, 2, 3)), jnp.sum(most, axis=1)
-
-    @property
-    def rank_one(self):
-        return self.left.shape[1:3] == (1, 1)
-
-    def total(self, weights, in_float32=False):
-        left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
-        if in_float32 and self.rank_one:
-            # Left factors of length 1, so that right ones are bounded by the scaled gradients.
-            length = jnp.sqrt(_square(left)).reshape(-1, 1)
-            left = left.reshape(len(left), -1) * (1 / jnp.where(length > 0, length, 1.0))
-            right = right.reshape(len(left), -1) * length
-            left, right = left.astype(jnp.float32), right.astype(jnp.float32)
-            some = (slice(at, at + _ROWS_IN_FLOAT32) for at in range(0, len(left), _ROWS_IN_FLOAT32))
-            sums = [
-                _products("tk,tn->kn", left[rows], right[rows])[None].astype(jnp.float64) for rows in some
-            ]
-            return self.tap.gradient(sum(sums))
-        if left.shape[1] == 1:
-            left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
-            return self.tap.gradient(_products("tk,tn->kn", left, right)[None])
-        return self.tap.gradient(_products("bhtk,bhtn->hkn", left, right))
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "right"], meta_fields=["tap"])
-@dataclass(frozen=True)
-class Table:
-    """Rows of a table, -1 for none: rows (rows, positions), right (rows, positions, columns)."""
-
-    rows: jax.Array
-    right: jax.Array
-    tap: _uses.Tap
-
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.rows.shape[1], 2 * math.prod(self.right.shape[1:]))
-
-    def norms(self):
-        # What is added to the same row of the table is added up where that row is met first.
-        first = lax.argmax(self.rows[:, :, None] == self.rows[:, None, :], 2, jnp.int32)
-        right = jnp.where((self.rows >= 0)[..., None], self.right.astype(jnp.float64), 0.0)
-        added = jax.vmap(lambda at, values: jnp.zeros_like(values).at[at].add(values))(first, right)
-        return _square(added), self.rows.shape[1] * _square(right)
-
-    rank_one = False
-
-    def total(self, weights, in_float32=False):
-        *_, height, columns = self.tap.equation.sizes
-        rows = jnp.where(self.rows >= 0, self.rows, height)
-        empty = jnp.zeros((height, columns), jnp.float64)
-        return self.tap.gradient(empty.at[rows].add(_weighted(weights, self.right), mode="drop"))
 
 
 class Budget(NamedTuple):
@@ -354,11 +210,8 @@ def _of_rows(
     def found_in(rows):
         return _found_in(program, leaves, rows, has_aux, x64)
 
-    def parts_of(arrays) -> list[Part]:
-        return _parts_of(program, arrays)
-
     some = jax.tree.map(lambda leaf: leaf[:micro], batch)
-    shapes = jax.eval_shape(lambda rows: parts_of(found_in(rows)[0]), some)
+    shapes = jax.eval_shape(lambda rows: parts_of(program.taps, found_in(rows)[0]), some)
     allowed, alone = _allowed(shapes, grid, size, sum(leaf.size for leaf in leaves), pieces, devices)
     upward = 1 + 2 * _gamma(sum(part.sizes.squares for part in shapes) + 16)
     groups = Groups.one(len(leaves)) if groups is None else groups
@@ -368,7 +221,7 @@ def _of_rows(
     def accumulate(total, inputs):
         rows, real = inputs
         arrays, finite, shown = in_memory(lambda: found_in(rows), _true_of(rows))
-        parts = parts_of(arrays)
+        parts = parts_of(program.taps, arrays)
         squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
         for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
             square, most = (sum(found) for found in zip(*norms, strict=True))
@@ -406,17 +259,11 @@ def _found_in(program: _uses.Program, leaves, rows, has_aux: bool, x64: bool):
         return in_fast_layout(each)(rows)
 
 
-def _parts_of(program: _uses.Program, arrays) -> list[Part]:
-    """Return the part of each parameter."""
-    taps = {tap.leaf: tap for tap in program.taps}
-    return [_part(taps.get(leaf), one) for leaf, one in enumerate(arrays)]
-
-
 def _allowed(shapes, grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
     """Return (`Budget`, its `alone`) of parts, of a batch of `size` rows of all devices."""
     depth = pieces.micro * max(part.sizes.terms for part in shapes) + pieces.number
     one = any(part.rank_one for part in shapes)
-    alone = min(pieces.micro, _ROWS_IN_FLOAT32) + pieces.number if one else 0
+    alone = min(pieces.micro, ROWS_IN_FLOAT32) + pieces.number if one else 0
     alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
     return budget(grid, entries, size, depth, alone, devices), alone
 
@@ -459,7 +306,7 @@ def suits(
     )
     with jax.enable_x64(True):
         shapes = jax.eval_shape(
-            lambda rows: _parts_of(program, _found_in(program, leaves, rows, has_aux, x64)[0]), rows
+            lambda rows: parts_of(program.taps, _found_in(program, leaves, rows, has_aux, x64)[0]), rows
         )
     entries = sum(np.size(leaf) for leaf in leaves)
     fast = sum(
@@ -486,18 +333,9 @@ def _program(loss, params, batch) -> _uses.Program:
     return _uses.traced(loss, params, example, _worth_it)
 
 
-def _written_down(equation) -> bool:
-    """Return whether a gradient costs less than inner products of positions, or these are too inexact."""
-    if isinstance(equation, _uses.Lookup):
-        return equation.positions > _MAX_LOOKED_UP  # every two of them are compared
-    heads, positions, inputs, outputs = equation.sizes
-    products = positions**2 * (inputs + outputs)
-    return products > _WRITTEN * inputs * outputs or heads * positions**2 + inputs + outputs > 2**26
-
-
 def _worth_it(equation) -> bool:
     """Return whether to tap it: also for convolutions with a stored gradient, which XLA computes slowly."""
-    return isinstance(equation, _uses.Convolution) or not _written_down(equation)
+    return isinstance(equation, _uses.Convolution) or not is_written_down(equation)
 
 
 def _fitting(program: _uses.Program, params) -> int:
@@ -506,7 +344,7 @@ def _fitting(program: _uses.Program, params) -> int:
         if leaf in taps:
             *heads, positions, inputs, outputs = taps[leaf].sizes
             kept += math.prod(heads) * positions * (inputs + outputs)
-        if leaf not in taps or _written_down(taps[leaf]):
+        if leaf not in taps or is_written_down(taps[leaf]):
             kept += array.size
     computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
     fitting = min(computed / max(1, program.computed), made_of / max(1, kept))
@@ -539,38 +377,16 @@ def _found(program: _uses.Program, leaves, example, has_aux: bool):
     for array in jax.tree.leaves(arrays):
         finite &= jnp.isfinite(array.astype(jnp.float32)).all()
     shown = {name: jnp.float32(value) for name, value in ({"": number} | aux).items()}
-    return jax.tree.map(_plain, arrays), finite, shown
+    return jax.tree.map(plain, arrays), finite, shown
 
 
 def _kept(tap: _uses.Tap, other, cotangent) -> tuple[jax.Array, ...]:
     """Return a gradient, or what it can be made of."""
-    if not _written_down(tap.equation):
+    if not is_written_down(tap.equation):
         return other, cotangent
     factors = tap.equation.factors(other.astype(jnp.float32), cotangent.astype(jnp.float32))
     product = jnp.einsum("htk,htn->hkn", *factors, precision=lax.Precision.HIGHEST)
     return (tap.gradient(product),)
-
-
-def _part(tap: _uses.Tap | None, arrays) -> Part:
-    """Of what `_found` gives for a parameter, with a leading axis: no number is changed, they only move."""
-    if tap is None or _written_down(tap.equation):
-        return Whole(arrays[0])
-    with jax.enable_x64(True):
-        # Before they are laid out: in patches of an image each entry stands as often as the window is large.
-        wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays]
-        factors = jax.vmap(tap.equation.factors)(*wide)
-    if isinstance(factors, _uses.Picked):
-        return Table(factors.rows, factors.right, tap)
-    return Factors(factors.left, factors.right, tap)
-
-
-def _plain(array):
-    """Float32 that is the same to every processor: no infinity, no NaN, nothing subnormal."""
-    if jnp.issubdtype(array.dtype, jnp.integer):
-        return array  # rows of a table
-    check_real("a part of a gradient", array)
-    array = array.astype(jnp.float32)
-    return jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)
 
 
 __all__ = ["Budget", "budget", "default_microbatch_size", "ghost_gradient_sum", "suits"]

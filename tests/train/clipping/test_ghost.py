@@ -13,7 +13,7 @@ from flax import nnx
 
 from tests.train.modules import made
 from tests.train.test_loop import flat, run
-from train.clipping import ghost
+from train.clipping import ghost, parts
 from train.clipping.ghost import budget, default_microbatch_size, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.groups import Groups, partition
@@ -514,6 +514,6 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
             ValueError, match="loss must return a real floating-point number, returned complex64"
         ):
             sum_of(lambda p, e: (e @ p).astype(jnp.complex64), jnp.ones(3), batch, mask, grid=GRID)
-    for refuse in (ghost._plain, functools.partial(clip_to_grid, grid=GRID)):
+    for refuse in (parts.plain, functools.partial(clip_to_grid, grid=GRID)):
         with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, got complex64"):
             refuse(jnp.ones(3, jnp.complex64))

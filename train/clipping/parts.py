@@ -1,0 +1,210 @@
+"""What the gradients of examples are made of, by parameter: gradients, factors, or rows of a table.
+
+For `train.clipping.ghost`: the norms of the gradients of examples and their weighted sums, in float64 (sums
+in float32 where that costs little), without the gradients (proofs/released_numbers.md, section 5).
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from . import uses as _uses
+from .per_example import check_real
+
+ROWS_IN_FLOAT32 = 64  # rows that are added up there before their sums are, in float64
+_LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others
+_MAX_LOOKED_UP = 2**13
+# A gradient written down costs the time of so many products an entry.
+_WRITTEN = 24
+
+
+def is_written_down(equation) -> bool:
+    """Return whether a gradient costs less than inner products of positions, or these are too inexact."""
+    if isinstance(equation, _uses.Lookup):
+        return equation.positions > _MAX_LOOKED_UP  # every two of them are compared
+    heads, positions, inputs, outputs = equation.sizes
+    products = positions**2 * (inputs + outputs)
+    return products > _WRITTEN * inputs * outputs or heads * positions**2 + inputs + outputs > 2**26
+
+
+class Sizes(NamedTuple):
+    """What a part's rounding errors depend on; of one example."""
+
+    terms: int
+    """Added up for one entry of its gradient."""
+    squares: int
+    """Added up for its norm."""
+
+
+class Part(Protocol):
+    """What makes up the gradients of one parameter, examples along the first axis; float32."""
+
+    @property
+    def sizes(self) -> Sizes: ...
+
+    def norms(self) -> tuple[jax.Array, jax.Array]:
+        """Return (rows,) float64 squares: of the gradient's norm, and of its norm without cancellation."""
+        ...
+
+    @property
+    def rank_one(self) -> bool:
+        """Whether each gradient is one outer product, in which nothing cancels; then float32 may do."""
+        ...
+
+    def total(self, weights, in_float32: bool = False) -> jax.Array:
+        """Return `sum_i weights_i gradient_i`, float64; from float32 sums only if `rank_one`."""
+        ...
+
+
+def _square(array) -> jax.Array:
+    return jnp.sum(jnp.square(array.astype(jnp.float64)), axis=tuple(range(1, array.ndim)))
+
+
+def _squares(array) -> jax.Array:
+    """Return (rows, heads) sums of squares of (rows, heads, positions, entries)."""
+    return jnp.sum(jnp.square(array), (2, 3))
+
+
+def _products(subscripts: str, *arrays) -> jax.Array:
+    """Return sums of products in float64, for any `jax.default_matmul_precision`."""
+    return jnp.einsum(subscripts, *arrays, precision=lax.Precision.HIGHEST)
+
+
+def _weighted(weights, array):
+    return weights.reshape(-1, *(1,) * (array.ndim - 1)) * array.astype(jnp.float64)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["gradient"], meta_fields=[])
+@dataclass(frozen=True)
+class Whole:
+    """Gradients written down: (rows, ...)."""
+
+    gradient: jax.Array
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(1, math.prod(self.gradient.shape[1:]))
+
+    def norms(self):
+        square = _square(self.gradient)
+        return square, square
+
+    rank_one = False
+
+    def total(self, weights, in_float32=False):
+        return jnp.sum(_weighted(weights, self.gradient), axis=0)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["left", "right"], meta_fields=["tap"])
+@dataclass(frozen=True)
+class Factors:
+    """Outer products: left (rows, heads, positions, inputs), right (rows, heads, positions, outputs)."""
+
+    left: jax.Array
+    right: jax.Array
+    tap: _uses.Tap
+
+    @property
+    def sizes(self) -> Sizes:
+        _, heads, positions, inputs = self.left.shape
+        return Sizes(positions, heads * (positions * (inputs + self.right.shape[-1]) + positions**2))
+
+    def norms(self):
+        left, right = self.left.astype(jnp.float64), self.right.astype(jnp.float64)
+        if left.shape[2] == 1:
+            most = jnp.sum(_squares(left) * _squares(right), axis=1)
+            return most, most
+        one, two = (_products("bhtk,bhsk->bhts", array, array) for array in (left, right))
+        # Squares of what each position has stand on the diagonals.
+        most = jnp.einsum("bhtt->bh", one) * jnp.einsum("bhtt->bh", two)
+        return jnp.sum(one * two, (1, 2, 3)), jnp.sum(most, axis=1)
+
+    @property
+    def rank_one(self):
+        return self.left.shape[1:3] == (1, 1)
+
+    def total(self, weights, in_float32=False):
+        left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
+        if in_float32 and self.rank_one:
+            # Left factors of length 1, so that right ones are bounded by the scaled gradients.
+            length = jnp.sqrt(_squares(left))
+            left = left.reshape(len(left), -1) * (1 / jnp.where(length > 0, length, 1.0))
+            right = right.reshape(len(left), -1) * length
+            left, right = left.astype(jnp.float32), right.astype(jnp.float32)
+            some = (slice(at, at + ROWS_IN_FLOAT32) for at in range(0, len(left), ROWS_IN_FLOAT32))
+            sums = [
+                _products("tk,tn->kn", left[rows], right[rows])[None].astype(jnp.float64) for rows in some
+            ]
+            return self.tap.gradient(sum(sums))
+        if left.shape[1] == 1:
+            left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
+            return self.tap.gradient(_products("tk,tn->kn", left, right)[None])
+        return self.tap.gradient(_products("bhtk,bhtn->hkn", left, right))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "right"], meta_fields=["tap"])
+@dataclass(frozen=True)
+class Table:
+    """Rows of a table, -1 for none: rows (rows, positions), right (rows, positions, columns)."""
+
+    rows: jax.Array
+    right: jax.Array
+    tap: _uses.Tap
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.rows.shape[1], 2 * math.prod(self.right.shape[1:]))
+
+    def norms(self):
+        # What is added to the same row of the table is added up where that row is met first.
+        first = lax.argmax(self.rows[:, :, None] == self.rows[:, None, :], 2, jnp.int32)
+        right = jnp.where((self.rows >= 0)[..., None], self.right.astype(jnp.float64), 0.0)
+        added = jax.vmap(lambda at, values: jnp.zeros_like(values).at[at].add(values))(first, right)
+        return _square(added), self.rows.shape[1] * _square(right)
+
+    rank_one = False
+
+    def total(self, weights, in_float32=False):
+        *_, height, columns = self.tap.equation.sizes
+        rows = jnp.where(self.rows >= 0, self.rows, height)
+        empty = jnp.zeros((height, columns), jnp.float64)
+        return self.tap.gradient(empty.at[rows].add(_weighted(weights, self.right), mode="drop"))
+
+
+def parts_of(taps: Sequence[_uses.Tap], arrays) -> list[Part]:
+    """Return the part of each parameter: no number is changed, they only move.
+
+    Args:
+      taps: at most one a parameter.
+      arrays: of each parameter, its gradient alone, or what its tap reads and the cotangent of what it gives;
+        examples along the first axis.
+    """
+    by_leaf = {tap.leaf: tap for tap in taps}
+    return [_part_of(by_leaf.get(leaf), one) for leaf, one in enumerate(arrays)]
+
+
+def _part_of(tap: _uses.Tap | None, arrays) -> Part:
+    if tap is None or is_written_down(tap.equation):
+        return Whole(arrays[0])
+    with jax.enable_x64(True):
+        # Before they are laid out: in patches of an image each entry stands as often as the window is large.
+        wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays]
+        factors = jax.vmap(tap.equation.factors)(*wide)
+    if isinstance(factors, _uses.Picked):
+        return Table(factors.rows, factors.right, tap)
+    return Factors(factors.left, factors.right, tap)
+
+
+def plain(array):
+    """Float32 that is the same to every processor: no infinity, no NaN, nothing subnormal."""
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array  # rows of a table
+    check_real("a part of a gradient", array)
+    array = array.astype(jnp.float32)
+    return jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)
