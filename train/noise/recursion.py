@@ -98,7 +98,7 @@ def draw(
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
       fresh: the noise of this step, where it is computed already; it must be `fresh.are_of(state)`. What the
-        next state keeps is then left to whoever computed it, by `store`.
+        next state keeps is then computed by a separate call of `store`.
       normals: `z`, float64, one array for each parameter; by default it is drawn here.
     """
     structure = jax.tree.structure(params)
