@@ -52,13 +52,6 @@ class DiceState(NamedTuple):
     """(8,) uint32: the noise of a step is a function of it and of the count."""
 
 
-def noise_std_from_multiplier(noise_multiplier: float, clip_norm: float, batch_size: int) -> float:
-    """Return `sigma_1 = z C / B`, on the mean, of noise `z C` on the sum."""
-    z = _validate.positive_number("noise_multiplier", noise_multiplier)
-    size = _validate.positive_integer("batch_size", batch_size)
-    return z * _validate.positive_number("clip_norm", clip_norm) / size
-
-
 @dataclass(frozen=True)
 class DiceRule:
     """What a step releases, as pure functions; attributes as the arguments of `dice_aggregate`."""

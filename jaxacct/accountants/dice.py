@@ -1,7 +1,6 @@
-"""DiceSGD (clipped error feedback): a valid bound on the whole released history, and the printed one.
+"""DiceSGD (clipped error feedback): a valid bound on the whole released history.
 
-Theorem 3.7 of arXiv 2311.14632 is false (proofs/errata.md has a counterexample), so it appears only as
-`paper_theorem_3_7_sigma` and `paper_theorem_3_7_epsilon`, named as no guarantee. `dice_mu` is proven in
+Theorem 3.7 of arXiv 2311.14632 is false (proofs/errata.md has a counterexample). `dice_mu` is proven in
 proofs/dice.md. Noise is given as in the paper: `noise_std` is the standard deviation added to the *mean*.
 """
 
@@ -137,29 +136,3 @@ def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> floa
     logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
     # Raised slightly, for the rounding of the recursion: it has `iterations` sums of positive terms.
     return float(min(1.0, np.exp(min(0.0, float(logs.min()) + 1e-9))))
-
-
-def paper_theorem_3_7_sigma(
-    epsilon: float, delta: float, *, iterations: int, dataset_size: int, clip_norm: float, error_bound: float
-) -> float:
-    """Return the noise as printed in arXiv 2311.14632, theorem 3.7: **not a guarantee** (proofs/errata.md).
-
-    `sigma_1^2 = 32 T (C1^2 + 2 C^2) ln(1/delta) / (N^2 eps^2)`; `error_bound` is the printed C, at least B
-    C2.
-    """
-    epsilon = _validate.positive_number("epsilon", epsilon)
-    log = -math.log(_validate.open_probability("delta", delta))
-    steps = _validate.positive_integer("iterations", iterations)
-    size = _validate.positive_integer("dataset_size", dataset_size)
-    gradient = clip_norm**2 + 2 * error_bound**2
-    return math.sqrt(32 * steps * gradient * log) / (size * epsilon)
-
-
-def paper_theorem_3_7_epsilon(epsilon: float, delta: float) -> float:
-    """Return epsilon of the proof's own Renyi bound at the printed noise: **not a guarantee**.
-
-    `sqrt 2 eps + eps^2 / (2 ln 1/delta)`, not eps: the last step of the proof loses a constant.
-    """
-    log = -math.log(_validate.open_probability("delta", delta))
-    epsilon = _validate.positive_number("epsilon", epsilon)
-    return math.sqrt(2) * epsilon + epsilon**2 / (2 * log)

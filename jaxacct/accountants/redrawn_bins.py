@@ -100,10 +100,10 @@ def redrawn_bins_noise_multiplier(
     def is_enough(log_sigma: float) -> bool:
         return redrawn_bins_delta(steps, epochs, math.exp(log_sigma), epsilon) <= delta
 
-    low, high = roots.bracket(is_enough, 0.0, 0.25, lowest=-2.7, highest=20.0)
+    low, high = roots.turn(is_enough, 0.0, 0.25, -2.7, 20.0, absolute=tolerance, relative=0.0)
     if not math.isfinite(low + high):
         raise ValueError(f"delta must be one that a noise multiplier in [0.07, 1e8] reaches, got {delta!r}")
-    return math.exp(roots.bisect(is_enough, low, high, absolute=tolerance, relative=0.0)[1])
+    return math.exp(high)
 
 
 @functools.lru_cache(maxsize=4)

@@ -99,5 +99,4 @@ def noise_multiplier_for(mechanism: Mechanism, epsilon: float, target: float) ->
         return accountant.delta(noisy, epsilon) <= target
 
     min_log_noise = math.log(1e-3)
-    low, high = roots.bracket(is_enough, min_log_noise, 1.0, lowest=min_log_noise)
-    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-9)[1])
+    return math.exp(roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, math.inf, absolute=1e-9)[1])

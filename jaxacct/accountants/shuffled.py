@@ -101,18 +101,13 @@ def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: fl
 
 def _epsilon_at(delta_at, delta: float, side: int) -> float:
     """Return the epsilon at which a falling bound is `delta`, rounded up (`side` 1) or down (-1)."""
-    low, high = roots.bracket(lambda epsilon: delta_at(epsilon) <= delta, 0.0, 1.0, lowest=0.0, highest=1e3)
-    if low == -math.inf or not math.isfinite(high):
-        return 0.0 if low == -math.inf else (math.inf if side > 0 else low)
-    ends = roots.bisect(lambda epsilon: delta_at(epsilon) <= delta, low, high, absolute=_PRECISION)
-    return ends[side > 0]
+    ends = roots.turn(lambda epsilon: delta_at(epsilon) <= delta, 0.0, 1.0, 0.0, 1e3, absolute=_PRECISION)
+    return 0.0 if ends[0] == -math.inf else ends[side > 0]
 
 
 def _noise_at(delta_at, delta: float, side: int) -> float:
     def is_enough(log_sigma):
         return delta_at(math.exp(log_sigma)) <= delta
 
-    low, high = roots.bracket(is_enough, 0.0, 0.25, lowest=-3.0, highest=20.0)
-    if low == -math.inf:
-        return math.exp(high) if side > 0 else 0.0
-    return math.exp(roots.bisect(is_enough, low, high, absolute=_PRECISION, relative=0.0)[side > 0])
+    ends = roots.turn(is_enough, 0.0, 0.25, -3.0, 20.0, absolute=_PRECISION, relative=0.0)
+    return math.exp(ends[side > 0])

@@ -76,8 +76,7 @@ def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> 
         return gaussian_delta(epsilon, math.exp(log_sigma), length) <= delta
 
     min_log_noise = math.log(1e-3)
-    low, high = roots.bracket(is_enough, min_log_noise, 1.0, lowest=min_log_noise)
-    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-12)[1])
+    return math.exp(roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, math.inf, absolute=1e-12)[1])
 
 
 def epsilon_at(mechanism: Mechanism, delta: float) -> float:
@@ -87,7 +86,5 @@ def epsilon_at(mechanism: Mechanism, delta: float) -> float:
     def is_enough(epsilon):  # False for NaN
         return gaussian_delta(epsilon, mechanism.noise_multiplier, length) <= delta
 
-    low, high = roots.bracket(is_enough, 0.0, 1.0, lowest=0.0, highest=1e300)
-    if not math.isfinite(low + high):
-        return 0.0 if low == -math.inf else math.inf
-    return roots.bisect(is_enough, low, high, relative=1e-12)[1] * (1 + 1e-9)
+    _, high = roots.turn(is_enough, 0.0, 1.0, 0.0, 1e300, relative=1e-12)
+    return high * (1 + 1e-9)

@@ -68,6 +68,14 @@ def bracket(
     return (-math.inf, near) if was_past else (near, math.inf)
 
 
+def turn(
+    is_past: Callable[[float], bool], start: float, step: float, lowest: float, highest: float, **width: float
+) -> tuple[float, float]:
+    """Return the interval of `bracket`, shortened to a `width` of `bisect` if both ends are finite."""
+    low, high = bracket(is_past, start, step, lowest=lowest, highest=highest)
+    return bisect(is_past, low, high, **width) if math.isfinite(low + high) else (low, high)
+
+
 def root(excess: Callable[[float], float], low: float, high: float, near: float) -> tuple[float, float]:
     """Return the ends of a short interval in which an increasing function turns from below 0 to at least 0.
 

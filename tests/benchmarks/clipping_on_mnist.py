@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import BandedToeplitz, Poisson, calibrate
-from jaxacct.accountants.dice import paper_theorem_3_7_sigma
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff import gdp_epsilon, gdp_mu
 from jaxacct.individual import IndividualGDPFilter
@@ -25,6 +24,7 @@ from tests.benchmarks import lean
 from tests.benchmarks.real_data import PRIVATE, splits
 from tests.benchmarks.results import record
 from tests.benchmarks.seeds_on_mnist import shown
+from tests.oracles.printed_dice import paper_theorem_3_7_sigma
 from train import command as _command
 
 DELTA = 1e-5

@@ -16,10 +16,10 @@ import numpy as np
 import optax
 
 from jaxacct import BandedToeplitz, Poisson, calibrate
-from jaxacct.accountants.dice import paper_theorem_3_7_sigma
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common.files import write_atomically
 from tests.benchmarks.individual import FIGURES, imbalanced, network, pyplot
+from tests.oracles.printed_dice import paper_theorem_3_7_sigma
 from tests.train.fitting import fit
 
 EPSILON, DELTA, STEPS, BATCH = 8.0, 1e-4, 200, 128

@@ -454,8 +454,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/truncation.py",
-        "scipy.stats.binom.sf(most - 1,",
-        "scipy.stats.binom.sf(most,",
+        "scipy.stats.binom.sf(max_size - 1,",
+        "scipy.stats.binom.sf(max_size,",
         "tests/accountants/test_truncation.py",
     ),
     Mutant(
@@ -478,8 +478,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/revealed_pattern.py",
-        "lengths = np.sqrt(np.arange(1, most * k * k + 1))",
-        "lengths = np.sqrt(np.arange(1, most * k * k + 1) / k)",
+        "lengths = np.sqrt(np.arange(1, max_count * k * k + 1))",
+        "lengths = np.sqrt(np.arange(1, max_count * k * k + 1) / k)",
         "tests/accountants/test_revealed_pattern.py",
     ),
     Mutant(
@@ -602,8 +602,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/independent_attribution.py",
-        "(self.examples_per_user - 1) / 2 * most",
-        "(self.examples_per_user - 1) / 4 * most",
+        "(self.examples_per_user - 1) / 2 * max_overlap",
+        "(self.examples_per_user - 1) / 4 * max_overlap",
         "tests/schemes/test_independent_attribution.py",
     ),
     Mutant(
@@ -838,8 +838,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/per_example.py",
-        "scale = most / (each + 0.01)",
-        "scale = most / each",
+        "scale = max_norm / (each + 0.01)",
+        "scale = max_norm / each",
         CLIPPING,
     ),
     # Clipping by group.
@@ -1139,7 +1139,12 @@ MUTANTS = [
         ROWS,
     ),
     Mutant("train/batches/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
-    Mutant("train/audit/bounds.py", "* float(most.mean())", "* 0.9 * float(most.mean())", AUDIT_BOUNDS),
+    Mutant(
+        "train/audit/bounds.py",
+        "* float(mode_probability.mean())",
+        "* 0.9 * float(mode_probability.mean())",
+        AUDIT_BOUNDS,
+    ),
     Mutant(
         "train/audit/bounds.py",
         "(1 - confidence) / len(SHARES), None",
@@ -1552,7 +1557,10 @@ MUTANTS = [
         CHOOSING,
     ),
     Mutant(
-        "jaxacct/recommendation/search.py", "    room = (most - 1) // 2\n", "    room = most // 2\n", CHOOSING
+        "jaxacct/recommendation/search.py",
+        "    room = (max_copies - 1) // 2\n",
+        "    room = max_copies // 2\n",
+        CHOOSING,
     ),
     Mutant(
         "jaxacct/recommendation/search.py",

@@ -42,8 +42,8 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("signal = replicas * 2 * at_once * (1 + cross) if", "signal = 2 * at_once * (1 + cross) if"),
         ("log_share += scheme.sums.log_none", "pass"),
         (
-            "largest, above = -math.log(spent), spent\n    elif scheme.parts",
-            "largest, above = -math.log(spent), 0.0\n    elif scheme.parts",
+            "largest, above = -math.log(reserve), reserve\n    elif scheme.parts",
+            "largest, above = -math.log(reserve), 0.0\n    elif scheme.parts",
         ),
         ("local += 2 * (5 * top + SOFTPLUS_ROUNDINGS)", "pass"),
         (
@@ -149,9 +149,9 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "log_normalizer(inflated, 2) - log_least_ratio - math.log(rare)",
             "log_normalizer(inflated, 2) - math.log(rare)",
         ),
-        ("least = min(", "least = max("),
+        ("min_log_ratio = min(", "min_log_ratio = max("),
         (
-            "mechanism, inflated, float(delta_v), m, log_z, least - 1e-9",
+            "mechanism, inflated, float(delta_v), m, log_z, min_log_ratio - 1e-9",
             "mechanism, inflated, float(delta_v), m, log_z, 0.0",
         ),
     ],

@@ -41,3 +41,11 @@ def test_a_root_is_enclosed_and_nan_is_refused(near):
     assert low**3 < 0.02 <= high**3 and high - low <= 1e-14 * high
     with pytest.raises(ArithmeticError):
         roots.root(lambda x: math.nan, 1e-300, 1.0, near if near < 1 else 0.5)
+
+
+@pytest.mark.parametrize("turn", [-3.0, 0.1, 20.0])
+def test_a_turn_is_searched_from_its_start_and_open_beyond_its_limits(turn):
+    low, high = roots.turn(lambda x: x >= turn, 0.0, 1.0, -math.inf, math.inf, absolute=1e-9)
+    assert low < turn <= high <= low + 1e-9
+    assert roots.turn(lambda x: x >= turn, turn - 2, 1.0, -math.inf, turn - 0.01)[1] == math.inf
+    assert roots.turn(lambda x: x >= turn, turn + 2, 1.0, turn + 0.01, math.inf)[0] == -math.inf

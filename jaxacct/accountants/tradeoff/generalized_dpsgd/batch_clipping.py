@@ -200,12 +200,12 @@ def calibrate_sigma(
     def is_enough(log_sigma: float) -> bool:
         return mixture_curve(pmf, math.exp(log_sigma)).log_delta(epsilon) <= math.log(delta)
 
-    low, high = roots.bracket(is_enough, 0.0, 2.0, lowest=-_MAX_LOG, highest=_MAX_LOG)
+    _, high = roots.turn(is_enough, 0.0, 2.0, -_MAX_LOG, _MAX_LOG, absolute=1e-13)
     if high == math.inf:
         raise ValueError(
             f"target_delta must be one that sigma {math.exp(_MAX_LOG):.3g} reaches, got {delta!r}"
         )
-    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-13)[1])
+    return math.exp(high)
 
 
 def generic_group_epsilon(delta: float, mu: float, group_size: int) -> float:

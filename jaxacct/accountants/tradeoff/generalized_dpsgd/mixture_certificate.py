@@ -191,10 +191,10 @@ def calibrate_mixture(
         left = delta - 5 * deviation * math.sqrt(1 / len(pilot) + 1 / num_samples)
         return left > 0 and accepts(scaled, distribution, sigma, epsilon, left)
 
-    low, high = roots.bracket(is_enough, 0.0, 1.0, lowest=-50.0, highest=50.0)
+    _, high = roots.turn(is_enough, 0.0, 1.0, -50.0, 50.0, absolute=1e-4)
     if high == math.inf:
         raise ValueError(f"num_samples must be more than {num_samples} to show delta {delta:g}")
-    return math.exp(high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=1e-4)[1])
+    return math.exp(high)
 
 
 def replayed(evidence: MixtureEvidence, distribution: SampledDistribution) -> bool:

@@ -56,13 +56,13 @@ def calibrate_noise(
 
 def _least(is_enough: Callable[[float], bool], start: float, step: float, tolerance: float, target: float):
     """Return the smallest x with `is_enough(x)`, rounded up; the search begins at `start`."""
-    low, high = roots.bracket(is_enough, start, step, lowest=-_MAX_LOG, highest=_MAX_LOG)
+    _, high = roots.turn(is_enough, start, step, -_MAX_LOG, _MAX_LOG, absolute=tolerance)
     if high == math.inf:
         most = math.exp(_MAX_LOG)
         raise ValueError(
             f"target_eps must be one that noise_std of at most {most:.3g} reaches, got {target:g}"
         )
-    return high if low == -math.inf else roots.bisect(is_enough, low, high, absolute=tolerance)[1]
+    return high
 
 
 def composition_gdp(sensitivity: float, steps: int) -> float:
