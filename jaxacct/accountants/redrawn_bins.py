@@ -94,7 +94,15 @@ class RedrawnBins(Accountant):
 def redrawn_bins_noise_multiplier(
     steps: int, epochs: int, epsilon: float, delta: float, *, tolerance: float = 1e-3
 ) -> float:
-    """Return the smallest noise multiplier, to a relative `tolerance`, that certifies (epsilon, delta)."""
+    """Return the smallest noise multiplier that certifies (epsilon, delta) for redrawn bins.
+
+    Args:
+      steps: of an epoch, M >= 1.
+      epochs: number of epochs.
+      epsilon: nats, above 0.
+      delta: in (0, 1).
+      tolerance: relative; the result is at most this much above the smallest.
+    """
     _validate.open_probability("delta", delta)
 
     def is_enough(log_sigma: float) -> bool:

@@ -84,10 +84,16 @@ def compare_epsilons(steps: int, epochs: int, noise_multiplier: float, delta: fl
 
 
 def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: float) -> SamplerComparison:
-    """Return the noise multipliers that (epsilon, delta) takes, arguments as of `compare_epsilons`.
+    """Return the noise multipliers that (epsilon, delta) requires with each sampler.
 
-    What `redrawn_at_most` is below `unamplified` is saved by switching the sampler; what `shuffled_at_least`
-    is above `redrawn_at_most` no accountant for shuffled batches can save.
+    The difference of `unamplified` and `redrawn_at_most` is the gain of another sampler. No accountant for
+    shuffled batches can certify less than `shuffled_at_least`.
+
+    Args:
+      steps: of an epoch.
+      epochs: number of epochs.
+      epsilon: nats, above 0.
+      delta: in (0, 1).
     """
     _validate.positive_integer("epochs", epochs)
     delta = _validate.open_probability("delta", delta)

@@ -267,7 +267,7 @@ def _by_mean(of: Resolved, side: data.Mean, rule: str, q: float) -> DirectionVer
 
 
 def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights) -> bool:
-    """Return whether the counts of terms prove that their mean is below `theta`; wrong with probability q."""
+    """Return whether the counts of terms prove a mean below `theta`; false with probability at most q."""
     if rule == "anytime":
         return bounds.accepts(terms, theta, q, np.array(bets), np.array(weights))
     # In the units of the terms: scale 1, delta_v = theta, delta' the sample mean.

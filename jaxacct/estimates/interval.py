@@ -34,7 +34,17 @@ def side_counts(
     side: int,
     profile=hockey_stick.hockey_stick,
 ) -> np.ndarray:
-    """Return the histogram of the terms over their scale, rounded up (`side` 1) or down (-1)."""
+    """Return the histogram of the terms over their scale, rounded up or down.
+
+    Args:
+      chosen: proposal of the samples.
+      draws: its samples.
+      epsilon: nats.
+      log_scale: ln of the scale.
+      margin: bound on the error of the losses, nats.
+      side: 1 rounds terms up, -1 down.
+      profile: t -> term, the hockey stick or a composed profile.
+    """
     shift = side * chosen.weight_error(margin) - log_scale
     scaled = draws._replace(log_weight=draws.log_weight + shift)
     terms = hockey_stick.weighted_terms(scaled, chosen.direction, epsilon - side * margin, profile)

@@ -169,9 +169,14 @@ def certify_mixture(
 def calibrate_mixture(
     distribution: SampledDistribution, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
 ) -> float:
-    """Return a sigma that this many samples most likely certify with little excess, from a pilot.
+    """Return an estimate, from a pilot run, of the smallest sigma that `num_samples` samples certify.
 
-    An estimate: its errors cost power or noise and never the guarantee.
+    Args:
+      distribution: of c^2.
+      epsilon: nats, at least 0.
+      delta: in (0, 1).
+      num_samples: of the certificate.
+      key: of the pilot run; from the operating system by default.
     """
     _validate.calibration_target("epsilon", epsilon, "delta", delta)
     _validate.positive_integer("num_samples", num_samples)

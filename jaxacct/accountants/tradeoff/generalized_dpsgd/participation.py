@@ -132,7 +132,14 @@ def participation_pmf(
 def round_hits(
     dataset_size: int, num_microbatches: int, microbatch_size: int, group_size: int
 ) -> list[Fraction]:
-    """Return `P(L = k)`, k = 0.., for one round of subsampling, by inclusion and exclusion."""
+    """Return `P(L = k)`, k = 0.., for one round of subsampling, by inclusion and exclusion.
+
+    Args:
+      dataset_size: N records.
+      num_microbatches: m terms a round.
+      microbatch_size: s records a term.
+      group_size: g records of the group.
+    """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     max_hits = min(m, g)
     check_group(g, MAX_GROUP)
@@ -164,7 +171,7 @@ def shuffled_epoch(
 
     `P(c^2 = y) = [x^g t^y] (sum_k t^(k^2) C(m,k) ((1+x)^s - 1)^k)^R / C(N,g)`: x marks records of the
     group, t the squares of the numbers of terms with them. It replaces the printed distribution of
-    theorem F.1, which counts multisets as if they were equally likely (proofs/errata.md).
+    theorem F.1, which assumes equally likely multisets (proofs/errata.md). Arguments as of `round_hits`.
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     rounds = n // (m * s)
