@@ -78,54 +78,55 @@ def log_sum_of_rotated_patterns(log_ratios, count: int, separation: int):
     reach = m - b  # of a window beyond its first column
     width = -(-m // 2) if 2 * (reach + 1) >= m else reach + 1
     blocks = -(-m // width)
-    steps = blocks * width
-    padded = jnp.pad(log_ratios, ((0, steps - m), (0, 0)))
-    by_number = jnp.stack([padded[shift : shift + steps] for shift in np.arange(k) * (b - 1)])
-    by_number = by_number.reshape(k, blocks, width, -1)
     # Lanes: chains of the participations 1 .. that begin in a column of a block, and in the same way, time
     # and participations reversed, chains that end with the last participation in a column of a later block.
-    lanes = jnp.concatenate([by_number[1:], by_number[:0:-1, 1:, ::-1]], axis=1).transpose(2, 1, 0, 3)
+    offset = np.arange(width)[:, None, None]
+    block = np.arange(blocks)[:, None]
+    number = np.arange(1, k)
+    column = block * width + offset
+    forward = column + number * (b - 1)
+    column = block[1:] * width + width - 1 - offset
+    backward = column + (k - number) * (b - 1)
+    rows = np.concatenate([forward, backward], axis=1)
     # A column beyond the last one has no participation.
-    is_column = (np.arange(steps) < m).reshape(blocks, width)
-    inside = np.concatenate([is_column, is_column[1:, ::-1]]).T
-    chains, known = _chains(lanes, inside)
-
-    def total_of(chains, xp, together):
-        """Combine each block's chains with those of the next block that end in the window."""
-        here, there = chains[1:, :blocks], chains[::-1, blocks:, ::-1]
-        ahead = reach + 1 - width  # a window that begins in one block ends so many columns later in the next
-        last = xp.broadcast_to(there[width:], (ahead, *there.shape[1:]))
-        return together(here[:, :-1], xp.concatenate([there[ahead:width], last])), here[:, -1:]
-
+    columns = np.concatenate([forward - number * (b - 1), backward - (k - number) * (b - 1)], axis=1)
+    chains, known = _chains(log_ratios, np.clip(rows, 0, n - 1), columns < m)
+    first = np.arange(m)
+    here, at = np.divmod(first, width)
+    last = np.minimum(first + reach, m - 1)
+    crosses = (last >= (here + 1) * width) & (here + 1 < blocks)
+    lane = np.where(crosses, blocks + here, blocks)  # of block here + 1
+    there = np.where(crosses, width - 1 - (last - (here + 1) * width), width)
     # The participations 0 .. j - 1 are in the block of the first one, the others in the next.
-    parts = total_of(chains, jnp, jnp.add)
-    is_known, is_last = total_of(known, np, np.logical_and)
-    is_known = np.concatenate([is_known, is_last & (np.arange(k) == k - 1)], axis=1)
-    is_known &= is_column.T[:, :, None]
-    total = jnp.concatenate(parts, axis=1) + by_number[0].swapaxes(0, 1)[:, :, None]
-    total = jnp.where(is_known[..., None], total, -jnp.inf).reshape(steps * k, -1)
+    j = np.arange(1, k + 1)
+    ends = known[at + 1, here] & np.where(crosses[:, None], known[there, lane][:, ::-1], j == k)
+    total = chains[at + 1, here] + jnp.where(
+        crosses[:, None, None], chains[there, lane][:, ::-1], jnp.zeros((), log_ratios.dtype)
+    )
+    total = jnp.where(ends[:, :, None], total + log_ratios[:m, None], -jnp.inf).reshape(m * k, -1)
     top = lax.stop_gradient(total.max(axis=0))
     return top + jnp.log(tree_sum(jnp.exp(total - top[None]), axis=0))
 
 
-def _chains(log_ratios, inside):
+def _chains(log_ratios, rows, inside):
     """Return ln of the sums over chains of the participations 1 .. j - 1 from each column of a block on.
 
     Args:
-      log_ratios: (width, lanes, k - 1, num_samples), of each participation at each column.
-      inside: (width, lanes), whether the column is one.
+      log_ratios: (n, num_samples).
+      rows: (width, lanes, k - 1) the step of each participation at each column.
+      inside: the same shape, whether the column is one.
 
     Returns:
       (width + 1, lanes, k, num_samples), j = 1 .. k in the third axis, columns from the first axis on; and
       whether there is such a chain, (width + 1, lanes, k) bool. Where there is none the number is undefined.
     """
-    _, lanes, size, samples = log_ratios.shape
+    _, lanes, size = rows.shape
     # Chains of the participations i .. i + length - 1, the shortest first, each length by its first one.
     numbers = [size - length + 1 for length in range(1, size + 1)]
     lengths = np.repeat(np.arange(1, size + 1), numbers)
     places = np.cumsum([0, *numbers[:-1]])
-    left = inside[::-1].cumsum(axis=0)[::-1]  # columns from here on
-    order = np.where(inside[:, None], -np.sign(left[:, None] - lengths[:, None]), 1)
+    left = inside[::-1, :, 0].cumsum(axis=0)[::-1]  # columns from here on
+    order = np.where(inside[:, None, :, 0], -np.sign(left[:, None] - lengths[:, None]), 1)
 
     def step(carry, given):
         g, lost = carry
@@ -137,8 +138,8 @@ def _chains(log_ratios, inside):
         carry = _extended(g, lost, ratios, ahead, order[:, :, None])
         return carry, jnp.stack([carry[0][place] for place in places], axis=1)
 
-    nothing = jnp.zeros((len(lengths), lanes, samples), log_ratios.dtype)
-    given = log_ratios.swapaxes(1, 2), jnp.asarray(order)
+    nothing = jnp.zeros((len(lengths), lanes, log_ratios.shape[1]), log_ratios.dtype)
+    given = log_ratios[rows.swapaxes(1, 2)], jnp.asarray(order)
     _, found = lax.scan(step, (nothing, nothing), given, reverse=True)
     found = jnp.concatenate([found, jnp.zeros_like(found[:1])])
     found = jnp.concatenate([jnp.zeros_like(found[:, :, :1]), found], axis=2)

@@ -189,7 +189,7 @@ class BalancedMinSep(FixedCount):
     @property
     def sums(self) -> Sums:
         columns, k = self.num_columns, self.max_participations
-        terms = 1 if self.is_linear else 2 * columns * k  # of all blocks, the last one whole
+        terms = 1 if self.is_linear else columns * k
         chains = float(fixed_counts.log_choose(columns, min(k, columns // 2)))
         none = self.log_probability_of_none()
         error = functools.partial(fixed_counts.rounding_bound, k, terms, chains, none)

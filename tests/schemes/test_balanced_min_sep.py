@@ -53,6 +53,14 @@ def test_likelihoods_of_all_patterns(steps, x64):
         np.testing.assert_allclose(ours, np.log(products.mean(axis=0)), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("scheme", [BalancedMinSep(1000, 64, 4), BalancedMinSep(200, 16, 9)], ids=str)
+def test_every_pattern_of_a_long_run_is_counted(scheme):
+    """At log-ratios of 0 the mean is 1, and its derivative by each is the share of patterns with that step."""
+    mean, shares = jax.value_and_grad(scheme.log_likelihood_ratios)(jnp.zeros(scheme.iterations))
+    assert abs(mean) < 1e-3
+    np.testing.assert_allclose(shares, scheme.participation_rate, rtol=1e-3)
+
+
 @pytest.mark.parametrize("scheme", DISTRIBUTIONS, ids=str)
 def test_likelihood_and_its_gradient(scheme, x64):
     distribution = enumeration.pattern_distribution(scheme)
