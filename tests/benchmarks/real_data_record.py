@@ -65,7 +65,13 @@ def accuracies(runs: Path, data: str, model: str, order: int) -> None:
         rows.append([f"{float(epsilon):g}", *cells])
     if not rows:
         return
-    cpu = sum(float(row["seconds"]) for row in table.rows)
+    cpu, by_fit = sum(float(row["seconds"]) for row in table.rows), ""
+    fitted: dict[tuple[str, str], list[float]] = {}
+    for row in table.find(phase="fit"):
+        fitted.setdefault((row["method"], row["epsilon"]), []).append(float(row["accuracy"]))
+    for (method, epsilon), values in fitted.items():
+        shown = _cell(np.array(values), None)
+        by_fit += f" {len(values)} runs by `train.fit`, {method} at epsilon {float(epsilon):g}: {shown}."
     record(
         f"real_{data}_{model}".replace("-", "_"),
         question=f"Accuracy on {DATA[data]}, {MODELS[model]}",
@@ -76,7 +82,7 @@ def accuracies(runs: Path, data: str, model: str, order: int) -> None:
         "the paired difference to DP-SGD. delta 1e-5, 50,000 private images, 500 steps of mean batch 500 (5 "
         "epochs), 16 bands, momentum .9, clip norm .3. The learning rate of each cell is the best of four by "
         "three trials each on public images; intervals do not cover that choice. Certified plans, programs "
-        f"of `lean`. {cpu / 60:.0f} CPU-minutes.",
+        f"of `lean`. {cpu / 60:.0f} CPU-minutes.{by_fit}",
     )
 
 
