@@ -27,7 +27,7 @@ QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < 
     "--xla_backend_optimization_level=1",
 ]
 
-STRICT = {"conformance", "individual", "kernels", "likelihood", "schemes", "train"}
+STRICT = set("conformance individual interoperation kernels likelihood schemes statistics train".split())
 
 # From twenty-five seconds down to six: run first, so that no worker is left alone with one of them.
 LONG_FILES = (

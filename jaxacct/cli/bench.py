@@ -1,15 +1,13 @@
-"""How fast this machine draws privacy losses, and how much of its memory's speed that takes."""
+"""How fast this machine draws privacy losses."""
 
 import resource
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.estimates.shared_draws import sample_privacy_losses
-from jaxacct.kernels import randomness, threefry
-from jaxacct.kernels.memory_traffic import bytes_moved
+from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
 from jaxacct.proposals.families.replicas import replica_proposal
@@ -22,13 +20,8 @@ SETTINGS = ((7200, 256, 14_745_600, 1793, 0.47, 10.0), (1024, 16, 51_200, 200, 1
 
 
 def measure(samples: int) -> dict:
-    """Return samples per second of plain and two-replica draws in both settings, compile time, peak memory.
-
-    `bytes_per_sample` is counted from the compiled program (`jaxacct.kernels.memory_traffic`),
-    `flops_per_sample` by XLA; `share_of_bandwidth` is the bytes moved a second over what a copy of a large
-    array moves here. It is above 1 where most of the traffic stays in cache.
-    """
-    rows, bandwidth = [], _copy_bandwidth()
+    """Return samples per second of plain and two-replica draws, compile time and peak memory."""
+    rows = []
     for n, b, size, batch, sigma, epsilon in SETTINGS:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), sigma)
@@ -38,7 +31,7 @@ def measure(samples: int) -> dict:
         ):
             rows.append(
                 {"iterations": n, "bands": b, "noise_multiplier": sigma, "proposal": proposal.name}
-                | _time(proposal, samples, bandwidth)
+                | _time(proposal, samples)
             )
         rows.append(
             {"iterations": n, "bands": b, "noise_multipliers": 30, "proposal": "plain, shared draws"}
@@ -48,7 +41,6 @@ def measure(samples: int) -> dict:
         "device": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
         "jax": jax.__version__,
-        "copy_bytes_per_second": bandwidth,
         "settings": rows,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "peak_device_memory_mb": _device_memory(),
@@ -59,18 +51,6 @@ def _device_memory() -> float | None:
     stats = jax.local_devices()[0].memory_stats() or {}
     peak = stats.get("peak_bytes_in_use")
     return None if peak is None else peak / 2**20
-
-
-def _copy_bandwidth() -> float:
-    """Bytes read and written a second by `x + 1` on 256 MB, the best of five."""
-    add, x = jax.jit(lambda x: x + 1), jnp.zeros(2**26, jnp.float32)
-    add(x).block_until_ready()
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        add(x).block_until_ready()
-        seconds.append(time.perf_counter() - started)
-    return 2 * x.nbytes / min(seconds)
 
 
 def _time_shared(mechanism: Mechanism, samples: int) -> dict:
@@ -88,26 +68,7 @@ def _time_shared(mechanism: Mechanism, samples: int) -> dict:
     return {"samples_per_second": samples / many, "ratio_to_one_noise_multiplier": many / one}
 
 
-def _cost(proposal) -> dict:
-    """Bytes moved by the program of one block, and XLA's count of its flops where it has one, a sample."""
-    mechanism = proposal.mechanism
-    compiled = base.draw_blocks.lower(
-        proposal.draw_block,
-        mechanism.scheme,
-        mechanism.strategy,
-        jnp.dtype(jnp.float32),
-        mechanism.noise_multiplier,
-        proposal.tables(),
-        threefry.trees(randomness.block_keys(randomness.fresh_key(), 0, 1)),
-    ).compile()
-    flops = (compiled.cost_analysis() or {}).get("flops")
-    return {
-        "bytes_per_sample": bytes_moved(compiled.as_text() or "") / randomness.BLOCK_SIZE,
-        "flops_per_sample": None if flops is None else flops / randomness.BLOCK_SIZE,
-    }
-
-
-def _time(proposal, samples: int, bandwidth: float) -> dict:
+def _time(proposal, samples: int) -> dict:
     stream = randomness.fresh_key()
     blocks = -(-samples // randomness.BLOCK_SIZE)
 
@@ -118,9 +79,7 @@ def _time(proposal, samples: int, bandwidth: float) -> dict:
 
     _, first = run(base.blocks_at_once(proposal.mechanism))
     drawn, seconds = min((run(blocks) for _ in range(3)), key=lambda pair: pair[1])
-    cost = _cost(proposal)
-    return cost | {
+    return {
         "samples_per_second": drawn / seconds,
-        "share_of_bandwidth": cost["bytes_per_sample"] * drawn / seconds / bandwidth,
         "compile_seconds": max(0.0, first - seconds * base.blocks_at_once(proposal.mechanism) / blocks),
     }

@@ -20,11 +20,11 @@ from jax.sharding import SingleDeviceSharding
 from jaxacct.cli.bench import SETTINGS
 from jaxacct.estimates import shared_draws
 from jaxacct.kernels import gpu_recurrence, randomness
-from jaxacct.kernels.memory_traffic import bytes_moved
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.schemes import BMinSep
 from jaxacct.strategies import BandedToeplitz
+from tests.benchmarks.memory_traffic import bytes_moved
 
 BANDWIDTH = 4.8e12  # bytes a second, the vendor's figure for an H200
 BLOCKS = 8

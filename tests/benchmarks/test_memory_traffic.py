@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxacct.kernels.memory_traffic import bytes_moved
+from tests.benchmarks.memory_traffic import bytes_moved
 
 pytestmark = pytest.mark.optimized
 
