@@ -118,10 +118,7 @@ def redrawn_bins_noise_multiplier(
 def epoch_curves(steps: int, noise_multiplier: float, unused: int = 0) -> tuple[ChordCurve, ChordCurve]:
     """Return the (remove, add) curves of a pair that dominates one epoch.
 
-    Args:
-      steps: of the epoch that are run.
-      noise_multiplier: sigma.
-      unused: further steps of the epoch, which are not run.
+    The epoch has `steps` steps that are run and `unused` ones that are not.
     """
     mixture = Mixture((Phases(steps, 1 / noise_multiplier),), unused)
     deviation = math.sqrt(math.log1p(math.expm1(noise_multiplier**-2) * steps / (steps + unused) ** 2))

@@ -24,11 +24,6 @@ def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> No
 
     A link is followed and kept; a device or a pipe is written to in place; an existing file keeps its mode, a
     new one has that of the umask, or 0600 where it is `secret`. An OSError names `path`.
-
-    Args:
-      path: of the file.
-      write: called with a binary file.
-      secret: whether a new file has mode 0600.
     """
     try:
         _write_bytes(path, write, secret)

@@ -247,9 +247,6 @@ class Plan:
     def from_json(cls, data) -> "Plan":
         """Read the output of `to_json`, and check it: everything that follows from the claim is recomputed.
 
-        Args:
-          data: JSON values.
-
         Raises:
           ValueError: another schema or version, a field that is missing, unknown or of another type, or
             evidence that does not prove the claim.

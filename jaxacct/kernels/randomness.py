@@ -206,13 +206,9 @@ def normals(key, shape, dtype):
 
 @functools.lru_cache(maxsize=64)
 def normals_error(pairs: int, rare: float) -> float:
-    """Bound the norm of the error of one sample's `normal_pairs` in float32.
+    """Bound the norm of the error of one sample's `pairs` normal pairs in float32.
 
-    Args:
-      pairs: of normals in the sample.
-      rare: the bound holds except for events of three times this probability.
-
-    Source: proofs/rounding.md, section 5.
+    The bound holds except for events of three times the probability `rare` (proofs/rounding.md, section 5).
     """
     norm = math.sqrt(2 * pairs) + math.sqrt(-2 * math.log(rare))
     square = (_NORMAL_ROUNDINGS * 2.0**-24 * norm) ** 2

@@ -27,13 +27,8 @@ class Factor(NamedTuple):
 def rounding_error(factors: list[Factor], weights_norm: float, points: int) -> float:
     """Return a bound on the rounding error of `sums(factors, points) @ weights`.
 
-    Args:
-      factors: of the sum.
-      weights_norm: 2-norm of the weights.
-      points: places of the cyclic lattice of sums, a power of two.
-
-    Returns:
-      The bound; infinity where first-order terms do not bound the error.
+    `weights_norm` is the 2-norm of the weights, `points` a power of two. Infinity where first-order terms do
+    not bound the error.
     """
     unit = (7 * math.log2(points) + 32) * UNIT
     used = [factor for factor in factors if factor.count]

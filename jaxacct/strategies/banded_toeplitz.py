@@ -149,9 +149,6 @@ class BandedToeplitz(FirstColumn):
         A truncated JSON list or .npy array is refused. Text has no end mark, so truncated text reads as fewer
         bands.
 
-        Args:
-          path: of the file.
-
         Raises:
           ValueError: an unreadable file, or invalid coefficients.
         """

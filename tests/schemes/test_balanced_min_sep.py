@@ -55,7 +55,7 @@ def test_likelihoods_of_all_patterns(steps, x64):
 
 @pytest.mark.parametrize("scheme", [BalancedMinSep(1000, 64, 4), BalancedMinSep(200, 16, 9)], ids=str)
 def test_every_pattern_of_a_long_run_is_counted(scheme):
-    """At log-ratios of 0 the mean is 1, and its derivative by each is the share of patterns with that step."""
+    """At log-ratios of 0 the mean is 1; its derivatives are the shares of patterns with each step."""
     mean, shares = jax.value_and_grad(scheme.log_likelihood_ratios)(jnp.zeros(scheme.iterations))
     assert abs(mean) < 1e-3
     np.testing.assert_allclose(shares, scheme.participation_rate, rtol=1e-3)

@@ -288,10 +288,8 @@ class Program:
     def tapped(self, params, example, added):
         """Return the loss's result and the other argument of each tap's equation.
 
-        Args:
-          params: lists of leaves.
-          example: lists of leaves.
-          added: an array a tap, added to the result of its equation.
+        `params` and `example` are lists of leaves; `added` has an array a tap, added to the result of its
+        equation.
         """
         more = dict(zip((tap.place for tap in self.taps), added, strict=True))
         beside = {}

@@ -262,10 +262,8 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
 def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_scores) -> Callable[..., Draws]:
     """Return a drawer of replicas of `another(scheme)`: weight `Z_m f / g^m`, g its likelihood ratio.
 
-    Args:
-      module: of the other scheme.
-      another: the same function each time for the same schemes.
-      loss_of: ln f or a bound on it, of scores.
+    `module` is that of the other scheme; `loss_of` returns ln f, or a bound on it, of scores. `another` must
+    be the same function in each call for the same schemes.
     """
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:

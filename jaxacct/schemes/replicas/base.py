@@ -146,11 +146,9 @@ _MAX_LOG_ERROR = 0.5  # of the density that is drawn from
 
 
 def error_of_events(rarest: float, events: int) -> float:
-    """Return the relative error of so many events that are drawn by float32 tables; inf where it is large.
+    """Return the relative error of `events` events drawn by float32 tables; inf where it is large.
 
-    Args:
-      rarest: largest ratio of a sum to the event at its beginning, or of that to one of its kinds.
-      events: number of events of a draw.
+    `rarest` is the largest ratio of a sum to its first event, or of an event to one of its kinds.
     """
     error = (
         events * _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
