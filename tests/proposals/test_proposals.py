@@ -11,7 +11,13 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, estimate_delta
 from jaxacct.proposals.base import direction_key, draw_in_batches, plain
 from jaxacct.proposals.families import replicas
-from jaxacct.proposals.families.replicas import _module, log_normalizer, most_replicas, replica_proposal
+from jaxacct.proposals.families.replicas import (
+    _module,
+    counts_drawn_by,
+    log_normalizer,
+    most_replicas,
+    replica_proposal,
+)
 from jaxacct.schemes.replicas import b_min_sep
 from jaxacct.statistics.hockey_stick import weighted_terms
 from jaxacct.strategies import FiniteToeplitz
@@ -70,7 +76,7 @@ def test_drawn_counts_follow_the_enumerated_distribution(scheme, bands, key):
     strategy = BandedToeplitz.square_root(bands)
     mechanisms = [Mechanism(scheme, strategy, sigma) for sigma in (0.45, 2.0)]
     module = _module(mechanisms[0])
-    draw_counts = jax.jit(module.draw_counts, static_argnums=(1, 3))
+    draw_counts = jax.jit(counts_drawn_by(module), static_argnums=(1, 3))
     for mechanism in mechanisms:
         sigma = mechanism.noise_multiplier
         for m in orders(mechanism)[::2]:

@@ -40,6 +40,11 @@ def _module(mechanism: Mechanism):
     return module
 
 
+def counts_drawn_by(module) -> Callable[..., Any]:
+    """Return the `draw_counts` of a replica module."""
+    return getattr(module, "draw_counts", lambda *arguments: module.draw_with_one(*arguments)[0])
+
+
 def most_replicas(mechanism: Mechanism) -> int:
     """Return the largest order that has tables; 1 where C is not Toeplitz, or the scheme has none."""
     if mechanism.scheme.replicas is None or not mechanism.strategy.is_toeplitz:
@@ -209,7 +214,7 @@ def _drawer(module, losses_of: Callable) -> Callable[..., Draws]:
         if positions and adds_windows(scheme, strategy, len(tables["arrays"]["hazards"])):
             draw = functools.partial(draw_block_at, draw_positions=drawn_by(positions))
         else:
-            draw = functools.partial(draw_block_at, draw_counts=drawn_by(module.draw_counts))
+            draw = functools.partial(draw_block_at, draw_counts=drawn_by(counts_drawn_by(module)))
         loss, log_f = draw(key, scheme, strategy, sigma, dtype, loss_of=losses_of)
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * log_f)
 
@@ -271,7 +276,7 @@ def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_sco
         normals_key, counts_key = threefry.split(key)
         n, size = scheme.iterations, randomness.BLOCK_SIZE
         normals = strategy.draw_normals(normals_key, n, size, dtype)
-        counts = module.draw_counts(counts_key, other, tables["arrays"], size).astype(dtype)
+        counts = counts_drawn_by(module)(counts_key, other, tables["arrays"], size).astype(dtype)
         drawn = strategy.scores_from_normals(normals, n, sigma, counts)
         loss = loss_of(scheme, strategy, drawn, sigma)
         others = loss_of_scores(other, strategy, drawn, sigma)

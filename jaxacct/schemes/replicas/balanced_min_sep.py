@@ -23,14 +23,11 @@ from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas import one_participation
 from jaxacct.schemes.replicas.base import (
     Attracting,
-    error_of_events,
+    fits_two,
     log_attractions,
-    log_lift,
     rarest_event,
+    summary_of_two,
 )
-
-# Maximum bytes of the float64 table; the device keeps half of it.
-MAX_TABLE_BYTES = 2e9
 
 
 def kinds_of(scheme) -> list[tuple[float, bool]]:
@@ -49,9 +46,8 @@ def table_bytes(mechanism: Attracting) -> float:
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """Return 2 where the table fits `MAX_TABLE_BYTES` and columns b steps apart share no row; else 1."""
-    fits = table_bytes(mechanism) <= MAX_TABLE_BYTES and log_lift(mechanism, 2) == 0
-    return 2 if fits else 1
+    """Return 2 where two replicas have tables, else 1."""
+    return 2 if fits_two(mechanism, table_bytes(mechanism)) else 1
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
@@ -92,10 +88,7 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
         total = float(table[0, 0, 0, k, k])
         log_z = math.log(total) if 0 < total < math.inf else math.inf
         log_z += 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
-    if not (log_z < math.inf and rarest < math.inf):
-        return math.inf, math.inf
-    error = error_of_events(rarest, 2 * k)
-    return (log_z, error) if error < math.inf else (math.inf, math.inf)
+    return summary_of_two(log_z, rarest, 2 * k)
 
 
 def _log_linear_patterns(scheme) -> float:

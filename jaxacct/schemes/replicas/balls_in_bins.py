@@ -32,7 +32,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     Each of m phases is drawn with b - 1 thresholds that are multiples of 2^-32.
     """
@@ -52,7 +52,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> list:
-    """Return the thresholds that `draw_counts` needs: of the first phase, the second given the first, ..."""
+    """Return the thresholds that `draw_with_one` needs: of the first phase, the second given it, ..."""
     joint = _joint(mechanism, m)
     marginals = [joint]
     for _ in range(m - 1):
@@ -119,13 +119,8 @@ def _joint(mechanism: Attracting, m: int) -> np.ndarray:
     return joint
 
 
-def draw_counts(key, scheme, arrays, num_samples: int):
-    """Draw sums of m replicas' participation vectors, (num_samples, iterations) float32."""
-    return draw_with_one(key, scheme, arrays, num_samples)[0]
-
-
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts), float32."""
+    """Return (sums of all vectors, the participation vector of one of the m replicas, lifts), float32."""
     n, b = scheme.iterations, scheme.min_separation
     phases = draw_indices([threefry.fold_in(key, k) for k in range(len(arrays))], arrays, num_samples)
     turns = jnp.stack([jax.nn.one_hot(phase, b, dtype=jnp.float32) for phase in phases])

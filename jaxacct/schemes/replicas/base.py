@@ -7,7 +7,8 @@ For m participation vectors together a module has:
 * `tables(mechanism, m)`: the arrays that `draw_counts` needs;
 * `table_samples(mechanism, m)`: how many samples are drawn in the time of the tables, approximately;
 * `errors(mechanism, m)`: (relative, total variation) errors of the drawn distribution;
-* `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32;
+* `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32; by
+  default the first of `draw_with_one`;
 * `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and the number of lifts
   of the tables, (num_samples,) float32, rounded down;
 * `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and the
@@ -137,6 +138,17 @@ def drawn_together(steps, who, iterations: int):
     who = coded % 4
     mine = (who % 2).astype(jnp.float32)
     return coded // 4, mine + (who // 2).astype(jnp.float32), mine
+
+
+def fits_two(mechanism: Attracting, table_bytes: float) -> bool:
+    """Return whether tables of two replicas fit a device and columns b steps apart share no row."""
+    return table_bytes <= 2e9 and log_lift(mechanism, 2) == 0
+
+
+def summary_of_two(log_z: float, rarest: float, events: int) -> tuple[float, float]:
+    """Return (`log_z`, `error_of_events`); both are inf where draws would be too inexact."""
+    error = error_of_events(rarest, events)
+    return (log_z, error) if math.isfinite(log_z) and error < math.inf else (math.inf, math.inf)
 
 
 _UNIT = 2.0**-24

@@ -45,7 +45,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     For two: a float32 probability against a uniform of 2^-32 steps at each site, and the phases' thresholds.
     """
@@ -112,7 +112,7 @@ def edge_weights(attraction: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
-    """Return the arrays that `draw_counts` needs."""
+    """Return the arrays that `draw_with_one` needs."""
     if m > 2:
         return cyclic_many.tables(mechanism, m)
     scheme = mechanism.scheme
@@ -156,13 +156,8 @@ def chain_weights(edges: np.ndarray, most: int, p: float, q: float) -> np.ndarra
     return weights
 
 
-def draw_counts(key, scheme, arrays, num_samples: int):
-    """Draw sums of m replicas' participation vectors, (num_samples, iterations) float32."""
-    return draw_with_one(key, scheme, arrays, num_samples)[0]
-
-
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the participation vector of one of the m replicas, lifts), float32."""
+    """Return (sums of all vectors, the participation vector of one of the m replicas, lifts), float32."""
     if "starts" in arrays:
         return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
     b, n = scheme.min_separation, scheme.iterations

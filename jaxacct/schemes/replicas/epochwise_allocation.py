@@ -23,13 +23,11 @@ from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas.base import (
     Attracting,
     drawn_together,
-    error_of_events,
+    fits_two,
     log_attractions,
-    log_lift,
+    summary_of_two,
 )
 
-# Of the float64 tables that are built; the device keeps half of it.
-MAX_TABLE_BYTES = 2e9
 _MIN_LOG_SURVIVAL = -40.0  # of all places before the last ones, so that float32 has room
 
 
@@ -42,7 +40,7 @@ def table_bytes(mechanism: Attracting) -> float:
 def most_replicas(mechanism: Attracting) -> int:
     """Return 2 where the tables fit, columns b steps apart share no row and none repel; else 1."""
     M, b = mechanism.scheme.epoch_steps, mechanism.scheme.min_separation
-    fits = table_bytes(mechanism) <= MAX_TABLE_BYTES and log_lift(mechanism, 2) == 0
+    fits = fits_two(mechanism, table_bytes(mechanism))
     has_room = (b - 1) * epochs.log_survival(M, b) >= _MIN_LOG_SURVIVAL
     return 2 if fits and has_room and float(log_attractions(mechanism).min()) >= 0 else 1
 
@@ -87,10 +85,7 @@ class _Epoch(NamedTuple):
 def _summary(mechanism: Attracting) -> tuple[float, float]:
     """Return (ln Z_2, relative error of the drawn distribution)."""
     log_z, rarest, _ = _built(mechanism)
-    if not (math.isfinite(log_z) and rarest < math.inf):
-        return math.inf, math.inf
-    error = error_of_events(rarest, 2 * mechanism.scheme.max_participations)
-    return (log_z, error) if error < math.inf else (math.inf, math.inf)
+    return summary_of_two(log_z, rarest, 2 * mechanism.scheme.max_participations)
 
 
 @functools.lru_cache(maxsize=1)

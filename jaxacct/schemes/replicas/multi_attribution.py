@@ -33,7 +33,7 @@ def most_replicas(mechanism: Attracting) -> int:
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
-    """Return (relative, total variation) errors of the distribution that `draw_counts` draws from.
+    """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     Every step rounds at most (k_u + 1)^2 probabilities to multiples of 2^-32, and the start 2 b.
     """
@@ -50,7 +50,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
-    """Return the arrays that `draw_counts` needs."""
+    """Return the arrays that `draw_with_one` needs."""
     chain = _chain(mechanism)
     return walk_tables(chain, backward(chain)[1])
 
@@ -89,13 +89,8 @@ def _chain(mechanism: Attracting) -> Chain:
     return Chain(scheme.timing, k + 1, alone, together)
 
 
-def draw_counts(key, scheme, arrays, num_samples: int):
-    """Draw sums of two replicas' counts, (num_samples, iterations) float32."""
-    return draw_with_one(key, scheme, arrays, num_samples)[0]
-
-
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (`draw_counts`, the counts of one of the two, lifts), float32."""
+    """Return (sums of all vectors, the counts of one of the two, lifts), float32."""
     size = scheme.examples_per_user + 1
 
     def labels_of(pair):

@@ -20,15 +20,12 @@ from jaxacct.schemes.replicas.base import (
     Attracting,
     draw_indices,
     drawn_together,
-    error_of_events,
+    fits_two,
     log_attractions,
-    log_lift,
     rarest_event,
+    summary_of_two,
     thresholds_of,
 )
-
-# Of the float64 table that is built; the device keeps half of it.
-MAX_TABLE_BYTES = 2e9
 
 
 def table_bytes(mechanism: Attracting) -> float:
@@ -43,9 +40,8 @@ def table_bytes(mechanism: Attracting) -> float:
 
 
 def most_replicas(mechanism: Attracting) -> int:
-    """Return 2 where the table fits `MAX_TABLE_BYTES` and columns b steps apart share no row; else 1."""
-    fits = table_bytes(mechanism) <= MAX_TABLE_BYTES and log_lift(mechanism, 2) == 0
-    return 2 if fits else 1
+    """Return 2 where two replicas have tables, else 1."""
+    return 2 if fits_two(mechanism, table_bytes(mechanism)) else 1
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
@@ -74,10 +70,7 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
     _, _, pairs, rarest = _weights(mechanism)
     total = float(pairs.sum())
     log_z = math.log(total) if 0 < total < math.inf else math.inf
-    error = (
-        error_of_events(rarest, 2 * mechanism.scheme.max_participations) if rarest < math.inf else math.inf
-    )
-    return (log_z, error) if log_z < math.inf and error < math.inf else (math.inf, math.inf)
+    return summary_of_two(log_z, rarest, 2 * mechanism.scheme.max_participations)
 
 
 @functools.lru_cache(maxsize=1)
