@@ -1,23 +1,19 @@
-"""Tables and figures of four papers on MNIST, beside what they print.
+"""Tables of arXiv 2403.00278 on MNIST, beside what it prints.
 
     python -m tests.benchmarks.seeds_on_mnist PART --data-folder DIR
 
-Parts: `convex` (arXiv 2403.00278, tables 5 and 6), `convex-epsilon` (cyclic against stochastic batches at
-equal certified epsilon) and `individual` (arXiv 2209.15596, figure 1 and experiment E2). Each stores a
-record. Programs are plain float32, as in `lean`: what they train is for comparison.
+Parts: `convex` (tables 5 and 6) and `convex-epsilon` (cyclic against stochastic batches at equal certified
+epsilon). Each stores a record. Programs are plain float32, as in `lean`: what they train is for comparison.
 """
 
 import sys
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.accountants.tradeoff import gdp_epsilon, noisy_cgd_gdp, noisy_sgd_accountant
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
-from jaxacct.individual import PLDIndividualAccountant, RDPIndividualAccountant, SigmaGrid
-from tests.benchmarks import lean
 from tests.benchmarks.figure_4 import half_width
 from tests.benchmarks.results import record
 from train import command as _command
@@ -201,81 +197,14 @@ def convex_epsilon(data, seeds: int) -> None:
     )
 
 
-# Individual accounting.
-
-
-def individual(data, seeds: int) -> None:
-    """Figure 1 and E2: DP-SGD of 50 epochs, individual epsilons of 1,000 random examples."""
-    del seeds
-    (x, y), test = data
-    steps, q, sigma, clip, delta = 10_000, 0.005, 2.0, 5.0, 1e-6
-    picked = np.random.default_rng(0).choice(60_000, 1000, replace=False)
-    grid = SigmaGrid(sigma, 64.0, 40)
-    fourier = PLDIndividualAccountant(q, sigma, clip, grid, 10.0, 2**17)
-    renyi = RDPIndividualAccountant(q, sigma, clip, grid)
-    model, size = lean.Perceptron, 400
-    params = model.init(0)
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-
-    @jax.jit
-    def many(flat, state, key, indices, counts):
-        def step(carry, drawn):
-            (flat, state, key), (rows, count) = carry, drawn
-            key, noisy = jax.random.split(key)
-            params = unravel(flat)
-            state = fourier.update(
-                state, jnp.minimum(lean.gradient_norms(model, params, x[picked], y[picked]), clip)
-            )
-            real = jnp.arange(size) < count
-            total = lean.clipped_sum(model, params, x[rows], y[rows], real, clip)
-            noise = sigma * clip * jax.random.normal(noisy, flat.shape)
-            flat = flat - 0.05 * (jax.flatten_util.ravel_pytree(total)[0] + noise) / 300
-            return (flat, state, key), None
-
-        return jax.lax.scan(step, (flat, state, key), (indices, counts))[0]
-
-    state, key, rng = fourier.init(1000), jax.random.key(0), np.random.default_rng(1)
-    for part in range(steps // 500):
-        counts = rng.binomial(60_000, q, 500)
-        assert counts.max() <= size
-        indices = np.array([rng.choice(60_000, size, replace=False) for _ in counts], np.int32)
-        flat, state, key = many(flat, state, key, indices, counts)
-        if part % 5 == 4:
-            share = lean.accuracy(model, unravel(flat), test)
-            print(f"step {500 * (part + 1)}: test accuracy {share:.4f}", file=sys.stderr, flush=True)
-    epsilons, by_renyi = fourier.epsilon(state, delta), renyi.epsilon(state, delta)
-    worst = fourier.from_norms(jnp.full((1, 1), clip))
-    worst = worst._replace(counts=worst.counts * steps)
-    bound = float(fourier.epsilon(worst, delta)[0])
-    labels, rows = np.asarray(y)[picked], []
-    for name, some in [("all", np.ones(1000, bool))] + [(str(c), labels == c) for c in range(10)]:
-        cells = [
-            f"{np.quantile(values[some], p):.3f}"
-            for values in (epsilons, by_renyi)
-            for p in (0.05, 0.5, 0.95)
-        ]
-        rows.append([name, int(some.sum()), *cells])
-    share = lean.accuracy(model, unravel(flat), test)
-    record(
-        "mnist_individual",
-        question="Individual epsilon of 1,000 examples of MNIST (arXiv 2209.15596, figure 1 and E2)",
-        order=73,
-        columns=["class", "examples", "5 %", "median", "95 %", "Renyi: 5 %", "median ", "95 % "],
-        rows=rows,
-        note=f"DP-SGD, 50 epochs, batches of 300 of 60,000, noise 2, clip norm 5, delta 1e-6, learning rate "
-        f".05, a network with one hidden layer of 64; one run, test accuracy {100 * share:.2f} %. The bound "
-        f"of all examples is {bound:.3f}. These values are functions of the data, here public.",
-    )
-
-
-PARTS = {"convex": convex, "convex-epsilon": convex_epsilon, "individual": individual}
+PARTS = {"convex": convex, "convex-epsilon": convex_epsilon}
 
 
 def command(part: str, data_folder: str, seeds: int = 5) -> int:
-    """Tables and figures of papers on MNIST, each a record.
+    """Tables of arXiv 2403.00278 on MNIST, each a record.
 
     Args:
-      part: "convex", "convex-epsilon" or "individual".
+      part: "convex" or "convex-epsilon".
       data_folder: folder with the four idx files.
       seeds: runs of the convex parts.
     """
