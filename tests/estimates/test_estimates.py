@@ -330,7 +330,7 @@ def test_poisson_sampling_with_independent_noise_needs_no_samples():
         assert abs(found.value - pld_epsilon(delta)) <= PLD_ERROR
         back = estimate_delta(MECHANISM, found.value)
         assert back.num_samples == 0 and 0.99 * delta <= back.value <= delta * 1.001
-    assert set(found.directions) == {"remove", "add"} and found.directions["add"] <= found.value
+    assert found.directions["add"] < found.directions["remove"] == found.value
     drawn = estimate_epsilon(MECHANISM, 1e-3, num_samples=2000, key=jax.random.key(1))
     assert drawn.num_samples == 2000 and drawn.low > 0
 
