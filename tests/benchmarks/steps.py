@@ -3,7 +3,8 @@
     python -m tests.benchmarks.steps [noise] [steps] [loop]
 
 All kinds of a table take turns in one process; a time is the lower quartile of CPU time of all threads (least
-wall time in brackets), milliseconds, as other jobs on the machine then count for little.
+wall time in brackets), milliseconds, as other jobs on the machine then count for little. Wall time shows what
+the thread that computes noise takes off a step, CPU time does not.
 """
 
 import functools
@@ -20,8 +21,8 @@ from jax_privacy.matrix_factorization import toeplitz
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
 from tests.benchmarks.results import record
 from tests.benchmarks.training import KINDS, poisson_plan
-from train.loop import fit
-from train.noise import normals, recursion
+from tests.train.fitting import fit
+from train.noise import keystream, normals, recursion
 from train.optimizers import privatize
 from train.step import make_step, nnx_loss
 
@@ -30,6 +31,7 @@ JOBS = [
     *(("perceptron", 64, bands) for bands in (1, 4, 16, 64, 256)),
     *(("perceptron", size, bands) for size in (256, 1024) for bands in (1, 16)),
     *((name, 64, b) for name in ("CNN on 8 x 8", "transformer", "its adapters of rank 4") for b in (1, 16)),
+    *((name, 4, b) for name in ("transformer of 10M", "its adapters of rank 8") for b in (1, 16)),
 ]  # fmt: skip
 
 
@@ -62,27 +64,31 @@ def noise() -> None:
     }
     rows = []
     for size in (669_706, 10_000_000):
-        fresh = recursion.Fresh(np.int32(0), KEY, normals.drawn_on_the_host(KEY, 0, size))
+        given, room = normals.drawn_on_the_host(KEY, 0, [(size,)]), keystream.Room()
         draw = jax.jit(functools.partial(jax.random.normal, shape=(size,)))
-        runs = {"ours": lambda size=size: normals.drawn_on_the_host(KEY, 3, size).numbers}
+        runs = {"ours": lambda size=size, room=room: normals.drawn_on_the_host(KEY, 3, [(size,)], room)}
         runs["beside"] = lambda draw=draw: draw(jax.random.key(0))
         found = by_turns(runs)
         rows.append(["normals (jax.random.normal)", size, *shown(found)])
         for name, strategy in strategies.items():
             if strategy.noise_copies * size > 2e8:
                 continue  # 800 MB
-            params = jax.ShapeDtypeStruct((size,), jnp.float32)
-            step = jax.jit(
-                lambda state, fresh, s=strategy, p=params: recursion.draw(s, LEVELS, state, p, fresh),
+            solve = jax.jit(functools.partial(recursion.solve, strategy, LEVELS))
+            store = jax.jit(
+                lambda kept, made, s=strategy: recursion.store(
+                    s, LEVELS, recursion.NoiseState(np.int32(0), kept, None), made
+                ),
                 donate_argnums=0,
             )
             held = [recursion.init(strategy, jnp.zeros(size), KEY)]
             kept = np.ones((strategy.noise_copies, size), np.float32)
             weights, out = np.ones(len(kept), np.float32), np.empty(size, np.float32)
 
-            def ours(step=step, held=held, fresh=fresh):
-                drawn, held[0] = step(held[0], fresh)
-                return drawn, held[0].recent
+            def ours(solve=solve, store=store, held=held, given=given):
+                with jax.enable_x64(True):
+                    made = solve(held[0], given)
+                held[0] = held[0]._replace(recent=store(held[0].recent, made))
+                return made, held[0].recent
 
             runs = {"ours": ours, "beside": lambda w=weights, a=kept, o=out: np.matmul(w, a, out=o)}
             rows.append([name, size, *shown(by_turns(runs))])
@@ -134,9 +140,9 @@ def steps() -> None:
 
         def idle(step=step):
             if (coming := step._ahead._coming) is not None:
-                coming.drawn.result()
+                jax.block_until_ready(coming.made.result().made)
 
-        found = by_turns(runs, 4, idle)
+        found = by_turns(runs, 4 if size > 4 else 1, idle)
         rows.append([name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))])
         for kind in ("private", "jax-privacy"):
             ratios = [found[kind][i] / found["plain"][i] for i in (0, 1)] if kind in found else []

@@ -97,8 +97,8 @@ class Perceptron(nnx.Module):
         return self.layers[-1](x)
 
 
-def _transformer(rank: int | None = None) -> Transformer:
-    model = Transformer(128, 64, 64, 2, 4, nnx.Rngs(0))
+def _transformer(rank: int | None = None, width: int = 64, layers: int = 2) -> Transformer:
+    model = Transformer(128, 64, width, layers, width // 16, nnx.Rngs(0))
     if rank is not None:
         add_lora(model, rank, nnx.Rngs(1))
     return model
@@ -129,6 +129,8 @@ KINDS = {
     ),
     "transformer": (_transformer, next_token, nnx.Param, _text, 64, 40),
     "its adapters of rank 4": (lambda: _transformer(4), next_token, nnx.LoRAParam, _text, 64, 40),
+    "transformer of 10M": (lambda: _transformer(None, 512, 3), next_token, nnx.Param, _text, 4, 4),
+    "its adapters of rank 8": (lambda: _transformer(8, 512, 3), next_token, nnx.LoRAParam, _text, 4, 4),
 }
 
 
@@ -243,19 +245,17 @@ def costs() -> None:
             for _ in range(4):
                 held[0], info = step(held[0], rows, mask)
             if (coming := step._ahead._coming) is not None:
-                jax.block_until_ready(coming.drawn.result())  # or it would count for what is run next
+                jax.block_until_ready(coming.made.result().made)  # or it would count for what is run next
             return info
 
         runs = {
             "plain": (lambda plain=plain, p=params, f=loss, r=rows: plain(p, f, r), 1),
             "ghost sum": (lambda ghost=ghost, p=params, f=loss, r=rows: ghost(p, f, r), 1),
             "normals": (
-                lambda n=size, noisy=noisy: (
-                    normals.drawn_on_the_host(noisy.key, 3, n, noisy.deviation_alone).numbers
-                ),
+                lambda n=size, noisy=noisy: normals.drawn_on_the_host(noisy.key, 3, [(n,)]),
                 1,
             ),
-            "in a program": (lambda n=size, key=noisy.key: normals.normals_of(key, 3, n), 1),
+            "in a program": (lambda n=size, key=noisy.key: normals.standard_normals(key, 3, n), 1),
             "step": (steps, 4),
         }
         taken = {kind: [] for kind in runs}
