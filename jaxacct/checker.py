@@ -411,7 +411,7 @@ def decide(proposal: Proposal, theta: float, alarms, steps: int, rng, max_steps:
     sums, grown, parts = np.zeros(4), np.zeros((2, FRACTIONS.size)), FRACTIONS[:, None]
     gains, won = ((lambda x: (theta - x) / (1 - theta)), (lambda x: x / theta - 1)), (theta >= 1, False)
     while sums[0] * steps < max_steps and not any(won):
-        terms = proposal.terms(rng, max(1024, BLOCK // steps))
+        terms = proposal.terms(rng, max(2048, BLOCK // steps))
         if not (np.isfinite(terms).all() and terms.min() >= -1e-6 and terms.max() <= 1 + 1e-6):
             raise NotCovered(f"{proposal.name}, which had a term of {terms.max()!r}, not in [0, 1]")
         positive, zeros = np.clip(terms[terms > 0], 0.0, 1.0), int((terms <= 0).sum())

@@ -39,6 +39,7 @@ jaxacct show plan.json --verbose
 """,
     "jaxacct check": """
 jaxacct check plan.json
+jaxacct check plan.json --json
 """,
     "jaxacct report": """
 jaxacct report plan.json --out report.html
