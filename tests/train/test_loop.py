@@ -339,7 +339,7 @@ def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypat
     shown = []
     monkeypatch.setattr(loop, "is_interactive", lambda: True)
     bar = contextlib.nullcontext(lambda *step: shown.append(step))
-    monkeypatch.setattr(loop, "watch", lambda unit: bar)
+    monkeypatch.setattr(loop, "watch", lambda: bar)
     run(progress=False)
     assert not shown
     run()
