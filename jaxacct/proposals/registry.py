@@ -7,6 +7,7 @@ when its family is used.
 
 import functools
 import importlib
+import operator
 from types import ModuleType
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ class Family(NamedTuple):
     """Values of each parameter; a mechanism may have fewer of them."""
     adjacencies: tuple[str, ...] = (ZERO_OUT,)
     """Of the dominating pairs (`Mechanism.pair_adjacency`) that it draws from."""
+    also: tuple[tuple[int, ...], ...] = ()
+    """Parameters outside of the ranges."""
 
 
 # Of proposals with the same predicted cost the first one is chosen.
@@ -37,7 +40,7 @@ FAMILIES: dict[str, Family] = {
     "replicas": Family("families.replicas", _REMOVE, (False,), (_ORDERS,), _ALL),
     "example-replicas": Family("families.example_replicas", _REMOVE, (False,), (_ORDERS,)),
     "inflated-replicas": Family("families.inflated", _REMOVE, (False,), (_ORDERS, range(2, 33))),
-    "pairs": Family("families.pairs", _REMOVE, (False,), (range(4, 49), range(2))),
+    "pairs": Family("families.pairs", _REMOVE, (False,), (range(4, 49), range(2)), also=((1, 1),)),
     "mean-overlaps": Family("families.mean_overlaps", _ADD, (False,), (_VARIANTS,)),
     "plain-bounded": Family("families.plain_bounded", _ADD, (False, True), ()),
     "half-space": Family("families.half_space", _ADD, (False,), ()),
@@ -84,9 +87,8 @@ def _known(spec: ProposalSpec) -> tuple[ProposalSpec, Family]:
     if family is None:
         raise ValueError(f"proposal family must be one of {', '.join(FAMILIES)}, got {spec.family!r:.80}")
     allowed = family.parameters
-    if len(spec.parameters) != len(allowed) or any(
-        n not in r for n, r in zip(spec.parameters, allowed, strict=True)
-    ):
+    known = len(spec.parameters) == len(allowed) and all(map(operator.contains, allowed, spec.parameters))
+    if not known and spec.parameters not in family.also:
         ranges = ",".join(f"{r.start}..{r.stop - 1}" for r in allowed)
         raise ValueError(f"proposal must be {spec.family}{ranges and f':{ranges}'}, got {str(spec)!r}")
     return spec, family

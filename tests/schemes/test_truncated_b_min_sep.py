@@ -653,7 +653,7 @@ def test_from_calibration_to_batches(tmp_path, capsys, key):
 
 def test_bad_input(capsys):
     with pytest.raises(
-        ValueError, match="max_batch_size must be at least the largest expected batch size 50"
+        ValueError, match=r"max_batch_size .* must be at least the largest expected batch size 50"
     ):
         TruncatedBMinSep(5, 1, 0.5, 49, 100)
     with pytest.raises(ValueError, match="max_batch_size must be an integer"):
