@@ -45,6 +45,7 @@ class TrainOptions:
         noise, no part in the clip norm, no copy in checkpoints; the run is bound to their values.
       loss_key: public integer or `jax.random` key, for dropout or augmentation: the loss is called with a
         third argument, a key derived from this one, the step and the example's index. Unrelated to `keys`.
+        Refused for add-or-remove-one adjacency, where other examples change their index.
       graph: users and examples, for an attribution plan; its `rows` map the plan's examples to rows of data.
       individual: follow every example's own privacy loss (`train.individual`), for Poisson batches and
         independent noise.

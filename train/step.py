@@ -145,7 +145,7 @@ def make_step(
     Args:
       loss: `loss(params, example) -> scalar` of one example. What a `jax.tree_util.Partial` binds, or a
         `train.loss.Loss` as `nnx_loss` returns it holds, is frozen; one with a key takes batches of
-        `train.loss.Numbered`.
+        `train.loss.Numbered`, and is refused for add-or-remove-one adjacency.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
       microbatch_size: as in `train.clipping.per_example`.
@@ -162,6 +162,12 @@ def make_step(
             "private must come from train.optimizers.privatize, which says clip norm and noise once, got "
             f"{type(private).__name__}"
         )
+    loss = as_loss(loss)
+    if loss.key is not None and private.mechanism.is_add_or_remove:
+        raise ValueError(
+            f"loss_key must not be given with {private.mechanism.adjacency} adjacency: keys follow the index "
+            "of an example, and without one example all later ones have another index"
+        )
 
     def step(
         state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs=()
@@ -176,7 +182,7 @@ def make_step(
         found = CLIPPINGS[kind](*given, mask, **shared)
         return advance(private, optimizer, state, found, mask, fresh, mesh, specs)
 
-    return PrivateStep(step, as_loss(loss), private, optimizer, mesh)
+    return PrivateStep(step, loss, private, optimizer, mesh)
 
 
 def advance(

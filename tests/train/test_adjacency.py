@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from tests.train.plans import plan_of
 from tests.train.test_loop import KEYS, ROWS, data, flat, run
 from train.batches.sampler import Sampler
 from train.individual import IndividualAccounting
+from train.loss import Numbered, as_loss
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -62,3 +65,22 @@ def test_individual_accounting_is_refused(adjacency):
     accounting = IndividualAccounting(epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match=f"individual must not be given with {adjacency}"):
         run(plan=covered(adjacency), individual=accounting)
+
+
+def test_a_loss_key_is_refused_where_others_change_their_index():
+    """Its keys follow the index: the sum without the first example moves by more than its own gradient."""
+
+    def signed(params, example, key):
+        return jax.random.rademacher(key, ()) * example["x"][0] * params["b"]
+
+    rows = np.resize([0.0, 1.0], (64, 1))
+    at = as_loss(signed, jax.random.key(0)).at(0)
+    gradients = jax.jit(jax.vmap(jax.grad(lambda b, row: at({"b": b}, row)), (None, 0)))
+
+    def total(rows):
+        padded = np.append(rows, np.zeros((64 - len(rows), 1)), axis=0)
+        return float(gradients(jnp.ones(()), Numbered({"x": padded}, np.arange(64, dtype=np.uint32))).sum())
+
+    assert rows[0] == 0 and abs(total(rows) - total(rows[1:])) > 2  # the removed gradient is 0
+    with pytest.raises(ValueError, match="loss_key must not be given with add-or-remove-one adjacency"):
+        run(plan=covered("add-or-remove-one"), loss=signed, loss_key=0)
