@@ -14,22 +14,15 @@ from scipy.special import logsumexp
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import gpu_recurrence, linear_scale, threefry
+from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, coin_bits, exponential_64
-from jaxacct.kernels.recurrence import blocked_log_recurrence, serves_gpu
-from jaxacct.schemes.base import (
-    ExampleScheme,
-    ManyMultipliers,
-    SparsePositions,
-    Sums,
-    check_fields,
-    counts_at,
-    times_log,
-)
+from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities, serves_gpu, times_log
+from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, SparsePositions, Sums, check_fields
 from jaxacct.schemes.batches import Batches, Eligible
 from jaxacct.schemes.numbers import participation_rate
-from jaxacct.schemes.poisson import log_bernoulli_product, log_bernoulli_product_of_sums, log_probabilities
+from jaxacct.schemes.poisson import log_bernoulli_product, log_bernoulli_product_of_sums
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -71,18 +64,7 @@ class BMinSep(ExampleScheme):
         min_separation: int,
         warm_start: bool = True,
     ) -> "BMinSep":
-        """Return the scheme of mean batch size `batch_size`: p = p0 / (1 - p0 (b-1)), p0 = B / |D|.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-          min_separation: b >= 1.
-          warm_start: as of the class.
-
-        Raises:
-          ValueError: more than |D| / b examples a batch.
-        """
+        """Return the scheme of mean batch size `batch_size`: p = p0 / (1 - p0 (b-1)), p0 = B / |D|."""
         b = _validate.positive_integer("min_separation", min_separation)
         participation_rate(dataset_size, batch_size, separation=b)
         probability = batch_size / (dataset_size - batch_size * (b - 1))

@@ -17,8 +17,8 @@ import numpy as np
 from jaxacct.common import validate
 from jaxacct.kernels import fixed_counts, threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
-from jaxacct.kernels.recurrence import softplus
-from jaxacct.schemes.base import SparseScheme, Sums, log_probabilities
+from jaxacct.kernels.recurrence import log_probabilities, softplus
+from jaxacct.schemes.base import SparseScheme, Sums
 from jaxacct.schemes.batches import Batches, ByStep, subsets
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import balanced_min_sep as balanced_replicas

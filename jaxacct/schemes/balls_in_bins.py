@@ -33,16 +33,7 @@ class BallsInBins(RandomPhase):
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, batch_size: float, iterations: int) -> "BallsInBins":
-        """Return the scheme of ceil(|D| / B) batches per epoch, of mean size at most `batch_size`.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-
-        Raises:
-          ValueError: more than |D| examples a batch.
-        """
+        """Return the scheme of ceil(|D| / B) batches per epoch, of mean size at most `batch_size`."""
         rate = participation_rate(dataset_size, batch_size)
         return cls(iterations, int(np.ceil(round(1 / rate, 9))))
 

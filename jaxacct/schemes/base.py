@@ -11,10 +11,10 @@ from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common import validate as _validate
+from jaxacct.kernels.lockouts import counts_at
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.statistics.hockey_stick import Direction
@@ -193,9 +193,8 @@ class Scheme(abc.ABC):
     def squared_sensitivity(self, cross: float) -> float:
         """Bound `||C x||^2` of one unit with all participations revealed, columns of norm 1.
 
-        Args:
-          cross: upper bound on the product of a participation of all examples with all later ones; the
-            largest of `Mechanism.cross_terms`.
+        `cross` bounds the product of a participation of all examples with all later ones
+        (`Mechanism.cross_terms`).
         """
 
     @abc.abstractmethod
@@ -256,15 +255,19 @@ class Scheme(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def from_batch_size(cls, **sizes) -> "Scheme":
-        """Return the scheme with an expected batch size."""
+        """Return the scheme with an expected batch size.
+
+        Args:
+          **sizes: `dataset_size`, the number of examples |D|; `batch_size`, the expected batch size B;
+            `iterations`; and fields of the class.
+
+        Raises:
+          ValueError: a batch size that the scheme cannot have.
+        """
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "Scheme":
-        """Return the scheme of plain numbers, by its sampling probability or its batch size.
-
-        Raises:
-          ValueError: a number is missing, out of range or would be ignored.
-        """
+        """Return the scheme of plain numbers; ValueError for one that is missing or would be ignored."""
         numbers.refuse(cls.name, cls.options)
         given: dict[str, Any] = {mine: getattr(numbers, option) for option, mine in cls.options.items()}
         if numbers.sampling_probability is None:
@@ -350,11 +353,6 @@ class SparseScheme(ExampleScheme, abstract=True):
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "Scheme":
-        """Return the scheme of plain numbers, by both sizes.
-
-        Raises:
-          ValueError: a number is missing, out of range or would be ignored.
-        """
         return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
 
     @abc.abstractmethod
@@ -371,8 +369,7 @@ class SparseScheme(ExampleScheme, abstract=True):
 
 def scheme_to_json(scheme: Scheme) -> dict:
     """Return the scheme's name and fields as plain JSON values."""
-    fields = dataclasses.fields(scheme)  # pyrefly: ignore[bad-argument-type]
-    return {"name": scheme.name} | {field.name: getattr(scheme, field.name) for field in fields}
+    return {"name": scheme.name} | dataclasses.asdict(scheme)  # pyrefly: ignore[bad-argument-type]
 
 
 def scheme_from_fields(kind: type[Scheme], data: dict) -> Scheme:
@@ -396,30 +393,6 @@ def check_fields(scheme: Scheme, *integers: str, probability: bool = True) -> No
         raise ValueError(f"warm_start must be True or False, got {warm_start!r}")
 
 
-def counts_at(positions, counts, iterations: int):
-    """Return (num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
-
-    Args:
-      positions: (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
-      counts: scalar, or of the shape of `positions`.
-      iterations: number of steps.
-    """
-    rows = jnp.arange(positions.shape[0])[:, None]
-    nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)
-    return nowhere.at[rows, positions].set(counts, mode="drop")
-
-
 def disjoint_participations(participations: int, examples: int, cross: float) -> float:
     """Bound `||C x||^2` of `participations` counts up to `examples`; `cross` as for a scheme."""
     return examples * participations * (examples + 2 * cross)
-
-
-def times_log(counts, log_q: float) -> np.ndarray:
-    """Return `counts * log_q` with 0 * -inf = 0."""
-    return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
-
-
-def log_probabilities(probability: float) -> tuple[float, float]:
-    """Return (ln p, ln(1 - p)) in float64, the second -inf at p = 1."""
-    with np.errstate(divide="ignore"):
-        return float(np.log(probability)), float(np.log1p(-probability))

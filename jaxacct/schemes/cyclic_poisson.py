@@ -12,15 +12,8 @@ from scipy.special import logsumexp
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
-from jaxacct.kernels.recurrence import log_mean_of_phases, phase_totals
-from jaxacct.schemes.base import (
-    ExampleScheme,
-    ManyMultipliers,
-    Sums,
-    check_fields,
-    log_probabilities,
-    times_log,
-)
+from jaxacct.kernels.recurrence import log_mean_of_phases, log_probabilities, phase_totals, times_log
+from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, Sums, check_fields
 from jaxacct.schemes.batches import Batches, ByPhase
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_growth, phase_growth_of_sums
@@ -124,17 +117,7 @@ class CyclicPoisson(RandomPhase):
     def from_batch_size(
         cls, *, dataset_size: int, batch_size: float, iterations: int, cycle_length: int
     ) -> "CyclicPoisson":
-        """Return the scheme of expected batch size `batch_size`: p = b B / |D|.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-          cycle_length: b >= 1.
-
-        Raises:
-          ValueError: more than |D| / b examples a batch.
-        """
+        """Return the scheme of expected batch size `batch_size`: p = b B / |D|, at most 1."""
         cycle_length = _validate.positive_integer("cycle_length", cycle_length)
         rate = participation_rate(dataset_size, batch_size, separation=cycle_length)
         return cls(iterations, cycle_length, min(1.0, rate * cycle_length))

@@ -59,17 +59,7 @@ class EpochwiseAllocation(SparseScheme):
     def from_batch_size(
         cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int = 1
     ) -> "EpochwiseAllocation":
-        """Return epochs of ceil(|D| / B) steps: the expected batch size is at most `batch_size`.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-          min_separation: as of the class.
-
-        Raises:
-          ValueError: a batch size that the scheme cannot have.
-        """
+        """Return epochs of ceil(|D| / B) steps: the expected batch size is at most `batch_size`."""
         bins = BallsInBins.from_batch_size(
             dataset_size=dataset_size, batch_size=batch_size, iterations=iterations
         )

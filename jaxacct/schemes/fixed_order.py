@@ -11,7 +11,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.schemes.base import ExampleScheme, Sums, check_fields, disjoint_participations
+from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.strategies.worst_pattern import Patterns
 
@@ -56,9 +56,6 @@ class FixedOrder(ExampleScheme):
     @property
     def max_participations(self) -> int:
         return self.patterns.max_participations
-
-    def squared_sensitivity(self, cross: float) -> float:
-        return disjoint_participations(self.max_participations, 1, cross)
 
     # -- Batches --------------------------------------------------------------------------------------------
 

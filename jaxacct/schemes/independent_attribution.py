@@ -24,8 +24,9 @@ from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
+from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums, log_probabilities
+from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums
 from jaxacct.schemes.batches import Batches
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
@@ -76,12 +77,7 @@ class IndependentAttribution(Scheme):
 
     @classmethod
     def from_batch_size(cls, *, examples_per_user: int, **sizes) -> "IndependentAttribution":
-        """Return the scheme of long-run expected batch size `batch_size`, as `BMinSep` does.
-
-        Args:
-          examples_per_user: k_u >= 1.
-          **sizes: arguments of `BMinSep.from_batch_size`.
-        """
+        """Return the scheme of long-run expected batch size `batch_size`, as `BMinSep` does."""
         one = BMinSep.from_batch_size(**sizes)
         start = one.iterations, one.min_separation, one.sampling_probability
         return cls(*start, examples_per_user, one.warm_start)
@@ -134,11 +130,7 @@ class IndependentAttribution(Scheme):
         return self.examples_per_user * self.one.log_probability_of_none()
 
     def squared_sensitivity(self, cross: float) -> float:
-        """Bound `|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`, including overlaps.
-
-        Args:
-          cross: as in `Scheme.squared_sensitivity`.
-        """
+        """Bound `|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`, including overlaps."""
         del cross
         return float(self.examples_per_user**2 * self.max_participations)
 

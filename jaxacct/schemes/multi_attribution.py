@@ -29,18 +29,12 @@ from jax import lax
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.linear_scale import Counts
+from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
 from jaxacct.kernels.recurrence import log_add_exp, serves_gpu, weighted_sums
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import (
-    ManyMultipliers,
-    Scheme,
-    Sums,
-    check_fields,
-    counts_at,
-    disjoint_participations,
-)
+from jaxacct.schemes.base import ManyMultipliers, Scheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
@@ -105,18 +99,6 @@ class MultiAttribution(Scheme):
         Every example shares a user with `neighborhood_size` examples, itself included (default: one user an
         example, k_u examples a user), so B = |D| p (1-p)^((b-1) N), which is largest at
         p = 1 / (1 + (b-1) N). For any other graph: `train.batches.attribution.find_sampling_probability`.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-          min_separation: b >= 1.
-          examples_per_user: k_u >= 1.
-          neighborhood_size: N, see above.
-          warm_start: as of the class.
-
-        Raises:
-          ValueError: no p gives a batch of this size.
         """
         size = _validate.positive_integer("dataset_size", dataset_size)
         batch = _validate.positive_number("batch_size", batch_size)

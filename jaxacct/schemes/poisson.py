@@ -9,8 +9,8 @@ import numpy as np
 from jaxacct.kernels.linear_scale import Counts, log_growth_of_sums
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
-from jaxacct.kernels.recurrence import phase_totals, softplus, tree_sum, weighted_sums
-from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, Sums, check_fields, log_probabilities
+from jaxacct.kernels.recurrence import log_probabilities, phase_totals, softplus, tree_sum, weighted_sums
+from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, Sums, check_fields
 from jaxacct.schemes.batches import Batches, EveryStep
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -36,16 +36,7 @@ class Poisson(ExampleScheme):
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, batch_size: float, iterations: int) -> "Poisson":
-        """Return Poisson sampling with expected batch size `batch_size`: p = B / |D|.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-
-        Raises:
-          ValueError: more than |D| examples a batch.
-        """
+        """Return Poisson sampling with expected batch size `batch_size`: p = B / |D|."""
         return cls(iterations, participation_rate(dataset_size, batch_size))
 
     @property

@@ -28,9 +28,10 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
+from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ExampleScheme, Sums, counts_at, disjoint_participations
+from jaxacct.schemes.base import ExampleScheme, Sums, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
@@ -90,13 +91,7 @@ class TruncatedBMinSep(ExampleScheme):
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, max_batch_size: int, **sizes) -> "TruncatedBMinSep":
-        """Return the scheme of expected batch size `batch_size` before truncation, as `BMinSep` does.
-
-        Args:
-          dataset_size: number of examples |D|.
-          max_batch_size: B_max.
-          **sizes: other arguments of `BMinSep.from_batch_size`.
-        """
+        """Return the scheme of expected batch size `batch_size` before truncation, as `BMinSep` does."""
         uncut = BMinSep.from_batch_size(dataset_size=dataset_size, **sizes)
         start = uncut.iterations, uncut.min_separation, uncut.sampling_probability
         return cls(*start, max_batch_size, dataset_size, uncut.warm_start)

@@ -10,9 +10,8 @@ import pytest
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.randomness import BLOCK_SIZE
-from jaxacct.kernels.recurrence import blocked_log_recurrence
+from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities
 from jaxacct.proposals import base as proposals
-from jaxacct.schemes.poisson import log_probabilities
 from tests.oracles import enumeration
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxacct.kernels import recurrence
-from jaxacct.schemes.poisson import log_probabilities
+from jaxacct.kernels.recurrence import log_probabilities
 
 
 def plain_recurrence(ratios, p, b):

@@ -22,12 +22,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels.lockouts import counts_at
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
 from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
-from jaxacct.schemes.base import counts_at
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.base import log_probabilities
+from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.replicas.base import (
     Attracting,
     draw_indices,
