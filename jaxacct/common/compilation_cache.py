@@ -20,11 +20,9 @@ _MIN_COMPILE_SECONDS = "0.1"  # JAX would store only programs that take a second
 
 
 def keep_compiled_programs() -> Path | None:
-    """Point JAX's persistent cache at the user's cache folder.
+    """Point JAX's persistent cache at the user's cache folder, and return it; its owner alone may read it.
 
-    Returns:
-      The folder, created for its owner only; None where the environment chose or refused a cache, or where no
-      folder can be created.
+    None where the environment chose or refused a cache, or where no folder can be created.
     """
     environment = os.environ
     if environment.get("JAXACCT_NO_CACHE") or "JAX_COMPILATION_CACHE_DIR" in environment:

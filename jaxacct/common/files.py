@@ -12,10 +12,7 @@ from pathlib import Path
 
 
 def write_atomically(path, text: str, *, secret: bool = False) -> None:
-    """Write `text` to `path` so that a reader sees the old content or the new, never a part.
-
-    See `write_bytes_atomically`.
-    """
+    """Write `text` to `path`, atomically, as `write_bytes_atomically` does."""
     write_bytes_atomically(path, lambda file: file.write(text.encode()), secret=secret)
 
 

@@ -68,15 +68,10 @@ class Tables(NamedTuple):
 def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
     """Return Binomial(trials, p) draws: the sum of one table look-up per digit of `trials`.
 
-    Args:
-      words: of every level, (num_samples,) uniform uint32.
-      trials: (num_samples,) int32; a value outside the window is replaced by the nearest end.
-      arrays: of `binomial_tables`.
-      at: index of the probability and of its window.
-      low_words: of every level, (num_samples,) uniform uint32; by default a tie goes to the alias.
-
-    Returns:
-      `(drawn, tie)`, (num_samples,) int32 and bool: the draw, and whether it depends on `low_words`.
+    `words` and `low_words` are uniform uint32, (num_samples,) of every level; without the latter a tie goes
+    to the alias. `arrays` are of `binomial_tables`, `at` the index of the probability there; `trials` outside
+    its window are replaced by the nearest end. Returns the draws, int32, and whether each depends on
+    `low_words`.
     """
     chex.assert_type([trials, *words], [jnp.int32, *[jnp.uint32] * len(words)])
     chex.assert_equal_shape([trials, *words])
@@ -235,12 +230,7 @@ def _spread(counts, p):
 
 
 def integer_weights(counts: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return Binomial(counts, p) times 2^62 in integers: (rows,) first value, (rows, values) weights.
-
-    Args:
-      counts: (rows,) int.
-      p: (rows,) in (0, 1).
-    """
+    """Return Binomial(counts, p) times 2^62 in integers: (rows,) first value, (rows, values) weights."""
     total = 2**_TOTAL_BITS
     mode = np.minimum(counts, np.floor((counts + 1) * p).astype(np.int64))
     # Beyond the mode either way, which is within 1 of the mean.
@@ -260,11 +250,8 @@ def integer_weights(counts: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.n
 def alias_tables(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return Walker's tables of the rows: of 2^62 / cells, cell j gives j below `limits[j]`, else `alias[j]`.
 
-    Heavy cells fill the light ones in order; an exhausted one is filled by the next heavy one.
-    Integer arithmetic throughout, so a table has exactly the distribution of its weights.
-
-    Args:
-      weights: (rows, cells) int64, each row of the sum 2^62; cells a power of two.
+    Heavy cells fill the light ones in order; an exhausted one is filled by the next heavy one. `weights` are
+    int64 with rows of the sum 2^62 and a power of two of cells: a table has exactly their distribution.
     """
     cells = weights.shape[1]
     capacity, max_integer = 2**_TOTAL_BITS // cells, np.iinfo(np.int64).max

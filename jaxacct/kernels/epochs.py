@@ -26,15 +26,10 @@ def log_survival(epoch_steps: int, separation: int) -> float:
 
 
 def log_mean_over_places(log_ratios, epoch_steps: int, separation: int):
-    """Return ln of the mean over all patterns of e to the sum of their log-ratios.
+    """Return ln of the mean over all patterns of e to the sum of their log-ratios, (num_samples,).
 
-    Args:
-      log_ratios: (n, num_samples) float, of a participation at each step.
-      epoch_steps: M; static. The last epoch may end early.
-      separation: b in 1 .. M - 1; static.
-
-    Returns:
-      (num_samples,) of the same dtype.
+    `log_ratios` are (n, num_samples), `epoch_steps` is M (the last epoch may end early), `separation` in 1 ..
+    M - 1.
     """
     (n, samples), M, b = log_ratios.shape, epoch_steps, separation
     epochs = -(-n // M)
@@ -88,15 +83,8 @@ def rounding_bound(
 ) -> float:
     """Return a bound on the float32 error of `log_mean_over_places` (proofs/fixed_counts.md, section 8).
 
-    Args:
-      epochs: number of epochs E.
-      epoch_steps: M.
-      separation: b in 1 .. M - 1.
-      largest_ratio: largest |log-ratio| of one participation.
-      ratio_error: of one log-ratio, in units of 2^-24.
-
-    Returns:
-      The error, natural log.
+    `largest_ratio` is the largest |log-ratio| of one participation, `ratio_error` that of one log-ratio in
+    units of 2^-24.
     """
     largest = epochs * largest_ratio  # |ln of a mean|
     offset = -(separation - 1) * log_survival(epoch_steps, separation)

@@ -65,17 +65,7 @@ def _works() -> bool:
 
 
 def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret: bool = False):
-    """Return `blocked_log_recurrence` of many samples.
-
-    Args:
-      log_ratios: (n, num_samples) float32.
-      log_p: as in `blocked_log_recurrence`.
-      log_q: as in `blocked_log_recurrence`.
-      block: as in `blocked_log_recurrence`.
-      interpret: run the kernel's program without a GPU, for tests.
-
-    Returns:
-      (block, num_samples) float32.
+    """Return `blocked_log_recurrence` of (n, num_samples) float32; `interpret` runs the kernel without a GPU.
 
     Source: arXiv 2602.09338, eq. (1) and theorem 5.1. Raises what Pallas raises where there is no GPU.
     """
@@ -86,19 +76,7 @@ def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret
 
 
 def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: int, interpret: bool = False):
-    """Return `blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, never stored.
-
-    Args:
-      arrays: a few of (n, num_samples) float32.
-      factors: (count, number of arrays) float32.
-      log_p: as for `first_block`.
-      log_q: as for `first_block`.
-      block: as for `first_block`.
-      interpret: as for `first_block`.
-
-    Returns:
-      (block, count, num_samples) float32.
-    """
+    """Return (block, count, num_samples): `first_block` of `weighted_sums(arrays, factors)`, never stored."""
     chex.assert_type([*arrays, factors], jnp.float32)
     if log_q == -np.inf:  # nothing is added up inside a block
         sums = weighted_sums(arrays, factors)

@@ -45,19 +45,8 @@ def interacting_ratios_of_sums(
 ):
     """Return `interacting_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`.
 
-    Args:
-      arrays: a few of (n, num_samples) float32.
-      factors: (count, number of arrays) float32.
-      overlaps: (block,) or (n, block) float32, as in `interacting_log_recurrence`, for a first factor of 1;
-        multiplied by that factor.
-      log_p: as in `interacting_log_recurrence`.
-      log_q: as in `interacting_log_recurrence`.
-      block: as in `interacting_log_recurrence`.
-      processes: as in `interacting_log_recurrence`.
-      start_distribution: as in `interacting_log_recurrence`.
-
-    Returns:
-      (count, num_samples) float32; not finite where the value is outside float32's range.
+    `overlaps` are those of a first factor of 1, and are multiplied by that factor. The (count, num_samples)
+    float32 are not finite where the value is outside float32's range.
     """
     chex.assert_type([*arrays, factors, overlaps], jnp.float32)
     chex.assert_axis_dimension(overlaps, -1, block)

@@ -45,22 +45,20 @@ def numbers_kept(block: int, processes: int, warm: bool) -> int:
 def interacting_log_recurrence(
     log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_distribution=None
 ):
-    """Return ln P/Q of the sum of `processes` independent b-min-sep vectors.
+    """Return ln P/Q of the sum of `processes` independent b-min-sep vectors, (...), exact up to rounding.
 
-    Time comes first and samples last, as for `recurrence.blocked_log_recurrence`.
+    Time comes first and samples last, as for `recurrence.blocked_log_recurrence`, whose numbers are static,
+    too.
 
     Args:
       log_ratios: (n, ...) float, `r_i` of a single participation.
       overlaps: (block,) or (n, block) of the same dtype: `<c_i, c_{i-d}> / sigma^2` at [.., d].
-      log_p: ln p; static.
-      log_q: ln(1 - p), -inf at p = 1; static.
-      block: minimum separation b >= 1; static.
-      processes: m >= 1; static.
-      start_distribution: (block,) probabilities of being locked out for 0..b-1 first steps, static; None is a
-        cold start.
-
-    Returns:
-      (...) of the same dtype. Exact up to rounding.
+      log_p: ln p.
+      log_q: ln(1 - p), -inf at p = 1.
+      block: minimum separation b >= 1.
+      processes: m >= 1.
+      start_distribution: (block,) probabilities of being locked out for 0..b-1 first steps; None is a cold
+        start.
     """
     chex.assert_axis_dimension(overlaps, -1, block)
     options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
@@ -85,18 +83,8 @@ def log_values_at_the_start(
 ):
     """Return the values of `interacting_log_recurrence` before the mean over the initial lockouts.
 
-    Args:
-      log_ratios: as in `interacting_log_recurrence`.
-      overlaps: as in `interacting_log_recurrence`.
-      log_p: as in `interacting_log_recurrence`.
-      log_q: as in `interacting_log_recurrence`.
-      block: as in `interacting_log_recurrence`.
-      processes: as in `interacting_log_recurrence`.
-      start_distribution: as in `interacting_log_recurrence`.
-
-    Returns:
-      (starts, ...) values, linear in `log_ratios` and `overlaps` together where p = 1, and (starts,) float64,
-      the log of its weight.
+    They are (starts, ...), linear in `log_ratios` and `overlaps` together where p = 1, and (starts,) float64
+    logs of their weights.
     """
     n, samples = log_ratios.shape[0], log_ratios.shape[1:]
     num_blocks, dtype = -(-n // block), log_ratios.dtype
@@ -297,18 +285,17 @@ def rounding_bound(
 ) -> float:
     """Bound the float32 error of `interacting_log_recurrence` (proofs/rounding.md, section 7).
 
+    It is the error of ln of the summand of a vector of `counts[0]` participations, of `counts[1]` at most, in
+    nats; infinity where no bound is known.
+
     Args:
       sums: of the scheme (`Scheme.sums`).
       block: minimum separation b.
       variance: of the noise, sigma^2.
-      counts: participations of a vector, and their maximum.
+      counts: see above.
       largest_ratio: largest |log-ratio| of one participation.
       ratio_error: of one log-ratio, in units of 2^-24.
       log_largest: upper bound on the natural log of the likelihood ratio.
-
-    Returns:
-      The error of ln of the summand of a vector of `counts[0]` participations, in nats; infinity where no
-      bound is known.
     """
     count, most = counts
     unit, number, together = 2.0**-24, sums.processes, math.log(sums.terms)

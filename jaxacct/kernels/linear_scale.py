@@ -52,20 +52,11 @@ def first_block_of_sums(
 ):
     """Return `blocked_log_recurrence` of the log-ratios `weighted_sums(arrays, factors)`, never stored.
 
-    With `G_i = f_i q^-(n+1-i)` the recurrence is a sum of positive terms, `G_i = G_{i+1} + w_i G_{i+b}`,
-    `w_i = p q^-b e^{r_i}`. A block stores `H_i = G_i / S - 1`, S being G at the first step of the
-    next block; H is at most the sum of w over one block, however many participations there are in all.
-
-    Args:
-      arrays: a few of (n, num_samples) float32.
-      factors: (count, number of arrays) float32.
-      log_p: as in `blocked_log_recurrence`.
-      log_q: as in `blocked_log_recurrence`; above -inf where there are `counts`.
-      block: as in `blocked_log_recurrence`.
-      counts: distribution of the number of examples, where it may be above 1.
-
-    Returns:
-      (block, count, num_samples) float32; not finite where the value is outside float32's range.
+    With `G_i = f_i q^-(n+1-i)` the recurrence is a sum of positive terms, `G_i = G_{i+1} + w_i G_{i+b}`, `w_i
+    = p q^-b e^{r_i}`. A block stores `H_i = G_i / S - 1`, S being G at the first step of the next block; H is
+    at most the sum of w over one block, however many participations there are in all. `counts`, where a step
+    may have several examples, need p below 1. The (block, count, num_samples) float32 are not finite where
+    the value is outside float32's range.
 
     Source: arXiv 2602.09338, eq. (1) and theorem 5.1.
     """
@@ -117,15 +108,15 @@ def first_block_of_sums(
 def first_block_of_factors(given, *, factors, log_p: float, log_q: float, block: int):
     """Return `blocked_log_recurrence` for several kinds of factors of a participation, without exponentials.
 
-    As `first_block_of_sums`, with compensated sums.
+    As `first_block_of_sums`, with compensated sums, for p below 1.
 
     Args:
       given: several (n, num_samples), (n or 1, 1) or () arrays, the first (n, num_samples) float32.
       factors: of a step of `given`, (num_samples,), (1,) or () each, a tuple of (num_samples,) float32, one a
         kind.
-      log_p: as in `blocked_log_recurrence`.
-      log_q: as in `blocked_log_recurrence`; above -inf.
-      block: as in `blocked_log_recurrence`.
+      log_p: ln p.
+      log_q: ln(1 - p).
+      block: minimum separation b.
 
     Returns:
       One (block, num_samples) float32 per kind; not finite where the value is outside float32's range.
@@ -259,17 +250,9 @@ def log_growth_of_sums(arrays, factors, *, log_odds: float, cycle_length: int, c
     """Return `sum_k ln(1 + e^{log_odds + r_k})` per phase, r = `weighted_sums(arrays, factors)`.
 
     A few factors are multiplied before a logarithm is taken, as `(1 + h)(1 + w) = 1 + (h + w + h w)`, which
-    is exact to rounding where they are near 1.
-
-    Args:
-      arrays: a few of (n, num_samples) float32.
-      factors: (count, number of arrays) float32, the first of each above 0.
-      log_odds: ln of p / (1 - p); static.
-      cycle_length: steps from one round to the next; 1 is one phase of all steps; static.
-      counts: distribution of the number of examples, where it may be above 1.
-
-    Returns:
-      (cycle_length, count, num_samples) float32; not finite where the value is outside float32's range.
+    is exact to rounding where they are near 1. `log_odds` are those of p; `cycle_length` 1 is one phase of
+    all steps. The (cycle_length, count, num_samples) float32 are not finite where the value is outside
+    float32's range.
     """
     chex.assert_type([*arrays, factors], jnp.float32)
     n, num_samples = arrays[0].shape

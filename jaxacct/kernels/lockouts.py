@@ -96,11 +96,8 @@ def moves(b: int, m: int, num_codes: int) -> tuple[Move, ...]:
 def start_states(b: int, m: int, distribution: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (first step with a free process, state number, probability) of every set of initial lockouts.
 
-    Args:
-      b: minimum separation.
-      m: number of processes.
-      distribution: (b,) probabilities that a process is locked out for 0..b-1 first steps, with virtual
-        history.
+    `distribution` are the (b,) probabilities that one of the m processes is locked out for 0..b-1 first
+    steps, with virtual history.
     """
     lockouts = states(b, m).astype(np.int64)
     earliest = lockouts[:, 0]
@@ -128,13 +125,6 @@ def shares_of_one(key, positions, counts, m: int, b: int):
     Replicas are exchangeable, so all free ones participate with the same probability. The virtual history of
     those without a participation is not stored: while one of them may be locked out, the first b - 1 steps,
     all that have participated are locked out.
-
-    Args:
-      key: JAX key.
-      positions: of `draw_positions`.
-      counts: of `draw_positions`.
-      m: number of replicas.
-      b: minimum separation.
     """
     rows, slots = positions.shape
     words = threefry.bits_32(key, (slots, rows, m))
@@ -160,16 +150,9 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
     Positions are distinct, ascending and in the first slots; n is no participation.
 
     Waits are drawn at a rate that no hazard of the state exceeds (a geometric distribution, exact) and then
-    thinned to the hazard of the step, so that float32 never takes a small difference of large numbers.
-
-    Args:
-      key: JAX key.
-      step: (num_samples,) int32, first step with an eligible process.
-      codes: (num_samples, m - 1) int32, the state there.
-      arrays: "hazards", "virtual_hazards" and "rate" of `schemes.replicas.b_min_sep.tables`.
-      n: number of steps.
-      b: minimum separation.
-      slots: columns of the result.
+    thinned to the hazard of the step, so that float32 never takes a small difference of large numbers. `step`
+    is the (num_samples,) first step with an eligible process, `codes` the (num_samples, m - 1) state there,
+    and `arrays` the `schemes.replicas.b_min_sep.tables`.
     """
     m, num_samples = len(arrays["hazards"]), len(step)
     positions = jnp.full((num_samples, slots), n, jnp.int32)
@@ -316,10 +299,8 @@ def virtual_weights_of_two(b: int, p: float, q: float, real: np.ndarray) -> np.n
 def counts_at(positions, counts, iterations: int):
     """Return (num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
 
-    Args:
-      positions: (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
-      counts: scalar, or of the shape of `positions`.
-      iterations: number of steps.
+    `positions` are (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
+    `counts` are a scalar or of that shape.
     """
     rows = jnp.arange(positions.shape[0])[:, None]
     nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)

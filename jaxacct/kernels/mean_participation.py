@@ -18,15 +18,9 @@ from jaxacct.kernels.recurrence import compensated_step, first_offsets
 def mean_participation(log_ratios, *, log_p: float, log_q: float, block: int, start_log_weights=None):
     """Return (ln of the likelihood ratio, mean participation vector of one example) given the outputs.
 
-    Args:
-      log_ratios: (n, num_samples) float, time first.
-      log_p: ln p, p below 1; static.
-      log_q: ln(1 - p); static.
-      block: minimum separation b; static.
-      start_log_weights: (block,) ln probabilities of being first free at step 1, 2, .., b; None is step 1.
-
-    Returns:
-      (num_samples,) and (n, num_samples) of the same dtype.
+    `log_ratios` are (n, num_samples), as for `recurrence.blocked_log_recurrence`, p is below 1, and
+    `start_log_weights`, (block,), ln of the probabilities of being first free at step 1, 2, .., b; None is
+    step 1. Returns (num_samples,) and (n, num_samples).
 
     Source: arXiv 2602.09338, eq. (1), and its derivative.
     """

@@ -131,12 +131,8 @@ _THREE_QUARTERS = 0x3F400000  # the bits of the float32 0.75
 def minus_log_uniform(high, low):
     """Return `-ln u`, `u = (high + low) 2^-32`, float32 with a small *relative* error at both ends.
 
-    Near u = 1 the logarithm is taken of 1 - (1 - u), and 1 - u is formed from the bits; elsewhere of
-    `m 2^e` with m in [3/4, 3/2).
-
-    Args:
-      high: uint32.
-      low: float32 in (0, 1], the bits below.
+    Near u = 1 the logarithm is taken of 1 - (1 - u), and 1 - u is formed from the bits; elsewhere of `m 2^e`
+    with m in [3/4, 3/2). `high` is uint32, `low` the bits below, float32 in (0, 1].
     """
     value = high.astype(jnp.float32) + low
     complement = (~high).astype(jnp.float32) + (1 - low)
@@ -241,10 +237,8 @@ def _rarely_exceeded(trials: int, probability: float, rare: float) -> int:
 def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
     """Draw uniforms on (0, 1] with steps of 2^-64, as exact near zero as `dtype` allows.
 
-    `bits` makes the words: `threefry.bits_32_at_once` makes the same ones faster, where there are many.
-
     `jax.random.uniform` in float32 has steps of 2^-23, which would bias a probability of 1e-4 by up to a
-    thousandth of itself.
+    thousandth of itself. `bits` makes the words.
     """
     high, low = bits(key, (2, *shape))
     below = (low.astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
@@ -252,10 +246,7 @@ def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
 
 
 def exponential_64(key, shape, bits=None):
-    """Draw unit exponentials in float32 from 64 bits each, with a small relative error at both ends.
-
-    `bits` makes the words, `bits_32` by default.
-    """
+    """Draw unit exponentials in float32 from 64 bits each, with a small relative error at both ends."""
     high, low = (bits or bits_32)(key, (2, *shape))
     return minus_log_uniform(high, (low.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32))
 
@@ -275,10 +266,8 @@ def bernoulli_error(probability: float, trials: int) -> float:
     """Return the relative error of the density of `trials` draws of `bernoulli`.
 
     The threshold has an error of half a step of 2^-bits: relatively `2^-(bits+1) / p` for each success and
-    `2^-(bits+1) / (1 - p)` for each failure, and there are at most `trials` of both together.
-
-    Raises:
-      ValueError: a probability below `MIN_PROBABILITY`, or one that only rounds to 1.
+    `2^-(bits+1) / (1 - p)` for each failure, and there are at most `trials` of both together. ValueError for
+    a probability below `MIN_PROBABILITY`, or one that only rounds to 1.
     """
     if probability == 1:
         return 0.0

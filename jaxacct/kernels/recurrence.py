@@ -147,11 +147,7 @@ def blocked_log_recurrence(log_ratios, *, log_p: float, log_q: float, block: int
 def compensated_step(g, lost, log_input, ahead):
     """Return `(g, lost)` of the previous step: one compensated step of the recurrence for `g + lost`.
 
-    Args:
-      g: of the next step; any shape.
-      lost: compensation of `g`.
-      log_input: `c + r_i`.
-      ahead: g of the step b ahead.
+    `log_input` is `c + r_i`, `ahead` is g of the step b ahead.
     """
     added = softplus(log_input + (ahead - g) - lost)
     return two_sum(g, added + lost)

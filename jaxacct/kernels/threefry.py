@@ -234,13 +234,7 @@ def folded(words, number: int) -> list[int]:
 
 
 def integers(key, shape, below: int):
-    """Draw uniform integers 0 .. below - 1 of `shape`, int32: those of `jax.random.randint`.
-
-    Args:
-      key: JAX key.
-      shape: of the result.
-      below: 1 .. 2^31 - 1, static.
-    """
+    """Draw uniform integers 0 .. below - 1 of `shape`, int32: those of `jax.random.randint`."""
     size = math.prod(shape)
     return integers_of(bits_32_each(split(key), (size, size)), below).reshape(shape)
 

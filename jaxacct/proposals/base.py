@@ -58,11 +58,7 @@ class ProposalSpec:
 
     @classmethod
     def parse(cls, text: str) -> "ProposalSpec":
-        """Return the specification that `str` writes as `text`.
-
-        Raises:
-          ValueError: where `text` has another form.
-        """
+        """Return the specification that `str` writes as `text`; ValueError for another form."""
         if not isinstance(text, str) or not re.fullmatch(r"[a-z-]{1,40}(:[0-9]{1,4}(,[0-9]{1,4})*)?", text):
             raise ValueError(f"proposal must be a family such as plain, or replicas:2, got {text!r:.80}")
         family, _, parameters = text.partition(":")
@@ -165,10 +161,7 @@ class Proposal:
         return distribution if self.words == 1 else distribution | {"words": self.words}
 
     def weight_error(self, loss_error: float) -> float:
-        """Return an upper bound on the decrease of ln w when L has an error of `loss_error`; in nats.
-
-        0 where `rounding_lines` include it.
-        """
+        """Return the largest decrease of ln w for an error of L; 0 where `rounding_lines` include it."""
         if self.rounding_lines is not None:
             return 0.0
         return (self.replicas - 1) * loss_error if self.direction == Direction.REMOVE else 0.0

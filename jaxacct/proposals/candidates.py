@@ -98,15 +98,7 @@ def choose_proposal(
     """Return the proposal of that name; without a name the `best`, which is the first by default.
 
     A name applies to the remove direction: where the add direction has none of that name, it takes the first.
-
-    Args:
-      found: available proposals.
-      direction: "remove" or "add".
-      name: requested proposal, or None.
-      best: default without a name.
-
-    Raises:
-      ValueError: the remove direction has no proposal of that name, or there is no proposal.
+    ValueError where the remove direction has none of that name, or there is no proposal.
     """
     if not found:
         raise ValueError(f"delta must be larger: no proposal resolves it in the {direction} direction")

@@ -231,15 +231,7 @@ class BMinSep(ExampleScheme):
         return self._time_first(arrays, recurrence)
 
     def log_likelihood_ratios_of_factors(self, given, factors):
-        """Compute several likelihood ratios at once, given the factors of a participation.
-
-        Args:
-          given: as for `linear_scale.first_block_of_factors`.
-          factors: as for `linear_scale.first_block_of_factors`.
-
-        Returns:
-          One (num_samples,) float32 per kind.
-        """
+        """Return one (num_samples,) likelihood ratio a kind, as `linear_scale.first_block_of_factors`."""
         log_p, log_q = log_probabilities(self.sampling_probability)
         first = linear_scale.first_block_of_factors(
             given, factors=factors, log_p=log_p, log_q=log_q, block=self.min_separation
@@ -255,11 +247,7 @@ class BMinSep(ExampleScheme):
         return jax.nn.logsumexp(first + weights.reshape(-1, *[1] * (first.ndim - 1)), axis=0)
 
     def loss_and_mean_participation(self, log_ratios):
-        """Return (ln P/Q, (num_samples,); mean participations given outputs, (num_samples, iterations)).
-
-        Args:
-          log_ratios: (num_samples, iterations) float; the sampling probability has to be below 1.
-        """
+        """Return (ln P/Q; mean participations given outputs) of (num_samples, iterations), for p below 1."""
         log_p, log_q = log_probabilities(self.sampling_probability)
         starts = self.start_log_weights() if self.warm_start else None
         loss, means = mean_participation(

@@ -36,14 +36,8 @@ def overflow(
 ) -> Overflow | None:
     """Return the reserve for oversized batches, at most a thousandth of `delta`.
 
-    None where all sizes are truncated, and without a data set size: the plan then states no sizes.
-
-    Args:
-      scheme: sampling scheme.
-      epsilon: of the target, nats.
-      delta: of the target.
-      dataset_size: number of examples, or None.
-      cut_to: larger batches are truncated to this size; None without truncation.
+    None where larger batches are truncated to `cut_to`, and without a data set size: the plan then states
+    none.
     """
     if dataset_size is None or cut_to is not None or scheme.batch_size_cap or scheme.patterns:
         return None
@@ -58,15 +52,8 @@ def batch_sizes(
 ) -> tuple[float | None, int | None]:
     """Return (expected batch size over the run, largest batch size); None and None without a data set size.
 
-    Args:
-      scheme: sampling scheme.
-      dataset_size: number of examples, or None.
-      cut_to: larger batches are truncated to this; by default a size that no step exceeds, except with
-        probability at most `overflow`.
-      overflow: see `cut_to`.
-
-    Raises:
-      ValueError: a data set size that is no positive integer, or not that of the scheme.
+    The largest is `cut_to`, or by default a size that no step exceeds, except with probability at most
+    `overflow`. ValueError for a data set size that is no positive integer, or not that of the scheme.
     """
     if dataset_size is None:
         return None, None

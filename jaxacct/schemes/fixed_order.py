@@ -65,12 +65,8 @@ class FixedOrder(ExampleScheme):
     ) -> "FixedOrder":
         """Return the scheme of epochs of whole batches: the last `dataset_size % batch_size` are left out.
 
-        Args:
-          iterations: n.
-          dataset_size: number of examples.
-          batch_size: a whole number.
-          min_separation: 1 by default, for epochs that are shuffled anew; the number of batches of an epoch
-            where all epochs have the same order.
+        `min_separation` is 1 by default, for epochs that are shuffled anew; the number of batches of an epoch
+        where all epochs have the same order.
         """
         size = _validate.positive_integer("dataset_size", dataset_size)
         if batch_size != int(batch_size):

@@ -153,18 +153,10 @@ class IndependentAttribution(Scheme):
         return math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))
 
     def log_likelihood_ratios(self, log_ratios, norms=None, side=None):
-        """Compute ln P/Q, or its bound; jittable.
+        """Compute ln P/Q from `r_i` and overlaps `<c_i, c_{i-d}> / sigma^2`, or its bound; jittable.
 
-        Args:
-          log_ratios: (num_samples, iterations) or (iterations,) float, `r_i` of a single participation.
-          norms: (min_separation,) or (iterations, min_separation) of the same dtype, overlaps of two
-            participations: `<c_i, c_{i-d}> / sigma^2` at [.., d].
-          side: unused.
-
-        Returns:
-          (num_samples,) or () of the dtype of `log_ratios`. Where `is_exact` is false, `k ln f_1`
-          with the ratio f_1 of one example: at least ln P/Q, and at most that of log-ratios lowered by
-          `overlap_bound`.
+        Where `is_exact` is false, it is `k ln f_1` with the ratio f_1 of one example: at least ln P/Q, and at
+        most that of log-ratios lowered by `overlap_bound`.
         """
         if self.examples_per_user == 1 or not self.is_exact:
             return self.examples_per_user * self.one.log_likelihood_ratios(log_ratios)

@@ -53,15 +53,9 @@ class IndependentCuts:
         return cls(uncut, tuple(found.tolist()), float(exceeded[where].sum()))
 
     def log_likelihoods(self, log_ratios, half_square_norms, cut):
-        """Return `(ln P/R, ln Q/R)` given the truncated steps, R the centred Gaussian.
+        """Return `(ln P/R, ln Q/R)`, (num_samples,), given which steps are truncated, R the centred Gaussian.
 
-        Args:
-          log_ratios: (num_samples, iterations) float; `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
-          half_square_norms: () or (iterations,); `||c_i||^2 / (2 sigma^2)`.
-          cut: (num_samples, iterations) bool, whether a step is truncated.
-
-        Returns:
-          Two (num_samples,) arrays of the dtype of `log_ratios`, natural logs; exact up to rounding.
+        Other arguments as of `TruncatedBMinSep.log_likelihoods`; exact up to rounding.
         """
         # Time first, as in the recurrence and in the drawn truncation: one order for all.
         ratios, cut, halves = log_ratios.T, cut.T, time_first(half_square_norms, log_ratios)

@@ -257,17 +257,7 @@ class MultiAttribution(Scheme):
 
         j examples have the log-ratio `(j s_i - j^2 ||c_i||^2 / 2) / sigma^2 = j r_i - j (j-1) h_i`: b-min-sep
         at 1 - (1-p)^k_u with the mixture over the counts 1 .. k_u in place of the ratio of one participation.
-
-        Args:
-          log_ratios: (num_samples, iterations) or (iterations,) float, `r_i` of one example.
-          half_square_norms: () or (iterations,) of the same dtype, `h_i`; may be None where k_u = 1.
-          side: unused.
-
-        Returns:
-          (num_samples,) or () of the dtype of `log_ratios`.
-
-        Raises:
-          ValueError: without `half_square_norms` where k_u > 1.
+        `half_square_norms` may be None where k_u = 1.
 
         Source: arXiv 2602.09338, theorem 6.1 and the recursion before it.
         """

@@ -67,11 +67,7 @@ class Numbers:
 
 
 def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> float:
-    """Return the long-run rate B / |D| at which one example participates.
-
-    Raises:
-      ValueError: the eligible examples are too few for the batch, b B > |D|.
-    """
+    """Return the long-run rate B / |D| at which one example participates; ValueError for b B > |D|."""
     size = _validate.positive_integer("dataset_size", dataset_size)
     batch = _validate.positive_number("batch_size", batch_size)
     if batch * separation > size:

@@ -161,17 +161,9 @@ class TruncatedBMinSep(ExampleScheme):
         return self.uncut.draw_participation(key, num_samples)
 
     def draw_counts(self, key, num_samples: int, direction: str, side=None):
-        """Draw participation counts of the dominating pair, given the others' batch sizes.
+        """Draw participation counts of the dominating pair, given the others' batch sizes r.
 
-        Args:
-          key: JAX key.
-          num_samples: static.
-          side: (num_samples, iterations) int32, r.
-          direction: "remove" draws x (0, 1 and 2; the distribution P), "add" draws y (0 and -1; the
-            distribution Q); static.
-
-        Returns:
-          (num_samples, iterations) float32.
+        "remove" draws x (0, 1 and 2; the distribution P), "add" draws y (0 and -1; the distribution Q).
 
         Source: arXiv 2602.09338, corollary D.2.
         """
@@ -225,17 +217,11 @@ class TruncatedBMinSep(ExampleScheme):
     # -- Likelihoods --------------------------------------------------------------------------------------
 
     def log_likelihoods(self, log_ratios, half_square_norms, batch_sizes):
-        """Return `(ln P/R, ln Q/R)` given the others' batch sizes, R the centred Gaussian.
+        """Return `(ln P/R, ln Q/R)`, (...), given the others' batch sizes, R the centred Gaussian.
 
-        Args:
-          log_ratios: (..., iterations) float32 or float64, of one sample or of an axis of them;
-            `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`.
-          half_square_norms: () or (iterations,); `||c_i||^2 / (2 sigma^2)`.
-          batch_sizes: (..., iterations) int32, r.
-
-        Returns:
-          Two arrays, (...), of the dtype of `log_ratios`, natural logs. The second is 0 exactly where no r_i
-          reaches the maximum, and the first is then that of `BMinSep`.
+        `log_ratios` are (..., iterations), `(s_i - ||c_i||^2 / 2) / sigma^2`, as for `BMinSep`, and
+        `half_square_norms` () or (iterations,), `||c_i||^2 / (2 sigma^2)`. The second is 0 exactly where no
+        r_i reaches the maximum, and the first is then that of `BMinSep`.
 
         Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """

@@ -84,18 +84,10 @@ class BatchSizes(SideInformation):
     def draw(self, key, num_samples: int, tables=None):
         """Draw the batch sizes of the other `dataset_size` - 1 examples before truncation.
 
-        Exact recurrence over counts: the pool at step i is all that were not sampled at steps
-        i-b+1 .. i-1, and each member is sampled with probability p. Under a warm start the sizes of the first
-        b - 1 steps are one multinomial of the stationary distribution (proofs/truncated_batches.md, section
-        6).
-
-        Args:
-          key: JAX key.
-          num_samples: independent runs; static.
-          tables: of `tables`, to pass it through a jit boundary; by default built in.
-
-        Returns:
-          (num_samples, iterations) int32.
+        Exact recurrence over counts: the pool at step i is all that were not sampled at steps i-b+1 .. i-1,
+        and each member is sampled with probability p. Under a warm start the sizes of the first b - 1 steps
+        are one multinomial of the stationary distribution (proofs/truncated_batches.md, section 6). `tables`
+        may be passed through a jit boundary; by default they are built in.
 
         Source: arXiv 2602.09338, appendix D and algorithm 2. Error: `error`.
         """

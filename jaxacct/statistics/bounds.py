@@ -28,11 +28,7 @@ _ROUNDING = 2.0**-40  # allowance for float64 in the wealth, times 1 + the sum o
 def bin_terms(terms) -> np.ndarray:
     """Return int64 counts of terms by bin, `TERM_EDGES[k-1] < term <= TERM_EDGES[k]`; zeros in bin 0.
 
-    Args:
-      terms: floats in [0, 1], of any shape.
-
-    Raises:
-      ValueError: a term is not a number or is outside [0, 1].
+    ValueError for a term that is not a number in [0, 1].
     """
     terms = np.asarray(terms).ravel()
     counts = np.zeros(len(TERM_EDGES), np.int64)

@@ -41,12 +41,7 @@ class Part(NamedTuple):
 
 
 def divergence_bound(parts: list[Part], epsilon: float) -> float:
-    """Return an upper bound on H(epsilon) of all parts together, in [SMALLEST, 1].
-
-    Args:
-      parts: one direction of each step.
-      epsilon: natural log, at least 0.
-    """
+    """Return an upper bound on H(epsilon) of all parts, one direction of each step, in [SMALLEST, 1]."""
     parts = [part for part in parts if part.count]
     if not parts:
         return SMALLEST
@@ -78,15 +73,10 @@ def _bounded(bound: float) -> float:
 
 
 def chord_masses(deltas, errors, gaps) -> np.ndarray:
-    """Return upper bounds on P(loss > x_i) from the chords through a curve's deltas.
+    """Return upper bounds on P(loss > x_i), not increasing, from the chords through a curve's deltas.
 
-    Args:
-      deltas: (points,) of the curve at ascending x.
-      errors: (points,) bounds on the errors of the deltas.
-      gaps: (points - 1,) or one number, distances of the x.
-
-    Returns:
-      (points,) at most 1, not increasing; the last is the mass of infinite losses.
+    `gaps` are the distances of the ascending x; `errors` bound those of the deltas. The last is the mass of
+    infinite losses.
     """
     upper, lower = np.minimum(1.0, deltas + errors), np.maximum(0.0, deltas - errors)
     with np.errstate(over="ignore"):

@@ -167,15 +167,9 @@ def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:
 
 
 def checked_counts(sparse, size: int, name: str) -> np.ndarray:
-    """Return (size,) int64 counts from stored (index, count) pairs.
+    """Return (size,) int64 counts from stored pairs of strictly ascending indices and counts above 0.
 
-    Args:
-      sparse: pairs of strictly ascending indices and counts above 0.
-      size: number of counts.
-      name: of the field, for messages.
-
-    Raises:
-      ValueError: anything else; a repeated index would hide all but its last count.
+    ValueError, which names the field, for anything else: a repeated index would hide all but its last count.
     """
     counts, before = np.zeros(size, np.int64), -1
     for pair in sparse:

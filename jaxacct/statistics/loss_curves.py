@@ -219,12 +219,8 @@ def both_directions(
 def dominating_curves(remove, add) -> tuple["ChordCurve", "ChordCurve"]:
     """Return the (remove, add) curves of a pair that dominates all pairs with divergences below these bounds.
 
-    `H(P, Q)(-e) = 1 - alpha^-1 (1 - H(Q, P)(e))`, so each direction is bounded on the whole line.
-
-    Args:
-      remove: (epsilons, upper bounds), (points,) float64 each; epsilons in nats, ascending from 0; a bound
-        that is NaN counts as 1.
-      add: the same for the other direction.
+    `H(P, Q)(-e) = 1 - alpha^-1 (1 - H(Q, P)(e))`, so each direction, (epsilons ascending from 0, upper
+    bounds), is bounded on the whole line. A bound that is NaN counts as 1.
     """
     falling = [(epsilons, _falling(bounds)) for epsilons, bounds in (remove, add)]
     # One number, the total variation distance, bounded twice.

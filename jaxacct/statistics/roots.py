@@ -16,18 +16,10 @@ def bisect(
     absolute: float = 0.0,
     relative: float = 1e-14,
 ) -> tuple[float, float]:
-    """Return the ends (low, high) of a short interval in which a predicate turns from False to True.
+    """Return the ends of a short interval in which a predicate turns from False at `low` to True at `high`.
 
-    Args:
-      is_past: False at `low`, True at `high`; neither is evaluated again.
-      low: lower end to start from.
-      high: upper end to start from.
-      absolute: the search stops at a width of `max(absolute, relative |high|)`, or where no float64 lies
-        between the ends.
-      relative: see `absolute`.
-
-    Returns:
-      `low`, where the predicate is False, and `high`, where it is True.
+    Neither end is evaluated again. The search stops at a width of `max(absolute, relative |high|)`, or where
+    no float64 lies between the ends.
     """
     while high - low > max(absolute, relative * abs(high)):
         middle = math.sqrt(low * high) if 0 < 4 * low < high else (low + high) / 2
@@ -47,16 +39,8 @@ def bracket(
 ) -> tuple[float, float]:
     """Return (low, high) with the predicate False at `low` and True at `high`, by doubled steps from `start`.
 
-    Args:
-      is_past: a predicate that turns from False to True.
-      start: in [lowest, highest]; integers stay integers.
-      step: the first step, above 0.
-      lowest: smallest value to evaluate.
-      highest: largest value to evaluate.
-
-    Returns:
-      The ends; -inf for `low` where the predicate is True at `lowest`, inf for `high` where it is False at
-      `highest`.
+    Integers stay integers. `low` is -inf where the predicate is True at `lowest`, `high` is inf where it is
+    False at `highest`.
     """
     was_past = is_past(start)
     near = start
@@ -80,19 +64,8 @@ def root(excess: Callable[[float], float], low: float, high: float, near: float)
     """Return the ends of a short interval in which an increasing function turns from below 0 to at least 0.
 
     Chandrupatla's method evaluates about a fifth of the points of `bisect`. It bisects wherever the inverse
-    is not nearly a parabola.
-
-    Args:
-      excess: increasing, possibly infinite; negative at `low`, at least 0 at `high`.
-      low: lower end to start from, above 0.
-      high: upper end to start from.
-      near: evaluated first.
-
-    Returns:
-      Ends of relative distance 1e-14: negative at the first, at least 0 at the second.
-
-    Raises:
-      ArithmeticError: the function returns NaN.
+    is not nearly a parabola. The function is negative at `low` > 0, at least 0 at `high`, possibly infinite,
+    and evaluated at `near` first; the ends have a relative distance of 1e-14. ArithmeticError for NaN.
 
     Source: Chandrupatla, A new hybrid quadratic/bisection algorithm, 1997.
     """

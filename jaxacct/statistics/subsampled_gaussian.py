@@ -32,14 +32,7 @@ class GridDistribution(NamedTuple):
 def subsampled_gaussian_delta(
     sampling_probability: float, sigma: float, epsilon, direction: str
 ) -> np.ndarray:
-    """Return delta of one step at epsilon, float64, of the shape of `epsilon`.
-
-    Args:
-      sampling_probability: q in (0, 1].
-      sigma: noise multiplier over the example's fraction of the clip norm, above 0.
-      epsilon: any real numbers, in nats.
-      direction: "remove" (P against Q) or "add" (Q against P).
-    """
+    """Return delta of one step at any real epsilon, float64; `sigma` is relative to the example's share."""
     q = _validate.probability("sampling_probability", sampling_probability)
     sigma = _validate.noise_multiplier("sigma", sigma)
     direction = Direction.of(direction)
@@ -90,13 +83,8 @@ def grid_distribution(q: float, sigma: float, grid: np.ndarray, direction: str) 
 
     A pair that keeps both masses of every cell and moves them to the ends is a less noisy experiment: the
     original pair is a randomisation of it. So deltas, of compositions too, are upper bounds
-    (proofs/individual.md). Mass above the grid becomes an infinite loss, mass below it the lowest loss.
-
-    Args:
-      q: sampling probability.
-      sigma: noise multiplier.
-      grid: (n,) float64, equidistant, increasing.
-      direction: "remove" or "add".
+    (proofs/individual.md). Mass above the equidistant `grid` becomes an infinite loss, mass below it the
+    lowest loss.
     """
     if sigma == np.inf:
         masses = np.zeros(grid.size)
@@ -138,18 +126,9 @@ def composed_subsampled_gaussian(
     """Estimate delta(epsilon) of `steps` steps, remove direction, near a given `delta`.
 
     Losses on the grid of `grid_distribution` are composed by a Fourier transform whose rounding error is not
-    bounded here (`individual.fourier` bounds it). A thousandth of `delta` may wrap around.
-
-    Args:
-      q: sampling probability, in (0, 1).
-      sigma: noise multiplier.
-      steps: number of steps.
-      epsilon: nats.
-      delta: determines the range of losses.
-      interval: of the grid; coarser where there would be too many points.
-
-    Returns:
-      The estimate; inf where the range of losses is too large.
+    bounded here (`individual.fourier` bounds it). A thousandth of `delta`, which determines the range of
+    losses, may wrap around. The grid is coarser than `interval` where there would be too many points; inf
+    where the range is too large.
     """
     with np.errstate(over="ignore"):
         log_second = steps * float(np.log1p(q**2 * np.expm1(sigma**-2.0)))

@@ -42,11 +42,8 @@ NAMES = ("optimal", "square-root", "bisr", "optimal-inverse", "buffered")
 def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> Stationary:
     """Return a strategy by one of `NAMES`, or from a file of coefficients; ValueError otherwise.
 
-    Args:
-      name: of `NAMES` or a file.
-      bands: of C, of its inverse, or buffers.
-      scheme: of the mechanism.
-      workload: of an optimised matrix; for others it must be prefix sums, as it has no effect there.
+    `bands` are those of C, of its inverse, or buffers; `workload` is for an optimised matrix, and must be
+    prefix sums for others.
     """
     _validate.positive_integer("bands", bands)
     separation = scheme.min_separation

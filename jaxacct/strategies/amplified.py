@@ -40,9 +40,6 @@ def amplified(
       repeats: how often two participation vectors coincide at the same lag, given once: 1 where participation
         is rare, up to the number of participations where it is regular.
       workload: A; effect of the noise on the optimizer's iterates, prefix sums by default.
-
-    Raises:
-      ValueError: invalid numbers, or more steps than a varying learning rate allows.
     """
     n = _validate.positive_integer("iterations", iterations)
     bands = _validate.positive_integer("bands", bands)

@@ -72,10 +72,6 @@ class BandedInverse(Stationary):
         """Return the inverse square root of the prefix-sum matrix with `bands` bands (BISR).
 
         Source: arXiv 2602.09338, appendix B.3.
-
-        Args:
-          iterations: n.
-          bands: of the inverse.
         """
         bands = _validate.positive_integer("bands", bands)
         return cls(tuple(_inverse_square_root(bands)), iterations)

@@ -86,23 +86,12 @@ class Strategy(abc.ABC):
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
         """Return upper bounds on the overlap of a participation with all later ones.
 
-        Args:
-          iterations: n.
-          min_separation: minimum number of steps between two participations.
-
-        Returns:
-          () or (iterations,) float64: `kappa_i >= sum_{j > i} x_j <c_i, c_j>` for every possible x. It is
-          exactly 0 where C has no more bands than the separation.
+        They are () or (iterations,), `kappa_i >= sum_{j > i} x_j <c_i, c_j>` for every possible x, exactly 0
+        where C has no more bands than the separation.
         """
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
-        """Return an upper bound on `||C x||^2` of the n x n matrix, for x of 0 and 1.
-
-        Args:
-          iterations: n.
-          min_separation: minimum number of steps between two participations.
-          participations: maximum number.
-        """
+        """Return an upper bound on `||C x||^2` of the n x n matrix, for x of 0 and 1."""
         k = min(participations, -(-iterations // min_separation))
         return k * (1 + 2 * float(self.cross_terms(iterations, min_separation).max()))
 
@@ -147,14 +136,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None) -> Any:
-        """Return the scores of `C x + sigma z`: `C^T C x + sigma C^T z`.
-
-        Args:
-          normals: of `draw_normals`.
-          iterations: n.
-          sigma: noise multiplier, scalar.
-          participation: counts or weights x of the normals' dtype, (num_samples, iterations); None is x = 0.
-        """
+        """Return the scores of `C x + sigma z`: `C^T C x + sigma C^T z`; `participation` None is x = 0."""
 
     @abc.abstractmethod
     def signal_scores(self, participation) -> Any:
@@ -170,11 +152,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def noise_recursion(self) -> NoiseRecursion | BufferedRecursion:
-        """Return the recursion that makes the noise step by step.
-
-        Raises:
-          ValueError: a step needs the noise of all earlier ones.
-        """
+        """Return the recursion that makes the noise; ValueError if a step needs that of all earlier ones."""
 
     @property
     def noise_copies(self) -> int:

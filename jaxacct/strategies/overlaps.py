@@ -15,17 +15,9 @@ def squared_sensitivity(
 
     The columns j - d and j overlap by `g(j, d) = sum_{t < n - j} c_t c_{t+d}`. The m-th participation is at
     step m b or later and at least (m - l) b steps after the l-th, so the two overlap by at most the largest
-    `g(m b, d)` with `d >= (m - l) b`. Where c is non-increasing that is the first of them, and the sum is
-    met by participations at 0, b, 2 b, .. (as in theorem 2 of arXiv 2405.13763).
-
-    Args:
-      first_column: bytes of (bands,) float64 numbers of at least 0.
-      iterations: n, the size of C.
-      min_separation: b.
-      participations: maximum; at most as many as fit into n steps.
-
-    Returns:
-      The bound, above rounding errors; None where it would take too long.
+    `g(m b, d)` with `d >= (m - l) b`. Where c is non-increasing that is the first of them, and the sum is met
+    by participations at 0, b, 2 b, .. (as in theorem 2 of arXiv 2405.13763). None where it would take too
+    long. `first_column` are the bytes of its float64 numbers.
     """
     n, b = iterations, min_separation
     c = np.zeros(n)

@@ -272,17 +272,9 @@ class Stationary(Strategy):
     def add_signal_windows(self, scores, positions, scale, counts=None):
         """Return `scores + scale C^T C x` for few participations, each a window of 2 bands - 1 numbers.
 
-        `signal_scores` does this by two FFTs; windows avoid passes over whole rows.
-
-        Args:
-          scores: (num_samples, iterations) float.
-          positions: (num_samples, slots) int32, the steps of participation, first slots first; iterations and
-            above is no participation.
-          scale: scalar.
-          counts: (num_samples, slots) float, how often; 1 by default.
-
-        Returns:
-          The shape and dtype of `scores`, on the horizon of `signal_scores`.
+        `signal_scores` does this by two FFTs; windows avoid passes over whole rows. `positions` are
+        (num_samples, slots) int32, first slots first; iterations and above is no participation; `counts` are
+        of their shape, 1 by default.
         """
         n, reach = scores.shape[1], self.bands - 1
         window = jnp.asarray(np.correlate(self.array, self.array, "full"), scores.dtype) * scale

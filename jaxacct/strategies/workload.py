@@ -84,12 +84,7 @@ class Workload:
     def error_of(self, iterations: int, bands: int) -> Callable:
         """Return the objective of a search: first column S, (bands,) -> its `error` and gradient, (bands,).
 
-        Args:
-          iterations: n.
-          bands: of S.
-
-        Raises:
-          ValueError: the rate varies and there are too many steps for so many bands.
+        ValueError where the rate varies and there are too many steps for so many bands.
         """
         n, rates = iterations, self.rates(iterations)
         if not _is_constant(rates):

@@ -95,11 +95,7 @@ def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[
 
     F_m(i) bounds the square of the first m + 1 participations where the last of them is at i. What the last
     shares with the one before it is exact; with earlier ones it is the largest that their places allow.
-
-    Args:
-      gram: (n, n) float64, `C^T C`; or (n, 0) where no columns overlap.
-      norms: (n,) float64, the diagonal.
-      p: patterns of the scheme.
+    `gram` is `C^T C`, (n, 0) where no columns overlap, `norms` its diagonal.
     """
     n = norms.size
     steps = np.arange(n)

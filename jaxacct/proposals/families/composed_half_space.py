@@ -32,11 +32,7 @@ _SHARES = (0.4, 0.7)  # tangent points, as fractions of the (negative) loss that
 
 
 def build(setting: Setting) -> Proposal:
-    """Return the half-space with the smallest scale, for a setting with a composed mechanism.
-
-    Raises:
-      ValueError: side information, a matrix whose columns overlap, or no tangent.
-    """
+    """Return the half-space with the smallest scale for a setting; ValueError without one."""
     found = _best_half_space(setting)
     if found is None:
         raise ValueError(f"proposal {SPEC} is not available for this mechanism")

@@ -20,11 +20,7 @@ from jaxacct.statistics.composed import Composed
 
 
 def composed_replicas(mechanism: Mechanism, m: int, epsilon: float, composed: Composed) -> Proposal:
-    """Return m replicas with terms `w (g(t) - phi)_+` and the scale at `epsilon`.
-
-    Raises:
-      ValueError: as `replica_proposal`.
-    """
+    """Return m replicas with terms `w (g(t) - phi)_+` and the scale at `epsilon`."""
     alone = replica_proposal(mechanism, m, epsilon)
     largest = composed.log_largest(m - 1)
 
@@ -44,11 +40,7 @@ def composed_replicas(mechanism: Mechanism, m: int, epsilon: float, composed: Co
 
 
 def build(setting: Setting, m: int) -> Proposal:
-    """Return `composed_replicas` for a setting.
-
-    Raises:
-      ValueError: as `replica_proposal`, or where the profile has no end small enough to be left out.
-    """
+    """Return `composed_replicas` for a setting; ValueError also where no end can be left out."""
     composed = setting.composed
     if composed is None or composed.left_out == math.inf:
         raise ValueError("compose_with must have a profile with an end that is small enough to be left out")

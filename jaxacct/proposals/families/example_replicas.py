@@ -32,13 +32,7 @@ from jaxacct.statistics.lines import BudgetLine
 def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
     """M = m replicas of one example, m above the number of examples, with the scale at `epsilon`.
 
-    Args:
-      mechanism: of several independent examples.
-      m: number of replicas.
-      epsilon: nats.
-
-    Raises:
-      ValueError: no tables for this m, or Z_m overflows.
+    ValueError where there are no tables for this m, or Z_m overflows.
     """
     one, number = _one(mechanism)
     drawn = checked_replicas(one, m, number + 1)
@@ -81,14 +75,7 @@ def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Pr
 def example_replica_lines(
     mechanism: Mechanism, delta_v: float, replicas: int, log_normalizer: float
 ) -> tuple[BudgetLine, ...]:
-    """Return the budget items for weights `ln Z + L - replicas L_1`, L_1 the loss of one example.
-
-    Args:
-      mechanism: of several independent examples.
-      delta_v: as for `rounding.loss_lines`.
-      replicas: of one example.
-      log_normalizer: ln Z.
-    """
+    """Return the budget items for weights `ln Z + L - replicas L_1`, L_1 the loss of one example."""
     one, number = _one(mechanism)
     rare = rounding.DELTA_SHARE * delta_v
 

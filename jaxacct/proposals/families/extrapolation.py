@@ -105,12 +105,7 @@ class Extrapolation:
 def log_bound(near: float, far: float, log_scale: float, near_upper: float, far_lower: float) -> float:
     """Return ln of the bound on H(Q, P) from bounds on both means of X (proofs/add_direction.md, section 4).
 
-    Args:
-      near: distance of the first distribution.
-      far: distance of the second distribution.
-      log_scale: ln M_0.
-      near_upper: upper bound on E X at `near`.
-      far_lower: lower bound on E X at `far`.
+    The mean is at most `near_upper` at the distance `near`, and at least `far_lower` at `far`.
     """
     if near_upper >= 1 or far_lower <= 0:
         return log_scale
@@ -179,15 +174,8 @@ def at_distances(
 ) -> Extrapolation:
     """Return the extrapolation through two given distances, 0 < near < far, in standard deviations.
 
-    Args:
-      mechanism: the mechanism.
-      epsilon: nats.
-      near: distance of the first distribution.
-      far: distance of the second distribution.
-      composed: composed mechanism, or None.
-
-    Raises:
-      ValueError: other distances, H(Q, P) is exactly zero, or almost nothing is left of the composed profile.
+    ValueError for other distances, where H(Q, P) is exactly zero, and where almost nothing is left of the
+    composed profile.
     """
     if not supports(mechanism):
         raise ValueError("extrapolation does not cover this scheme and strategy")
@@ -220,15 +208,9 @@ def plan_extrapolations(
 ) -> list[Extrapolation]:
     """Return, for each number of samples, the two distances with the smallest expected bound, from one pilot.
 
-    Empty where the event is not common within 40 standard deviations. The pilot, and the parabola fitted to
-    it, only choose: the bound is valid for any distances that are independent of the samples that certify.
-
-    Args:
-      mechanism: the mechanism.
-      epsilon: nats.
-      key: of the pilot.
-      composed: composed mechanism, or None.
-      numbers: candidate numbers of samples at each distance.
+    Empty where the event is not common within 40 standard deviations. The pilot, with the key `key`, and the
+    parabola fitted to it only choose: the bound is valid for any distances that are independent of the
+    samples that certify.
     """
     log_scale, terms = _terms_of(mechanism, epsilon, composed)
     if log_scale == -math.inf:

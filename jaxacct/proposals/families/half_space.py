@@ -337,12 +337,7 @@ def halving_sum(values):
 
 
 def build(setting: Setting) -> Proposal:
-    """Return the half-space of the best tangent, for a setting of the add direction.
-
-    Raises:
-      ValueError: side information (Q is not one Gaussian, and f has no tangents), a matrix whose columns
-        overlap, a divergence of exactly zero, or no tangent that excludes noise 0.
-    """
+    """Return the half-space of the best tangent for a setting; ValueError without one."""
     found = _best_half_space(setting)
     if found is None:
         raise ValueError(f"proposal {SPEC} is not available for this mechanism")

@@ -84,10 +84,7 @@ def thresholds_of(distribution: np.ndarray):
 def draw_indices(keys, thresholds, num: int) -> list:
     """Return (num,) int32 indices, one per key: by the row of `thresholds` that previous indices select.
 
-    Args:
-      keys: JAX keys.
-      thresholds: for each key an array of `thresholds_of`, with an axis for every index before.
-      num: number of indices.
+    There is an array of `thresholds_of` for each key, with an axis for every index before.
     """
     drawn: list = []
     for words, rows in zip(threefry.bits_32_each(keys, [num] * len(keys)), thresholds, strict=True):

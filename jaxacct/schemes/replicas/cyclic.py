@@ -96,9 +96,6 @@ def edge_weights(attraction: np.ndarray) -> np.ndarray:
     Indexed by the phases' distance, the distance of the last site from the end, the number of sites left
     after this one (2 stands for more: it is b steps or more from the end), and whether the edge between them
     is within a round (0) or across (1).
-
-    Args:
-      attraction: (ends, b + 1), as `attractions`.
     """
     ends, b = len(attraction), attraction.shape[1] - 1
     lags = np.stack([np.arange(b), b - np.arange(b)], axis=1)

@@ -82,18 +82,10 @@ def _starts(sampling, weights: np.ndarray) -> np.ndarray:
 
 
 def walk(keys, sampling, arrays, num_samples: int, labels_of, seen):
-    """Scan over the steps once.
+    """Scan over the steps once, and return the values of `seen`, the steps as a new first axis.
 
-    Args:
-      keys: three JAX keys.
-      sampling: of the `Chain`; static.
-      arrays: `tables`.
-      num_samples: static.
-      labels_of: (num_samples,) outcome of `Chain.together` -> (2, num_samples) labels.
-      seen: (2, num_samples) labels at a step, 0 without participation -> the stored value.
-
-    Returns:
-      The values of `seen`, the steps as a new first axis.
+    `labels_of` maps (num_samples,) outcomes of `Chain.together` to (2, num_samples) labels, and `seen` the
+    labels at a step, 0 without participation, to the stored value.
     """
     n, b = sampling.iterations, sampling.min_separation
     lockouts = jnp.zeros((2, num_samples), jnp.int32)
