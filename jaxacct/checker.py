@@ -467,8 +467,8 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 def _lattice(p: float, sigma: float, h: float, reach: float):
     """Move f = P/Q of a Poisson-sampled Gaussian onto the points e^(h i), i >= first, with the same mean."""
     # That raises every divergence. Returns (first, masses under Q, mass of P beyond the last point).
-    log_q, log_most = math.log1p(-p), math.log(p) + (1 + 2 * sigma * reach) / (2 * sigma**2)
-    first, top = math.floor(log_q / h), np.logaddexp(log_q, log_most)
+    log_q, log_max = math.log1p(-p), math.log(p) + (1 + 2 * sigma * reach) / (2 * sigma**2)
+    first, top = math.floor(log_q / h), np.logaddexp(log_q, log_max)
     losses = h * np.arange(first, math.ceil(top / h) + 1)
     excess = (1 - p) * np.expm1(losses - log_q)  # e^loss - (1 - p)
     y = 0.5 + sigma**2 * np.log(np.maximum(excess, 0.0) / p)

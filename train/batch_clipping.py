@@ -305,6 +305,6 @@ def _sum_on_grid(updates, grid: Grid):
     kept, counts, norms = jax.vmap(lambda one: clip_to_grid(one, grid))(updates)
     one = jax.tree.map(lambda leaf: leaf[0], updates)
     part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
-    if len(kept) > grid.most_at_once:
-        raise ValueError(f"batch must have at most {grid.most_at_once} terms, got {len(kept)}")
+    if len(kept) > grid.max_at_once:
+        raise ValueError(f"batch must have at most {grid.max_at_once} terms, got {len(kept)}")
     return GridSum.zeros(one, grid).plus(part), kept, norms

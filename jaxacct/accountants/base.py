@@ -84,7 +84,7 @@ class Accountant(abc.ABC):
           compose_with: a composed dp-accounting `DpEvent`, or None.
 
         Raises:
-          ValueError: a mechanism that is not covered, bad arguments, or a bound that is no probability.
+          ValueError: a mechanism that is not covered, bad arguments, or a bound that is not a probability.
         """
         checked(mechanism)
         _validate.nonnegative_number("epsilon", epsilon)
@@ -93,7 +93,7 @@ class Accountant(abc.ABC):
             raise ValueError(f"accountant {self.name} does not cover {mechanism.scheme.name} here: {reason}")
         bound = self.bound(mechanism, epsilon, compose_with)
         if not 0 <= bound <= 1:  # false for NaN, too
-            raise ValueError(f"accountant {self.name} gave {bound!r}, which is no probability")
+            raise ValueError(f"accountant {self.name} gave {bound!r}, which is not a probability")
         return max(bound, SMALLEST)
 
 

@@ -85,12 +85,12 @@ class Distribution:
     """Distribution of X on a lattice. `masses` exclude X beyond it, on the relevant side."""
 
     masses: np.ndarray
-    least_beyond: float
-    """Lower bound on P(X beyond); `most_beyond` is the upper one."""
-    most_beyond: float
-    least_weighted: float
-    """Lower bound on E[X; X beyond]; `most_weighted` is the upper one."""
-    most_weighted: float
+    min_beyond: float
+    """Lower bound on P(X beyond); `max_beyond` is the upper one."""
+    max_beyond: float
+    min_weighted: float
+    """Lower bound on E[X; X beyond]; `max_weighted` is the upper one."""
+    max_weighted: float
 
 
 def tails_of(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray, float]:

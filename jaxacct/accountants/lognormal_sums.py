@@ -33,7 +33,7 @@ _MIN_POINTS, _MAX_POINTS = 2**14, 2**21
 _POINTS_A_TERM = {1: 256, -1: 2048}  # upper bounds converge faster
 # A larger epsilon counts as this; with a larger mu only the probability of participation is used.
 _MAX_EPSILON, _MAX_MU = 300.0, 15.0
-_BOOKED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
+_RESERVED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
 _ATTEMPTS = 6
 _FURTHEST = 64.0  # times alpha b
 # Of tables: truncated probability, and the step over the standard deviation of X.
@@ -221,15 +221,15 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     """Return `E_P (1 - K / S)_+`, K = alpha b less the unused phases: one X is size-biased, `E[X; .]`."""
     threshold = _threshold(mixture, Direction.REMOVE, epsilon, side)
     # The truncation reserve follows from a rough lattice's result, until it no longer matters.
-    allowed = _BOOKED
+    allowed = _RESERVED
     for _ in range(_ATTEMPTS):
         cut = _Cut.at(mixture, threshold, allowed)
-        counted, booked = _remove_up_to(mixture, threshold, cut, 1, _MIN_POINTS)
-        if booked <= 20 * _BOOKED * counted or cut.top >= _FURTHEST * threshold:
+        counted, reserved = _remove_up_to(mixture, threshold, cut, 1, _MIN_POINTS)
+        if reserved <= 20 * _RESERVED * counted or cut.top >= _FURTHEST * threshold:
             break
-        allowed = min(allowed / 10, _BOOKED * counted)
-    counted, booked = _remove_up_to(mixture, threshold, cut, side, points)
-    return min(1.0, counted + booked)
+        allowed = min(allowed / 10, _RESERVED * counted)
+    counted, reserved = _remove_up_to(mixture, threshold, cut, side, points)
+    return min(1.0, counted + reserved)
 
 
 def _remove_up_to(
@@ -245,14 +245,14 @@ def _remove_up_to(
     if side < 0:
         # Where the size-biased X is beyond the lattice, 1 - K / S is at least 1 - K / X; others are omitted.
         low, _ = _Sums(mixture, lattice, dists, firsts).mean(weights, tilts, cut.steep)
-        tails = [dist.least_weighted - threshold * dist.most_beyond for dist in dists]
+        tails = [dist.min_weighted - threshold * dist.max_beyond for dist in dists]
         beyond = sum(share * max(0.0, tail) for share, tail in zip(shares, tails, strict=True))
         return low + beyond * (1 - 1e-12), 0.0
     sums = _Sums(mixture, lattice, dists, firsts)
     _, high = sums.mean(weights, tilts, cut.steep)
-    beyond, booked = _beyond(sums, np.array([threshold]))
+    beyond, reserved = _beyond(sums, np.array([threshold]))
     wrapped = math.exp(min(0.0, sums.log_wrapped(0.0, cut.steep)))
-    return high + float(beyond[0]), booked + wrapped * (1 + 1e-9)
+    return high + float(beyond[0]), reserved + wrapped * (1 + 1e-9)
 
 
 def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
@@ -261,13 +261,13 @@ def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
     top = float(places[-1])
     # Beyond K, 1 - K / S is concave in the sum of the others: with their mean it is at most
     # 1 - (K / X) (1 - mean / X).
-    each = max(float(dist.masses @ places) + dist.most_weighted for dist in dists)
+    each = max(float(dist.masses @ places) + dist.max_weighted for dist in dists)
     less = np.where(top > thresholds, thresholds * max(0.0, 1 - mixture.terms * each * (1 + 1e-9) / top), 0.0)
     beyond, others = np.zeros(thresholds.size), 0.0
     for part, dist in zip(mixture.phases, dists, strict=True):
-        tail = np.maximum(0.0, dist.most_weighted - less * dist.least_beyond)
+        tail = np.maximum(0.0, dist.max_weighted - less * dist.min_beyond)
         beyond += part.number / mixture.total * tail
-        others += part.number * dist.most_beyond
+        others += part.number * dist.max_beyond
     # A size-biased X on the lattice has the mass E X^, which is 1 up to rounding.
     return beyond * (1 + 1e-9), others * max(1.0, each) * (1 + 1e-9)
 
@@ -328,7 +328,7 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     bounds = _Sums(mixture, lattice, dists, None).mean(weights, (0.0, tilt), steep)
     if side < 0:
         return min(1.0, bounds[0])
-    beyond = sum(part.number * dist.most_beyond for part, dist in zip(mixture.phases, dists, strict=True))
+    beyond = sum(part.number * dist.max_beyond for part, dist in zip(mixture.phases, dists, strict=True))
     return min(1.0, bounds[1] + beyond * (1 + 1e-9))
 
 
@@ -396,5 +396,5 @@ def _add_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
     below = np.append(0.0, np.cumsum(masses))[start]
     means = np.append(0.0, np.cumsum(masses * lattice.sums))[start]
     counted = below - means / thresholds
-    beyond = sum(part.number * dist.most_beyond for part, dist in zip(mixture.phases, dists, strict=True))
+    beyond = sum(part.number * dist.max_beyond for part, dist in zip(mixture.phases, dists, strict=True))
     return np.maximum(counted, 0.0) * (1 + error) + error + beyond * (1 + 1e-9)

@@ -16,7 +16,7 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.families.replicas import log_normalizer, most_replicas
+from jaxacct.proposals.families.replicas import log_normalizer, max_replicas
 
 MAX_SECOND_MOMENT = 100.0  # maximum second moment of the likelihood ratio that `reserve` allows
 
@@ -71,6 +71,6 @@ def covers(mechanism: Mechanism, epsilon: float) -> bool:
     _validate.nonnegative_number("epsilon", epsilon)
     if mechanism.scheme.log_probability_of_none() == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
         return True
-    if most_replicas(mechanism) < 2:
+    if max_replicas(mechanism) < 2:
         return False
     return bool(log_normalizer(mechanism, 2) <= np.log(MAX_SECOND_MOMENT))

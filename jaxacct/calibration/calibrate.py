@@ -133,7 +133,7 @@ def calibrate(
     else:
         epsilon, delta = targets.implied(epsilon, delta, advantage, tpr, fpr, mu)
     if tpr is not None and fpr is not None and choice is None:
-        epsilon, delta = targets.least_noise(scheme, strategy, tpr, fpr)
+        epsilon, delta = targets.min_noise(scheme, strategy, tpr, fpr)
     if accountant is None and scheme.patterns is not None:  # nothing to sample
         accountant = "unamplified"
     check_options(
@@ -185,7 +185,7 @@ def calibrate(
             found = searched.plan(bound, max_samples, checkpoint, key)
             if found is None:
                 raise NotCertifiedError(
-                    f"noise multiplier {noise_multiplier:g} is too little for {searched.limits}", None
+                    f"noise multiplier {noise_multiplier:g} is too small for {searched.limits}", None
                 )
         elif bound is not None:
             named = None if bound == "analytic" else bound

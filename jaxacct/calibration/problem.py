@@ -49,7 +49,7 @@ class Problem:
             raise ValueError(
                 f"max_batch_size must be larger: truncating batches to {self.truncate_to} may cost "
                 f"{truncation_delta:.3g} of {delta:g}; the scheme truncated-b-min-sep has likelihoods "
-                "that know the truncation"
+                "that account for the truncation"
             )
         return dataclasses.replace(whole, budget=Budget.split(delta - claim.reserved, failure_fraction))
 

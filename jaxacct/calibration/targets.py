@@ -41,7 +41,7 @@ def implied(
       delta: in (0, 1).
       advantage: in (0, 1), the most that TPR - FPR of a membership test may be: delta at epsilon 0.
       tpr: 0 < fpr < tpr < 1: no membership test with false positive rate `fpr` has a larger true positive
-        rate. The point is where the Gaussian mechanism of that risk has its tangent (`least_noise` finds
+        rate. The point is where the Gaussian mechanism of that risk has its tangent (`min_noise` finds
         better ones for a mechanism).
       fpr: false positive rate; see `tpr`.
       mu: with delta: the epsilon that the Gaussian mechanism of this mu has at this delta. One point of its
@@ -87,7 +87,7 @@ def implied(
 FORMS = "epsilon and delta, advantage alone, tpr and fpr, or mu and delta"
 
 
-def least_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> tuple[float, float]:
+def min_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> tuple[float, float]:
     """Return the (epsilon, delta) that implies the rates and, by an estimate, needs least noise.
 
     Each point on the target's lines is valid, so that the estimate bears on the noise and not on the
@@ -171,4 +171,4 @@ def _line(slope: float, power: float, level: float) -> tuple[float, float]:
     return epsilon, delta
 
 
-__all__ = ["implied", "in_words", "least_noise"]
+__all__ = ["implied", "in_words", "min_noise"]

@@ -68,7 +68,7 @@ def bands(
     if chosen.scale_at is not None:
         log_scales = np.array([chosen.scale_at(e) for e in grid])
     profile = chosen.profile or profile
-    margin, relative, variation = _booked(chosen)
+    margin, relative, variation = _reserved(chosen)
     num_samples, totals = 0, np.zeros(len(grid))
     high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
     for draws in in_large_parts(parts):
@@ -172,7 +172,7 @@ def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: f
     decreases in epsilon: so one set of samples serves all epsilons. Infinite where the samples give no bound.
     `chosen` was made for `anchor`, independently of the samples.
     """
-    margin, _, _ = _booked(chosen)
+    margin, _, _ = _reserved(chosen)
     furthest = _furthest(chosen, draws) + 2 * margin
     bets, weights = bounds.default_bets()
     below = threshold(chosen, delta)
@@ -192,7 +192,7 @@ def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: f
 
 def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float) -> float:
     """Return a lower bound on the epsilon of `_crossing_from_above`; 0 where the samples give no bound."""
-    margin, relative, variation = _booked(chosen)
+    margin, relative, variation = _reserved(chosen)
     furthest = _furthest(chosen, draws) + 2 * margin
     above = delta * math.exp(-chosen.log_scale) * (1 + relative) + variation
 
@@ -202,7 +202,7 @@ def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float)
     return last_true(is_above, 0.0, furthest)[0] if is_above(0.0) else 0.0
 
 
-def _booked(chosen: Proposal) -> tuple[float, float, float]:
+def _reserved(chosen: Proposal) -> tuple[float, float, float]:
     """Return (nats, relative error, total variation) of arithmetic and of the drawn distribution."""
     lines = budget_lines(chosen, _DELTA)
     return total(lines, "epsilon"), total(lines, "relative"), total(lines, "total variation")

@@ -21,7 +21,7 @@ from jaxacct.proposals.families.extrapolation import (
     plan_extrapolations,
     supports,
 )
-from jaxacct.proposals.families.plain_bounded import least_exponent
+from jaxacct.proposals.families.plain_bounded import min_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 
@@ -57,7 +57,7 @@ def line_bounds(
         return best
     if composed is not None:
         # No term exceeds the profile at the smallest exponent, and beyond its end a line does not help.
-        least = [least_exponent(mechanism, float(epsilon)) for epsilon in epsilons]
+        least = [min_exponent(mechanism, float(epsilon)) for epsilon in epsilons]
         best = np.array([math.exp(composed.log_at(t)) for t in least])
         open_ = np.array([t < composed.end < math.inf for t in least])
     if not open_.any():

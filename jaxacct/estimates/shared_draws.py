@@ -190,7 +190,7 @@ def _blocks(scheme, strategy, direction, in_logs: bool, sigmas, keys):
         wide = _together(scheme, sigmas.shape[0]) if by_sums else 1
         max_rows = min(8 // wide, CACHE_NUMBERS // (randomness.BLOCK_SIZE * scheme.iterations))
         if by_sums:
-            max_rows = min(max_rows, _most_together(scheme) // wide)
+            max_rows = min(max_rows, _max_together(scheme) // wide)
         max_rows = max(1, max_rows)
         number = max(k for k in range(1, max_rows + 1) if number % k == 0)
     groups = jax.tree.map(lambda leaf: leaf.reshape(-1, number, *leaf.shape[1:]), keys)
@@ -232,9 +232,9 @@ def _losses_of_sums(scheme, strategy, direction, sigmas, signal, noise):
 
 def _together(scheme, count: int) -> int:
     """Return how many noise multipliers a CPU processes at once: equal groups, the last one padded."""
-    return math.ceil(count / math.ceil(count / min(_TOGETHER, _most_together(scheme))))
+    return math.ceil(count / math.ceil(count / min(_TOGETHER, _max_together(scheme))))
 
 
-def _most_together(scheme) -> int:
+def _max_together(scheme) -> int:
     """Return how many blocks of samples, each at one noise multiplier, stay in cache."""
     return max(1, _KEPT // (randomness.BLOCK_SIZE * scheme.many_multipliers.numbers_kept))

@@ -138,7 +138,7 @@ class FourierAccountant:
         np.multiply(size, np.sin(phase), out=found[..., 1])
         return found.view(complex)[..., 0]
 
-    def booked_error(self, counts) -> np.ndarray:
+    def reserved_error(self, counts) -> np.ndarray:
         """Return (2, groups): the reserve in delta: infinite losses, wrapped mass, rounding."""
         counts = self._checked(counts)
         n, rows = self.num_points, []
@@ -166,14 +166,14 @@ class FourierAccountant:
         By Plancherel's identity: an inner product with the transform of the hockey-stick weights.
         """
         epsilon = _validate.nonnegative_number("epsilon", epsilon)
-        spectra, booked = self.compose(counts), self.booked_error(counts)
+        spectra, reserved = self.compose(counts), self.reserved_error(counts)
         weights = np.maximum(0.0, -np.expm1(epsilon - self.grid))
         against = np.conj(np.asarray(fft.rfft(fft.ifftshift(weights))))
         multiplicity = np.full(against.size, 2.0)
         multiplicity[[0, -1]] = 1.0
         # A pairwise sum: its rounding grows with the logarithm of n only.
         deltas = np.sum(np.real(spectra * (against * multiplicity)), axis=-1) / self.num_points
-        return np.clip((np.maximum(deltas, 0.0) + booked).max(axis=0), 0.0, 1.0)
+        return np.clip((np.maximum(deltas, 0.0) + reserved).max(axis=0), 0.0, 1.0)
 
     def epsilon(self, delta: float, counts) -> np.ndarray:
         """Return (groups,) float64: the smallest grid epsilon whose delta, with errors, is at most `delta`.
@@ -185,10 +185,10 @@ class FourierAccountant:
         found = np.empty(len(counts))
         for first in range(0, len(counts), _GROUPS_AT_ONCE):
             chunk = slice(first, first + _GROUPS_AT_ONCE)
-            spectra, booked = self.compose(counts[chunk]), self.booked_error(counts[chunk])
+            spectra, reserved = self.compose(counts[chunk]), self.reserved_error(counts[chunk])
             sums = np.asarray(fft.irfft(spectra, self.num_points, axis=-1, workers=-1))
             positive = sums[..., : self.num_points // 2]  # losses 0 .. L - step
-            found[chunk] = self._smallest(np.maximum(positive, 0.0), delta - booked).max(axis=0)
+            found[chunk] = self._smallest(np.maximum(positive, 0.0), delta - reserved).max(axis=0)
         return found
 
     def _smallest(self, masses: np.ndarray, allowed: np.ndarray) -> np.ndarray:

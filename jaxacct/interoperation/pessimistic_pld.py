@@ -96,7 +96,7 @@ class PessimisticPLD:
 def dominating_pld(
     mechanism: Mechanism,
     *,
-    largest_epsilon: float,
+    max_epsilon: float,
     failure_probability: float = 1e-9,
     points: int = 101,
     num_samples: int = 100_000,
@@ -107,12 +107,12 @@ def dominating_pld(
     """Return a dominating distribution of a mechanism from fresh samples.
 
     Both directions resolve small deltas (`Profile`); the add direction where a line bounds it. Elsewhere the
-    mass of an infinite loss is about 20 / num_samples there, or 0 where `largest_epsilon` exceeds the last
+    mass of an infinite loss is about 20 / num_samples there, or 0 where `max_epsilon` exceeds the last
     possible loss.
 
     Args:
       mechanism: of any scheme and strategy.
-      largest_epsilon: nats, the last point; larger losses count as infinite.
+      max_epsilon: nats, the last point; larger losses count as infinite.
       failure_probability: that any of the bounds is wrong.
       points: their number, at least 2; rounded to multiples of `interval`.
       num_samples: per direction.
@@ -124,17 +124,15 @@ def dominating_pld(
       ValueError: bad arguments.
     """
     checked(mechanism)
-    _validate.positive_number("largest_epsilon", largest_epsilon)
+    _validate.positive_number("max_epsilon", max_epsilon)
     _validate.open_probability("failure_probability", failure_probability)
     _validate.positive_number("interval", interval)
     if _validate.positive_integer("points", points) < 2:
         raise ValueError(f"points must be at least 2, got {points}")
-    if not interval <= largest_epsilon <= min(LARGEST, 1e7 * interval):
+    if not interval <= max_epsilon <= min(LARGEST, 1e7 * interval):
         limit = f"{LARGEST:g} and 1e7 times interval"
-        raise ValueError(
-            f"largest_epsilon must be at least interval and at most {limit}, got {largest_epsilon!r}"
-        )
-    whole = np.unique(np.round(np.linspace(0, largest_epsilon / interval, points)))
+        raise ValueError(f"max_epsilon must be at least interval and at most {limit}, got {max_epsilon!r}")
+    whole = np.unique(np.round(np.linspace(0, max_epsilon / interval, points)))
     profile = privacy_profile(
         mechanism,
         whole * interval,

@@ -142,7 +142,7 @@ def digit_errors(max_count: int, probabilities: tuple[float, ...]) -> tuple[floa
             object,
         )
         counts = np.where(counts <= max_count, counts, 0).astype(np.int64)
-        widths = sum(_most_width(int(count), probabilities[0]) for count in counts.reshape(-1))
+        widths = sum(_max_width(int(count), probabilities[0]) for count in counts.reshape(-1))
         if digit_bits == 1 or widths * len(probabilities) <= 2**20:
             break
     largest = np.tile(counts.max(axis=1), len(probabilities))
@@ -161,7 +161,7 @@ def _used(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tuple[int, ...]:
     """Return the bits of every digit, highest first: few digits whose tables fit a cache."""
-    p, width = max(probabilities, key=lambda p: p * (1 - p)), functools.lru_cache(_most_width)
+    p, width = max(probabilities, key=lambda p: p * (1 - p)), functools.lru_cache(_max_width)
     all_bits = (size - 1).bit_length()
 
     def cells(digits) -> int:
@@ -218,7 +218,7 @@ def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int, int]:
     return Level(cells.reshape(shape), rest.reshape(shape), low.astype(np.int32)), int(width.max()), farthest
 
 
-def _most_width(count: int, p: float) -> int:
+def _max_width(count: int, p: float) -> int:
     """Return how many values of Binomial(count, p) have a Bernstein bound above 2^-66."""
     spread = float(_spread(np.array(count), np.array(p)))
     low, high = max(0, math.floor(count * p - spread)), min(count, math.ceil(count * p + spread))

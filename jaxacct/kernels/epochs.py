@@ -79,14 +79,14 @@ def _log_mean(values):
 
 
 def rounding_bound(
-    epochs: int, epoch_steps: int, separation: int, largest_ratio: float, ratio_error: float
+    epochs: int, epoch_steps: int, separation: int, max_ratio: float, ratio_error: float
 ) -> float:
     """Return a bound on the float32 error of `log_mean_over_places` (proofs/fixed_counts.md, section 8).
 
-    `largest_ratio` is the largest |log-ratio| of one participation, `ratio_error` that of one log-ratio in
+    `max_ratio` is the largest |log-ratio| of one participation, `ratio_error` that of one log-ratio in
     units of 2^-24.
     """
-    largest = epochs * largest_ratio  # |ln of a mean|
+    largest = epochs * max_ratio  # |ln of a mean|
     offset = -(separation - 1) * log_survival(epoch_steps, separation)
     depth = math.ceil(math.log2(epoch_steps))
     increments = (SOFTPLUS_ROUNDINGS + 3) * (2 * largest + offset)

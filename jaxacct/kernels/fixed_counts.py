@@ -170,7 +170,7 @@ def rounding_bound(
     terms: int,
     log_patterns: float,
     log_none: float,
-    largest_ratio: float,
+    max_ratio: float,
     ratio_error: float,
 ) -> float:
     """Bound the float32 error of `log_mean_over_patterns` (proofs/fixed_counts.md, section 3).
@@ -180,13 +180,13 @@ def rounding_bound(
       terms: number of terms of the last sum, 1 where there is none.
       log_patterns: upper bound on ln of the number of chains of up to k participations.
       log_none: ln P(x = 0).
-      largest_ratio: largest |log-ratio| of one participation.
+      max_ratio: largest |log-ratio| of one participation.
       ratio_error: of one log-ratio, in units of 2^-24.
 
     Returns:
       The error, natural log.
     """
-    k, ratio, local = count, largest_ratio, ratio_error
+    k, ratio, local = count, max_ratio, ratio_error
     if log_none > -math.inf:  # ln(1 - q + q e^r) in the place of r
         log_q = log_none / k
         ratio += 1 - log_q - math.log(-math.expm1(log_q))

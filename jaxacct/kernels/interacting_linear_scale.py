@@ -26,7 +26,7 @@ from jaxacct.kernels.interacting_recurrence import (
     starts_of,
     with_room,
 )
-from jaxacct.kernels.linear_scale import above_least, over_the_scale
+from jaxacct.kernels.linear_scale import above_min, over_the_scale
 from jaxacct.kernels.lockouts import Move, moves, states
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import corrected_log1p, tree_sum, two_sum, weighted_sums
@@ -149,7 +149,7 @@ def _factor(j: int, move: Move, overlap, factors):
     ways = np.array([math.log(math.comb(int(free), j)) for free in move.free])
     apart = overlap.at[0].set(0.0)  # [0] stands for processes without overlap
     shared = j * apart[move.ago].sum(axis=-1) + j * (j - 1) // 2 * overlap[0]
-    return above_least(jnp.asarray(ways, jnp.float32)[:, None] - shared[:, None] * factors[None, :, 0])
+    return above_min(jnp.asarray(ways, jnp.float32)[:, None] - shared[:, None] * factors[None, :, 0])
 
 
 __all__ = ["interacting_ratios_of_sums"]

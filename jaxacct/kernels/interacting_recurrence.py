@@ -279,9 +279,9 @@ def rounding_bound(
     block: int,
     variance: float,
     counts: tuple[int, int],
-    largest_ratio: float,
+    max_ratio: float,
     ratio_error: float,
-    log_largest: float,
+    log_max: float,
 ) -> float:
     """Bound the float32 error of `interacting_log_recurrence` (proofs/rounding.md, section 7).
 
@@ -293,9 +293,9 @@ def rounding_bound(
       block: minimum separation b.
       variance: of the noise, sigma^2.
       counts: see above.
-      largest_ratio: largest |log-ratio| of one participation.
+      max_ratio: largest |log-ratio| of one participation.
       ratio_error: of one log-ratio, in units of 2^-24.
-      log_largest: upper bound on the natural log of the likelihood ratio.
+      log_max: upper bound on the natural log of the likelihood ratio.
     """
     count, most = counts
     unit, number, together = 2.0**-24, sums.processes, math.log(sums.terms)
@@ -303,13 +303,13 @@ def rounding_bound(
     overlap = 1.5 * number / variance
     own = ratio_error + (number + 7) * overlap
     if sums.probability == 1:
-        top = math.log(number) + largest_ratio + overlap
+        top = math.log(number) + max_ratio + overlap
         return unit * (count * (own + 5 * top) + depth + 4 * (count * top + together))
     log_q = -math.log1p(-sums.probability)
     free = number * (sums.steps + 2 * block) * log_q
-    growth = log_largest + free + number * math.log1p((block - 1) * sums.probability)
+    growth = log_max + free + number * math.log1p((block - 1) * sums.probability)
     shift = -math.log(sums.probability) + block * log_q
-    top = shift + math.log(number) + largest_ratio + overlap
+    top = shift + math.log(number) + max_ratio + overlap
     # One participation: its factor, differences of g, and the sum over how many participate at a step.
     local = own + 4 * top + 4 * growth
     local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)

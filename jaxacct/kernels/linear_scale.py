@@ -215,7 +215,7 @@ def _weights(factors, shift: float, counts: Counts | None):
         doubled = lax.broadcast_to_rank(2 * factors[:, :1], half.ndim)
 
         def more(total, log_more, j):
-            return 1 + first * above_least(log_more - j * (half * doubled)) * total
+            return 1 + first * above_min(log_more - j * (half * doubled)) * total
 
         total = jnp.ones_like(first)
         if len(counts.log_more) < _WRITTEN_OUT:
@@ -237,7 +237,7 @@ def over_the_scale(following):
     return jnp.where(following < _ROOM, 1 / (1 + following), jnp.nan)
 
 
-def above_least(log):
+def above_min(log):
     """Return e^log for coefficients of many samples; NaN where it is below the normal float32 range.
 
     Its factor may be so large that the lost digits would matter.

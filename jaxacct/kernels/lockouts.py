@@ -199,7 +199,7 @@ def draw_positions(key, step, codes, arrays, n: int, b: int, slots: int):
         advance_by = jnp.where(released, 0, jnp.maximum(1, shortest))[:, None]
         moved = jnp.where(joins, b - advance_by, _wait(lockouts, advance_by, b))
         # Those just locked out for b steps advance by at least one, so their codes are below b.
-        codes = _all_but_the_least(moved)
+        codes = _all_but_the_first(moved)
         return turn + 1, jnp.minimum(at + advance_by[:, 0], n), codes, slot, positions, counts
 
     state = jnp.uint32(0), step, codes, slot, positions, counts
@@ -211,7 +211,7 @@ def _ascending(codes):
     return codes if codes.shape[1] == 1 else jnp.sort(codes, axis=1)
 
 
-def _all_but_the_least(codes):
+def _all_but_the_first(codes):
     """Return (num, number - 1), each row in ascending order. Of two a maximum: XLA sorts row by row."""
     return codes.max(axis=1, keepdims=True) if codes.shape[1] == 2 else jnp.sort(codes, axis=1)[:, 1:]
 

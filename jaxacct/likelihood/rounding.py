@@ -139,7 +139,7 @@ def bounded(mechanism, direction, replicas, size_of: Callable[[float], Size]) ->
 
     `size_of` returns the `Size` for a share; the other arguments are those of `loss_lines`.
     """
-    max_count = most_participations(mechanism.scheme)
+    max_count = max_unit_participations(mechanism.scheme)
 
     def at(share):
         size = size_of(share)
@@ -185,7 +185,7 @@ def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
         largest, above = times * log_coincidence(mechanism, number) - math.log(reserve), reserve
     elif scheme.replicas is not None and mechanism.strategy.is_toeplitz:
         # P(f > e^t) <= E_P f e^-t = Z_2 e^-t; where f is bounded by f+, E_P f+ <= E_Q f+^2, which Z_2 bounds.
-        if scheme.replicas.most_replicas(mechanism) >= 2:
+        if scheme.replicas.max_replicas(mechanism) >= 2:
             largest, above = scheme.replicas.log_normalizer(mechanism, 2) - math.log(reserve), reserve
     if not largest < most:
         largest, above = most, 0.0
@@ -197,7 +197,7 @@ def log_coincidence(mechanism, power: int) -> float:
     """Return `ln E e^{power <C x, C x'> / sigma^2}` of one example's vectors x, x'; inf without tables."""
     one, _ = mechanism.scheme.parts
     sharper = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(power))
-    if not sharper.is_stationary or one.replicas.most_replicas(sharper) < 2:
+    if not sharper.is_stationary or one.replicas.max_replicas(sharper) < 2:
         return math.inf
     found = one.replicas.log_normalizer(sharper, 2)
     return found if found < math.inf else math.inf  # for NaN, too
@@ -224,7 +224,7 @@ def _multiplicity(scheme) -> tuple[int, int]:
     return (each, each) if scheme.parts is None else (1, each)
 
 
-def most_participations(scheme) -> int:
+def max_unit_participations(scheme) -> int:
     """Return the maximum number of participations of one sum over vectors."""
     return scheme.max_participations * scheme.sums.processes
 
@@ -242,7 +242,7 @@ def log_count_tail(scheme, count: int) -> float:
     """
     sums = scheme.sums
     if sums.probability == 1:
-        return 0.0 if count <= most_participations(scheme) else -math.inf
+        return 0.0 if count <= max_unit_participations(scheme) else -math.inf
     each, more = divmod(count, sums.processes)
     even = (sums.processes - more) * _log_sets(scheme, each)
     even += more * _log_sets(scheme, each + 1) if more else 0.0
@@ -266,7 +266,7 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
     By Markov's inequality: `E_P P(x | y) = P(x)`. Under another distribution than P a likelihood ratio is at
     least P(x = 0), and the summands of x have mean p(x) at most.
     """
-    scheme, max_count = mechanism.scheme, most_participations(mechanism.scheme)
+    scheme, max_count = mechanism.scheme, max_unit_participations(mechanism.scheme)
     if mechanism.is_upper_bound or scheme.sums.times > 1 or share == 0:
         return max_count, 0.0  # cross terms would count, too, and the sum is not that of the distribution
     log_share = math.log(share)
@@ -280,7 +280,7 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
 def fewest_participations(scheme, allowed: float) -> int:
     """Return the smallest k >= 1 that is exceeded with probability at most e^allowed, or the largest k."""
     found = bisect_left(
-        range(most_participations(scheme)), True, key=lambda k: log_count_tail(scheme, k + 1) <= allowed
+        range(max_unit_participations(scheme)), True, key=lambda k: log_count_tail(scheme, k + 1) <= allowed
     )
     return max(found, 1)
 
@@ -343,7 +343,7 @@ def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
     """Return the error of scores of n outputs, by two transforms each, projected on |x| = 1."""
     strategy, n, sigma = mechanism.strategy, mechanism.scheme.iterations, mechanism.noise_multiplier
     product = transform + _PRODUCT_ROUNDINGS * UNIT
-    signal = (transform * stationary.largest_amplitude(strategy, n) + product) * drawn
+    signal = (transform * stationary.max_amplitude(strategy, n) + product) * drawn
     outputs = sigma * (math.sqrt(n) + math.sqrt(-2 * math.log(RARE))) + drawn
     scores = (
         sigma * stationary.noise_norm(strategy, n, RARE)
@@ -365,8 +365,8 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
     if each > 1 and not _mixed(scheme):
         top = sums.log_weights + each * size.ratio + 2 * each**2 * half
         local += 4 * top + each * (top + SOFTPLUS_ROUNDINGS)
-    if sums.most_sampled:
-        top = 3 * math.log(sums.most_sampled + 1) + 2 * size.ratio + 6 * half
+    if sums.max_sampled:
+        top = 3 * math.log(sums.max_sampled + 1) + 2 * size.ratio + 6 * half
         local += 2 * (5 * top + SOFTPLUS_ROUNDINGS)
     together = math.log(sums.terms)
     if sums.probability == 1:
@@ -381,14 +381,14 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
     depth = math.ceil(math.log2(max(sums.steps, 2)))
     common = (SOFTPLUS_ROUNDINGS + 3 + depth) * growth + 3 * sums.steps * log_q + 3 * growth
     last = sums.terms + 20 + 4 * (growth + together + shift)
-    twice = 2 if sums.most_sampled else 1
+    twice = 2 if sums.max_sampled else 1
     return UNIT * twice * (count * local + common + last)
 
 
 def interacting_error(mechanism, size: Size, count: int) -> float:
     """Return the error of `kernels.interacting_recurrence` for vectors of `count` participations."""
     scheme, variance = mechanism.scheme, mechanism.noise_multiplier**2
-    counts, ratio_error = (count, most_participations(scheme)), (_RATIO_ROUNDINGS + 1) * size.ratio
+    counts, ratio_error = (count, max_unit_participations(scheme)), (_RATIO_ROUNDINGS + 1) * size.ratio
     return interacting_recurrence.rounding_bound(
         scheme.sums, scheme.min_separation, variance, counts, size.ratio, ratio_error, size.largest
     )

@@ -188,7 +188,7 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
 
 def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:
     """Return the noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
-    if poisson.largest_rate == 1:
+    if poisson.max_rate == 1:
         return start  # a Gaussian mechanism, whose moments are exact
     # Losses rounded to this grid add up to a thousandth of epsilon or so; they reach to about start^-2.
     finest = math.sqrt(1e-3 * max(1.0, epsilon) / poisson.iterations)
@@ -253,7 +253,7 @@ def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
     mechanism = Mechanism(scheme, strategy, 1.0)
     if float(scheme.min_separation) ** 2 > MAX_TABLE_SIZE and scheme.name != BalancedMinSep.name:
         return math.inf
-    if m > replicas.most_replicas(mechanism):
+    if m > replicas.max_replicas(mechanism):
         return math.inf
     tuples = float(scheme.min_separation) ** m
     if scheme.sums.fixed_count:
@@ -275,7 +275,7 @@ def predicted(mechanism: Mechanism, epsilon: float, budget: Budget) -> tuple[flo
         return predicted_samples(theta, budget.failure_probability)
 
     samples, replicas_of, last = needed(0.0), 1, math.inf
-    for m in range(2, replicas.most_replicas(mechanism) + 1):
+    for m in range(2, replicas.max_replicas(mechanism) + 1):
         # Fewer draws than these are not worth the tables of one more (`around_the_smallest_scale`).
         if (last if last > FEW_SAMPLES else 0.0) <= replicas.table_samples(mechanism, m) and m > 2:
             break

@@ -43,7 +43,9 @@ from jaxacct.strategies.workload_names import name_of
 MEMORY_COPIES = 16
 MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/RESULTS.md)
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
-ALIKE = 1.02  # candidates whose errors have at most this ratio: the one that needs less is selected
+SIMILAR_ERROR_RATIO = (
+    1.02  # candidates whose errors have at most this ratio: the one that needs less is selected
+)
 LESS_NOISE = 0.95  # of revealed participations, that samples have to be worth
 NUM_SHOWN = 8
 NUM_SEPARATION_SEARCHES = 3  # numbers of bands and matrices whose separations are searched
@@ -164,7 +166,7 @@ def recommend(
         if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
-        if place and (not found or place.error <= ALIKE * min(other.error for other in found)):
+        if place and (not found or place.error <= SIMILAR_ERROR_RATIO * min(other.error for other in found)):
             found.append(place)
     if not found:
         own = "" if scheme == BallsInBins.name else ", --min-separation"
@@ -272,8 +274,8 @@ def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | 
         if key not in seen:
             say(f"separation {scheme.min_separation}, {number} bands, {name} matrix")
             before = [place for place in seen.values() if place]
-            alike = [place for place in before if (place.strategy.bands, place.matrix) == (number, name)]
-            like = (alike or before)[-1] if before else first
+            similar = [place for place in before if (place.strategy.bands, place.matrix) == (number, name)]
+            like = (similar or before)[-1] if before else first
             if numbers.given is not None:
                 made = ending(numbers.given, scheme)
             else:
@@ -311,8 +313,8 @@ def _ranked(found: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended,
     shown = [place for place in order if place in order[:NUM_SHOWN] or place in best_of.values()]
     budget = Budget.split(numbers.delta)
     rows = [_priced(place, numbers.epsilon, budget) for place in shown]
-    alike = [row for row in rows if row.error <= ALIKE * rows[0].error]
-    selected = min(alike, key=lambda row: (row.memory_copies, row.predicted_seconds))
+    similar = [row for row in rows if row.error <= SIMILAR_ERROR_RATIO * rows[0].error]
+    selected = min(similar, key=lambda row: (row.memory_copies, row.predicted_seconds))
     return tuple(rows), rows.index(selected)
 
 

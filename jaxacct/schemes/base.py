@@ -52,7 +52,7 @@ class Sums:
       terms: number of terms of the last sum, 1 where there is none.
       phases: whether that sum is over phases, each with a product of its own.
       log_weights: largest |ln| of the weights of several counts at one step.
-      most_sampled: largest batch that a factor of a truncated batch depends on, 0 without truncation.
+      max_sampled: largest batch that a factor of a truncated batch depends on, 0 without truncation.
       processes: number of examples of one unit whose likelihoods are added up jointly.
       times: number of times that the sum of one example is taken, as a bound for the unit.
       fixed_count: k where vectors have k participations, at most, by their number; else 0.
@@ -66,7 +66,7 @@ class Sums:
     terms: int = 1
     phases: bool = False
     log_weights: float = 0.0
-    most_sampled: int = 0
+    max_sampled: int = 0
     processes: int = 1
     times: int = 1
     fixed_count: int = 0
@@ -178,7 +178,7 @@ class Scheme(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def largest_rate(self) -> float:
+    def max_rate(self) -> float:
         """Upper bound on the probability with which examples, independently, are in a batch."""
 
     @abc.abstractmethod
@@ -335,7 +335,7 @@ class ExampleScheme(Scheme, abstract=True):
     side_information = None
 
     @property
-    def largest_rate(self) -> float:
+    def max_rate(self) -> float:
         return float(self.participation_probabilities().max())
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:

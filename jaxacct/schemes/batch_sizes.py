@@ -65,7 +65,7 @@ def batch_sizes(
         return expected, math.ceil(expected)
     if cut_to is not None:
         return expected, _validate.positive_integer("max_batch_size", cut_to)
-    return expected, max_batch_size(size, scheme.largest_rate, scheme.iterations, overflow)
+    return expected, max_batch_size(size, scheme.max_rate, scheme.iterations, overflow)
 
 
 def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:

@@ -68,7 +68,7 @@ def log_likelihoods(
 
     # Time first in memory, too, for both uses; otherwise XLA keeps a copy of the inputs for the second.
     log_ratios = lax.optimization_barrier(log_ratios)
-    found = in_linear_scale(log_ratios, seen, linear_scale.above_least(-2 * halves))
+    found = in_linear_scale(log_ratios, seen, linear_scale.above_min(-2 * halves))
     missing = ~(jnp.isfinite(found[0]) & jnp.isfinite(found[1]))
 
     def again():

@@ -97,7 +97,7 @@ class FixedOrder(ExampleScheme):
             if rest or not size:
                 raise ValueError(
                     f"batch_size must be given: dataset_size {dataset_size} x participations "
-                    f"{self.participations} / iterations {self.iterations} is no whole number"
+                    f"{self.participations} / iterations {self.iterations} is not a whole number"
                 )
         apart = min(self.iterations, max(self.min_separation, self.steps_per_epoch or 1))
         if size * apart > dataset_size or size * self.iterations > dataset_size * self.participations:

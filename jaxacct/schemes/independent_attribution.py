@@ -223,7 +223,7 @@ class IndependentAttribution(Scheme):
         return (self.examples_per_user - 1) / 2 * max_overlap * (1 + 1e-12)
 
     @property
-    def largest_rate(self) -> float:
+    def max_rate(self) -> float:
         """Largest rate of one example: examples are in a batch independently."""
         return float(self.one.participation_probabilities().max())
 

@@ -143,7 +143,7 @@ class MultiAttribution(Scheme):
         return self.timing.log_probability_of_none()
 
     @property
-    def largest_rate(self) -> float:
+    def max_rate(self) -> float:
         """Sampling probability: a lockout only removes sampled examples."""
         return self.sampling_probability
 

@@ -66,10 +66,10 @@ class NestedAllocation(FixedCount):
     @property
     def num_long(self) -> int:
         """Number of classes with the most steps: the first ones. All others have one step less."""
-        return self.iterations - self.min_separation * (self._most_turns - 1)
+        return self.iterations - self.min_separation * (self._max_turns - 1)
 
     @property
-    def _most_turns(self) -> int:
+    def _max_turns(self) -> int:
         return -(-self.iterations // self.min_separation)
 
     def participation_probabilities(self) -> np.ndarray:
@@ -77,7 +77,7 @@ class NestedAllocation(FixedCount):
 
     @property
     def sums(self) -> Sums:
-        k, b, turns = self.max_participations, self.min_separation, self._most_turns
+        k, b, turns = self.max_participations, self.min_separation, self._max_turns
         none = self.log_probability_of_none()
         chains = float(fixed_counts.log_choose(turns, min(k, turns // 2)))
         error = functools.partial(fixed_counts.rounding_bound, k, b, chains, none)
@@ -93,16 +93,16 @@ class NestedAllocation(FixedCount):
         turns = np.empty((dataset_size, k), np.int64)
         for is_long in (True, False):
             of_it = (phases < self.num_long) == is_long
-            turns[of_it] = subsets(generator, self._most_turns - (not is_long), k, int(of_it.sum()))
+            turns[of_it] = subsets(generator, self._max_turns - (not is_long), k, int(of_it.sum()))
         return phases[:, None] + b * turns
 
     def draw_positions(self, key, num_samples: int):
         n, b, k = self.iterations, self.min_separation, self.max_participations
         phase_key, long_key, short_key, keep_key = threefry.split(key, 4)
         phase = threefry.integers(phase_key, (num_samples, 1), n) % b
-        turns = draw_subsets(long_key, self._most_turns, k, num_samples)
+        turns = draw_subsets(long_key, self._max_turns, k, num_samples)
         if self.num_long < b:
-            short = draw_subsets(short_key, self._most_turns - 1, k, num_samples)
+            short = draw_subsets(short_key, self._max_turns - 1, k, num_samples)
             turns = jnp.where(phase < self.num_long, turns, short)
         return self.thinned(keep_key, phase + b * turns)
 
@@ -111,7 +111,7 @@ class NestedAllocation(FixedCount):
             log_ratios.shape,
             self.min_separation,
             self.max_participations,
-            self._most_turns,
+            self._max_turns,
         )
         ratios = jnp.pad(log_ratios, ((0, turns * b - n), (0, 0))).reshape(turns, b, samples)
         long, classes = self.num_long, []

@@ -117,7 +117,7 @@ class TruncatedBMinSep(ExampleScheme):
 
     @property
     def sums(self) -> Sums:
-        return dataclasses.replace(self.uncut.sums, most_sampled=self.dataset_size)
+        return dataclasses.replace(self.uncut.sums, max_sampled=self.dataset_size)
 
     @property
     def side_information(self) -> BatchSizes:

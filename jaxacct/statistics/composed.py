@@ -83,7 +83,7 @@ class Composed:
 
         return drawn
 
-    def log_largest(self, power: float) -> float:
+    def log_max(self, power: float) -> float:
         """Return an upper bound on ln of the largest `e^{power t} (g(t) - phi)_+`, power > 0.
 
         Between two points the profile is a line in alpha, and the product has at most one maximum inside. The

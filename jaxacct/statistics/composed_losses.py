@@ -188,7 +188,7 @@ class _Step:
 class _Sums:
     """Tilted masses of the sum of all steps' losses at `(first + j) step`, j = 0 .. points - 1.
 
-    H(epsilon) is at most `e^{log_scale - tilt epsilon}` times the mean of tilted weights, plus `booked`.
+    H(epsilon) is at most `e^{log_scale - tilt epsilon}` times the mean of tilted weights, plus `reserved`.
     """
 
     step: float
@@ -197,7 +197,7 @@ class _Sums:
     log_scale: float
     steps: list[_Step]
     logs: list[float]
-    booked: float
+    reserved: float
     usable: float
     """Largest epsilon, approximately, for which the tilt is adequate."""
     points: int
@@ -252,11 +252,11 @@ class _Sums:
         infinite = math.fsum(one.count * one.infinite for one in found)
         logs = [one.log_moment(tilt, step) for one in found]
         log_scale = math.fsum(one.count * log for one, log in zip(found, logs, strict=True))
-        booked, usable = (
+        reserved, usable = (
             (infinite + wrapped) * (1 + 1e-9) + _UNDERFLOW,
             epsilon + min(math.sqrt(curvature), _TABLE_FALL / saddle),
         )
-        return cls(step, first, tilt, log_scale, found, logs, booked, usable, points)
+        return cls(step, first, tilt, log_scale, found, logs, reserved, usable, points)
 
     @functools.cached_property
     def _masses(self) -> np.ndarray:
@@ -293,12 +293,12 @@ class _Sums:
         if not exponent <= _MAX_SCALE:
             return math.inf  # weights of relevant size may underflow
         scale = math.exp(exponent)
-        return (max(0.0, value) + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.booked
+        return (max(0.0, value) + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.reserved
 
     def bound(self, epsilon: float) -> float:
         """Return an upper bound on H(epsilon)."""
         if self.log_scale == -math.inf:
-            return self.booked  # all losses are infinite
+            return self.reserved  # all losses are infinite
         epsilon -= 8 * UNIT * (1 + epsilon)
         start = max(0, math.floor(epsilon / self.step) - self.first)
         past = self.step * (self.first + np.arange(start, self.points)) - epsilon
@@ -310,7 +310,7 @@ class _Sums:
     def bounds(self, epsilons: np.ndarray) -> np.ndarray:
         """Return upper bounds on H at epsilons that the lattice reaches, each rounded down to it."""
         if self.log_scale == -math.inf:
-            return np.full(epsilons.size, self.booked)
+            return np.full(epsilons.size, self.reserved)
         past = self.step * np.arange(self.points)
         weights = -np.exp(-self.tilt * past) * np.expm1(-past)
         norm = float(np.linalg.norm(weights))

@@ -129,14 +129,14 @@ def ending(strategy: Strategy, scheme) -> Strategy:
     n, bands = scheme.iterations, strategy.bands
     if bands <= n <= MAX_STEPS_PER_BAND * (bands - 1):
         finite = FiniteToeplitz(strategy.coefficients, n)
-        if _most_replicas(scheme, finite) >= _most_replicas(scheme, strategy):
+        if _max_replicas(scheme, finite) >= _max_replicas(scheme, strategy):
             return finite
     return strategy
 
 
-def _most_replicas(scheme, strategy: Strategy) -> int:
+def _max_replicas(scheme, strategy: Strategy) -> int:
     if scheme.replicas is None:
         return 1
-    return scheme.replicas.most_replicas(
+    return scheme.replicas.max_replicas(
         types.SimpleNamespace(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     )

@@ -146,7 +146,7 @@ def window_norm(strategy: "Stationary", iterations: int, separation: int) -> flo
 
 
 @functools.lru_cache(maxsize=64)
-def largest_amplitude(strategy: "Stationary", iterations: int) -> float:
+def max_amplitude(strategy: "Stationary", iterations: int) -> float:
     """Return the largest |c_hat| on the circulant, a bound on |C x| / |x|."""
     return float(_amplitude(strategy, circulant_length(iterations, strategy.bands)).max())
 

@@ -48,7 +48,7 @@ class Patterns(NamedTuple):
             latest = np.minimum(latest, (steps // e - number + 1) * e - 1)
         return latest
 
-    def least_gap(self, number: int) -> int:
+    def min_gap(self, number: int) -> int:
         """Return the smallest distance between a participation and the `number`-th one after it."""
         gap = number * self.min_separation
         return gap if self.steps_per_epoch is None else max(gap, (number - 1) * self.steps_per_epoch + 1)
@@ -110,7 +110,7 @@ def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[
             place = p.latest(steps, m)
             own = own + np.where(place >= 0, 2 * farther[steps, np.maximum(place, 0)], 0.0)
         if allowed is None:
-            parent = _first_largest(best)[np.maximum(before, 0)]
+            parent = _first_max(best)[np.maximum(before, 0)]
             reached = np.where(before >= 0, best[parent], -np.inf)
         else:
             together = allowed + best[None]
@@ -126,7 +126,7 @@ def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[
     return float(values[m].max()), np.array(found[::-1])
 
 
-def _first_largest(values: np.ndarray) -> np.ndarray:
+def _first_max(values: np.ndarray) -> np.ndarray:
     """Return for each place that of the largest of the values up to it."""
     top = np.maximum.accumulate(values)
     is_new = np.concatenate([[True], values[1:] > top[:-1]])
@@ -139,9 +139,9 @@ def _by_pairs(strategy: Strategy, p: Patterns) -> float:
     if p.steps_per_epoch is None or not strategy.is_toeplitz:
         return strategy.squared_sensitivity(n, b, k)
     farther = np.append(strategy.farther_products(n), 0.0)
-    two = p.least_gap(2)  # from a participation to the next but one
+    two = p.min_gap(2)  # from a participation to the next but one
     gaps = np.arange(b, max(two, b) + 1)
     both = farther[np.minimum(gaps, n)] + farther[np.clip(two - gaps, b, n)]
     neighbours = (k - 1) // 2 * float(both.max()) + (k - 1) % 2 * float(farther[min(b, n)])
-    others = sum((k - d) * float(farther[min(p.least_gap(d), n)]) for d in range(2, k))
+    others = sum((k - d) * float(farther[min(p.min_gap(d), n)]) for d in range(2, k))
     return k + 2 * (neighbours + others)

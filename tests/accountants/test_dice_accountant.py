@@ -192,7 +192,7 @@ def test_theorem_3_7_is_beaten():
     assert caught - math.exp(2) * false_alarm <= gdp_delta(2.0, mu)
 
 
-def least_noise_std(
+def min_noise_std(
     epsilon, delta, *, epochs, dataset_size, batch_size, clip_norm, error_clip_norm, gradient_bound=math.inf
 ):
     """`noise_std` below which DiceSGD is not (epsilon, delta)-DP (proofs/dice.md, theorem 1).
@@ -225,14 +225,14 @@ def test_no_accountant_can_certify_much_less():
                 assert error <= most_left * (1 + 1e-12)
             assert total >= (epochs - 1) * a / batch * (1 - 1e-12)
     problem = dict(dataset_size=size, batch_size=batch, clip_norm=c1, error_clip_norm=c2)
-    least = least_noise_std(4.0, 1e-5, epochs=epochs, **problem)
+    least = min_noise_std(4.0, 1e-5, epochs=epochs, **problem)
     shift = (epochs - 1) * (c1 + size * c2) / batch
     assert gdp_delta(4.0, shift / (math.sqrt(steps) * least)) == pytest.approx(1e-5, rel=1e-6)
     assert gdp_delta(4.0, shift / (math.sqrt(steps) * least * 0.99)) > 1e-5
     run = dict(iterations=steps, clip_norm=c1, error_clip_norm=c2, batch_size=batch)
     valid = dice.dice_noise_std(4.0, 1e-5, **run)
     assert least < valid < least * (2 + c1 / (batch * c2)) / (1 - 1 / epochs)
-    bounded = least_noise_std(4.0, 1e-5, epochs=epochs, gradient_bound=2.0, **problem)
+    bounded = min_noise_std(4.0, 1e-5, epochs=epochs, gradient_bound=2.0, **problem)
     assert bounded == pytest.approx(least * 2.0 / (c1 + size * c2))
 
 
@@ -240,7 +240,7 @@ def test_no_accountant_can_certify_much_less():
 def test_the_least_noise_is_that_of_dp_sgd_at_a_larger_threshold(epsilon, delta, epochs):
     """DP-SGD at the threshold C1 + N C2, Poisson batches, by dp-accounting: within 15 % of theorem 1."""
     size, batch = 1000, 100
-    least = least_noise_std(
+    least = min_noise_std(
         epsilon, delta, epochs=epochs, dataset_size=size, batch_size=batch, clip_norm=1.0, error_clip_norm=0.1
     )
     sigma = least / (1 - 1 / epochs) * batch / (1.0 + size * 0.1)  # noise multiplier of such a DP-SGD

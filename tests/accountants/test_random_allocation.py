@@ -140,11 +140,11 @@ def test_a_lattice_distribution_is_on_its_side_for_every_kink(mu, step):
                 distribution = lattice_distribution(mu, places, direction, side)
                 mean = distribution.masses @ np.maximum(0.0, kink)
                 if direction == "remove":  # what is beyond the lattice is kept apart
-                    mean += (distribution.most_weighted if side > 0 else distribution.least_weighted) - k * (
-                        distribution.least_beyond if side > 0 else distribution.most_beyond
+                    mean += (distribution.max_weighted if side > 0 else distribution.min_weighted) - k * (
+                        distribution.min_beyond if side > 0 else distribution.max_beyond
                     )
                 else:
-                    mean += k * distribution.most_beyond if side > 0 else 0.0
+                    mean += k * distribution.max_beyond if side > 0 else 0.0
                 assert side * (mean - exact) >= -1e-12 * max(1.0, k)
     for direction in ("remove", "add"):
         masses = [lattice_distribution(mu, places, direction, side).masses.sum() for side in SIDES]

@@ -34,7 +34,7 @@ def delta_of(gram: np.ndarray, sigma: float) -> float:
     return total / DRAWS
 
 
-def least_noise(strategy, n: int, above: float) -> float:
+def min_noise(strategy, n: int, above: float) -> float:
     """The noise multiplier at which delta is the target's, to about 0.2 %; at most `above`."""
     phases = (np.arange(n) % BINS == np.arange(BINS)[:, None]).astype(float)
     means = phases @ strategy_matrix(strategy.array, n, n).T
@@ -65,7 +65,7 @@ def main(ratio: float) -> None:
                 draws = f"{plan.evidence.num_samples:,} draws" if plan.is_sampled else "analytic"
                 released = plan.mechanism.noise_multiplier
                 cells.append(f"{released:.4f} ({draws}, {seconds:.0f} s, error {plan.prefix_sum_error:.3f})")
-            least = f"{least_noise(strategy, n, released):.4f}"
+            least = f"{min_noise(strategy, n, released):.4f}"
             print("| " + " | ".join([f"{n}", name, *cells, least]) + " |", flush=True)
 
 

@@ -53,7 +53,7 @@ def matrices(n: int, b: int, k: int) -> dict:
     return found
 
 
-def smallest_sigma(length: float) -> float:
+def min_sigma(length: float) -> float:
     """The least noise multiplier at the target, by bisection on dp-accounting's Gaussian mechanism."""
 
     def excess(sigma):
@@ -75,7 +75,7 @@ def compared(n: int, b: int, k: int, strategy) -> tuple[float, float, float, flo
             length = float(peer.get_sensitivity_banded(matrix, b, k))
         else:
             length = math.sqrt(float(toeplitz.minsep_sensitivity_squared(coefficients, b, k, n)))
-        theirs = smallest_sigma(length)
+        theirs = min_sigma(length)
         square = float(toeplitz.per_query_error(strategy_coef=coefficients, n=n).mean())
     return unamplified.sensitivity(mechanism), length, noise, theirs, error, square * theirs**2
 

@@ -392,8 +392,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/truncation.py",
-        "if most_replicas(mechanism) < 2:\n        return False",
-        "if most_replicas(mechanism) < 2:\n        return True",
+        "if max_replicas(mechanism) < 2:\n        return False",
+        "if max_replicas(mechanism) < 2:\n        return True",
         "tests/accountants/test_truncation.py",
     ),
     Mutant(SUMS_OF_X, "if 0 <= found <= 1 else float(side > 0)", "if 0 <= found <= 1 else 0.0", ALLOCATION),
@@ -1225,8 +1225,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/tradeoff/generalized_dpsgd/filtering.py",
-        "if kept + others >= least_kept",
-        "if kept >= least_kept",
+        "if kept + others >= min_kept",
+        "if kept >= min_kept",
         PARTICIPATION_TESTS,
     ),
     Mutant(
@@ -1475,8 +1475,8 @@ MUTANTS = [
     ),
     Mutant(
         SUMS_OF_X,
-        "dist.most_weighted - less * dist.least_beyond",
-        "dist.most_weighted - threshold",
+        "dist.max_weighted - less * dist.min_beyond",
+        "dist.max_weighted - threshold",
         ALLOCATION,
     ),
     Mutant(SUMS_OF_X, "* (1 - off) - best.wrapped)", "* (1 - off))", ALLOCATION),
@@ -1546,7 +1546,7 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/families/inflated.py",
-        "math.log(rare) + math.log(share) + log_least_ratio",
+        "math.log(rare) + math.log(share) + log_min_ratio",
         "math.log(rare) + math.log(share)",
         INFLATED,
     ),

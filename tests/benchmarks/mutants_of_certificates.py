@@ -68,7 +68,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "adds_windows(scheme, strategy, replicas)",
         ),
         ("product * scores) * (1 + 1e-3)", "product * scores)"),
-        ("twice = 2 if sums.most_sampled else 1", "twice = 1"),
+        ("twice = 2 if sums.max_sampled else 1", "twice = 1"),
     ],
     ("jaxacct/proposals/families/truncated.py", "tests/core/test_budget_lines.py"): [
         ("times = REPLICAS - 1 + max(mean[0] / size.count, mean[1])", "times = REPLICAS - 1"),
@@ -102,7 +102,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ),
         (
             (
-                "        relative_norm *= max(1.0, largest_amplitude(mechanism.strategy, mechanis"
+                "        relative_norm *= max(1.0, max_amplitude(mechanism.strategy, mechanis"
                 "m.scheme.iterations))"
             ),
             "        pass",
@@ -146,7 +146,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/proposals/families/inflated.py", "tests/core/test_budget_lines.py"): [
         (
-            "log_normalizer(inflated, 2) - log_least_ratio - math.log(rare)",
+            "log_normalizer(inflated, 2) - log_min_ratio - math.log(rare)",
             "log_normalizer(inflated, 2) - math.log(rare)",
         ),
         ("min_log_ratio = min(", "min_log_ratio = max("),

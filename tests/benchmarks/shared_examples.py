@@ -54,7 +54,7 @@ def main():
             {
                 "examples_kept": kept,
                 "with_several_owners": several,
-                "largest_neighborhood": int(neighborhood_sizes(graph).max()),
+                "max_neighborhood": int(neighborhood_sizes(graph).max()),
             }
         ),
         flush=True,

@@ -122,9 +122,7 @@ def test_poisson_sampling_takes_the_exact_accountant(named):
 def test_too_little_noise_is_not_certified(given):
     """Whatever the target: no NaN, no infinite margin, no warning of NumPy."""
     for noise in (1e-9, 1e-3):
-        with pytest.raises(
-            NotCertifiedError, match=r"too little for any (epsilon up to 100|delta up to 0.5)"
-        ):
+        with pytest.raises(NotCertifiedError, match=r"too small for any (epsilon up to 100|delta up to 0.5)"):
             calibrate(SCHEME, STRATEGY, noise_multiplier=noise, accountant="analytic", **given)
 
 
@@ -165,7 +163,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0
     assert cli.run(["calibrate", *common, "--noise-multiplier", "0.05", "--delta", "1e-5"]) == 1
-    assert "not certified: noise multiplier 0.05 is too little for any epsilon" in capsys.readouterr().err
+    assert "not certified: noise multiplier 0.05 is too small for any epsilon" in capsys.readouterr().err
     sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
     assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
     assert "bands must be given here" in capsys.readouterr().err

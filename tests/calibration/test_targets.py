@@ -10,7 +10,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, Plan, Poisson, calibrate
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import targets
-from jaxacct.calibration.targets import implied, in_words, least_noise
+from jaxacct.calibration.targets import implied, in_words, min_noise
 from jaxacct.cli.main import main
 from jaxacct.report import risk
 from tests.stored_plans import FOLDER
@@ -89,7 +89,7 @@ def test_a_sampled_step_needs_the_noise_of_its_own_curve():
     """TPR of the best test is (1 - p) FPR + p Phi(z(FPR) + 1 / sigma): another point than the Gaussian's."""
     rate, tpr, fpr = 0.1, 0.1, 0.01
     exact = 1 / (stats.norm.ppf((tpr - (1 - rate) * fpr) / rate) - stats.norm.ppf(fpr))
-    epsilon, delta = least_noise(Poisson(1, rate), ONE, tpr, fpr)
+    epsilon, delta = min_noise(Poisson(1, rate), ONE, tpr, fpr)
     assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
     plan = calibrate(Poisson(1, rate), ONE, epsilon=epsilon, delta=delta)
     assert exact <= plan.noise_multiplier < 1.05 * exact
@@ -100,7 +100,7 @@ def test_a_sampled_step_needs_the_noise_of_its_own_curve():
 
 
 def test_what_plain_samples_do_not_resolve_keeps_the_point_of_the_gaussian():
-    assert least_noise(Poisson(1, 1.0), ONE, 3e-6, 1e-6) == implied(tpr=3e-6, fpr=1e-6)
+    assert min_noise(Poisson(1, 1.0), ONE, 3e-6, 1e-6) == implied(tpr=3e-6, fpr=1e-6)
 
 
 def test_statements_are_of_the_certified_point():

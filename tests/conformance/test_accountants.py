@@ -265,7 +265,7 @@ def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
         accountant.delta(mechanism.scheme, 1.0)
     for wrong in (math.nan, -0.1, 1.1):
         monkeypatch.setattr(type(accountant), "bound", lambda *arguments, wrong=wrong: wrong)
-        with pytest.raises(ValueError, match="which is no probability"):
+        with pytest.raises(ValueError, match="which is not a probability"):
             accountant.delta(mechanism, 1.0)
 
 

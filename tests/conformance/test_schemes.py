@@ -21,7 +21,7 @@ from jaxacct.accountants import ACCOUNTANTS, AccountantName
 from jaxacct.cli.problem import MAX_ORDERS, SchemeName
 from jaxacct.core.evidence import RULES, RuleName
 from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName
-from jaxacct.proposals.families.replicas import most_replicas
+from jaxacct.proposals.families.replicas import max_replicas
 from jaxacct.schemes import (
     SCHEMES,
     BalancedMinSep,
@@ -190,7 +190,7 @@ def test_jit_vmap_precision_and_one_trace(scheme):
     @functools.partial(jax.jit, static_argnums=0)
     @chex.assert_max_traces(n=1)
     def traced(scheme, x):
-        return scheme.largest_rate * x
+        return scheme.max_rate * x
 
     traced(scheme, 1.0)
     traced(dataclasses.replace(scheme), 2.0)
@@ -211,7 +211,7 @@ def test_orders_that_the_command_line_accepts_are_those_with_tables():
         for size in (16, 64):
             numbers = Numbers(iterations=8, separation=2, dataset_size=size, batch_size=4.0)
             mechanism = Mechanism(SCHEMES[name].from_numbers(numbers), BandedToeplitz.identity(), 1.0)
-            found = most_replicas(mechanism)
+            found = max_replicas(mechanism)
             assert 2 <= found <= most, name
 
 
@@ -291,7 +291,7 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
             type("Made", (Scheme,), {key: value for key, value in stated.items() if key != forgotten})
     made = type("Made", (Scheme,), stated)
     abstract = "examples_per_unit max_participations side_information participation_probabilities sums "
-    abstract += "largest_rate expected_batch_sizes log_probability_of_none squared_sensitivity batches "
+    abstract += "max_rate expected_batch_sizes log_probability_of_none squared_sensitivity batches "
     abstract += "draw_participation draw_error log_likelihood_ratios from_batch_size"
     assert made.__abstractmethods__ == set(abstract.split())
     with pytest.raises(TypeError, match="squared_sensitivity"):

@@ -328,4 +328,4 @@ def test_terms_of_a_composed_line_are_above_the_profile_by_an_allowance():
     dense = np.linspace(-6, composed.end, 200_001)
     with np.errstate(divide="ignore"):
         product = 1.5 * dense + np.log(composed.above_floor(dense))
-    assert composed.log_largest(1.5) >= product.max() + 2e-9
+    assert composed.log_max(1.5) >= product.max() + 2e-9

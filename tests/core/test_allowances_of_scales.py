@@ -66,7 +66,7 @@ def test_tangents_touch_from_below_by_an_allowance():
 def test_the_least_exponent_and_the_remainder_are_rounded_the_safe_way():
     none = SMALL.scheme.log_probability_of_none()
     for epsilon in (0.1, -none - 1e-3, -none - 1e-6):
-        lowered = epsilon + none - plain_bounded.least_exponent(SMALL, epsilon)
+        lowered = epsilon + none - plain_bounded.min_exponent(SMALL, epsilon)
         assert 0.5e-12 * (1 - none) <= lowered <= 2e-12 * (1 - none)
     epsilon = -none - 1e-3
     exact = math.log(-math.expm1(epsilon + none))

@@ -189,7 +189,7 @@ def test_items_of_replicas(setting):
         )
 
 
-def largest_coordinate(tables) -> float:
+def max_coordinate(tables) -> float:
     return float(np.abs(np.asarray(tables["upper"], float)).max() + tables["width"])
 
 
@@ -200,7 +200,7 @@ def test_items_of_half_spaces(setting, epsilon):
     """A replaced coordinate moves scores by the new and the old one, below 12 but for 2^-105."""
     mechanism, found = SETTINGS[setting], proposal(setting, epsilon, "add", "half-space")
     tables = found.tables()
-    push, weights = largest_coordinate(tables) + 12, np.asarray(tables["weights"], float)
+    push, weights = max_coordinate(tables) + 12, np.asarray(tables["weights"], float)
     assert found.push == pytest.approx(push, rel=1e-6)
     compare(
         budget_lines(found, DELTA_V),

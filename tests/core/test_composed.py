@@ -110,7 +110,7 @@ def test_the_largest_product_is_that_of_the_table(power):
         composed = Composed(profile, 1e-5)
         with np.errstate(divide="ignore"):
             dense = float(np.max(power * t + np.log(composed.above_floor(t))))
-        assert dense <= composed.log_largest(power) <= dense + 1e-4
+        assert dense <= composed.log_max(power) <= dense + 1e-4
 
 
 COARSE = np.array([-3.0, -1.0, 0.0, 0.5, 3.0]), np.array([0.99, 0.7, 0.4, 1e-9, 1e-9])
@@ -119,7 +119,7 @@ COARSE = np.array([-3.0, -1.0, 0.0, 0.5, 3.0]), np.array([0.99, 0.7, 0.4, 1e-9, 
 def test_without_an_end_there_are_no_replicas():
     """A profile that stays above a thousandth of delta bounds nothing against the weights."""
     composed = Composed(gaussian(2.0, 1e-6), 1e-5)
-    assert composed.left_out == composed.log_largest(1.0) == math.inf
+    assert composed.left_out == composed.log_max(1.0) == math.inf
     found = candidates(MECHANISMS[0], 1.0, "remove", Budget.split(1e-5), composed=composed)
     assert [candidate.proposal.name for candidate in found] == ["plain"]
     with pytest.raises(ValueError, match="compose_with must have a profile with an end"):

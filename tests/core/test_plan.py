@@ -58,13 +58,11 @@ def claims(plan: Plan):
     return plan.statement(), plan.mechanism, plan.epsilon, plan.delta, repr(plan.compose_with), sizes
 
 
-def mutations(data, most_entries=2):
+def mutations(data, max_entries=2):
     """(path, value) for every leaf; of long lists of counts the first and last few."""
     for path in leaves(data):
         numbers = [step for step in path if isinstance(step, int)]
-        if not path or any(
-            most_entries // 2 <= n < length(data, path, n) - most_entries // 2 for n in numbers
-        ):
+        if not path or any(max_entries // 2 <= n < length(data, path, n) - max_entries // 2 for n in numbers):
             continue
         at = data
         for step in path:

@@ -36,7 +36,7 @@ from jaxacct.likelihood.rounding import loss_lines
 from jaxacct.proposals.base import ProposalSpec
 from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.families import mirrored
-from jaxacct.proposals.families.replicas import most_replicas
+from jaxacct.proposals.families.replicas import max_replicas
 from jaxacct.schemes import BalancedMinSep
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.lines import total
@@ -106,8 +106,8 @@ def test_losses_of_another_matrix_are_upper_bounds():
     mechanism = Mechanism(scheme, strategy, 0.9, REPLACE)
     assert mechanism.is_upper_bound
     # The weights of replicas need a lower bound on the likelihood ratio, which bounds from above do not give.
-    assert most_replicas(mechanism) == 1
-    assert most_replicas(Mechanism(scheme, strategy, 0.9)) > 1
+    assert max_replicas(mechanism) == 1
+    assert max_replicas(Mechanism(scheme, strategy, 0.9)) > 1
     y = np.random.default_rng(2).normal(size=(64, 6))
     matrix = toeplitz(strategy, 6)
     exact = np.log(likelihood(scheme, matrix, 0.9, y) / likelihood(scheme, matrix, 0.9, -y))

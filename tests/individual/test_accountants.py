@@ -110,7 +110,7 @@ def test_plancherel_and_inverse_transform():
         by_plancherel = float(accountant.delta(epsilon, counts)[0])
         losses = accountant.step * np.arange(accountant.num_points // 2)
         tail = np.maximum(0, -np.expm1(epsilon - losses)) @ np.asarray(masses[0, 0, : losses.size])
-        booked = accountant.booked_error(counts)[0, 0]
+        booked = accountant.reserved_error(counts)[0, 0]
         assert by_plancherel == pytest.approx(tail + booked, abs=1e-14)
         # The figures are of midpoint rounding, which is no bound; ours are above, within half a percent.
         assert printed <= by_plancherel <= printed * 1.005 + booked
@@ -126,7 +126,7 @@ def test_refusals():
         with pytest.raises(ValueError, match="counts"):
             accountant.epsilon(1e-5, bad)
     # What leaves the grid is reserved, not wrapped around in silence.
-    assert np.all(accountant.booked_error([[5000, 0]]) > 0.5)
+    assert np.all(accountant.reserved_error([[5000, 0]]) > 0.5)
     assert np.isinf(accountant.epsilon(1e-5, [[5000, 0]])[0])
 
 
@@ -255,4 +255,4 @@ def test_losses_beyond_a_narrow_grid_are_added(half_width, count):
         assert exact > 1e-3
         assert accountant.delta(epsilon, [count])[0] >= exact
     beyond = float(subsampled_gaussian_delta(0.5, 0.7, half_width, "remove"))
-    assert np.all(accountant.booked_error([count])[0] >= 1 - (1 - beyond) ** count)
+    assert np.all(accountant.reserved_error([count])[0] >= 1 - (1 - beyond) ** count)

@@ -179,13 +179,13 @@ def test_a_trivial_profile():
 @pytest.mark.parametrize(
     "bad",
     [
-        {"largest_epsilon": 0},
-        {"largest_epsilon": 1e-5},
-        {"largest_epsilon": math.nan},
-        {"largest_epsilon": 1e9},
-        {"largest_epsilon": 1, "points": 1},
-        {"largest_epsilon": 1, "failure_probability": 0},
-        {"largest_epsilon": 1, "interval": -1},
+        {"max_epsilon": 0},
+        {"max_epsilon": 1e-5},
+        {"max_epsilon": math.nan},
+        {"max_epsilon": 1e9},
+        {"max_epsilon": 1, "points": 1},
+        {"max_epsilon": 1, "failure_probability": 0},
+        {"max_epsilon": 1, "interval": -1},
     ],
 )
 def test_bad_arguments_are_one_line(bad):
@@ -198,7 +198,7 @@ def test_bad_arguments_are_one_line(bad):
 def test_from_draws(key):
     """Draws of six Poisson steps: above the truth by dp-accounting, and near it where draws can tell."""
     mechanism = Mechanism(Poisson(6, 0.2), BandedToeplitz.square_root(1), 1.0)
-    options = dict(largest_epsilon=4.0, points=21, num_samples=20_000, key=key)
+    options = dict(max_epsilon=4.0, points=21, num_samples=20_000, key=key)
     found = dominating_pld(mechanism, failure_probability=1e-6, **options)
     assert found.failure_probability == pytest.approx(1e-6, rel=1e-9)
     for epsilon in (0.2, 1.0, 2.0):

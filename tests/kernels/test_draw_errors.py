@@ -195,11 +195,11 @@ def test_the_slack_of_the_half_space_lowers_scores(monkeypatch):
     assert given["rounding"] >= (math.log2(3) + 6) * 2.0**-24
 
     @jax.jit
-    def least_scores(slack):
+    def min_scores(slack):
         tables = given | {"rounding": slack}
         return proposal.draw_block(KEY, mechanism.scheme, mechanism.strategy, 1.0, tables, np.float32).loss
 
-    losses = [np.asarray(least_scores(np.float32(slack))) for slack in (0.0, 0.01, 0.1)]
+    losses = [np.asarray(min_scores(np.float32(slack))) for slack in (0.0, 0.01, 0.1)]
     assert (losses[0] > losses[1]).all()
     assert (losses[1] > losses[2]).all()
 

@@ -59,7 +59,7 @@ def worst_share(scheme) -> float:
     found = np.asarray(jax.jit(scheme.log_likelihood_ratios)(*arguments), np.float64)
     exact = log_likelihood_ratios(scheme, ratios, half, sizes)
     assert np.isfinite(found).all() and np.isfinite(exact).all()
-    count, shares = rounding.most_participations(scheme), []
+    count, shares = rounding.max_unit_participations(scheme), []
     for row, loss, wrong in zip(ratios, exact, np.abs(found - exact), strict=True):
         largest = max(0.0, loss) + (0.0 if sizes is None else count * (3 * np.abs(row).max() + 3 * half))
         size = rounding.Size(count, 0.0, 0.0, largest, 0.0, 0.0, 0.0, float(np.abs(row).max()))
@@ -112,7 +112,7 @@ def test_two_examples_of_a_user(n, p):
     products = strategy.column_products(4).astype(np.float32)
     found = np.asarray(jax.jit(scheme.log_likelihood_ratios)(ratios, products), np.float64)
     exact = of_two_examples(scheme, ratios, products.astype(np.float64))
-    mechanism, count = Mechanism(scheme, strategy, SIGMA), rounding.most_participations(scheme)
+    mechanism, count = Mechanism(scheme, strategy, SIGMA), rounding.max_unit_participations(scheme)
     for row, loss, wrong in zip(ratios, exact, np.abs(found - exact), strict=True):
         size = rounding.Size(count, 0.0, 0.0, max(0.0, loss), 0.0, 0.0, 0.0, float(np.abs(row).max()))
         booked = rounding._recurrence_error(mechanism, size, count)

@@ -114,7 +114,7 @@ def numbers(mechanism, direction: str, m: int, push: float) -> tuple[float, floa
 def log_z2(one, strategy, sigma: float) -> float:
     """ln Z_2 of one example; infinite without tables."""
     mechanism = Mechanism(one, strategy, sigma)
-    if not mechanism.is_stationary or one.replicas is None or one.replicas.most_replicas(mechanism) < 2:
+    if not mechanism.is_stationary or one.replicas is None or one.replicas.max_replicas(mechanism) < 2:
         return math.inf
     found = one.replicas.log_normalizer(mechanism, 2)
     return found if math.isfinite(found) else math.inf
@@ -135,7 +135,7 @@ def distribution_of(
         by_chance = (k if scheme.sums.times == 1 else 1) * log_z2(one, strategy, sigma / math.sqrt(k))
         by_chance -= math.log(spent)
     elif scheme.replicas is not None and strategy.is_toeplitz:
-        if scheme.replicas.most_replicas(mechanism) >= 2:
+        if scheme.replicas.max_replicas(mechanism) >= 2:
             by_chance = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent)
     largest, above = (by_chance, spent) if by_chance < everything else (everything, 0.0)
     drawn = m * norm_of(scheme, count) * scheme.sums.times * (1.5 if has_cuts(mechanism) else 1.0)
@@ -243,8 +243,8 @@ def ratio_error(mechanism, distribution: Distribution, count: int) -> float:
     if each > 1 and not cuts:  # a mixture of several counts
         exponent = sums.log_weights + each_ratio + 2 * each**2 * half
         local += 4 * exponent + each * (exponent + 8)
-    if sums.most_sampled:
-        exponent = 3 * math.log(1 + sums.most_sampled) + 2 * distribution.ratio + 6 * half
+    if sums.max_sampled:
+        exponent = 3 * math.log(1 + sums.max_sampled) + 2 * distribution.ratio + 6 * half
         local += 10 * exponent + 16
     if sums.probability == 1:
         tree = math.ceil(math.log2(max(count, 2))) + 2 + 4
@@ -257,7 +257,7 @@ def ratio_error(mechanism, distribution: Distribution, count: int) -> float:
     tree = math.ceil(math.log2(max(sums.steps, 2)))
     steps = (8 + 3 + tree + 3) * growth + 3 * sums.steps * log_q
     last = sums.terms + 20 + 4 * (growth + math.log(sums.terms) + shift)
-    return U * (2 if sums.most_sampled else 1) * (count * local + steps + last)
+    return U * (2 if sums.max_sampled else 1) * (count * local + steps + last)
 
 
 def interacting_error(mechanism, distribution: Distribution, count: int) -> float:

@@ -85,7 +85,7 @@ def batch_size_distributions(scheme, others: int) -> np.ndarray:
     return _of_sums(_renewal(scheme, 1), others)
 
 
-def smallest_p_value(drawn: np.ndarray, distributions: np.ndarray) -> float:
+def min_p_value(drawn: np.ndarray, distributions: np.ndarray) -> float:
     """Of exact binomial tails, two-sided, of every count of every pair of steps, times their number.
 
     Args:

@@ -37,7 +37,7 @@ SHORT = {
     "7-trade-off-functions": dict(simulated=100, records=100, epochs=1),
     "8-individual-accounting": dict(steps=2, filtered_steps=4),
     "9-fine-tuning-with-lora": dict(length=15, width=8, layers=1, heads=2, pretraining_steps=0, steps=3)
-    | dict(batch_size=8, delta=1e-2, rank=2, most_pieces=100, test_pieces=64),
+    | dict(batch_size=8, delta=1e-2, rank=2, max_pieces=100, test_pieces=64),
     "10-samplers-compared": {name: value for name, value in _SMALL.items() if name != "min_separation"}
     | dict(examples=40, compared=("b-min-sep",)),
     "11-two-implementations": _SMALL | dict(smaller=0.3),

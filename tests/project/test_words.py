@@ -1,5 +1,6 @@
 """The words of the project: one term for one thing in pages, docstrings, comments and messages."""
 
+import ast
 import importlib
 import inspect
 import io
@@ -97,6 +98,37 @@ def test_a_banned_word_is_seen_in_code():
     assert BANNED_IN_CODE.search(prose_of("x = 1  # who took part\n"))
     assert BANNED_IN_CODE.search(prose_of('raise ValueError(f"{name} is none for {kind}")\n'))
     assert not BANNED_IN_CODE.search(prose_of('told = {"law": 1}\n"""The `law` of x."""\n'))
+
+
+BANNED_IN_NAMES = {
+    *"told tells knows nobody somebody whoever busier barred alike glance garbled wanted booked".split()
+}
+BOUNDS = ("most_", "least_", "largest_", "smallest_")  # bounds are max_ and min_
+KEPT = {"smallest_target", "smallest_exponent", "smallest_where", "smallest_subnormal"}  # results of searches
+
+
+def wrong_names(source: str) -> set[str]:
+    """Names of a module's functions, classes, arguments, attributes and variables with a banned word."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        parts = (getattr(node, kind, None) for kind in ("id", "name", "arg", "attr"))
+        found.update(part for part in parts if isinstance(part, str))
+    bounds = {name for name in found - KEPT if name.lstrip("_").startswith(BOUNDS)}
+    return bounds | {name for name in found if BANNED_IN_NAMES & set(name.lower().split("_"))}
+
+
+@pytest.mark.parametrize("path", [path for path in CODE if ROOT / "tests" not in path.parents], ids=str)
+def test_names_use_the_words_of_the_field(path):
+    assert not wrong_names(path.read_text(encoding="utf-8"))
+
+
+def test_a_banned_name_is_seen():
+    assert wrong_names("most_rows = 1\ndef nobody_is_here(told): pass") == {
+        "most_rows",
+        "nobody_is_here",
+        "told",
+    }
+    assert not wrong_names("max_rows = min_rows = smallest_target(1)")
 
 
 def public_classes():

@@ -200,8 +200,8 @@ def test_claims_below_the_truth_are_rejected(scheme, proposal):
 
 
 def test_large_jobs_have_no_table():
-    assert replicas.most_replicas(mechanism_of(BalancedMinSep(7200, 256, 28), 256, 0.4, False)) == 1
-    assert replicas.most_replicas(mechanism_of(BalancedMinSep(1000, 64, 4), 16, 0.4, False)) == 2
+    assert replicas.max_replicas(mechanism_of(BalancedMinSep(7200, 256, 28), 256, 0.4, False)) == 1
+    assert replicas.max_replicas(mechanism_of(BalancedMinSep(1000, 64, 4), 16, 0.4, False)) == 2
 
 
 def test_attraction_beyond_float32_is_no_proposal():

@@ -7,7 +7,7 @@ import pytest
 
 from jaxacct import BandedToeplitz, Budget, CyclicPoisson, Mechanism
 from jaxacct.proposals.candidates import choose_candidate
-from jaxacct.proposals.families.replicas import most_replicas, replica_proposal
+from jaxacct.proposals.families.replicas import max_replicas, replica_proposal
 from jaxacct.schemes.replicas import cyclic_many
 from jaxacct.statistics import bounds, hockey_stick
 from tests.oracles import tuples
@@ -33,7 +33,7 @@ def test_fewer_samples_than_two_replicas_need():
     ids=str,
 )
 def test_as_many_as_there_are_tables_for(scheme, most):
-    assert most_replicas(Mechanism(scheme, BandedToeplitz.identity(), 1.0)) == most
+    assert max_replicas(Mechanism(scheme, BandedToeplitz.identity(), 1.0)) == most
 
 
 def test_no_bound_below_the_truth(monkeypatch, key):

@@ -211,7 +211,7 @@ def densities(scheme, dense, sigma, outputs, cut):
     return found
 
 
-def largest_term(mechanism, epsilon, direction, seed=0):
+def max_term(mechanism, epsilon, direction, seed=0):
     """(largest term over the scale, the same where the floor under the other likelihood is taken for 1).
 
     Over all cuts, at outputs far and near and climbing from the best of them.
@@ -258,7 +258,7 @@ def test_no_term_exceeds_the_scale(scheme, bands, direction):
     """The search for a counterexample comes near 1 and not above; without the floors it finds one."""
     worst, without = 0.0, 0.0
     for epsilon, sigma in ((0.3, 1.0), (1.5, 0.5)):
-        found = largest_term(mechanism_of(scheme, bands, sigma), epsilon, direction)
+        found = max_term(mechanism_of(scheme, bands, sigma), epsilon, direction)
         worst, without = max(worst, found[0]), max(without, found[1])
     assert 0.8 < worst <= 1 + 1e-9
     assert without > 1.2

@@ -22,7 +22,7 @@ from jaxacct.core.verify import verify
 from jaxacct.proposals import registry
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.families import overlaps
-from jaxacct.proposals.families.replicas import _module, log_normalizer, most_replicas, replica_proposal
+from jaxacct.proposals.families.replicas import _module, log_normalizer, max_replicas, replica_proposal
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
@@ -106,7 +106,7 @@ def ages_up_to_two_separations(monkeypatch):
 
 def orders(scheme, column) -> list[int]:
     mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
-    return [m for m in (2, 3) if m <= most_replicas(mechanism)]
+    return [m for m in (2, 3) if m <= max_replicas(mechanism)]
 
 
 @pytest.mark.parametrize(("scheme", "column"), SETTINGS, ids=str)

@@ -21,7 +21,7 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from tests.oracles.enumeration import pattern_distribution
-from tests.oracles.pair_distributions import batch_size_distributions, pair_distributions, smallest_p_value
+from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
 from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
@@ -67,14 +67,14 @@ def test_two_ways_to_the_exact_distribution_agree(scheme):
 @pytest.mark.parametrize("scheme", SOME_FAST, ids=str)
 def test_pairs_of_the_accountants_samples(scheme, key):
     drawn = np.asarray(jax.jit(lambda key: scheme.draw_participation(key, 200_000))(key))
-    assert smallest_p_value(drawn, exact(scheme)) > FALSE_ALARM
+    assert min_p_value(drawn, exact(scheme)) > FALSE_ALARM
 
 
 def test_a_wrong_distribution_of_pairs_is_noticed(key):
     """Another probability by 3 %, and a cold start for a warm one."""
     drawn = np.asarray(jax.jit(lambda key: SCHEMES[0].draw_participation(key, 200_000))(key))
     for wrong in (BMinSep(N, 5, 0.206), SCHEMES[4], CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5)):
-        assert smallest_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
+        assert min_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_pairs_of_batch_sizes(warm, key):
     """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
     scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
     drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
-    assert smallest_p_value(drawn, batch_size_distributions(scheme.uncut, 14)) > FALSE_ALARM
+    assert min_p_value(drawn, batch_size_distributions(scheme.uncut, 14)) > FALSE_ALARM
 
 
 def drawn_by(sampler, size: int) -> np.ndarray:
@@ -109,7 +109,7 @@ def test_pairs_of_real_batches(scheme):
         assert joined.max() <= 1
         drawn.append(joined.reshape(units, each, -1).sum(axis=1))
     distributions = pair_distributions(scheme, restarting=scheme.name == "multi-attribution")
-    assert smallest_p_value(np.concatenate(drawn), distributions) > FALSE_ALARM
+    assert min_p_value(np.concatenate(drawn), distributions) > FALSE_ALARM
 
 
 @pytest.mark.parametrize(

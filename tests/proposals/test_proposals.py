@@ -15,7 +15,7 @@ from jaxacct.proposals.families.replicas import (
     _module,
     counts_drawn_by,
     log_normalizer,
-    most_replicas,
+    max_replicas,
     replica_proposal,
 )
 from jaxacct.schemes.replicas import b_min_sep
@@ -56,7 +56,7 @@ def ends(found: list) -> list:
 def orders(mechanism) -> list[int]:
     """The orders there are tables for, as far as enumeration over all tuples is quick."""
     patterns = len(enumeration.pattern_distribution(mechanism.scheme))
-    return [m for m in (2, 3, 4) if m <= most_replicas(mechanism) and patterns**m <= 200_000]
+    return [m for m in (2, 3, 4) if m <= max_replicas(mechanism) and patterns**m <= 200_000]
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 20.0])

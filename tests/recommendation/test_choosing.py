@@ -36,7 +36,7 @@ from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.recommendation import noise_estimate
 from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.recommendation.noise_estimate import _root_and_slope, log_moment
-from jaxacct.recommendation.search import ALIKE, recommend
+from jaxacct.recommendation.search import SIMILAR_ERROR_RATIO, recommend
 from jaxacct.schemes.replicas import b_min_sep, balls_in_bins
 from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
@@ -205,8 +205,8 @@ def test_what_is_chosen_is_within_two_percent_and_cheapest(found):
     assert [c.prefix_sum_error for c in found.candidates] == sorted(
         c.prefix_sum_error for c in found.candidates
     )
-    assert found.chosen.prefix_sum_error <= ALIKE * best.prefix_sum_error
-    alike = [c for c in found.candidates if c.prefix_sum_error <= ALIKE * best.prefix_sum_error]
+    assert found.chosen.prefix_sum_error <= SIMILAR_ERROR_RATIO * best.prefix_sum_error
+    alike = [c for c in found.candidates if c.prefix_sum_error <= SIMILAR_ERROR_RATIO * best.prefix_sum_error]
     assert found.chosen.memory_copies == min(c.memory_copies for c in alike)
     assert found.looked_at >= len(found.candidates)
     for row in found.candidates:
@@ -221,7 +221,7 @@ def test_another_workload_ranks_and_shapes_the_matrices(name, found):
     told = recommend(**SMALL, workload=name)
     assert told == recommend(**SMALL, workload=workload)
     errors = [row.error for row in told.candidates]
-    assert errors == sorted(errors) and told.chosen.error <= ALIKE * errors[0]
+    assert errors == sorted(errors) and told.chosen.error <= SIMILAR_ERROR_RATIO * errors[0]
     for row in told.candidates:
         at: dict[str, Any] = dict(iterations=12, noise_multiplier=row.noise_multiplier)
         assert row.error == pytest.approx(workload_error(row.strategy, workload=workload, **at), rel=1e-12)

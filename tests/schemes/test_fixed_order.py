@@ -88,7 +88,7 @@ def test_bad_numbers():
 
 def test_batch_sizes_are_whole_and_fit():
     assert FixedOrder(30, 1, 3).size_of_batches(100) == 10
-    with pytest.raises(ValueError, match="is no whole number"):
+    with pytest.raises(ValueError, match="is not a whole number"):
         FixedOrder(30, 1, 3).size_of_batches(101)
     for scheme in (FixedOrder(15, 1, 3, 21), FixedOrder(15, 6, 9, 20), FixedOrder(15, 1, 9, 21, 5)):
         with pytest.raises(ValueError, match="more often than the scheme allows"):

@@ -31,7 +31,7 @@ from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import extrapolation, half_space
-from jaxacct.proposals.families.replicas import log_normalizer, most_replicas
+from jaxacct.proposals.families.replicas import log_normalizer, max_replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS
@@ -114,7 +114,7 @@ def test_normalizer_against_all_tuples(scheme, bands, sigma):
     whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
     patterns = len(enumeration.pattern_distribution(scheme))
     for m in (2, 3, 4):
-        if m <= most_replicas(mechanism) and patterns**m <= 100_000:
+        if m <= max_replicas(mechanism) and patterns**m <= 100_000:
             exact, _ = tuples.count_distribution(scheme, coefficients_of(mechanism), sigma, m, n)
             ours = log_normalizer(mechanism, m)
             assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)

@@ -278,7 +278,7 @@ def test_refuses(covered, options, message):
         (dict(epsilon=1.0, delta=0.0), "delta"),
         (dict(order=8), "order"),
         (dict(buckets=0), "buckets"),
-        (dict(smallest_norm=2.0), "smallest_norm"),
+        (dict(min_norm=2.0), "min_norm"),
     ],
 )
 def test_bad_settings(options, message):

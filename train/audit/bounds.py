@@ -132,7 +132,7 @@ def one_run_bound(
     for share in SHARES:
         r = _guesses(m, share)
         hits = int(right[r - 1])
-        lower = _largest_refused(hits, r, m, delta, level)
+        lower = _max_refused(hits, r, m, delta, level)
         if best is None or lower > best[0]:
             accuracy = float(clopper_pearson(hits, r, level)[0])
             best = lower, {"accuracy of guesses": (accuracy, 1.0)}, {"guesses": r, "right": hits}
@@ -161,7 +161,7 @@ def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
     return canaries * delta * odds / (1 + odds) * float(mode_probability.mean())
 
 
-def most_canaries(delta: float, confidence: float, epsilon: float) -> int:
+def max_canaries(delta: float, confidence: float, epsilon: float) -> int:
     """Return how many canaries let delta cost `one_run_bound` at most half of the failure probability."""
     low, high = 0, 1
     while high <= _MOST and _affordable(high, delta, confidence, epsilon):
@@ -185,7 +185,7 @@ def _guesses(canaries: int, share: float) -> int:
     return max(1, round(share * canaries))
 
 
-def _largest_refused(right: int, guesses: int, canaries: int, delta: float, level: float) -> float:
+def _max_refused(right: int, guesses: int, canaries: int, delta: float, level: float) -> float:
     """Return a lower bound on the largest epsilon refused by so many right guesses at this level; else 0."""
     accuracy = float(clopper_pearson(right, guesses, level)[0])
     if accuracy <= 0.5:

@@ -44,7 +44,7 @@ from ..batches.sources import as_rows
 from ..options import TrainOptions
 from ..plans import read_plan
 from ..procedures import Request
-from .bounds import independent_bound, most_canaries, one_run_bound
+from .bounds import independent_bound, max_canaries, one_run_bound
 from .canaries import REAL, SILENT, Setting, quiet
 from .checks import FALSE_ALARM, Check, examine
 from .picture import picture
@@ -258,7 +258,7 @@ def _independent(setting: Setting, canaries: int | None, confidence: float, gene
 
 def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
     plan, size = setting.plan, len(setting.rows)
-    by_delta = most_canaries(plan.delta, confidence, plan.epsilon)
+    by_delta = max_canaries(plan.delta, confidence, plan.epsilon)
     ideal = np.ones(by_delta, bool)
     if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence)[0] == 0:
         raise ValueError(
@@ -338,7 +338,7 @@ def run(
     Args:
       plan: from `jaxacct calibrate --out`, for as many examples as the data has.
       model: module:function that returns a dictionary with model, loss and dataset as `fit` takes them
-        (optimizer, clip_norm, wrt and loss_key too, if wanted); by default a small CNN on digits.
+        (optimizer, clip_norm, wrt and loss_key too, if requested); by default a small CNN on digits.
       canaries: 4,000 by default, or what examples, coordinates and delta allow.
       confidence: of each bound.
       independent: canaries alone, in independent trials.
@@ -356,7 +356,7 @@ def run(
     covered = read_plan(plan)
     given = digits() if model is None else named(model)
     given |= {} if clip_norm is None else {"clip_norm": clip_norm}
-    kinds = [kind for kind, wanted in zip(KINDS, (independent, one_run), strict=True) if wanted]
+    kinds = [kind for kind, requested in zip(KINDS, (independent, one_run), strict=True) if requested]
     with watch(unit="steps") as progress:
         found = audit(
             **given,

@@ -52,7 +52,7 @@ class Grid:
           ValueError: for noise that no grid serves: integers would overflow, or be too few.
         """
         sigma = mechanism.noise_multiplier
-        most = min(_LEVELS, noise.largest_levels(mechanism.strategy, mechanism.scheme.iterations))
+        most = min(_LEVELS, noise.max_levels(mechanism.strategy, mechanism.scheme.iterations))
         # None where the inverse of C grows beyond all floats.
         bits = min(_FINEST, math.floor(math.log2(most / sigma))) if most >= sigma else -1
         if bits < 0 or sigma * 2.0**bits < _MIN_LEVELS:
@@ -68,7 +68,7 @@ class Grid:
         return math.ldexp(self.clip_norm, -self.bits)
 
     @property
-    def most_at_once(self) -> int:
+    def max_at_once(self) -> int:
         """How many clipped gradients may be added in 32 bits to a low part."""
         return (2**31 - 2**_LIMB) // 2**self.bits
 

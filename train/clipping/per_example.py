@@ -71,7 +71,7 @@ def clipped_gradient_sum(
       mask: (batch,) bool; padding contributes exactly zero.
       grid: with the clip norm C; `train.optimizers.privatize` says which serves its noise.
       microbatch_size: examples whose gradients are in memory at a time, at most as many as
-        `grid.most_at_once` lets add up in 32 bits; by default `default_microbatch_size`.
+        `grid.max_at_once` lets add up in 32 bits; by default `default_microbatch_size`.
       normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
       skip_padding: do no work for microbatches after the last real example. The run time then reveals
@@ -161,7 +161,7 @@ def _summed(
     own = _by_device.rows_of_each(size, mesh)
     if microbatch_size is None:
         microbatch_size = default_microbatch_size(params)
-    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.most_at_once)
+    micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.max_at_once)
     if size > MAX_BATCH:
         raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
     check_rows(batch, size)
@@ -198,7 +198,7 @@ def _summed(
                 counts, norms, long, shown = jax.vmap(one)(rows, real)
             else:
                 counts, norms, long, shown, kept = admitted(rows, real, kept)
-            # At most `most_at_once` of them, so 32 bits hold their sum.
+            # At most `max_at_once` of them, so 32 bits hold their sum.
             part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
             return total.plus(part), (norms, long, shown, kept)
 
@@ -253,11 +253,11 @@ class Microbatches:
         return jax.lax.scan(step, carry, inputs)
 
 
-def _scan_until_last(step, carry, inputs, wanted):
-    """Return `jax.lax.scan` that stops after the last wanted input; later outputs are zero."""
-    number = jnp.max(jnp.where(wanted, jnp.arange(1, len(wanted) + 1), 0))
+def _scan_until_last(step, carry, inputs, is_needed):
+    """Return `jax.lax.scan` that stops after the last input that is needed; later outputs are zero."""
+    number = jnp.max(jnp.where(is_needed, jnp.arange(1, len(is_needed) + 1), 0))
     _, one = jax.eval_shape(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
-    outputs = jax.tree.map(lambda leaf: jnp.zeros((len(wanted), *leaf.shape), leaf.dtype), one)
+    outputs = jax.tree.map(lambda leaf: jnp.zeros((len(is_needed), *leaf.shape), leaf.dtype), one)
 
     def body(i, both):
         carry, outputs = both

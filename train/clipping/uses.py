@@ -312,8 +312,8 @@ class Program:
         return [jnp.zeros(aval.shape, aval.dtype) for aval in outs]
 
 
-def traced(loss: Callable[..., Any], params, example, wanted: Callable[[Equation], bool]) -> Program:
-    """Return the program of `loss(params, example)`, pytrees of arrays or shapes, tapped if `wanted`."""
+def traced(loss: Callable[..., Any], params, example, is_tapped: Callable[[Equation], bool]) -> Program:
+    """Return the program of `loss(params, example)`, pytrees of arrays or shapes, tapped by `is_tapped`."""
     shaped = functools.partial(
         jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
     )
@@ -327,7 +327,7 @@ def traced(loss: Callable[..., Any], params, example, wanted: Callable[[Equation
     closed, number = jax.make_jaxpr(flat)(*given), len(jax.tree.leaves(params))
     users, of_example = _users(closed.jaxpr), _reached(closed.jaxpr, number)
     found = (_tap(closed.jaxpr, leaf, users, of_example) for leaf in range(number))
-    taps = tuple(tap for tap in found if tap is not None and wanted(tap.equation))
+    taps = tuple(tap for tap in found if tap is not None and is_tapped(tap.equation))
     # Two parameters of one equation: it is a function of both.
     times = collections.Counter(tap.place for tap in taps)
     return Program(closed, number, tuple(tap for tap in taps if times[tap.place] == 1), outputs)

@@ -80,7 +80,7 @@ def init(strategy: Strategy, params, key) -> NoiseState:
     return NoiseState(jnp.zeros((), jnp.int32), recent, key_of_run(key, params))
 
 
-def largest_levels(strategy: Strategy, iterations: int) -> float:
+def max_levels(strategy: Strategy, iterations: int) -> float:
     """Return the largest `levels` at which no integer of `iterations` steps exceeds 32 bits, for any key."""
     # Every rounding is an input of at most c_0 / 2 more: from 2^8 levels on less than one part in a thousand,
     # which the 1.001 covers.
@@ -94,7 +94,7 @@ def draw(
 
     Args:
       strategy: C.
-      levels: standard deviation of `z` in grid units, from 2^8 to `largest_levels`.
+      levels: standard deviation of `z` in grid units, from 2^8 to `max_levels`.
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
       fresh: the noise of this step, where it is computed already; it must be `fresh.are_of(state)`. What the
@@ -264,4 +264,4 @@ def _weighted_sum(weights, ring):
     return add(groups * _AT_A_TIME, rest, total)
 
 
-__all__ = ["Fresh", "NoiseState", "draw", "fresh_key", "init", "largest_levels", "standard_normals"]
+__all__ = ["Fresh", "NoiseState", "draw", "fresh_key", "init", "max_levels", "standard_normals"]

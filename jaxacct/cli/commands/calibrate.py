@@ -75,7 +75,7 @@ def command(
     if proposal is not None:
         problem = problem.for_proposal(proposal)
     is_open = noise_multiplier is not None and asked.is_open
-    wanted: dict[str, Any] = dataclasses.asdict(asked) if is_open else asked.arguments()
+    requested: dict[str, Any] = dataclasses.asdict(asked) if is_open else asked.arguments()
     is_searched = accountant is None and not is_open and problem.is_searched
     how: dict[str, Any] = dict(
         noise_multiplier=noise_multiplier,
@@ -98,7 +98,9 @@ def command(
     with watch() as progress:
         how |= dict(progress=progress)
         if is_searched:
-            found, scheme, strategy = problem.choose(memory_copies=memory_copies, progress=progress, **wanted)
+            found, scheme, strategy = problem.choose(
+                memory_copies=memory_copies, progress=progress, **requested
+            )
             is_covered = scheme == found.chosen.scheme
             if not json:
                 how_found = "" if is_covered else f"\nfor {scheme!r}: selected as for b-min-sep"
@@ -108,15 +110,15 @@ def command(
             if is_covered:
                 plan = found.calibrate(**how)
             else:
-                plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **wanted)
+                plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **requested)
         else:
-            scheme, strategy = problem.build(**{} if is_open else wanted)
-            plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **wanted)
+            scheme, strategy = problem.build(**{} if is_open else requested)
+            plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **requested)
     # The result is printed before it is written, and written even where it cannot be printed: neither a full
     # disk nor a closed output loses it.
     try:
         output.show(plan.to_json() if json else describe(plan, verbose), json)
-        words = in_words(plan.epsilon, plan.delta, wanted)
+        words = in_words(plan.epsilon, plan.delta, requested)
         if words is not None and not json:
             print(f"\n{words}")
         sys.stdout.flush()

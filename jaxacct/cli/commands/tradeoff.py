@@ -167,7 +167,7 @@ def general_command(
         "noise_of_the_mean_term": run.relative_noise(sigma),
         "clip": run.clip,
         "mean_squared_sensitivity": run.pmf().mean,
-        "largest_mu": float(run.worst_case(sigma).mu),
+        "max_mu": float(run.worst_case(sigma).mu),
         "epsilon_of_largest_mu": float(run.worst_case(sigma).epsilon(delta)),
         "epsilon_by_generic_group_rule": generic_group_epsilon(delta, per_record, group_size),
         **run.terms().to_json(),

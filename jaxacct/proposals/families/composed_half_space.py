@@ -22,7 +22,7 @@ from jaxacct.proposals.families.half_space import (
     proposal_along,
 )
 from jaxacct.proposals.families.plain_bounded import candidates as plain_candidates
-from jaxacct.proposals.families.plain_bounded import least_exponent
+from jaxacct.proposals.families.plain_bounded import min_exponent
 from jaxacct.statistics.composed import Composed
 
 SPEC = ProposalSpec("composed-half-space", ())
@@ -84,7 +84,7 @@ def composed_table(
     that of `coordinate_table`.
     """
     slope = minorant.norm / mechanism.noise_multiplier
-    least = least_exponent(mechanism, epsilon)
+    least = min_exponent(mechanism, epsilon)
 
     def log_height(t):
         exponent = np.logaddexp(least, epsilon + minorant.constant + slope * t)

@@ -22,7 +22,7 @@ from jaxacct.statistics.composed import Composed
 def composed_replicas(mechanism: Mechanism, m: int, epsilon: float, composed: Composed) -> Proposal:
     """Return m replicas with terms `w (g(t) - phi)_+` and the scale at `epsilon`."""
     alone = replica_proposal(mechanism, m, epsilon)
-    largest = composed.log_largest(m - 1)
+    largest = composed.log_max(m - 1)
 
     def scale_at(other: float) -> float:
         return alone.log_normalizer + (1 - m) * other + largest

@@ -28,7 +28,7 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, plain
-from jaxacct.proposals.families.plain_bounded import least_exponent, log_remainder_scale
+from jaxacct.proposals.families.plain_bounded import log_remainder_scale, min_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, ConcaveTerms
 from jaxacct.statistics.hockey_stick import Direction, exponent, finite_margin, hockey_stick
@@ -195,7 +195,7 @@ def _terms_of(
     """Return (ln M_0, X of the exponent with a composed mechanism); -inf where there is no such X."""
     if composed is None:
         return log_remainder_scale(mechanism, epsilon), None
-    terms = composed.concave_terms(least_exponent(mechanism, epsilon))
+    terms = composed.concave_terms(min_exponent(mechanism, epsilon))
     return (-math.inf if terms is None else 0.0), terms
 
 

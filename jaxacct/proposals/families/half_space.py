@@ -33,7 +33,7 @@ from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded,
 from jaxacct.proposals.families.plain_bounded import log_remainder_scale
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
-from jaxacct.strategies.stationary import largest_amplitude
+from jaxacct.strategies.stationary import max_amplitude
 
 SPEC = ProposalSpec("half-space", ())
 CELLS = 2048  # of the table of t; the scale exceeds the exact mean of the bound by about a percent
@@ -230,7 +230,7 @@ def coordinate_lines(
     |x'| by at most its norm.
     """
     if mechanism.scheme.examples_overlap or float(np.max(mechanism.cross_terms)) > 0:
-        relative_norm *= max(1.0, largest_amplitude(mechanism.strategy, mechanism.scheme.iterations))
+        relative_norm *= max(1.0, max_amplitude(mechanism.strategy, mechanism.scheme.iterations))
     normals, scores, *others = rounding.loss_lines(mechanism, delta_v, Direction.ADD, 1, push)
     again = relative_norm * (normals.amount + scores.amount)
     source = "proofs/add_direction.md, section 3"

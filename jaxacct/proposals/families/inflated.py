@@ -31,7 +31,7 @@ from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 
 # Target of -ln P0' for the inflation factor, and the largest factor.
-_WANTED, _MAX_TIMES = 0.5, 32
+_TARGET_COUNT, _MAX_TIMES = 0.5, 32
 _LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
 
 
@@ -92,7 +92,7 @@ def inflated_lines(
     delta_v: float,
     replicas: int,
     log_normalizer: float,
-    log_least_ratio: float,
+    log_min_ratio: float,
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for weights `ln Z' + L - replicas L'`, L' at the inflated probability.
 
@@ -102,30 +102,30 @@ def inflated_lines(
       delta_v: as for `rounding.loss_lines`.
       replicas: of `inflated`.
       log_normalizer: ln Z'.
-      log_least_ratio: lower bound on ln of the ratio of the probabilities of any participation vector.
+      log_min_ratio: lower bound on ln of the ratio of the probabilities of any participation vector.
     """
     drawn = rounding.bounded(
         inflated,
         Direction.REMOVE,
         replicas,
-        lambda share: inflated_sizes(inflated, delta_v, replicas, log_least_ratio, share),
+        lambda share: inflated_sizes(inflated, delta_v, replicas, log_min_ratio, share),
     )
     name = "float32 weights, with the loss at the inflated probability"
     return lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, replicas, "3a", name)
 
 
 def inflated_sizes(
-    inflated: Mechanism, delta_v: float, replicas: int, log_least_ratio: float, share: float
+    inflated: Mechanism, delta_v: float, replicas: int, log_min_ratio: float, share: float
 ) -> rounding.Size:
     """Return the sizes of the loss at the inflated probability, under the target distribution.
 
     With `g >= r f`, r the least ratio: `E_P G_{>k} / g <= P'(> k) / r`, and `E_P g <= Z'_2 / r`.
     """
     rare, replicas_of = rounding.DELTA_SHARE * delta_v, inflated.scheme.replicas
-    rarest = math.log(rare) + math.log(share) + log_least_ratio if share > 0 else -math.inf
+    rarest = math.log(rare) + math.log(share) + log_min_ratio if share > 0 else -math.inf
     largest = math.inf
-    if replicas_of is not None and replicas_of.most_replicas(inflated) >= 2:
-        largest = replicas_of.log_normalizer(inflated, 2) - log_least_ratio - math.log(rare)
+    if replicas_of is not None and replicas_of.max_replicas(inflated) >= 2:
+        largest = replicas_of.log_normalizer(inflated, 2) - log_min_ratio - math.log(rare)
     return drawn_sizes(inflated, replicas, rare, rarest, largest)
 
 
@@ -147,9 +147,9 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     """Return those of one inflation factor, where ordinary replicas do not need few samples already."""
     mechanism = setting.mechanism
     none = -mechanism.scheme.log_probability_of_none()
-    if not 0 < none <= _WANTED / 2:
+    if not 0 < none <= _TARGET_COUNT / 2:
         return []
-    times = min(round(_WANTED / none), _MAX_TIMES)
+    times = min(round(_TARGET_COUNT / none), _MAX_TIMES)
     found = _inflated(mechanism, times)
     if found is None:
         return []

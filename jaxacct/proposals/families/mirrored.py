@@ -73,7 +73,7 @@ def _mirrored_size(mechanism: Mechanism, delta_v: float, size: rounding.Size, sh
     most, and f(-y) is at least P(x = 0), as under Q.
     """
     scheme, spent = mechanism.scheme, rounding.DELTA_SHARE * delta_v
-    count = max_count = rounding.most_participations(scheme)
+    count = max_count = rounding.max_unit_participations(scheme)
     if share > 0 and not mechanism.is_upper_bound:
         allowed = math.log(spent) + math.log(share) + scheme.sums.log_none
         count = rounding.fewest_participations(scheme, allowed)

@@ -42,7 +42,7 @@ from jaxacct.proposals.families.mean_overlaps import (
 from jaxacct.proposals.families.overlaps import overlap_variation
 from jaxacct.proposals.families.pair_weights import log_factor, shared_events, shared_rows
 from jaxacct.proposals.families.replicas import candidates as replica_candidates
-from jaxacct.proposals.families.replicas import checked_replicas, log_normalizer, log_scale, most_replicas
+from jaxacct.proposals.families.replicas import checked_replicas, log_normalizer, log_scale, max_replicas
 from jaxacct.schemes.replicas.base import log_attractions
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
@@ -167,7 +167,7 @@ def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) 
     # The overlap of two counts this many times.
     sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)
     two = Mechanism(scheme.pair_bound.two, mechanism.strategy, sharing)
-    amount = pairs * rounding.interacting_error(two, size, rounding.most_participations(two.scheme))
+    amount = pairs * rounding.interacting_error(two, size, rounding.max_unit_participations(two.scheme))
     name, source = "rounding of the likelihood ratio", rounding.SOURCE + "7"
     alone = next(line.amount for line in lines if line.name == name)
     by_pairs = BudgetLine(name, "epsilon", amount + alone, source)
@@ -233,7 +233,7 @@ def pair_candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Pro
     """
     mechanism, epsilon = setting.mechanism, setting.epsilon
     one, number = _one(mechanism)
-    if one.scheme.side_information is not None or not one.is_stationary or most_replicas(one) < 2:
+    if one.scheme.side_information is not None or not one.is_stationary or max_replicas(one) < 2:
         return []
     best = math.inf
     if samples_needed is not None:

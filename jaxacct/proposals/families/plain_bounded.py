@@ -35,7 +35,7 @@ def log_remainder_scale(mechanism: Mechanism, epsilon: float) -> float:
     return math.log(-math.expm1(exponent))
 
 
-def least_exponent(mechanism: Mechanism, epsilon: float) -> float:
+def min_exponent(mechanism: Mechanism, epsilon: float) -> float:
     """Return a lower bound on `t = epsilon + L` over all outputs, natural log."""
     none = mechanism.scheme.log_probability_of_none()
     return epsilon + none - 1e-12 * (1 + abs(none))
@@ -53,7 +53,7 @@ def build(setting: Setting) -> Proposal:
     if setting.composed is None:
         log_scale = log_remainder_scale(mechanism, epsilon)
     else:
-        log_scale = setting.composed.log_at(least_exponent(mechanism, epsilon))
+        log_scale = setting.composed.log_at(min_exponent(mechanism, epsilon))
     return dataclasses.replace(plain(mechanism, Direction.ADD), spec=SPEC, log_scale=log_scale)
 
 

@@ -45,13 +45,13 @@ def counts_drawn_by(module) -> Callable[..., Any]:
     return getattr(module, "draw_counts", lambda *arguments: module.draw_with_one(*arguments)[0])
 
 
-def most_replicas(mechanism: Mechanism) -> int:
+def max_replicas(mechanism: Mechanism) -> int:
     """Return the largest order that has tables; 1 where C is not Toeplitz, or the scheme has none."""
     if mechanism.scheme.replicas is None or not mechanism.strategy.is_toeplitz:
         return 1
     if mechanism.is_replace_one and mechanism.is_upper_bound:
         return 1
-    return _module(mechanism).most_replicas(mechanism)
+    return _module(mechanism).max_replicas(mechanism)
 
 
 def table_samples(mechanism: Mechanism, m: int) -> float:
@@ -104,8 +104,8 @@ def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
       ValueError: the scheme has no tables for this order, or Z_m overflows.
     """
     module = _module(mechanism)
-    if not least <= m <= most_replicas(mechanism):
-        raise ValueError(f"m must be in {least}..{most_replicas(mechanism)} for this scheme, got {m}")
+    if not least <= m <= max_replicas(mechanism):
+        raise ValueError(f"m must be in {least}..{max_replicas(mechanism)} for this scheme, got {m}")
     log_z = module.log_normalizer(mechanism, m)
     if not math.isfinite(log_z):
         raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
@@ -178,7 +178,7 @@ def around_the_smallest_scale(
       samples_needed: of a proposal; None tries all orders.
     """
     found: list[Proposal] = []
-    for m in range(first, most_replicas(tabled) + 1):
+    for m in range(first, max_replicas(tabled) + 1):
         if found and samples_needed and samples_needed(found[-1]) <= table_samples(tabled, m):
             break
         if not math.isfinite(log_normalizer(tabled, m)):
@@ -286,7 +286,7 @@ def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_sco
 
 
 def drawn_sizes(
-    drawn: Mechanism, replicas: int, rare: float, log_rarest: float, log_largest: float
+    drawn: Mechanism, replicas: int, rare: float, log_rarest: float, log_max: float
 ) -> rounding.Size:
     """Return the sizes of the loss of `drawn`, whose replicas are drawn for the target of another mechanism.
 
@@ -296,7 +296,7 @@ def drawn_sizes(
       rare: probability under the target distribution of each of the two events that are excluded.
       log_rarest: ln of the probability that `drawn` may have of more participations than are counted; -inf
       log_rarest: ln of the probability under `drawn` of more participations than are counted; -inf
-      log_largest: ln of its likelihood ratio, exceeded with probability `rare` at most.
+      log_max: ln of its likelihood ratio, exceeded with probability `rare` at most.
     """
     count, most, beyond = drawn.scheme.max_participations, drawn.scheme.max_participations, 0.0
     if log_rarest > -math.inf:
@@ -304,7 +304,7 @@ def drawn_sizes(
         beyond = rare if count < most else 0.0
     noise, score, ratio = rounding.magnitudes(drawn, Direction.REMOVE, replicas, 0.0)
     of_all = count * (ratio + 1 / drawn.noise_multiplier**2)
-    largest, above = (log_largest, rare) if log_largest < of_all else (of_all, 0.0)
+    largest, above = (log_max, rare) if log_max < of_all else (of_all, 0.0)
     norm = replicas * math.sqrt(count)
     return rounding.Size(count, beyond, norm, largest, above, noise, score, ratio, transformed=True)
 

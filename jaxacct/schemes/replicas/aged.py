@@ -140,12 +140,12 @@ def _backward(mechanism: Attracting) -> _Weights:
             some, stay = either + both, stays * weights[after][:, after]
             weights = some + stay
             one = only[inside, inside]
-            largest_odds = (
+            max_odds = (
                 (some / stay).max(),
                 (both[inside, inside] / either[inside, inside]).max(),
                 (one / one.T).max(),
             )
-            odds = np.maximum(odds, largest_odds)
+            odds = np.maximum(odds, max_odds)
         distribution = start_distribution(scheme) if scheme.warm_start else np.eye(b)[0]
         begin = size - b + np.arange(b)
         starts = np.outer(distribution, distribution) * weights[np.ix_(begin, begin)]

@@ -51,7 +51,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
     return 3 * 5 * table_bytes(mechanism, m) / 12 / mechanism.scheme.iterations
 
 
-def most_replicas(mechanism: Attracting) -> int:
+def max_replicas(mechanism: Attracting) -> int:
     """Return the largest m up to 8 whose tables fit `MAX_TABLE_BYTES`, at least 1."""
     return max([1, *(m for m in range(2, 9) if table_bytes(mechanism, m) <= MAX_TABLE_BYTES)])
 

@@ -45,7 +45,7 @@ def table_bytes(mechanism: Attracting) -> float:
     return 8.0 * (scheme.iterations + scheme.min_separation) * states
 
 
-def most_replicas(mechanism: Attracting) -> int:
+def max_replicas(mechanism: Attracting) -> int:
     """Return 2 where two replicas have tables, else 1."""
     return 2 if fits_two(mechanism, table_bytes(mechanism)) else 1
 

@@ -20,7 +20,7 @@ from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attracti
 MAX_TUPLES = 1.0e8
 
 
-def most_replicas(mechanism: Attracting) -> int:
+def max_replicas(mechanism: Attracting) -> int:
     """Return the largest m up to 8 with at most `MAX_TUPLES` tuples of phases, but at least 2."""
     b = mechanism.scheme.min_separation
     return 8 if b == 1 else max(2, min(8, int(math.log(MAX_TUPLES) / math.log(b) + 1e-9)))

@@ -2,7 +2,7 @@
 
 For m participation vectors together a module has:
 
-* `most_replicas(mechanism)`: the largest m with tables;
+* `max_replicas(mechanism)`: the largest m with tables;
 * `log_normalizer(mechanism, m)`: ln Z_m = ln E_Q f^m on the rows of the strategy, float64, inf on overflow;
 * `tables(mechanism, m)`: the arrays that `draw_counts` needs;
 * `table_samples(mechanism, m)`: how many samples are drawn in the time of the tables, approximately;

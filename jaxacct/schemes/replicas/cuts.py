@@ -107,9 +107,9 @@ def _chain(labelled: Labelled) -> Chain:
         """Return (5,): none, one with label 1, one with label 2, both with label 1, both with label 2."""
         one = weights[i + 1, b - 1, 1:]  # locked out for b - 1 more steps from the next one on
         two = weights[i + b, 0, 0] * both[min(n - 1 - i, len(both) - 1)]
-        nobody = (1 - p) ** 2 * weights[i + 1, 0, 0]
+        neither = (1 - p) ** 2 * weights[i + 1, 0, 0]
         two = two * further[i]
-        return np.concatenate([[nobody], 2 * p * (1 - p) * joins[i] * one, p**2 * joins[i] * two])
+        return np.concatenate([[neither], 2 * p * (1 - p) * joins[i] * one, p**2 * joins[i] * two])
 
     return Chain(scheme, LABELS, alone, together)
 

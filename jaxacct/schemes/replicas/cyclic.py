@@ -25,7 +25,7 @@ from jaxacct.schemes.replicas.base import (
 )
 
 
-def most_replicas(mechanism: Attracting) -> int:
+def max_replicas(mechanism: Attracting) -> int:
     """Return up to 8, while tables take seconds; 1 where those of two do not fit `MAX_TABLE_BYTES`."""
     scheme = mechanism.scheme
     ends = len(mechanism.strategy.products_from_end(1))

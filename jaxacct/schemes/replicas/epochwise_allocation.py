@@ -37,7 +37,7 @@ def table_bytes(mechanism: Attracting) -> float:
     return 8.0 * scheme.max_participations * scheme.epoch_steps * (scheme.epoch_steps + scheme.min_separation)
 
 
-def most_replicas(mechanism: Attracting) -> int:
+def max_replicas(mechanism: Attracting) -> int:
     """Return 2 where the tables fit, columns b steps apart share no row and none repel; else 1."""
     M, b = mechanism.scheme.epoch_steps, mechanism.scheme.min_separation
     fits = fits_two(mechanism, table_bytes(mechanism))

@@ -27,7 +27,7 @@ def table_samples(mechanism: Attracting, m: int) -> float:
     return 5 * _numbers(mechanism) / mechanism.scheme.iterations
 
 
-def most_replicas(mechanism: Attracting) -> int:
+def max_replicas(mechanism: Attracting) -> int:
     """Return 2, or 1 where the tables of two do not fit."""
     return 2 if 8 * _numbers(mechanism) <= MAX_TABLE_BYTES else 1
 

@@ -16,7 +16,7 @@ from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.base import Attracting, log_lift
 
 
-def most_replicas(mechanism: Attracting) -> int:
+def max_replicas(mechanism: Attracting) -> int:
     """Return 64: the scale's best order is far below it wherever replicas help."""
     return 64
 

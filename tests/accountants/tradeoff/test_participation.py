@@ -350,7 +350,7 @@ def test_filtered_distributions_by_enumeration(n, m, s, g, least):
         shuffled[tuple(per_round[b] for b in range(rounds))] += Fraction(1, math.comb(n, g))
         one[(len({place // s for place in places if place < m * s}),)] += Fraction(1, math.comb(n, g))
     sizes = (n, m, s, 1, g)
-    found = filtered_participation_pmf(*sizes, "shuffling", least_kept=least)
+    found = filtered_participation_pmf(*sizes, "shuffling", min_kept=least)
     assert_distribution(found, thinned(shuffled, m, least))
     distribution = {0: Fraction(1)}
     for _ in range(rounds):
@@ -359,7 +359,7 @@ def test_filtered_distributions_by_enumeration(n, m, s, g, least):
             for z, q in thinned(one, m, least).items():
                 after[y + z] += p * q
         distribution = dict(sorted(after.items()))
-    assert_distribution(filtered_participation_pmf(*sizes, "subsampling", least_kept=least), distribution)
+    assert_distribution(filtered_participation_pmf(*sizes, "subsampling", min_kept=least), distribution)
     # Fewer terms count than without coins, and fewer still where rounds are skipped.
     assert found.mean < participation_pmf(*sizes, "shuffling").mean
 
@@ -372,8 +372,8 @@ def test_half_of_mu_is_no_bound_for_filtered_batches():
     full, half = 2 / sigma, 1 / sigma
     assert gdp_delta(4.0, half) < mixture_delta(4.0, pmf, sigma) < gdp_delta(4.0, full)
     for bad in (0, 2):
-        with pytest.raises(ValueError, match="least_kept"):
-            filtered_participation_pmf(12, 1, 3, 1, 1, "shuffling", least_kept=bad)
+        with pytest.raises(ValueError, match="min_kept"):
+            filtered_participation_pmf(12, 1, 3, 1, 1, "shuffling", min_kept=bad)
     with pytest.raises(NotImplementedError, match="poisson"):
         filtered_participation_pmf(12, 1, 3, 1, 1, "poisson")
 

@@ -10,7 +10,7 @@ from train.audit.bounds import (
     clopper_pearson,
     epsilon_lower_bound,
     independent_bound,
-    most_canaries,
+    max_canaries,
     one_run_bound,
     price,
     refusal,
@@ -92,12 +92,12 @@ def test_how_many_canaries_delta_allows():
     q, epsilon = 1 / (1 + np.exp(-1.0)), 1.0
     largest = [scipy.stats.binom.pmf(np.arange(n + 1), n, q).max() for n in range(9)]
     assert price(9, 20, 1e-3, epsilon) == pytest.approx(20e-3 * (1 - q) * np.mean(largest))
-    assert most_canaries(0.1, 0.95, epsilon) == 0 and most_canaries(1e-5, 0.95, 2.2) > 10_000
-    most = most_canaries(1e-4, 0.95, epsilon)
+    assert max_canaries(0.1, 0.95, epsilon) == 0 and max_canaries(1e-5, 0.95, 2.2) > 10_000
+    most = max_canaries(1e-4, 0.95, epsilon)
     costs = [price(round(8 / 125 * m), m, 1e-4, epsilon) for m in (most, most + 2)]
     assert costs[0] <= 0.05 / 8 < costs[1]
     # Any epsilon may have been claimed.
-    assert price(9, 20, 1e-3, 1e9) == 0 and most_canaries(1e-5, 0.95, 1e9) > 10_000
+    assert price(9, 20, 1e-3, 1e9) == 0 and max_canaries(1e-5, 0.95, 1e9) > 10_000
 
 
 def most_often(coins, guesses, right, epsilon, delta):

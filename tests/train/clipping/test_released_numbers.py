@@ -278,7 +278,7 @@ def test_grids():
     assert Grid(3.0, 20).unit == 3 * 2.0**-20
     for bits in (0, 1, 20, 23):
         grid = Grid(1.0, bits)
-        assert grid.most_at_once * 2**bits + 2**16 <= 2**31
+        assert grid.max_at_once * 2**bits + 2**16 <= 2**31
     for wrong in (-1, 24, 1.5):
         with pytest.raises(ValueError, match="bits"):
             Grid(1.0, wrong)

@@ -86,7 +86,7 @@ def test_sums_are_far_more_exact_than_the_resolution(long_run):
 def test_no_sum_leaves_its_32_bits(buffer):
     """Normals as large as they can be, with the signs that make one sum the largest, at the most levels."""
     strategy = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 40)
-    recursion, levels = strategy.noise_recursion(), noise.largest_levels(strategy, 40)
+    recursion, levels = strategy.noise_recursion(), noise.max_levels(strategy, 40)
     inverse = signal.lfilter([1.0], strategy.array, np.eye(40)[0])
     signs = np.sign(signal.lfilter([1.0], [1.0, -strategy.decays[buffer]], inverse))[::-1]
     sums, ring = np.zeros(2), jnp.zeros((4, 1), jnp.int32)

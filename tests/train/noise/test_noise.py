@@ -266,7 +266,7 @@ def test_levels_that_no_integer_leaves():
     """The largest normal at every step with the worst signs stays below 2^31, and would not at twice."""
     sums = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 40)
     for strategy in (BandedToeplitz.square_root(8), BandedToeplitz((1.0, 1.0)), sums):
-        most = noise.largest_levels(strategy, 40)
+        most = noise.max_levels(strategy, 40)
         c = strategy.array
         impulse = signal.lfilter([1.0], c, np.eye(40)[0])
         worst = np.zeros(40)

@@ -238,10 +238,10 @@ class GaussianMixture(TradeOff):
         zero = np.zeros_like(alpha)
         kink = level(zero)
         # Above the kink the parts with mu = 0 have used their whole share: solve for the rest of alpha.
-        wanted = np.where(alpha < kink, alpha, np.maximum(alpha - none, 0.0))
+        required = np.where(alpha < kink, alpha, np.maximum(alpha - none, 0.0))
         flat = (alpha >= kink) & (alpha <= kink + none)
         most = np.max(m) ** 2 / 2 + 40 * np.max(m) + 1
-        low, high = bisect(lambda lagrange: level(lagrange) > wanted, zero - most, zero + most)
+        low, high = bisect(lambda lagrange: level(lagrange) > required, zero - most, zero + most)
         solved = power((low + high) / 2) + np.where(alpha < kink, none, 0.0)
         value = np.where(flat, power(zero) + none - (alpha - kink), solved)
         value = np.where(alpha <= 0, 1.0 - lost, np.where(alpha >= 1 - lost, 0.0, value))

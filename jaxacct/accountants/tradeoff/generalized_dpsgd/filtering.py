@@ -35,7 +35,7 @@ def filtered_participation_pmf(
     group_size: int,
     sampling: str,
     *,
-    least_kept: int = 1,
+    min_kept: int = 1,
 ) -> ParticipationPMF:
     """Return the distribution of c^2 over a run whose terms are kept with probability 1/2 each.
 
@@ -46,7 +46,7 @@ def filtered_participation_pmf(
       num_epochs: as in `participation_pmf`.
       group_size: as in `participation_pmf`.
       sampling: as in `participation_pmf`.
-      least_kept: tau, minimum number of kept terms for a round to run; 1 .. num_microbatches.
+      min_kept: tau, minimum number of kept terms for a round to run; 1 .. num_microbatches.
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     check_sizes(n, m, s, num_epochs, g, sampling)
@@ -54,11 +54,11 @@ def filtered_participation_pmf(
         raise ValueError(
             f"num_microbatches must be at most {_MAX_TERMS} where terms are kept by coins, got {m}"
         )
-    if _validate.positive_integer("least_kept", least_kept) > m:
-        raise ValueError(f"least_kept must be at most num_microbatches {m}, got {least_kept}")
+    if _validate.positive_integer("min_kept", min_kept) > m:
+        raise ValueError(f"min_kept must be at most num_microbatches {m}, got {min_kept}")
 
     def counted(hit: int) -> dict[int, Fraction]:
-        return kept_of(hit, m, least_kept)
+        return kept_of(hit, m, min_kept)
 
     if sampling == "shuffling":
         return self_compose_pmf(from_exact(epoch_distribution(n, m, s, g, counted)), num_epochs)
@@ -72,12 +72,12 @@ def filtered_participation_pmf(
     return self_compose_pmf(from_exact(distribution), rounds)
 
 
-def kept_of(hit: int, terms: int, least_kept: int) -> dict[int, Fraction]:
+def kept_of(hit: int, terms: int, min_kept: int) -> dict[int, Fraction]:
     """Return `{how many of `hit` terms count: probability}`: the kept ones; none in a skipped round."""
     distribution = {0: Fraction(0)}
     for kept in range(hit + 1):
         for others in range(terms - hit + 1):
             ways = math.comb(hit, kept) * math.comb(terms - hit, others)
-            count = kept if kept + others >= least_kept else 0
+            count = kept if kept + others >= min_kept else 0
             distribution[count] = distribution.get(count, Fraction(0)) + Fraction(ways, 2**terms)
     return {count: share for count, share in distribution.items() if share}
