@@ -28,10 +28,6 @@ def averaging(optimizer: optax.GradientTransformation, decay: float) -> optax.Gr
     """Return the optimizer with an exponential moving average of the parameters in its state.
 
     The average of steps 1 to t has weights proportional to `decay^(t - s)`; initial parameters have none.
-
-    Args:
-      optimizer: of optax.
-      decay: in (0, 1).
     """
     _validate.open_probability("average", decay)
 

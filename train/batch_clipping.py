@@ -102,19 +102,13 @@ def epoch_batches(
 
 
 def private_rounds(plan: GeneralPlan, *, clip_norm: float, key=None) -> Privatizer:
-    """Return the noise of a plan's rounds: `(sum of clipped terms + 2 C sigma N(0, I)) / m`.
-
-    Args:
-      plan: certified; releases are NaN after its last round.
-      clip_norm: C, of every term.
-      key: as of `train.optimizers.privatize`.
-    """
+    """Return the noise of a certified plan's rounds: `(sum of clipped terms + 2 C sigma N(0, I)) / m`."""
     if not isinstance(plan, GeneralPlan):
         raise ValueError(f"plan must be a GeneralPlan, got {type(plan).__name__}")
     if not plan.certified:
         raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
     # Describes the noise alone: white, for this number of rounds. The plan is what is accounted for.
-    white = Mechanism(Poisson(plan.rounds, 1.0), BandedToeplitz.square_root(1), 2 * plan.sigma)
+    white = Mechanism(Poisson(plan.iterations, 1.0), BandedToeplitz.square_root(1), 2 * plan.sigma)
     return privatize(white, clip_norm=clip_norm, expected_batch_size=plan.num_microbatches, key=key)
 
 
@@ -130,14 +124,8 @@ def make_round(
 ) -> PrivateStep:
     """Return one round: `step(state, rows (m, s, ..), mask (m,)) -> (state, private info)`, jitted.
 
-    Args:
-      plan: as of `private_rounds`.
-      clip_norm: as of `private_rounds`.
-      key: as of `private_rounds`.
-      loss: `loss(params, record) -> scalar` of one record.
-      optimizer: the outer one; its input is noisy sums only, so its state is post-processing.
-      inner: goes through the records of each term; the mean gradient by default.
-      terms_at_once: terms whose updates are in memory at a time.
+    The outer optimizer gets noisy sums only, so its state is post-processing. The `inner` one goes through
+    the records of each term; the mean gradient by default.
     """
     private = private_rounds(plan, clip_norm=clip_norm, key=key)
     term = mean_gradient_term if inner is None else lambda loss: optimizer_term(loss, inner)
@@ -151,7 +139,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         raise ValueError(f"clip must be the plan's {plan.run.clip}, got {options.clip!r}")
     if options.inner is not None and plan.run.clip == "individual":
         raise ValueError("inner must not be given for individual clipping: a term is one gradient")
-    rounds, rows = request.steps(plan.rounds), request.rows(plan.dataset_size)
+    rounds, rows = request.steps(plan.iterations), request.rows(plan.dataset_size)
     clip_norm = request.given_clip_norm()
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()

@@ -38,12 +38,9 @@ def over_rows(
 ) -> Callable[..., tuple[Any, Any]]:
     """Return `function` of a whole batch, computed by each device for its own rows.
 
-    Args:
-      function: `(whole, pytrees of arrays with a row an example) -> (sum over these rows, pytree of arrays of
-        rows)`. The arrays of `whole`, and those it closes over, are whole on every device.
-      add: `(sum over some rows, axes of the mesh) -> sum over all`, exact in any order; without a mesh there
-        are no axes.
-      mesh: devices; None for one.
+    It is `(whole, pytrees of arrays with a row an example) -> (sum over these rows, pytree of arrays of
+    rows)`; the arrays of `whole`, and those it closes over, are whole on every device. `add` is `(sum over
+    some rows, axes of the mesh) -> sum over all`, exact in any order; without a mesh there are no axes.
     """
     if mesh is None:
 

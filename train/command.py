@@ -14,11 +14,7 @@ from .run_folder import CheckpointError
 def run(command: Callable[..., int | None], name: str, *, prog: str, argv: list[str] | None) -> None:
     """Run a command line and exit: 0 done, 1 the run stopped, 2 bad input, 130 interrupted.
 
-    Args:
-      command: its parameters are the options; returns the exit code, None for 0.
-      name: begins the error line.
-      prog: the command, for its help.
-      argv: arguments; by default those of the process.
+    The parameters of `command` are the options; `name` begins the error line.
     """
     keep_compiled_programs()
     try:

@@ -299,29 +299,12 @@ def _step(plan: LastIteratePlan, loss: LogisticRegression):
 
 
 def noisy_gd(loss_fn, data, key=None, *, steps: int, **options) -> np.ndarray:
-    """Return the last iterate of noisy gradient descent on full batches.
-
-    Args:
-      loss_fn: as for `noisy_sgd`, like all arguments but `steps`.
-      data: (features, labels).
-      key: as `keys` of `fit`.
-      steps: number of steps.
-      **options: as for `noisy_sgd`.
-    """
+    """Return the last iterate of noisy gradient descent on full batches; arguments as for `noisy_sgd`."""
     return _run("gd", loss_fn, data, key, steps=steps, batch_size=len(_pair(data)[0]), **options)
 
 
 def noisy_cgd(loss_fn, data, key=None, *, epochs: int, batch_size: int, **options) -> np.ndarray:
-    """Return the last iterate over a fixed cycle of batches.
-
-    Args:
-      loss_fn: as for `noisy_sgd`, like all arguments but `epochs`.
-      data: (features, labels).
-      key: as `keys` of `fit`.
-      epochs: number of cycles.
-      batch_size: a divisor of the number of examples.
-      **options: as for `noisy_sgd`.
-    """
+    """Return the last iterate over `epochs` cycles of fixed batches; other arguments as for `noisy_sgd`."""
     n = len(_pair(data)[0])
     if n % _validate.positive_integer("batch_size", batch_size):
         raise ValueError(f"batch_size must divide the number of examples {n}, got {batch_size}")

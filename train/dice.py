@@ -27,7 +27,7 @@ from . import by_device as _by_device
 from .batches.sampler import Replayed, Sampler
 from .clipping.convolutions import without_batch_groups
 from .clipping.grid import Grid
-from .clipping.per_example import check_loss, clip_to_grid, global_norm
+from .clipping.per_example import Microbatches, check_loss, clip_to_grid, global_norm
 from .correlated_noise import Rows
 from .loss import Loss, as_loss, numbered
 from .noise.normals import key_of_run, standard_normals
@@ -317,12 +317,7 @@ def rule_of(plan: DicePlan) -> DiceRule:
 
 def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
     """Return ((clipped, raw) sums, losses, norms) of a batch, `micro` gradients in memory at a time."""
-    size = mask.shape[0]
-    pad, wide = -size % micro, jax.config.read("jax_enable_x64")
-
-    def split(array):
-        array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
-        return array.reshape(-1, micro, *array.shape[1:])
+    pieces, wide = Microbatches(mask.shape[0], micro, skip_padding=True), jax.config.read("jax_enable_x64")
 
     def accumulate(total, inputs):
         rows, real = inputs
@@ -333,10 +328,10 @@ def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
         part, norms = rule.sums(gradients, real & jnp.isfinite(values))
         return jax.tree.map(jnp.add, total, part), (values, norms)
 
-    inputs = jax.tree.map(split, batch), split(mask)
+    inputs = jax.tree.map(pieces.split, batch), pieces.split(mask)
     with jax.enable_x64(True):
         total, (values, norms) = jax.lax.scan(accumulate, rule.nothing(params), inputs)
-    return total, values.reshape(-1)[:size], norms.reshape(-1)[:size]
+    return total, pieces.join(values), pieces.join(norms)
 
 
 def _shuffled(plan: DicePlan, generator: np.random.Generator) -> Iterator[np.ndarray]:

@@ -126,12 +126,7 @@ def on(mesh: jax.sharding.Mesh, leaf, spec: jax.sharding.PartitionSpec):
 def rows_on(mesh: jax.sharding.Mesh, spec: jax.sharding.PartitionSpec, take, indices, size: int):
     """Return a batch of `size` rows over the mesh, of which each process reads those of its own devices.
 
-    Args:
-      mesh: devices.
-      spec: layout of the first axis over them.
-      size: rows of the batch, padded.
-      take: (indices, number) -> pytree of arrays (number, ...), padded.
-      indices: examples of the batch, in order.
+    `take` is (indices, number) -> pytree of arrays (number, ...), padded.
     """
     sharding = jax.sharding.NamedSharding(mesh, spec)
     if not several():

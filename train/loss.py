@@ -100,16 +100,10 @@ def as_loss(loss, key=None) -> Loss:
 def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, key=None):
     """Return `(Loss, params)` of an nnx model and `loss(model, example) -> scalar`.
 
-    Args:
-      model: not changed.
-      loss: of (model, example), or of (model, example, key) with a `key`.
-      wrt: an nnx filter of the parameters; other variables are frozen.
-      key: a public `jax.random` key, which also seeds the streams of the model (of `nnx.Dropout`, say) for
-        every step and example.
-
-    Raises:
-      ValueError: for batch norm with the statistics of a batch, a filter that selects nothing or no
-        floating-point array; when traced, for a loss that writes to the model.
+    With a `key`, a public `jax.random` key, the loss is of (model, example, key), and the streams of the
+    model (of `nnx.Dropout`, say) are seeded for every step and example. Variables that `wrt` does not select
+    are frozen. ValueError for batch norm with the statistics of a batch, and when traced for a loss that
+    writes to the model.
     """
     refuse_batch_statistics(model)
     try:

@@ -67,13 +67,7 @@ def cross_entropy(model, example) -> jax.Array:
 class Transformer(nnx.Module):
     """A causal transformer on characters: learned positions, norms before attention and perceptron.
 
-    Args:
-      vocabulary: number of tokens.
-      length: maximum number of tokens.
-      width: of the stream, a multiple of `heads`.
-      layers: number of blocks.
-      heads: of every attention.
-      rngs: of the initial parameters.
+    The width of the stream is a multiple of the number of heads.
     """
 
     def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, rngs: nnx.Rngs):

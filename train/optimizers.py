@@ -31,11 +31,7 @@ class Privatizer:
     key: Any = field(repr=False)
 
     def init(self, params) -> noise.NoiseState:
-        """Return the noise of a new run before its first step, with a key of its own unless one was given.
-
-        Raises:
-          ValueError: where JAX traces a program and no key was given: all its runs would share the noise.
-        """
+        """Return the noise of a new run before its first step, with a key of its own unless one was given."""
         return noise.init(self.mechanism.strategy, params, self.key)
 
     @property
@@ -62,13 +58,9 @@ class Privatizer:
     ):
         """Return `(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
-        Args:
-          updates: the `GridSum` or `RoundedSum` of the step. One on another grid, or of another clip norm, is
-            refused; after one that is not finite all updates are NaN.
-          state: noise state before the step.
-          params: unused.
-          fresh: as of `train.noise.recursion.draw`; after noise of another step all updates are NaN.
-          normals: as of `train.noise.recursion.draw`.
+        `updates` is the `GridSum` or `RoundedSum` of the step. One on another grid, or of another clip norm,
+        is refused; after one that is not finite all updates are NaN, as after `fresh` noise of another step.
+        `fresh` and `normals` are those of `train.noise.recursion.draw`.
         """
         if not isinstance(updates, SUMS) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__

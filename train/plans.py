@@ -9,11 +9,7 @@ from jaxacct.core.plan import Plan
 
 
 def read_plan(path: str | os.PathLike):
-    """Return a plan of any kind, checked.
-
-    Raises:
-      ValueError: a file without a plan.
-    """
+    """Return a plan of any kind, checked; ValueError for a file without a plan."""
     data = read_json(path, "plan")
     schema = data.get("schema") if isinstance(data, dict) else None
     return (PLANS | {DicePlan.schema: DicePlan}).get(str(schema), Plan).from_json(data)

@@ -45,25 +45,14 @@ def take_steps(
 ) -> Result:
     """Return all steps of a private run, kept in the folder `request.out` where there is one.
 
-    Args:
-      request: of `fit`.
-      step: as `train.step.PrivateStep`, with a call and `trace`; a state is a pytree with `params`.
-      state: before the first step.
-      batch: `take(indices)` returns the arguments of `step` for these examples; `rows` has a `fingerprint()`.
-      steps: number of steps.
-      claim: JSON values of the plan that a resumed run must share.
-      clip_norm: C.
-      sampler_key: words of the sampler's key, or None.
-      source_at: (key, state of the sampler or None) -> batches, with `next()` and `state`.
-      statement: guarantee of the run, as text.
-      frozen: returns digests, by name, of what the loss reads beside the parameters; bound as `claim`.
-      described: further JSON values that a resumed run must share.
-      before_first: called before the first step of this call, once in a run with a folder.
-      released: parameters of the last state -> what is shown of them.
-      only_last: whether parameters before the end stay hidden, also from `evaluate`; they are in checkpoints,
-        which are secret.
-      report: (last state, steps) -> every example's own loss.
-      bound: private texts that a resumed run must share: only keyed digests of them are stored.
+    `step` is as `train.step.PrivateStep`, with a call and `trace`; `batch.take(indices)` returns its
+    arguments for these examples, and `batch.rows` has a `fingerprint()`. `source_at` is: (sampler key, state
+    of the sampler or None) -> batches, with `next()` and `state`. A resumed run must share `claim`, the JSON
+    values of the plan, `described`, what `frozen()` returns (digests, by name, of what the loss reads beside
+    the parameters) and `bound`, private texts of which only keyed digests are stored. `before_first` is
+    called before the first step of this call, once in a run with a folder. `released` is what is shown of the
+    last state's parameters; with `only_last` earlier ones stay hidden, also from `evaluate`: they are in
+    checkpoints, which are secret. `report` is: (last state, steps) -> every example's own loss.
     """
     options, evaluate = request.options, request.evaluate
     mesh = getattr(batch, "mesh", None)

@@ -75,11 +75,7 @@ class CheckpointError(Exception):
 
 
 class RunFolder:
-    """The files of one run, locked against a second process; a context manager.
-
-    Raises:
-      ValueError: when the folder cannot be used, is in use or belongs to another run.
-    """
+    """The files of one run, locked against a second process; a context manager."""
 
     def __init__(self, folder):
         self.folder = Path(folder).absolute()
@@ -109,17 +105,10 @@ class RunFolder:
     def begin(self, described: dict, key, private: dict[str, str], elastic: bool = False) -> list[int]:
         """Record a new run, or check that the stored one is the same; returns the sampler key that counts.
 
-        Args:
-          described: JSON values, public.
-          key: sampler key of a new run.
-          private: texts by the names of `_PRIVATE`, of which keyed digests are stored.
-          elastic: devices and versions may differ, and with them the program; call `went_on` once the state
-            is restored.
-
-        Raises:
-          ValueError: for another plan, clip norm, program, version, device or data set than the run began
-            with; for a run of which something was shown and no checkpoint is left; with `elastic`, for
-            another generator of noise, or for steps of which something was shown.
+        `described` is public; of the texts `private`, by the names of `_PRIVATE`, keyed digests are stored.
+        With `elastic` devices and versions may differ, and with them the program: `went_on` is to be called
+        once the state is restored. Refused by a ValueError: another run; one of which something was shown and
+        no checkpoint is left; with `elastic`, another generator of noise, or steps that were shown.
         """
         run, secret = self.folder / "run.json", self.folder / "secret.json"
         if self._manager.latest_step() is None and (shown := self._shown()):
@@ -213,11 +202,7 @@ class RunFolder:
         write_atomically(self.folder / "run.json", json.dumps(described, indent=1) + "\n")
 
     def save(self, state, drawn: SamplerState) -> None:
-        """Checkpoint the state after `drawn.step` steps, atomically.
-
-        Raises:
-          CheckpointError: when it cannot be written (a full disk, say).
-        """
+        """Checkpoint the state after `drawn.step` steps, atomically; CheckpointError for a full disk, say."""
         if drawn.step in self._manager.all_steps():
             return
         state = hosts.on_host(state)
@@ -236,15 +221,9 @@ class RunFolder:
     def restore(self, like, *, replays: bool = True):
         """Return (state, sampler state) of the newest checkpoint, or None before the first.
 
-        Logs are truncated to its step.
-
-        Args:
-          like: a state of the same structure, shapes and shardings.
-          replays: whether the batches after the checkpoint are certainly the original ones.
-
-        Raises:
-          CheckpointError: a damaged checkpoint.
-          ValueError: for an earlier step than one that was shown, where its batches may be others.
+        Logs are truncated to its step. `like` is a state of the same structure, shapes and shardings.
+        `replays` is whether the batches after the checkpoint are certainly the original ones: a ValueError
+        where they may be others and a later step was shown.
         """
         step = self._manager.latest_step()
         if step is None:

@@ -132,13 +132,8 @@ def plain(params):
 
 def named(tree) -> dict[str, Any]:
     """Return the leaves by name, which is the same for attributes, keys and positions."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
-    return {
-        ".".join(
-            str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path
-        ): leaf
-        for path, leaf in leaves
-    }
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def _shapes(tree) -> dict[str, tuple]:

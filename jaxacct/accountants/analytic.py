@@ -6,11 +6,7 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 
 
 def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
-    """Return the upper bound on delta(epsilon) by the accountant of that name; see `Accountant.delta`.
-
-    Raises:
-      ValueError: an unknown accountant, one that does not cover the mechanism, or bad arguments.
-    """
+    """Return the upper bound on delta(epsilon) by the accountant of that name; see `Accountant.delta`."""
     _validate.one_of("accountant", accountant, tuple(ACCOUNTANTS))
     return ACCOUNTANTS[accountant].delta(mechanism, epsilon, compose_with)
 
@@ -37,18 +33,13 @@ def bound_by(
     return accountant, delta_by(accountant, *arguments)
 
 
-def analytic_delta(mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
-    """Return the best analytic upper bound on delta(epsilon); see `Accountant.delta`."""
-    return best_accountant(mechanism, epsilon, compose_with)[1]
-
-
 def exact(mechanism: Mechanism, delta: float | None = None, compose_with=None) -> Accountant | None:
     """Return the accountant whose bound is the mechanism's delta up to its grid, if there is one.
 
-    It is `close` at this delta, two-sided where no delta is given, or the privacy loss distribution of
-    Poisson sampling with C = I, whose rounds are the steps themselves.
+    Close at this delta, two-sided where no delta is given, or the privacy loss distribution of Poisson
+    sampling with C = I, whose rounds are the steps themselves.
     """
-    found = two_sided(mechanism, compose_with) if delta is None else close(mechanism, delta, compose_with)
+    found = close(mechanism, delta, compose_with)
     if found is not None:
         return found
     pld, rounds = ACCOUNTANTS["pld"], mechanism.scheme.independent_rounds
@@ -57,17 +48,14 @@ def exact(mechanism: Mechanism, delta: float | None = None, compose_with=None) -
     return pld if pld.supports(mechanism, compose_with) else None
 
 
-def two_sided(mechanism: Mechanism, compose_with=None) -> Accountant | None:
-    """Return an accountant that bounds the mechanism's delta from both sides, or None."""
+def close(mechanism: Mechanism, delta: float | None = None, compose_with=None) -> Accountant | None:
+    """Return an accountant whose bound on a delta of this size is close, or else a two-sided one, or None."""
     checked(mechanism)
-    arguments = (mechanism, compose_with)
-    found = (member for member in ACCOUNTANTS.values() if member.is_two_sided_for(*arguments))
-    return next((member for member in found if member.supports(*arguments)), None)
-
-
-def close(mechanism: Mechanism, delta: float, compose_with=None) -> Accountant | None:
-    """Return an accountant whose bound on a delta of this size is close, if there is one."""
-    checked(mechanism)
-    arguments = (mechanism, compose_with)
-    found = (member for member in ACCOUNTANTS.values() if member.is_close(mechanism, delta, compose_with))
-    return next((member for member in found if member.supports(*arguments)), None)
+    for member in ACCOUNTANTS.values():
+        if delta is None:
+            found = member.is_two_sided_for(mechanism, compose_with)
+        else:
+            found = member.is_close(mechanism, delta, compose_with)
+        if found and member.supports(mechanism, compose_with):
+            return member
+    return None

@@ -3,6 +3,8 @@
 import abc
 from typing import ClassVar
 
+import numpy as np
+
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.statistics.composed_losses import SMALLEST
@@ -21,6 +23,7 @@ class Accountant(abc.ABC):
         skipped where this one applies, as a composition takes seconds.
       is_two_sided: whether `divergences` bounds both directions from below, too, so tightly that samples do
         not improve on it.
+      composes: whether another event may be composed with the mechanism.
     """
 
     name: ClassVar[str]
@@ -28,6 +31,7 @@ class Accountant(abc.ABC):
     reveals_all_coins: ClassVar[bool]
     outdoes_composed: ClassVar[frozenset[str]] = frozenset()
     is_two_sided: ClassVar[bool] = False
+    composes: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -36,7 +40,7 @@ class Accountant(abc.ABC):
                 raise TypeError(f"accountant {cls.__name__} must state its {field}")
 
     @abc.abstractmethod
-    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
+    def why_not_covered(self, mechanism: Mechanism) -> str | None:
         """Return why no bound covers the mechanism, a clause of a message; None where one does."""
 
     def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
@@ -69,7 +73,9 @@ class Accountant(abc.ABC):
         """Return why there is no bound, including adjacency; None where there is one."""
         if mechanism.pair_adjacency not in self.adjacencies:
             return f"it is for {' and '.join(self.adjacencies)} adjacency, not for {mechanism.adjacency}"
-        return self.why_not_covered(mechanism, compose_with)
+        if compose_with is not None and not self.composes:
+            return "nothing is composed with it"
+        return self.why_not_covered(mechanism)
 
     def supports(self, mechanism: Mechanism, compose_with=None) -> bool:
         """Return whether `delta` has a bound for the mechanism; `why_not` says why it has none."""
@@ -100,3 +106,10 @@ class Accountant(abc.ABC):
 def cross_term(mechanism: Mechanism) -> float:
     """Return the largest of `Mechanism.cross_terms`, 0 where participations of a unit share no output."""
     return float(mechanism.cross_terms.max())
+
+
+def why_not_identity(mechanism: Mechanism) -> str | None:
+    """Return a clause for a strategy matrix other than the identity, None for that."""
+    strategy, n = mechanism.strategy, mechanism.scheme.iterations
+    is_identity = strategy.bands == 1 and np.all(strategy.square_norms(n) == 1.0)
+    return None if is_identity else "the strategy matrix is not the identity"

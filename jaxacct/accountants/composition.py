@@ -54,12 +54,9 @@ def _composed(steps: Steps, epsilon: float, event: str | None) -> float:
 def event_profile(event) -> TabulatedProfile:
     """Return an upper bound on the privacy profile of a `DpEvent`, both directions at once.
 
-    Returns:
-      A function of float64 `t` (any shape) that returns `delta(t)`: the larger of the two directions'
-      hockey-stick divergences at `e^t`, interpolated in `e^t`, in which it is convex, so an upper bound.
-
-    Raises:
-      ValueError: an event without a loss curve here.
+    A function of float64 `t` (any shape) that returns `delta(t)`: the larger of the two directions'
+    hockey-stick divergences at `e^t`, interpolated in `e^t`, in which it is convex, so an upper bound.
+    ValueError for an event without a loss curve here.
     """
     return _tabulate(_key(event))
 
@@ -107,11 +104,7 @@ def _steps_of(event: str | None) -> Steps:
 
 
 def _steps(event, count: int) -> list:
-    """Return the steps of an event that occurs `count` times.
-
-    Raises:
-      ValueError: an event of another kind, or impossible numbers.
-    """
+    """Return the steps of an event that occurs `count` times; ValueError for another kind of event."""
     from dp_accounting import dp_event
 
     match event:

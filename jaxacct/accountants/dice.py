@@ -85,16 +85,8 @@ def dice_rdp_subsampled(
     `m_K = min(2 C2, K G/B)`; the bound is `1/(a-1) ln E exp(a(a-1)/(2 sigma^2) sum_t h_t^2)` with
     `h_t = b_t C1/B + m_K`, by an exact recursion over K.
 
-    Args:
-      order: a, above 1; a number or (orders,) float64.
-      iterations: T.
-      clip_norm: C1, of each gradient.
-      error_clip_norm: C2, of the fed-back error.
-      batch_size: B, the fixed divisor.
-      noise_std: sigma_1, on the mean.
-      sampling_probability: p.
-      residual_bound: G, the maximum that clipping can remove from a gradient (clip raw gradients at C1 + G
-        first); infinite by default.
+    `order` is a, above 1, a number or (orders,) float64; `residual_bound` is G, the maximum that clipping can
+    remove from a gradient (clip raw gradients at C1 + G first). The other arguments are those of `dice_mu`.
     """
     orders = np.atleast_1d(np.asarray(order, np.float64))
     if not np.all((orders > 1) & np.isfinite(orders)):

@@ -67,11 +67,8 @@ class DicePlan(StoredPlan):
     def calibrate(cls, epsilon: float, delta: float, **run) -> "DicePlan":
         """Return the plan with the smallest noise for (epsilon, delta).
 
-        Args:
-          epsilon: of the guarantee, nats.
-          delta: of the guarantee.
-          **run: dataset_size, batch_size, iterations, clip_norm, error_clip_norm; and sampling ("shuffling"),
-            reset_every (None), automatic (False) where they differ from these defaults.
+        The run has dataset_size, batch_size, iterations, clip_norm, error_clip_norm; and sampling
+        ("shuffling"), reset_every (None), automatic (False) where they differ from these defaults.
         """
         given: dict[str, Any] = dict(sampling="shuffling", reset_every=None, automatic=False) | run
 

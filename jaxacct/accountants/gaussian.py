@@ -7,13 +7,9 @@ _UNIT = 2.0**-52
 
 
 def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float, side: int = 1) -> float:
-    """Return delta(epsilon) of one Gaussian mechanism (Balle and Wang 2018, theorem 8).
+    """Return delta(epsilon) of one Gaussian mechanism, rounded up (`side` 1) or down (-1).
 
-    Args:
-      epsilon: nats.
-      noise_multiplier: standard deviation of the noise per unit of clip norm, above 0.
-      sensitivity: distance of the two means per unit of clip norm, at least 0.
-      side: 1 rounds up, -1 down.
+    The sensitivity is the distance of the two means per unit of clip norm (Balle and Wang 2018, theorem 8).
     """
     return float(gaussian_deltas(epsilon, noise_multiplier, np.array([sensitivity]), side)[0])
 

@@ -46,12 +46,7 @@ def divergence_bound(
 ) -> float:
     """Return the upper (`side` 1) or lower (-1) bound on one direction's divergence, in [0, 1].
 
-    Args:
-      mixture: distribution of `f`.
-      epsilon: natural log, at least 0.
-      direction: "remove" or "add".
-      side: 1 for an upper bound, -1 for a lower bound.
-      points: of the lattice of sums, a power of two; by default depending on the number of phases.
+    The lattice of sums has `points` points, a power of two; by default depending on the number of phases.
     """
     direction = Direction.of(direction)
     extreme = any(part.mu > _MAX_MU for part in mixture.phases)
@@ -339,12 +334,7 @@ def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> 
     """Return upper bounds on one direction's divergence at many epsilons from one lattice, without tilts.
 
     No bound is below about 1e-9: for compositions, whose delta is far above (proofs/random_allocation.md,
-    section section 7).
-
-    Args:
-      mixture: of mu up to 15, all phases with participations.
-      epsilons: (points,) float64, natural log, at least 0, ascending from 0.
-      direction: "remove" or "add".
+    section 7). The mixture is of mu up to 15; the epsilons ascend from 0.
     """
     direction = Direction.of(direction)
     thresholds = np.array([_threshold(mixture, direction, float(epsilon), 1) for epsilon in epsilons])

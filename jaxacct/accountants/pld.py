@@ -18,11 +18,11 @@ class PrivacyLossDistribution(Accountant):
     name = "pld"
     adjacencies = ("zero-out", "replace-one")
     reveals_all_coins = False
+    composes = True
     # Hiding a revealed pattern is post-processing, and both are composed on the same grid.
     outdoes_composed = frozenset({"unamplified"})
 
-    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
-        del compose_with
+    def why_not_covered(self, mechanism: Mechanism) -> str | None:
         if mechanism.scheme.independent_rounds is None:
             return "its rounds are not independent"
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None

@@ -7,7 +7,7 @@ lognormals as there are phases, however many cycles there are (proofs/random_all
 
 import numpy as np
 
-from jaxacct.accountants.base import Accountant
+from jaxacct.accountants.base import Accountant, why_not_identity
 from jaxacct.accountants.lognormal_lattice import Mixture, Phases
 from jaxacct.accountants.lognormal_sums import divergence_bound
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -22,15 +22,10 @@ class RandomAllocation(Accountant):
     reveals_all_coins = False
     is_two_sided = True
 
-    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
+    def why_not_covered(self, mechanism: Mechanism) -> str | None:
         if mechanism.scheme.phase_participations is None:
             return "its participations are not one phase, drawn once"
-        if compose_with is not None:
-            return "nothing is composed with it"
-        strategy = mechanism.strategy
-        if strategy.bands != 1 or not np.all(strategy.square_norms(mechanism.scheme.iterations) == 1.0):
-            return "the strategy matrix is not the identity"
-        return None
+        return why_not_identity(mechanism)
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         del compose_with

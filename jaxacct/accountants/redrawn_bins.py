@@ -1,7 +1,7 @@
 """Redrawn bins (C = I): one participation an epoch, at a fresh uniform step of each epoch, without samples.
 
 Within an epoch `f = P/Q` is the mean of independent lognormals (`lognormal_sums`). A lattice distribution
-larger larger in convex order bounds both divergences of one epoch at a table of epsilons; the largest convex
+larger in convex order bounds both divergences of one epoch at a table of epsilons; the largest convex
 functions below these bounds are the divergences of a pair that dominates the epoch, and epochs are
 independent, so that pairs compose (proofs/random_allocation.md, section 7).
 """
@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from jaxacct.accountants import lognormal_sums
-from jaxacct.accountants.base import Accountant
+from jaxacct.accountants.base import Accountant, why_not_identity
 from jaxacct.accountants.lognormal_lattice import Mixture, Phases
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -32,17 +32,8 @@ _MAX_EPSILON = 60.0
 def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon: float) -> float:
     """Return an upper bound on delta(epsilon), both directions, every error included.
 
-    Args:
-      steps: M of an epoch, in one of which the unit participates, uniform and independent of other epochs.
-      epochs: E.
-      noise_multiplier: sigma, in [1/15, 1e9].
-      epsilon: natural log, at least 0.
-
-    Returns:
-      The bound, in [0, 1]. It does not fall below about 1e-8 E.
-
-    Raises:
-      ValueError: bad arguments.
+    A unit participates in one of `steps` steps of an epoch, uniform and independent of other epochs. The
+    noise multiplier is in [1/15, 1e9]. The bound does not fall below about 1e-8 times `epochs`.
     """
     M, E = _validate.positive_integer("steps", steps), _validate.positive_integer("epochs", epochs)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
@@ -70,15 +61,10 @@ class RedrawnBins(Accountant):
     adjacencies = ("zero-out",)
     reveals_all_coins = False
 
-    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
+    def why_not_covered(self, mechanism: Mechanism) -> str | None:
         if not mechanism.scheme.independent_epochs:
             return "its epochs are not independent"
-        if compose_with is not None:
-            return "nothing is composed with it"
-        strategy = mechanism.strategy
-        if strategy.bands != 1 or not np.all(strategy.square_norms(mechanism.scheme.iterations) == 1.0):
-            return "the strategy matrix is not the identity"
-        return None
+        return why_not_identity(mechanism)
 
     def is_close(self, mechanism: Mechanism, delta: float, compose_with=None) -> bool:
         del compose_with
@@ -94,15 +80,7 @@ class RedrawnBins(Accountant):
 def redrawn_bins_noise_multiplier(
     steps: int, epochs: int, epsilon: float, delta: float, *, tolerance: float = 1e-3
 ) -> float:
-    """Return the smallest noise multiplier that certifies (epsilon, delta) for redrawn bins.
-
-    Args:
-      steps: of an epoch, M >= 1.
-      epochs: number of epochs.
-      epsilon: nats, above 0.
-      delta: in (0, 1).
-      tolerance: relative; the result is at most this much above the smallest.
-    """
+    """Return the smallest noise multiplier that certifies (epsilon, delta), at most `tolerance` above it."""
     _validate.open_probability("delta", delta)
 
     def is_enough(log_sigma: float) -> bool:

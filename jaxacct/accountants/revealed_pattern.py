@@ -49,11 +49,9 @@ class RevealedPattern(Accountant):
     adjacencies = ("zero-out", "replace-one")
     reveals_all_coins = True
 
-    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> str | None:
+    def why_not_covered(self, mechanism: Mechanism) -> str | None:
         if mechanism.scheme.revealed_counts is None:
             return "the distribution of its participations is not known"
-        if compose_with is not None:
-            return "nothing is composed with it"
         return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:

@@ -29,11 +29,7 @@ _SMALLEST_MASS = Decimal(10) ** -120
 
 @dataclass(frozen=True)
 class RunCount(abc.ABC):
-    """Distribution of the number of runs K, with probability generating function f.
-
-    Attributes:
-      mean: E K = f'(1).
-    """
+    """Distribution of the number of runs K, with probability generating function f and mean f'(1)."""
 
     mean: float
 
@@ -205,11 +201,7 @@ class CertifiedProfile:
 class Selected:
     """Guarantee of releasing the best of K runs.
 
-    Attributes:
-      epsilon: natural log.
-      delta: with the failure probability of the certificates.
-      runs: distribution of K.
-      failure_probability: of the certificates of a run, part of delta once and not for each run.
+    The failure probability of the certificates of a run is part of delta once and not for each run.
     """
 
     epsilon: float
@@ -239,14 +231,9 @@ def select_best(
     Args:
       profile: of one run, both directions.
       runs: distribution of K.
-      delta: of the result; by default that of the profile's largest epsilon.
+      delta: of the result; by default that of the profile's largest epsilon. ValueError for one that the
+        profile reaches at no epsilon.
       failure_probability: of the profile's certificates, in [0, 1).
-
-    Returns:
-      The smallest epsilon at this delta.
-
-    Raises:
-      ValueError: the profile reaches this delta at no epsilon.
     """
     failure = _within("failure_probability", failure_probability, 0, 1, closed=True)
 
@@ -269,11 +256,7 @@ def select_best(
 
 
 def target_of_a_run(epsilon: float, delta: float, runs: RunCount) -> tuple[float, float]:
-    """Return the (epsilon, delta) that each run must have for the best of K to have the given one.
-
-    Raises:
-      ValueError: no epsilon of a run is small enough.
-    """
+    """Return the (epsilon, delta) that each run must have for the best of K to have the given one."""
     _validate.target_epsilon("epsilon", epsilon)
     share = _validate.open_probability("delta", delta) / max(1.0, runs.mean) * (1 - 1e-9)
 
@@ -299,17 +282,3 @@ def _within(name: str, value, low: float, high: float, closed: bool = False) -> 
 def with_mean(name: str, mean: float) -> RunCount:
     """Return the distribution of K of that name in `DISTRIBUTIONS` with that mean."""
     return DISTRIBUTIONS[_validate.one_of("distribution", name, tuple(DISTRIBUTIONS))](mean)
-
-
-__all__ = [
-    "DISTRIBUTIONS",
-    "CertifiedProfile",
-    "NegativeBinomial",
-    "PoissonRuns",
-    "RunCount",
-    "Selected",
-    "ranking_cost",
-    "select_best",
-    "target_of_a_run",
-    "with_mean",
-]

@@ -40,13 +40,7 @@ class SamplerComparison:
 
 
 def shuffled_delta_lower(steps: int, noise_multiplier: float, epsilon: float) -> float:
-    """Return a lower bound on delta(epsilon) of one or more reshuffled epochs, in [0, 1].
-
-    Args:
-      steps: of an epoch.
-      noise_multiplier: sigma.
-      epsilon: natural log, at least 0.
-    """
+    """Return a lower bound on delta(epsilon) of one or more reshuffled epochs of `steps` steps, in [0, 1]."""
     _validate.positive_integer("steps", steps)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
     epsilon = _validate.nonnegative_number("epsilon", epsilon)
@@ -63,14 +57,8 @@ def shuffled_delta_lower(steps: int, noise_multiplier: float, epsilon: float) ->
 def compare_epsilons(steps: int, epochs: int, noise_multiplier: float, delta: float) -> SamplerComparison:
     """Return the epsilons at `delta` for a noise multiplier, natural logs, each rounded to its side.
 
-    Args:
-      steps: of an epoch.
-      epochs: E; the lower bound for shuffling is that of one epoch.
-      noise_multiplier: sigma.
-      delta: in (0, 1); the certified bound does not fall below about 1e-8 E.
-
-    Raises:
-      ValueError: bad arguments.
+    An epoch has `steps` steps. The lower bound for shuffling is that of one epoch. The certified bound on
+    delta does not fall below about 1e-8 times `epochs`.
     """
     _validate.positive_integer("epochs", epochs)
     delta = _validate.open_probability("delta", delta)
@@ -87,13 +75,7 @@ def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: fl
     """Return the noise multipliers that (epsilon, delta) requires with each sampler.
 
     The difference of `unamplified` and `redrawn_at_most` is the gain of another sampler. No accountant for
-    shuffled batches can certify less than `shuffled_at_least`.
-
-    Args:
-      steps: of an epoch.
-      epochs: number of epochs.
-      epsilon: nats, above 0.
-      delta: in (0, 1).
+    shuffled batches can certify less than `shuffled_at_least`. An epoch has `steps` steps.
     """
     _validate.positive_integer("epochs", epochs)
     delta = _validate.open_probability("delta", delta)

@@ -24,16 +24,9 @@ MAX_SECOND_MOMENT = 100.0  # maximum second moment of the likelihood ratio that 
 def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> float:
     """Return an upper bound on the increase of delta(epsilon) by truncating batches.
 
-    It holds for a mechanism that `covers` accepts.
-
-    Args:
-      scheme: sampling scheme; a truncated example stays locked out.
-      epsilon: natural log.
-      dataset_size: number of examples |D|.
-      max_batch_size: larger batches are truncated to it by a uniformly random subset.
-
-    Raises:
-      ValueError: multi-attribution, or a maximum that is not above the largest expected batch.
+    It holds for a mechanism that `covers` accepts. Larger batches are truncated to `max_batch_size` by a
+    uniformly random subset; a truncated example stays locked out. ValueError for multi-attribution, or a
+    maximum that is not above the largest expected batch.
     """
     if not scheme.supports_truncation:
         raise ValueError(

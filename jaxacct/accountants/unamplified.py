@@ -22,12 +22,13 @@ class Unamplified(Accountant):
     name = "unamplified"
     adjacencies = ("zero-out", "replace-one")
     reveals_all_coins = True
+    composes = True
 
     def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
         """Return whether the noise is the only randomness of the mechanism."""
         return mechanism.scheme.patterns is not None and compose_with is None
 
-    def why_not_covered(self, mechanism: Mechanism, compose_with=None) -> None:
+    def why_not_covered(self, mechanism: Mechanism) -> None:
         """Return None: every scheme states the sensitivity that this bound depends on."""
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:

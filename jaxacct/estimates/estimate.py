@@ -220,7 +220,7 @@ def _accountant(mechanism: Mechanism, num_samples: int | None) -> tuple[Accounta
     """Return the accountant in place of samples, if there is one, and the number of samples."""
     if num_samples is None:
         return analytic.exact(mechanism), _NUM_SAMPLES
-    return analytic.two_sided(mechanism), _validate.positive_integer("num_samples", num_samples)
+    return analytic.close(mechanism), _validate.positive_integer("num_samples", num_samples)
 
 
 def _known(
@@ -357,9 +357,7 @@ def _samples_for(delta: float):
 def is_uninformative(remove: np.ndarray, add: np.ndarray) -> np.ndarray:
     """Return where add-direction samples without positive terms determine the upper end.
 
-    Args:
-      remove: (lower, estimate, upper) of the remove direction.
-      add: the same of the add direction.
+    Arguments are (lower, estimate, upper) of the directions.
     """
     return (add[0] == 0) & (add[2] > remove[2])
 

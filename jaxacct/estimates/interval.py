@@ -34,16 +34,9 @@ def side_counts(
     side: int,
     profile=hockey_stick.hockey_stick,
 ) -> np.ndarray:
-    """Return the histogram of the terms over their scale, rounded up or down.
+    """Return the histogram of the terms over their scale, rounded up (`side` 1) or down (-1).
 
-    Args:
-      chosen: proposal of the samples.
-      draws: its samples.
-      epsilon: nats.
-      log_scale: ln of the scale.
-      margin: bound on the error of the losses, nats.
-      side: 1 rounds terms up, -1 down.
-      profile: t -> term, the hockey stick or a composed profile.
+    `margin` bounds the error of the losses, nats; `profile` is the hockey stick or a composed profile.
     """
     shift = side * chosen.weight_error(margin) - log_scale
     scaled = draws._replace(log_weight=draws.log_weight + shift)
@@ -56,13 +49,8 @@ def bands(
 ) -> np.ndarray:
     """Return (3, points): lower, estimate, upper divergence; each interval is wrong with probability <= q.
 
-    Args:
-      chosen: its scale must hold at every point: replicas, plain draws, or a proposal made for the first
-        point.
-      grid: (points,) epsilons, ascending, natural logs.
-      parts: iterable of the samples of `chosen`, in batches.
-      q: in (0, 1).
-      profile: of a composed mechanism.
+    The proposal's scale must hold at every point of the ascending grid: replicas, plain draws, or a proposal
+    made for the first point. `parts` are its samples, in batches.
     """
     log_scales = np.full(len(grid), chosen.log_scale)
     if chosen.scale_at is not None:
@@ -106,15 +94,8 @@ def bands_of_both(
 ) -> np.ndarray:
     """Return `bands` with the lower ends of `below` (`mean_overlaps.from_below`); 0 where that is None.
 
-    Each end is wrong with probability at most q / 2, so together with q, for any dependence.
-
-    Args:
-      chosen: as in `bands`.
-      below: proposal of a lower bound, or None.
-      grid: as in `bands`.
-      draw: (proposal) -> its samples, in batches.
-      q: in (0, 1).
-      profile: of a composed mechanism.
+    Each end is wrong with probability at most q / 2, so together with q, for any dependence. `draw` is:
+    proposal -> its samples, in batches.
     """
     found = bands(chosen, grid, draw(chosen), q, profile)
     if below is chosen:
@@ -153,13 +134,8 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (low, high) around the epsilon whose divergence is `delta`, wrong with probability at most q.
 
-    Args:
-      chosen: proposal, made for `anchor`.
-      draws: its samples.
-      anchor: epsilon, nats.
-      delta: in (0, 1).
-      q: in (0, 1).
-      lower: of `mean_overlaps.from_below`, and its samples; None without a lower bound.
+    `chosen` is made for the epsilon `anchor`; `lower` is the proposal of `mean_overlaps.from_below` with its
+    samples, None without a lower bound.
     """
     low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)
     return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2))

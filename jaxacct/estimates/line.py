@@ -41,16 +41,8 @@ def line_bounds(
 
     Each is wrong with probability at most q: the samples serve all points, each with confidence bounds of its
     own. The distances are chosen for one of the first points, which need the most samples, and with many
-    points for a later one, too, from another stream.
-
-    Args:
-      mechanism: the mechanism.
-      epsilons: nats, ascending; without a composed mechanism none at which H(Q, P) is exactly zero.
-      num_samples: of all distributions together, rounded up to whole blocks.
-      q: in (0, 1).
-      key: of the estimate; separate streams are derived from it.
-      composed: another mechanism.
-      progress: called with (what, samples done, samples expected).
+    points for a later one, too, from another stream. Epsilons ascend; without a composed mechanism none may
+    be one at which H(Q, P) is exactly zero. `num_samples` is of all distributions together.
     """
     best, open_ = np.ones(len(epsilons)), np.ones(len(epsilons), bool)
     if not supports(mechanism):

@@ -119,7 +119,7 @@ def privacy_profile(
         raise ValueError("epsilons must be ascending, finite and at least 0")
     num_samples = _validate.positive_integer("num_samples", num_samples)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
-    known = analytic.two_sided(mechanism, compose_with)
+    known = analytic.close(mechanism, compose_with=compose_with)
     if known is not None and len(grid) <= _COMPUTED_POINTS:
         return _known(known, mechanism, grid, confidence)
     key = randomness.checked_key(key)

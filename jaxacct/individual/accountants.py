@@ -7,6 +7,7 @@ cost of an example depends on its gradient and on previous releases, never on th
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,17 +38,23 @@ class CountState(NamedTuple):
     """
 
 
-def _after_all(accountant, norms):
-    """Return the state after the steps of `norms`, (steps, num_examples), checked on the host.
+class _OfNorms:
+    """Accountant with a `clip_norm`, and `init` and `update` of a state."""
 
-    A one-line error replaces a state that becomes infinite later.
-    """
-    norms, clip_norm = np.asarray(norms), accountant.clip_norm
-    if not np.all(norms >= 0) or not np.all(norms <= clip_norm * (1 + NORM_SLACK)):
-        raise ValueError(
-            f"norms must be in [0, {clip_norm:g}] (clipped), got [{np.min(norms):g}, {np.max(norms):g}]"
-        )
-    return _scanned(accountant, accountant.init(norms.shape[1]), norms)
+    clip_norm: float
+    init: Callable[..., Any]
+
+    def from_norms(self, norms) -> Any:
+        """Return the state after the steps of `norms`, (steps, num_examples), checked on the host.
+
+        A one-line ValueError, for a negative or unclipped norm, replaces a state that becomes infinite later.
+        """
+        norms, clip_norm = np.asarray(norms), self.clip_norm
+        if not np.all(norms >= 0) or not np.all(norms <= clip_norm * (1 + NORM_SLACK)):
+            raise ValueError(
+                f"norms must be in [0, {clip_norm:g}] (clipped), got [{np.min(norms):g}, {np.max(norms):g}]"
+            )
+        return _scanned(self, self.init(norms.shape[1]), norms)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -56,7 +63,7 @@ def _scanned(accountant, state, norms):
 
 
 @dataclass(frozen=True)
-class GDPIndividualAccountant:
+class GDPIndividualAccountant(_OfNorms):
     """Full-batch Gaussian steps: the individual mu is `sqrt(sum norm^2) / (sigma C)`; exact.
 
     Attributes:
@@ -77,13 +84,9 @@ class GDPIndividualAccountant:
         return FilterState(jnp.zeros(n), jnp.zeros(n), jnp.ones(n, bool), jnp.zeros((), jnp.int32))
 
     def update(self, state: FilterState, norms) -> FilterState:
-        """Return the state after a step in which clipped gradients had these norms; jittable.
+        """Return the state after a step in which clipped gradients had these (num_examples,) norms; jittable.
 
         A norm that is not a number of at least 0 makes the example's mu infinite.
-
-        Args:
-          state: before the step.
-          norms: (num_examples,) float.
         """
         norms = jnp.asarray(norms, state.spent.dtype)
         norms = jnp.where(norms >= 0, norms, jnp.inf)
@@ -93,17 +96,6 @@ class GDPIndividualAccountant:
         return FilterState(
             jnp.where(broken, jnp.inf, total), jnp.where(broken, 0, rest), state.active, state.step + 1
         )
-
-    def from_norms(self, norms) -> FilterState:
-        """Return the state after the steps of `norms`.
-
-        Args:
-          norms: (steps, num_examples) float.
-
-        Raises:
-          ValueError: a negative or unclipped norm.
-        """
-        return _after_all(self, norms)
 
     def mu(self, state: FilterState) -> np.ndarray:
         """Return (num_examples,) float64 (**private**)."""
@@ -119,7 +111,7 @@ class GDPIndividualAccountant:
 
 
 @dataclass(frozen=True)
-class _Bucketed:
+class _Bucketed(_OfNorms):
     """Base of accountants of Poisson-sampled steps: each step is a count in a bucket of norms."""
 
     sampling_probability: float
@@ -151,12 +143,7 @@ class _Bucketed:
     def bucket_of(self, norms) -> tuple[jax.Array, jax.Array]:
         """Return the bucket of each norm, rounded to the expensive side, and whether it is valid; jittable.
 
-        Args:
-          norms: (num_examples,) float.
-
-        Returns:
-          bucket: (num_examples,) int; bucket 0, the most expensive, where a norm is not in [0, clip norm].
-          known: (num_examples,) bool: False there.
+        Where a norm is not in [0, clip norm] it is False, and the bucket 0, the most expensive.
         """
         norms = jnp.asarray(norms)
         wide = norms.dtype == jnp.float64
@@ -172,11 +159,9 @@ class _Bucketed:
         return jnp.where(known, jnp.maximum(0, reached.sum(axis=1) - 1), 0), known
 
     def update(self, state: CountState, norms) -> CountState:
-        """Return the state after one step; jittable, memory linear in examples times buckets.
+        """Return the state after a step of these norms of *all* examples; jittable.
 
-        Args:
-          state: before the step.
-          norms: (num_examples,) float, of the clipped gradients of *all* examples.
+        Memory is linear in examples times buckets.
         """
         return self.count(state, *self.bucket_of(norms))
 
@@ -185,17 +170,6 @@ class _Bucketed:
         rows = jnp.arange(state.counts.shape[0])
         counts = state.counts.at[rows, bucket].add(known.astype(jnp.int32))
         return CountState(counts, state.refused + (~known).astype(state.refused.dtype))
-
-    def from_norms(self, norms) -> CountState:
-        """Return the state after the steps of `norms`.
-
-        Args:
-          norms: (steps, num_examples) float.
-
-        Raises:
-          ValueError: a negative or unclipped norm.
-        """
-        return _after_all(self, norms)
 
 
 def _for_each_vector(state: CountState, ask, unknown: float) -> np.ndarray:
@@ -263,12 +237,7 @@ class RDPIndividualAccountant(_Bucketed):
     At an order fixed beforehand this is rigorous for adaptively chosen norms whose sums are bounded by a
     filter; the best order of each example, chosen from the values, is a report and not a guarantee.
 
-    Attributes:
-      sampling_probability: as in `PLDIndividualAccountant`.
-      noise_multiplier: as in `PLDIndividualAccountant`.
-      clip_norm: as in `PLDIndividualAccountant`.
-      grid: as in `PLDIndividualAccountant`.
-      orders: whole numbers of at least 2.
+    Attributes as of `PLDIndividualAccountant`, and `orders`: whole numbers of at least 2.
     """
 
     orders: tuple[int, ...] = ORDERS

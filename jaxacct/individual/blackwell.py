@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
 
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.common import validate as _validate
 from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.rdp import rdp_to_epsilon
@@ -43,7 +42,7 @@ class ApproximateBlackwell:
         """Return (groups,) the fitted mu. **Private**, and an approximation."""
         epsilons = np.linspace(*self.epsilon_range, self.points)
         curves = np.stack([self.accountant.delta(float(e), counts) for e in epsilons])
-        return np.array([max(map(fitted_mu, epsilons, curve)) for curve in curves.T])
+        return gdp_mu(epsilons[:, None], curves).max(axis=0)
 
     def epsilon(self, counts, delta: float) -> np.ndarray:
         """Return (groups,) epsilon at delta by the Renyi route; an approximation (**private**)."""
@@ -52,11 +51,3 @@ class ApproximateBlackwell:
         )
         mu = self.mu(counts)
         return rdp_to_epsilon(orders * np.square(mu)[:, None] / 2, orders, delta)[0]
-
-
-def fitted_mu(epsilon: float, delta: float) -> float:
-    """Return the mu whose curve passes through (epsilon, delta)."""
-    high = 1.0
-    while gdp_delta(epsilon, high) < delta:
-        high *= 2
-    return float(optimize.brentq(lambda mu: gdp_delta(epsilon, mu) - delta, 0.0, high, rtol=1e-10))

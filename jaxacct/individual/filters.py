@@ -90,7 +90,30 @@ def spent_of(state: FilterState) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class GDPFilter:
+class _MuFilter:
+    """Filter with a budget of mu."""
+
+    budget_mu: float
+
+    def __post_init__(self):
+        object.__setattr__(self, "budget_mu", _validate.filter_budget("budget_mu", self.budget_mu))
+
+    @classmethod
+    def from_epsilon_delta(cls, epsilon: float, delta: float, **options):
+        """Return the filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
+        return cls(gdp_mu(epsilon, delta) * _BELOW, **options)
+
+
+class _OfExamples:
+    """Filter with a budget for every example."""
+
+    def init(self, num_examples: int) -> FilterState:
+        """Return the state of `num_examples` examples before the first step."""
+        return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
+
+
+@dataclass(frozen=True)
+class GDPFilter(_MuFilter):
     """Filter with one budget for the data set (algorithm 2); steps cost that of the worst *possible* example.
 
     The cost must not be the maximum over the present examples, as in the paper's example: the halting step
@@ -100,16 +123,6 @@ class GDPFilter:
       budget_mu: B; everything released before the filter halts is `B sqrt(1 + slack)`-GDP, `slack` that of
         the dtype. `from_epsilon_delta` includes it.
     """
-
-    budget_mu: float
-
-    def __post_init__(self):
-        object.__setattr__(self, "budget_mu", _validate.filter_budget("budget_mu", self.budget_mu))
-
-    @classmethod
-    def from_epsilon_delta(cls, epsilon: float, delta: float):
-        """Return the filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
-        return cls(gdp_mu(epsilon, delta) * _BELOW)
 
     def init(self, num_examples: int = 1) -> FilterState:
         """Return the state before the first step; `active` (1,)."""
@@ -129,7 +142,7 @@ class GDPFilter:
 
 
 @dataclass(frozen=True)
-class IndividualGDPFilter:
+class IndividualGDPFilter(_OfExamples, _MuFilter):
     """Filter with a budget for every example (algorithm 1), for full batches or any Gaussian pair.
 
     Attributes:
@@ -142,31 +155,13 @@ class IndividualGDPFilter:
         squares).
     """
 
-    budget_mu: float
     readmit: bool = True
     spend_exactly: bool = False
 
-    def __post_init__(self):
-        object.__setattr__(self, "budget_mu", _validate.filter_budget("budget_mu", self.budget_mu))
-
-    @classmethod
-    def from_epsilon_delta(cls, epsilon: float, delta: float, **options):
-        """Return the filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
-        return cls(gdp_mu(epsilon, delta) * _BELOW, **options)
-
-    def init(self, num_examples: int) -> FilterState:
-        """Return the state of `num_examples` examples before the first step."""
-        return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
-
     def step(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
-        """Return (state, (num_examples,) bool: may participate).
+        """Return (state, (num_examples,) bool: may participate), `mu` being `clipped norm / noise std`.
 
-        Args:
-          state: before the step.
-          mu: (num_examples,), `clipped norm / noise std`.
-
-        Raises:
-          ValueError: with `spend_exactly`, whose scales must be applied.
+        ValueError with `spend_exactly`, whose scales must be applied.
         """
         if self.spend_exactly:
             raise ValueError("spend_exactly needs step_and_scale: contributions have to be scaled")
@@ -180,10 +175,6 @@ class IndividualGDPFilter:
 
         An example that fits has scale 1; one that would cross has the scale that spends the remaining budget,
         rounded down; one without budget, or whose mu is not a number of at least 0, has scale 0.
-
-        Args:
-          state: before the step.
-          mu: (num_examples,), `clipped norm / noise std`.
         """
         dtype = state.spent.dtype
         mu = _of_the_examples(state, mu)
@@ -211,7 +202,7 @@ class IndividualGDPFilter:
 
 
 @dataclass(frozen=True)
-class IndividualRDPFilter:
+class IndividualRDPFilter(_OfExamples):
     """Filter with a Renyi budget for every example: rigorous for Poisson-sampled steps with adaptive norms.
 
     An example is active while the divergences charged to it at one order, fixed beforehand, stay within the
@@ -236,14 +227,7 @@ class IndividualRDPFilter:
     def from_epsilon_delta(cls, epsilon: float, delta: float, order: int, **options):
         """Return the filter of the largest budget at `order` that is (epsilon, delta)-DP in float32.
 
-        Args:
-          epsilon: target, nats.
-          delta: target, in (0, 1).
-          order: above 1.
-          **options: other fields.
-
-        Raises:
-          ValueError: no budget is small enough.
+        ValueError where no budget is small enough.
         """
         order = int(checked_orders([order])[0])
         epsilon = _validate.positive_number("epsilon", epsilon)
@@ -253,17 +237,8 @@ class IndividualRDPFilter:
             raise ValueError(f"order must be larger for epsilon {epsilon:g} at delta {delta:g}, got {order}")
         return cls(order, float(budget) * _BELOW, **options)
 
-    def init(self, num_examples: int) -> FilterState:
-        """Return the state of `num_examples` examples before the first step."""
-        return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
-
     def step(self, state: FilterState, rdp) -> tuple[FilterState, jax.Array]:
-        """Return (state, (num_examples,) bool: may participate).
-
-        Args:
-          state: before the step.
-          rdp: (num_examples,), the divergence of this step at `order`.
-        """
+        """Return (state, (num_examples,) bool: may participate); `rdp` is of this step, at `order`."""
         rdp = _of_the_examples(state, rdp)
         rdp = jnp.where(self.readmit | state.active, rdp, jnp.nan)
         active, total, rest = _charge(state, rdp, self.budget)

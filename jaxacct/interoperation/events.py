@@ -26,12 +26,6 @@ def dominating_event(mechanism: Mechanism) -> DominatingEvent:
 
     With several steps between participations the event of a correlated mechanism is much less private than
     what sampling certifies: for that, see `dominating_pld`.
-
-    Args:
-      mechanism: of any scheme and strategy.
-
-    Raises:
-      ValueError: not a mechanism.
     """
     import dp_accounting
 

@@ -53,7 +53,7 @@ def measure(plan: Plan, draws: int, key=None, progress: Progress | None = None) 
 
 def _points(plan: Plan) -> int:
     """Return the number of epsilons: as many as an accountant of both sides serves, or 31 from draws."""
-    return 16 if analytic.two_sided(plan.mechanism, plan.compose_with) is not None else 31
+    return 16 if analytic.close(plan.mechanism, compose_with=plan.compose_with) is not None else 31
 
 
 def _cuts_add(plan: Plan, epsilon: float) -> float:

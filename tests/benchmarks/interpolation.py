@@ -36,6 +36,7 @@ from jaxacct.accountants.tradeoff import (
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.report import figure as plots
 from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
+from tests.oracles.optimistic import epsilon_bracket
 from tests.train.fitting import fit
 from train.batches.data import load
 from train.convex import LogisticRegression
@@ -116,7 +117,7 @@ def tables() -> int:
         report.row(str(name), [report.cell(a, b, 2) for a, b in zip(found[name], printed, strict=True)])
     print("\ntable 4 (table 1 is its columns of 0.002): epsilon at delta = 1e-5")
     thin = Subsampled(Gaussian(2 / 3), 0.025)
-    brackets = [compose([(thin, 40 * E)]).epsilon_bracket(DELTA) for E in epochs]
+    brackets = [epsilon_bracket(compose([(thin, 40 * E)]), DELTA) for E in epochs]
     by_name = {
         "composition": [gdp_epsilon(DELTA, mu) for mu in found["composition"]],
         "sgd": [high for _, high in brackets],

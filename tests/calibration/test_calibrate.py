@@ -122,7 +122,7 @@ def test_the_analytic_search_ends_at_the_boundary():
     epsilon, delta = 0.2, 1e-5
     exponent = analytic_exponent(mechanism, Target.at(epsilon, delta), 1.01)
     at, below = (
-        analytic.analytic_delta(dataclasses.replace(mechanism, noise_multiplier=1.01**e), epsilon)
+        analytic.best_accountant(dataclasses.replace(mechanism, noise_multiplier=1.01**e), epsilon)[1]
         for e in (exponent, exponent - 1)
     )
     assert at <= delta < below

@@ -286,12 +286,15 @@ def test_bounds_from_both_sides_enclose_the_exact_divergences():
         if not member.is_two_sided:  # unamplified is so for fixed-order batches: tests/schemes
             continue
         for mechanism in covered:
-            assert analytic.two_sided(mechanism) is member and analytic.two_sided(mechanism, COMPOSED) is None
+            assert (
+                analytic.close(mechanism) is member
+                and analytic.close(mechanism, compose_with=COMPOSED) is None
+            )
             bounds = member.divergences(mechanism, 0.5)
             assert member.delta(mechanism, 0.5) == max(high for _, high in bounds.values())
             assert max(low for low, _ in bounds.values()) <= exact(mechanism, 0.5) + 1e-4
             assert all(0 <= low <= high <= 1.01 * low for low, high in bounds.values())
-    assert analytic.two_sided(at(BMinSep(2, 2, 0.3))) is None
+    assert analytic.close(at(BMinSep(2, 2, 0.3))) is None
 
 
 def test_the_best_is_the_smallest_of_those_that_cover():

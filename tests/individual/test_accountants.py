@@ -16,9 +16,9 @@ from jaxacct.individual import (
     RDPIndividualAccountant,
     SigmaGrid,
     accountants,
+    gdp_mu,
     subsampled_gaussian_delta,
 )
-from jaxacct.individual.blackwell import fitted_mu
 from jaxacct.statistics.subsampled_gaussian import grid_distribution
 
 
@@ -218,7 +218,7 @@ def test_the_printed_condition_gives_no_amplification():
     """(5.1) for all epsilon: one step at q = .005, sigma = 2 needs a mu that climbs to 1/sigma."""
     needed = []
     for epsilon, printed in ((0.01, 0.004491), (0.1, 0.016012), (1, 0.084887), (4, 0.214385)):
-        needed.append(fitted_mu(epsilon, float(subsampled_gaussian_delta(0.005, 2.0, epsilon, "remove"))))
+        needed.append(float(gdp_mu(epsilon, subsampled_gaussian_delta(0.005, 2.0, epsilon, "remove"))))
         assert needed[-1] == pytest.approx(printed, rel=1e-4)
     assert needed[-1] > 40 * needed[0]
 

@@ -145,12 +145,12 @@ def test_calibration_is_a_gaussian_mechanism(scheme, strategy):
 def test_lower_bounds_are_rounded_down():
     mechanism = Mechanism(FixedOrder(8, 4, 2), BandedToeplitz.square_root(4), 3.0)
     for epsilon in (0.0, 1e-3, 1.0, 5.0):
-        for low, high in analytic.two_sided(mechanism).divergences(mechanism, epsilon).values():
+        for low, high in analytic.close(mechanism).divergences(mechanism, epsilon).values():
             assert low <= gaussian(epsilon, math.sqrt(2) / 3.0) <= high
             assert high <= low * (1 + 1e-6)
-    assert analytic.two_sided(mechanism, dp_accounting.GaussianDpEvent(5.0)) is None
+    assert analytic.close(mechanism, compose_with=dp_accounting.GaussianDpEvent(5.0)) is None
     random = Mechanism(BMinSep(8, 4, 0.2), BandedToeplitz.square_root(4), 3.0)
-    assert analytic.two_sided(random) is None
+    assert analytic.close(random) is None
 
 
 def test_adjacencies():

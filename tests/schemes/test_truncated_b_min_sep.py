@@ -24,7 +24,7 @@ from jaxacct import (
     privacy_loss,
     privacy_profile,
 )
-from jaxacct.accountants.analytic import analytic_delta
+from jaxacct.accountants.analytic import best_accountant
 from jaxacct.cli.main import main
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
@@ -588,7 +588,7 @@ def test_without_cuts_it_is_b_min_sep(key, x64):
     outputs, sizes = rng.normal(size=(9, 20)), rng.integers(0, 50, (9, 20))
     ours = privacy_loss(Mechanism(cut, strategy, 0.8), outputs, sizes)
     np.testing.assert_array_equal(ours, privacy_loss(Mechanism(whole, strategy, 0.8), outputs))
-    assert analytic_delta(Mechanism(cut, strategy, 2.0), 1.0) == analytic_delta(
+    assert best_accountant(Mechanism(cut, strategy, 2.0), 1.0) == best_accountant(
         Mechanism(whole, strategy, 2.0), 1.0
     )
     np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)

@@ -173,7 +173,7 @@ def test_noise_of_a_round():
     expected = 2 * clip * many.sigma / 3
     spread = 4.9 / math.sqrt(2 * size)
     assert abs(np.std(np.asarray(update)) / expected - 1) < spread + 1e-3
-    for _ in range(many.rounds - 1):
+    for _ in range(many.iterations - 1):
         update, state = release(nothing, state)
     assert np.isfinite(update).all()
     over, _ = release(nothing, state)

@@ -22,18 +22,11 @@ def epsilon_lower_bound(
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
     """Return a lower bound on epsilon at `delta` from independent trials.
 
-    It is false with probability 1 - confidence.
-
-    An event has probability `a <= e^epsilon b + delta` under neighbouring data sets, so epsilon is at least
-    `log((a - delta) / b)`. The event, a score above or not above a threshold, is chosen on the first half of
-    the trials; on the second the Clopper-Pearson bounds on a and b fail with probability `(1 - confidence) /
-    2` each.
-
-    Args:
-      present: (trials,) scores with the canary.
-      absent: (trials,) scores without the canary.
-      delta: at which epsilon is bounded.
-      confidence: of the bound, in (0, 1).
+    It is false with probability 1 - confidence. An event has probability `a <= e^epsilon b + delta` under
+    neighbouring data sets, so epsilon is at least `log((a - delta) / b)`. The event, a score above or not
+    above a threshold, is chosen on the first half of the trials; on the second the Clopper-Pearson bounds on
+    a and b fail with probability `(1 - confidence) / 2` each. `present` and `absent` are (trials,) scores
+    with and without the canary.
 
     Returns:
       The bound (nats, at least 0), the bounds on both rates as intervals, and their counts.
@@ -62,23 +55,10 @@ def epsilon_lower_bound(
 def independent_bound(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float, epsilon: float, generator
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """Return a lower bound on epsilon at `delta` from independent trials.
+    """Return `one_run_bound` of trials, selected by coins, with and without the canary.
 
-    It is false with probability 1 - confidence.
-
-    By `one_run_bound`, with coins that select trials with and without the canary; by `epsilon_lower_bound`
-    where delta would cost the first too much. The claimed `epsilon` decides which, not the scores.
-
-    Args:
-      present: (trials,) scores with the canary, as of `one_run_bound`.
-      absent: (trials,) scores without the canary.
-      delta: at which epsilon is bounded.
-      confidence: of the bound, in (0, 1).
-      epsilon: claimed.
-      generator: NumPy's, for the coins.
-
-    Returns:
-      As `one_run_bound`.
+    `epsilon_lower_bound` where delta would cost that too much. The claimed `epsilon` decides which, not the
+    scores: (trials,) log likelihood ratios.
     """
     trials = len(present)
     # Fewer than there are, so that either side is exhausted with probability at most 1e-6.
@@ -107,12 +87,10 @@ def one_run_bound(
 ) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
     """Return a lower bound on epsilon at `delta` from the coins of one run.
 
-    It is false with probability 1 - confidence.
-
-    Of m fair coins the r with the largest |score| are guessed, "in" where the score is above 0. Under
-    (epsilon, delta)-DP at least W guesses are right with probability at most `refusal(W, r, m, delta,
-    epsilon)`. The bound is the largest epsilon that is refused at an equal share of the failure probability
-    by one of the `SHARES`.
+    It is false with probability 1 - confidence. Of m fair coins the r with the largest |score| are guessed,
+    "in" where the score is above 0. Under (epsilon, delta)-DP at least W guesses are right with probability
+    at most `refusal(W, r, m, delta, epsilon)`. The bound is the largest epsilon that is refused at an equal
+    share of the failure probability by one of the `SHARES`.
 
     Args:
       scores: (m,) log likelihood ratio of each canary being in, not silent.

@@ -17,16 +17,8 @@ class Bystanders:
     """Sums of the clipped gradients of some examples at each step, (steps, coordinates) float64 in `sums`.
 
     Computed separately from the clipping and the sums of a run: in an honest run they differ by rounding.
-
-    Args:
-      loss: of the run.
-      rows: of the run.
-      steps: of the run.
-      clip_norm: of the run.
-      normalize: of the run.
-      known: (dataset_size,) bool: examples whose gradients are added.
-      coordinates: (coordinates,) of the flattened parameters.
-      at_once: examples whose gradients are in memory at a time.
+    Those of the examples that are `known`, (dataset_size,) bool, are added, in some coordinates of the
+    flattened parameters, with `at_once` gradients in memory.
     """
 
     def __init__(

@@ -70,10 +70,7 @@ class Setting:
     def observed(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> Observed:
         """Run `fit` and return what it shows at `coordinates`, less what other examples contributed.
 
-        Args:
-          canary_of: (dataset_size,) int32: the coordinate of an example's canary, `REAL` or `SILENT`.
-          coordinates: of the canaries.
-          optimizer: of the run.
+        `canary_of`, (dataset_size,) int32, has the coordinate of an example's canary, `REAL` or `SILENT`.
         """
         steps = self.plan.mechanism.scheme.iterations
         log = np.full((steps, len(coordinates)), np.nan, np.float32)

@@ -54,12 +54,8 @@ def examine(
 ) -> tuple[Check, ...]:
     """Test a run in which the first `canaries` examples are canaries and all others are silent.
 
-    Args:
-      mechanism: of the plan.
-      observed: coordinates in pairs; the first of each has the canary of the example of its number.
-      canaries: number of canaries.
-      dataset_size: number of examples.
-      amplitude: contribution of one participation of a canary, in clip norms.
+    Coordinates are observed in pairs; the first of each has the canary of the example of its number.
+    `amplitude` is what one participation of a canary contributes, in clip norms.
     """
     present, silent = (observed.outputs[side::2] / mechanism.noise_multiplier for side in (0, 1))
     rounding = observed.rounding / mechanism.noise_multiplier

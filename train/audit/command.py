@@ -154,27 +154,12 @@ def audit(
     normalize: bool = False,
     progress: Callable[[str, int, float], None] | bool | None = None,
 ) -> list[Finding]:
-    """Attack runs of `fit` under a plan, on a model and a loss as `fit` takes them.
+    """Return a `Finding` for each of `kinds`: attacks on runs of `fit` under a plan.
 
-    Args:
-      model: as of `fit`.
-      loss: as of `fit`.
-      dataset: as of `fit`.
-      wrt: as of `fit`.
-      loss_key: as of `fit`.
-      clip_norm: as of `fit`.
-      microbatch_size: as of `fit`.
-      normalize: as of `fit`.
-      plan: of correlated noise (`jaxacct.Plan`) for examples, batches not cut.
-      optimizer: of the one-run audit; SGD at 0.1 by default.
-      kinds: which audits, of `KINDS`.
-      canaries: by default `CANARIES`, or what examples, coordinates and delta allow.
-      confidence: of each finding, in (0, 1).
-      keys: as of `fit`; the coins follow from them. Only tests should fix them.
-      progress: as of `fit`.
-
-    Returns:
-      A `Finding` for each kind.
+    The plan is of correlated noise (`jaxacct.Plan`), for examples, batches not cut. `optimizer` is of the
+    one-run audit, SGD at 0.1 by default. `canaries` are `CANARIES` by default, or what examples, coordinates
+    and delta allow. `confidence` is of each finding. The other arguments are those of `fit`; coins follow
+    from `keys`.
 
     Raises:
       ValueError: bad arguments, or a plan that cannot be audited.

@@ -26,9 +26,6 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
     """Return (users, rows) from a CSV or Parquet file with the columns "user" and "row".
 
     Users are integers or texts; rows count the data set's examples from 0.
-
-    Raises:
-      ValueError: a file that cannot be read or lacks a column.
     """
     import pyarrow
     from pyarrow import csv, parquet
@@ -66,21 +63,10 @@ def bound_contributions(
 ) -> Attribution:
     """Return a subgraph in which no user has more than `examples_per_user` examples, greedy and maximal.
 
-    Examples are visited in random order; one is kept if all its users have room.
-
-    Args:
-      graph: of users and examples.
-      examples_per_user: k_u >= 1.
-      max_neighborhood: k_e: examples that share a user with more than this many (themselves included) are
-        dropped afterwards. Useful where `barring` is above 1 (arXiv 2602.09338, appendix C).
-      duplicates: repeat, and keep further copies of examples while all their users have room.
-      seed: of the order, which is public as the graph.
-
-    Returns:
-      The graph of the kept examples; its `rows` are their rows of the data set.
-
-    Raises:
-      ValueError: bad arguments, or nothing kept.
+    Examples are visited in random order, public as the graph; one is kept if all its users have room.
+    Examples that share a user with more than `max_neighborhood` (themselves included) are dropped afterwards:
+    useful where `barring` is above 1 (arXiv 2602.09338, appendix C). With `duplicates` this is repeated, and
+    further copies of examples are kept while all their users have room.
     """
     max_examples = _validate.positive_integer("examples_per_user", examples_per_user)
     order = np.random.default_rng(seed).permutation(graph.num_examples).tolist()
@@ -149,11 +135,7 @@ def expected_batch_sizes(graph: Attribution, scheme) -> np.ndarray:
 def find_sampling_probability(
     graph: Attribution, *, batch_size: float, min_separation: int, examples_per_user: int
 ) -> float:
-    """Return the smallest sampling probability whose mean batch size (warm start) is `batch_size`.
-
-    Raises:
-      ValueError: more than any probability gives, or a user with too many examples.
-    """
+    """Return the smallest sampling probability whose mean batch size (warm start) is `batch_size`."""
     target = _validate.positive_number("batch_size", batch_size)
     b = _validate.positive_integer("min_separation", min_separation)
     lockouts = _lockouts(graph, _validate.positive_integer("examples_per_user", examples_per_user))

@@ -73,17 +73,11 @@ class Split:
 
 
 def load(name: str, folder=None) -> Split:
-    """Return a data set by name.
+    """Return a data set by name, in a folder with the published layout but for digits.
 
-    Args:
-      name: "digits" (1797 images of 8 x 8 of scikit-learn; a fixed permutation puts 1440 in the training
-        set), "mnist" (a folder with the four idx files, gzipped or not), "cifar-10" (a folder with
-        cifar-10-batches-py or cifar-10-batches-bin) or "cinic-10" (a folder with train, valid and test, each
-        with a folder of PNG files a class).
-      folder: of the others.
-
-    Raises:
-      ValueError: an unknown name, or a folder without the published layout.
+    "digits" (1797 images of 8 x 8 of scikit-learn; a fixed permutation puts 1440 in the training set),
+    "mnist" (the four idx files, gzipped or not), "cifar-10" (cifar-10-batches-py or cifar-10-batches-bin) or
+    "cinic-10" (train, valid and test, each with a folder of PNG files a class).
     """
     if name not in LOADERS:
         raise ValueError(f"data must be one of {', '.join(LOADERS)}, got {name!r}")
@@ -112,11 +106,7 @@ class _Rows:
 
 
 def from_arrays(inputs, labels, scale: float = 1.0) -> Dataset:
-    """Return a data set of images (rows, height, width, channels) and labels (rows,) in memory.
-
-    Raises:
-      ValueError: for other shapes, or inputs that are not finite.
-    """
+    """Return a data set of images (rows, height, width, channels) and labels (rows,) in memory."""
     inputs, labels = np.asarray(inputs), np.asarray(labels, np.int32)
     if inputs.ndim != 4 or labels.shape != inputs.shape[:1]:
         raise ValueError(

@@ -91,13 +91,7 @@ class Attribution:
 def from_edges(users, rows, *, dataset_size: int) -> Attribution:
     """Return the graph of (user, row of the data set) pairs; repeated pairs count once.
 
-    Args:
-      users: (edges,) ids of users: integers, or texts.
-      rows: (edges,) integers in 0 .. dataset_size - 1.
-      dataset_size: number of examples, each of which must have a user.
-
-    Raises:
-      ValueError: pairs that name no row of the data set, rows without users, other shapes.
+    Users are integers or texts, and every row of the data set must have one.
     """
     size = _validate.positive_integer("dataset_size", dataset_size)
     users, rows = np.asarray(users), np.asarray(rows)
@@ -143,11 +137,7 @@ def neighborhood_sizes(graph: Attribution) -> np.ndarray:
 
 
 def phantoms(graph: Attribution, examples_per_user: int) -> np.ndarray:
-    """Return (users,) int64: phantom examples of each user, which cause lockouts but never join a batch.
-
-    Raises:
-      ValueError: a user has more than `examples_per_user` examples.
-    """
+    """Return (users,) int64: phantom examples of each user, which cause lockouts but never join a batch."""
     numbers = bounded_numbers(graph, examples_per_user)
     # A user without examples causes no lockouts.
     return np.where(numbers > 0, examples_per_user - numbers, 0)
@@ -169,14 +159,7 @@ def check_graph(
 ) -> None:
     """Refuse a graph that the plan's guarantee is not for, and a missing or needless one.
 
-    Args:
-      scheme: of the plan.
-      graph: of users and examples; for schemes whose unit is a user.
-      dataset_size: the plan's number of examples.
-      shared_examples: `Plan.holds_for_shared_examples`.
-
-    Raises:
-      ValueError: invalid input, with a one-line message.
+    `shared_examples` is `Plan.holds_for_shared_examples`.
     """
     if (scheme.unit == "user") != (graph is not None):
         raise ValueError(
@@ -226,9 +209,6 @@ def check_one_owner(graph: Attribution) -> None:
 
     Under multi-attribution the batches of the others then reveal the coins of a user, and a guarantee that
     takes them for hidden is false (jaxacct/proofs/shared_examples.md).
-
-    Raises:
-      ValueError: a one-line message with the alternatives.
     """
     shared = int((np.diff(graph.first_user) > 1).sum())
     if shared:
@@ -244,13 +224,8 @@ class AttributionPool:
 
     "Sampled" means drawn, whether or not it joined: otherwise it would be algorithm 4, which is a conjecture,
     and false where examples are shared (jaxacct/proofs/shared_examples.md). This class draws from any graph;
-    training calls `check_graph` first. Phantom examples fill every user up to k_u.
-
-    Args:
-      scheme: the scheme of the plan.
-      graph: every user with at most `scheme.examples_per_user` examples.
-      generator: of the draws before the first step (warm start): b - 1 steps are exactly stationary, because
-        older ones have no effect.
+    training calls `check_graph` first. Phantom examples fill every user up to k_u. Under a warm start b - 1
+    steps before the first are exactly stationary, because older ones have no effect.
     """
 
     def __init__(self, scheme: MultiAttribution, graph: Attribution, generator: np.random.Generator):

@@ -38,13 +38,7 @@ class BatchOverflowError(Exception):
 
 @dataclass(frozen=True)
 class SamplerState:
-    """Where a sampler stands; secret.
-
-    Attributes:
-      key: 4 words of 32 bits.
-      step: batches drawn so far.
-      digest: of all batches so far, to notice a NumPy that draws otherwise.
-    """
+    """Where a sampler stands; secret. The digest of all batches so far shows a NumPy that draws otherwise."""
 
     key: tuple[int, ...]
     step: int
@@ -72,17 +66,14 @@ class Sampler:
 
     Args:
       scheme: the scheme of the plan.
-      dataset_size: number of examples, at least 1.
+      dataset_size: number of examples.
       max_batch_size: length that batches are padded to.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
       truncate: truncate larger batches to a uniformly random subset rather than stop; lockouts still apply.
       graph: of users and examples, for the attribution schemes; a batch then holds numbers of its examples.
-      shared_examples: `Plan.holds_for_shared_examples`, whether examples may have several owners; by default
-        what the scheme alone guarantees.
-      state: continue from here, by drawing the earlier batches again; its key counts.
-
-    Raises:
-      ValueError: bad arguments, or a `state` whose batches come out differently (another NumPy version).
+      shared_examples: `Plan.holds_for_shared_examples`; by default what the scheme alone guarantees.
+      state: continue from here, by drawing the earlier batches again; its key counts. ValueError where they
+        come out differently (another NumPy version).
     """
 
     def __init__(
@@ -133,12 +124,7 @@ class Sampler:
     ) -> "Sampler":
         """Return the sampler of a plan, fresh from `key` or from `state`; ValueError as the constructor.
 
-        Args:
-          plan: with a sampling scheme.
-          key: JAX key; from the operating system by default.
-          graph: of users and examples, where the unit is a user.
-          state: of an interrupted run.
-          dataset_size: number of examples: the plan's, or fewer for add-or-remove-one adjacency.
+        `dataset_size` is the plan's, or smaller for add-or-remove-one adjacency.
         """
         stated, _, largest = batch_sizes(plan)
         dataset_size = stated if dataset_size is None else dataset_size
@@ -156,12 +142,7 @@ class Sampler:
         )
 
     def next(self) -> Batch:
-        """Return the next batch.
-
-        Raises:
-          ValueError: after the last step of the scheme.
-          BatchOverflowError: when the batch does not fit.
-        """
+        """Return the next batch; BatchOverflowError when it does not fit."""
         if self._step >= self.scheme.iterations:
             raise ValueError(f"the scheme has {self.scheme.iterations} steps, all drawn")
         generator = self._generator(self._step)
@@ -200,11 +181,7 @@ def make_generator(key, step: int = 0) -> np.random.Generator:
 
 
 class Replayed:
-    """Batches that one generator draws one after the other: `draws(generator)` yields positions.
-
-    Raises:
-      ValueError: for a `drawn` that the key does not draw.
-    """
+    """Batches that one generator draws one after the other: `draws(generator)` yields positions."""
 
     def __init__(
         self, draws: Callable[[np.random.Generator], Iterator[np.ndarray]], key, drawn: SamplerState | None

@@ -40,11 +40,7 @@ class Source(Protocol):
 
 
 def as_rows(data):
-    """Return the data as an object with `take(indices, size)` and `fingerprint`.
-
-    Raises:
-      ValueError: for what is neither arrays nor a source, or a source whose rows are not the same twice.
-    """
+    """Return the data as an object with `take(indices, size)` and `fingerprint`; ValueError for others."""
     if isinstance(data, ArrayRows | SourceRows):
         return data
     if isinstance(data, str | os.PathLike):

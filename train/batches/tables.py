@@ -27,11 +27,7 @@ class ArrowTable(Indexed):
 
 
 def parquet_table(path: str | os.PathLike) -> ArrowTable:
-    """Return the rows of a Parquet file, or of a folder of them, in memory.
-
-    Raises:
-      ValueError: no such file, or none of Parquet.
-    """
+    """Return the rows of a Parquet file, or of a folder of them, in memory."""
     if Path(path).suffix != ".parquet":
         raise ValueError(f"data must be arrays, rows by index or a .parquet file, got {os.fspath(path)!r}")
     try:

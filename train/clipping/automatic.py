@@ -42,17 +42,7 @@ def choose(
 ) -> Choice:
     """Return the kind of clipping that `"auto"` stands for; a function of shapes alone.
 
-    Args:
-      loss: as in `train.clipping.ghost.ghost_gradient_sum`.
-      params: as in `train.clipping.ghost.ghost_gradient_sum`.
-      grid: as in `train.clipping.ghost.ghost_gradient_sum`.
-      microbatch_size: as in `train.clipping.ghost.ghost_gradient_sum`.
-      has_aux: as in `train.clipping.ghost.ghost_gradient_sum`.
-      batch: pytree of arrays (batch, ...) of any values.
-      devices: number of devices of the mesh, 0 without one.
-
-    Raises:
-      ValueError: for a loss that neither kind takes.
+    Arguments as of `train.clipping.ghost.ghost_gradient_sum`; `devices` of the mesh, 0 without one.
     """
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
     if entries < MIN_ENTRIES:

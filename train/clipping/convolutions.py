@@ -48,11 +48,7 @@ def _run(_, eqn, values):
 
 
 def without_batch_groups(function):
-    """Return `function` of one example with groups of features in place of groups of the batch.
-
-    Raises:
-      ValueError: when called, for such a convolution in a loop or a branch.
-    """
+    """Return `function` of one example with groups of features in place of groups of the batch."""
 
     def run(*args):
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)

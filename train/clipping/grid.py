@@ -46,11 +46,7 @@ class Grid:
 
     @classmethod
     def of(cls, mechanism: Mechanism, clip_norm: float) -> "Grid":
-        """Return the grid of a mechanism: noise spans 2^19 to 2^20 units, or less where gradients span 2^23.
-
-        Raises:
-          ValueError: for noise that no grid serves: integers would overflow, or be too few.
-        """
+        """Return the grid on which noise spans 2^19 to 2^20 units, or less where gradients span 2^23."""
         sigma = mechanism.noise_multiplier
         most = min(_LEVELS, noise.max_levels(mechanism.strategy, mechanism.scheme.iterations))
         # None where the inverse of C grows beyond all floats.
@@ -159,13 +155,9 @@ class RoundedSum:
     def of(cls, totals, grid: Grid, axes: Sequence[str] = ()) -> "RoundedSum":
         """Return the nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
 
-        Zero in place of one total would move the sum by what all examples together contribute to it.
-
-        Args:
-          totals: sums over the examples of one device.
-          grid: whose units they are in.
-          axes: of a mesh, along which the totals of devices are added up, within `jax.shard_map`. Each is
-            rounded to `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
+        Zero in place of one total would move the sum by what all examples together contribute to it. The
+        totals of devices are added up along the axes of a mesh, within `jax.shard_map`. Each is rounded to
+        `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
         """
         with jax.enable_x64(True):
             if axes:
@@ -194,12 +186,8 @@ class RoundedSum:
         return self.whole
 
     def scaled(self, factor: float, added=None):
-        """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers.
-
-        Raises:
-          ValueError: for a sum that is no longer float64, as JAX makes float32 of NumPy's arrays: what that
-            rounds may differ between neighbouring sums by more than the clip norm.
-        """
+        """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
+        # JAX makes float32 of NumPy's arrays: neighbouring sums may then differ by more than the clip norm.
         for leaf in jax.tree.leaves(self.whole):
             if leaf.dtype != np.float64:
                 raise ValueError(f"updates must be a sum in float64, as it was made, got {leaf.dtype}")

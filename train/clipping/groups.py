@@ -74,11 +74,7 @@ class Groups:
         return parts
 
     def limits(self, grid: Grid) -> tuple[int, ...]:
-        """Return the maximum squared norm of each group in squared grid units; they sum to at most 4^bits.
-
-        Raises:
-          ValueError: where a group would be empty.
-        """
+        """Return the maximum squared norm of each group in squared grid units; they sum to at most 4^bits."""
         limits = tuple(math.floor(share * 4**grid.bits) for share in self.shares)
         if min(limits) < 1:
             min_norm = grid.unit
@@ -92,15 +88,8 @@ class Groups:
 def partition(params, given, clip_norm: float, model: Any = None) -> tuple[Groups, list[dict[str, Any]]]:
     """Return the groups of parameters, and {"norm", "parameters": names} of each to store with a run.
 
-    Args:
-      params: pytree of parameters, perhaps an nnx state.
-      given: "layer", a sequence of nnx filters, or a `ClipGroups`.
-      clip_norm: C.
-      model: the module of the parameters, to find those with several paths.
-
-    Raises:
-      ValueError: a filter that selects nothing, a parameter that none selects or that is shared by two
-        groups, norms beyond C.
+    `given` is "layer", a sequence of nnx filters, or a `ClipGroups`; `model` shows which parameters have
+    several paths.
     """
     asked = given if isinstance(given, ClipGroups) else ClipGroups(given)
     paths = list(_paths(params))

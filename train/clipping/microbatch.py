@@ -28,14 +28,9 @@ def stored(out, name: str) -> Any:
 
 
 def fastest(make: Callable[[int], Any], params, batch, mask, begin: int | None = None) -> int:
-    """Return the microbatch size of the fastest step, searched in powers of 2.
+    """Return the microbatch size of the fastest step, searched in powers of 2 from `begin` on.
 
-    Args:
-      make: microbatch size -> step, as `train.step.PrivateStep`.
-      params: pytree of arrays, not donated.
-      batch: of the shapes and shardings of training.
-      mask: of the shapes and shardings of training.
-      begin: first candidate, a power of 2; by default `default_microbatch_size`.
+    `make` is: microbatch size -> step. `batch` and `mask` have the shapes and shardings of training.
     """
     taken: dict[int, float] = {}
     if isinstance(mask, np.ndarray):

@@ -180,10 +180,8 @@ class Table:
 def parts_of(taps: Sequence[_uses.Tap], arrays) -> list[Part]:
     """Return the part of each parameter: no number is changed, they only move.
 
-    Args:
-      taps: at most one a parameter.
-      arrays: of each parameter, its gradient alone, or what its tap reads and the cotangent of what it gives;
-        examples along the first axis.
+    `arrays` has for each parameter its gradient alone, or what its tap reads and the cotangent of what it
+    gives; examples along the first axis.
     """
     by_leaf = {tap.leaf: tap for tap in taps}
     return [_part_of(by_leaf.get(leaf), one) for leaf, one in enumerate(arrays)]

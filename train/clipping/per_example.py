@@ -103,25 +103,12 @@ def admitted_gradient_sum(
     has_aux: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[ClippedSum, Any]:
-    """Return `clipped_gradient_sum` of the examples that `admit` accepts, given their contributions.
+    """Return `clipped_gradient_sum` of the admitted examples, and the records of all after this step.
 
-    Args:
-      loss: as of `clipped_gradient_sum`.
-      params: as of `clipped_gradient_sum`.
-      batch: as of `clipped_gradient_sum`.
-      mask: (batch,) bool: sampled examples. `admit` is called for all rows, sampled or not, once each.
-      admit: `(records of some rows, (rows,) float64) -> (their records after this step, (rows,) bool)`. The
-        second is the exact square of each clipped gradient in grid units, 0 where it is not finite. A
-        rejected example contributes exactly zero, and has norm and loss 0 in the result.
-      records: pytree of arrays (batch, ...).
-      grid: as of `clipped_gradient_sum`.
-      microbatch_size: as of `clipped_gradient_sum`.
-      normalize: as of `clipped_gradient_sum`.
-      has_aux: as of `clipped_gradient_sum`.
-      mesh: as of `clipped_gradient_sum`.
-
-    Returns:
-      The sum, and the records after this step.
+    `admit` is `(records of some rows, (rows,) float64) -> (their records after this step, (rows,) bool)`, the
+    second argument being the exact square of each clipped gradient in grid units, 0 where it is not finite.
+    It is called for all rows, sampled (`mask`) or not, once each. A rejected example contributes exactly
+    zero, and has norm and loss 0 in the result.
     """
     options = dict(normalize=normalize, skip_padding=False, has_aux=has_aux)
     return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, None, mesh, **options)
@@ -215,13 +202,7 @@ def _summed(
 
 @dataclass(frozen=True)
 class Microbatches:
-    """A batch in pieces of `micro` rows.
-
-    Attributes:
-      size: rows of the batch.
-      micro: rows of a piece; the last is padded.
-      skip_padding: do nothing for pieces after the last real row.
-    """
+    """A batch of `size` rows in pieces of `micro`, the last padded; perhaps none after the last real row."""
 
     size: int
     micro: int
@@ -275,12 +256,9 @@ def _square(counts) -> jax.Array:
 
 
 def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
-    """Return one gradient in whole grid units of norm at most 2^bits, exactly, or zero.
+    """Return (kept, one gradient in whole grid units of norm at most 2^bits, exactly, its norm before).
 
-    Returns:
-      kept: () bool, False where the gradient is not finite, or would be too long after scaling.
-      counts: pytree of int32, zero unless kept.
-      norm: () float32, before clipping; inf where not finite.
+    It is not kept, and zero, where it is not finite, or would be too long after scaling.
     """
     return clip_groups_to_grid(gradient, grid, None, normalize)[:3]
 

@@ -263,18 +263,11 @@ class Tap(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A loss of one example as equations.
+    """A loss of one example as equations, with a result of this `structure`."""
 
-    Attributes:
-      closed: the traced program of parameters and example; calls inlined.
-      number: number of leaves of the parameters.
-      taps: at most one a leaf.
-      structure: of the result.
-    """
-
-    closed: Any
-    number: int
-    taps: tuple[Tap, ...]
+    closed: Any  # the traced program of parameters and example; calls inlined
+    number: int  # of leaves of the parameters
+    taps: tuple[Tap, ...]  # at most one a leaf
     structure: Any
 
     @property

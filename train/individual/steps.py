@@ -103,17 +103,7 @@ def follow(
 ) -> dict[str, Any]:
     """Return the arguments of `train.run.take_steps` for a run that follows every example.
 
-    Args:
-      individual: tracker of the examples.
-      plan: with independent steps.
-      rows: the data.
-      loss: of one example.
-      private: clipping and noise.
-      optimizer: of the parameters.
-      **options: microbatch_size, normalize and has_aux, as of `train.step.make_step`.
-
-    Raises:
-      ValueError: a plan whose steps are not independent, losses of another data set or of another tracker.
+    ValueError for a plan whose steps are not independent, losses of another data set or of another tracker.
     """
     _validate.instance(
         "individual", individual, IndividualAccounting, "a train.individual.IndividualAccounting"

@@ -12,7 +12,6 @@ float64.
 from jaxacct.accountants.tradeoff.curves.curves import (
     Composed,
     Gaussian,
-    Identity,
     TradeOff,
     compose,
     group_tradeoff,
@@ -29,18 +28,8 @@ from jaxacct.accountants.tradeoff.curves.gaussian import (
     gdp_tradeoff,
     group_gdp,
 )
-from jaxacct.accountants.tradeoff.curves.parametric import (
-    Best,
-    EpsilonDelta,
-    GaussianMixture,
-    Mixture,
-    Subsampled,
-)
-from jaxacct.accountants.tradeoff.curves.subsampling import (
-    subsampled_gdp_clt,
-    subsampled_gdp_delta,
-    subsampled_gdp_tradeoff,
-)
+from jaxacct.accountants.tradeoff.curves.parametric import Best, EpsilonDelta, GaussianMixture, Subsampled
+from jaxacct.accountants.tradeoff.curves.subsampling import subsampled_gdp_clt, subsampled_gdp_tradeoff
 from jaxacct.accountants.tradeoff.curves.terms import Terms
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import (
     GeneralDPSGD,
@@ -50,10 +39,10 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import (
     mixture_tradeoff,
     shuffled_batch_clip_mu,
 )
-from jaxacct.accountants.tradeoff.generalized_dpsgd.filtering import filtered_participation_pmf
 from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
     ParticipationPMF,
     compose_pmf,
+    filtered_participation_pmf,
     participation_pmf,
     self_compose_pmf,
 )
@@ -61,13 +50,7 @@ from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import
     mc_mixture_delta,
     sample_participation,
 )
-from jaxacct.accountants.tradeoff.generalized_dpsgd.tails import (
-    chernoff_tail,
-    individual_subsampling_tail,
-    shuffled_batch_head,
-    tail_lower_tradeoff,
-    tail_upper_tradeoff,
-)
+from jaxacct.accountants.tradeoff.generalized_dpsgd.tails import tail_lower_tradeoff, tail_upper_tradeoff
 from jaxacct.accountants.tradeoff.last_iterate.bounds import GDPBound
 from jaxacct.accountants.tradeoff.last_iterate.calibration import calibrate_noise, composition_gdp
 from jaxacct.accountants.tradeoff.last_iterate.contraction import contraction_factor
@@ -78,7 +61,6 @@ from jaxacct.accountants.tradeoff.last_iterate.langevin import (
     projected_langevin_gdp,
 )
 from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
-from jaxacct.accountants.tradeoff.last_iterate.lower_bounds import constrained_gdp_lower_bound
 from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import noisy_cgd_gdp, noisy_cgd_gdp_lower_bound
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_gd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import (
@@ -91,16 +73,14 @@ from jaxacct.accountants.tradeoff.last_iterate.renyi import rdp_to_epsilon
 
 __all__ = [
     "Best", "BestTradeoffBound", "Composed", "EpsilonDelta", "GDPBound", "Gaussian", "GaussianMixture",
-    "GeneralDPSGD", "Identity", "Mixture", "ParticipationPMF", "Shifts", "Subsampled", "Terms",
-    "TradeOff", "TradeoffBound", "calibrate_noise", "calibrate_sigma", "chernoff_tail", "compose",
-    "compose_gdp", "compose_pmf", "composition_gdp", "constrained_gdp_lower_bound", "contraction_factor",
-    "dp_tradeoff", "exponential_mechanism_gdp", "filtered_participation_pmf", "gdp_delta", "gdp_epsilon",
-    "gdp_log_delta", "gdp_mu", "gdp_to_rdp", "gdp_to_zcdp", "gdp_tradeoff", "group_gdp",
-    "group_tradeoff", "individual_subsampling_tail", "langevin_gdp", "logistic_conditions",
-    "mc_mixture_delta", "mixture_delta", "mixture_epsilon", "mixture_tradeoff", "noisy_cgd_gdp",
-    "noisy_cgd_gdp_lower_bound", "noisy_gd_gdp", "noisy_sgd_accountant", "participation_pmf",
-    "projected_langevin_gdp", "prv_compose", "rdp_to_epsilon", "sample_participation",
-    "self_compose_pmf", "shifted_interpolation_gdp", "shuffled_batch_clip_mu", "shuffled_batch_head",
-    "subsampled_gdp_clt", "subsampled_gdp_delta", "subsampled_gdp_tradeoff", "tail_lower_tradeoff",
+    "GeneralDPSGD", "ParticipationPMF", "Shifts", "Subsampled", "Terms", "TradeOff", "TradeoffBound",
+    "calibrate_noise", "calibrate_sigma", "compose", "compose_gdp", "compose_pmf", "composition_gdp",
+    "contraction_factor", "dp_tradeoff", "exponential_mechanism_gdp", "filtered_participation_pmf",
+    "gdp_delta", "gdp_epsilon", "gdp_log_delta", "gdp_mu", "gdp_to_rdp", "gdp_to_zcdp", "gdp_tradeoff",
+    "group_gdp", "group_tradeoff", "langevin_gdp", "logistic_conditions", "mc_mixture_delta",
+    "mixture_delta", "mixture_epsilon", "mixture_tradeoff", "noisy_cgd_gdp", "noisy_cgd_gdp_lower_bound",
+    "noisy_gd_gdp", "noisy_sgd_accountant", "participation_pmf", "projected_langevin_gdp", "prv_compose",
+    "rdp_to_epsilon", "sample_participation", "self_compose_pmf", "shifted_interpolation_gdp",
+    "shuffled_batch_clip_mu", "subsampled_gdp_clt", "subsampled_gdp_tradeoff", "tail_lower_tradeoff",
     "tail_upper_tradeoff",
 ]  # fmt: skip

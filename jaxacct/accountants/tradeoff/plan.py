@@ -60,14 +60,9 @@ class GeneralPlan(StoredPlan):
         return GeneralDPSGD(*(getattr(self, size.name) for size in fields(GeneralDPSGD)))
 
     @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        return self.run.rounds_per_epoch * self.num_epochs
-
-    @property
     def iterations(self) -> int:
         """Number of steps that the plan covers: its rounds."""
-        return self.rounds
+        return self.run.rounds_per_epoch * self.num_epochs
 
     @property
     def certified(self) -> bool:
@@ -103,7 +98,6 @@ class SampledGeneralPlan(GeneralPlan):
 
     For sizes whose exact distribution takes too long to compute.
 
-
     Attributes:
       evidence: the samples; delta includes their failure probability.
     """
@@ -123,18 +117,10 @@ class SampledGeneralPlan(GeneralPlan):
     def calibrate(
         cls, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None, progress=None, **sizes
     ) -> "SampledGeneralPlan":
-        """Return a plan with little excess noise, certified by at most `num_samples` samples.
+        """Return a plan with little excess noise, certified by samples: more of them need less noise.
 
-        Args:
-          epsilon: of the guarantee, nats.
-          delta: of the guarantee.
-          num_samples: more of them need less noise.
-          key: JAX key; from the operating system by default. Only tests should fix it.
-          progress: called with ("participations", samples, maximum).
-          **sizes: as `GeneralDPSGD`.
-
-        Raises:
-          ValueError: bad arguments, or samples that do not show the guarantee.
+        The JAX key is from the operating system by default. `progress` is called with ("participations",
+        samples, maximum). ValueError where the samples do not show the guarantee.
         """
         distribution = SampledDistribution(GeneralDPSGD(**sizes))
         key = checked_key(key)
@@ -246,12 +232,8 @@ class LastIteratePlan(StoredPlan):
     def calibrate(cls, epsilon: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
         """Return the plan with the smallest noise for (epsilon, delta), for a loss of `train.convex`.
 
-        Args:
-          epsilon: of the guarantee, nats.
-          delta: of the guarantee.
-          method: "gd", "cgd" or "sgd".
-          loss: with `grad_sensitivity`, `smoothness`, `strong_convexity`.
-          **run: num_examples, steps, batch_size, stepsize, diameter.
+        The loss has `grad_sensitivity`, `smoothness` and `strong_convexity`; the run num_examples, steps,
+        batch_size, stepsize and diameter.
         """
         given: dict[str, Any] = _complete(run) | _conditions(loss)
         noise = calibrate_noise(

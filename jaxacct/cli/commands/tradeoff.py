@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu, gdp_to_zcdp
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta, Subsampled
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD, generic_group_epsilon
 from jaxacct.accountants.tradeoff.last_iterate.calibration import calibrate_noise
@@ -68,7 +68,7 @@ def convert_command(
     if group > 1:
         found["group"] = group
     if isinstance(curve, Gaussian):
-        found |= {"composed_mu": float(curve.mu), "zcdp_rho": curve.zcdp()}
+        found |= {"composed_mu": float(curve.mu), "zcdp_rho": gdp_to_zcdp(curve.mu)}
     if epsilon is not None:
         found |= {"epsilon": epsilon, "delta_at_epsilon": float(curve.delta(epsilon))}
     if delta is not None:

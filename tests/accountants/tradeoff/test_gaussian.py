@@ -93,7 +93,7 @@ def test_arrays_are_their_entries():
         lambda m: tradeoff.gdp_epsilon(1e-6, m),
         lambda m: tradeoff.gdp_tradeoff(0.07, m),
         lambda m: tradeoff.subsampled_gdp_tradeoff(0.3, m, 0.2),
-        lambda m: tradeoff.subsampled_gdp_delta(0.4, m, 0.2),
+        lambda m: tradeoff.Subsampled(tradeoff.Gaussian(m), 0.2).delta(0.4),
     ):
         np.testing.assert_allclose(one(mus), [one(m) for m in mus], rtol=1e-9)
 

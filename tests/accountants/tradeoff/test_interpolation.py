@@ -10,7 +10,6 @@ from scipy import optimize, special
 from jaxacct.accountants.tradeoff import (
     calibrate_noise,
     composition_gdp,
-    constrained_gdp_lower_bound,
     contraction_factor,
     exponential_mechanism_gdp,
     gdp_epsilon,
@@ -25,6 +24,7 @@ from jaxacct.accountants.tradeoff import (
 from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import convex_mu
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import contracting_window_mu, convex_window_mu
 from jaxacct.accountants.tradeoff.last_iterate.renyi import METHODS
+from tests.oracles.constrained_lower_bound import constrained_gdp_lower_bound
 from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho, ye_shokri_full_rho
 
 FIGURE_1 = dict(
@@ -436,8 +436,3 @@ def test_the_constants_of_the_lower_bound():
                 upper = noisy_gd_gdp(smoothness=1.0, **run).mu
                 assert lower <= upper * (1 + 1e-12) and upper < 2.3 * lower
     assert constrained_gdp_lower_bound(**run | {"noise_std": 1e3}) == 0.0
-    with pytest.raises(ValueError, match="batches_per_epoch"):
-        constrained_gdp_lower_bound(**run, batches_per_epoch=7)
-    for name in ("stepsize", "diameter", "noise_std"):
-        with pytest.raises(ValueError, match=name):
-            constrained_gdp_lower_bound(**run | {name: 0.0})

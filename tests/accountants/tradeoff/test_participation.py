@@ -15,7 +15,6 @@ from jaxacct.accountants.tradeoff import (
     GeneralDPSGD,
     ParticipationPMF,
     calibrate_sigma,
-    chernoff_tail,
     compose_pmf,
     filtered_participation_pmf,
     gdp_delta,
@@ -29,6 +28,7 @@ from jaxacct.accountants.tradeoff import (
     self_compose_pmf,
     shuffled_batch_clip_mu,
 )
+from tests.oracles.tails import chernoff_tail
 
 
 def enumerate_epoch(n, m, s, g):

@@ -161,7 +161,7 @@ def test_fit_trains_under_it_and_draws_anew(plan, tmp_path):
         options |= dict(clip="mixed", progress=lambda what, done, of: seen.append(what))
         return fit(covered, np.zeros(2, np.float32), loss, data, optax.sgd(0.1), **options)
 
-    assert train(plan, out=tmp_path / "run").steps == plan.rounds == 8
+    assert train(plan, out=tmp_path / "run").steps == plan.iterations == 8
     assert seen.index("participations") < seen.index("training")
     seen.clear()
     assert train(plan, out=tmp_path / "new", verify=False).steps == 8 and "participations" not in seen

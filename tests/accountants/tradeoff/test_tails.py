@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxacct.accountants.tradeoff import (
-    Gaussian,
-    GeneralDPSGD,
-    chernoff_tail,
-    individual_subsampling_tail,
-    shuffled_batch_head,
-    tail_lower_tradeoff,
-    tail_upper_tradeoff,
-)
+from jaxacct.accountants.tradeoff import GeneralDPSGD, tail_lower_tradeoff, tail_upper_tradeoff
+from tests.oracles.tails import chernoff_tail, individual_subsampling_tail, shuffled_batch_head
 
 ALPHAS = np.linspace(0, 1, 101)
 
@@ -64,8 +57,6 @@ def test_shuffled_batch_head():
     assert cut == 3**0.5 and mass == pytest.approx(9 / 88)
     pmf = GeneralDPSGD(1000, 1, 10, 1, "shuffling", 3).pmf()
     assert pmf.head(3) <= mass
-    with pytest.raises(ValueError, match="num_batches"):
-        shuffled_batch_head(12, 3)
 
 
 def test_bad_input():
@@ -74,8 +65,6 @@ def test_bad_input():
         (lambda: tail_upper_tradeoff(0.1, 1.0, 1.0), "head_mass"),
         (lambda: tail_upper_tradeoff(0.1, 0.0, 0.1), "mu"),
         (lambda: tail_lower_tradeoff(-0.1, 1.0, 0.1), "alpha"),
-        (lambda: individual_subsampling_tail(10, 6, 1, 4), "dataset_size"),
-        (lambda: individual_subsampling_tail(100, 6, 1, 4, 0.0), "gamma"),
     ):
         with pytest.raises(ValueError, match=word):
             call()
@@ -86,4 +75,3 @@ def test_chernoff_bounds_the_binomial_tail():
 
     for trials, p, cut in ((100, 0.1, 12.2), (1000, 0.01, 30), (10, 0.5, 10)):
         assert stats.binom.sf(cut, trials, p) <= chernoff_tail(trials, p, cut) <= 1
-    assert Gaussian(1.0).symmetric

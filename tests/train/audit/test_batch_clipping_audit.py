@@ -52,10 +52,10 @@ def loss(params, row):
 
 def released(pull, inner=INNER) -> np.ndarray:
     """(rounds, 2) sums with their noise."""
-    params = {"model": jnp.zeros(2), "log": jnp.zeros((PLAN.rounds, 2))}
+    params = {"model": jnp.zeros(2), "log": jnp.zeros((PLAN.iterations, 2))}
     data = {"pull": np.asarray(pull, np.float32)}
     options = dict(clip="batch", clip_norm=CLIP, inner=inner, keys=KEYS)
-    return np.asarray(fit(PLAN, params, loss, data, record(PLAN.rounds), **options).params["log"])
+    return np.asarray(fit(PLAN, params, loss, data, record(PLAN.iterations), **options).params["log"])
 
 
 def neighbours(canary: int):

@@ -3,9 +3,8 @@
 A `TradeOff` is `f = T(P, Q)`, the smallest type II error at each type I error. It is represented by its
 privacy profile `delta(eps) = sup_a {1 - f(a) - e^eps a} = H_{e^eps}(Q, P)`, for epsilon of either sign, which
 is f's convex conjugate and so the same information (arXiv 1905.02383, proposition 2.12). On profiles every
-operation is
-simple: mixing with the index revealed averages them; the double conjugate of a minimum of trade-off
-functions is a maximum of profiles; the inverse swaps P and Q. Everything is NumPy in float64.
+operation is simple: mixing with the index revealed averages them; the double conjugate of a minimum of
+trade-off functions is a maximum of profiles. Everything is NumPy in float64.
 """
 
 import abc
@@ -18,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays, composition, gaussian
-from jaxacct.accountants.tradeoff.curves.arrays import bisect, log_of_positive, plain
+from jaxacct.accountants.tradeoff.curves.arrays import bisect, plain
 from jaxacct.common import validate as _validate
 
 _MOST = 700.0  # natural log: e^700 is still a float64
@@ -26,10 +25,10 @@ _MAX_GROUP = 1000
 
 
 class TradeOff(abc.ABC):
-    """Trade-off function of a mechanism. A larger f is more private; a guarantee is a lower bound on T."""
+    """Trade-off function of a mechanism. A larger f is more private; a guarantee is a lower bound on T.
 
-    symmetric = False
-    """Whether f is its own inverse."""
+    It must be symmetric, `f = f^-1`: valid for either order of the two data sets.
+    """
 
     @abc.abstractmethod
     def log_delta(self, epsilon) -> Any:
@@ -45,14 +44,6 @@ class TradeOff(abc.ABC):
             f"{type(self).__name__} has no distribution of losses and cannot be composed: compose the "
             "parts first"
         )
-
-    def rdp(self, order: float) -> float:
-        """Return the Renyi divergence of an order above 1, nats; infinity where there is none."""
-        return rdp_of_profile(self, order)
-
-    @abc.abstractmethod
-    def zcdp(self) -> float:
-        """Return the smallest known rho with rho-zCDP; infinity where there is none."""
 
     def delta(self, epsilon):
         """Return `delta(epsilon)`, epsilon >= 0."""
@@ -90,43 +81,14 @@ class TradeOff(abc.ABC):
             low, high = np.where(first > second, low, one), np.where(first > second, two, high)
         return plain(best)
 
-    def inverse(self) -> "TradeOff":
-        """Return `f^-1 = T(Q, P)`."""
-        return self if self.symmetric else Inverse(self)
-
-    def symmetrized(self) -> "TradeOff":
-        """Return `(min{f, f^-1})**`, by double conjugate: valid for either order of the data sets."""
-        return self if self.symmetric else Symmetrized(self)
-
     def group(self, size: int) -> "TradeOff":
         """Return the curve of groups of `size` from f-DP for one record: `1 - (1 - f)^(o size)`."""
         size = checked_group(size)
         return self if size == 1 else Group(self, size)
 
-    def compose(self, *others: "TradeOff") -> "TradeOff":
-        """Return the tensor product with other curves (adaptive composition)."""
-        return compose([(self, 1), *((other, 1) for other in others)])
-
     def power(self, count: int) -> "TradeOff":
         """Return the tensor power: composition with itself."""
         return compose([(self, count)])
-
-    def __matmul__(self, other: "TradeOff") -> "TradeOff":
-        return self.compose(other)
-
-
-def rdp_of_profile(part: TradeOff, order: float) -> float:
-    """Return `log(a (a-1) integral e^((a-1) eps) delta(eps) d eps) / (a-1)` by the trapezoidal rule."""
-    order = float(arrays.order(order))
-    grid = np.concatenate([np.arange(-60, -2, 0.01), np.arange(-2, 2, 1e-4), np.geomspace(2, 600, 40001)])
-    logs = (order - 1) * grid + np.asarray(part.log_delta(grid))
-    if logs[-1] > logs.max() - 40:
-        return float("inf")
-    # Left of the grid delta is 1 - e^eps (1 - ..), at most 1.
-    left = (order - 1) * grid[0] - np.log(order - 1)
-    pieces = np.log(np.diff(grid)) + np.logaddexp(logs[:-1], logs[1:]) - np.log(2)
-    total = np.logaddexp(special.logsumexp(pieces), left)
-    return float((np.log(order * (order - 1)) + total) / (order - 1))
 
 
 @dataclass(frozen=True)
@@ -134,8 +96,6 @@ class Gaussian(TradeOff):
     """Gaussian trade-off function G_mu."""
 
     mu: Any
-
-    symmetric = True
 
     def __post_init__(self):
         arrays.nonnegative("mu", self.mu)
@@ -158,53 +118,6 @@ class Gaussian(TradeOff):
     def group(self, size: int) -> TradeOff:
         return Gaussian(gaussian.group_gdp(self.mu, size))
 
-    def rdp(self, order):
-        return gaussian.gdp_to_rdp(self.mu, order)
-
-    def zcdp(self):
-        return gaussian.gdp_to_zcdp(self.mu)
-
-
-def Identity() -> Gaussian:
-    """Return perfect privacy: `Id(alpha) = 1 - alpha`, the neutral element of composition."""
-    return Gaussian(0.0)
-
-
-@dataclass(frozen=True)
-class Inverse(TradeOff):
-    """Inverse `f^-1`."""
-
-    part: TradeOff
-
-    def log_delta(self, epsilon):
-        other = np.exp(self.part.log_delta(-np.asarray(epsilon)))
-        return plain(log_of_positive(1 - np.exp(epsilon) * (1 - other)))
-
-    def survival(self, epsilon):
-        q, p = self.part.survival(-np.asarray(epsilon))
-        return 1 - p, 1 - q  # losses at exactly -eps count as above: no difference off the atoms
-
-    def inverse(self):
-        return self.part
-
-    def zcdp(self):
-        return self.part.zcdp()
-
-
-@dataclass(frozen=True)
-class Symmetrized(TradeOff):
-    """Symmetrized `(min{f, f^-1})**`: the larger of the two profiles."""
-
-    part: TradeOff
-
-    symmetric = True
-
-    def log_delta(self, epsilon):
-        return plain(np.maximum(self.part.log_delta(epsilon), self.part.inverse().log_delta(epsilon)))
-
-    def zcdp(self):
-        return max(self.part.zcdp(), self.part.inverse().zcdp())
-
 
 @dataclass(frozen=True)
 class Group(TradeOff):
@@ -216,10 +129,6 @@ class Group(TradeOff):
 
     part: TradeOff
     size: int
-
-    @property
-    def symmetric(self) -> bool:
-        return self.part.symmetric
 
     def __call__(self, alpha):
         return group_tradeoff(self.part, self.size)(alpha)
@@ -234,12 +143,7 @@ class Group(TradeOff):
         ratio = np.log(-np.expm1(-x)) - np.log(-np.expm1(-x / self.size))
         chain = np.where(tiny, np.log(self.size), x * ((self.size - 1) / self.size) + ratio)
         value = np.minimum(0.0, one + chain)
-        if not self.symmetric:
-            raise ValueError("a group of an asymmetric curve has no profile here; use symmetrized() first")
         return plain(np.where(epsilon < 0, gaussian.mirrored_log_delta(size, value), value))
-
-    def zcdp(self):
-        return self.size**2 * self.part.zcdp()
 
 
 def group_tradeoff(f: Callable, g: int) -> Callable:
@@ -258,52 +162,21 @@ def checked_group(size, name: str = "size") -> int:
 
 @dataclass(frozen=True)
 class Composed(TradeOff):
-    """Tensor product without a closed form; `log_delta` is its pessimistic bound.
-
-    Attributes:
-      parts: distinct curves with their counts.
-      grid: natural log; spacing of the losses, chosen from the curves by default.
-    """
+    """Tensor product of `(curve, count)` pairs, all distinct, without a closed form: a pessimistic bound."""
 
     parts: tuple[tuple[TradeOff, int], ...]
-    grid: float | None = None
-
-    @property
-    def symmetric(self) -> bool:
-        return all(part.symmetric for part, _ in self.parts)
-
-    def inverse(self) -> TradeOff:
-        return self if self.symmetric else Composed(tuple((p.inverse(), k) for p, k in self.parts), self.grid)
 
     def log_delta(self, epsilon):
         with np.errstate(divide="ignore"):
-            return plain(np.log(composition.delta_bracket(self.parts, self.grid, epsilon, both=False)[1]))
-
-    def delta_bracket(self, epsilon):
-        """Return `(optimistic, pessimistic)` delta at epsilon of either sign."""
-        return composition.delta_bracket(self.parts, self.grid, epsilon)
-
-    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        """Return `(optimistic, pessimistic)` epsilon at delta."""
-        return composition.epsilon_bracket(self.parts, self.grid, delta)
+            return plain(np.log(composition.delta_bound(self.parts, epsilon)))
 
     def epsilon(self, delta):
         deltas = arrays.open_share("delta", delta)
-        return plain(np.array([self._epsilon(float(one)) for one in deltas.flat]).reshape(deltas.shape))
-
-    def _epsilon(self, delta: float) -> float:
-        if composition.counts_as_infinite(self.parts, delta):
-            return np.inf
-        return self.epsilon_bracket(delta)[1]
+        found = [composition.epsilon_bound(self.parts, float(one)) for one in deltas.flat]
+        return plain(np.array(found).reshape(deltas.shape))
 
     def __call__(self, alpha):
-        return composition.tradeoff_from_below(self.parts, self.grid, arrays.share("alpha", alpha))
-
-    def rdp(self, order):
-        return float(sum(count * part.rdp(order) for part, count in self.parts))
-
-    def zcdp(self):
-        return float(sum(count * part.zcdp() for part, count in self.parts))
+        return composition.tradeoff_from_below(self.parts, arrays.share("alpha", alpha))
 
 
 def compose(parts) -> TradeOff:

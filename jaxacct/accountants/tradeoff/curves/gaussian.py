@@ -21,12 +21,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def gdp_tradeoff(alpha, mu):
-    """Return `G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu)`: the smallest type II error at level `alpha`.
-
-    Args:
-      alpha: type I error in [0, 1].
-      mu: at least 0; infinity gives 0.
-    """
+    """Return `G_mu(alpha) = Phi(Phi^-1(1 - alpha) - mu)`: the smallest type II error at level `alpha`."""
     alpha, mu = arrays.share("alpha", alpha), arrays.nonnegative("mu", mu)
     finite = np.isfinite(mu)
     value = special.ndtr(-special.ndtri(alpha) - np.where(finite, mu, 0.0))
@@ -70,22 +65,12 @@ def mirrored_log_delta(size, log_delta):
 
 
 def gdp_delta(epsilon, mu):
-    """Return the exact `delta(epsilon)` of a mu-GDP mechanism.
-
-    Args:
-      epsilon: at least 0, natural log.
-      mu: at least 0; 0 gives 0, infinity gives 1.
-    """
+    """Return the exact `delta(epsilon)` of a mu-GDP mechanism, epsilon and mu at least 0."""
     return plain(np.exp(gdp_log_delta(arrays.nonnegative("epsilon", epsilon), mu)))
 
 
 def gdp_epsilon(delta, mu):
-    """Return the smallest epsilon >= 0 with `gdp_delta(epsilon, mu) <= delta`, rounded up.
-
-    Args:
-      delta: in (0, 1).
-      mu: at least 0; infinity gives infinity.
-    """
+    """Return the smallest epsilon >= 0 with `gdp_delta(epsilon, mu) <= delta`, rounded up; mu at least 0."""
     delta, mu = arrays.open_share("delta", delta), arrays.nonnegative("mu", mu)
     target = np.log(delta)
     # delta(eps) <= Phi(-x), x = eps/mu - mu/2, and Phi(-x) <= e^(-x^2/2); with a margin for rounding.
@@ -98,12 +83,7 @@ def gdp_epsilon(delta, mu):
 
 
 def gdp_mu(epsilon, delta):
-    """Return the largest mu with `gdp_delta(epsilon, mu) <= delta`, rounded down.
-
-    Args:
-      epsilon: at least 0 and finite.
-      delta: in (0, 1).
-    """
+    """Return the largest mu with `gdp_delta(epsilon, mu) <= delta`, rounded down; epsilon at least 0."""
     epsilon = arrays.checked("epsilon", epsilon, "finite and at least 0", lambda e: np.isfinite(e) & (e >= 0))
     delta = arrays.open_share("delta", delta)
     target = np.log(delta)

@@ -1,4 +1,4 @@
-"""Non-Gaussian curves: (epsilon, delta), mixtures, sampled mechanisms, several guarantees."""
+"""Non-Gaussian curves: (epsilon, delta), mixtures of Gaussians, sampled mechanisms, several guarantees."""
 
 import functools
 import math
@@ -23,8 +23,6 @@ class EpsilonDelta(TradeOff):
 
     eps: Any
     mass: Any = 0.0
-
-    symmetric = True
 
     def __post_init__(self):
         arrays.nonnegative("epsilon", self.eps)
@@ -52,54 +50,6 @@ class EpsilonDelta(TradeOff):
     def __call__(self, alpha):
         return gaussian.dp_tradeoff(alpha, self.eps, self.mass)
 
-    def rdp(self, order):
-        # Divergences increase in the order: near 1 a slightly larger order is used, which costs no digits.
-        a, eps = np.maximum(arrays.order(order), 1 + 2.0**-20), self.eps
-        value = eps + (np.log1p(np.exp((1 - 2 * a) * eps)) - np.log1p(np.exp(-eps))) / (a - 1)
-        return np.inf if self.mass > 0 else plain(value)
-
-    def zcdp(self):
-        return np.inf if self.mass > 0 else plain(np.asarray(self.eps, np.float64) ** 2 / 2)
-
-
-@dataclass(frozen=True)
-class Mixture(TradeOff):
-    """Mechanism that runs part i with probability `weights[i]` and reveals i (arXiv 2212.05796, lemma B.1).
-
-    `f(alpha) = inf {sum w_i f_i(alpha_i) : sum w_i alpha_i = alpha}`, whose profile is the weighted mean of
-    the parts'. Against an adversary who does not see i it is a lower bound.
-    """
-
-    weights: tuple
-    parts: tuple[TradeOff, ...]
-
-    def __post_init__(self):
-        arrays.checked("weights", list(self.weights), "at least 0", lambda w: w >= 0)
-        if len(self.weights) != len(self.parts) or abs(sum(self.weights) - 1) > 1e-9:
-            raise ValueError(f"weights must be one a part and sum to 1, got {self.weights!r}")
-
-    @property
-    def symmetric(self) -> bool:
-        return all(part.symmetric for part in self.parts)
-
-    def log_delta(self, epsilon):
-        terms = [w * np.exp(p.log_delta(epsilon)) for w, p in zip(self.weights, self.parts, strict=True)]
-        return plain(log_of_positive(sum(terms)))
-
-    def survival(self, epsilon):
-        pairs = [part.survival(epsilon) for part in self.parts]
-        return tuple(
-            sum(w * pair[side] for w, pair in zip(self.weights, pairs, strict=True)) for side in (0, 1)
-        )
-
-    def rdp(self, order):
-        exponents = [(order - 1) * np.asarray(part.rdp(order)) for part in self.parts]
-        logs = [np.log(w) + e if w > 0 else -np.inf for w, e in zip(self.weights, exponents, strict=True)]
-        return plain(np.logaddexp.reduce(logs) / (order - 1))
-
-    def zcdp(self):
-        return max(part.zcdp() for w, part in zip(self.weights, self.parts, strict=True) if w > 0)
-
 
 @dataclass(frozen=True)
 class Subsampled(TradeOff):
@@ -108,12 +58,8 @@ class Subsampled(TradeOff):
     part: TradeOff
     sampling_prob: Any
 
-    symmetric = True
-
     def __post_init__(self):
         arrays.share("sampling_prob", self.sampling_prob)
-        if not self.part.symmetric:
-            raise ValueError("part must be symmetric to be subsampled; use symmetrized() first")
 
     def log_delta(self, epsilon):
         epsilon, p = np.asarray(epsilon, np.float64), np.asarray(self.sampling_prob, np.float64)
@@ -139,9 +85,6 @@ class Subsampled(TradeOff):
             return subsampled_gdp_tradeoff(alpha, self.part.mu, self.sampling_prob)
         return super().__call__(alpha)
 
-    def zcdp(self):
-        return self.part.zcdp()  # a sample of a mechanism is at least as private as the mechanism
-
 
 @dataclass(frozen=True)
 class Best(TradeOff):
@@ -149,21 +92,11 @@ class Best(TradeOff):
 
     parts: tuple[TradeOff, ...]
 
-    @property
-    def symmetric(self) -> bool:
-        return all(part.symmetric for part in self.parts)
-
     def log_delta(self, epsilon):
         return functools.reduce(np.minimum, [part.log_delta(epsilon) for part in self.parts])
 
     def epsilon(self, delta):
         return functools.reduce(np.minimum, [part.epsilon(delta) for part in self.parts])
-
-    def rdp(self, order):
-        return min(part.rdp(order) for part in self.parts)
-
-    def zcdp(self):
-        return min(part.zcdp() for part in self.parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +111,6 @@ class GaussianMixture(TradeOff):
     mus: np.ndarray
     weights: np.ndarray
     lost: float = 0.0
-
-    symmetric = True
 
     def __post_init__(self):
         arrays.nonnegative("mus", self.mus)
@@ -246,15 +177,3 @@ class GaussianMixture(TradeOff):
         value = np.where(flat, power(zero) + none - (alpha - kink), solved)
         value = np.where(alpha <= 0, 1.0 - lost, np.where(alpha >= 1 - lost, 0.0, value))
         return plain(np.clip(value, 0.0, 1.0))
-
-    def rdp(self, order):
-        order = float(arrays.order(order))
-        if self.lost > 0:
-            return float("inf")
-        logs = (
-            np.log(np.where(self.weights > 0, self.weights, 1e-323)) + order * (order - 1) * self.mus**2 / 2
-        )
-        return float(np.logaddexp.reduce(logs) / (order - 1))
-
-    def zcdp(self):
-        return float("inf") if self.lost > 0 else float(np.max(self.mus[self.weights > 0]) ** 2 / 2)

@@ -11,7 +11,6 @@ from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.arrays import bisect, plain
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_log_delta
 
 
 def amplified_epsilon(epsilon, sampling_prob):
@@ -27,12 +26,7 @@ def subsampled_gdp_tradeoff(alpha, mu, sampling_prob):
     """Return `C_p(G_mu)(alpha)`.
 
     `p Phi(Phi^-1(1-alpha) - mu) + (1-p)(1-alpha)` up to `Phi(-mu/2)`, then slope -1, then the inverse of the
-    first piece, by bisection.
-
-    Args:
-      alpha: in [0, 1].
-      mu: of the mechanism on the sample, at least 0 and finite.
-      sampling_prob: p in [0, 1].
+    first piece, by bisection; `mu` is of the mechanism on the sample.
     """
     alpha, p = arrays.share("alpha", alpha), arrays.share("sampling_prob", sampling_prob)
     mu = arrays.checked("mu", mu, "finite and at least 0", lambda m: np.isfinite(m) & (m >= 0))
@@ -47,13 +41,6 @@ def subsampled_gdp_tradeoff(alpha, mu, sampling_prob):
     inverse = special.ndtr(-(low + high) / 2)
     value = np.where(alpha <= left, first, np.where(alpha <= right, left + right - alpha, inverse))
     return plain(np.clip(np.where(alpha >= 1, 0.0, value), 0.0, 1.0))
-
-
-def subsampled_gdp_delta(epsilon, mu, sampling_prob):
-    """Return `delta(epsilon)` of C_p(G_mu): `p delta_{G_mu}(log(1 + (e^eps - 1)/p))`, epsilon >= 0."""
-    epsilon, p = arrays.nonnegative("epsilon", epsilon), arrays.share("sampling_prob", sampling_prob)
-    amplified = amplified_epsilon(epsilon, np.where(p > 0, p, 1.0))
-    return plain(p * np.exp(gdp_log_delta(amplified, mu)))
 
 
 def subsampled_gdp_clt(p, steps, mu):

@@ -175,15 +175,7 @@ def calibrate_sigma(
 ) -> float:
     """Return the smallest sigma (noise std over 2 C) with delta(target_epsilon) <= target_delta, rounded up.
 
-    Args:
-      target_epsilon: of the guarantee, nats.
-      target_delta: of the guarantee.
-      dataset_size: as of `GeneralDPSGD`.
-      num_microbatches: as of `GeneralDPSGD`.
-      microbatch_size: as of `GeneralDPSGD`.
-      num_epochs: as of `GeneralDPSGD`.
-      group_size: as of `GeneralDPSGD`.
-      sampling: as of `GeneralDPSGD`.
+    Sizes as of `GeneralDPSGD`.
 
     Raises:
       ValueError: no sigma suffices, because the truncated mass alone exceeds target_delta.

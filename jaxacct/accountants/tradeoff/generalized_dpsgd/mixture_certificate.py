@@ -77,11 +77,8 @@ def flaws(
         return ["it is about another distribution, noise, epsilon or delta"]
     if evidence.counts[-1][0] > distribution.most():
         return [f"a draw has c^2 {evidence.counts[-1][0]}, above the largest possible {distribution.most()}"]
-    return (
-        []
-        if accepts(evidence.counts, distribution, sigma, epsilon, delta)
-        else ["the draws do not show delta"]
-    )
+    good = accepts(evidence.counts, distribution, sigma, epsilon, delta)
+    return [] if good else ["the draws do not show delta"]
 
 
 def accepts(counts, distribution: SampledDistribution, sigma: float, epsilon: float, delta: float) -> bool:
@@ -129,14 +126,8 @@ def certify_mixture(
 ) -> MixtureEvidence:
     """Draw samples of a distribution that show `delta(epsilon) <= delta` at noise sigma (relative to 2 C).
 
-    Args:
-      distribution: of the participations.
-      sigma: noise std over twice the clip norm.
-      epsilon: of the guarantee, nats.
-      delta: of the guarantee. It includes the failure probability.
-      num_samples: maximum, in whole blocks of 4096.
-      key: JAX key; from the operating system by default. Only tests should fix it.
-      progress: called with ("participations", samples, maximum).
+    At most `num_samples`, in whole blocks of 4096, with a JAX key from the operating system by default; delta
+    includes the failure probability. `progress` is called with ("participations", samples, maximum).
 
     Raises:
       ValueError: bad arguments, or samples that do not show the guarantee.
@@ -169,15 +160,7 @@ def certify_mixture(
 def calibrate_mixture(
     distribution: SampledDistribution, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
 ) -> float:
-    """Return an estimate, from a pilot run, of the smallest sigma that `num_samples` samples certify.
-
-    Args:
-      distribution: of c^2.
-      epsilon: nats, at least 0.
-      delta: in (0, 1).
-      num_samples: of the certificate.
-      key: of the pilot run; from the operating system by default.
-    """
+    """Return an estimate, from a pilot run, of the smallest sigma that `num_samples` samples certify."""
     _validate.calibration_target("epsilon", epsilon, "delta", delta)
     _validate.positive_integer("num_samples", num_samples)
     stream = randomness.stream_key(randomness.checked_key(key), _PILOT)

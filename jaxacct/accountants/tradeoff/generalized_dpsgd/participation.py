@@ -20,6 +20,7 @@ from jaxacct.common import validate as _validate
 
 SAMPLING = ("shuffling", "subsampling")
 MAX_GROUP, MAX_GROUP_OF_TERMS = 400, 64  # with one term a round, and with several
+_MAX_FILTERED = 1000  # terms a round, where they are kept by coins
 _MAX_PRODUCTS = 2 * 10**9  # of one convolution: some seconds
 _MAX_VALUES = 2**24  # of a binomial distribution
 _CUT = 1e-30  # probabilities below this are moved to the truncated mass, never dropped
@@ -129,17 +130,63 @@ def participation_pmf(
     return self_compose_pmf(from_exact({k * k: p for k, p in enumerate(hits)}), rounds * num_epochs)
 
 
+def filtered_participation_pmf(
+    dataset_size: int,
+    num_microbatches: int,
+    microbatch_size: int,
+    num_epochs: int,
+    group_size: int,
+    sampling: str,
+    *,
+    min_kept: int = 1,
+) -> ParticipationPMF:
+    """Return the distribution of c^2 of a run whose terms are kept by fair coins (appendix D).
+
+    A round with fewer than `min_kept` kept terms, 1 to num_microbatches, is skipped. Of L terms that hold
+    records of the group, Bin(L, 1/2) count. The coins are independent of data, so they may be revealed first,
+    like the sampling: a run is a mixture over the remaining counts (proofs/tradeoff.md), also where sums are
+    divided by the number of kept terms. The bound does not require that this number, or a skipped round, is
+    hidden. Halving c itself, which the paper calls "factor 2", is no bound and is not included. `train` has
+    no such sampler.
+
+    The other arguments are those of `participation_pmf`.
+    """
+    n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
+    check_sizes(n, m, s, num_epochs, g, sampling)
+    if m > _MAX_FILTERED:
+        raise ValueError(
+            f"num_microbatches must be at most {_MAX_FILTERED} where terms are kept by coins, got {m}"
+        )
+    if _validate.positive_integer("min_kept", min_kept) > m:
+        raise ValueError(f"min_kept must be at most num_microbatches {m}, got {min_kept}")
+    if sampling == "shuffling":
+        epoch = epoch_distribution(n, m, s, g, lambda hit: _kept_of(hit, m, min_kept))
+        return self_compose_pmf(from_exact(epoch), num_epochs)
+    distribution: dict[int, Fraction] = {}
+    for hit, chance in enumerate(round_hits(n, m, s, g)):
+        for count, share in _kept_of(hit, m, min_kept).items():
+            distribution[count**2] = distribution.get(count**2, Fraction(0)) + chance * share
+    rounds = n // (m * s) * num_epochs
+    if set(distribution) <= {0, 1}:
+        return binomial_pmf(rounds, distribution.get(1, Fraction(0)))
+    return self_compose_pmf(from_exact(distribution), rounds)
+
+
+def _kept_of(hit: int, terms: int, min_kept: int) -> dict[int, Fraction]:
+    """Return `{how many of `hit` terms count: probability}`: the kept ones; none in a skipped round."""
+    distribution = {0: Fraction(0)}
+    for kept in range(hit + 1):
+        for others in range(terms - hit + 1):
+            ways = math.comb(hit, kept) * math.comb(terms - hit, others)
+            count = kept if kept + others >= min_kept else 0
+            distribution[count] = distribution.get(count, Fraction(0)) + Fraction(ways, 2**terms)
+    return {count: share for count, share in distribution.items() if share}
+
+
 def round_hits(
     dataset_size: int, num_microbatches: int, microbatch_size: int, group_size: int
 ) -> list[Fraction]:
-    """Return `P(L = k)`, k = 0.., for one round of subsampling, by inclusion and exclusion.
-
-    Args:
-      dataset_size: N records.
-      num_microbatches: m terms a round.
-      microbatch_size: s records a term.
-      group_size: g records of the group.
-    """
+    """Return `P(L = k)`, k = 0.., for one round of subsampling, by inclusion and exclusion."""
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     max_hits = min(m, g)
     check_group(g, MAX_GROUP)
@@ -171,7 +218,7 @@ def shuffled_epoch(
 
     `P(c^2 = y) = [x^g t^y] (sum_k t^(k^2) C(m,k) ((1+x)^s - 1)^k)^R / C(N,g)`: x marks records of the
     group, t the squares of the numbers of terms with them. It replaces the printed distribution of
-    theorem F.1, which assumes equally likely multisets (proofs/errata.md). Arguments as of `round_hits`.
+    theorem F.1, which assumes equally likely multisets (proofs/errata.md).
     """
     n, m, s, g = dataset_size, num_microbatches, microbatch_size, group_size
     rounds = n // (m * s)
@@ -187,14 +234,9 @@ def shuffled_epoch(
 
 
 def epoch_distribution(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[int, Any]]):
-    """Return `{c^2: probability}` of one shuffled epoch in exact numbers.
+    """Return `{c^2: probability}` of one shuffled epoch in exact numbers, sizes as in `shuffled_epoch`.
 
-    Args:
-      n: dataset size.
-      m: terms a round.
-      s: records a term.
-      g: group size.
-      counted: number of terms with records -> `{how many of them count: probability}`, `{k: 1}` for all.
+    `counted` is: number of terms with records -> `{how many of them count: probability}`, `{k: 1}` for all.
     """
     check_group(g, MAX_GROUP_OF_TERMS)
     # Polynomials in x up to x^g, each coefficient a dictionary {power of t: count}.

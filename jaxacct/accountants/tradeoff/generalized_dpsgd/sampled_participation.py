@@ -59,17 +59,9 @@ def sample_participation(
     sampling: str,
     num_samples: int,
 ) -> jax.Array:
-    """Return samples of c^2, int32 (num_samples,).
+    """Return samples of c^2, int32 (num_samples,), with a JAX key; sizes as of `participation_pmf`.
 
-    Args:
-      key: JAX key.
-      dataset_size: as `participation_pmf`.
-      num_microbatches: as `participation_pmf`.
-      microbatch_size: as `participation_pmf`.
-      num_epochs: as `participation_pmf`.
-      group_size: as `participation_pmf`.
-      sampling: as `participation_pmf`.
-      num_samples: memory is of the order of `num_samples x group_size`.
+    Memory is of the order of `num_samples x group_size`.
     """
     _validate.positive_integer("num_samples", num_samples)
     if dataset_size >= 2**31:
@@ -174,20 +166,8 @@ def mc_mixture_delta(
     """Estimate delta by samples of the sampler: `(estimate, upper confidence bound)`.
 
     Only the bound may be released. It fails with probability at most `1 - confidence`, which must be added to
-    delta (betting, `statistics.bounds`).
-
-    Args:
-      key: JAX key.
-      epsilon: nats.
-      sigma: noise std over twice the clip norm.
-      dataset_size: as of `participation_pmf`.
-      num_microbatches: as of `participation_pmf`.
-      microbatch_size: as of `participation_pmf`.
-      num_epochs: as of `participation_pmf`.
-      group_size: as of `participation_pmf`.
-      sampling: as of `participation_pmf`.
-      num_samples: number of samples.
-      confidence: of the bound.
+    delta (betting, `statistics.bounds`). `sigma` is the noise std over twice the clip norm; the sizes are
+    those of `participation_pmf`.
     """
     arrays.nonnegative("epsilon", epsilon)
     arrays.scale("sigma", sigma)

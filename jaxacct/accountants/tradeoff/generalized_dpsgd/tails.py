@@ -5,16 +5,12 @@ who sees the sampling. `l` must bound `P(c > cut)` and `u` must bound `P(c < cut
 `ParticipationPMF.tail` and `.head` (the tails printed as Hoeffding's are not bounds; proofs/errata.md).
 """
 
-import math
-
 import numpy as np
 from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.arrays import bisect, plain
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_tradeoff
-from jaxacct.common import validate as _validate
-from jaxacct.statistics.bounds import kl
 
 
 def tail_lower_tradeoff(alpha, mu, tail_mass, *, symmetrize: bool = True):
@@ -60,50 +56,3 @@ def tail_upper_tradeoff(alpha, mu, head_mass, *, symmetrize: bool = True):
     right = u + (1 - u) * special.ndtr(-mu / 2 - np.log1p(-u) / mu)
     last = gdp_tradeoff(np.clip((alpha - u) / (1 - u), 0.0, 1.0), mu)
     return plain(np.where(alpha <= left, line, np.where(alpha <= right, left + right - alpha, last)))
-
-
-def individual_subsampling_tail(
-    dataset_size: int, num_microbatches: int, num_epochs: int, group_size: int, gamma: float = 1.0
-) -> tuple[float, float]:
-    """Return `(cut on c, tail mass)` of lemma E.4, individual clipping with subsampling: sound, very loose.
-
-    `cut^2 = beta min(m, g) g E`, `beta = e^(N / (N - g - m)) + gamma`, `l = e^(-gamma g E)`; any gamma > 0.
-
-    Args:
-      dataset_size: N.
-      num_microbatches: m terms a round.
-      num_epochs: E.
-      group_size: g records.
-      gamma: above 0.
-    """
-    n = _validate.positive_integer("dataset_size", dataset_size)
-    m = _validate.positive_integer("num_microbatches", num_microbatches)
-    epochs = _validate.positive_integer("num_epochs", num_epochs)
-    g = _validate.positive_integer("group_size", group_size)
-    _validate.positive_number("gamma", gamma)
-    if n <= g + m:
-        raise ValueError(f"dataset_size must be above group_size + num_microbatches = {g + m}, got {n}")
-    beta = math.exp(n / (n - g - m)) + gamma
-    return math.sqrt(beta * min(m, g) * g * epochs), math.exp(-gamma * g * epochs)
-
-
-def shuffled_batch_head(num_batches: int, group_size: int) -> tuple[float, float]:
-    """Return `(cut on c, head mass)` of theorem F.1, one epoch: `sqrt(g)` but for `g^2 / (R - g - g^2)`."""
-    R = _validate.positive_integer("num_batches", num_batches)
-    g = _validate.positive_integer("group_size", group_size)
-    if R <= g + 2 * g**2:
-        raise ValueError(f"num_batches must be above g + 2 g^2 = {g + 2 * g**2}, got {R}")
-    return math.sqrt(g), g**2 / (R - g - g**2)
-
-
-def chernoff_tail(trials: int, probability: float, cut: float) -> float:
-    """Return a bound on `P(X > cut)` of a binomial X, `exp(-trials KL(cut/trials || p))`.
-
-    It replaces the printed bound of Hoeffding's name, which is false.
-    """
-    _validate.positive_integer("trials", trials)
-    _validate.probability("probability", probability)
-    share = cut / trials
-    if share <= probability:
-        return 1.0
-    return 0.0 if share >= 1 else math.exp(-trials * kl(share, probability))

@@ -15,15 +15,8 @@ def langevin_gdp(
 ) -> float:
     """Return mu of `X <- X - eta grad F(X) + N(0, 2 eta I)`, F - F' being `lipschitz`-Lipschitz; exact.
 
-    `L sqrt((2 - eta m)/(2 m) (1 - c^t)/(1 + c^t))`, `c = 1 - eta m`; eta at most 2/(M + m). `steps` None is
-    the stationary distribution.
-
-    Args:
-      steps: t, or None.
-      stepsize: eta.
-      lipschitz: L, of F - F'.
-      strong_convexity: m, above 0.
-      smoothness: M.
+    `L sqrt((2 - eta m)/(2 m) (1 - c^t)/(1 + c^t))`, `c = 1 - eta m`, with `steps` t (None for the stationary
+    distribution), `stepsize` eta, `strong_convexity` m above 0 and `smoothness` M.
 
     Raises:
       ValueError: bad arguments, or a step size above 2/(M + m).
@@ -59,15 +52,8 @@ def exponential_mechanism_gdp(
 def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float, smoothness: float) -> float:
     """Return mu of the stationary distribution of projected LMC, at most `sqrt(4 L D + 2 eta L^2)`.
 
-    eta is at most 2/M (corollary 5.4).
-
-    The best window is D / (2 eta L) steps of sensitivity 2 eta L, rounded to the better side.
-
-    Args:
-      stepsize: eta.
-      lipschitz: L, of F and F'.
-      diameter: D, of the set.
-      smoothness: M.
+    eta is at most 2/M, F and F' are L-Lipschitz on a set of diameter D (corollary 5.4). The best window is
+    D / (2 eta L) steps of sensitivity 2 eta L, rounded to the better side.
     """
     L = _validate.scale("lipschitz", lipschitz)
     D = _validate.scale("diameter", diameter)

@@ -26,19 +26,10 @@ def noisy_cgd_gdp(
 ) -> GDPBound:
     """Return the smallest valid mu of noisy cyclic gradient descent: fixed batches, never shuffled.
 
-    Args:
-      epochs: E passes.
-      batches_per_epoch: l.
-      batch_size: b.
-      num_examples: n = l b, where it is given to be checked.
-      batch_index: 1..l, index of the protected example's batch in the cycle; None for the worst case, the
-        last. It must be fixed independently of the data, and the guarantee holds for examples of that batch.
-      stepsize: as for `noisy_gd_gdp`.
-      noise_std: as for `noisy_gd_gdp`.
-      grad_sensitivity: as for `noisy_gd_gdp`.
-      strong_convexity: as for `noisy_gd_gdp`.
-      smoothness: as for `noisy_gd_gdp`.
-      diameter: as for `noisy_gd_gdp`.
+    E `epochs` are passes over l batches of `batch_size` b; `num_examples` n = l b may be given to be checked.
+    `batch_index`, 1..l, is the place of the protected example's batch in the cycle; None for the worst case,
+    the last. It must be fixed independently of the data, and the guarantee holds for examples of that batch.
+    The other arguments are those of `noisy_gd_gdp`.
 
     Raises:
       ValueError: bad arguments, or a step size at which the step is no contraction.
@@ -114,15 +105,7 @@ def noisy_cgd_gdp_lower_bound(
 ) -> float:
     """Return a lower limit of mu for strongly convex noisy CGD (theorem C.17); quadratics attain it.
 
-    Args:
-      epochs: as of `noisy_cgd_gdp`.
-      batches_per_epoch: as of `noisy_cgd_gdp`.
-      batch_size: as of `noisy_cgd_gdp`.
-      stepsize: as of `noisy_cgd_gdp`.
-      noise_std: as of `noisy_cgd_gdp`.
-      grad_sensitivity: as of `noisy_cgd_gdp`.
-      strong_convexity: as of `noisy_cgd_gdp`, above 0.
-      smoothness: as of `noisy_cgd_gdp`.
+    Arguments as of `noisy_cgd_gdp`; strong_convexity is above 0.
     """
     E = _validate.positive_integer("epochs", epochs)
     cycle = _validate.positive_integer("batches_per_epoch", batches_per_epoch)

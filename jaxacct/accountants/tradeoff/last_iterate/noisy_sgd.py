@@ -118,18 +118,10 @@ def noisy_sgd_accountant(
 ) -> BestTradeoffBound:
     """Return every valid bound for noisy SGD; free parameters that are not given are chosen.
 
-    Args:
-      steps: t.
-      batch_size: b of n, a uniform subset without replacement, independent each step (not Poisson).
-      window: steps w = t - tau over which the gap is closed, 1..t.
-      noise_split: alpha > 1; the other part of the noise is beta, `1/alpha^2 + 1/beta^2 = 1`.
-      num_examples: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
-      stepsize: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
-      noise_std: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
-      grad_sensitivity: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
-      strong_convexity: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
-      smoothness: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
-      diameter: as for `noisy_gd_gdp`; smoothness and strong convexity are of every example's loss.
+    A batch is a uniform subset of `batch_size` b examples without replacement, independent each step (not
+    Poisson). The gap is closed over `window` steps, w = t - tau in 1..t. `noise_split` is alpha > 1; the
+    other part of the noise is beta, `1/alpha^2 + 1/beta^2 = 1`. The other arguments are those of
+    `noisy_gd_gdp`.
 
     Raises:
       ValueError: bad arguments, or a step size at which the step is no contraction.
