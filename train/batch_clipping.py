@@ -7,7 +7,7 @@ most 2 k C. Only noisy sums leave a round.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -121,15 +121,17 @@ def make_round(
     inner: optax.GradientTransformation | None = None,
     key=None,
     terms_at_once: int | None = None,
+    norms: Sequence[float] | None = None,
 ) -> PrivateStep:
     """Return one round: `step(state, rows (m, s, ..), mask (m,)) -> (state, private info)`, jitted.
 
     The outer optimizer gets noisy sums only, so its state is post-processing. The `inner` one goes through
-    the records of each term; the mean gradient by default.
+    the records of each term; the mean gradient by default. `norms` are as of `train.step.make_step`.
     """
     private = private_rounds(plan, clip_norm=clip_norm, key=key)
     term = mean_gradient_term if inner is None else lambda loss: optimizer_term(loss, inner)
-    return make_step(as_loss(loss).wrapped(term), private, optimizer, microbatch_size=terms_at_once)
+    wrapped = as_loss(loss).wrapped(term)
+    return make_step(wrapped, private, optimizer, microbatch_size=terms_at_once, norms=norms)
 
 
 def _train(plan: GeneralPlan, request: Request) -> Result:
@@ -140,7 +142,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
     if options.inner is not None and plan.run.clip == "individual":
         raise ValueError("inner must not be given for individual clipping: a term is one gradient")
     rounds, rows = request.steps(plan.iterations), request.rows(plan.dataset_size)
-    clip_norm = request.given_clip_norm()
+    clip_norm, norms = request.given_clip_norm(plan.iterations)
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
     step = make_round(
@@ -151,6 +153,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         inner=options.inner,
         key=noise_key,
         terms_at_once=request.given_microbatch_size(),
+        norms=norms,
     )
     return take_steps(
         request,
@@ -164,6 +167,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
         statement=plan.statement(),
         frozen=loss.digests,
+        described=dict(clip_norms=norms),
         # Stored draws do not show how they were obtained: they are drawn again.
         before_first=(lambda: plan.verify(progress=options.progress)) if options.verify else None,
     )

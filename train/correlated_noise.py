@@ -44,7 +44,7 @@ def train(plan: Plan, request: Request) -> Result:
     size = len(rows) if graph is None else None
     if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
-    clip_norm = request.given_clip_norm()
+    clip_norm, norms = request.given_clip_norm(plan.mechanism.scheme.iterations)
     loss, params = request.functional()
     rows = numbered(loss, rows)
     if mesh is not None:
@@ -64,7 +64,7 @@ def train(plan: Plan, request: Request) -> Result:
         batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
         clipping = _clipping(request, loss, params, batch, private)
         shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping)
-        shared |= dict(groups=groups, mesh=mesh)
+        shared |= dict(groups=groups, mesh=mesh, norms=norms)
 
         def make(micro):
             return make_step(loss, private, optimizer, microbatch_size=micro, **shared)
@@ -82,6 +82,8 @@ def train(plan: Plan, request: Request) -> Result:
                 f"individual must not be given with {mechanism.adjacency}: it is for zero-out adjacency"
             )
         _check_individual(options)
+        if norms is not None:
+            raise ValueError("clip_norm must be one number with individual, got one for each step")
         shared |= dict(microbatch_size=request.given_microbatch_size() or largest)
         parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
         claim |= {"individual": repr(options.individual)}  # all of its fields but `continues`
@@ -97,6 +99,7 @@ def train(plan: Plan, request: Request) -> Result:
             batches=None if given is None else given.described(),
             clipping=clipping,
             clip_groups=described_groups,
+            clip_norms=norms,
             microbatch_size=micro,
         ),
         before_first=(lambda: _verify(plan, options.progress)) if options.verify else None,

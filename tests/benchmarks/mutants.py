@@ -52,7 +52,7 @@ CORRELATED, FOLLOWED = "train/correlated_noise.py", "train/individual/steps.py"
 BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
 LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
-GROUPS = "tests/train/clipping/test_groups.py"
+GROUPS, CLIP_NORMS = "tests/train/clipping/test_groups.py", "tests/train/test_clip_norms.py"
 CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
 DRAWN, PARTICIPATION_TESTS = (
     "tests/accountants/tradeoff/test_sampled_plan.py",
@@ -914,6 +914,9 @@ MUTANTS = [
         BY_DEVICE,
     ),
     Mutant("train/step.py", ", groups=groups, mesh=mesh)", ", groups=groups)", BY_DEVICE),
+    Mutant("train/step.py", "            now = divided(now, share)\n", "", CLIP_NORMS),
+    Mutant("train/step.py", "        gradient = multiplied(gradient, share)\n", "        pass\n", CLIP_NORMS),
+    Mutant(CORRELATED, "            clip_norms=norms,\n", "", CLIP_NORMS),
     Mutant("train/clipping/uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", leaves)', "pass", GHOST),
