@@ -102,7 +102,8 @@ def recommend(
         "optimal" and "amplified", and "buffered" where neither is better in the memory allowed.
       workload: what the error is of, a `strategies.Workload` or its name (`strategies.workload_named`): an
         optimizer's iterates, or prefix sums (default). Optimal matrices minimize it, candidates are ranked
-        by it.
+        by it. Give the optimizer's where banded and buffered matrices compete: prefix sums can rank these
+        against accuracy (guides/accuracy.md).
       progress: called with (what, 0, 0).
 
     Returns:

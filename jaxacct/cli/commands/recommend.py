@@ -48,7 +48,8 @@ def command(
       strategy: optimal, square-root, amplified (optimal at the noise needed with sampling), buffered (BLT,
         with participation revealed) or a file of coefficients; optimal, amplified and buffered by default.
       workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
-        or linear, warmup:100, with commas between.
+        or linear, warmup:100, with commas between. That of your optimizer follows accuracy more closely where
+        banded and buffered matrices compete.
       plot: write error against memory of the candidates to this PNG.
       json: print one JSON object.
     """
