@@ -44,7 +44,7 @@ def _flat(tree) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("model", "budget", "steps", "filtered"))
-def _full_batches(model, params, x, y, key, sigma, clip, rate, *, budget, steps, filtered):
+def full_batches(model, params, x, y, key, sigma, clip, rate, *, budget, steps, filtered):
     """Return (parameters, which examples are active in the last step) of DP gradient descent."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     n, rule = len(y), IndividualGDPFilter(budget)
@@ -80,7 +80,7 @@ def filters(folder: str) -> None:
 
             def run(data, seed, rate, share=1.0, steps=steps, filtered=filtered, sigma=sigma, clip=clip):
                 # Public trials have the noise in the mean gradient, so their budget is that of less noise.
-                return _full_batches(
+                return full_batches(
                     lean.Linear, lean.Linear.init(0), *data, jax.random.key(seed), sigma * share, clip,
                     rate / clip, budget=mu / share, steps=steps, filtered=filtered,
                 )  # fmt: skip

@@ -105,9 +105,11 @@ class Protocol:
             return BufferedToeplitz.optimal(**sizes, buffers=3, min_separation=self.epoch)
         return BandedToeplitz.optimal(**sizes, bands=bands, min_separation=bands)
 
-    def settings(self) -> list[lean.Setting]:
+    def settings(self, epsilon: float) -> list[lean.Setting]:
         """Return the setting of each trial, the same for each method: steps of rate x clip norm."""
-        steps = (5.0, 12.0, 20.0, 30.0) if self.model == "linear" else (12.0, 20.0, 30.0, 50.0)
+        steps = (12.0, 20.0, 30.0, 50.0) if self.model == "cnn" else (5.0, 12.0, 20.0, 30.0)
+        if epsilon < 2:
+            steps = steps[0] * 0.4, *steps
         return [lean.Setting(step / CLIP, MOMENTUM, CLIP) for step in steps]
 
 
@@ -226,7 +228,9 @@ def rebuild(
         for method in methods:
             plan = plan_of(protocol, method, epsilon, plans)
             cell = dict(method=method, epsilon=epsilon, noise_multiplier=plan.mechanism.noise_multiplier)
-            jobs = [("trial", setting, seed) for setting in protocol.settings() for seed in TRIAL_SEEDS]
+            jobs = [
+                ("trial", setting, seed) for setting in protocol.settings(epsilon) for seed in TRIAL_SEEDS
+            ]
             jobs += [("private", None, seed) for seed in range(protocol.seeds)]
             jobs += [("fit", None, seed) for seed in range(fitted)]
             for phase, setting, seed in jobs:

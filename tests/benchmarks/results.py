@@ -94,7 +94,7 @@ def records() -> list[dict]:
         if any(len(row) != len(entry["columns"]) for row in entry["rows"]):
             raise ValueError(f"{path.name} has a row of another length than its columns")
         found.append(entry | {"name": path.stem})
-    return sorted(found, key=lambda entry: entry["order"])
+    return sorted(found, key=lambda entry: (entry["order"], entry["name"]))
 
 
 def table(entry: dict) -> str:

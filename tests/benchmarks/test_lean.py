@@ -59,7 +59,7 @@ def test_a_step_adds_the_noise_in_clip_norms_and_divides_by_the_expected_batch()
 
 
 def test_the_setting_is_chosen_by_means_over_all_trials(tmp_path):
-    table, (low, high, *_) = Table(tmp_path / "real-data.csv"), Protocol().settings()
+    table, (low, high, *_) = Table(tmp_path / "real-data.csv"), Protocol().settings(2.0)
     cell = dict(method="b-min-sep", epsilon=2.0, noise_multiplier=1.0)
 
     def add(setting, seed, accuracy):
@@ -71,6 +71,6 @@ def test_the_setting_is_chosen_by_means_over_all_trials(tmp_path):
         add(low, seed, one)
         add(high, seed, other)
     assert best_setting(table, cell) == high
-    add(Protocol().settings()[2], TRIAL_SEEDS[0], 0.99)  # not all of its trials are finished
+    add(Protocol().settings(2.0)[2], TRIAL_SEEDS[0], 0.99)  # not all of its trials are finished
     assert best_setting(table, cell) == high
     assert best_setting(Table(table.path), cell) == high
