@@ -26,11 +26,15 @@ DIRECTIONS = REMOVE, ADD = "remove", "add"
 CERTIFIED, FAILED, BAD_INPUT, NOT_COVERED = 0, 1, 2, 3
 FALSE_ALARM = 1e-6  # probability that a true claim is refuted
 SLACK = 1e-9  # thresholds are lowered by this part of them, far above float64's rounding
-MAX_STEPS = 4e9  # limit on steps x samples of one direction
-BLOCK = 1 << 20  # steps x samples that are scored at once
+MAX_STEPS, BLOCK = 4e9, 1 << 20  # steps x samples: limit of one direction; scored at once
 MAX_NUMBERS = 1e8  # limit on the numbers of one table
 FRACTIONS = 2.0 ** -np.arange(0, 14, 0.6)  # of the largest bets
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OSError, ArithmeticError, RecursionError)
+_B, _K, _P, _C = "min_separation", "participations", "sampling_probability", "cycle_length"
+# Fields of schemes, besides name and iterations.
+FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}, "nested-allocation": {_B, _K}}
+FIELDS |= {"b-min-sep": {_B, _P, "warm_start"}, "epochwise-allocation": {_B, "epoch_steps"}}
+FIELDS |= {"balanced-min-sep": {_B, _K, "rotated"}, "fixed-order": {_B, _K, "batch_size", "steps_per_epoch"}}
 
 
 class NotCovered(Exception):
@@ -60,6 +64,9 @@ def _read_claim(data) -> Claim:
     for name, values in zip(("compose_with", "truncate_to", "adjacency"), covered, strict=True):
         if claim[name] not in values:
             raise NotCovered(f"{name} {claim[name]!r:.60}")
+    named, fields = FIELDS.get(claim["scheme"]["name"]), claim["scheme"].keys() - {"name", "iterations"}
+    if named is not None and fields != named:  # those of another scheme would be read as its own
+        raise ValueError(f"scheme must have the fields {sorted(named)}, got {sorted(fields)}")
     sigma = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
     epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 700), _number(claim["delta"], "delta", 1e-300, 1)
     size, reserved, failure = claim["dataset_size"], 0.0, 0.0
@@ -265,19 +272,12 @@ class Pairs:
 
 def distribution_of(scheme: dict) -> Scheme:
     """Return the sampling scheme that a plan names."""
-
-    def whole(field, most=1e6):
-        return _number(scheme[field], field, 1, most, (int,))
-
-    name, n, p = scheme["name"], whole("iterations"), 1.0
+    name, whole = scheme["name"], lambda field, most=1e6: _number(scheme[field], field, 1, most, (int,))
+    n, p = whole("iterations"), _number(scheme.get(_P, 1.0), "sampling_probability", 1e-300, 1)
     t = np.arange(n)
-    if name in ("poisson", "b-min-sep", "cyclic-poisson"):
-        p = _number(scheme["sampling_probability"], "sampling_probability", 1e-300, 1)
-    if name == "poisson":
-        return Scheme(n, 1, np.full(n, p), t + 1)
-    if name == "b-min-sep":  # a warm start has b - 1 virtual steps in front, equally likely to have a visit
-        b = whole("min_separation")
-        virtual = (b - 1) * _number(scheme["warm_start"], "warm_start", 0, 1, (bool,))
+    if name in ("poisson", "b-min-sep"):  # a warm start has b - 1 virtual steps in front, all equally likely
+        b, warm_start = (1, False) if name == "poisson" else (whole(_B), scheme["warm_start"])
+        virtual = (b - 1) * _number(warm_start, "warm_start", 0, 1, (bool,))
         before = p / (1 + (b - 1) * p - np.arange(virtual) * p)
         return Scheme(n, b, np.append(before, np.full(n, p)), np.arange(n + before.size) + b)
     if name in ("cyclic-poisson", "balls-in-bins"):  # all steps of a class are visited; all are as likely
@@ -293,6 +293,7 @@ def distribution_of(scheme: dict) -> Scheme:
     b, total = whole("min_separation"), _number(scheme["participations"], "participations", 1e-300, n)
     k, balanced = math.ceil(total), name == "balanced-min-sep"
     rotated = balanced and _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
+    _number(k, "participations", 1, n // b if rotated or not balanced else -(-n // b))
     if k == 1:
         return Scheme(n, n, total / (n - total * t), np.full(n, n))
     kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not
@@ -307,8 +308,7 @@ def distribution_of(scheme: dict) -> Scheme:
 class Mechanism:
     """The mechanism of a claim: likelihoods, and proposals of both directions."""
 
-    # Where participations share rows of C, f is bounded: from above without what they share, from below with
-    # the most that they can.
+    # Where participations share rows of C, f is bounded: above without what they share, below with the most.
 
     def __init__(self, claim: Claim, dist: Scheme, columns: Columns):
         self.claim, self.dist, self.columns, self.sigma = claim, dist, columns, claim.sigma
@@ -547,8 +547,7 @@ def analytic_delta(claim: Claim, columns: Columns) -> float:
         return gaussian_delta(claim.epsilon, length / claim.sigma)
     covered = scheme["name"] in ("poisson", "cyclic-poisson", "balls-in-bins") and columns.gram.shape[1] <= b
     if claim.accountant == "pld" and covered and not claim.mirrored:  # independent steps, given the class
-        p = scheme.get("sampling_probability", 1.0)
-        return poisson_delta(-(-n // b), p, claim.sigma, claim.epsilon, claim.verified)
+        return poisson_delta(-(-n // b), scheme.get(_P, 1.0), claim.sigma, claim.epsilon, claim.verified)
     raise NotCovered(f"accountant {claim.accountant!r:.60}")
 
 

@@ -1663,6 +1663,7 @@ MUTANTS = [
     Mutant(CHECK, "left[who, here] -= counted", "left[who, here] -= joined", CHECKER),
     Mutant(CHECK, "np.maximum(t - place + m, t + b)", "t - place + m", CHECKER),
     Mutant(CHECK, "2 * shared}", "0 * shared}", CHECKER),
+    Mutant(CHECK, "and fields != named:", "and False:", CHECKER),
     Mutant(
         CHECK, "if self.claim.mirrored else 0.0  # of", "if self.claim.epsilon < 0 else 0.0  # of", CHECKER
     ),

@@ -424,17 +424,50 @@ def test_noise_just_too_small_is_refused_and_slightly_more_certified(p, epsilon,
         assert verdict == "certified" or "refuted" in (found["remove"]["verdict"], found["add"]["verdict"])
 
 
+@pytest.mark.parametrize(
+    ("scheme", "accountant", "field"),
+    [
+        ({"name": "poisson", "sampling_probability": 0.5}, "unamplified", {"participations": 1}),
+        ({"name": "poisson", "sampling_probability": 0.5}, "unamplified", {"min_separation": 30}),
+        ({"name": "poisson", "sampling_probability": 0.5}, "pld", {"cycle_length": 30}),
+        ({"name": "balls-in-bins", "cycle_length": 2}, "pld", {"sampling_probability": 0.01}),
+        ({"name": "balls-in-bins", "cycle_length": 2}, "unamplified", {"steps_per_epoch": 30}),
+        ({"name": "balls-in-bins", "cycle_length": 2}, "unamplified", {"epoch_steps": 30}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_fields_of_another_scheme_do_not_lower_a_bound(scheme, accountant, field):
+    """The bound of 30 steps is above delta; fields that only other schemes have are refused."""
+    plan = claim_json(scheme | {"iterations": 30}, {"coefficients": [1.0]}, 3.0, 2.0, 1e-3)
+    plan |= {"evidence": {"kind": "accountant", "accountant": accountant}}
+    assert checker.check(plan)["verdict"] == "not certified"
+    with pytest.raises(ValueError, match="scheme must have the fields"):
+        checker.check(with_claim(plan, scheme=plan["claim"]["scheme"] | field))
+
+
+def test_participations_that_do_not_fit_are_refused():
+    for scheme in (
+        {"name": "nested-allocation", "min_separation": 30, "participations": 2},
+        {"name": "balanced-min-sep", "min_separation": 16, "participations": 2, "rotated": True},
+        {"name": "balanced-min-sep", "min_separation": 16, "participations": 3, "rotated": False},
+    ):
+        plan = claim_json(scheme | {"iterations": 30}, {"coefficients": [1.0]}, 9.0, 2.0, 1e-3)
+        with pytest.raises(ValueError, match="participations must be in"):
+            checker.check(plan | {"evidence": {"kind": "accountant", "accountant": "unamplified"}})
+
+
 def test_what_is_not_covered_is_never_certified(tmp_path, capsys):
     plan = claim_json(SETTINGS[2][0], strategy_json(3, False, 7), 2.0, 1.0, 0.05)
     path = tmp_path / "plan.json"
     claim = plan["claim"]
+    order = {"min_separation": 1, "participations": 1, "batch_size": None, "steps_per_epoch": None}
     cases = [
         (plan | {"schema_version": 99}, 3),
         (with_claim(plan, adjacency="replace-two"), 3),
         (with_claim(plan, compose_with={}), 3),
         (with_claim(plan, truncate_to=9), 3),
         (with_claim(plan, scheme=claim["scheme"] | {"name": "shuffle"}), 3),
-        (with_claim(plan, scheme=claim["scheme"] | {"name": "fixed-order"}), 3),
+        (with_claim(plan, scheme={"name": "fixed-order", "iterations": 7} | order), 3),
         (with_claim(plan, strategy={"kind": "dense"}), 3),
         (plan | {"evidence": {"kind": "accountant", "accountant": "random-allocation"}}, 3),
         (plan | {"evidence": {"kind": "accountant"}}, 2),
