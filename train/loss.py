@@ -80,16 +80,12 @@ def as_loss(loss, key=None) -> Loss:
     """
     if isinstance(loss, Loss):
         return loss
-    frozen, rebuild = {}, lambda frozen: loss
-    if isinstance(loss, jax.tree_util.Partial):
-        frozen = {"arguments": (loss.args, loss.keywords)}
-
-        def rebuild(frozen):
-            args, keywords = frozen["arguments"]
-            return functools.partial(loss.func, *args, **keywords)
+    is_bound = isinstance(loss, jax.tree_util.Partial)
+    frozen = {"arguments": (loss.args, loss.keywords)} if is_bound else {}
 
     def function(frozen, key, params, example):
-        call = rebuild(frozen)
+        args, keywords = frozen.get("arguments", ((), {}))
+        call = functools.partial(loss.func, *args, **keywords) if is_bound else loss
         if key is None:
             return call(params, example)
         return call(params, example.example, jax.random.fold_in(key, example.number))
@@ -118,11 +114,10 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
                 f"wrt must select floating-point arrays, selects {_name(path)} of {jnp.result_type(leaf)}"
             )
 
-    def run(call, params, streams, others):
+    def traced(params, streams, others, args):
         """Return the loss, and the state of the model after it."""
         merged = nnx.merge(graph, params, streams, others, copy=True)
-        value = call(merged)
-        return value, nnx.state(merged)
+        return loss(merged, *args), nnx.state(merged)
 
     def function(frozen, key, params, example):
         streams, args = frozen["streams"], (example,)
@@ -130,9 +125,6 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
             of_example = jax.random.fold_in(key, example.number)
             for_loss, for_streams = jax.random.split(of_example)
             args, streams = (example.example, for_loss), _seeded(streams, for_streams)
-
-        def traced(params, streams, others, args):
-            return run(lambda merged: loss(merged, *args), params, streams, others)
 
         given = params, streams, frozen["variables"]
         value, after = traced(*given, args)

@@ -93,12 +93,11 @@ class _Sums:
         if self.firsts is None:
             return 0.0
         x, total = self.lattice.places, self.mixture.total
-        return _log_add(
-            [
-                math.log(part.number / total) + log_sum(tilt * x, first * x)
-                for part, first in zip(self.mixture.phases, self.firsts, strict=True)
-            ]
-        )
+        logs = [
+            math.log(part.number / total) + log_sum(tilt * x, first * x)
+            for part, first in zip(self.mixture.phases, self.firsts, strict=True)
+        ]
+        return float(np.logaddexp.reduce(logs))
 
     def log_others(self, tilt: float) -> float:
         """Return an upper bound on ln E e^{tilt S} of all X, or of all but the size-biased one."""
@@ -133,7 +132,7 @@ class _Sums:
         """Return (lower, upper) bounds on the mean of weights in [0, 1] over sums up to the end."""
         tilted = [_Tilted.by(self, weights, tilt, steep) for tilt in tilts]
         best = min(tilted, key=lambda one: one.rounding + one.wrapped)
-        value, off = best.value(), best.relative
+        value, off = float(np.sum(best.terms())), best.relative  # a pairwise sum
         high = (max(0.0, value) + best.rounding) * (1 + off)
         return max(0.0, (value - best.rounding) * (1 - off) - best.wrapped), high
 
@@ -192,13 +191,6 @@ class _Tilted:
     def terms(self) -> np.ndarray:
         """Return (points,) weighted masses of the sum."""
         return sums(self.products(), self.sums.lattice.points) * self.weights
-
-    def value(self) -> float:
-        return float(np.sum(self.terms()))  # a pairwise sum
-
-
-def _log_add(logs: list[float]) -> float:
-    return float(np.logaddexp.reduce(logs))
 
 
 # -- The two directions ---------------------------------------------------------------------------------

@@ -278,7 +278,6 @@ def test_refuses(covered, options, message):
         (dict(epsilon=1.0, delta=0.0), "delta"),
         (dict(order=8), "order"),
         (dict(buckets=0), "buckets"),
-        (dict(min_norm=2.0), "min_norm"),
     ],
 )
 def test_bad_settings(options, message):

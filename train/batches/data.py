@@ -5,8 +5,6 @@ Folders of images are read through Grain when a batch asks for them, and need no
 
 import gzip
 import hashlib
-import io
-import pickle
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +74,7 @@ def load(name: str, folder=None) -> Split:
     """Return a data set by name, in a folder with the published layout but for digits.
 
     "digits" (1797 images of 8 x 8 of scikit-learn; a fixed permutation puts 1440 in the training set),
-    "mnist" (the four idx files, gzipped or not), "cifar-10" (cifar-10-batches-py or cifar-10-batches-bin) or
+    "mnist" (the four idx files, gzipped or not), "cifar-10" (cifar-10-batches-bin) or
     "cinic-10" (train, valid and test, each with a folder of PNG files a class).
     """
     if name not in LOADERS:
@@ -160,21 +158,13 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
 
 def _cifar_10(folder: Path) -> Split:
     train, test = [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"]
-    for name, read, suffix in (("py", _read_pickled, ""), ("bin", _read_binary, ".bin")):
-        place = folder / f"cifar-10-batches-{name}"
-        if place.is_dir():
-            parts = ([read(place / f"{n}{suffix}") for n in names] for names in (train, test))
-            joined = (map(np.concatenate, zip(*part, strict=True)) for part in parts)
-            first, second = (from_arrays(*part, scale=255.0) for part in joined)
-            return Split("cifar-10", first, second, 10)
-    raise ValueError(
-        f"data_folder {folder} must hold cifar-10-batches-py or cifar-10-batches-bin, holds neither"
-    )
-
-
-def _images(rows: np.ndarray) -> np.ndarray:
-    """Return (rows, 32, 32, 3) from rows of 3072 bytes, one color after the other."""
-    return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    place = folder / "cifar-10-batches-bin"
+    if not place.is_dir():
+        raise ValueError(f"data_folder {folder} must hold cifar-10-batches-bin, the published binary version")
+    parts = ([_read_binary(place / f"{name}.bin") for name in names] for names in (train, test))
+    joined = (map(np.concatenate, zip(*part, strict=True)) for part in parts)
+    first, second = (from_arrays(*part, scale=255.0) for part in joined)
+    return Split("cifar-10", first, second, 10)
 
 
 def _content(path: Path) -> bytes:
@@ -189,34 +179,9 @@ def _read_binary(path: Path):
     if content.size == 0 or content.size % 3073:
         raise ValueError(f"data file {path} must be records of 3073 bytes, has {content.size} bytes")
     rows = content.reshape(-1, 3073)
-    return _images(rows[:, 1:]), _labels(rows[:, 0], path)
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles containers and NumPy arrays and nothing that could run code."""
-
-    _ALLOWED = (
-        "numpy.core.multiarray._reconstruct numpy._core.multiarray._reconstruct numpy.ndarray numpy.dtype "
-        "_codecs.encode"
-    ).split()
-
-    def find_class(self, module, name):
-        if f"{module}.{name}" not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
-
-
-def _read_pickled(path: Path):
-    try:
-        found = _ArraysOnly(io.BytesIO(_content(path)), encoding="bytes").load()
-        rows, labels = np.asarray(found[b"data"], np.uint8), np.asarray(found[b"labels"])
-        if rows.ndim != 2 or rows.shape[1] != 3072 or labels.shape != rows.shape[:1]:
-            raise KeyError(f"shapes {rows.shape} and {labels.shape}")
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"data file {path} is not a CIFAR-10 batch: {error}") from None
-    return _images(rows), _labels(labels, path)
+    # One color after the other.
+    images = np.ascontiguousarray(rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    return images, _labels(rows[:, 0], path)
 
 
 def _labels(labels, path: Path):

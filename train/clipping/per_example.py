@@ -41,6 +41,8 @@ class ClippedSum(NamedTuple):
     """Share of the real examples whose gradient was scaled down."""
     aux: dict[str, jax.Array]
     """(batch,) float32 each: what the loss returned beside its value, 0 where padded."""
+    records: Any = ()
+    """(batch, ...): of the examples after this step, where some were admitted."""
 
 
 def clipped_gradient_sum(
@@ -56,6 +58,8 @@ def clipped_gradient_sum(
     has_aux: bool = False,
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    admit: Callable[[Any, jax.Array], tuple[Any, jax.Array]] | None = None,
+    records: Any = (),
 ) -> ClippedSum:
     """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
 
@@ -81,65 +85,15 @@ def clipped_gradient_sum(
         `grid.clip_norm` at most; `normalize` then is by group, too.
       mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
         a time. Required where any of the arrays is on several devices.
+      admit: sum over the admitted examples alone: `(records of some rows, (rows,) float64) -> (their records
+        after this step, (rows,) bool)`, the second argument being the exact square of each clipped gradient
+        in grid units, 0 where it is not finite. It is called for all rows, sampled (`mask`) or not, once
+        each. A rejected example contributes exactly zero, and has norm and loss 0 in the result.
+      records: pytree of arrays (batch, ...), for `admit`.
 
     Raises:
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
-    options = dict(normalize=normalize, skip_padding=skip_padding, has_aux=has_aux)
-    return _summed(loss, params, batch, mask, grid, microbatch_size, None, (), groups, mesh, **options)[0]
-
-
-def admitted_gradient_sum(
-    loss: Callable[..., jax.Array],
-    params,
-    batch,
-    mask,
-    admit: Callable[[Any, jax.Array], tuple[Any, jax.Array]],
-    records,
-    *,
-    grid: Grid,
-    microbatch_size: int | None = None,
-    normalize: bool = False,
-    has_aux: bool = False,
-    mesh: jax.sharding.Mesh | None = None,
-) -> tuple[ClippedSum, Any]:
-    """Return `clipped_gradient_sum` of the admitted examples, and the records of all after this step.
-
-    `admit` is `(records of some rows, (rows,) float64) -> (their records after this step, (rows,) bool)`, the
-    second argument being the exact square of each clipped gradient in grid units, 0 where it is not finite.
-    It is called for all rows, sampled (`mask`) or not, once each. A rejected example contributes exactly
-    zero, and has norm and loss 0 in the result.
-    """
-    options = dict(normalize=normalize, skip_padding=False, has_aux=has_aux)
-    return _summed(loss, params, batch, mask, grid, microbatch_size, admit, records, None, mesh, **options)
-
-
-def default_microbatch_size(params) -> int:
-    """As many gradients as processors are fast on, as measured in tests/benchmarks/RESULTS.md; 2^k.
-
-    On CPUs at most 32 examples of a million entries or so, which caches hold; on others memory bounds it.
-    """
-    entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    most, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
-    return min(examples, 2 ** max(0, math.floor(math.log2(most / max(1, entries)))))
-
-
-def _summed(
-    loss,
-    params,
-    batch,
-    mask,
-    grid,
-    microbatch_size,
-    admit,
-    records,
-    groups: Groups | None,
-    mesh: jax.sharding.Mesh | None,
-    *,
-    normalize: bool,
-    skip_padding: bool,
-    has_aux: bool,
-):
     if not isinstance(grid, Grid):
         raise ValueError(f"grid must be a train.clipping.grid.Grid, got {type(grid).__name__}")
     _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask, records=records)
@@ -152,7 +106,7 @@ def _summed(
     if size > MAX_BATCH:
         raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
     check_rows(batch, size)
-    pieces = Microbatches(own, micro, skip_padding)
+    pieces = Microbatches(own, micro, skip_padding and admit is None)
 
     def of_rows(whole, *given):
         loss, params = whole
@@ -168,7 +122,7 @@ def _summed(
             shown = {name: jnp.where(real, jnp.float32(number), 0.0) for name, number in shown.items()}
             return counts, jnp.where(real, norm, 0.0), real & long, shown
 
-        def admitted(rows, sampled, kept):
+        def admitted(admit, rows, sampled, kept):
             counts, norms, long, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
             kept, let_in = admit(kept, jax.vmap(_square)(counts))
             counted = sampled & let_in
@@ -184,7 +138,7 @@ def _summed(
             if admit is None:
                 counts, norms, long, shown = jax.vmap(one)(rows, real)
             else:
-                counts, norms, long, shown, kept = admitted(rows, real, kept)
+                counts, norms, long, shown, kept = admitted(admit, rows, real, kept)
             # At most `max_at_once` of them, so 32 bits hold their sum.
             part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
             return total.plus(part), (norms, long, shown, kept)
@@ -197,7 +151,17 @@ def _summed(
     total, (norms, long, shown, records) = over_rows((loss, params), batch, mask, records)
     losses = shown.pop("")
     clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
-    return ClippedSum(total, norms, losses, clipped, shown), records
+    return ClippedSum(total, norms, losses, clipped, shown, records)
+
+
+def default_microbatch_size(params) -> int:
+    """As many gradients as processors are fast on, as measured in tests/benchmarks/RESULTS.md; 2^k.
+
+    On CPUs at most 32 examples of a million entries or so, which caches hold; on others memory bounds it.
+    """
+    entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    most, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
+    return min(examples, 2 ** max(0, math.floor(math.log2(most / max(1, entries)))))
 
 
 @dataclass(frozen=True)

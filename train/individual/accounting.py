@@ -19,6 +19,8 @@ from jaxacct.individual.rdp import ORDERS
 
 from .trackers import FullBatches, Sampled, Tracker
 
+_MIN_NORM = 1 / 32  # as a share of the clip norm: smaller norms, but 0, are charged as this
+
 
 @dataclass(frozen=True)
 class IndividualAccounting:
@@ -37,7 +39,6 @@ class IndividualAccounting:
         example of the clip norm, a public choice. Full batches have a filter of mu.
       buckets: number of distinguished norms where batches are sampled; memory is examples x buckets x 4
         bytes.
-      min_norm: as a share of the clip norm: smaller norms, but 0, are charged as this.
       continues: `Result.private_individual` of an earlier run on the same data: its charges count here too,
         and the guarantee is for both runs together. **Private.**
     """
@@ -47,7 +48,6 @@ class IndividualAccounting:
     readmit: bool = True
     order: int | None = None
     buckets: int = 40
-    min_norm: float = 1 / 32
     continues: "PrivateLosses | None" = field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
@@ -59,8 +59,6 @@ class IndividualAccounting:
         elif self.order is not None:
             raise ValueError("order of individual must not be given without an epsilon: nothing is filtered")
         _validate.positive_integer("buckets", self.buckets)
-        if not 0 < self.min_norm < 1:
-            raise ValueError(f"min_norm must be in (0, 1), got {self.min_norm!r}")
 
     def tracker(self, sampling_probability: float, noise_multiplier: float) -> Tracker:
         """Return the tracker of a run; ValueError for an epsilon that no filter can keep at this delta."""
@@ -71,7 +69,7 @@ class IndividualAccounting:
             if self.epsilon is not None and self.delta is not None:
                 mu = IndividualGDPFilter.from_epsilon_delta(self.epsilon, self.delta, readmit=self.readmit)
             return FullBatches(GDPIndividualAccountant(noise_multiplier, 1.0), mu)
-        grid = SigmaGrid(noise_multiplier, noise_multiplier / self.min_norm, self.buckets)
+        grid = SigmaGrid(noise_multiplier, noise_multiplier / _MIN_NORM, self.buckets)
         accountant = RDPIndividualAccountant(sampling_probability, noise_multiplier, 1.0, grid)
         return Sampled(accountant, self._renyi_filter(accountant))
 

@@ -14,7 +14,7 @@ from jaxacct.core.plan import Plan
 
 from .. import by_device as _by_device
 from ..batches.sampler import Sampler, SamplerState
-from ..clipping.per_example import admitted_gradient_sum
+from ..clipping.per_example import clipped_gradient_sum
 from ..loss import Loss, as_loss, digest
 from ..noise.recursion import Fresh, NoiseState
 from ..optimizers import Privatizer
@@ -58,12 +58,11 @@ class IndividualStep(PrivateStep):
         ) -> tuple[IndividualTrainState, StepInfo]:
             del specs  # of no mesh
             _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
-            now, records = loss.at(state.noise.step), state.private_individual
-            found, records = admitted_gradient_sum(
-                now, state.params, rows, sampled, admit, records, grid=private.grid, **options
-            )
+            followed = dict(admit=admit, records=state.private_individual)
+            arguments = loss.at(state.noise.step), state.params, rows, sampled
+            found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
             after, info = advance(private, optimizer, TrainState(*state[:3]), found, sampled, fresh)
-            return IndividualTrainState(*after, records), info
+            return IndividualTrainState(*after, found.records), info
 
         super().__init__(step, as_loss(loss), private, optimizer)
 

@@ -273,11 +273,11 @@ def test_draws_follow_the_distribution(key, n, m, s, g, sampling):
 
 def test_monte_carlo_twin(key):
     args = (1000, 1, 100, 5, 4, "shuffling")
-    true = mixture_delta(1.0, participation_pmf(*args), 2.0)
-    found = mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
-    assert abs(found.estimate - true) < 4 * found.standard_error + 1e-12
-    estimate, upper = found
-    assert estimate < upper < true + 0.01 and upper > true and found.terms.adversary == "sampling-revealed"
+    pmf = participation_pmf(*args)
+    true, deltas = mixture_delta(1.0, pmf, 2.0), gdp_delta(1.0, np.sqrt(pmf.squared_sensitivity) / 2.0)
+    estimate, upper = mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
+    assert abs(estimate - true) < 4 * math.sqrt(pmf.prob @ (deltas - true) ** 2 / 20_000) + 1e-12
+    assert estimate < upper < true + 0.01 and upper > true
 
 
 def test_large_data_sets_are_drawn_without_memory(key):

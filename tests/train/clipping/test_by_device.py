@@ -23,7 +23,7 @@ from tests.train.plans import plan
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import DEVICE_UNIT, Grid
 from train.clipping.groups import Groups
-from train.clipping.per_example import admitted_gradient_sum, clipped_gradient_sum
+from train.clipping.per_example import clipped_gradient_sum
 from train.dice import DiceRule
 from train.individual import IndividualAccounting
 from train.step import nnx_loss
@@ -183,7 +183,7 @@ def admitted(loss, params, batch, mask, **options):
         return records + 1, squares > 0
 
     rows = jnp.zeros(ROWS)
-    return admitted_gradient_sum(loss, params, batch, mask, admit, rows, **options)[0]
+    return clipped_gradient_sum(loss, params, batch, mask, admit=admit, records=rows, **options)
 
 
 @pytest.mark.slow

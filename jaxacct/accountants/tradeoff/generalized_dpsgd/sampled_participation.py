@@ -5,8 +5,8 @@ also checks the exact distribution. A delta averages the exact deltas of the sam
 """
 
 import functools
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.accountants.tradeoff.curves.terms import Terms, sampling_revealed
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
@@ -135,19 +134,11 @@ def _squares(positions, n: int, m: int, s: int, shuffled: bool):
     return same.sum().astype(jnp.int32)
 
 
-@dataclass(frozen=True)
-class MonteCarloDelta:
+class MonteCarloDelta(NamedTuple):
     """Estimate of delta and an upper confidence bound. Only the bound may be released."""
 
     estimate: float
     upper_confidence_bound: float
-    standard_error: float
-    confidence: float
-    num_samples: int
-    terms: Terms = field(default_factory=lambda: sampling_revealed(1, "certified"))
-
-    def __iter__(self):
-        return iter((self.estimate, self.upper_confidence_bound))
 
 
 def mc_mixture_delta(
@@ -180,10 +171,5 @@ def mc_mixture_delta(
     # Rounded up by more than the float64 error, as bins of terms are of exact numbers.
     terms = np.minimum(1.0, values * (1 + 1e-9))
     return MonteCarloDelta(
-        float(values.mean()),
-        bounds.upper_confidence_bound(bounds.bin_terms(terms), 1 - confidence),
-        float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 1.0,
-        confidence,
-        num_samples,
-        sampling_revealed(group_size, "certified"),
+        float(values.mean()), bounds.upper_confidence_bound(bounds.bin_terms(terms), 1 - confidence)
     )
