@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
+from jaxacct.mechanisms.mechanism import ADJACENCIES, ZERO_OUT
 from jaxacct.schemes import BallsInBins, EpochwiseAllocation, Scheme
 from jaxacct.strategies import (
     BandedToeplitz,
@@ -54,6 +55,7 @@ class Choice:
       looked_at: number of candidates.
       scheme, min_separation, bands, matrix: what was chosen; for "buffered" bands are buffers, and
         "coefficients" is a matrix that was given.
+      adjacency: at whose noise multipliers candidates were ranked.
     """
 
     dataset_size: int
@@ -69,6 +71,7 @@ class Choice:
     min_separation: int
     bands: int
     matrix: str
+    adjacency: str = ZERO_OUT
 
     def __post_init__(self):
         for name in ("dataset_size", "iterations", "memory_copies", "looked_at", "min_separation", "bands"):
@@ -78,6 +81,7 @@ class Choice:
         _validate.open_probability("delta", self.delta)
         _validate.one_of("scheme", self.scheme, SCHEME_NAMES)
         _validate.one_of("matrix", self.matrix, (*MATRICES, COEFFICIENTS))
+        _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
         if self.workload is not None:
             # As the search writes it: other spellings would not stand in a command.
             written = name_of(workload_named(self.workload, self.iterations))
@@ -128,7 +132,13 @@ class Choice:
         )
         ranked = f" --workload {self.workload}" if self.workload not in (None, "prefix-sum") else ""
         copies = f"--memory-copies {self.memory_copies}"
-        return f"jaxacct recommend {numbers} --iterations {self.iterations} {target} {copies}{kept}{ranked}"
+        run = f"{numbers} --iterations {self.iterations} {target}"
+        return f"jaxacct recommend {run} {copies}{kept}{ranked}{self.adjacency_option}"
+
+    @property
+    def adjacency_option(self) -> str:
+        """Option of `jaxacct recommend` and `calibrate` with a space before it; empty for the default."""
+        return "" if self.adjacency == ZERO_OUT else f" --adjacency {self.adjacency}"
 
     def statement(self) -> str:
         """Return for a privacy review: what was searched, the criterion, and that it has no privacy cost."""
@@ -147,8 +157,9 @@ class Choice:
         )
 
     def to_json(self) -> dict:
-        """Return plain JSON values, readable by `choice_from_json`."""
-        return vars(self) | {"given": list(self.given)}
+        """Return plain JSON values, readable by `choice_from_json`; zero-out adjacency is not written."""
+        stored = vars(self) | {"given": list(self.given)}
+        return {name: value for name, value in stored.items() if (name, value) != ("adjacency", ZERO_OUT)}
 
 
 def copies_of(bands: int, matrix: str | None) -> int:
@@ -193,4 +204,6 @@ def choice_from_json(data) -> Choice | None:
     Raises:
       ValueError: for a field that is missing, unknown or of another type.
     """
+    if isinstance(data, dict):
+        data = {"adjacency": ZERO_OUT} | data
     return None if data is None else records.read(Choice, data, "plan choice")

@@ -54,9 +54,11 @@ def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: 
     for name, number in matrices:
         workload = {} if name == "square-root" else {"workload": numbers.workload}
         matrix = ending(by_name(name, number, scheme, **workload), scheme)
-        noise = unamplified.sensitivity(Mechanism(scheme, matrix, 1.0)) / mu
+        noise = unamplified.sensitivity(Mechanism(scheme, matrix, 1.0, numbers.adjacency)) / mu
         place = Place(scheme, matrix, name, max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
-        found.setdefault(matrix, place)
+        # More buffers than are of use end as fewer: one candidate for each number.
+        key = (name, matrix.named_bands) if name == "buffered" else matrix
+        found[key] = min(place, found.get(key, place), key=lambda each: each.error)
     if not found:
         raise ValueError(f"memory_copies must be at least {2 * (bands or 1) + 1} for strategy buffered")
     return list(found.values())

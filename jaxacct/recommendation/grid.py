@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jaxacct.calibration.targets import implied
 from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.recommendation.matrices import doublings
 from jaxacct.schemes import SCHEMES, BalancedMinSep, EpochwiseAllocation, NestedAllocation, Scheme
 from jaxacct.schemes.numbers import Numbers
@@ -27,9 +28,10 @@ class RunNumbers:
     workload: Workload
     given: BandedToeplitz | None
     """The matrix, where it was given by its coefficients."""
+    adjacency: str
 
     @classmethod
-    def of(cls, dataset_size, batch_size, iterations, target, workload, given) -> "RunNumbers":
+    def of(cls, dataset_size, batch_size, iterations, target, workload, given, adjacency) -> "RunNumbers":
         """Return those of arguments of `recommend`; ValueError for invalid ones."""
         epsilon, delta = implied(*target)
         return cls(
@@ -42,6 +44,7 @@ class RunNumbers:
             if isinstance(workload, str)
             else checked_workload(workload),
             given=given,
+            adjacency=_validate.one_of("adjacency", adjacency, ADJACENCIES),
         )
 
     @property

@@ -7,7 +7,6 @@ from typing import Any
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.choice import COEFFICIENTS, Choice
 from jaxacct.core.plan import Plan
-from jaxacct.mechanisms.mechanism import REPLACE_ONE
 from jaxacct.schemes import Scheme, scheme_to_json
 from jaxacct.strategies import Strategy
 from jaxacct.strategies.workload_names import PREFIX_SUM
@@ -135,7 +134,8 @@ class Recommendation:
         asked = ("accountant", "max_samples", "proposal", "checkpoint_dir", "key")
         samples = any(options.get(name) is not None for name in asked)
         samples |= options.get("rule", "anytime") != "anytime"
-        if not samples and options.get("adjacency") != REPLACE_ONE:  # another pair than that of the bound
+        options = {"adjacency": choice.adjacency} | options
+        if not samples:
             options |= {"accountant": chosen.accountant}
         options |= {"choice": choice, "estimate": chosen.noise_multiplier}
         return calibrate(

@@ -22,7 +22,7 @@ from jaxacct.calibration.choice import (
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
-from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, scheme_of, why_none
 from jaxacct.recommendation.matrices import matrix
@@ -73,6 +73,7 @@ def recommend(
     min_separation: int | None = None,
     strategy: MatrixName | BandedToeplitz | None = None,
     workload: Workload | str = PREFIX_SUMS,
+    adjacency: AdjacencyName = ZERO_OUT,
     progress: Progress | None = None,
 ) -> Recommendation:
     """Rank schemes, separations, bands and matrices by prefix-sum error at estimated noise multipliers.
@@ -104,6 +105,8 @@ def recommend(
         optimizer's iterates, or prefix sums (default). Optimal matrices minimize it, candidates are ranked
         by it. Give the optimizer's where banded and buffered matrices compete: prefix sums can rank these
         against accuracy (guides/accuracy.md).
+      adjacency: candidates are ranked at the noise multipliers that it needs; see `calibrate`. For
+        "replace-one" schemes with fixed counts are looked at only by name, as they take many samples.
       progress: called with (what, 0, 0).
 
     Returns:
@@ -119,7 +122,7 @@ def recommend(
     """
     given, matrix_name, bands = _matrix_given(strategy, bands)
     target = epsilon, delta, advantage, tpr, fpr, mu
-    numbers = RunNumbers.of(dataset_size, batch_size, iterations, target, workload, given)
+    numbers = RunNumbers.of(dataset_size, batch_size, iterations, target, workload, given, adjacency)
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
     needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix_name)
@@ -147,7 +150,7 @@ def recommend(
 
     found, looked_at = [], 0
     say("independent noise")
-    estimates = Estimates.at(rate, numbers.epsilon, numbers.delta)
+    estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency)
     if fixed:
         order = scheme_of(numbers, scheme, min_separation or 1, True)
         found = fixed_order.places(order, numbers, max_copies, bands, matrix_name)
@@ -156,7 +159,7 @@ def recommend(
         found = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
-        if scheme is None and found and numbers.cycle > 1:
+        if scheme is None and found and numbers.cycle > 1 and adjacency != REPLACE_ONE:
             found += _with_fixed_counts(found, max_copies, min_separation, estimates, numbers, say)
         looked_at = len(found)
     if matrix_name == "buffered" and max_copies < 3:
@@ -193,6 +196,7 @@ def recommend(
         min_separation=chosen.scheme.min_separation,
         bands=chosen.strategy.named_bands,
         matrix=chosen.matrix,
+        adjacency=numbers.adjacency,
     )
     return Recommendation(rows, place, looked_at, choice)
 
@@ -234,8 +238,9 @@ def _buffered(
         participations=scheme.max_participations,
         workload=numbers.workload,
     )
-    noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0)) / estimates.mu
-    if numbers.at_most_once and name in (None, BalancedMinSep.name):
+    noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0, numbers.adjacency)) / estimates.mu
+    searched = name is not None or numbers.adjacency != REPLACE_ONE
+    if numbers.at_most_once and searched and name in (None, BalancedMinSep.name):
         n = numbers.iterations
         once = BalancedMinSep(n, n, n / numbers.cycle)
         place = estimates.of(once, strategy, "buffered", None, numbers.workload)
@@ -313,20 +318,20 @@ def _ranked(found: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended,
         best_of.setdefault(place.scheme.name, place)
     shown = [place for place in order if place in order[:NUM_SHOWN] or place in best_of.values()]
     budget = Budget.split(numbers.delta)
-    rows = [_priced(place, numbers.epsilon, budget) for place in shown]
+    rows = [_priced(place, numbers, budget) for place in shown]
     similar = [row for row in rows if row.error <= SIMILAR_ERROR_RATIO * rows[0].error]
     selected = min(similar, key=lambda row: (row.memory_copies, row.predicted_seconds))
     return tuple(rows), rows.index(selected)
 
 
-def _priced(place: Place, epsilon: float, budget: Budget) -> Recommended:
+def _priced(place: Place, numbers: RunNumbers, budget: Budget) -> Recommended:
     """Return a candidate with its predicted cost of certification."""
     n, accountant = place.scheme.iterations, None
     if place.scheme.patterns or (place.matrix == "buffered" and not place.moments):  # all is revealed
         samples, seconds, accountant = 0.0, 1.0, "unamplified"
     else:
-        mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier)
-        samples, m = predicted(mechanism, epsilon, budget)
+        mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier, numbers.adjacency)
+        samples, m = predicted(mechanism, numbers.epsilon, budget)
         tables = table_size(place.scheme, place.strategy, m) if m > 1 else 0.0
         drawn = NUM_PILOTS * max(PILOT_SAMPLES, samples / 10) + NUM_VERIFICATIONS * samples
         seconds = COMPILE_SECONDS + drawn * n * STEP_SECONDS + NUM_PILOTS * tables * NUMBER_SECONDS

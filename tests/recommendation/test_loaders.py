@@ -1,9 +1,13 @@
 """recommend for a loader of one's own: exact noise, all matrices, and the command that certifies it."""
 
+import json
+
 import pytest
 
-from jaxacct import BufferedToeplitz, FixedOrder, Toeplitz, calibrate, recommend
+from jaxacct import BufferedToeplitz, FixedOrder, Mechanism, Toeplitz, calibrate, recommend
 from jaxacct.accountants import unamplified
+from jaxacct.accountants.analytic import delta_by
+from jaxacct.calibration.choice import choice_of
 from jaxacct.cli.main import main
 
 RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e-5)
@@ -37,13 +41,58 @@ def test_a_fixed_order_of_epochs_needs_less_noise_than_shuffling_anew():
     assert isinstance(anew.strategy, BufferedToeplitz) and same.error < 0.9 * anew.error
 
 
-@pytest.mark.parametrize("loader", ["shuffled", "fixed"])
-def test_the_command_says_how_to_certify_and_what_sampling_saves(loader, capsys):
-    numbers = "--dataset-size 500 --batch-size 50 --iterations 30 --epsilon 4 --delta 1e-5"
-    assert exit_code("recommend", *numbers.split(), "--loader", loader) == 0
+def test_no_two_candidates_have_the_same_number_of_buffers():
+    found = recommend(**RUN, scheme="fixed-order").candidates
+    buffers = [each.strategy.named_bands for each in found if each.matrix == "buffered"]
+    assert len(buffers) == len(set(buffers)) > 0
+
+
+NUMBERS = "--dataset-size 500 --batch-size 50 --iterations 30 --epsilon 4 --delta 1e-5".split()
+
+
+@pytest.mark.parametrize(
+    ("loader", "adjacency"), [("shuffled", "replace-one"), ("fixed", "add-or-remove-one")]
+)
+def test_the_command_says_how_to_certify_and_what_sampling_saves(loader, adjacency, capsys):
+    """At the noise of the adjacency and in the same memory, as text and as JSON."""
+    options = [*NUMBERS, "--loader", loader, "--adjacency", adjacency, "--memory-copies", "3"]
+    assert exit_code("recommend", *options) == 0
     said = capsys.readouterr().out
     assert f"--scheme fixed-order --min-separation {dict(shuffled=1, fixed=10)[loader]} " in said
-    assert "batches at random (" in said and "% less" in said
+    assert f"--adjacency {adjacency} --out plan.json" in said
+    drawn = recommend(**RUN, memory_copies=3, adjacency=adjacency)
+    own = recommend(**RUN, scheme="fixed-order", min_separation=dict(shuffled=1, fixed=10)[loader],
+                    memory_copies=3, adjacency=adjacency)  # fmt: skip
+    less = 1 - drawn.chosen.error / own.chosen.error
+    assert less > 0.3 and drawn.chosen.memory_copies <= 3
+    assert f"batches at random ({drawn.chosen.describe()}): error about {drawn.chosen.error:.3g}, " in said
+    assert f"{less:.0%} less" in said
+    assert exit_code("recommend", *options, "--json") == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert stored["batches_at_random"] == drawn.chosen.to_json()
+    assert stored["choice"]["adjacency"] == adjacency and own.choice.command().endswith(adjacency)
+
+
+@pytest.mark.parametrize("scheme", ["poisson", "fixed-order"])
+def test_replace_one_is_ranked_at_its_own_noise(scheme):
+    """DP-SGD's is exact, revealed participations need twice as much, and the recommendation certifies it."""
+    found = recommend(**RUN, scheme=scheme, adjacency="replace-one")
+    zero_out = recommend(**RUN, scheme=scheme)
+    assert "adjacency" not in zero_out.choice.to_json()  # as plans were stored
+    white = found.one_band
+    assert white is not None
+    name = "pld" if scheme == "poisson" else "unamplified"
+    for factor, is_enough in ((0.97, False), (1.01, True)):
+        noise = factor * white.noise_multiplier
+        step = Mechanism(white.scheme, white.strategy, noise, "replace-one")
+        assert (delta_by(name, step, 4.0) <= 1e-5) == is_enough
+    if scheme == "poisson":
+        assert 1.05 < white.noise_multiplier / zero_out.one_band.noise_multiplier < 2
+        return
+    noises = [{each.matrix: each.noise_multiplier for each in one.candidates} for one in (found, zero_out)]
+    assert noises[0] == pytest.approx({name: 2 * each for name, each in noises[1].items()})
+    plan = found.calibrate()
+    assert plan.certified and plan.mechanism.is_replace_one and choice_of(plan) == found.choice
 
 
 @pytest.mark.parametrize(
@@ -56,6 +105,5 @@ def test_the_command_says_how_to_certify_and_what_sampling_saves(loader, capsys)
     ],
 )
 def test_bad_loaders(options, said, capsys):
-    numbers = "--dataset-size 500 --batch-size 50 --iterations 30 --epsilon 4 --delta 1e-5"
-    assert exit_code("recommend", *numbers.split(), *options.split()) == 2
+    assert exit_code("recommend", *NUMBERS, *options.split()) == 2
     assert said in capsys.readouterr().err

@@ -47,8 +47,7 @@ class GivenBatches:
             found = iter(batches)
         except TypeError:
             raise ValueError(f"batches must be an iterable, got {type(batches).__name__}") from None
-        length = getattr(batches, "__len__", None)
-        self.length = None if length is None else int(length())
+        self.length = _length(batches)
         if self.length is not None and self.length < steps:
             raise ValueError(f"batches must have at least the {steps} steps of the run, got {self.length}")
         self._patterns, self._size, self._steps = patterns, dataset_size, steps
@@ -118,7 +117,7 @@ class GivenBatches:
             if isinstance(item, tuple | list) and len(item) == 2 and np.ndim(item[0]) == 1:
                 ids, rows = item
             ids = np.asarray(ids)
-        except (ValueError, TypeError):  # ragged
+        except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that is no array
             ids = np.array(None)
         if ids.dtype.kind not in "iu" or ids.ndim != 1:
             raise BatchesError(
@@ -136,7 +135,13 @@ class GivenBatches:
         return ids.astype(np.int64), None if rows is None else self._checked_rows(rows, step)
 
     def _checked_rows(self, rows, step: int):
-        rows = jax.tree.map(np.asarray, rows)
+        try:
+            rows = jax.tree.map(np.asarray, rows)
+        except (ValueError, TypeError, RuntimeError):  # of PyTorch: bfloat16, or with a gradient
+            kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(rows)})
+            raise BatchesError(
+                f"batches must have rows that NumPy reads, got {', '.join(kinds)} at step {step}"
+            ) from None
         for path, leaf in jax.tree.leaves_with_path(rows):
             check_numbers(path, leaf)
             if leaf.shape[:1] != (self._batch_size,):
@@ -203,6 +208,14 @@ class Present:
         """Return the next batch."""
         indices, mask = self.source.next()
         return Batch(indices, mask & (indices < self.size))
+
+
+def _length(batches) -> int | None:
+    """Return the number of batches; None where it is not stated, as of `tf.data` that repeats for ever."""
+    try:
+        return len(batches)  # pyrefly: ignore
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _shapes(rows) -> list:

@@ -15,7 +15,7 @@ from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.core.evidence import RuleName
 from jaxacct.core.plan import Plan
-from jaxacct.mechanisms.mechanism import REPLACE_ONE, AdjacencyName
+from jaxacct.mechanisms.mechanism import AdjacencyName
 from jaxacct.report.facts import describe
 
 DIGITS = 1440
@@ -69,8 +69,7 @@ def command(
       json: print the plan as one JSON object.
     """
     asked = target or TargetOptions()
-    if problem.scheme is None and (adjacency == REPLACE_ONE or max_batch_size is not None):
-        # Fixed numbers of participations are not truncated, and need many samples for replace-one.
+    if problem.scheme is None and max_batch_size is not None:  # fixed numbers of participations have none
         problem = dataclasses.replace(problem, scheme="b-min-sep")
     if proposal is not None:
         problem = problem.for_proposal(proposal)
@@ -98,14 +97,11 @@ def command(
     with watch() as progress:
         how |= dict(progress=progress)
         if is_searched:
-            found, scheme, strategy = problem.choose(
-                memory_copies=memory_copies, progress=progress, **requested
-            )
+            search = dict(memory_copies=memory_copies, adjacency=adjacency, progress=progress)
+            found, scheme, strategy = problem.choose(**search, **requested)
             is_covered = scheme == found.chosen.scheme
             if not json:
                 how_found = "" if is_covered else f"\nfor {scheme!r}: selected as for b-min-sep"
-                if adjacency == REPLACE_ONE:
-                    how_found += "\nranked at the noise of zero-out adjacency; replace-one needs more"
                 print(f"{found.why()}{how_found}\n", flush=True)
             if is_covered:
                 plan = found.calibrate(**how)

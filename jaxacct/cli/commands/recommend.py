@@ -9,6 +9,7 @@ from jaxacct.cli.problem import TargetOptions, coefficients
 from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.common.records import exact
+from jaxacct.mechanisms.mechanism import AdjacencyName
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.search import recommend
 
@@ -26,6 +27,7 @@ def command(
     min_separation: Integer | None = None,
     strategy: str | None = None,
     workload: str = "prefix-sum",
+    adjacency: AdjacencyName = "zero-out",
     plot: str | None = None,
     json: bool = False,
 ) -> int:
@@ -50,6 +52,7 @@ def command(
       workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
         or linear, warmup:100, with commas between. That of your optimizer follows accuracy more closely where
         banded and buffered matrices compete.
+      adjacency: rank at the noise that this one needs; see `jaxacct calibrate`.
       plot: write error against memory of the candidates to this PNG.
       json: print one JSON object.
     """
@@ -74,6 +77,7 @@ def command(
             min_separation=min_separation,
             strategy=matrix,
             workload=workload,
+            adjacency=adjacency,
             progress=progress,
             **asked,
         )
@@ -82,10 +86,22 @@ def command(
     if found.choice.workload != "prefix-sum" and made_for_workload:
         options = f"{found.chosen.options()} --workload {found.choice.workload} {target}"
     numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
-    calibration = f"jaxacct calibrate {numbers} {options}"
+    calibration = f"jaxacct calibrate {numbers} {options}{found.choice.adjacency_option}"
     draw(plot, "recommendation", found)
+    drawn = None
+    if loader != "poisson-like":
+        drawn = recommend(
+            dataset_size=dataset_size,
+            batch_size=batch_size,
+            iterations=iterations,
+            memory_copies=found.choice.memory_copies,
+            workload=workload,
+            adjacency=adjacency,
+            **asked,
+        ).chosen
     if json:
-        show(found.to_json() | {"command": calibration}, True)
+        switched = {} if drawn is None else {"batches_at_random": drawn.to_json()}
+        show(found.to_json() | {"command": calibration} | switched, True)
         return 0
     aim = f"advantage {exact(found.choice.delta)}"
     if found.choice.epsilon:
@@ -94,11 +110,10 @@ def command(
     if words is not None:
         print(f"{words}\n")
     saved = ""
-    if loader != "poisson-like":
-        sizes = dict(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
-        drawn = recommend(**sizes, workload=workload, **asked).chosen
+    if drawn is not None:
         less = 1 - drawn.error / found.chosen.error
-        saved = f"\n\nbatches at random ({drawn.describe()}): error about {drawn.error:.3g}, {less:.0%} less"
+        change = f"{abs(less):.0%} {'less' if less >= 0 else 'more'}"
+        saved = f"\n\nbatches at random ({drawn.describe()}): error about {drawn.error:.3g}, {change}"
     print(
         f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
         f"batches of about {batch_size:g} of {dataset_size:,} examples:\n\n"

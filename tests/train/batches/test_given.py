@@ -131,10 +131,124 @@ def fit_rows(batches, **options):
     return fit(certified(), PARAMS, loss, None, optax.sgd(0.05), out=out, batches=batches, options=options)
 
 
+def drawn(batches) -> tuple[np.ndarray, list, GivenBatches]:
+    """(ids, rows or None of each step, the batches) of all steps."""
+    given = given_of(batches)
+    ids, rows = [], []
+    for _ in range(STEPS):
+        ids.append(given.next().indices)
+        rows.append(given.take(ids[-1], SIZE) if given.has_rows else None)
+    return np.array(ids), rows, given
+
+
 def test_a_pytorch_loader():
+    """Of ids, of ids and rows, and of a stream without a length; ours is a stand-in where it is missing."""
     torch = pytest.importorskip("torch")
-    order = torch.utils.data.DataLoader(shuffled().ravel().tolist(), batch_size=SIZE)
-    np.testing.assert_array_equal(flat(run(order)), flat(run(shuffled())))
+    from torch.utils import data as torch_data
+
+    ids, rows = shuffled(), data()
+    order = torch_data.DataLoader(ids.ravel().tolist(), batch_size=SIZE)
+    np.testing.assert_array_equal(drawn(order)[0], ids)
+    assert drawn(order)[2].described() == {"yields": "ids", "length": STEPS}
+    tensors = [torch.from_numpy(np.arange(ROWS)), torch.from_numpy(rows["x"])]
+    with_rows = torch_data.DataLoader(torch_data.TensorDataset(*tensors), SIZE, sampler=ids.ravel().tolist())
+    found, taken, given = drawn(with_rows)
+    np.testing.assert_array_equal(found, ids)
+    np.testing.assert_array_equal(np.array(taken), rows["x"][ids])
+
+    class Stream(torch_data.IterableDataset):
+        def __iter__(self):
+            return iter(ids.ravel().tolist())
+
+    found, _, given = drawn(torch_data.DataLoader(Stream(), batch_size=SIZE))
+    np.testing.assert_array_equal(found, ids)
+    assert given.length is None
+    with pytest.raises(BatchesError, match="rows that NumPy reads, got Tensor at step 0"):
+        given_of([(ids[0], tensors[1][:SIZE].bfloat16())] * STEPS)
+
+
+class StandInDataset:
+    """A `tf.data.Dataset` in what fit sees of it: tuples of tensors, `len` raises where it repeats."""
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+
+    def __len__(self):
+        raise TypeError("The dataset is infinite.")
+
+    def __iter__(self):
+        while True:
+            for ids, rows in self.pairs:
+                tensors = {name: StandInLoader.Tensor(each) for name, each in rows.items()}
+                yield StandInLoader.Tensor(ids), tensors
+
+
+def test_a_dataset_that_repeats_for_ever():
+    """Its length is not stated; the checks of its order are those of any other."""
+    ids, rows = shuffled(), data()
+    pairs = [(each, {name: values[each] for name, values in rows.items()}) for each in ids]
+    found, taken, given = drawn(StandInDataset(pairs))
+    np.testing.assert_array_equal(found, ids)
+    np.testing.assert_array_equal([each["x"] for each in taken], rows["x"][ids])
+    assert given.described() == {"yields": "rows", "length": None}
+    given = given_of(StandInDataset(pairs[:4]))  # repeats four batches of an epoch of five
+    with pytest.raises(BatchesError, match="before step 5, as it was in step 0"):
+        for _ in range(STEPS):
+            given.next()
+    assert given.state.step == 4
+
+
+def test_ids_of_several_dtypes():
+    """Each batch has one of its own, of integers; the digest is that of the ids."""
+    ids = shuffled()
+    kinds = [np.uint8, np.int64, np.uint64, ">i4", np.int8]
+    mixed = [each.astype(kinds[step % len(kinds)]) for step, each in enumerate(ids)]
+    mixed[3] = mixed[3].tolist()
+    found, _, given = drawn(mixed)
+    np.testing.assert_array_equal(found, ids)
+    assert given.state.digest == drawn(ids)[2].state.digest
+    for wrong, said in (
+        (np.array([2**63, 1, 2, 3], np.uint64), "ids from 0 to 19, got 1 .. 9223372036854775808"),
+        ([0, 1.0, 2, 3], "arrays of integer ids, got float64"),
+        (np.array([0, 1, 2, 3], object), "arrays of integer ids, got object"),
+        ([True, 1, 2, 3][:1] * 4, "arrays of integer ids, got bool"),
+        ({"id": np.arange(4)}, "arrays of integer ids, got object"),
+    ):
+        with pytest.raises(BatchesError, match=said):
+            given_of([wrong] * STEPS)
+
+
+def test_a_batch_of_all_examples():
+    """The batch size N: every step is an epoch, one participation a step is allowed and no other size."""
+    scheme = FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS, iterations=STEPS)
+    assert (scheme.participations, scheme.steps_per_epoch, scheme.min_separation) == (STEPS, 1, 1)
+    given = given_of([np.roll(np.arange(ROWS), step) for step in range(STEPS)], scheme)
+    for _ in range(STEPS):
+        assert given.next().mask.sum() == ROWS
+    with pytest.raises(BatchesError, match="the plan's 20 ids, got 19"):
+        given_of([np.arange(ROWS - 1)] * STEPS, scheme)
+    with pytest.raises(ValueError, match="batch_size must be at most dataset_size 20, got 21"):
+        FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS + 1, iterations=STEPS)
+
+
+def test_examples_that_are_left_over():
+    """22 examples in batches of 4: each epoch may leave out others, and none may come twice in one."""
+    scheme = FixedOrder.from_batch_size(dataset_size=ROWS + 2, batch_size=SIZE, iterations=STEPS)
+    assert scheme.steps_per_epoch == EPOCH
+    generator = np.random.default_rng(4)
+    ids = np.concatenate([generator.permutation(ROWS + 2)[:ROWS].reshape(EPOCH, SIZE) for _ in range(3)])
+    assert len({frozenset(part.ravel()) for part in ids.reshape(3, -1)}) == 3
+    given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
+    for _ in range(STEPS):
+        given.next()
+    left = np.setdiff1d(np.arange(ROWS + 2), ids[:EPOCH])
+    ids[EPOCH - 1, :2] = left  # the last rows of the first epoch
+    ids[EPOCH - 1, 2] = ids[0, 0]
+    given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
+    with pytest.raises(BatchesError, match=f"before step {EPOCH}, as it was in step 0"):
+        for _ in range(STEPS):
+            given.next()
+    assert given.state.step == EPOCH - 1
 
 
 def test_the_trainers_own_epochs_keep_the_limits():
