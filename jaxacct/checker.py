@@ -87,7 +87,7 @@ class Columns:
     """A lower-triangular Toeplitz matrix C >= 0 with `steps` columns, square where `rows` is steps."""
 
     def __init__(self, c, steps: int, rows: int):
-        h, self.gram, self.rows = c.size, np.zeros((steps, c.size)), rows
+        h, self.c, self.gram, self.rows = c.size, c, np.zeros((steps, c.size)), rows
         ends = np.minimum(rows - np.arange(steps), h)
         for d in range(min(h, steps)):  # <column t, column t - d>, of entries in rows t .. t + ends[t] - 1
             self.gram[d:, d] = np.cumsum(c[: h - d] * c[d:])[np.minimum(ends[d:], h - d) - 1]
@@ -517,18 +517,18 @@ def poisson_delta(n: int, p: float, sigma: float, epsilon: float, delta: float) 
 
 def sensitivity(columns: Columns, k: int, b: int, epoch: int) -> float:
     """Return an upper bound on |C x|, x of k participations at most, b steps apart or more, one an epoch."""
-    # best[t]: of those with the last one at step t. The overlap with the one before is exact, with those
-    # before that the largest that is possible.
-    norms, steps = columns.gram[:, 0], len(columns.gram)
-    k, at = min(k, -(-steps // b), -(-steps // epoch)), np.arange(steps)
-    if columns.gram.shape[1] <= b:
-        return math.sqrt(np.sort(norms)[-k:].sum())
-    shared, best, own, square = np.zeros((steps, steps)), norms, norms, norms.max()
-    for d in range(min(columns.gram.shape)):
+    norms, (steps, h), at = columns.gram[:, 0], columns.gram.shape, np.arange(len(columns.gram))
+    k, best, own = min(k, -(-steps // b), -(-steps // epoch)), norms, norms  # best[t]: the last one is at t
+    latest = [np.minimum(at - j * b, (at // epoch - j + 1) * epoch - 1) for j in range(k * (h > b) + 2)]
+    if h <= b:  # no overlaps
+        for _ in range(1, k if b * epoch > 1 else 1):
+            best = norms + np.where(latest[1] >= 0, np.maximum.accumulate(best)[latest[1]], 0.0)
+        return math.sqrt(best.max() if b * epoch > 1 else np.sort(norms)[-k:].sum())
+    shared, square = np.zeros((steps, steps)), norms.max()
+    for d in range(min(steps, h)):  # the overlap with the one before is exact, with others the largest
         shared[at[d:], at[d:] - d] = 2 * columns.gram[d:, d]
-    latest = [np.minimum(at - j * b, (at // epoch - j + 1) * epoch - 1) for j in range(k + 1)]  # j before
-    farther, close = np.maximum.accumulate(shared, axis=1), at <= latest[1][:, None]
-    shared = np.where(close, shared, -np.inf)
+    farther = np.maximum.accumulate(shared, axis=1)
+    shared = np.where(at <= latest[1][:, None], shared, -np.inf)
     for j in range(1, k):
         own = own + (j > 1) * np.where(latest[j] >= 0, farther[at, np.maximum(latest[j], 0)], 0.0)
         best = own + (shared + best).max(1)
@@ -543,8 +543,8 @@ def analytic_delta(claim: Claim, columns: Columns) -> float:
     b, epoch = (_number(value, "min_separation, steps_per_epoch", 1, 1e6, (int,)) for value in (b, epoch))
     k = math.ceil(_number(scheme.get("participations", n), "participations", 1e-300, 1e6))
     if claim.accountant == "unamplified":
-        length = (1 + claim.mirrored) * sensitivity(columns, k, b, scheme.get("epoch_steps", epoch))
-        return gaussian_delta(claim.epsilon, length / claim.sigma)
+        length = sensitivity(Columns(columns.c, n, n), k, b, scheme.get("epoch_steps", epoch))  # rows shown
+        return gaussian_delta(claim.epsilon, (1 + claim.mirrored) * length / claim.sigma)
     covered = scheme["name"] in ("poisson", "cyclic-poisson", "balls-in-bins") and columns.gram.shape[1] <= b
     if claim.accountant == "pld" and covered and not claim.mirrored:  # independent steps, given the class
         return poisson_delta(-(-n // b), scheme.get(_P, 1.0), claim.sigma, claim.epsilon, claim.verified)

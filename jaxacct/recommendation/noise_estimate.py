@@ -77,7 +77,9 @@ class Target(NamedTuple):
 
     epsilon: float
     delta: float
-    adjacency: str = ZERO_OUT
+    adjacency: str
+    rate: float
+    """Mean participations of an example in a step."""
 
     def over_zero_out(self, scheme: Scheme, strategy: Strategy) -> float:
         """Return about how much more noise than zero-out the adjacency needs.
@@ -88,7 +90,7 @@ class Target(NamedTuple):
         if self.adjacency != REPLACE_ONE:
             return 1.0
         width = min(strategy.bands, scheme.iterations)
-        probability = min(1.0, width * scheme.largest_rate)
+        probability = min(1.0, width * self.rate)
         return replaced(math.ceil(scheme.iterations / width), probability, self.epsilon, self.delta)
 
 
@@ -120,7 +122,8 @@ class Estimates:
         truth = _poisson_noise(poisson, epsilon, delta, second)
         order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
         order = min(MAX_ORDER, max(-1.0, order))
-        return Estimates(mu, order, truth / second, third / second, Target(epsilon, delta, adjacency))
+        target = Target(epsilon, delta, adjacency, poisson.sums.probability)
+        return Estimates(mu, order, truth / second, third / second, target)
 
     def of(
         self,

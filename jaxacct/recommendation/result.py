@@ -134,7 +134,7 @@ class Recommendation:
         asked = ("accountant", "max_samples", "proposal", "checkpoint_dir", "key")
         samples = any(options.get(name) is not None for name in asked)
         samples |= options.get("rule", "anytime") != "anytime"
-        options = {"adjacency": choice.adjacency} | options
+        options.setdefault("adjacency", choice.adjacency)
         if not samples:
             options |= {"accountant": chosen.accountant}
         options |= {"choice": choice, "estimate": chosen.noise_multiplier}

@@ -1,7 +1,7 @@
 """Batches in a fixed order: sensitivity, noise and error beside jax-privacy's; accuracy on digits.
 
 python -m tests.benchmarks.fixed_order peer              # a minute
-python -m tests.benchmarks.fixed_order digits --out DIR  # 90 runs of 400 steps; finished runs are kept
+python -m tests.benchmarks.fixed_order digits --out DIR  # 120 runs of 400 steps; finished runs are kept
 """
 
 import itertools
@@ -116,7 +116,7 @@ def beside_peer() -> None:
     )
 
 
-PROTOCOL = figure_4.Protocol(400, (2.0, 8.0), (0.05, 0.15, 0.5), 5)
+PROTOCOL = figure_4.Protocol(400, (2.0, 8.0), (0.015, 0.05, 0.15, 0.5), 5)
 POISSON = "DP-SGD (Poisson)"
 SHUFFLED, SAME = "shuffled anew in every epoch, BLT", "one order in all epochs, BLT"
 WORKLOAD = "momentum:0.95,linear"  # of `train.optimizers.sgd`, with which all are trained
