@@ -6,7 +6,7 @@ anybody can draw them again.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from jaxacct.common import records
 from jaxacct.proposals.base import ProposalSpec
@@ -83,30 +83,21 @@ class WeightBound:
 
     proposal: ProposalSpec
 
-    @property
-    def num_samples(self) -> int:
-        """Always 0."""
-        return 0
+    num_samples: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
 class NotRun:
     """No samples: the other direction was not certified."""
 
-    @property
-    def num_samples(self) -> int:
-        """Always 0."""
-        return 0
+    num_samples: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
 class Symmetric:
     """No samples, as the pair is symmetric: this direction has the divergence of the other one."""
 
-    @property
-    def num_samples(self) -> int:
-        """0."""
-        return 0
+    num_samples: ClassVar[int] = 0
 
 
 Side = Mean | Line | WeightBound | NotRun | Symmetric
@@ -147,10 +138,7 @@ class Bound:
 
     accountant: str
 
-    @property
-    def num_samples(self) -> int:
-        """Always 0."""
-        return 0
+    num_samples: ClassVar[int] = 0
 
 
 Evidence = Sampled | Bound

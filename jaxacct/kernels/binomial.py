@@ -128,30 +128,6 @@ def binomial_tables(windows: tuple[tuple[int, int], ...], probabilities: tuple[f
 
 
 @functools.lru_cache(maxsize=8)
-def digit_errors(max_count: int, probabilities: tuple[float, ...]) -> tuple[float, float]:
-    """Return the errors (see `Tables`) of the first version of tables, for numbers up to `max_count`.
-
-    Stored plans hold this error. It covers today's tables except for some wide windows of fewer than 200
-    examples, whose error is up to a fifth larger. Digits had 8 bits, or fewer for many probabilities.
-    """
-    bits = max(1, max_count.bit_length())
-    for digit_bits in (8, 4, 2, 1):
-        levels = -(-bits // digit_bits)
-        counts = np.array(
-            [[digit << (level * digit_bits) for digit in range(1 << digit_bits)] for level in range(levels)],
-            object,
-        )
-        counts = np.where(counts <= max_count, counts, 0).astype(np.int64)
-        widths = sum(_max_width(int(count), probabilities[0]) for count in counts.reshape(-1))
-        if digit_bits == 1 or widths * len(probabilities) <= 2**20:
-            break
-    largest = np.tile(counts.max(axis=1), len(probabilities))
-    _, weights = integer_weights(largest, np.repeat(probabilities, levels))
-    _, width = _used(weights)
-    widest = (2 ** np.maximum(1, np.ceil(np.log2(width)))).reshape(-1, levels).sum(axis=1).max()
-    return 2 * 6 * 2.0**-53 * float(widest), float(widest + 1) * 2.0**-_TOTAL_BITS
-
-
 def _used(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return, per row, the index of the first nonzero entry and the number of entries up to the last."""
     used = weights > 0

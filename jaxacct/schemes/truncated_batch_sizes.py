@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxacct.kernels import threefry
-from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables, digit_errors
+from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables
 from jaxacct.kernels.programs import any_left
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import SideInformation
@@ -126,22 +126,14 @@ class BatchSizes(SideInformation):
 
         It is within that total variation of a distribution whose density is within that relative error. The
         first is float64 rounding in the tables, the second their 62-bit grid, truncated tails and pools
-        outside their windows. At least the errors of the tables of the first plans (`digit_errors`), as
-        stored plans hold these
-        numbers: the reserve is larger than needed.
+        outside their windows.
         """
-        n, b, others = self.uncut.iterations, self.uncut.min_separation, self.dataset_size - 1
-        p, (joining, first) = self.uncut.sampling_probability, self._tables
+        n, b, (joining, first) = self.uncut.iterations, self.uncut.min_separation, self._tables
         starting = 0 if first is None else min(n, b - 1)
-        relative, variation, before = 0.0, _OUTSIDE, np.zeros(2)
+        relative, variation = 0.0, _OUTSIDE
         for tables, steps in ((joining, n - starting), (first, starting)):
             if tables is not None:
                 relative, variation = relative + steps * tables.relative, variation + steps * tables.variation
-        if joining is not None:
-            before += n * np.array(digit_errors(others, (p,)))
-        if first is not None:
-            before += (b - 1) * np.array(digit_errors(others, self._first_probabilities))
-        relative, variation = max(relative, before[0]), max(variation, before[1])
         return float(np.expm1(relative)), float(variation)
 
 
@@ -206,11 +198,6 @@ def _block(keys, pool, arrays, steps, back):
 
     # Words and look-ups that only ties need, one in a million draws: all steps again, with them.
     return lax.while_loop(lambda found: any_left(found[0]), again, run(words_of(keys[0])))[1:]
-
-
-def _words(key, number: int, shape) -> list:
-    """Return `number` arrays of `shape` of uniform uint32 words."""
-    return _words_of_pairs(_pairs_of_words(key, number, shape), number)
 
 
 def _pairs_of_words(key, number: int, shape) -> list:

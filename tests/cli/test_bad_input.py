@@ -90,7 +90,6 @@ BAD_VALUES = [
                 "--out": ("/no/such/folder/c", "."),
             },
         ),
-        ("bench", {}, {"--samples": NO_INTEGER}),
         ("run-key", {}, {"--out": ("/no/such/folder/key", ".")}),
     )
     for flag, values in flags.items()
@@ -228,7 +227,7 @@ LINES = [
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "text.json"], "out must be new or a plan"),
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "link.json"], "out must be new or a plan"),
     (["strategy", *"--iterations 60 --bands 2 --out text.json".split()], "out must be new or a file of"),
-    (["bench", "--seconds", "3"], "Unknown option: --seconds"),
+    (["run-key", "--seconds", "3"], "Unknown option: --seconds"),
 ]
 
 

@@ -30,7 +30,7 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
-from jaxacct.schemes.truncated_batch_sizes import _words
+from jaxacct.schemes.truncated_batch_sizes import _pairs_of_words, _words_of_pairs
 from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.rounding_errors import loss_margin, measured_error
@@ -218,9 +218,13 @@ def test_the_peers_last_columns_with_cuts(x64):
 def test_drawn_binomials(window, p, key):
     """One to four digits, lowest values of each or of all; chi-square against SciPy, false alarm 1e-6."""
     arrays = binomial_tables((window,), (p,)).arrays
-    draw = jax.jit(
-        lambda key, trials: binomial_of_words(_words(key, len(arrays.levels), trials.shape), trials, arrays)
-    )
+    number = len(arrays.levels)
+
+    @jax.jit
+    def draw(key, trials):
+        words = _words_of_pairs(_pairs_of_words(key, number, trials.shape), number)
+        return binomial_of_words(words, trials, arrays)
+
     trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
     drawn, tie = map(np.asarray, draw(key, jnp.asarray(trials, jnp.int32)))
     assert tie.mean() < 1e-3

@@ -26,7 +26,7 @@ from jaxacct.schemes.replicas.base import (
     draw_indices,
     log_lift,
     start_distribution,
-    thresholds_of,
+    thresholds_in_order,
 )
 
 _MAX_NUMBERS = 1.2e8  # maximum of the table: steps and pairs of codes, 4 bytes each
@@ -165,10 +165,8 @@ def tables(mechanism: Attracting) -> dict:
     codes, *factors = _factors(mechanism)
     rounded_down = 1 - (2 * mechanism.scheme.max_participations + 8) * _UNIT
     lifts = (codes.far / log_lift(mechanism, 2) * rounded_down).astype(np.float32)
-    first = found.starts.sum(axis=1)
-    given = found.starts / np.where(first > 0, first, 1.0)[:, None]
     return {
-        "starts": [thresholds_of(first / first.sum()), thresholds_of(given)],
+        "starts": thresholds_in_order(found.starts),
         "ahead": jnp.asarray(found.ahead),
         "lifts": jnp.asarray(lifts[:, None] + lifts),
     } | {

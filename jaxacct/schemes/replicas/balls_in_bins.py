@@ -14,7 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attractions, log_lift, thresholds_of
+from jaxacct.schemes.replicas.base import (
+    Attracting,
+    draw_indices,
+    log_attractions,
+    log_lift,
+    thresholds_in_order,
+)
 
 # Tuples of phases; building the tables takes about 24 bytes of memory for each.
 MAX_TUPLES = 1.0e8
@@ -53,11 +59,7 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> list:
     """Return the thresholds that `draw_with_one` needs: of the first phase, the second given it, ..."""
-    joint = _joint(mechanism, m)
-    marginals = [joint]
-    for _ in range(m - 1):
-        marginals.append(marginals[-1].sum(axis=-1))
-    return [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in reversed(marginals)]
+    return thresholds_in_order(_joint(mechanism, m))
 
 
 def pair_weights(mechanism: Attracting) -> np.ndarray:

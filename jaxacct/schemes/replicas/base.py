@@ -81,6 +81,16 @@ def thresholds_of(distribution: np.ndarray):
     return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
 
 
+def thresholds_in_order(joint: np.ndarray) -> list:
+    """Return the `thresholds_of` of indices with these joint weights: the first, the second given it, ..."""
+    found, given = [], joint
+    while given.ndim:
+        total = given.sum(axis=-1, keepdims=True)
+        found.append(thresholds_of(given / np.where(total > 0, total, 1.0)))
+        given = total[..., 0]
+    return found[::-1]
+
+
 def draw_indices(keys, thresholds, num: int) -> list:
     """Return (num,) int32 indices, one per key: by the row of `thresholds` that previous indices select.
 

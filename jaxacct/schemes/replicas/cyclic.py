@@ -21,7 +21,7 @@ from jaxacct.schemes.replicas.base import (
     attractions,
     draw_indices,
     log_lift,
-    thresholds_of,
+    thresholds_in_order,
 )
 
 
@@ -126,10 +126,8 @@ def tables(mechanism: Attracting, m: int) -> dict:
             take[:, :, left, :, value] = pull / (pull + stay)
     ahead = remaining[:, :, :most, 0]
     first_take = p * ahead[..., 1] / (p * ahead[..., 1] + skips * ahead[..., 0])
-    first = start.sum(axis=1, keepdims=True)
     return {
-        "first": thresholds_of(first[:, 0] / first.sum()),
-        "second": thresholds_of(start / np.where(first > 0, first, 1.0)),
+        "phases": thresholds_in_order(start),
         "take": jnp.asarray(take, jnp.float32),
         "first_take": jnp.asarray(first_take, jnp.float32),
         "rounds": jnp.asarray(rounds, jnp.int32),
@@ -159,7 +157,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
     b, n = scheme.min_separation, scheme.iterations
     first_key, second_key, chain_key = threefry.split(key, 3)
-    one, two = draw_indices((first_key, second_key), (arrays["first"], arrays["second"]), num_samples)
+    one, two = draw_indices((first_key, second_key), arrays["phases"], num_samples)
     early, late = jnp.minimum(one, two), jnp.maximum(one, two)
     gap = late - early
     sites = arrays["rounds"][early] + arrays["rounds"][late]

@@ -17,7 +17,13 @@ import numpy as np
 from jaxacct.kernels import threefry
 from jaxacct.kernels.lockouts import rank, states
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.replicas.base import Attracting, draw_indices, log_attractions, log_lift, thresholds_of
+from jaxacct.schemes.replicas.base import (
+    Attracting,
+    draw_indices,
+    log_attractions,
+    log_lift,
+    thresholds_in_order,
+)
 
 _MAX_TUPLES = 2.0e6  # of phases, in any order
 _MAX_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states
@@ -70,13 +76,10 @@ def tables(mechanism: Attracting, m: int) -> dict:
     p, b = mechanism.scheme.sampling_probability, mechanism.scheme.min_separation
     _, totals = _totals(mechanism, m)
     every = np.sort(np.indices((b,) * m).reshape(m, -1).T, axis=1)
-    marginals = [totals[rank(every)].reshape((b,) * m)]
-    for _ in range(m - 1):
-        marginals.append(marginals[-1].sum(axis=-1))
     with np.errstate(divide="ignore"):
         chances = np.log(np.array([1 - p, p])) + np.array([0.0, log_lift(mechanism, m)])
     return {
-        "starts": [thresholds_of(part / part.sum(axis=-1, keepdims=True)) for part in reversed(marginals)],
+        "starts": thresholds_in_order(totals[rank(every)].reshape((b,) * m)),
         "pulls": jnp.asarray(log_attractions(mechanism), jnp.float32),
         "chances": jnp.asarray(chances, jnp.float32),
     }

@@ -16,7 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.schemes.replicas.base import draw_indices, start_distribution, starts_locked_out, thresholds_of
+from jaxacct.schemes.replicas.base import (
+    draw_indices,
+    start_distribution,
+    starts_locked_out,
+    thresholds_in_order,
+    thresholds_of,
+)
 
 
 class Chain(NamedTuple):
@@ -60,11 +66,7 @@ def tables(chain: Chain, weights: np.ndarray) -> dict:
     if b > 1:
         arrays["alone"] = thresholds_of(np.stack([_distribution(chain.alone(weights, i)) for i in range(n)]))
     if starts_locked_out(chain.sampling):
-        joint = _starts(chain.sampling, weights)
-        arrays["starts"] = [
-            thresholds_of(_distribution(joint.sum(axis=1))),
-            thresholds_of(_distribution(joint)),
-        ]
+        arrays["starts"] = thresholds_in_order(_starts(chain.sampling, weights))
     return arrays
 
 

@@ -24,7 +24,7 @@ from jaxacct.schemes.replicas.base import (
     log_attractions,
     rarest_event,
     summary_of_two,
-    thresholds_of,
+    thresholds_in_order,
 )
 
 
@@ -150,9 +150,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
     units = table.max(axis=(0, 1, 2))
     arrays = {"weights": table / np.where(units > 0, units, 1.0), "attraction": attraction}
     found = {name: jax.device_put(np.asarray(part, np.float32)) for name, part in arrays.items()}
-    one = pairs.sum(axis=1)
-    classes = [thresholds_of(one / one.sum()), thresholds_of(pairs / one[:, None])]
-    return found | {"classes": classes, "kinds": jnp.asarray(_kinds(mechanism), jnp.int32)}
+    return found | {"classes": thresholds_in_order(pairs), "kinds": jnp.asarray(_kinds(mechanism), jnp.int32)}
 
 
 def draw_fitting(key, scheme, arrays, num_samples: int):
