@@ -216,8 +216,7 @@ def check_options(
 ) -> None:
     """Check options of `calibrate` that do not depend on scheme and strategy, before any work.
 
-    Raises:
-      ValueError: for the first that is invalid, or that another one leaves without effect.
+    ValueError for the first that is invalid, or that another one leaves without effect.
     """
     if noise_multiplier is not None:
         validate.noise_multiplier("noise_multiplier", noise_multiplier)

@@ -183,11 +183,7 @@ _IN_WORDS = {
 
 
 def choice_of(plan) -> Choice | None:
-    """Return how a search chose the scheme and matrix of a plan, None where none did.
-
-    Raises:
-      ValueError: for a stored choice that is malformed or about another mechanism.
-    """
+    """Return how a search chose the scheme and matrix of a plan, None where none did."""
     choice = choice_from_json(plan.choice)
     if choice is None:
         return None
@@ -199,11 +195,7 @@ def choice_of(plan) -> Choice | None:
 
 
 def choice_from_json(data) -> Choice | None:
-    """Return what `Choice.to_json` wrote, None for None.
-
-    Raises:
-      ValueError: for a field that is missing, unknown or of another type.
-    """
+    """Return what `Choice.to_json` wrote, None for None; ValueError for a field that it does not write."""
     if isinstance(data, dict):
         data = {"adjacency": ZERO_OUT} | data
     return None if data is None else records.read(Choice, data, "plan choice")

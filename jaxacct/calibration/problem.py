@@ -37,11 +37,7 @@ class Problem:
         return Claim(mechanism, target, self.dataset_size, self.truncate_to)
 
     def target(self, epsilon: float, delta: float, failure_fraction: float, compose_with) -> Target:
-        """Return the target with a budget of all of delta that is not reserved for batch sizes.
-
-        Raises:
-          ValueError: where reserves leave less than half of delta, or cannot be computed.
-        """
+        """Return the target with a budget of all of delta but reserves for batch sizes, half at most."""
         whole = Target(epsilon, delta, Budget.split(delta, failure_fraction), compose_with)
         claim = self.claim(self.at(1.0), whole)
         truncation_delta = claim.truncation_delta or 0.0
@@ -59,11 +55,8 @@ def analytic_exponent(
 ) -> int:
     """Return the smallest grid exponent at which an analytic accountant proves the target's budget.
 
-    The noise multiplier of `mechanism` is replaced by those of the grid.
-
-    Raises:
-      ValueError: when the composed event alone exceeds the target, or for a named `accountant` that does not
-        cover the scheme.
+    The noise multiplier of `mechanism` is replaced by those of the grid. ValueError when the composed event
+    alone exceeds the target, or for a named `accountant` that does not cover the scheme.
     """
     epsilon, delta, compose_with = target.epsilon, target.budget.delta, target.compose_with
     top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)

@@ -182,11 +182,8 @@ class Search:
     ) -> float:
         """Return the predicted samples to certify the costlier direction; infinite where it looks impossible.
 
-        Args:
-          noise_multiplier: above 0.
-          limit: samples of a verification; a pilot has a quarter at most.
-          draws_for: no pilot runs where a verification with all terms zero takes more.
-          coarse: whether the first blocks of the pilot suffice.
+        A pilot has at most a quarter of `limit`, its first blocks if `coarse`; none runs where a verification
+        with all terms zero takes more than `draws_for`.
         """
         if self.progress:
             self.progress(f"trying noise multiplier {noise_multiplier:.4g}", 0, 0)

@@ -33,21 +33,15 @@ def complain(message: str) -> None:
 
 
 def refuse(when: str, **values) -> None:
-    """Check that no argument is given that would be ignored; False stands for a flag that is not set.
-
-    Raises:
-      ValueError: for the first that is.
-    """
+    """Refuse arguments that would be ignored, but for False: a flag that is not set."""
     for name, value in values.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} must not be given {when}")
 
 
 def check_out(out: str | None, kind: str, force: bool) -> None:
-    """Check that `out` can be written, and replaces no file of another kind unless `force`.
-
-    Raises:
-      ValueError: in one line.
+    """Check that `out` can be written, and replaces no file of another kind unless `force`; ValueError
+    otherwise.
     """
 
     def is_ours(path: Path) -> bool:

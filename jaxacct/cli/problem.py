@@ -144,10 +144,8 @@ class Problem:
         return [name for name in SEARCHED if name not in decided]
 
     def for_proposal(self, name: str) -> "Problem":
-        """Return the problem with a scheme that has replicas of this order, where the scheme is open.
-
-        Raises:
-          ValueError: an invalid proposal, or a scheme without that order.
+        """Return the problem with a scheme that has replicas of this order, where the scheme is open, or
+        ValueError.
         """
         spec = registry.check_name(name, False)
         order = spec.parameters[0] if spec.family in ("replicas", "inflated-replicas") else 0
@@ -174,13 +172,9 @@ class Problem:
     def choose(self, **options) -> tuple[Recommendation, Scheme, Strategy]:
         """Return the recommendation that keeps all given options, and its scheme and strategy matrix.
 
-        What no search covers, as a cold start, is selected as for `BMinSep` with the same numbers.
-
-        Args:
-          options: target, memory_copies and progress of `recommend`.
-
-        Raises:
-          ValueError: in one line, for options that are invalid or would be ignored.
+        What no search covers, as a cold start, is selected as for `BMinSep` with the same numbers. `options`
+        are those of `recommend`: target, memory_copies and progress. ValueError for options that would be
+        ignored.
         """
         covered = self.scheme in (None, *SCHEME_NAMES) and not self.cold_start
         name = BMinSep.name if self.cold_start and self.scheme is None else self.scheme
@@ -206,14 +200,7 @@ class Problem:
         return found, self._scheme(name, best.scheme.min_separation), BandedToeplitz(made.coefficients)
 
     def build(self, **target):
-        """Return (scheme, strategy).
-
-        Args:
-          target: epsilon and delta or advantage, for a matrix that is made for them.
-
-        Raises:
-          ValueError: in one line, for options that are invalid or would be ignored.
-        """
+        """Return (scheme, strategy); `target` is for a matrix made for one. ValueError in one line."""
         name = "optimal" if self.strategy is None else self.strategy
         ranked: dict[str, Any] = {} if self.workload is None else {"workload": self.workload_of_run()}
         given = None if name == "amplified" else coefficients(name, self.bands)

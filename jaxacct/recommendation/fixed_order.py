@@ -29,15 +29,8 @@ def options_of(loader: str, dataset_size: int, batch_size: float) -> dict:
 def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: str | None) -> list[Place]:
     """Return all candidates of a fixed order, one band among them.
 
-    Args:
-      scheme: the order, a `FixedOrder`.
-      numbers: target and workload.
-      memory_copies: most copies of the parameters for the noise.
-      bands: of the matrix, or buffers; by default doublings, and as many buffers as there is room for.
-      matrix_name: one of `NAMES`; all by default.
-
-    Raises:
-      ValueError: for another matrix, or buffers without room.
+    Bands, or buffers, are doublings by default, and as many buffers as `memory_copies` leave room for;
+    `matrix_name` is one of `NAMES`, all by default. ValueError for another matrix, or buffers without room.
     """
     if matrix_name not in (None, *NAMES):
         raise ValueError(f"strategy must be {', '.join(NAMES)} for {scheme.name}, got {matrix_name!r}")

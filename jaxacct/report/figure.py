@@ -15,11 +15,7 @@ _MARK = b"Software\0jaxacct"
 
 
 def blank(width: float, height: float):
-    """Return an empty figure, without a window.
-
-    Raises:
-      ValueError: where matplotlib is not installed.
-    """
+    """Return an empty figure, without a window; ValueError where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -84,10 +80,8 @@ def is_ours(path) -> bool:
 
 
 def check_plot(path, name: str = "plot") -> None:
-    """Check, before any work, that a picture can be written; a picture by jaxacct is replaced.
-
-    Raises:
-      ValueError: invalid input, or matplotlib is not installed.
+    """Check, before any work, that a picture can be written, over one by jaxacct at most; ValueError
+    otherwise.
     """
     if path is None:
         return

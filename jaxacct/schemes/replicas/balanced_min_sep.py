@@ -241,7 +241,7 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
                 chances.append(jnp.where((f > 0) & (g > 0) & ~locked_out, both, 0.0))
                 events.append((True, True, one, other))
         reached = jnp.cumsum(jnp.stack(chances), axis=0)
-        chosen = (uniform_64(event_key, (num_samples,)) * reached[-1] > reached).sum(axis=0)
+        chosen = ((uniform_64(event_key, (num_samples,)) * reached[-1])[None] > reached).sum(axis=0)
         events = jnp.asarray(np.array(events, np.int32))[jnp.minimum(chosen, len(events) - 1)]
         events = jnp.where(some[:, None], events, 0)
         joins = jnp.stack([events[:, 0], events[:, 1]], axis=1)

@@ -181,7 +181,7 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         at = jnp.where(some, at, places - 1)
         before = jnp.where(at == place, before, 0)
         is_first = at % 2 == 0
-        left = jnp.where(some, left - jnp.stack([is_first, ~is_first]), left)
+        left = jnp.where(some[None], left - jnp.stack([is_first, ~is_first]).astype(left.dtype), left)
         left = jnp.maximum(left, 0)
         pull = jnp.where(before > 0, arrays["attraction"][kind, at], 1.0)
         kept = q * pull * weight(at + 1, 1, left)

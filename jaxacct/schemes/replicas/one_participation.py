@@ -85,7 +85,7 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
     """Return the same as `balanced_min_sep.draw_fitting`."""
     n, shape = scheme.iterations, (num_samples,)
     kind_key, pair_key, one_key = threefry.split(key, 3)
-    kind = (uniform_64(kind_key, shape)[:, None] > arrays["kinds"][:3]).sum(axis=1)
+    kind = (uniform_64(kind_key, shape)[:, None] > arrays["kinds"][None, :3]).sum(axis=1)
     step_key, lag_key, which_key = threefry.split(pair_key, 3)
     later = _drawn_steps(step_key, arrays["by_step"], num_samples)
     by_lag = arrays["by_lag"]
