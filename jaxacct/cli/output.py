@@ -40,9 +40,7 @@ def refuse(when: str, **values) -> None:
 
 
 def check_out(out: str | None, kind: str, force: bool) -> None:
-    """Check that `out` can be written, and replaces no file of another kind unless `force`; ValueError
-    otherwise.
-    """
+    """Check that `out` can be written, replacing no file of another kind unless `force`."""
 
     def is_ours(path: Path) -> bool:
         return _is_coefficients(path) if kind == COEFFICIENTS else files.holds_schema(path, _SCHEMAS[kind])

@@ -144,9 +144,7 @@ class Problem:
         return [name for name in SEARCHED if name not in decided]
 
     def for_proposal(self, name: str) -> "Problem":
-        """Return the problem with a scheme that has replicas of this order, where the scheme is open, or
-        ValueError.
-        """
+        """Return the problem with a scheme that has such replicas, where the scheme is open."""
         spec = registry.check_name(name, False)
         order = spec.parameters[0] if spec.family in ("replicas", "inflated-replicas") else 0
         if self.scheme is None and order > MAX_ORDERS[BalancedMinSep.name]:

@@ -79,9 +79,7 @@ def _looks() -> dict[str, Any]:
 
 
 def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:
-    """Return the chosen command with its options, ready to be called, or what prints help; ValueError in one
-    line.
-    """
+    """Return the chosen command with its options, ready to be called, or what prints help."""
     try:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:

@@ -80,9 +80,7 @@ def is_ours(path) -> bool:
 
 
 def check_plot(path, name: str = "plot") -> None:
-    """Check, before any work, that a picture can be written, over one by jaxacct at most; ValueError
-    otherwise.
-    """
+    """Check, before any work, that a picture can be written, or replaces one by jaxacct."""
     if path is None:
         return
     blank(1, 1)
