@@ -127,7 +127,6 @@ def binomial_tables(windows: tuple[tuple[int, int], ...], probabilities: tuple[f
     return Tables(Arrays(first.astype(np.int32), tuple(levels)), relative, variation)
 
 
-@functools.lru_cache(maxsize=8)
 def _used(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return, per row, the index of the first nonzero entry and the number of entries up to the last."""
     used = weights > 0
