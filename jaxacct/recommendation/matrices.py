@@ -41,32 +41,12 @@ def _optimal(bands: int, iterations: int, workload: Workload) -> BandedToeplitz:
 
 
 def amplified_matrix(
-    bands: int,
-    scheme: Scheme,
-    *,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    advantage: float | None = None,
-    tpr: float | None = None,
-    fpr: float | None = None,
-    mu: float | None = None,
-    workload: Workload = PREFIX_SUMS,
+    bands: int, scheme: Scheme, *, workload: Workload = PREFIX_SUMS, **target: float | None
 ) -> Strategy:
     """Return the "amplified" matrix: of least error at the noise multiplier that it needs with sampling.
 
-    Args:
-      bands: most.
-      scheme: one of `SCHEME_NAMES`.
-      epsilon: target, nats.
-      delta: target, in (0, 1).
-      advantage: another target; see `calibrate`.
-      tpr: another target, with `fpr`; see `calibrate`.
-      fpr: see `tpr`.
-      mu: another target; see `calibrate`.
-      workload: what the error is of.
-
-    Raises:
-      ValueError: bad arguments, or moments of the scheme that take too long.
+    `bands` are a maximum, `workload` is what the error is of, and `target` as of `calibrate`. ValueError for
+    a scheme whose moments take too long.
     """
     bands = validate.positive_integer("bands", bands)
     validate.one_of("scheme", scheme.name, SCHEME_NAMES)
@@ -75,7 +55,7 @@ def amplified_matrix(
         raise ValueError(
             f"min_separation must be smaller for strategy amplified, got {scheme.min_separation}"
         )
-    mu = gaussian_sensitivity(*implied(epsilon, delta, advantage, tpr, fpr, mu))
+    mu = gaussian_sensitivity(*implied(**target))
     return _amplified(bands, scheme, checked_workload(workload), mu)
 
 

@@ -3,7 +3,6 @@
 Losses are bounds as in `strategies.toeplitz`.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,14 +11,13 @@ import numpy as np
 import scipy
 
 from jaxacct.common import validate as _validate
-from jaxacct.common.validate import read_only
-from jaxacct.strategies.base import NoiseRecursion, check_is_bounded, check_iterations, schedule_of
-from jaxacct.strategies.stationary import Stationary
+from jaxacct.strategies.base import NoiseRecursion, schedule_of
+from jaxacct.strategies.stationary import ComputedColumn
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
 @dataclass(frozen=True)
-class BandedInverse(Stationary):
+class BandedInverse(ComputedColumn):
     """Lower-triangular Toeplitz strategy matrix whose inverse is banded.
 
     The noise `C^{-1} z` of a step combines the last few `z`, as many as the inverse has bands.
@@ -53,19 +51,12 @@ class BandedInverse(Stationary):
         object.__setattr__(self, "inverse", tuple(np.trim_zeros(given, "b").tolist()))
 
     @property
-    def bands(self) -> int:
-        """Bands of C itself."""
-        return len(self.array)
-
-    @property
     def named_bands(self) -> int:
         """Bands of the inverse."""
         return len(self.inverse)
 
-    @property
-    def array(self) -> np.ndarray:
-        """(bands,) float64, read-only: the first column of C, without trailing zeros."""
-        return _first_column(self)
+    def first_column(self) -> np.ndarray:
+        return _inverse_series(np.array(self.inverse), self.iterations)
 
     @classmethod
     def bisr(cls, *, iterations: int, bands: int) -> "BandedInverse":
@@ -115,21 +106,11 @@ class BandedInverse(Stationary):
         tried = _candidates(workload.error_of(n, bands), n, bands, separation, k)
         return min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
 
-    def check(self, scheme) -> None:
-        check_iterations(self, scheme)
-        check_is_bounded(scheme)
-
     def noise_recursion(self) -> NoiseRecursion:
         return NoiseRecursion(np.array(self.inverse), of_inverse=True)
 
     def describe(self) -> str:
         return f"Toeplitz, its inverse of {len(self.inverse)} bands"
-
-
-@functools.lru_cache(maxsize=64)
-def _first_column(strategy: BandedInverse) -> np.ndarray:
-    first = _inverse_series(np.array(strategy.inverse), strategy.iterations)
-    return read_only(np.trim_zeros(first, "b"))
 
 
 def _inverse_series(coefficients: np.ndarray, n: int) -> np.ndarray:

@@ -15,15 +15,12 @@ import numpy as np
 import scipy
 
 from jaxacct.common import validate as _validate
-from jaxacct.common.validate import read_only
 from jaxacct.strategies.base import (
     BufferedRecursion,
-    check_is_bounded,
-    check_iterations,
     schedule_of,
 )
 from jaxacct.strategies.series import product, quotient, sums_at_lags
-from jaxacct.strategies.stationary import Stationary, checked_numbers
+from jaxacct.strategies.stationary import ComputedColumn, checked_numbers
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 _SLOWEST = 1e-3  # minimum (1 - decay) n of the search: hardly a decay over n steps
@@ -32,7 +29,7 @@ _STEEP = 20.0  # maximum logit of the search: shares of 2e-9
 
 
 @dataclass(frozen=True)
-class BufferedToeplitz(Stationary):
+class BufferedToeplitz(ComputedColumn):
     """Lower-triangular Toeplitz C: first column `1, c_1, c_2, ..`, `c_t = sum_j weights_j decays_j^(t-1)`.
 
     It is non-increasing, so `squared_sensitivity` is exact. C is this scaled to a first column of norm 1.
@@ -79,19 +76,13 @@ class BufferedToeplitz(Stationary):
         return len(self.decays)
 
     @property
-    def bands(self) -> int:
-        """Bands of C itself: practically all n."""
-        return len(self.array)
-
-    @property
     def named_bands(self) -> int:
         """Number of buffers."""
         return self.buffers
 
-    @property
-    def array(self) -> np.ndarray:
-        """(bands,) float64, read-only: the first column of C, without trailing zeros."""
-        return _first_column(self)
+    def first_column(self) -> np.ndarray:
+        first = _column(np.array(self.decays), np.array(self.weights), self.iterations)
+        return first / np.linalg.norm(first)
 
     @classmethod
     def optimal(
@@ -136,10 +127,6 @@ class BufferedToeplitz(Stationary):
             found = fewer
         return cls(tuple(found[1]), tuple(found[2]), n)
 
-    def check(self, scheme) -> None:
-        check_iterations(self, scheme)
-        check_is_bounded(scheme)
-
     def noise_recursion(self) -> BufferedRecursion:
         return _recursion(self)
 
@@ -179,12 +166,6 @@ def _inverse_column(decays: np.ndarray, weights: np.ndarray, n: int) -> np.ndarr
     """Return the first column of the inverse of the matrix with the column `1, c_1, ..`, (n,) float64."""
     poles, masses = _poles(decays, weights)
     return np.append(1.0, -(_powers(poles, n) @ masses))
-
-
-@functools.lru_cache(maxsize=64)
-def _first_column(strategy: BufferedToeplitz) -> np.ndarray:
-    first = _column(np.array(strategy.decays), np.array(strategy.weights), strategy.iterations)
-    return read_only(np.trim_zeros(first / np.linalg.norm(first), "b"))
 
 
 @functools.lru_cache(maxsize=64)

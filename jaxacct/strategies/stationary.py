@@ -23,7 +23,7 @@ from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import any_left
 from jaxacct.strategies import overlaps
-from jaxacct.strategies.base import NoiseRecursion, Strategy
+from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, check_iterations
 from jaxacct.strategies.series import quotient
 from jaxacct.strategies.workload import Workload
 
@@ -309,6 +309,33 @@ class Stationary(Strategy):
     def describe(self) -> str:
         kind = self.kind.replace("-", " ").replace("toeplitz", "Toeplitz")
         return f"{kind}, {self.bands} band{'s' * (self.bands > 1)}"
+
+
+class ComputedColumn(Stationary):
+    """Toeplitz C of `iterations` steps whose first column is computed from other numbers."""
+
+    iterations: int
+
+    @abc.abstractmethod
+    def first_column(self) -> np.ndarray:
+        """Return (iterations,) float64 of norm 1."""
+
+    @property
+    def bands(self) -> int:
+        return len(self.array)
+
+    @property
+    def array(self) -> np.ndarray:
+        return _computed_column(self)
+
+    def check(self, scheme) -> None:
+        check_iterations(self, scheme)
+        check_is_bounded(scheme)
+
+
+@functools.lru_cache(maxsize=64)
+def _computed_column(strategy: ComputedColumn) -> np.ndarray:
+    return read_only(np.trim_zeros(strategy.first_column(), "b"))
 
 
 class FirstColumn(Stationary):
