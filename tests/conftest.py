@@ -27,7 +27,10 @@ QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < 
     "--xla_backend_optimization_level=1",
 ]
 
-STRICT = set("conformance individual interoperation kernels likelihood schemes statistics train".split())
+STRICT = set(
+    "conformance core individual interoperation kernels likelihood proposals recommendation schemes "
+    "statistics strategies train verification".split()
+)
 
 # From twenty-five seconds down to six: run first, so that no worker is left alone with one of them.
 LONG_FILES = (
