@@ -76,15 +76,8 @@ def check_target(
 ) -> None:
     """Check that a file can be written to `path`, before the work that produces it; leaves no trace.
 
-    Args:
-      path: None for no file.
-      is_ours: whether an existing file may be replaced; None to replace any.
-      kind: description of replaceable files, "a plan".
-      name: of the argument.
-      may_force: whether the command has --force, which the message then names.
-
-    Raises:
-      ValueError: with a one-line message.
+    An existing file is replaced if `is_ours` says so (None: any), which `kind` describes, such as "a plan";
+    `name` is that of the argument, and `may_force` whether the command has --force. ValueError in one line.
     """
     if path is None or _standard_stream(path) is not None:
         return

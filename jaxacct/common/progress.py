@@ -19,11 +19,8 @@ def watch(enabled: bool | None = None, unit: str = "samples"):
     """Yield a `progress(what, done, expected)` callback, or None when it is disabled.
 
     Draws on standard error of a terminal, or in the cell of a notebook that has ipywidgets; elsewhere it
-    writes a line to standard error every `PLAIN_SECONDS`, even between calls.
-
-    Args:
-      enabled: True for the bar, False for no output; by default depending on the output.
-      unit: of the counter, except for stages in `UNITS`.
+    writes a line to standard error every `PLAIN_SECONDS`, even between calls. By default the output decides;
+    `unit` is that of the counter, except for stages in `UNITS`.
     """
     has_bar = enabled or (enabled is None and is_interactive())
     if _in_notebook() and importlib.util.find_spec("ipywidgets") is None:

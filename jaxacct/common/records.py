@@ -13,18 +13,10 @@ def exact(value: float) -> str:
 
 
 def read(kind, value, name: str) -> Any:
-    """Return plain JSON values as a `kind`, the type of every leaf checked strictly.
+    """Return plain JSON values as a `kind` (of msgspec), the type of every leaf checked strictly.
 
     Numbers are finite, texts are printable, an int is accepted for a float, and no other conversion is made.
-    A dataclass must have all of its fields and no others.
-
-    Args:
-      kind: a type that msgspec converts to, such as a dataclass.
-      value: plain JSON values.
-      name: of the value, for the error.
-
-    Raises:
-      ValueError: with a one-line message that names the leaf.
+    A dataclass must have all of its fields and no others. ValueError in one line that names the leaf.
     """
     try:
         found = msgspec.convert(value, kind)

@@ -187,11 +187,7 @@ def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
 
 
 def resolve(claim: Claim, direction: Direction, spec: ProposalSpec) -> Resolved:
-    """Return the proposal of a specification with its threshold for a claim.
-
-    Raises:
-      ValueError: the specification does not cover the claim.
-    """
+    """Return the proposal of a specification with its threshold for a claim; ValueError where it has none."""
     target = claim.target
     setting = Setting(claim.mechanism, target.epsilon, direction, target.composition)
     return resolve_proposal(claim, registry.build(setting, spec))
@@ -206,17 +202,7 @@ def resolve_proposal(claim: Claim, proposal: Proposal) -> Resolved:
 def check_direction(
     claim: Claim, direction: Direction, side: Side, evidence: data.Sampled
 ) -> DirectionVerdict:
-    """Return the verdict of one direction.
-
-    Args:
-      claim: the checked claim.
-      direction: "remove" or "add".
-      side: evidence of this direction.
-      evidence: gives the rule and the share of the failure probability.
-
-    Raises:
-      ValueError: evidence that no verification of this claim makes.
-    """
+    """Return the verdict of one direction; ValueError for evidence that no verification makes."""
     q = evidence.share * claim.target.budget.failure_probability
     symmetric = direction not in claim.mechanism.directions
     if symmetric != isinstance(side, data.Symmetric):
@@ -311,13 +297,10 @@ def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: 
 
 
 def check_margin(margin: float, needed: float) -> None:
-    """Check that terms were computed with at least the margin that rounding needs.
+    """Check that terms were computed with at least the margin that rounding needs; ValueError otherwise.
 
     A larger one is valid: terms at a smaller epsilon are larger. A relative 1e-9 is allowed for the functions
     of another machine.
-
-    Raises:
-      ValueError: a smaller margin.
     """
     if not (math.isfinite(margin) and margin >= needed * (1 - 1e-9)):
         raise ValueError(

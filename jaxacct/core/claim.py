@@ -48,11 +48,7 @@ class Target:
     def at(cls, epsilon: float, delta: float, compose_with=None, *, reserved: float = 0.0) -> "Target":
         """Return the target with the default split of all of delta that is not `reserved`.
 
-        Args:
-          epsilon: nats, at least 0.
-          delta: in (0, 1).
-          compose_with: a dp-accounting `DpEvent` that the guarantee also covers, or None.
-          reserved: part of delta for truncated batches and stopped runs.
+        Reserved is what truncated batches and stopped runs need.
         """
         _validate.open_probability("delta", delta)
         return cls(epsilon, delta, Budget.split(delta - reserved), compose_with)
@@ -137,11 +133,7 @@ class Claim:
         return batch_sizes(self.mechanism.scheme, self.dataset_size, self.truncate_to, stops)
 
     def check_reserves(self) -> None:
-        """Check that delta covers the budget of the verification and all reserves.
-
-        Raises:
-          ValueError: it does not, or truncated batches are not covered at this noise multiplier.
-        """
+        """Check that delta covers the budget and all reserves; ValueError otherwise."""
         available = self.target.delta - self.reserved
         if not self.target.budget.delta <= available:
             raise ValueError(f"the budget spends {self.target.budget.delta:g} of {available:g} of delta")
@@ -189,11 +181,7 @@ class _Written:
 
 
 def claim_from_json(data) -> Claim:
-    """Return the claim that `Claim.to_json` wrote.
-
-    Raises:
-      ValueError: a field is missing, unknown, malformed or not as `to_json` writes it.
-    """
+    """Return the claim that `Claim.to_json` wrote; ValueError for fields that are not as it writes them."""
     read = records.read(_Written, data, "plan claim")
     scheme = scheme_from_fields(_kind("scheme", read.scheme.get("name"), SCHEMES), read.scheme)
     kind = _kind("strategy kind", read.strategy.get("kind", BandedToeplitz.kind), STRATEGIES)

@@ -173,11 +173,7 @@ class _Written:
 
 
 def evidence_from_json(data) -> Evidence:
-    """Return the evidence that `evidence_to_json` wrote.
-
-    Raises:
-      ValueError: another kind, or a field that is missing, unknown or malformed.
-    """
+    """Return the evidence that `evidence_to_json` wrote; ValueError for other fields."""
     kind, fields = _untagged(data, _KINDS, "plan evidence")
     if kind is Bound:
         return records.read(Bound, fields, "plan evidence")

@@ -38,14 +38,8 @@ def draw_line(
 ) -> Line:
     """Draw at both distances until H(Q, P) <= delta_v is certified, or `max_samples` in all are drawn.
 
-    Args:
-      line: the two distributions.
-      delta_v: upper limit of H(Q, P).
-      q: failure probability.
-      stream: JAX key of its own, independent of the one that planned the distances.
-      max_samples: at both distances together.
-      kept: last argument of `keep`, to resume from there.
-      keep: called with the state after every batch, plain JSON values.
+    The key `stream` is independent of the one that planned the distances. `keep` is called with the state
+    after every batch, plain JSON values; `kept` is such a state to resume from.
     """
     margin, state = margin_of_line(line), kept or {"blocks": 0, "near": [], "far": []}
     limit = max(1, max_samples // (2 * randomness.BLOCK_SIZE))

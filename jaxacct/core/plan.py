@@ -247,9 +247,8 @@ class Plan:
     def from_json(cls, data) -> "Plan":
         """Read the output of `to_json`, and check it: everything that follows from the claim is recomputed.
 
-        Raises:
-          ValueError: another schema or version, a field that is missing, unknown or of another type, or
-            evidence that does not prove the claim.
+        ValueError for another schema or version, a field that is missing, unknown or of another type, or
+        evidence that does not prove the claim.
         """
         if not isinstance(data, dict):
             raise ValueError(f"plan must be a JSON object, got {data!r:.80}")

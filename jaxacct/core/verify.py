@@ -129,20 +129,7 @@ def verify_claim(
     progress: Progress | None = None,
     key=None,
 ) -> Verdict:
-    """Draw evidence for a claim and check it.
-
-    Args:
-      claim: to verify.
-      stop: stopping rule.
-      proposal: as in `verify`.
-      again: evidence whose proposals are used again, with fresh samples.
-      checkpoint: as in `verify`.
-      progress: as in `verify`.
-      key: as in `verify`.
-
-    Returns:
-      The verdict, with the evidence.
-    """
+    """Draw evidence for a claim and check it; `again` is evidence whose proposals are used again."""
     job = _job_digest(claim, stop, proposal)
     run_key = _run_key(job, checkpoint, key)
     sides = unrun_sides(claim.mechanism)
@@ -223,17 +210,7 @@ def draw(
     checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> Side:
-    """Return the evidence of one direction.
-
-    Args:
-      run: what to draw.
-      budget: of the claim.
-      stop: when to end.
-      job: digest of the verification; names the stored state.
-      run_key: key of the whole verification.
-      checkpoint: as in `verify`.
-      progress: as in `verify`.
-    """
+    """Return the evidence of one direction; `job`, a digest of the verification, names the stored state."""
     level = stop.share * budget.failure_probability
     if run.line is not None:
         return _draw_line(run, run.line, budget.delta_v, stop, level, job, run_key, checkpoint, progress)
@@ -319,10 +296,7 @@ def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | No
     """Return the state stored under that name, or None.
 
     Terms are in units of the scale of their proposal. Another version, or another machine where two proposals
-    cost the same, may choose another proposal: its samples must not be added to these.
-
-    Raises:
-      ValueError: samples of another proposal, or of an unnamed one.
+    cost the same, may choose another proposal: its samples must not be added to these (ValueError).
     """
     state = checkpoint.load(name) if checkpoint else None
     if state is not None and (flaws := differences(state.get("law"), metadata, "the proposal")):

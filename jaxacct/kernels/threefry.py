@@ -240,12 +240,7 @@ def integers(key, shape, below: int):
 
 
 def integers_of(words, below):
-    """Return the integers of `integers` from two `words`, of their shape, of the keys of its split.
-
-    Args:
-      words: two arrays of uint32.
-      below: an integer, or an array of integers that broadcasts to the shape of the words; static.
-    """
+    """Return the integers of `integers` from two uint32 `words` of its split's keys; `below` broadcasts."""
     spans = np.asarray(below, np.uint64)
     span = jnp.asarray(spans, jnp.uint32)
     # 2^32 modulo `below`, as JAX computes it.

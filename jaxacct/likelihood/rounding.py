@@ -75,12 +75,8 @@ def loss_lines(
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for float32 losses of samples of one distribution.
 
-    Args:
-      mechanism: the mechanism.
-      delta_v: upper limit of the divergence; rare outputs are excluded at its expense.
-      direction: "remove" (samples have participations) or "add".
-      replicas: participation vectors added up in the drawn outputs, m >= 1.
-      push: by how many standard deviations the proposal shifts normalised scores.
+    Rare outputs are excluded at the expense of `delta_v`. The outputs have `replicas` participation vectors
+    added up under "remove", none under "add", and normalised scores shifted by `push` standard deviations.
     """
     if mechanism.is_replace_one:
         raise ValueError("losses of replace-one are rounded twice: proposals.families.mirrored")
@@ -100,11 +96,8 @@ def loss_lines(
 def common_lines(mechanism, errors, rare: float, section: str = "3") -> tuple[BudgetLine, ...]:
     """Return the budget items that every proposal distribution has.
 
-    Args:
-      mechanism: the mechanism.
-      errors: of the normals, of the scores and of the likelihood ratio, in nats of the loss.
-      rare: probability of outputs for which these do not hold.
-      section: of proofs/rounding.md, for the likelihood ratio and the rare outputs.
+    `errors` are those of the normals, the scores and the likelihood ratio, in nats of the loss, which do not
+    hold for outputs of probability `rare`; `section` is that of proofs/rounding.md for the latter two.
     """
     normals, scores, ratio = errors
     two_extreme = (_pairs(mechanism) * randomness.RARE_RADIUS_PROBABILITY) ** 2 / 2

@@ -68,8 +68,7 @@ def _covers(family: Family, setting: Setting) -> bool:
 def check_name(name: str, composed: bool) -> ProposalSpec:
     """Return what a name as users give it stands for, which is for the remove direction, without building it.
 
-    Raises:
-      ValueError: for an unknown family, a wrong number of parameters, or a family for another purpose.
+    ValueError for an unknown family, a wrong number of parameters, or a family for another purpose.
     """
     spec, family = _known(ProposalSpec.parse(name))
     if Direction.REMOVE not in family.directions or composed not in family.composed:
@@ -96,11 +95,7 @@ def _known(spec: ProposalSpec) -> tuple[ProposalSpec, Family]:
 
 @functools.lru_cache(maxsize=64)
 def build(setting: Setting, spec: ProposalSpec) -> Proposal:
-    """Return the proposal of a specification.
-
-    Raises:
-      ValueError: for an unknown family, a wrong number of parameters, or a setting that it does not cover.
-    """
+    """Return the proposal of a specification; ValueError where it does not cover the setting."""
     _, family = _known(spec)
     if not _covers(family, setting):
         composed = "" if setting.composed is None else " with a composed mechanism"

@@ -19,10 +19,7 @@ from jaxacct.statistics.lines import BudgetLine, total
 
 
 def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
-    """Return all reserves for the samples of a proposal; a function of its arguments alone.
-
-    Empty for a divergence of exactly zero.
-    """
+    """Return all reserves for the samples of a proposal, by its arguments alone; empty for an exact zero."""
     if proposal.log_scale == -math.inf:
         return ()
     mechanism, m = proposal.mechanism, proposal.replicas
@@ -53,12 +50,7 @@ def weight_line(
 ) -> BudgetLine:
     """Return the budget item for float32 weights `ln w = ln Z + (1 - m) L` of positive terms.
 
-    Args:
-      mechanism: the mechanism.
-      delta_v: as for `loss_lines`, which exclude the same outputs.
-      replicas: m.
-      log_normalizer: ln Z.
-      lowest: lower limit of such losses is minus this, in nats.
+    Losses are at least `-lowest`; `delta_v` is that of `loss_lines`, which exclude the same outputs.
     """
     size = rounding.bounded(
         mechanism,
@@ -147,11 +139,7 @@ class Resolved:
 
 
 def resolved(proposal: Proposal, epsilon: float, delta_v: float, profile: Callable) -> Resolved:
-    """Return the proposal with its threshold for a target.
-
-    Raises:
-      ValueError: the proposal does not resolve this delta.
-    """
+    """Return the proposal with its threshold for a target; ValueError for too small a delta."""
     theta = threshold(proposal, delta_v)
     if not theta > 0:
         raise ValueError(f"proposal {proposal.name} does not resolve delta_v {delta_v:g}")

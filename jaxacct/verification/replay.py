@@ -45,14 +45,8 @@ def replay(plan: Plan, progress: Progress | None = None) -> tuple[Replayed, ...]
     """Draw the samples of the stored keys again, both directions; `Plan.verify` uses fresh keys instead.
 
     On the original kind of machine histograms agree bit for bit. On another kind, float32 rounding may move a
-    few samples to the next bin; the fresh histograms must still prove the claim.
-
-    Args:
-      plan: certified with samples.
-      progress: called with (what, samples done, samples expected).
-
-    Raises:
-      ValueError: a plan that is not certified, or certified without samples.
+    few samples to the next bin; the fresh histograms must still prove the claim. ValueError for a plan that
+    is not certified, or certified without samples.
     """
     if not isinstance(plan.evidence, Sampled):
         raise ValueError("plan is certified by an analytic accountant: there are no samples to draw again")

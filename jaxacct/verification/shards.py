@@ -335,11 +335,7 @@ def _redraw(run, direction: Direction, parts: list[Part], run_key, number: int, 
 
 
 def target_of(plan: Plan) -> str:
-    """Return the digest of the claim that parts of a plan verify.
-
-    Raises:
-      ValueError: a plan composed with another mechanism.
-    """
+    """Return the digest of the claim that parts of a plan verify."""
     if plan.compose_with is not None:
         raise ValueError("plan must not be composed with another mechanism to be verified in parts")
     return plan.claim.digest

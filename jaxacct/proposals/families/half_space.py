@@ -241,12 +241,9 @@ def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
     """Return a piecewise constant density r of t < edge: `phi(t) (1 - e^{slope (t - edge)}) <= scale r(t)`.
 
     Cells have equal width and probabilities that are multiples of 2^-32, so the drawn distribution is exactly
-    the one whose density is used, and the scale is a maximum over cells, not an integral.
-    The largest value in a cell bounds the normal density by its upper end and the other factor by its lower
-    end.
-
-    Returns:
-      (ln scale, probability left out below the last cell over the scale, arrays of the cells).
+    the one whose density is used, and the scale is a maximum over cells, not an integral. The largest value
+    in a cell bounds the normal density by its upper end and the other factor by its lower end. Returns (ln
+    scale, probability left out below the last cell over the scale, arrays of the cells).
     """
     log_mean = log_half_space_mean(edge, slope)
     # phi(edge - depth) / phi(min(edge, 0)) decreases at least like a normal; 14 more than suffices.
@@ -269,10 +266,7 @@ def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:
 def place_cells(upper: np.ndarray, width: float, log_peak: np.ndarray) -> tuple[float, dict]:
     """Return (ln scale, arrays) of cells of one width below `upper`, drawn approximately like e^log_peak.
 
-    Args:
-      upper: (cells,) upper ends.
-      width: of a cell.
-      log_peak: upper bound on ln of the normal density times the bound on the terms, anywhere in the cell.
+    `log_peak` bounds ln of the normal density times the bound on the terms, anywhere in the cell.
     """
     ideal = np.exp(log_peak - logsumexp(log_peak))
     counts = np.floor(ideal * (2.0**32 - CELLS)).astype(np.int64) + 1

@@ -38,8 +38,7 @@ _LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
 def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) -> Proposal:
     """Return the proposal of m replicas at `times` the sampling probability, with the scale at `epsilon`.
 
-    Raises:
-      ValueError: there are no such replicas, or Z'_m overflows.
+    ValueError where there are no such replicas, or Z'_m overflows.
     """
     found = _inflated(mechanism, times)
     if found is None:
@@ -96,13 +95,7 @@ def inflated_lines(
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for weights `ln Z' + L - replicas L'`, L' at the inflated probability.
 
-    Args:
-      mechanism: the mechanism of the loss L.
-      inflated: that of L'.
-      delta_v: as for `rounding.loss_lines`.
-      replicas: of `inflated`.
-      log_normalizer: ln Z'.
-      log_min_ratio: lower bound on ln of the ratio of the probabilities of any participation vector.
+    `log_min_ratio` is a lower bound on ln of the ratio of the probabilities of any participation vector.
     """
     drawn = rounding.bounded(
         inflated,

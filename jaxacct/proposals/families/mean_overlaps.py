@@ -106,15 +106,9 @@ def _draw(key, scheme, strategy, sigma, tables, dtype) -> Draws:
 
 
 def loss_of_mean_overlaps(scheme, strategy, noise, sigma):
-    """Return a lower bound on ln P/Q, by theorem 9: (num_samples,) of the dtype of `noise`.
+    """Return a lower bound on ln P/Q, by theorem 9, from normalised scores of independent examples.
 
     Overlaps are rounded up; other errors have budget items (proofs/rounding.md, section 7).
-
-    Args:
-      scheme: of several independent examples.
-      strategy: strategy matrix.
-      noise: (num_samples, iterations) normalised scores.
-      sigma: noise multiplier.
     """
     return _loss_of_mean_overlaps(scheme, strategy, sigma * noise, sigma)
 
@@ -257,14 +251,8 @@ def from_below(proposal: Proposal) -> Proposal | None:
 
     A distribution and its weights are valid for any function of the outputs, and its scale, which bounds the
     exact terms, bounds the smaller ones (proofs/shared_examples.md, theorem 11). Intervals of estimates use
-    it.
-
-    Args:
-      proposal: of an upper bound, or exact.
-
-    Returns:
-      The given proposal where its losses are exact and its weights are rounded up by less than is reserved;
-      None without a lower bound.
+    it. The given proposal is returned where its losses are exact and its weights are rounded up by less than
+    is reserved; None without a lower bound.
     """
     mechanism = proposal.mechanism
     if proposal.of_a_bound:

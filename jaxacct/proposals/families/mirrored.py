@@ -26,10 +26,8 @@ def floor(mechanism: Mechanism) -> tuple[float, float]:
     """Return (ln g, probability under P that f(-y) < g), natural log.
 
     `ln(f - P(x = 0))` is convex, so at -y it is at least its tangent at 0, `constant - <C m, y> / sigma^2`.
-    Given x that product is Gaussian: `<C m, C x>` plus noise of deviation `sigma |C m|`.
-
-    Raises:
-      ValueError: where losses are bounds, or depend on side information.
+    Given x that product is Gaussian: `<C m, C x>` plus noise of deviation `sigma |C m|`. ValueError where
+    losses are bounds, or depend on side information.
     """
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     if mechanism.is_upper_bound or scheme.side_information is not None:

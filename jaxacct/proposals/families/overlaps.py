@@ -44,13 +44,8 @@ def overlap_variation(mechanism, m: int) -> float:
 def log_factor(scheme, strategy, arrays: dict, together, alone, lifts):
     """Return ln of the factor, (num_samples,) float32, rounded up and at most 0.
 
-    Args:
-      scheme: of the replicas.
-      strategy: strategy matrix.
-      arrays: `overlap_arrays`.
-      together: (num_samples, iterations) float32, the sum of the replicas' counts.
-      alone: the counts of one of them.
-      lifts: (num_samples,) float32, the lifts of the tables, rounded down.
+    `together` are the sums of the replicas' counts, `alone` the counts of one of them, and `lifts` those of
+    the tables, rounded down.
     """
     far, off = _far(scheme, strategy, together)
     own, own_off = _far(scheme, strategy, alone)

@@ -19,15 +19,9 @@ def shared_events(positions, first, second, attractions, m: int, iterations: int
     """Return `shared_rows` from participations at positions, processed sequentially.
 
     A participation overlaps the last one of every other vector; previous ones are b steps further away.
-
-    Args:
-      positions: (num_samples, slots) int32, of m / 2 pairs one after the other, with equally many slots each;
-        iterations and above is none.
-      first: (num_samples, slots) float32, whether the first of the pair participates.
-      second: (num_samples, slots) float32, whether the second of the pair participates.
-      attractions: (ends, b + 1) float32, `log_attractions`.
-      m: number of replicas.
-      iterations: number of steps.
+    `positions` are (num_samples, slots) int32, of m / 2 pairs one after the other, with equally many slots
+    each; iterations and above is none. `first` and `second` say which of the pair participates there,
+    float32; `attractions` are `log_attractions`.
     """
     (ends, width), (size, slots) = attractions.shape, positions.shape
     slot = jnp.broadcast_to(jnp.arange(slots, dtype=jnp.int32), positions.shape)
@@ -65,15 +59,9 @@ def shared_rows(vectors, attractions, slots: int):
     """Return `X_ij`, the overlap of the i-th and the j-th vector over sigma^2: (m, m, num_samples) float32.
 
     Participations of one vector are b steps apart or more, so a participation of another overlaps at most two
-    of
-    them: the first from its step on, and the last before. Sums of at most `2 slots` non-negative numbers,
-      each of a
-    few roundings.
-
-    Args:
-      vectors: (m, num_samples, iterations) float32 counts.
-      attractions: (ends, b + 1) float32, `log_attractions`.
-      slots: maximum participations of a vector.
+    of them: the first from its step on, and the last before. Sums of at most `2 slots` non-negative numbers,
+    each of a few roundings. `vectors` are (m, num_samples, iterations) counts of at most `slots`
+    participations, `attractions` the `log_attractions`.
     """
     (ends, width), n = attractions.shape, vectors.shape[-1]
     b = width - 1
@@ -112,11 +100,8 @@ def shared_rows(vectors, attractions, slots: int):
 def log_factor(shared, number: int, slots: int, side: int = 1):
     """Return ln of the factor of a weight, (num_samples,) float32, rounded up and at most 0.
 
-    Args:
-      shared: `shared_rows`, of pairs in the rows 2 i and 2 i + 1.
-      number: number of the unit's own vectors.
-      slots: as for `shared_rows`.
-      side: -1 to round down.
+    `shared` are the `shared_rows` of pairs in the rows 2 i and 2 i + 1, `number` of which are a unit's own;
+    `side` -1 rounds down.
     """
     m = len(shared)
     meet, own = rounds(m, number)
@@ -148,15 +133,9 @@ def rounds(m: int, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairings of the m - 1 rounds of a tournament, and which pairs are both a unit's own.
 
     Player m - 1 is fixed, the others are 0 .. m - 2 in a circle: in round l those meet whose numbers add up
-    to 2 l, and l meets the fixed one. Rows 2 i and 2 i + 1 meet in round 0. A unit's own are the players
-    l .. l + number - 1 of round l, so that all rounds have the same distribution.
-
-    Args:
-      m: number of players, even.
-      number: number of the unit's own vectors.
-
-    Returns:
-      Two (m - 1, m, m) bool arrays, true for each pair of rows once.
+    to 2 l, and l meets the fixed one. Rows 2 i and 2 i + 1 meet in round 0. A unit's own are the players l ..
+    l + number - 1 of round l, so that all rounds have the same distribution. Both are (m - 1, m, m) bool
+    arrays, true for each pair of rows once.
     """
     circle = m - 1
     player = np.array([m - 1, 0] + [p for i in range(1, m // 2) for p in (i, circle - i)])

@@ -58,14 +58,9 @@ _FAMILY = "pairs"
 def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool | None = None) -> Proposal:
     """Return the proposal of m replicas drawn in pairs, with the scale at `epsilon`.
 
-    Args:
-      mechanism: the mechanism.
-      m: in `NUMBERS`, above the number of examples.
-      epsilon: nats.
-      by_pairs: whether losses are those of pairs of examples; None where possible.
-
-    Raises:
-      ValueError: another m, a scheme without replicas, or a normalizer that overflows.
+    `m` is in `NUMBERS`, above the number of examples; losses are those of pairs of examples for `by_pairs`,
+    by default where possible. ValueError for another m, a scheme without replicas, or a normalizer that
+    overflows.
     """
     one, number = _one(mechanism)
     if m not in NUMBERS or m <= number:
@@ -186,11 +181,7 @@ def plain_by_pairs(mechanism: Mechanism) -> Proposal:
 
 
 def build(setting: Setting, m: int, by_pairs: int) -> Proposal:
-    """Return `pair_proposal`, or `plain_by_pairs` for m = 1.
-
-    Raises:
-      ValueError: as `pair_proposal`, or where losses are not by pairs of examples for `by_pairs` = 1.
-    """
+    """Return `pair_proposal`, or `plain_by_pairs` for m = 1."""
     if by_pairs not in (0, 1) or (by_pairs and setting.mechanism.scheme.pair_bound is None):
         raise ValueError(f"by_pairs must be 0, or 1 where losses are by pairs of examples, got {by_pairs}")
     if (m, by_pairs) == (1, 1):

@@ -44,8 +44,7 @@ def min_exponent(mechanism: Mechanism, epsilon: float) -> float:
 def build(setting: Setting) -> Proposal:
     """Return plain sampling with its weight bound for a setting; `log_scale` is -inf for an exact zero.
 
-    Raises:
-      ValueError: where the adversary sees side information: Q is no Gaussian, and f has no such bound.
+    ValueError where the adversary sees side information: Q is no Gaussian, and f has no such bound.
     """
     mechanism, epsilon = setting.mechanism, setting.epsilon
     if mechanism.scheme.side_information is not None:

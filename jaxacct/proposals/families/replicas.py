@@ -60,10 +60,7 @@ def table_samples(mechanism: Mechanism, m: int) -> float:
 
 
 def log_normalizer(mechanism: Mechanism, m: int) -> float:
-    """Return ln Z_m = ln E_Q f^m on the rows of the strategy, float64, or an upper bound; inf on overflow.
-
-    It is an upper bound where C is not banded.
-    """
+    """Return ln Z_m = ln E_Q f^m on the rows of the strategy, or an upper bound if C is not banded."""
     return _module(mechanism).log_normalizer(mechanism, m)
 
 
@@ -98,11 +95,7 @@ class Replicas:
 
 
 def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
-    """Return `Replicas` of order m, at least `least`.
-
-    Raises:
-      ValueError: the scheme has no tables for this order, or Z_m overflows.
-    """
+    """Return `Replicas` of order m, at least `least`; ValueError without tables, or where Z_m overflows."""
     module = _module(mechanism)
     if not least <= m <= max_replicas(mechanism):
         raise ValueError(f"m must be in {least}..{max_replicas(mechanism)} for this scheme, got {m}")
@@ -116,11 +109,7 @@ def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
 
 
 def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
-    """Return the proposal R_m, m >= 2, with its scale at `epsilon` (natural log).
-
-    Raises:
-      ValueError: as `checked_replicas`.
-    """
+    """Return the proposal R_m, m >= 2, with its scale at `epsilon`; ValueError as `checked_replicas`."""
     drawn = checked_replicas(mechanism, m)
     log_z = drawn.log_normalizer
     log_floor, left_out = _floor(mechanism) if mechanism.is_replace_one else (0.0, 0.0)
@@ -167,15 +156,10 @@ def around_the_smallest_scale(
 ) -> list[Proposal]:
     """Proposals of the orders around the one with the smallest scale.
 
-    Orders are tried from `first` on while their tables fit and Z_m is finite. The scale is log-convex in m,
-    so the first increase ends the search; so does a proposal for which all samples that it needs are
-    drawn faster than the tables of one more replica are built.
-
-    Args:
-      tabled: the mechanism whose replicas are drawn.
-      first: smallest order.
-      propose: the proposal of an order.
-      samples_needed: of a proposal; None tries all orders.
+    Orders are tried from `first` on while the tables of `tabled` fit and Z_m is finite. The scale is
+    log-convex in m, so the first increase ends the search; so does a proposal for which all samples that it
+    needs (`samples_needed`; None tries all orders) are drawn faster than the tables of one more replica are
+    built.
     """
     found: list[Proposal] = []
     for m in range(first, max_replicas(tabled) + 1):
@@ -290,13 +274,9 @@ def drawn_sizes(
 ) -> rounding.Size:
     """Return the sizes of the loss of `drawn`, whose replicas are drawn for the target of another mechanism.
 
-    Args:
-      drawn: the mechanism whose replicas are drawn.
-      replicas: how many.
-      rare: probability under the target distribution of each of the two events that are excluded.
-      log_rarest: ln of the probability that `drawn` may have of more participations than are counted; -inf
-      log_rarest: ln of the probability under `drawn` of more participations than are counted; -inf
-      log_max: ln of its likelihood ratio, exceeded with probability `rare` at most.
+    Two events are excluded, each of probability `rare` under the target distribution: more participations
+    than are counted, of log probability `log_rarest` under `drawn` (-inf counts all), and a log-likelihood
+    ratio above `log_max`.
     """
     count, most, beyond = drawn.scheme.max_participations, drawn.scheme.max_participations, 0.0
     if log_rarest > -math.inf:

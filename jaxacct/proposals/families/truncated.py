@@ -38,11 +38,7 @@ _SPEC = ProposalSpec("truncated", ())
 
 
 def truncated_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
-    """Return two replicas with independent truncation, with the scale at `epsilon` (natural log).
-
-    Raises:
-      ValueError: the scheme does not truncate, tables do not fit, or a normalizer overflows.
-    """
+    """Return two replicas with independent truncation; ValueError without tables."""
     cuts, uncut = checked_truncation(mechanism, _SPEC)
     none = cuts.uncut.log_probability_of_none()
     if direction == Direction.ADD:
@@ -71,11 +67,7 @@ def truncated_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> 
 
 
 def checked_truncation(mechanism: Mechanism, spec: ProposalSpec) -> tuple[IndependentCuts, Mechanism]:
-    """Return the independent truncation of a mechanism, and the mechanism without it.
-
-    Raises:
-      ValueError: the scheme does not truncate, or tables do not fit.
-    """
+    """Return the independent truncation of a mechanism, and the mechanism without it."""
     cuts = mechanism.scheme.independent_cuts
     if cuts is None:
         raise ValueError(f"scheme must truncate batches itself, got {mechanism.scheme.name}")
@@ -99,21 +91,10 @@ def proposal_of_truncation(
     tables: Callable[[], Any],
     lines: Callable[[float], tuple[BudgetLine, ...]],
 ) -> Proposal:
-    """Return a proposal of two replicas with independent truncation.
+    """Return a proposal of two replicas with independent truncation; ValueError where a normalizer overflows.
 
-    Args:
-      spec: family.
-      mechanism: the accounted mechanism.
-      direction: "remove" or "add".
-      epsilon: natural log.
-      log_z: ln of the normalizer.
-      lowered: added to epsilon in the scale: ln of the floor of the other side's likelihood.
-      draw_block: as in `Proposal`.
-      tables: as in `Proposal`.
-      lines: budget items at a delta_v.
-
-    Raises:
-      ValueError: a normalizer overflows.
+    `lowered` is added to epsilon in the scale: ln of the floor of the other side's likelihood. `lines` are
+    the budget items at a delta_v; `draw_block` and `tables` as in `Proposal`.
     """
     if not math.isfinite(log_z - lowered):
         raise ValueError(f"{spec} overflow at noise multiplier {mechanism.noise_multiplier:g}")
@@ -173,16 +154,10 @@ def truncated_lines(
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for weights `ln Z + (1 - m) ln f` of m = `REPLICAS` replicas.
 
-    f is P/R or Q/R alone; the reserved nats hold for both together, so for either.
-
-    Args:
-      mechanism: the mechanism.
-      delta_v: as for `rounding.loss_lines`.
-      direction: "remove" or "add".
-      log_parts: sizes of the other summands of the log of a weight.
-      beyond: probability that the sizes of the others' batches are not covered.
-      mean: sum and length of the mean participation, where draws are shifted by it and weights have its
-        scores.
+    f is P/R or Q/R alone; the reserved nats hold for both together, so for either. `log_parts` are the sizes
+    of the other summands of the log of a weight, `beyond` is the probability that the sizes of the others'
+    batches are not covered, and `mean` the sum and the length of the mean participation, where draws are
+    shifted by it and weights have its scores.
     """
     added, scheme = REPLICAS + (mean[0] > 0), mechanism.scheme
     size, share, errors = rounding.bounded(

@@ -43,11 +43,7 @@ _TIMES = {Direction.REMOVE: (0, 1), Direction.ADD: (1, 1)}
 
 
 def truncated_mean_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
-    """Return two replicas and the mean with independent truncation; `epsilon` is a natural log.
-
-    Raises:
-      ValueError: the scheme does not truncate, tables do not fit, or a normalizer overflows.
-    """
+    """Return two replicas and the mean with independent truncation; ValueError as `truncated_proposal`."""
     cuts, uncut = checked_truncation(mechanism, _SPEC)
     strategy, variance, n = mechanism.strategy, mechanism.noise_multiplier**2, cuts.uncut.iterations
     once, more = _TIMES[Direction(direction)]
@@ -137,13 +133,7 @@ _DRAW = {direction: functools.partial(_draw, direction=direction) for direction 
 def log_factor(strategy, tables, cut, counts, moved, direction: Direction):
     """Return ln of a sample's factor times sigma^2, (num_samples,) float32, rounded up and at most 0.
 
-    Args:
-      strategy: strategy matrix.
-      tables: of the draws.
-      cut: of `TruncatedDraws`.
-      counts: of `TruncatedDraws`.
-      direction: "remove" or "add".
-      moved: v, (num_samples, iterations) float32.
+    `cut` and `counts` are of the replicas, `moved` is v.
     """
     once, more = _TIMES[direction]
     seen = strategy.signal_scores(moved)
