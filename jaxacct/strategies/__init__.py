@@ -66,13 +66,8 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
     return BandedToeplitz.from_file(name)
 
 
-def strategy_to_json(strategy: Strategy) -> dict:
-    """Return plain JSON values."""
-    return strategy.to_json()
-
-
 def strategy_from_json(data: dict) -> Strategy:
-    """Return the inverse of `strategy_to_json`; ValueError for another kind."""
+    """Return the strategy that `to_json` wrote; ValueError for another kind."""
     kind = data.get("kind", BandedToeplitz.kind)
     if kind not in STRATEGIES:
         raise ValueError(f"strategy kind must be one of {', '.join(STRATEGIES)}, got {kind!r}")
@@ -97,7 +92,6 @@ __all__ = [
     "ending",
     "prefix_sum_error",
     "strategy_from_json",
-    "strategy_to_json",
     "workload_error",
     "workload_named",
 ]

@@ -23,7 +23,6 @@ from jaxacct.strategies import (
     Toeplitz,
     by_name,
     strategy_from_json,
-    strategy_to_json,
 )
 from tests.oracles import enumeration
 
@@ -179,7 +178,7 @@ def test_noise_recursion_inverts_the_matrix(strategy):
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_json_hash_and_words(strategy):
-    stored = json.loads(json.dumps(strategy_to_json(strategy)))
+    stored = json.loads(json.dumps(strategy.to_json()))
     again = strategy_from_json(stored)
     assert again == strategy and hash(again) == hash(strategy) and again is not strategy
     assert strategy.describe()

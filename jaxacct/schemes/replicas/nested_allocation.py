@@ -87,7 +87,7 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     scheme = mechanism.scheme
     n, b, k, q = scheme.iterations, scheme.min_separation, scheme.max_participations, scheme.keep_probability
     turns, log_attraction = scheme.num_turns, log_attractions(mechanism)
-    first, second = _classes_of_kinds(mechanism)
+    kinds_of, first, second = _kinds(mechanism)
     places = np.arange(2 * turns[0])
     is_first, turn = places % 2 == 0, places // 2
     steps = np.where(is_first, first[:, None], second[:, None]) + b * turn
@@ -115,21 +115,12 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, np.ndarray,
                 table[:, place, before] = ahead[:, 0] + event
                 rarest = max(rarest, rarest_event(table[:, place, before], event, kinds))
         share = turns / n
-        pairs = np.outer(share, share) * table[_kinds(mechanism), 0, 0, k, k]
+        pairs = np.outer(share, share) * table[kinds_of, 0, 0, k, k]
     return table, attraction, pairs, rarest
 
 
-def _kinds(mechanism: Attracting) -> np.ndarray:
-    """Return (b, b) int: the kind of pair that two classes are, symmetric."""
-    return _kinds_and_classes(mechanism)[0]
-
-
-def _classes_of_kinds(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray]:
-    """Return (kinds,) int each: the first and the second class of a pair of each kind."""
-    return _kinds_and_classes(mechanism)[1:]
-
-
-def _kinds_and_classes(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _kinds(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (b, b) int kinds of pairs of classes, symmetric, and the two classes of each kind."""
     scheme = mechanism.scheme
     b, turns = scheme.min_separation, scheme.num_turns
     first, second = np.triu_indices(b)
@@ -150,7 +141,10 @@ def tables(mechanism: Attracting, m: int) -> dict:
     units = table.max(axis=(0, 1, 2))
     arrays = {"weights": table / np.where(units > 0, units, 1.0), "attraction": attraction}
     found = {name: jax.device_put(np.asarray(part, np.float32)) for name, part in arrays.items()}
-    return found | {"classes": thresholds_in_order(pairs), "kinds": jnp.asarray(_kinds(mechanism), jnp.int32)}
+    return found | {
+        "classes": thresholds_in_order(pairs),
+        "kinds": jnp.asarray(_kinds(mechanism)[0], jnp.int32),
+    }
 
 
 def draw_fitting(key, scheme, arrays, num_samples: int):
