@@ -227,7 +227,7 @@ LINES = [
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "text.json"], "out must be new or a plan"),
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "link.json"], "out must be new or a plan"),
     (["strategy", *"--iterations 60 --bands 2 --out text.json".split()], "out must be new or a file of"),
-    (["run-key", "--seconds", "3"], "Unknown option: --seconds"),
+    (["run-key", "--out", "k.json", "--seconds", "3"], "Unknown option: --seconds"),
 ]
 
 
