@@ -39,9 +39,9 @@ class Privatizer:
         """Standard deviation of a step's fresh noise in grid units."""
         return self.mechanism.noise_multiplier * 2.0**self.grid.bits
 
-    def solve(self, state: noise.NoiseState, normals):
-        """As `train.noise.recursion.solve`."""
-        return noise.solve(self.mechanism.strategy, self.levels, state, normals)
+    def solve_words(self, state: noise.NoiseState, words):
+        """As `train.noise.recursion.solve_words`."""
+        return noise.solve_words(self.mechanism.strategy, self.levels, state, words)
 
     def store(self, state: noise.NoiseState, made):
         """As `train.noise.recursion.store`."""

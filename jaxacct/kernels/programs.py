@@ -106,7 +106,7 @@ def _traced(function, fixed, tree, leaves) -> _Program:
     with jax.ensure_compile_time_eval():
         constants = [jax.device_put(each) for each in closed.consts]
     inside = jax.jit(program)
-    options = _options() if jax.default_backend() == "cpu" else {}
+    options = compiler_options() if jax.default_backend() == "cpu" else {}
     return _Program(jax.jit(program, compiler_options=options) if options else inside, inside, constants)
 
 
@@ -123,7 +123,7 @@ def _zero():
 
 
 @functools.cache
-def _options() -> dict[str, int]:
+def compiler_options() -> dict[str, int]:
     """Return the entries of `_CPU_OPTIONS` that are not set; none where this XLA does not have them."""
     asked = os.environ.get("XLA_FLAGS", "")
     options = {name: value for name, value in _CPU_OPTIONS.items() if name not in asked}

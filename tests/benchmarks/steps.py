@@ -19,6 +19,7 @@ import optax
 from jax_privacy.matrix_factorization import toeplitz
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
+from jaxacct.kernels.programs import compiler_options
 from tests.benchmarks.results import record
 from tests.benchmarks.training import KINDS, poisson_plan
 from tests.train.fitting import fit
@@ -57,23 +58,24 @@ def bands_of(number: int) -> Mechanism:
 
 
 def noise() -> None:
-    """Correlated noise of 669,706 and 10,000,000 parameters whose normals are drawn, and drawing them."""
-    strategies = {f"{b} bands": BandedToeplitz.square_root(b) for b in (2, 4, 16, 64, 256)} | {
+    """Correlated noise of 669,706 and 10,000,000 parameters, of words that are drawn."""
+    strategies = {"1 band, drawn (jax.random.normal)": BandedToeplitz.identity()}
+    strategies |= {f"{b} bands": BandedToeplitz.square_root(b) for b in (2, 4, 16, 64, 256)} | {
         "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
         "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 5000),
     }
     rows = []
     for size in (669_706, 10_000_000):
-        given, room = normals.drawn_on_the_host(KEY, 0, [(size,)]), keystream.Room()
+        shapes, room = [(size,)], keystream.Room()
+        given = normals.words_on_the_host(KEY, 0, shapes)
         draw = jax.jit(functools.partial(jax.random.normal, shape=(size,)))
-        runs = {"ours": lambda size=size, room=room: normals.drawn_on_the_host(KEY, 3, [(size,)], room)}
-        runs["beside"] = lambda draw=draw: draw(jax.random.key(0))
-        found = by_turns(runs)
-        rows.append(["normals (jax.random.normal)", size, *shown(found)])
         for name, strategy in strategies.items():
             if strategy.noise_copies * size > 2e8:
                 continue  # 800 MB
-            solve = jax.jit(functools.partial(recursion.solve, strategy, LEVELS))
+            options = compiler_options()
+            solve = jax.jit(
+                functools.partial(recursion.solve_words, strategy, LEVELS), compiler_options=options
+            )
             store = jax.jit(
                 lambda kept, made, s=strategy: recursion.store(
                     s, LEVELS, recursion.NoiseState(np.int32(0), kept, None), made
@@ -84,29 +86,29 @@ def noise() -> None:
             kept = np.ones((strategy.noise_copies, size), np.float32)
             weights, out = np.ones(len(kept), np.float32), np.empty(size, np.float32)
 
-            def ours(solve=solve, store=store, held=held, given=given):
+            def ours(solve=solve, store=store, held=held, given=given, room=room, shapes=shapes, a=kept):
+                given = given if len(a) else normals.words_on_the_host(KEY, 3, shapes, room)
                 with jax.enable_x64(True):
-                    made = solve(held[0], given)
+                    made = recursion.unpacked(solve(held[0], given), shapes)
                 held[0] = held[0]._replace(recent=store(held[0].recent, made))
-                return made, held[0].recent
+                return held[0].recent
 
-            runs = {"ours": ours, "beside": lambda w=weights, a=kept, o=out: np.matmul(w, a, out=o)}
-            rows.append([name, size, *shown(by_turns(runs))])
+            def beside(w=weights, a=kept, o=out, draw=draw):
+                return np.matmul(w, a, out=o) if len(a) else draw(jax.random.key(0))
+
+            (cpu, wall), (other, least) = by_turns({"ours": ours, "beside": beside}).values()
+            rows.append([name, size, f"{cpu:.2f} ({wall:.2f})", f"{other:.2f} ({least:.2f})"])
+            rows[-1] += [f"{cpu / other:.2f}", f"{1e6 * cpu / size:.1f}"]
     record(
         "noise",
-        question="Correlated noise of given normals, beside a product of NumPy over as many bytes",
+        question="Correlated noise beside a product of NumPy over as many bytes",
         order=64,
-        columns=["noise", "parameters", "ours, ms", "beside, ms", "ratio"],
+        columns=["noise", "parameters", "ours, ms", "beside, ms", "ratio", "ns a parameter"],
         rows=rows,
-        note="CPU time (least wall time). Beside it: one matrix-vector product of float32 that reads what is "
-        "kept and writes one vector. Buffers write all that they keep, too.",
+        note="CPU time (least wall time). One band: with the key stream; all others: of given words, their "
+        "normals, noise, and what is kept of it. Beside it: one matrix-vector product of float32 that reads "
+        "what is kept and writes one vector. Buffers write all that they keep, too.",
     )
-
-
-def shown(found: dict) -> list[str]:
-    """Ours, what is beside it and the ratio of CPU times."""
-    (ours, wall), (beside, other) = found["ours"], found["beside"]
-    return [f"{ours:.2f} ({wall:.2f})", f"{beside:.2f} ({other:.2f})", f"{ours / beside:.2f}"]
 
 
 def steps() -> None:

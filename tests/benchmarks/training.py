@@ -251,8 +251,8 @@ def costs() -> None:
         runs = {
             "plain": (lambda plain=plain, p=params, f=loss, r=rows: plain(p, f, r), 1),
             "ghost sum": (lambda ghost=ghost, p=params, f=loss, r=rows: ghost(p, f, r), 1),
-            "normals": (
-                lambda n=size, noisy=noisy: normals.drawn_on_the_host(noisy.key, 3, [(n,)]),
+            "key stream": (
+                lambda n=size, noisy=noisy: normals.words_on_the_host(noisy.key, 3, [(n,)]),
                 1,
             ),
             "in a program": (lambda n=size, key=noisy.key: normals.standard_normals(key, 3, n), 1),

@@ -28,7 +28,6 @@ LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, hal
 ARRANGEMENT = 5  # another number wherever normals of the same key go to other places than before
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _PAIRS = 4  # a block of 16 words
-_ROW = 2**10  # pairs that are computed in one loop of known length
 # Bound the memory for words, which CPUs are fast on where caches hold it.
 _BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**16}
 
@@ -87,10 +86,10 @@ def normals_of(key, step, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
         return [drawn[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)]
 
 
-def drawn_on_the_host(
+def words_on_the_host(
     key: np.ndarray, step: int, shapes: Sequence[tuple[int, ...]], room: keystream.Room | None = None
 ) -> list[np.ndarray]:
-    """Return `normals_of`, with words of `train.noise.keystream`: a quarter of the time. Not jittable.
+    """Return the words of `normals_of`, (pairs, 2) uint64 of each shape; `pairs_of` makes normals of them.
 
     Args:
       key: (8,) uint32.
@@ -99,25 +98,16 @@ def drawn_on_the_host(
       room: for words, by default new; no other thread may use it at the same time.
     """
     places, size = _places(shapes)
-    blocks = _blocks(size)
-    row = min(_ROW, _PAIRS * blocks)
-    words = keystream.words(key, step, 2 * row * -(-_PAIRS * blocks // row), room)
-    with jax.enable_x64(True):
-        # One array of pairs: of two, XLA would compute each pair for its first and again for its second.
-        pairs = _complex_pairs(words.reshape(-1, row, 2))
-        # Waited for, as the words' memory may be written to after this. Not copied.
-        drawn = np.asarray(pairs).reshape(-1).view(np.float64)
-    return [drawn[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)]
+    words = keystream.words(key, step, 2 * _PAIRS * _blocks(size), room)
+    return [
+        words[place.start : place.start + 2 * -(-(place.stop - place.start) // 2)].reshape(-1, 2)
+        for place in places
+    ]
 
 
-@jax.jit
-def _complex_pairs(words):
-    """Return (rows, row) complex128 pairs of normals of (rows, row, 2) uint64.
-
-    XLA parts rows among its threads; in loops whose length it did not know it would compute one number at a
-    time, which takes three times as long.
-    """
-    return jax.lax.complex(*_box_muller(words[..., 0], words[..., 1]))
+def pairs_of(words) -> tuple[jax.Array, jax.Array]:
+    """Return normals 2i and 2i + 1 of (pairs, 2) uint64, float64."""
+    return _box_muller(words[:, 0], words[:, 1])
 
 
 @functools.partial(jax.jit, static_argnames="size")

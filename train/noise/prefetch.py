@@ -17,15 +17,17 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct.kernels.programs import compiler_options
+
 from .keystream import Room
-from .normals import drawn_on_the_host
-from .recursion import Fresh, NoiseState
+from .normals import words_on_the_host
+from .recursion import Fresh, NoiseState, unpacked
 
 if TYPE_CHECKING:
     from ..optimizers import Privatizer
 
-# Parameters. For fewer the thread costs more than it saves; of more, float64 copies take too much memory.
-_FEWEST, _MOST = 2**16, 2**26
+# Parameters. For fewer the thread costs more than it saves; of more, words (two copies) take too much memory.
+_FEWEST, _MOST = 2**16, 2**28
 
 
 class _Coming(NamedTuple):
@@ -44,7 +46,7 @@ class Ahead:
 
     def __init__(self, private: Privatizer):
         self._iterations = private.mechanism.scheme.iterations
-        self._solve = jax.jit(private.solve)
+        self._solve = jax.jit(private.solve_words, compiler_options=compiler_options())
         # XLA computes what one thread asks for in that order: this does not wait for the step before.
         self._store = jax.jit(
             lambda recent, step, made: private.store(NoiseState(step, recent, None), made), donate_argnums=0
@@ -97,10 +99,12 @@ class Ahead:
 
     def _computed(self, key: np.ndarray, step: int, recent, before, room: Room | None) -> Fresh:
         jax.block_until_ready(before)
-        normals = drawn_on_the_host(key, step, [leaf.shape[1:] for leaf in jax.tree.leaves(recent)], room)
+        shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(recent)]
+        words = words_on_the_host(key, step, shapes, room)
         with jax.enable_x64(True):
-            made = self._solve(NoiseState(np.int32(step), recent, key), normals)
-        return Fresh(np.int32(step), key, made)
+            made = self._solve(NoiseState(np.int32(step), recent, key), words)
+        # Waited for, as the words' memory is written to after this.
+        return Fresh(np.int32(step), key, unpacked(made, shapes))
 
 
 def _is_worth_it(state: NoiseState) -> bool:

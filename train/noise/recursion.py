@@ -12,6 +12,7 @@ are kept instead: `W_t = floor(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}) + 1/2)`
 exponentials running sums of the W are, two copies each, however many bands.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,11 +24,11 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
-from .normals import LARGEST, fresh_key, key_of_run, normals_of, standard_normals
+from .normals import LARGEST, fresh_key, key_of_run, normals_of, pairs_of, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
-_AT_A_TIME = 8  # kept vectors that one pass over memory adds up
+_AT_A_TIME = 16  # kept vectors that one pass over memory adds up
 
 
 class NoiseState(NamedTuple):
@@ -48,7 +49,7 @@ class Fresh(NamedTuple):
     """() int32."""
     key: Any
     """(8,) uint32."""
-    made: list[tuple[jax.Array, ...]]
+    made: list[tuple[Any, ...]]
     """`solve` of the step."""
 
     def are_of(self, state: NoiseState) -> jax.Array:
@@ -131,7 +132,49 @@ def solve(strategy: Strategy, levels: float, state: NoiseState, normals) -> list
     with jax.enable_x64(True):
         of_one, _ = _stream_of(strategy).at(levels, state.step)
         rings = jax.tree.leaves(state.recent)
-        return [of_one(z, ring) for z, ring in zip(normals, rings, strict=True)]
+        return [of_one([z], ring, lambda a: [a])[0] for z, ring in zip(normals, rings, strict=True)]
+
+
+def solve_words(strategy: Strategy, levels: float, state: NoiseState, words) -> list[tuple[jax.Array, ...]]:
+    """Return `solve` of the normals that words make, int64 with two numbers each (`unpacked`).
+
+    One loop over memory reads the words of a pair and what is kept, and writes both integers: normals are
+    never in memory.
+
+    Args:
+      strategy: as of `draw`.
+      levels: as of `draw`.
+      state: as of `draw`.
+      words: of `train.noise.normals.words_on_the_host`.
+    """
+
+    def halves(array):
+        array = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, array.shape[-1] % 2)])
+        return [array[..., 0::2], array[..., 1::2]]
+
+    def of_pairs(each, ring):
+        pair = pairs_of(each)
+        if stream.writes_two:
+            pair = in_memory(lambda: jax.lax.complex(*pair), state.step >= 0)
+            pair = pair.real, pair.imag
+        found = of_one(pair, ring.reshape(len(ring), math.prod(ring.shape[1:])), halves)
+        return tuple(_packed(*each) for each in zip(*found, strict=True))
+
+    with jax.enable_x64(True):
+        stream = _stream_of(strategy)
+        of_one, _ = stream.at(levels, state.step)
+        return [of_pairs(*each) for each in zip(words, jax.tree.leaves(state.recent), strict=True)]
+
+
+def unpacked(made: list[tuple[jax.Array, ...]], shapes) -> list[tuple[np.ndarray, ...]]:
+    """Return `solve` of `solve_words`: the same memory, where processors store low halves first."""
+    return [
+        tuple(
+            np.asarray(one).astype("<i8", copy=False).view("<i4")[: math.prod(shape)].reshape(shape)
+            for one in each
+        )
+        for each, shape in zip(made, shapes, strict=True)
+    ]
 
 
 def store(strategy: Strategy, levels: float, state: NoiseState, made: list[tuple[jax.Array, ...]]):
@@ -157,12 +200,18 @@ def in_memory(function: Callable[[], Any], true: jax.Array):
     return jax.lax.cond(true, function, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
 
 
+def _packed(low, high) -> jax.Array:
+    """Return two whole numbers of 32 bits as one of 64: XLA computes several results one number at a time."""
+    low, high = (number.astype(jnp.int32).astype(jnp.int64) for number in (low, high))
+    return (low & (2**32 - 1)) | (high << 32)
+
+
 class _LastVectors:
     """The last few `W` (or `z`, where the inverse is banded) in a ring."""
 
     def __init__(self, recursion: NoiseRecursion):
         self.c, self.of_inverse = recursion
-        self.kept = recursion.copies
+        self.kept, self.writes_two = recursion.copies, self.of_inverse
 
     def reach(self, iterations: int) -> float:
         """Return the largest 32-bit number per unit of `levels` and of the largest normal."""
@@ -174,7 +223,11 @@ class _LastVectors:
         return np.abs(signal.lfilter([1.0], self.c, impulse)).sum()
 
     def at(self, levels: float, step):
-        """Return `solve`: (z, ring) -> (W, stored values), and `store`: from these to the next ring."""
+        """Return `solve` and `store`.
+
+        `solve`: (parts of z, ring, what parts the ring like z) -> for each part (W, stored values);
+        `store`: (ring, the same of the whole) -> the next ring.
+        """
         c, kept, inverse = self.c, self.kept, self.of_inverse
         place = step % max(1, kept)
         deviation = jnp.float64(levels * c[0] if inverse else levels / c[0])
@@ -182,15 +235,20 @@ class _LastVectors:
         ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
         weights = jnp.asarray(c / (c[0] * _FRACTION) if inverse else -c / c[0], jnp.float64)[ages]
 
-        def solve(z, ring):
+        def solve_part(z, earlier):
             z = deviation * z
             if not inverse:
-                return (jnp.round(z + _weighted_sum(weights, ring)).astype(jnp.int32),)
+                return (jnp.round(z + earlier).astype(jnp.int32),)
             units = jnp.round(_FRACTION * z)
             # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
             # noise even with probability 0.504, so that its parity reveals that of the sum.
-            drawn = jnp.floor(units / _FRACTION + _weighted_sum(weights, ring) + 0.5)
+            drawn = jnp.floor(units / _FRACTION + earlier + 0.5)
             return drawn.astype(jnp.int32), units.astype(jnp.int32)
+
+        def solve(parts, ring, split):
+            return [
+                solve_part(*each) for each in zip(parts, _weighted_sums(weights, ring, split), strict=True)
+            ]
 
         def store(ring, *made):
             return jax.lax.dynamic_update_index_in_dim(ring, made[-1], place, 0) if kept else ring
@@ -203,6 +261,8 @@ class _RunningSums:
 
     The first is a whole number of units, the second the remainder in 2^-31 of a unit.
     """
+
+    writes_two = False  # kinds of integers a step
 
     def __init__(self, recursion: BufferedRecursion):
         self.recursion = recursion
@@ -219,23 +279,33 @@ class _RunningSums:
         buffers = range(len(decays))
 
         def summed(parts, j):
-            whole, fraction = (parts[i].astype(jnp.float64) for i in (j, j + len(buffers)))
-            return (whole + fraction * _FINE) * units[j]
+            return of_two(parts[j], parts[j + len(buffers)], j)
 
-        def solve(z, parts):
+        def of_two(whole, fraction, j):
+            return (whole.astype(jnp.float64) + fraction.astype(jnp.float64) * _FINE) * units[j]
+
+        def solve_part(z, parts):
             earlier = sum(weights[j] * summed(parts, j) for j in buffers)
             return (jnp.round((levels / first) * z - earlier).astype(jnp.int32),)
 
+        def solve(normals, parts, split):
+            return [solve_part(*each) for each in zip(normals, split(parts), strict=True)]
+
         def store(parts, drawn):
             for j in buffers:
+                # Of two rows: a branch that is given all is given a copy, as rows are written afterwards.
+                rows = parts[j], parts[j + len(buffers)]
 
-                def split(parts=parts, j=j):
-                    units_of = (decays[j] * summed(parts, j) + drawn.astype(jnp.float64)) / units[j]
+                def together(rows=rows, j=j):
+                    units_of = (decays[j] * of_two(rows[0], rows[1], j) + drawn.astype(jnp.float64)) / units[
+                        j
+                    ]
                     whole = jnp.round(units_of)
-                    return whole.astype(jnp.int32), jnp.round((units_of - whole) / _FINE).astype(jnp.int32)
+                    return _packed(whole, jnp.round((units_of - whole) / _FINE))
 
-                for at, part in zip((j, j + len(buffers)), in_memory(split, step >= 0), strict=True):
-                    parts = jax.lax.dynamic_update_index_in_dim(parts, part, at, 0)
+                pair = in_memory(together, step >= 0)
+                for at, part in ((j, pair), (j + len(buffers), pair >> 32)):
+                    parts = jax.lax.dynamic_update_index_in_dim(parts, part.astype(jnp.int32), at, 0)
             return parts
 
         return solve, store
@@ -249,19 +319,20 @@ def _stream_of(strategy: Strategy):
     return _STREAMS[type(recursion)](recursion)
 
 
-def _weighted_sum(weights, ring):
-    """Sum over the first axis, in float64 and without a float64 copy of the ring."""
+def _weighted_sums(weights, ring, split):
+    """Return each part's sum over the first axis, in float64 and without a float64 copy of the ring."""
     groups, rest = divmod(ring.shape[0], _AT_A_TIME)
 
-    def add(first, number, total):
+    def add(first, number, total, ring):
         for i in range(number):
             total = total + weights[first + i] * ring[first + i].astype(jnp.float64)
         return total
 
     total = jnp.zeros(ring.shape[1:], jnp.float64)
     if groups:
-        total = jax.lax.fori_loop(0, groups, lambda g, t: add(g * _AT_A_TIME, _AT_A_TIME, t), total)
-    return add(groups * _AT_A_TIME, rest, total)
+        total = jax.lax.fori_loop(0, groups, lambda g, t: add(g * _AT_A_TIME, _AT_A_TIME, t, ring), total)
+    both = zip(split(total), split(ring), strict=True)
+    return [add(groups * _AT_A_TIME, rest, part, earlier) for part, earlier in both]
 
 
 __all__ = ["Fresh", "NoiseState", "draw", "fresh_key", "init", "max_levels", "standard_normals"]

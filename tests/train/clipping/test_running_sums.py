@@ -93,7 +93,7 @@ def test_no_sum_leaves_its_32_bits(buffer):
     with jax.enable_x64(True):
         solve, store = noise._stream_of(strategy).at(levels, jnp.int32(0))
         for sign in signs:
-            (drawn,) = solve(jnp.full(1, sign * LARGEST), ring)
+            ((drawn,),) = solve([jnp.full(1, sign * LARGEST)], ring, lambda array: [array])
             ring = store(ring, drawn)
             sums = np.array(strategy.decays) * sums + np.asarray(drawn, float)
     assert abs(sums[buffer]) == pytest.approx(levels * LARGEST * recursion.reach[buffer], rel=1e-6)

@@ -98,8 +98,8 @@ def test_noise_of_the_thread_is_that_of_the_program(strategy, threaded, monkeypa
 def test_threads_do_not_share_memory_for_words(step, threaded, monkeypatch):
     """Who draws at once, while the thread draws for another state, would write into its words."""
     rooms = []
-    drawn = ahead.drawn_on_the_host
-    monkeypatch.setattr(ahead, "drawn_on_the_host", lambda *args: rooms.append(args[-1]) or drawn(*args))
+    drawn = ahead.words_on_the_host
+    monkeypatch.setattr(ahead, "words_on_the_host", lambda *args: rooms.append(args[-1]) or drawn(*args))
     for key in (KEY, KEY + 1):
         step(begun(step, key), ROWS, MASK)
     step._ahead._coming.made.result()

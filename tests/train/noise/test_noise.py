@@ -162,13 +162,40 @@ def test_words_of_the_host_are_those_of_the_program():
 
 
 def test_normals_of_the_host_are_those_of_the_program():
-    """Of any shapes; arrays on the host are where XLA reads them without a copy."""
+    """Of any shapes; words on the host are where XLA reads them without a copy."""
+    pairs = jax.jit(normals.pairs_of)
     for shapes in ([(13,)], [(200, 200)], [(3, 5), (), (0, 2), (17,)], []):
-        inside, outside = normals.normals_of(KEY, 7, shapes), normals.drawn_on_the_host(KEY, 7, shapes)
-        assert [z.shape for z in outside] == shapes
-        for a, b in zip(inside, outside, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-12)
-            assert b.ctypes.data % 64 == 0
+        inside, outside = normals.normals_of(KEY, 7, shapes), normals.words_on_the_host(KEY, 7, shapes)
+        assert [z.shape for z in inside] == shapes
+        for a, words in zip(inside, outside, strict=True):
+            with jax.enable_x64(True):
+                drawn = np.stack(pairs(words), axis=1).reshape(-1)[: a.size]
+            np.testing.assert_allclose(a.reshape(-1), drawn, rtol=1e-12)
+            assert words.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        BandedToeplitz.identity(),
+        BandedToeplitz.square_root(20),
+        BandedInverse.bisr(iterations=40, bands=20),
+        BufferedToeplitz((0.9, 0.5), (0.2, 0.3), 40),
+    ],
+    ids=["one band", "bands", "inverse", "sums"],
+)
+def test_noise_of_words_is_that_of_normals(strategy):
+    """Bit for bit, of even and odd numbers of parameters; bands enough for several passes over memory."""
+    shapes, generator = [(1,), (2, 3), (0, 2), (515,)], np.random.default_rng(1)
+    state = noise.init(strategy, [jnp.zeros(shape) for shape in shapes], KEY)
+    recent = [generator.integers(-(2**20), 2**20, leaf.shape).astype(np.int32) for leaf in state.recent]
+    state = state._replace(recent=recent, step=np.int32(7))
+    expected = jax.jit(lambda s, z: noise.solve(strategy, LEVELS, s, z))
+    made = jax.jit(lambda s, words: noise.solve_words(strategy, LEVELS, s, words))
+    with jax.enable_x64(True):
+        expected = expected(state, normals.normals_of(KEY, 7, shapes))
+        made = noise.unpacked(made(state, normals.words_on_the_host(KEY, 7, shapes)), shapes)
+    chex.assert_trees_all_equal(made, expected)
 
 
 def test_normals_that_lost_bits_on_their_way_are_refused():
@@ -176,7 +203,7 @@ def test_normals_that_lost_bits_on_their_way_are_refused():
     state = noise.init(BandedToeplitz.identity(), jnp.zeros(8), KEY)
     draw = jax.jit(lambda z: noise.draw(BandedToeplitz.identity(), LEVELS, state, jnp.zeros(8), normals=z))
     with pytest.raises(ValueError, match="normals must be float64, got float32"):
-        draw(normals.drawn_on_the_host(KEY, 0, [(8,)]))
+        draw(np.zeros(8))
 
 
 def test_no_cell_of_the_grid_is_empty(x64):
