@@ -949,7 +949,7 @@ MUTANTS = [
         GHOST,
     ),
     Mutant("train/clipping/ghost.py", "min(pieces.micro, ROWS_IN_FLOAT32) + pieces", "1 + pieces", GHOST),
-    Mutant("train/clipping/parts.py", "range(0, len(left), ROWS_IN_FLOAT32)", "range(0, 1)", GHOST),
+    Mutant("train/clipping/parts.py", "range(0, len(arrays[0]), ROWS_IN_FLOAT32)", "range(0, 1)", GHOST),
     Mutant("train/clipping/parts.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
     Mutant("train/noise/keystream.py", "[0, step, 0, 0]", "[0, 0, 0, 0]", NOISE),
     Mutant("train/noise/keystream.py", "range(0, out.size, len(_ZEROS))", "range(0, 1)", NOISE),

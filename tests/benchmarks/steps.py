@@ -1,6 +1,6 @@
 """Private steps beside plain ones by bands, batch and model; noise beside a pass over its memory.
 
-    python -m tests.benchmarks.steps [noise] [steps] [loop]
+    python -m tests.benchmarks.steps [noise] [steps] [memory] [loop]
 
 All kinds of a table take turns in one process; a time is the lower quartile of CPU time of all threads (least
 wall time in brackets), milliseconds, as other jobs on the machine then count for little. Wall time shows what
@@ -8,8 +8,10 @@ the thread that computes noise takes off a step, CPU time does not.
 """
 
 import functools
+import math
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -199,6 +201,7 @@ def loop() -> None:
         now = time.process_time(), time.perf_counter()
         return 1e3 * np.subtract(now, begun["at"]) / (steps - 50)
 
+    rows = []
     for _ in range(3):
         options = dict(clipping="ghost", verify=False, progress=False, callback=at, wrt=wrt)
         fit(plan, make(), of_one, data, optax.sgd(0.1), **options)
@@ -207,10 +210,60 @@ def loop() -> None:
             state, _ = step(state, batch, mask)
             at(number)
         jax.block_until_ready(state.params)
-        print("fit", fitted.round(2), "bare", taken().round(2), "(CPU, wall)", flush=True)
+        bare = taken()
+        rows.append(
+            [f"{each[0]:.1f} ({each[1]:.1f})" for each in (fitted, bare)] + [f"{fitted[0] / bare[0]:.2f}"]
+        )
+    record(
+        "fit",
+        question="`fit` beside a bare loop over `make_step`",
+        order=67,
+        columns=["fit, ms a step", "bare loop", "ratio"],
+        rows=rows,
+        note="Perceptron, mean batch 64 padded to 96, one band: CPU (wall), steps 50 to 250; three runs. "
+        "`fit` draws batches and reads their rows; the bare loop is given the same 64 of 96 rows.",
+    )
 
 
-PARTS = {"noise": noise, "steps": steps, "loop": loop}
+def memory() -> None:
+    """Peak resident memory of steps of one dense layer of 25 million parameters, beyond their state."""
+    rows, shape, batch = [], (5000, 5000), {"x": jnp.ones((4, 5000)), "y": jnp.ones((4, 5000))}
+
+    def resident(field: str) -> float:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return 1024 * float(next(line.split()[1] for line in lines if line.startswith(field)))
+
+    for name, strategy in {
+        "1 band": BandedToeplitz.identity(),
+        "16 bands": BandedToeplitz.square_root(16),
+        "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
+        "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 5000),
+    }.items():
+        mechanism = Mechanism(BMinSep(1000, 16, 0.01), strategy, 1.0)
+        private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4)
+        step = make_step(lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p) * e["y"]), private, optax.sgd(0.1))
+        before = resident("VmRSS")
+        state = step.init(jnp.zeros(shape))
+        kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
+        for _ in range(4):
+            state, info = step(state, batch, jnp.ones(4, bool))
+        jax.block_until_ready(state.params)
+        size = 4 * math.prod(shape)
+        rows.append([name, f"{kept / size:.0f}", f"{(resident('VmHWM') - before - kept) / size:.1f}"])
+        del state, info, step
+    record(
+        "step_memory",
+        question="Memory of a private step beyond its state, in copies of the parameters",
+        order=66,
+        columns=["noise", "state, copies", "beyond it at the peak, copies"],
+        rows=rows,
+        note="One dense layer of 25 million parameters, batch 4, SGD, ghost clipping; resident memory, with "
+        "that of compiling the step (0.1 GB is one copy).",
+    )
+
+
+PARTS = {part.__name__: part for part in (noise, steps, memory, loop)}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

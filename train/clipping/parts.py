@@ -58,7 +58,7 @@ class Part(Protocol):
         ...
 
     def total(self, weights, in_float32: bool = False) -> jax.Array:
-        """Return `sum_i weights_i gradient_i`, float64; from float32 sums only if `rank_one`."""
+        """Return `sum_i weights_i gradient_i`, float64; from float32 sums only where nothing cancels."""
         ...
 
 
@@ -80,6 +80,14 @@ def _weighted(weights, array):
     return weights.reshape(-1, *(1,) * (array.ndim - 1)) * array.astype(jnp.float64)
 
 
+def _added_in_float32(add, *arrays) -> jax.Array:
+    """Return `add` of all rows: `ROWS_IN_FLOAT32` at a time in float32, and these sums' sum in float64."""
+    narrow = [array.astype(jnp.float32) for array in arrays]
+    some = (slice(at, at + ROWS_IN_FLOAT32) for at in range(0, len(arrays[0]), ROWS_IN_FLOAT32))
+    sums = [add(*(array[rows] for array in narrow)).astype(jnp.float64) for rows in some]
+    return functools.reduce(jnp.add, sums)
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["gradient"], meta_fields=[])
 @dataclass(frozen=True)
 class Whole:
@@ -98,7 +106,10 @@ class Whole:
     rank_one = False
 
     def total(self, weights, in_float32=False):
-        return jnp.sum(_weighted(weights, self.gradient), axis=0)
+        scaled = _weighted(weights, self.gradient)
+        if in_float32:  # the outer product of 1 and itself
+            return _added_in_float32(functools.partial(jnp.sum, axis=0), scaled)
+        return jnp.sum(scaled, axis=0)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["left", "right"], meta_fields=["tap"])
@@ -136,12 +147,9 @@ class Factors:
             length = jnp.sqrt(_squares(left))
             left = left.reshape(len(left), -1) * (1 / jnp.where(length > 0, length, 1.0))
             right = right.reshape(len(left), -1) * length
-            left, right = left.astype(jnp.float32), right.astype(jnp.float32)
-            some = (slice(at, at + ROWS_IN_FLOAT32) for at in range(0, len(left), ROWS_IN_FLOAT32))
-            sums = [
-                _products("tk,tn->kn", left[rows], right[rows])[None].astype(jnp.float64) for rows in some
-            ]
-            return self.tap.gradient(sum(sums))
+            return self.tap.gradient(
+                _added_in_float32(functools.partial(_products, "tk,tn->kn"), left, right)[None]
+            )
         if left.shape[1] == 1:
             left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
             return self.tap.gradient(_products("tk,tn->kn", left, right)[None])

@@ -298,6 +298,13 @@ def test_float32_sums_of_many_rows():
     exact = np.einsum("bk,bn->kn", *(np.float64(rows[:, 0]) for rows in batch.values())) / grid.unit
     np.testing.assert_allclose(found, exact, atol=0.5 + 70 * 2.0**-24 * 130 * 1e-2 / grid.unit)
     assert np.abs(exact).max() > 1000
+    # Gradients that are written down, beside such factors.
+    rows = batch["left"]
+    with jax.enable_x64(True):
+        wide, narrow = (parts.Whole(jnp.asarray(rows)).total(jnp.ones(130), kind) for kind in (False, True))
+    np.testing.assert_allclose(wide, rows.sum(axis=0, dtype=np.float64), rtol=1e-14)
+    np.testing.assert_allclose(narrow, wide, atol=70 * 2.0**-24 * np.abs(rows).sum(axis=0).max())
+    assert np.any(wide != narrow)
 
 
 def test_float32_sums_neither_overflow_nor_vanish():
