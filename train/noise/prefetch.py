@@ -45,8 +45,7 @@ class Ahead:
     """
 
     def __init__(self, private: Privatizer):
-        self._iterations = private.mechanism.scheme.iterations
-        self._solve = jax.jit(private.solve_words, compiler_options=compiler_options())
+        self._iterations, self._private = private.mechanism.scheme.iterations, private
         # XLA computes what one thread asks for in that order: this does not wait for the step before.
         self._store = jax.jit(
             lambda recent, step, made: private.store(NoiseState(step, recent, None), made), donate_argnums=0
@@ -56,6 +55,11 @@ class Ahead:
         self._coming: _Coming | None = None
         self._given: Fresh | None = None  # what was taken last
         self._before = None
+
+    @functools.cached_property
+    def _solve(self):
+        # When it is first needed: the options are those of a device, and devices may be set up after this.
+        return jax.jit(self._private.solve_words, compiler_options=compiler_options())
 
     def take(self, state: NoiseState) -> Fresh | None:
         """Return the noise of this state's step; None where its program is to draw it."""
