@@ -30,6 +30,7 @@ from train.optimizers import privatize
 from train.step import make_step, nnx_loss
 
 TURNS, LEVELS, KEY = 9, 2.0**19, np.arange(8, dtype=np.uint32)
+SIZES = 669_706, 10_000_000
 JOBS = [
     *(("perceptron", 64, bands) for bands in (1, 4, 16, 64, 256)),
     *(("perceptron", size, bands) for size in (256, 1024) for bands in (1, 16)),
@@ -67,7 +68,7 @@ def noise() -> None:
         "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 5000),
     }
     rows = []
-    for size in (669_706, 10_000_000):
+    for size in SIZES:
         shapes, room = [(size,)], keystream.Room()
         given = normals.words_on_the_host(KEY, 0, shapes)
         draw = jax.jit(functools.partial(jax.random.normal, shape=(size,)))
