@@ -44,11 +44,15 @@ def recorded() -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def received(data, clip_norm, covered=None, **options):
+def with_aux(params, row):
+    return loss(params, row), {"first": row[0]}
+
+
+def received(data, clip_norm, covered=None, of=loss, **options):
     """Return (steps, numbers): what the optimizer received."""
     covered = covered or plan(dataset_size=ROWS, iterations=STEPS, rate=0.9, separation=1, bands=1)
     given = dict(clip_norm=clip_norm, keys=KEYS, verify=False, progress=False, **options)
-    result = fit(covered, {"w": jnp.zeros(SIZE)}, loss, data, recorded(), **given)
+    result = fit(covered, {"w": jnp.zeros(SIZE)}, of, data, recorded(), **given)
     return np.asarray(result.opt_state[0], np.float64)
 
 
@@ -105,11 +109,13 @@ def test_private_metrics_are_those_of_the_loss():
     seen = {}
     for clip_norm in (NORMS, max(NORMS)):
         logged = []
-        received(DATA, clip_norm, callback=lambda step, found, to=logged: to.append(found))
+        options = dict(of=with_aux, has_aux=True, callback=lambda step, found, to=logged: to.append(found))
+        received(DATA, clip_norm, **options)
         seen[clip_norm] = logged
     for one, other in zip(seen[NORMS], seen[max(NORMS)], strict=True):
-        for name in ("loss", "median_norm"):
-            np.testing.assert_allclose(one[name], other[name], rtol=1e-5)
+        assert one.keys() == other.keys() >= {"loss", "median_norm", "aux.first"}
+        for name in one.keys() - {"step"}:
+            np.testing.assert_allclose(one[name], other[name], rtol=1e-5, err_msg=name)
 
 
 def test_a_folder_is_bound_to_its_norms(tmp_path):
