@@ -48,6 +48,9 @@ jaxacct report plan.json --out report.html
 jaxacct tuning --mean-runs 20 --epsilon 8 --delta 1e-5
 jaxacct tuning plan.json --mean-runs 20 --distribution half
 """,
+    "jaxacct bench": """
+jaxacct bench
+""",
     "jaxacct train": """
 jaxacct train --plan plan.json --data digits --out run/ --learning-rate 0.3
 """,

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from jaxacct.cli.bench import SETTINGS
 from jaxacct.estimates import shared_draws
 from jaxacct.kernels import gpu_recurrence, randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
 from jaxacct.schemes import BMinSep
 from jaxacct.strategies import BandedToeplitz
-from tests.benchmarks.draws import SETTINGS
 from tests.benchmarks.memory_traffic import bytes_moved
 
 BANDWIDTH = 4.8e12  # bytes a second, the vendor's figure for an H200

@@ -90,6 +90,7 @@ BAD_VALUES = [
                 "--out": ("/no/such/folder/c", "."),
             },
         ),
+        ("bench", {}, {"--samples": NO_INTEGER}),
         ("run-key", {}, {"--out": ("/no/such/folder/key", ".")}),
     )
     for flag, values in flags.items()
@@ -227,7 +228,7 @@ LINES = [
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "text.json"], "out must be new or a plan"),
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "link.json"], "out must be new or a plan"),
     (["strategy", *"--iterations 60 --bands 2 --out text.json".split()], "out must be new or a file of"),
-    (["run-key", "--out", "k.json", "--seconds", "3"], "Unknown option: --seconds"),
+    (["bench", "--seconds", "3"], "Unknown option: --seconds"),
 ]
 
 

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from jaxacct import NonFiniteLossError, Plan
+from jaxacct.cli import bench, output
 from jaxacct.cli import main as cli
-from jaxacct.cli import output
 from jaxacct.cli.commands import recommend
 from jaxacct.cli.problem import Problem
 from jaxacct.report.facts import describe
@@ -185,6 +185,19 @@ def test_bad_coefficients(coefficients, tmp_path, capsys):
     path.write_text(coefficients)
     assert run("calibrate", *COMMON, *BANDS[2:-1], path, *TARGET) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "settings", [((60, 6, 3000, 50, 1.0, 2.0),), pytest.param(bench.SETTINGS, marks=pytest.mark.slow)]
+)
+def test_bench_reports_rates(settings, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "SETTINGS", settings)  # a small one in CI
+    assert run("bench", "--samples", "256", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["settings"]) == 3 * len(settings)
+    assert all(row["samples_per_second"] > 0 for row in found["settings"])
+    # The memory promised on a CPU; nothing larger was run in this process.
+    assert found["peak_memory_mb"] < 4096
 
 
 @pytest.mark.parametrize("steps", ["50k", "5e4", "50000", "50_000", "0.05M"])

@@ -1,9 +1,5 @@
-"""Privacy losses per second on this machine: plain and two-replica draws, and 30 noise multipliers at once.
+"""How fast this machine draws privacy losses."""
 
-python -m tests.benchmarks.draws
-"""
-
-import json
 import resource
 import time
 
@@ -87,7 +83,3 @@ def _time(proposal, samples: int) -> dict:
         "samples_per_second": drawn / seconds,
         "compile_seconds": max(0.0, first - seconds * base.blocks_at_once(proposal.mechanism) / blocks),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(8192), indent=1))
