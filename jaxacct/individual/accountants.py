@@ -18,7 +18,7 @@ import numpy as np
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta, gdp_epsilon
 from jaxacct.common import validate as _validate
 from jaxacct.individual.buckets import SigmaGrid
-from jaxacct.individual.filters import FilterState, add_exactly, spent_of
+from jaxacct.individual.filters import FilterState, OfExamples, add_exactly, spent_of
 from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.rdp import ORDERS, rdp_to_epsilon, subsampled_gaussian_rdp
 
@@ -63,7 +63,7 @@ def _scanned(accountant, state, norms):
 
 
 @dataclass(frozen=True)
-class GDPIndividualAccountant(_OfNorms):
+class GDPIndividualAccountant(OfExamples, _OfNorms):
     """Full-batch Gaussian steps: the individual mu is `sqrt(sum norm^2) / (sigma C)`; exact.
 
     Attributes:
@@ -77,11 +77,6 @@ class GDPIndividualAccountant(_OfNorms):
     def __post_init__(self):
         for name in ("noise_multiplier", "clip_norm"):
             object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
-
-    def init(self, num_examples: int) -> FilterState:
-        """Return the state before the first step."""
-        n = _validate.positive_integer("num_examples", num_examples)
-        return FilterState(jnp.zeros(n), jnp.zeros(n), jnp.ones(n, bool), jnp.zeros((), jnp.int32))
 
     def update(self, state: FilterState, norms) -> FilterState:
         """Return the state after a step in which clipped gradients had these (num_examples,) norms; jittable.

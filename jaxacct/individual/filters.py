@@ -104,7 +104,7 @@ class _MuFilter:
         return cls(gdp_mu(epsilon, delta) * _BELOW, **options)
 
 
-class _OfExamples:
+class OfExamples:
     """Filter with a budget for every example."""
 
     def init(self, num_examples: int) -> FilterState:
@@ -142,7 +142,7 @@ class GDPFilter(_MuFilter):
 
 
 @dataclass(frozen=True)
-class IndividualGDPFilter(_OfExamples, _MuFilter):
+class IndividualGDPFilter(OfExamples, _MuFilter):
     """Filter with a budget for every example (algorithm 1), for full batches or any Gaussian pair.
 
     Attributes:
@@ -202,7 +202,7 @@ class IndividualGDPFilter(_OfExamples, _MuFilter):
 
 
 @dataclass(frozen=True)
-class IndividualRDPFilter(_OfExamples):
+class IndividualRDPFilter(OfExamples):
     """Filter with a Renyi budget for every example: rigorous for Poisson-sampled steps with adaptive norms.
 
     An example is active while the divergences charged to it at one order, fixed beforehand, stay within the

@@ -124,19 +124,6 @@ class GaussianMixture(TradeOff):
         if abs(total - 1) > 1e-9:
             raise ValueError(f"weights must sum to 1 with lost, summed to {total!r}")
 
-    def __eq__(self, other):
-        return type(other) is GaussianMixture and self._bytes == other._bytes
-
-    def __hash__(self):
-        return hash(self._bytes)
-
-    @property
-    def _bytes(self) -> bytes:
-        """All numbers: equality of arrays as one truth value."""
-        return np.concatenate(
-            [np.ravel(x).astype(float) for x in (self.mus, self.weights, self.lost)]
-        ).tobytes()
-
     def log_delta(self, epsilon):
         parts = gaussian.gdp_log_delta(np.asarray(epsilon, np.float64)[..., None], self.mus)
         total = np.sum(self.weights * np.exp(parts), axis=-1) + self.lost
