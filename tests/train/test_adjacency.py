@@ -11,6 +11,8 @@ from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from tests.train.plans import plan_of
 from tests.train.test_loop import KEYS, ROWS, data, flat, run
 from train.batches.sampler import Sampler
+from train.clipping.grid import Grid
+from train.clipping.per_example import clipped_gradient_sum
 from train.individual import IndividualAccounting
 from train.loss import Numbered, as_loss
 
@@ -84,3 +86,29 @@ def test_a_loss_key_is_refused_where_others_change_their_index():
     assert rows[0] == 0 and abs(total(rows) - total(rows[1:])) > 2  # the removed gradient is 0
     with pytest.raises(ValueError, match="loss_key must not be given with add-or-remove-one adjacency"):
         run(plan=covered("add-or-remove-one"), loss=signed, loss_key=0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_others_have_the_same_gradients_in_other_rows(dtype):
+    """Without the first example all others are one row earlier: the sum of their integers must not change."""
+
+    def curved(params, example):
+        hidden = jnp.tanh(example["x"].astype(dtype) @ params["w"].astype(dtype))
+        return jnp.square(hidden.astype(jnp.float32) @ params["b"] - example["y"])
+
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.float32(rng.normal(size=(21, 19))), "b": jnp.float32(rng.normal(size=19))}
+    rows = {"x": np.float32(rng.normal(size=(37, 21))), "y": np.float32(rng.normal(size=37))}
+
+    @jax.jit
+    def total(rows, mask):
+        return clipped_gradient_sum(curved, params, rows, mask, grid=Grid(1.0, 20), microbatch_size=37).total
+
+    def units(rows, mask):
+        return np.concatenate([part.ravel() for part in jax.tree.leaves(total(rows, mask).units())])
+
+    whole = units(rows, np.arange(37) > 0)  # the first one's gradient is zero
+    fewer = units(jax.tree.map(lambda leaf: np.roll(leaf, -1, axis=0), rows), np.arange(37) < 36)
+    np.testing.assert_array_equal(whole, fewer)
+    other = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), rows)
+    assert dtype != jnp.float32 or (units(other, np.arange(37) > 0) != whole).any()

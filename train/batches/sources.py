@@ -19,7 +19,8 @@ class Source(Protocol):
     """Rows by index, and what a source promises with them.
 
     Row `i` is a function of record `i` alone and the same at every reading: of no other row, of nothing that
-    was read before or with it, of no clock and no generator. Else one record changes the gradients of other
+    was read before or with it, of no clock and no generator; under add-or-remove-one adjacency nor of `i`,
+    which changes for all later records where one is absent. Else one record changes the gradients of other
     examples, which clipping does not bound. So: no statistics of the private data (means, vocabularies,
     deduplication) in a transformation unless they are public, no random augmentation (use
     `TrainOptions(loss_key=)`), no order that changes from epoch to epoch, no packing of several records into
