@@ -6,6 +6,7 @@ divergence of the mixture of `N(2 e_t, sigma^2 I)` against that of `N(e_t, sigma
 steps of an epoch (Chua et al., arXiv 2403.17673). Any event bounds it from below; here `max_t y_t > c`.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -20,7 +21,9 @@ from jaxacct.statistics import roots
 _EVENTS = 4001
 _PRECISION = 1e-4
 _LOWERED = 1e-9
-"""Relative lowering of lower bounds, far above the rounding of float64."""
+"""Relative lowering of lower bounds and raising of upper ones, far above the rounding of float64."""
+_QUANTILES = tuple(np.arange(3.5, 7.1, 0.7))
+"""Quantiles of the normal distribution that `shuffled_delta_upper` tries; the bound holds for each."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,59 @@ def shuffled_delta_lower(steps: int, noise_multiplier: float, epsilon: float) ->
 
     found = above(2.0) * (1 - _LOWERED) - np.exp(np.minimum(epsilon + np.log(above(1.0)), 0)) * (1 + _LOWERED)
     return float(max(0.0, found.max()))
+
+
+def shuffled_delta_upper(steps: int, noise_multiplier: float, epsilon: float) -> float:
+    """Return an upper bound on delta(epsilon) of one reshuffled epoch, in [0, 1].
+
+    Gradients may be chosen adaptively, in any dimension; batches have any size, all the same. It is that of a
+    fixed order where noise is low: other examples hide one only where they could have had its outputs.
+
+    Args:
+      steps: n, of the epoch.
+      noise_multiplier: sigma.
+      epsilon: natural log, at least 0.
+
+    Source: proofs/shuffling.md, section 2.
+    """
+    n = _validate.positive_integer("steps", steps)
+    sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
+    epsilon = _validate.nonnegative_number("epsilon", epsilon)
+    best = gaussian_delta(epsilon, sigma, 1.0)
+    for near, far in itertools.product(_QUANTILES, _QUANTILES):
+        own = 0.5 / sigma**2 + near / sigma  # epsilon_1: a loss that is rarely larger, means 1 apart
+        others = 2 / sigma**2 + far * 2 / sigma  # epsilon_0: means 2 apart
+        moved = gaussian_delta(own, sigma, 1.0) / (1 + math.exp(own))
+        rest = sum(gaussian_delta(others, sigma, distance) for distance in (1.0, 2.0)) + 2 * moved
+        found = (1 + math.exp(epsilon)) * (moved + (n - 1) * math.exp(-others) / 2 * rest)
+        if found < best and epsilon < own:
+            found += _clones_delta(n, math.exp(-others), own, epsilon)
+        best = min(best, found * (1 + _LOWERED))
+    return best
+
+
+def _clones_delta(n: int, probability: float, own: float, epsilon: float) -> float:
+    """Return the divergence of A + D from A + 1 - D, rounded up.
+
+    C ~ Bin(n - 1, probability) is shown, A ~ Bin(C, 1/2), D ~ Bernoulli(e^own / (1 + e^own)); epsilon < own.
+    """
+    import scipy
+
+    mean, width = (n - 1) * probability, 12 * math.sqrt(n * probability) + 40
+    low, high = max(0, math.floor(mean - width)), min(n - 1, math.ceil(mean + width))
+    counts = np.arange(low, high + 1)
+    clones = scipy.stats.binom(n - 1, probability)
+    w = 1 / (1 + math.exp(-own))
+    gain, loss = w - math.exp(epsilon) * (1 - w), math.exp(epsilon) * w - (1 - w)
+    turn = np.floor(loss / (gain + loss) * (counts + 1))
+    # The event A + D >= a is the best one for some a next to `turn`.
+    terms = [
+        gain * (1 + _LOWERED) * scipy.stats.binom.sf(a - 2, counts, 0.5)
+        - loss * (1 - _LOWERED) * scipy.stats.binom.sf(a - 1, counts, 0.5)
+        for a in (turn - 1, turn, turn + 1, turn + 2)
+    ]
+    beyond = clones.cdf(low - 1) + clones.sf(high)
+    return float(clones.pmf(counts) @ np.maximum(np.max(terms, axis=0), 0.0) + beyond) * (1 + _LOWERED)
 
 
 def compare_epsilons(steps: int, epochs: int, noise_multiplier: float, delta: float) -> SamplerComparison:

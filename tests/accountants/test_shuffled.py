@@ -1,7 +1,11 @@
 """What shuffling is worth: bounds on either side, against quadrature and published figures."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
+import scipy
 
 from jaxacct.accountants import shuffled
 from jaxacct.accountants.gaussian import gaussian_delta
@@ -64,3 +68,85 @@ def test_noise_and_epsilons_agree():
 def test_bad_input(arguments, name):
     with pytest.raises(ValueError, match=name):
         shuffled.compare_epsilons(*arguments)
+
+
+@pytest.mark.parametrize(("n", "probability", "own"), [(1, 0.3, 0.7), (7, 0.4, 1.2), (12, 0.9, 2.5)])
+def test_the_pair_of_the_upper_bound_against_enumeration(n, probability, own):
+    """All (C, A, B); the two directions agree."""
+    w = 1 / (1 + math.exp(-own))
+    p, q = np.zeros((n, n + 1)), np.zeros((n, n + 1))
+    for c, a, b in itertools.product(range(n), range(n), (0, 1)):
+        weight = scipy.stats.binom.pmf(c, n - 1, probability) * scipy.stats.binom.pmf(a, c, 0.5)
+        weight *= w if b else 1 - w
+        p[c, a + b] += weight
+        q[c, a + 1 - b] += weight
+    assert p.sum() == pytest.approx(1) == q.sum()
+    for epsilon in (0.0, 0.3, 0.9 * own):
+        exact = np.maximum(p - math.exp(epsilon) * q, 0).sum()
+        assert np.maximum(q - math.exp(epsilon) * p, 0).sum() == pytest.approx(exact, rel=1e-9)
+        found = shuffled._clones_delta(n, probability, own, epsilon)
+        assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-6) + 1e-15
+
+
+@pytest.mark.parametrize(("g", "a"), [(1.0, -1.0), (1.0, 0.3), (0.4, -1.0), (-1.0, 1.0)])
+@pytest.mark.parametrize(("sigma", "own", "others"), [(2.0, 0.6, 1.2), (3.0, 0.3, 1.0)])
+def test_the_parts_of_the_upper_bound(g, a, sigma, own, others):
+    """On a grid: kinds are probabilities, mix to both sides, and hide in r but for kappa.
+
+    Thresholds are low, so that every part is seen: tau and kappa are up to a tenth.
+    """
+    y = np.linspace(-30, 30, 60_001)
+    p, q, r = (scipy.stats.norm.pdf(y, mean, sigma) for mean in (g, 0.0, a))
+    cell = y[1] - y[0]
+    rate = math.exp(own)
+    u, v = np.maximum(p - rate * q, 0) / (1 + rate), np.maximum(q - rate * p, 0) / (1 + rate)
+    near, none = p - u + v, q + u - v
+    tau = gaussian_delta(own, sigma, 1.0) / (1 + rate)
+    assert abs(near - p).sum() * cell / 2 <= tau * (1 + 1e-6) and abs(near.sum() * cell - 1) < 1e-9
+    first, second = (rate * near - none) / (rate - 1), (rate * none - near) / (rate - 1)
+    assert min(first.min(), second.min()) > -1e-12
+    w = 1 / (1 + math.exp(-own))
+    np.testing.assert_allclose(w * first + (1 - w) * second, near, atol=1e-12)
+    np.testing.assert_allclose((1 - w) * first + w * second, none, atol=1e-12)
+    alpha = math.exp(-others) / 2
+    kappa = alpha * (gaussian_delta(others, sigma, 2.0) + gaussian_delta(others, sigma, 1.0) + 2 * tau)
+    assert np.maximum(alpha * (first + second) - r, 0).sum() * cell <= kappa * (1 + 1e-6)
+
+
+def drawn(n, sigma, epsilon, other, rng, number=4000):
+    """Mean and error of the divergence of a shuffle, both directions: gradient 1, and `other` of all others.
+
+    Up to a constant the example's batch has 1 - other with its gradient and -other without.
+    """
+    found = []
+    for with_example in (True, False):
+        y = sigma * rng.normal(size=(number, n))
+        y[np.arange(number), rng.integers(n, size=number)] += with_example - other
+        log_ratios = [(m * y - m * m / 2) / sigma**2 for m in (1.0 - other, -other)]
+        remove = np.subtract(*(np.logaddexp.reduce(each, axis=1) for each in log_ratios))
+        loss = remove if with_example else -remove
+        hockey_stick = np.maximum(-np.expm1(epsilon - loss), 0)
+        found.append((hockey_stick.mean(), hockey_stick.std() / math.sqrt(number)))
+    return found
+
+
+@pytest.mark.parametrize("other", [-1.0, 0.0, 1.0])
+def test_no_shuffle_is_above_the_upper_bound(other):
+    """Attack: both directions; where the bound is far below that of a known order, too."""
+    rng = np.random.default_rng(5)
+    for n, sigma, epsilon in ((100, 1.0, 1.0), (300, 3.0, 0.1), (300, 5.0, 0.02), (30, 10.0, 0.01)):
+        bound = shuffled.shuffled_delta_upper(n, sigma, epsilon)
+        for mean, error in drawn(n, sigma, epsilon, other, rng):
+            assert mean <= bound + 6 * error
+    assert shuffled.shuffled_delta_upper(300, 5.0, 0.02) < 0.5 * gaussian_delta(0.02, 5.0, 1.0)
+
+
+def test_bounds_of_a_shuffle_are_in_order():
+    for n, sigma, epsilon in itertools.product((1, 100, 3000), (0.6, 2.0, 6.0), (0.05, 0.5)):
+        lower, upper = shuffled.shuffled_delta_lower(n, sigma, epsilon), gaussian_delta(epsilon, sigma, 1.0)
+        assert lower <= shuffled.shuffled_delta_upper(n, sigma, epsilon) <= upper
+    # Figures of the proof page: epsilon at delta 1e-5 of 1,000 steps at sigma 4.
+    assert 0.99e-5 < shuffled.shuffled_delta_upper(1000, 4.0, 0.48) < 1.2e-5
+    assert shuffled.shuffled_delta_upper(1000, 4.0, 0.49) < 1e-5 < gaussian_delta(0.92, 4.0, 1.0)
+    with pytest.raises(ValueError, match="epsilon must be"):
+        shuffled.shuffled_delta_upper(10, 1.0, -0.1)
