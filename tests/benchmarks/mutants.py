@@ -1543,8 +1543,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/recommendation/noise_estimate.py",
-        "self.ratio if like is None else",
-        "self.ratio if True else",
+        "        if like is not None:\n            of_zero_out",
+        "        if False:\n            of_zero_out",
         CHOOSING,
     ),
     Mutant(
@@ -1672,7 +1672,7 @@ MUTANTS = [
     Mutant(
         CHECK, "if self.claim.mirrored else 0.0  # of", "if self.claim.epsilon < 0 else 0.0  # of", CHECKER
     ),
-    Mutant(CHECK, "(1 + claim.mirrored) * sensitivity", "sensitivity", CHECKER),
+    Mutant(CHECK, "(1 + claim.mirrored) * length", "length", CHECKER),
     Mutant(CHECK, "own = own + (j > 1) *", "own = own + 0 *", CHECKER),
     Mutant(CHECK, "weights.sum() <= 1 + SLACK", "weights.sum() <= 10 + SLACK", CHECKER),
     Mutant(CHECK, '"certified" if won[0]', '"certified" if any(won)', CHECKER),
