@@ -26,12 +26,7 @@ _MULTIPLES = (*(0.1 * step for step in range(11)), 1.15, 1.3, 1.5, 1.75, 2.0, 2.
 
 @dataclass(frozen=True)
 class Tuned:
-    """The guarantee of releasing the best of K runs, each under one of the plans.
-
-    Attributes:
-      plans: the certificates of the runs.
-      selected: epsilon, delta and the distribution of K.
-    """
+    """The guarantee of releasing the best of K runs: `selected` has it, with the distribution of K."""
 
     plans: tuple[Plan, ...]
     selected: Selected

@@ -51,13 +51,8 @@ class Mean:
 class Line:
     """Samples at two distances, for the line through their means (add direction; `proposals.extrapolation`).
 
-    Attributes:
-      near_distance: distance of the near distribution, in standard deviations.
-      far_distance: distance of the far distribution, in standard deviations.
-      margin: subtracted from epsilon at the near point and added at the far one; nats.
-      key: as of `Mean`.
-      near_counts: terms at the near distance in the bins of `bounds.TERM_EDGES`.
-      far_counts: terms at the far distance in the bins of `bounds.TERM_EDGES`.
+    Distances are in standard deviations, counts in the bins of `bounds.TERM_EDGES`; the margin is subtracted
+    from epsilon at the near point and added at the far one, in nats.
     """
 
     near_distance: float
@@ -75,11 +70,7 @@ class Line:
 
 @dataclass(frozen=True)
 class WeightBound:
-    """No samples: the bound on a proposal's terms alone is below delta_v, or the divergence is exactly zero.
-
-    Attributes:
-      proposal: the proposal distribution.
-    """
+    """No samples: the bound on a proposal's terms alone is below delta_v, or there is no divergence."""
 
     proposal: ProposalSpec
 
@@ -106,14 +97,9 @@ Side = Mean | Line | WeightBound | NotRun | Symmetric
 
 @dataclass(frozen=True)
 class Sampled:
-    """Evidence of both directions by samples.
+    """Evidence of both directions by samples, for the claim of that digest.
 
-    Attributes:
-      claim: digest of the claim that the samples are for.
-      rule: "anytime" or "fixed".
-      share: share of the failure probability q that this verification may use, in (0, 1].
-      remove: evidence of the remove direction.
-      add: evidence of the add direction.
+    `share` is that of the failure probability q that this verification may use, in (0, 1].
     """
 
     claim: str
@@ -130,11 +116,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Bound:
-    """Evidence of both directions by an analytic accountant, which needs no samples.
-
-    Attributes:
-      accountant: one of `jaxacct.accountants.ACCOUNTANTS`.
-    """
+    """Evidence of both directions by an analytic accountant, which needs no samples."""
 
     accountant: str
 

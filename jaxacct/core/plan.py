@@ -28,13 +28,7 @@ _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "dp-accounting")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a plan; the guarantee does not depend on it.
-
-    Attributes:
-      created: time of certification, ISO 8601, UTC.
-      device: the platform JAX used.
-      versions: package versions.
-    """
+    """Origin of a plan, on which the guarantee does not depend; `created` is ISO 8601, UTC."""
 
     created: str
     device: str

@@ -152,12 +152,9 @@ def unrun_sides(mechanism: Mechanism) -> dict[Direction, Side]:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One direction of a verification, before sampling.
+    """One direction of a verification, before sampling; a line is drawn in place of the proposal.
 
-    Attributes:
-      of: the proposal to draw from.
-      line: the line to draw instead, or None.
-      predicted: number of samples expected, for progress.
+    `predicted` is the number of samples expected, for progress.
     """
 
     of: Resolved

@@ -46,12 +46,7 @@ class Level(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """Tables that `binomial_of_words` looks up.
-
-    Attributes:
-      first: (probabilities,) int32: the minimum number of trials of every window.
-      levels: of the highest digit first.
-    """
+    """Tables that `binomial_of_words` looks up: the first number of trials of each window, and digits."""
 
     first: Any
     levels: tuple[Level, ...]

@@ -123,12 +123,9 @@ def overlaps_by_block(overlaps, n: int, block: int, dtype):
 
 
 class Starts(NamedTuple):
-    """Initial states of the processes.
+    """Initial states of the processes, (starts,) each: number of the state, locked-out steps, probability.
 
-    Attributes:
-      where: (starts,) the first step at which one is free times the number of states, plus its state.
-      locked_out: (starts,) total number of steps for which the processes are locked out.
-      chance: (starts,) float64 probabilities.
+    `where` is the first step at which one is free times the number of states, plus its state.
     """
 
     where: np.ndarray

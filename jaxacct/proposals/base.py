@@ -43,12 +43,7 @@ _LONG_ROW, _MAX_LONG_ROWS = 512, 4
 
 @dataclass(frozen=True)
 class ProposalSpec:
-    """A proposal distribution by its family and parameters.
-
-    Attributes:
-      family: one of `jaxacct.proposals.registry.FAMILIES`.
-      parameters: integers that the family's `build` takes, such as the replica order.
-    """
+    """A proposal distribution by its family (`jaxacct.proposals.registry`) and the integers that it takes."""
 
     family: str
     parameters: tuple[int, ...]
@@ -67,14 +62,7 @@ class ProposalSpec:
 
 @dataclass(frozen=True)
 class Setting:
-    """Setting that a proposal distribution is built for.
-
-    Attributes:
-      mechanism: the mechanism that is verified.
-      epsilon: natural log.
-      direction: "remove" or "add".
-      composed: the composed mechanism, or None.
-    """
+    """Setting that a proposal distribution is built for."""
 
     mechanism: Mechanism
     epsilon: float

@@ -94,14 +94,9 @@ def threshold(proposal: Proposal, delta_v: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """Proposal for one direction of a target, resolved to its threshold.
+    """Proposal for one direction of a target, resolved to its threshold, the upper limit of the mean term.
 
-    Attributes:
-      proposal: the proposal distribution.
-      epsilon: of the target, natural log.
-      profile: g of the terms `w g(t)` of the target; the proposal may have its own.
-      items: the budget items of its samples.
-      threshold: upper limit of the mean term; at least 1 where no samples are needed.
+    The threshold is at least 1 where no samples are needed; `profile` is that of the target.
     """
 
     proposal: Proposal

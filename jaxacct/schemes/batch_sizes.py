@@ -20,12 +20,7 @@ _SHARE_OF_DELTA = 1e-3
 
 @dataclass(frozen=True)
 class Overflow:
-    """Reserve for a batch that exceeds the largest stated size.
-
-    Attributes:
-      probability: upper bound on the probability of one in a run.
-      delta: increase of delta.
-    """
+    """Reserve for a batch that exceeds the largest stated size: probability in a run, part of delta."""
 
     probability: float
     delta: float

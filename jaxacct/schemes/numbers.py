@@ -10,16 +10,7 @@ from jaxacct.common import validate as _validate
 class Numbers:
     """Plain numbers; None where one is not given.
 
-    Attributes:
-      iterations: n.
-      separation: steps between participations, or the cycle length: `min_separation` or its default.
-      sampling_probability: of an eligible step, in place of both sizes.
-      dataset_size: number of examples.
-      batch_size: expected batch size.
-      min_separation: as given by the user.
-      warm_start: whether examples may start within a lockout.
-      examples_per_user: largest number of examples of one user.
-      truncate_to: batch-size cap.
+    `separation` is `min_separation`, which is as the user gives it, or its default.
     """
 
     iterations: int

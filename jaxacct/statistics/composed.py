@@ -42,12 +42,7 @@ class TabulatedProfile:
 
 @dataclass(frozen=True)
 class Composed:
-    """Profile of the composed mechanism and the target delta.
-
-    Attributes:
-      profile: of the other mechanism.
-      delta: in (0, 1); a thousandth of it may be left out of the profile.
-    """
+    """Profile of the composed mechanism and the target delta, of which it may leave out a thousandth."""
 
     profile: TabulatedProfile
     delta: float

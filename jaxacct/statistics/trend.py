@@ -23,13 +23,7 @@ _WRITTEN_OUT = 10**9
 
 @dataclass(frozen=True)
 class Pilot:
-    """Terms at one noise multiplier.
-
-    Attributes:
-      log_noise: natural log of the noise multiplier.
-      theta: the mean to stay below.
-      counts: of terms, as of `bounds.bin_terms`.
-    """
+    """Counts of terms (`bounds.bin_terms`) at one noise multiplier, whose mean has to stay below `theta`."""
 
     log_noise: float
     theta: float

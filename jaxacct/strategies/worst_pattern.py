@@ -21,12 +21,7 @@ _UNIT = 2.0**-52
 class Patterns(NamedTuple):
     """Participation patterns: at most `participations` steps, any two `min_separation` steps apart or more.
 
-    Attributes:
-      iterations: n.
-      min_separation: b.
-      participations: k.
-      steps_per_epoch: e: at most one participation at steps 0 .. e - 1, at most one at e .. 2 e - 1, and so
-        on; None where epochs do not matter.
+    With `steps_per_epoch` e, at most one at steps 0 .. e - 1, at most one at e .. 2 e - 1, and so on.
     """
 
     iterations: int

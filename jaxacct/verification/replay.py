@@ -23,11 +23,8 @@ An error of 1e-3 in a loss, far above any observed, moves 3 % of the samples acr
 class Replayed:
     """Samples of one direction, drawn again from the stored key.
 
-    Attributes:
-      direction: "remove" or "add".
-      drawn: number of samples in the stored histograms.
-      moved: how many of them the fresh histograms have in another bin; 0 reproduces the same bits.
-      accepted: whether the fresh histograms prove the claim.
+    `moved` of the `drawn` samples have another bin in the fresh histograms (0 reproduces the same bits), and
+    `accepted` is whether these prove the claim.
     """
 
     direction: str

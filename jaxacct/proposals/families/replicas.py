@@ -71,14 +71,7 @@ def log_scale(log_normalizer: float, m: float, epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class Replicas:
-    """Replicas of a mechanism for which there are tables: fields shared by proposals that draw them.
-
-    Attributes:
-      module: the scheme's replica module, which has the tables.
-      log_normalizer: ln Z_m, finite.
-      relative_error: of the drawn distribution, as in `Proposal`.
-      total_variation: of the drawn distribution, as in `Proposal`.
-    """
+    """Replicas of a mechanism for which there are tables: fields shared by proposals that draw them."""
 
     mechanism: Mechanism
     m: int
