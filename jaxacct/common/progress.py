@@ -15,24 +15,17 @@ UNITS = {"training": "steps"}  # of stages whose counter has another unit than i
 
 
 @contextlib.contextmanager
-def watch(enabled: bool | None = None, unit: str = "samples"):
-    """Yield a `progress(what, done, expected)` callback, or None when it is disabled.
+def watch(unit: str = "samples"):
+    """Yield a `progress(what, done, expected)` callback.
 
     Draws on standard error of a terminal, or in the cell of a notebook that has ipywidgets; elsewhere it
-    writes a line to standard error every `PLAIN_SECONDS`, even between calls. By default the output decides;
-    `unit` is that of the counter, except for stages in `UNITS`.
+    writes a line to standard error every `PLAIN_SECONDS`, even between calls. `unit` is that of the counter,
+    except for stages in `UNITS`.
     """
-    has_bar = enabled or (enabled is None and is_interactive())
-    if _in_notebook() and importlib.util.find_spec("ipywidgets") is None:
-        has_bar = False  # rich would warn in every cell that it needs ipywidgets
-    if enabled is False:
-        yield None
-    elif has_bar:
-        with _bar(unit) as progress:
-            yield progress
-    else:
-        with _plain_lines(unit) as progress:
-            yield progress
+    # Without ipywidgets rich would warn in every cell that it needs them.
+    has_bar = is_interactive() and not (_in_notebook() and importlib.util.find_spec("ipywidgets") is None)
+    with _bar(unit) if has_bar else _plain_lines(unit) as progress:
+        yield progress
 
 
 def console(stderr: bool = False):

@@ -188,13 +188,12 @@ def hopeless(counts, theta, q=1e-3) -> bool:
     return _log_wealth_above(counts, theta) >= _log_inverse("q", q)
 
 
-def upper_confidence_bound(counts, q, bets=None, weights=None) -> float:
+def upper_confidence_bound(counts, q) -> float:
     """Return an upper bound on the mean, at all times at once with probability 1 - q; 1 without evidence.
 
     It is the smallest theta that `accepts`, rounded up: for fixed fractions the wealth is monotone in theta.
     """
-    if bets is None:
-        bets, weights = default_bets()
+    bets, weights = default_bets()
     needed = _log_inverse("q", q)
 
     def excess(theta):

@@ -14,7 +14,7 @@ lowered by the log of such a floor (proofs/truncated_batches.md, theorem 4).
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -213,48 +213,22 @@ def offered(
         return []
 
 
-class TruncatedDraws(NamedTuple):
-    """Samples of one block, time last."""
-
-    log_p: Any
-    """ln P/R0, (BLOCK_SIZE,)."""
-    log_q: Any
-    """ln Q/R0, (BLOCK_SIZE,)."""
-    cut: Any
-    """(BLOCK_SIZE, iterations): whether a step is truncated."""
-    counts: Any
-    """(BLOCK_SIZE, iterations): participations of the replicas."""
-    ratios: Any
-    """(BLOCK_SIZE, iterations): log-ratios of a participation."""
-    half_norms: Any
-    """Half the square norms of the columns over sigma^2, as `column_norms`."""
-
-
-def draw_truncated(
-    key, scheme, strategy, sigma, tables, dtype, direction: Direction, moved: Callable | None = None
-) -> TruncatedDraws:
-    """Draw outputs shifted by the replicas' counts, plus `moved(cut)` if given; down in the add direction."""
+def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> Draws:
+    """Draw outputs shifted by the replicas' counts, down in the add direction."""
     cuts, sign = scheme.independent_cuts, direction.sign
     normals_key, counts_key = threefry.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = strategy.draw_normals(normals_key, n, size, dtype)
     cut, counts = replicas.draw(counts_key, cuts.uncut, tables["arrays"], size)
-    shift = counts.astype(dtype) if moved is None else counts.astype(dtype) + moved(cut)
-    drawn = strategy.scores_from_normals(normals, n, sigma, sign * shift)
+    drawn = strategy.scores_from_normals(normals, n, sigma, sign * counts.astype(dtype))
     halves = jnp.asarray(column_norms(cuts.uncut, strategy), drawn.dtype)
     variance = jnp.asarray(sigma, drawn.dtype) ** 2
-    ratios, half_norms = (drawn - lax.broadcast_to_rank(halves, 2)) / variance, halves / variance
-    log_p, log_q = cuts.log_likelihoods(ratios, half_norms, cut)
-    return TruncatedDraws(log_p, log_q, cut, counts, ratios, half_norms)
-
-
-def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> Draws:
-    drawn = draw_truncated(key, scheme, strategy, sigma, tables, dtype, direction)
-    loss = drawn.log_p - drawn.log_q
+    ratios = (drawn - lax.broadcast_to_rank(halves, 2)) / variance
+    log_p, log_q = cuts.log_likelihoods(ratios, halves / variance, cut)
     if direction == Direction.ADD:
-        return Draws(loss, tables["log_z"] - drawn.log_q)
-    tilt = tables["log_tilt"] * drawn.cut.sum(axis=1).astype(dtype)
-    return Draws(loss, tables["log_z"] - drawn.log_p - tilt)
+        return Draws(log_p - log_q, tables["log_z"] - log_q)
+    tilt = tables["log_tilt"] * cut.sum(axis=1).astype(dtype)
+    return Draws(log_p - log_q, tables["log_z"] - log_p - tilt)
 
 
 _DRAW = {direction: functools.partial(_draw, direction=direction) for direction in Direction}

@@ -104,7 +104,6 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 
 
 def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> Draws:
-    # Written out: compiled from `draw_truncated` weights round differently, and evidence has these bits.
     cuts, sign = scheme.independent_cuts, direction.sign
     normals_key, counts_key = threefry.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
