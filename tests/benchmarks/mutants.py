@@ -436,8 +436,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/families/truncated.py",
-        "- drawn.log_p - tilt)",
-        "- drawn.log_p)",
+        "- log_p - tilt)",
+        "- log_p)",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
