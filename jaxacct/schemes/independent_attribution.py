@@ -20,13 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums
+from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums, check_fields
 from jaxacct.schemes.batches import Batches
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
@@ -68,12 +67,7 @@ class IndependentAttribution(Scheme):
     }
 
     def __post_init__(self):
-        one = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
-        set_ = object.__setattr__
-        for field in ("iterations", "min_separation", "sampling_probability"):
-            set_(self, field, getattr(one, field))
-        number = _validate.positive_integer("examples_per_user", self.examples_per_user)
-        set_(self, "examples_per_user", number)
+        check_fields(self, "iterations", "min_separation", "examples_per_user")
 
     @classmethod
     def from_batch_size(cls, *, examples_per_user: int, **sizes) -> "IndependentAttribution":

@@ -26,12 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ExampleScheme, Sums, disjoint_participations
+from jaxacct.schemes.base import ExampleScheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
@@ -73,21 +72,16 @@ class TruncatedBMinSep(ExampleScheme):
     }
 
     def __post_init__(self):
-        plain = BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
-        max_size = _validate.positive_integer("max_batch_size", self.max_batch_size)
-        size = _validate.positive_integer("dataset_size", self.dataset_size)
+        check_fields(self, "iterations", "min_separation", "max_batch_size", "dataset_size")
+        max_size, size = self.max_batch_size, self.dataset_size
         if size >= 2**31:
             raise ValueError(f"dataset_size must be below 2^31 = {2**31}, got {size}")
-        mean = size * float(plain.participation_probabilities().max())
+        mean = size * float(self.uncut.participation_probabilities().max())
         if max_size < mean * (1 - 1e-12):
             raise ValueError(
                 f"max_batch_size (truncate_to) must be at least the largest expected batch size {mean:.6g}, "
                 f"got {max_size}"
             )
-        checked = (plain.iterations, plain.min_separation, plain.sampling_probability, max_size, size)
-        names = "iterations min_separation sampling_probability max_batch_size dataset_size".split()
-        for field, value in zip(names, checked, strict=True):
-            object.__setattr__(self, field, value)
 
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, max_batch_size: int, **sizes) -> "TruncatedBMinSep":
