@@ -49,7 +49,8 @@ def _followed(model, accountant, params, x, y, batches, mask, key, rate, picked)
         flat, state = carry
         rows, real, key, done = given
         params = unravel(flat)
-        state = accountant.update(state, lean.gradient_norms(model, params, x[picked], y[picked]))
+        norms = jnp.minimum(lean.gradient_norms(model, params, x[picked], y[picked]), CLIP)
+        state = accountant.update(state, norms)
         total = lean.clipped_sum(model, params, x[rows], y[rows], real, CLIP)
         noise = SIGMA * CLIP * jax.random.normal(key, flat.shape)
         gradient = (jax.flatten_util.ravel_pytree(total)[0] + noise) / BATCH
@@ -70,7 +71,7 @@ def figure_1(folder: str) -> None:
     mask = (np.arange(most) < sizes[:, None]).astype(np.float32)
     picked = rng.choice(SIZE, FOLLOWED, replace=False)
     grid = SigmaGrid(SIGMA, 64.0, 40)
-    fourier = PLDIndividualAccountant(p, SIGMA, CLIP, grid, 10.0, 2**17)
+    fourier = PLDIndividualAccountant(p, SIGMA, CLIP, grid, 10.0, 2**18)
     params, state = _followed(
         model, fourier, model.init(0), *train, batches, mask, jax.random.key(0), RATE, picked
     )
@@ -81,14 +82,13 @@ def figure_1(folder: str) -> None:
     worst = fourier.epsilon(fourier.from_norms(np.full((STEPS, 1), CLIP, np.float32)), SMALL_DELTA)[0]
     middle = int(np.argsort(own)[FOLLOWED // 2])
     counts = np.asarray(state.counts)[middle][None]
+    composed = fourier.fourier()
     span = 0.01, max(0.05, float(own[middle]))
-    mu = float(ApproximateBlackwell(fourier.fourier, span, points=12).mu(counts)[0])
+    mu = float(ApproximateBlackwell(composed, span, points=12).mu(counts)[0])
     figure = blank(10.0, 4.0)
     left, middle_axes = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
     at = np.linspace(*span, 25)
-    left.semilogy(
-        at, [float(fourier.fourier.delta(float(e), counts)[0]) for e in at], label="Fourier accountant"
-    )
+    left.semilogy(at, [float(composed.delta(float(e), counts)[0]) for e in at], label="Fourier accountant")
     left.semilogy(at, gdp_delta(at, mu), "--", label=f"fitted mu = {mu:.3f} (approximate)")
     left.set(xlabel="epsilon", ylabel="delta", title="The median example")
     edges = np.linspace(0, max(float(worst), renyi.max()) * 1.02, 40)
