@@ -972,11 +972,9 @@ MUTANTS = [
         "train/noise/prefetch.py", "state.recent, None, None)", "state.recent, None, self._room)", DRAWN_AHEAD
     ),
     Mutant("train/noise/recursion.py", "if z.dtype != np.float64", "if False", NOISE),
-    Mutant(
-        "train/noise/recursion.py", "[..., 0::2], array[..., 1::2]", "[..., 1::2], array[..., 0::2]", NOISE
-    ),
+    Mutant("train/noise/recursion.py", "for at in (0, 1)]", "for at in (1, 0)]", NOISE),
     Mutant("train/noise/recursion.py", "(low & (2**32 - 1))", "low", NOISE),
-    Mutant("train/noise/recursion.py", "return [add(groups * _AT_A_TIME, ", "return [add(0, ", NOISE),
+    Mutant("train/noise/recursion.py", "range(groups * _AT_A_TIME, len(ring))", "range(len(ring))", NOISE),
     Mutant("train/noise/prefetch.py", "submit(self._store, ", "submit(lambda kept, *_: kept, ", DRAWN_AHEAD),
     Mutant("train/clipping/grid.py", "(jnp.abs(leaf) <= _MAX_SUM).all()", "True", NOISE),
     Mutant("train/clipping/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
@@ -1175,8 +1173,8 @@ MUTANTS = [
     Mutant("train/audit/command.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
     Mutant(
         "train/noise/recursion.py",
-        "jnp.floor(units / _FRACTION + earlier + 0.5)",
-        "jnp.round(units / _FRACTION + earlier)",
+        "jnp.floor(fresh.astype(jnp.float64) / _FRACTION + earlier + 0.5)",
+        "jnp.round(fresh.astype(jnp.float64) / _FRACTION + earlier)",
         "tests/train/clipping/test_released_numbers.py",
     ),
     Mutant("train/audit/command.py", "or any(check.refuted for check in self.checks)", "", AUDIT_CHECKS),
@@ -1409,8 +1407,8 @@ MUTANTS = [
     Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
     Mutant(
         "train/noise/recursion.py",
-        "decays[j] * of_two(",
-        "decays[0] * of_two(",
+        "decays[j] * summed(parts, j) +",
+        "decays[0] * summed(parts, j) +",
         SUMS,
     ),
     Mutant(

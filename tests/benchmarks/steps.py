@@ -80,8 +80,8 @@ def noise() -> None:
                 functools.partial(recursion.solve_words, strategy, LEVELS), compiler_options=options
             )
             store = jax.jit(
-                lambda kept, made, s=strategy: recursion.store(
-                    s, LEVELS, recursion.NoiseState(np.int32(0), kept, None), made
+                lambda kept, step, made, s=strategy: recursion.store(
+                    s, LEVELS, recursion.NoiseState(step, kept, None), made
                 ),
                 donate_argnums=0,
             )
@@ -93,7 +93,7 @@ def noise() -> None:
                 given = given if len(a) else normals.words_on_the_host(KEY, 3, shapes, room)
                 with jax.enable_x64(True):
                     made = recursion.unpacked(solve(held[0], given), shapes)
-                held[0] = held[0]._replace(recent=store(held[0].recent, made))
+                held[0] = held[0]._replace(recent=store(held[0].recent, np.int32(0), made))
                 return held[0].recent
 
             def beside(w=weights, a=kept, o=out, draw=draw):
@@ -238,7 +238,7 @@ def memory() -> None:
         "1 band": BandedToeplitz.identity(),
         "16 bands": BandedToeplitz.square_root(16),
         "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
-        "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 5000),
+        "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 1000),
     }.items():
         mechanism = Mechanism(BMinSep(1000, 16, 0.01), strategy, 1.0)
         private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4)

@@ -106,8 +106,8 @@ def words_on_the_host(
 
 
 def pairs_of(words) -> tuple[jax.Array, jax.Array]:
-    """Return normals 2i and 2i + 1 of (pairs, 2) uint64, float64."""
-    return _box_muller(words[:, 0], words[:, 1])
+    """Return normals 2i and 2i + 1 of (.., pairs, 2) uint64, float64."""
+    return _box_muller(words[..., 0], words[..., 1])
 
 
 @functools.partial(jax.jit, static_argnames="size")

@@ -24,11 +24,13 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
+from .keystream import Room
 from .normals import LARGEST, fresh_key, key_of_run, normals_of, pairs_of, standard_normals
 
 _FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
 _AT_A_TIME = 16  # kept vectors that one pass over memory adds up
+_ROW = 2**10  # pairs that are computed in one loop of known length
 
 
 class NoiseState(NamedTuple):
@@ -130,16 +132,18 @@ def solve(strategy: Strategy, levels: float, state: NoiseState, normals) -> list
         if z.dtype != np.float64:
             raise ValueError(f"normals must be float64, got {z.dtype}")
     with jax.enable_x64(True):
-        of_one, _ = _stream_of(strategy).at(levels, state.step)
-        rings = jax.tree.leaves(state.recent)
-        return [of_one([z], ring, lambda a: [a])[0] for z, ring in zip(normals, rings, strict=True)]
+        stream = _stream_of(strategy)
+        of_one, _ = stream.at(levels, state.step)
+        both = zip([stream.fresh(levels, z) for z in normals], jax.tree.leaves(state.recent), strict=True)
+        return [of_one([fresh], ring, lambda row: [row])[0] for fresh, ring in both]
 
 
-def solve_words(strategy: Strategy, levels: float, state: NoiseState, words) -> list[tuple[jax.Array, ...]]:
-    """Return `solve` of the normals that words make, int64 with two numbers each (`unpacked`).
+def solve_words(strategy: Strategy, levels: float, state: NoiseState, words) -> list[list[tuple]]:
+    """Return `solve` of the normals that words make, in pieces, int64 with two numbers each (`unpacked`).
 
     One loop over memory reads the words of a pair and what is kept, and writes both integers: normals are
-    never in memory.
+    never in memory. Loops are over rows of known length, and what is left: of other lengths XLA computes one
+    number at a time.
 
     Args:
       strategy: as of `draw`.
@@ -148,17 +152,25 @@ def solve_words(strategy: Strategy, levels: float, state: NoiseState, words) -> 
       words: of `train.noise.normals.words_on_the_host`.
     """
 
-    def halves(array):
-        array = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, array.shape[-1] % 2)])
-        return [array[..., 0::2], array[..., 1::2]]
+    def of_piece(each, ring, end: int):
+        def halves(row):
+            return [row[at:end:2].reshape(each.shape[:-1]) for at in (0, 1)]
+
+        pair = [stream.fresh(levels, z) for z in pairs_of(each)]
+        if stream.writes_two:
+            both = in_memory(lambda: _packed(*pair), state.step >= 0)
+            pair = [both.astype(jnp.int32), (both >> 32).astype(jnp.int32)]
+        return tuple(_packed(*numbers) for numbers in zip(*of_one(pair, ring, halves), strict=True))
 
     def of_pairs(each, ring):
-        pair = pairs_of(each)
-        if stream.writes_two:
-            pair = in_memory(lambda: jax.lax.complex(*pair), state.step >= 0)
-            pair = pair.real, pair.imag
-        found = of_one(pair, ring.reshape(len(ring), math.prod(ring.shape[1:])), halves)
-        return tuple(_packed(*each) for each in zip(*found, strict=True))
+        size = math.prod(ring.shape[1:])
+        ring, main = ring.reshape(len(ring), size), size // (2 * _ROW) * 2 * _ROW
+        found, rest = [], jnp.pad(ring[:, main:], [(0, 0), (0, size % 2)])
+        if main:
+            found.append(of_piece(each[: main // 2].reshape(-1, _ROW, 2), ring, main))
+        if main < size or not size:
+            found.append(of_piece(each[main // 2 :], rest, rest.shape[1]))
+        return found
 
     with jax.enable_x64(True):
         stream = _stream_of(strategy)
@@ -166,13 +178,18 @@ def solve_words(strategy: Strategy, levels: float, state: NoiseState, words) -> 
         return [of_pairs(*each) for each in zip(words, jax.tree.leaves(state.recent), strict=True)]
 
 
-def unpacked(made: list[tuple[jax.Array, ...]], shapes) -> list[tuple[np.ndarray, ...]]:
+def unpacked(made: list[list[tuple]], shapes) -> list[tuple[np.ndarray, ...]]:
     """Return `solve` of `solve_words`: the same memory, where processors store low halves first."""
+
+    def of_one(pieces, shape):
+        pieces = [np.asarray(piece).astype("<i8", copy=False).reshape(-1) for piece in pieces]
+        if len(pieces) > 1:
+            together = Room().of(8 * sum(piece.size for piece in pieces)).view("<i8")
+            pieces = [np.concatenate(pieces, out=together)]
+        return pieces[0].view("<i4")[: math.prod(shape)].reshape(shape)
+
     return [
-        tuple(
-            np.asarray(one).astype("<i8", copy=False).view("<i4")[: math.prod(shape)].reshape(shape)
-            for one in each
-        )
+        tuple(of_one(pieces, shape) for pieces in zip(*each, strict=True))
         for each, shape in zip(made, shapes, strict=True)
     ]
 
@@ -222,28 +239,31 @@ class _LastVectors:
         impulse[0] = 1.0
         return np.abs(signal.lfilter([1.0], self.c, impulse)).sum()
 
+    def fresh(self, levels: float, z):
+        """Return the part of a step's noise that is new: with a banded inverse the kept integers."""
+        if not self.of_inverse:
+            return levels / self.c[0] * z
+        return jnp.round(_FRACTION * (levels * self.c[0] * z)).astype(jnp.int32)
+
     def at(self, levels: float, step):
         """Return `solve` and `store`.
 
-        `solve`: (parts of z, ring, what parts the ring like z) -> for each part (W, stored values);
+        `solve`: (parts of `fresh`, ring, what parts its rows alike) -> for each part (W, stored values);
         `store`: (ring, the same of the whole) -> the next ring.
         """
         c, kept, inverse = self.c, self.kept, self.of_inverse
         place = step % max(1, kept)
-        deviation = jnp.float64(levels * c[0] if inverse else levels / c[0])
         # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
         ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
         weights = jnp.asarray(c / (c[0] * _FRACTION) if inverse else -c / c[0], jnp.float64)[ages]
 
-        def solve_part(z, earlier):
-            z = deviation * z
+        def solve_part(fresh, earlier):
             if not inverse:
-                return (jnp.round(z + earlier).astype(jnp.int32),)
-            units = jnp.round(_FRACTION * z)
+                return (jnp.round(fresh + earlier).astype(jnp.int32),)
             # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
             # noise even with probability 0.504, so that its parity reveals that of the sum.
-            drawn = jnp.floor(units / _FRACTION + earlier + 0.5)
-            return drawn.astype(jnp.int32), units.astype(jnp.int32)
+            drawn = jnp.floor(fresh.astype(jnp.float64) / _FRACTION + earlier + 0.5)
+            return drawn.astype(jnp.int32), fresh
 
         def solve(parts, ring, split):
             return [
@@ -271,6 +291,10 @@ class _RunningSums:
         """As above; the sums' unit is as large as they need."""
         return self.recursion.noise_reach
 
+    def fresh(self, levels: float, z):
+        """As above, before it is scaled."""
+        return z
+
     def at(self, levels: float, step):
         """As above."""
         first, weights, decays, _, reach = self.recursion
@@ -279,33 +303,27 @@ class _RunningSums:
         buffers = range(len(decays))
 
         def summed(parts, j):
-            return of_two(parts[j], parts[j + len(buffers)], j)
-
-        def of_two(whole, fraction, j):
-            return (whole.astype(jnp.float64) + fraction.astype(jnp.float64) * _FINE) * units[j]
+            whole, fraction = (parts[i].astype(jnp.float64) for i in (j, j + len(buffers)))
+            return (whole + fraction * _FINE) * units[j]
 
         def solve_part(z, parts):
             earlier = sum(weights[j] * summed(parts, j) for j in buffers)
             return (jnp.round((levels / first) * z - earlier).astype(jnp.int32),)
 
         def solve(normals, parts, split):
-            return [solve_part(*each) for each in zip(normals, split(parts), strict=True)]
+            rows = zip(*(split(parts[i]) for i in range(len(parts))), strict=True)
+            return [solve_part(*each) for each in zip(normals, rows, strict=True)]
 
         def store(parts, drawn):
             for j in buffers:
-                # Of two rows: a branch that is given all is given a copy, as rows are written afterwards.
-                rows = parts[j], parts[j + len(buffers)]
 
-                def together(rows=rows, j=j):
-                    units_of = (decays[j] * of_two(rows[0], rows[1], j) + drawn.astype(jnp.float64)) / units[
-                        j
-                    ]
+                def split(parts=parts, j=j):
+                    units_of = (decays[j] * summed(parts, j) + drawn.astype(jnp.float64)) / units[j]
                     whole = jnp.round(units_of)
-                    return _packed(whole, jnp.round((units_of - whole) / _FINE))
+                    return whole.astype(jnp.int32), jnp.round((units_of - whole) / _FINE).astype(jnp.int32)
 
-                pair = in_memory(together, step >= 0)
-                for at, part in ((j, pair), (j + len(buffers), pair >> 32)):
-                    parts = jax.lax.dynamic_update_index_in_dim(parts, part.astype(jnp.int32), at, 0)
+                for at, part in zip((j, j + len(buffers)), in_memory(split, step >= 0), strict=True):
+                    parts = jax.lax.dynamic_update_index_in_dim(parts, part, at, 0)
             return parts
 
         return solve, store
@@ -321,18 +339,20 @@ def _stream_of(strategy: Strategy):
 
 def _weighted_sums(weights, ring, split):
     """Return each part's sum over the first axis, in float64 and without a float64 copy of the ring."""
-    groups, rest = divmod(ring.shape[0], _AT_A_TIME)
+    groups = len(ring) // _AT_A_TIME
 
-    def add(first, number, total, ring):
-        for i in range(number):
-            total = total + weights[first + i] * ring[first + i].astype(jnp.float64)
+    def add(group, total):
+        for i in range(_AT_A_TIME):
+            at = group * _AT_A_TIME + i
+            total = total + weights[at] * ring[at].astype(jnp.float64)
         return total
 
     total = jnp.zeros(ring.shape[1:], jnp.float64)
-    if groups:
-        total = jax.lax.fori_loop(0, groups, lambda g, t: add(g * _AT_A_TIME, _AT_A_TIME, t, ring), total)
-    both = zip(split(total), split(ring), strict=True)
-    return [add(groups * _AT_A_TIME, rest, part, earlier) for part, earlier in both]
+    parts = split(jax.lax.fori_loop(0, groups, add, total) if groups else total)
+    for i in range(groups * _AT_A_TIME, len(ring)):
+        pairs = zip(parts, split(ring[i]), strict=True)
+        parts = [part + weights[i] * earlier.astype(jnp.float64) for part, earlier in pairs]
+    return parts
 
 
 __all__ = ["Fresh", "NoiseState", "draw", "fresh_key", "init", "max_levels", "standard_normals"]

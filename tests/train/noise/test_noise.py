@@ -186,7 +186,7 @@ def test_normals_of_the_host_are_those_of_the_program():
 )
 def test_noise_of_words_is_that_of_normals(strategy):
     """Bit for bit, of even and odd numbers of parameters; bands enough for several passes over memory."""
-    shapes, generator = [(1,), (2, 3), (0, 2), (515,)], np.random.default_rng(1)
+    shapes, generator = [(1,), (2, 3), (0, 2), (9, 515), (4096,)], np.random.default_rng(1)
     state = noise.init(strategy, [jnp.zeros(shape) for shape in shapes], KEY)
     recent = [generator.integers(-(2**20), 2**20, leaf.shape).astype(np.int32) for leaf in state.recent]
     state = state._replace(recent=recent, step=np.int32(7))
