@@ -3,7 +3,8 @@
 Within an epoch `f = P/Q` is the mean of independent lognormals (`lognormal_sums`). A lattice distribution
 larger in convex order bounds both divergences of one epoch at a table of epsilons; the largest convex
 functions below these bounds are the divergences of a pair that dominates the epoch, and epochs are
-independent, so that pairs compose (proofs/random_allocation.md, section 7).
+independent, so that pairs compose (proofs/random_allocation.md, section 7). k uniform steps of n are bounded
+by the k groups of a random partition (section 8).
 """
 
 import functools
@@ -68,7 +69,8 @@ class RedrawnBins(Accountant):
 
     def is_close(self, mechanism: Mechanism, delta: float, compose_with=None) -> bool:
         del compose_with
-        return delta >= 10 * _FLOOR * mechanism.scheme.max_participations
+        scheme = mechanism.scheme
+        return not scheme.reveals_epochs and delta >= 10 * _FLOOR * scheme.max_participations
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         del compose_with

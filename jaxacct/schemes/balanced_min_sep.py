@@ -63,6 +63,21 @@ class FixedCount(SparseScheme, abstract=True):
         """Long-run rate of participations."""
         return self.participations / self.iterations
 
+    reveals_epochs = True
+
+    @property
+    def independent_epochs(self) -> tuple[tuple[int, int, int], ...]:
+        """Groups of a random partition of the steps, each with one participation; empty where b > 1.
+
+        A participation that is kept with a probability is in the group with the same probability or more.
+        """
+        k, kept = self.max_participations, self.keep_probability
+        if self.min_separation > 1 and k > 1:
+            return ()
+        size, longer = divmod(self.iterations, k)
+        groups = [(k - longer, size), (longer, size + 1)]
+        return tuple((number, steps, math.floor(steps / kept - steps)) for number, steps in groups if number)
+
     def log_probability_of_none(self) -> float:
         return self.max_participations * log_probabilities(self.keep_probability)[1]
 

@@ -293,6 +293,8 @@ class Scheme(abc.ABC):
     independent_epochs: tuple[tuple[int, int, int], ...] = ()
     """(number of epochs, steps of each that are run, steps that are not), where nothing but an independent
     uniform step of each is random."""
+    reveals_epochs: bool = False
+    """Whether that holds only after a partition of the steps into epochs is revealed: an upper bound."""
     revealed_counts: "tuple[Any, np.ndarray] | None" = None
     """(b-min-sep timing, probabilities of the counts 1 .. k there) that bound the unit's counts from above.
 

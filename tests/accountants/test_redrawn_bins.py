@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, EpochwiseAllocation, Mechanism, calibrate
+from jaxacct import (
+    BalancedMinSep,
+    BandedToeplitz,
+    EpochwiseAllocation,
+    Mechanism,
+    NestedAllocation,
+    calibrate,
+)
 from jaxacct.accountants import analytic, lognormal_sums
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.accountants.lognormal_lattice import Mixture, Phases
@@ -19,6 +26,7 @@ from jaxacct.accountants.redrawn_bins import (
 )
 from jaxacct.core.evidence import Bound
 from jaxacct.statistics.hockey_stick import DIRECTIONS
+from tests.oracles import tuples
 
 NODES = {1: 700, 2: 700, 3: 110}
 
@@ -78,6 +86,44 @@ def test_an_epoch_that_ends_early_against_quadrature():
         assert max(exact) * (1 - 2e-5) <= found <= max(exact) * 1.025
     whole = accountant.delta(dataclasses.replace(mechanism, scheme=EpochwiseAllocation(4, 2)), 0.5)
     assert whole > accountant.delta(mechanism, 0.5)
+
+
+def k_of_n(scheme, sigma, epsilon):
+    """Both divergences at C = I, by the trapezoidal rule over all outputs of three steps."""
+    distribution = tuples.pattern_distribution(scheme)
+    patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
+    z = np.linspace(-7.0, 7.0 + 1 / sigma, NODES[3])
+    mass = np.exp(-z * z / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
+    z, mass = np.stack(np.meshgrid(z, z, z)).reshape(3, -1), np.multiply.outer(np.outer(mass, mass), mass)
+    f = weights @ np.exp(patterns @ (z / sigma - 1 / (2 * sigma**2)))
+    alpha = math.exp(epsilon)
+    return [float(mass.ravel() @ np.maximum(one, 0)) for one in (f - alpha, 1 - alpha * f)]
+
+
+@pytest.mark.parametrize(
+    "scheme", [BalancedMinSep(3, 1, 2), BalancedMinSep(3, 1, 1.4), NestedAllocation(3, 1, 2)], ids=str
+)
+def test_k_of_n_steps_against_enumeration(scheme):
+    """Above both divergences and below composition; with an epoch too few it would not be."""
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.8)
+    for epsilon in (0.0, 0.5, 2.0):
+        exact, found = max(k_of_n(scheme, 0.8, epsilon)), RedrawnBins().delta(mechanism, epsilon)
+        composition = gaussian_delta(epsilon, 0.8, math.sqrt(2))
+        assert exact * (1 - 4e-4) <= found < 0.97 * composition
+        assert redrawn_bins_delta(2, 1, 0.8, epsilon) < exact
+    assert analytic.close(mechanism, 0.1) is None, "an upper bound: samples may certify less noise"
+
+
+def test_k_of_n_steps_of_a_run():
+    """Groups of 250, or of 250 and 251; separations above 1 have no bound."""
+    mechanism = Mechanism(BalancedMinSep.k_out_of_n(1000, 4), BandedToeplitz.identity(), 0.5)
+    found = RedrawnBins().delta(mechanism, 2.0)
+    assert found == redrawn_bins_delta(250, 4, 0.5, 2.0) < 0.2 * gaussian_delta(2.0, 0.5, 2.0)
+    longer = dataclasses.replace(mechanism, scheme=BalancedMinSep.k_out_of_n(1002, 4))
+    assert longer.scheme.independent_epochs == ((2, 250, 0), (2, 251, 0))
+    assert redrawn_bins_delta(251, 4, 0.5, 2.0) < RedrawnBins().delta(longer, 2.0) < found
+    apart = dataclasses.replace(mechanism, scheme=BalancedMinSep(1000, 2, 4))
+    assert not RedrawnBins().supports(apart)
 
 
 def test_calibration_takes_it_without_samples():
