@@ -28,8 +28,8 @@ QUICK_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * (jax.__version_info__ < 
 ]
 
 STRICT = set(
-    "accountants calibration common conformance core estimates individual interoperation kernels likelihood "
-    "proposals recommendation report schemes statistics strategies train verification".split()
+    "accountants calibration checker cli common conformance core estimates individual interoperation kernels "
+    "likelihood proposals recommendation report schemes statistics strategies train verification".split()
 )
 
 # From twenty-five seconds down to six: run first, so that no worker is left alone with one of them.
