@@ -139,13 +139,13 @@ def in_words(epsilon: float, delta: float, given: Mapping[str, float | None]) ->
     point = f"({exact(epsilon)}, {exact(delta)})"
     if given.get("tpr") is not None:
         return (
-            f"target: at false positive rate {given['fpr']:g} no membership test has a true positive rate "
-            f"above {given['tpr']:g}; {point} implies it"
+            f"target: at false positive rate {exact(given['fpr'])} no membership test has a true positive "
+            f"rate above {exact(given['tpr'])}; {point} implies it"
         )
     if given.get("mu") is not None:
         return (
-            f"target: {point}, where the Gaussian mechanism of mu {given['mu']:g} has this delta; no other "
-            "point of its curve is certified"
+            f"target: {point}, where the Gaussian mechanism of mu {exact(given['mu'])} has this delta; no "
+            "other point of its curve is certified"
         )
     return None
 

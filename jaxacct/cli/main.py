@@ -2,7 +2,7 @@
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
 1 not certified, 2 bad input, 130 interrupted, 141 output closed by its reader. Bad input is one line on
-standard error.
+standard error. With NO_COLOR set, nothing has colours.
 """
 
 import importlib

@@ -125,7 +125,7 @@ class Problem:
     """By default `calibrate` selects the matrix, and other commands take "optimal"; also "square-root",
     "amplified" (optimal at the noise needed with sampling), or a file of coefficients; "bisr" and
     "optimal-inverse" are Toeplitz with an inverse of --bands bands, "buffered" (BLT) is one whose noise takes
-    --bands running sums; for these the noise multiplier is an upper bound."""
+    at most --bands running sums; for these the noise multiplier is an upper bound."""
     workload: str | None = None
     """Error that an optimized matrix minimizes and candidates are ranked by: prefix-sum by default, or
     momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between."""

@@ -3,11 +3,14 @@
 import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxacct.common.files import check_target, write_bytes_atomically
 
+DARK, LIGHT = "#1f4e79", "#c55a11"
+PALETTE = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
 # Distinguish lines and points without colour.
 DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 2, 1, 2, 1, 2)), (0, (8, 2)))
 MARKERS = "osD^vP"
@@ -95,8 +98,8 @@ def tradeoff_figure(curves: Mapping[str, Callable], title: str):
     alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
     axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="perfect privacy")
     for index, (name, f) in enumerate(curves.items()):
-        style = DASHES[index % len(DASHES)]
-        axes.plot(alphas, f(alphas), linestyle=style, linewidth=2.4 if index == 0 else 1.5, label=name)
+        look: dict[str, Any] = dict(linestyle=DASHES[index % len(DASHES)], linewidth=1.5 if index else 2.4)
+        axes.plot(alphas, f(alphas), color=PALETTE[index % len(PALETTE)], label=name, **look)
     axes.set(xlabel="type I error", ylabel="type II error", title=title, xlim=(0, 1), ylim=(0, 1))
     axes.set_aspect("equal")
     return finished(figure)

@@ -1,6 +1,7 @@
 """A plan as one page for a privacy reviewer: HTML without scripts or links to elsewhere, pictures inside."""
 
 import importlib.util
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,7 @@ def _to_paste(plan: Plan, second: dict | None) -> str:
     return (
         f"The model was trained{data} with differential privacy of one {unit} under {mechanism.adjacency} "
         f"adjacency, epsilon = {exact(plan.epsilon)} and delta = {exact(plan.delta)}: {batches}, "
-        f"{scheme.name} batches, clipped gradients, noise multiplier {plan.noise_multiplier:.6g} with a "
+        f"{scheme.name} batches, clipped gradients, noise multiplier {exact(plan.noise_multiplier)} with a "
         f"strategy matrix ({mechanism.strategy.describe()}). The guarantee was certified with jaxacct "
         f"{plan.provenance.versions.get('jaxacct', '(unknown version)')} by {how}{checked} (plan SHA-256 "
         f"{plan.to_json()['digest']}). "
@@ -258,11 +259,14 @@ def _pictures(plan: Plan, bands: Profile | None) -> str:
 
 
 def _commands(plan: Plan, source: str) -> str:
-    lines = [f"jaxacct show {source}            # everything on this page, computed again"]
-    lines.append(f"jaxacct verify {source}          # the guarantee again, from fresh randomness where drawn")
-    lines.append(f"jaxacct check {source}           # by the second implementation, which shares no code")
+    file = shlex.quote(source)
+    lines = [
+        f"jaxacct show {file}            # everything on this page, computed again",
+        f"jaxacct verify {file}          # the guarantee again, from fresh randomness where drawn",
+        f"jaxacct check {file}           # by the second implementation, which shares no code",
+    ]
     if plan.is_sampled:
-        lines.append(f"jaxacct verify {source} --replay # the very draws that this plan names")
+        lines.append(f"jaxacct verify {file} --replay # the very draws that this plan names")
     return "\n".join(lines)
 
 

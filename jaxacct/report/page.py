@@ -70,7 +70,8 @@ pre { padding: .6rem; white-space: pre-wrap; } .note { color: var(--dim); font-s
 @media print {
   :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #f4f4f4; --line: #999; --dim: #333;
     --mark: #1f4e79; --bad: #a00; }
-  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; } code, pre { font-size: 8.5pt; }
+  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; } code { font-size: 8.5pt; }
+  pre { font-size: 7.5pt; } .statement, tr { break-inside: avoid; }
   .pictures { display: block; } .pictures svg { width: 49%; vertical-align: top; }
   tr:first-child { break-after: avoid; } }
 """

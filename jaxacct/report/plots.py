@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.common import validate as _validate
+from jaxacct.common.records import exact
 from jaxacct.core.check import Verdict
 from jaxacct.core.evidence import Mean, Sampled
 from jaxacct.core.plan import Plan
@@ -20,7 +21,17 @@ from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.report import risk
-from jaxacct.report.figure import DASHES, MARKERS, blank_axes, finished, tradeoff_figure, two_sided
+from jaxacct.report.figure import (
+    DARK,
+    DASHES,
+    LIGHT,
+    MARKERS,
+    PALETTE,
+    blank_axes,
+    finished,
+    tradeoff_figure,
+    two_sided,
+)
 from jaxacct.report.figure import blank as blank
 from jaxacct.report.figure import save as save
 from jaxacct.report.figure import svg as svg
@@ -28,8 +39,6 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
 
-DARK, LIGHT = "#1f4e79", "#c55a11"
-PALETTE = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
 _ORDERS = 5  # of the samples, in `verification`
 _NUM_TRACE_POINTS = 60
 
@@ -86,7 +95,8 @@ def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
         `jaxacct.accountants.tradeoff.Gaussian(1.0)`.
     """
     certified = EpsilonDelta(plan.epsilon, plan.delta)
-    shown: dict[str, Any] = {f"({plan.epsilon:g}, {plan.delta:g}), certified: no test is below": certified}
+    point = f"({exact(plan.epsilon)}, {exact(plan.delta)})"
+    shown: dict[str, Any] = {f"{point}, certified: no test is below": certified}
     if bands is not None:
 
         def measured(alphas):
@@ -327,7 +337,13 @@ def recommendation(found: Any):
     for index, name in enumerate(names):
         of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]
         points = [candidate.memory_copies for candidate in of_it], [c.error for c in of_it]
-        axes.plot(*points, MARKERS[index % len(MARKERS)], color=PALETTE[index], label=name, markersize=6)
+        axes.plot(
+            *points,
+            MARKERS[index % len(MARKERS)],
+            color=PALETTE[index % len(PALETTE)],
+            label=name,
+            markersize=6,
+        )
     chosen = found.chosen
     point = chosen.memory_copies, chosen.error
     axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")

@@ -12,6 +12,7 @@ from jaxacct.accountants import analytic
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.accountants.selection import CertifiedProfile, PoissonRuns, select_best, with_mean
 from jaxacct.calibration.tuning import certified_points, tuning
+from jaxacct.cli.commands.tuning import _rounded
 from jaxacct.cli.main import main
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
@@ -139,7 +140,19 @@ def test_the_command_shows_all_distributions_and_targets(capsys):
     ]
     assert found["distributions"][1]["epsilon"] == tuning([whole("replicas")], RUNS).epsilon
     assert run("--mean-runs", "20", "--epsilon", "8", "--delta", "1e-5") == 0
-    assert "logarithmic              4.295       5e-07" in capsys.readouterr().out
+    # 4.29469 and 4.999999995e-07 rounded down: the best of runs with the printed target is (8, 1e-5).
+    assert "logarithmic              4.294   4.999e-07" in capsys.readouterr().out
+    printed = CertifiedProfile(np.array([4.294]), np.array([4.999e-07]))
+    assert select_best(printed, RUNS, 1e-5, 0.0).epsilon <= 8
+
+
+@pytest.mark.parametrize("value", [4.29469, 4.2941, 4.294, 1e-5, 5e-7, 0.30000000000000004, 12345.6, 1 / 3])
+def test_printed_numbers_are_rounded_to_the_safe_side(value):
+    """A guarantee is never printed smaller than it is, a target of a run never larger."""
+    up, down = float(_rounded(value, True)), float(_rounded(value, False))
+    assert down <= value <= up <= value * 1.0011 and down >= value / 1.0011
+    if value in (4.294, 1e-5, 5e-7):
+        assert up == down == value
 
 
 @pytest.mark.parametrize(
@@ -157,10 +170,13 @@ def test_the_command_shows_all_distributions_and_targets(capsys):
         (["PLAN", "--mean-runs", "20", "--candidates", "3", "--out", "x"], "out must be given together with"),
         (["PLAN", "--mean-runs", "20", "--distribution", "fixed"], "distribution"),
         (["missing.json", "--mean-runs", "20"], "missing.json"),
+        (["PLAN", "--mean-runs", "20", "--delta", "1e-9"], "delta must be at least"),
+        (["PLAN", "USERS", "--mean-runs", "20"], "plans must protect the same unit"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys):
-    assert run(*(FOLDER / "replicas.json" if word == "PLAN" else word for word in arguments)) == 2
+    files = {"PLAN": FOLDER / "replicas.json", "USERS": FOLDER / "users.json"}
+    assert run(*(files.get(word, word) for word in arguments)) == 2
     found = capsys.readouterr()
     assert found.out == "" and message in found.err and found.err.count("\n") == 1
 

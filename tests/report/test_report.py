@@ -84,7 +84,7 @@ def test_every_kind_of_plan_has_a_page(kind):
     words = " ".join(page.words.split())
     assert " ".join(plan.statement().split()) in words
     assert all(name in words for name, _ in budget_items(plan))
-    assert "jaxacct verify <b>&.json" in words
+    assert "jaxacct verify '<b>&.json'" in words
 
 
 def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():

@@ -11,7 +11,8 @@ import sys
 
 def main(process: int, processes: int, port: str, out: str, mode: str) -> None:
     """Train, and print one line of JSON: the parameters, the evaluation or the error."""
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={4 // processes}"
+    own = f"--xla_force_host_platform_device_count={4 // processes}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {own}"
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 

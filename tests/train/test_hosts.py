@@ -12,6 +12,9 @@ import pytest
 
 from train import TrainOptions, hosts
 
+WAIT = 1800
+"""Seconds, against processes that wait for one another for ever; a run takes 15 on quiet cores."""
+
 
 def run(mode: str, out="none", processes=2) -> list[dict]:
     """The line of each process."""
@@ -29,7 +32,7 @@ def run(mode: str, out="none", processes=2) -> list[dict]:
         for i in range(processes)
     ]
     try:
-        found = [process.communicate(timeout=150) for process in started]
+        found = [process.communicate(timeout=WAIT) for process in started]
     finally:
         for process in started:
             process.kill()

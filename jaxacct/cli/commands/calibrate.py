@@ -131,12 +131,13 @@ def _next_steps(plan: Plan, out: str | None) -> str:
     """Return what a reader of the plan can do with it, commands in lines of their own."""
     if out is None:
         return "not written: --out plan.json keeps the plan with its evidence"
-    file = shlex.quote(out)
-    page = shlex.quote(f"{Path(out).with_suffix('')}-report.html")
+    path = f"./{out}" if out.startswith("-") else out  # or it would be an option
+    file = shlex.quote(path)
+    page = shlex.quote(f"{path.removesuffix(Path(path).suffix)}-report.html")
     lines = [f"written to {out}; next:", f"  jaxacct report {file} --out {page}"]
     if plan.dataset_size is None:
         lines.append("to train under it, calibrate with --dataset-size and --batch-size")
-    elif plan.dataset_size == DIGITS and plan.mechanism.scheme.examples_per_unit == 1:
+    elif plan.dataset_size == DIGITS and plan.mechanism.scheme.unit == "example":
         lines.append(f"  jaxacct train --plan {file} --data digits --out run/")
     else:
         lines.append(f"  jaxacct.train.fit in Python, with your model and {plan.dataset_size:,} examples")

@@ -44,7 +44,8 @@ def command(
         and one more than twice the buffers; 16 by default.
       loader: what your loader makes: batches at random (poisson-like), epochs that are shuffled anew, or
         epochs of one fixed order; the scheme of the last two is fixed-order.
-      scheme: poisson and b-min-sep by default.
+      scheme: poisson, b-min-sep and, where these are best, schemes with a fixed number of participations by
+        default.
       bands: of the strategy matrix, or buffers.
       min_separation: steps between participations.
       strategy: optimal, square-root, amplified (optimal at the noise needed with sampling), buffered (BLT,
@@ -85,7 +86,7 @@ def command(
     made_for_workload = found.chosen.matrix not in ("square-root", COEFFICIENTS)
     if found.choice.workload != "prefix-sum" and made_for_workload:
         options = f"{found.chosen.options()} --workload {found.choice.workload} {target}"
-    numbers = f"--dataset-size {dataset_size} --batch-size {batch_size:g} --iterations {iterations}"
+    numbers = f"--dataset-size {dataset_size} --batch-size {exact(batch_size)} --iterations {iterations}"
     calibration = f"jaxacct calibrate {numbers} {options}{found.choice.adjacency_option}"
     draw(plot, "recommendation", found)
     drawn = None
@@ -116,7 +117,7 @@ def command(
         saved = f"\n\nbatches at random ({drawn.describe()}): error about {drawn.error:.3g}, {change}"
     print(
         f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
-        f"batches of about {batch_size:g} of {dataset_size:,} examples:\n\n"
+        f"batches of about {exact(batch_size)} of {dataset_size:,} examples:\n\n"
         f"{found.table()}\n\n{found.why()}\n\ncertify it: {calibration} --out plan.json{saved}"
     )
     return 0

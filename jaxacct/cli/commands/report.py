@@ -1,5 +1,6 @@
 """`jaxacct report`."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def command(
     other = other_kind(plan)
     if other is not None:
         raise ValueError(
-            f"plan must be of `jaxacct calibrate`, got of {other}: `jaxacct show {plan}` reads it"
+            f"plan must be of `jaxacct calibrate`, got of {other}: `jaxacct show {shlex.quote(plan)}` reads "
+            "it"
         )
     loaded = Plan.load(plan)
     bands = None

@@ -17,6 +17,7 @@ from jaxacct.accountants.tradeoff.plan import PLANS, GeneralPlan, LastIteratePla
 from jaxacct.cli.output import show
 from jaxacct.cli.usage import Integer, Number, new_app
 from jaxacct.common import files, validate
+from jaxacct.common.records import exact
 from jaxacct.report import figure as plots
 
 KINDS = PLANS | {DicePlan.schema: DicePlan}
@@ -340,7 +341,7 @@ def tell(found: dict, as_json: bool) -> None:
         if value is None or value in ("", []):
             continue
         for row in value if isinstance(value, list) else [value]:
-            shown = f"{row:.8g}" if isinstance(row, float) else row
+            shown = exact(row) if isinstance(row, float) else row
             if isinstance(row, dict):
-                shown = ", ".join(f"{key} {part:.6g}" for key, part in row.items())
+                shown = ", ".join(f"{key} {exact(part)}" for key, part in row.items())
             print(f"{name.replace('_', ' '):<32}{shown}")

@@ -1,5 +1,6 @@
 """`jaxacct tuning`."""
 
+import decimal
 from typing import Literal
 
 from jaxacct.accountants.selection import DISTRIBUTIONS, RunCount, target_of_a_run, with_mean
@@ -71,16 +72,16 @@ def command(
         def row(name: str, runs: RunCount) -> tuple[float, float]:
             return target_of_a_run(epsilon, delta, runs)
 
-    found = {}
+    found, flaws = {}, {}
     for name, runs in kinds.items():
         try:
             found[name] = row(name, runs)
         except ValueError as error:
-            if distribution is not None:
-                raise
-            output.complain(f"{name}: {error}")
+            flaws[name] = str(error)
     if not found:
-        raise ValueError("mean_runs must be smaller: no distribution of K has a bound for it")
+        raise ValueError(next(iter(flaws.values())))
+    for name, flaw in flaws.items():
+        output.complain(f"{name}: {flaw}")
     if json:
         rows = [dict(distribution=name, epsilon=e, delta=d) for name, (e, d) in found.items()]
         output.show({"mean_runs": mean_runs, "distributions": rows, "statements": statements}, True)
@@ -89,9 +90,16 @@ def command(
     print(f"{'distribution of K':<20}{'epsilon':>10}{'delta':>12}{'K: 5 %':>10}{'median':>8}{'95 %':>8}")
     for name, values in found.items():
         shares = "".join(f"{kinds[name].quantile(share):>8}" for share in (0.05, 0.5, 0.95))
-        print(f"{name:<20}{values[0]:>10.4g}{values[1]:>12.4g}  {shares}")
+        numbers = (_rounded(value, up=bool(plans)) for value in values)
+        print("{:<20}{:>10}{:>12}  {}".format(name, *numbers, shares))
     if distribution is not None and statements:
         print(f"\n{statements[distribution]}")
     if out is not None:
         print(f"\n{out} is private: do the runs that it lists, and never draw again")
     return 0
+
+
+def _rounded(value: float, up: bool) -> str:
+    """Return four digits of a guarantee, not below it, or of a target, not above it."""
+    rounding = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+    return f"{float(decimal.Context(prec=4, rounding=rounding).create_decimal(repr(value))):.4g}"

@@ -1,0 +1,158 @@
+"""Whatever options are combined, `calibrate` certifies the target, noise and mechanism that are given."""
+
+import functools
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+import jaxacct
+from jaxacct import BandedToeplitz, BMinSep, NotCertifiedError, Plan, Poisson, calibrate
+from jaxacct.calibration.targets import implied, in_words
+from jaxacct.cli import main as cli
+from jaxacct.cli import problem as problem_module
+from jaxacct.cli.commands import calibrate as command
+from jaxacct.recommendation import result
+from jaxacct.report import risk
+
+TARGETS: dict[str, tuple[float, float]] = {
+    "--epsilon 0.5 --delta 1e-2": (0.5, 1e-2),
+    "--advantage 0.3": (0.0, 0.3),
+    "--tpr 0.4 --fpr 0.1": implied(tpr=0.4, fpr=0.1),
+    "--mu 1 --delta 1e-2": implied(mu=1.0, delta=1e-2),
+}
+OPEN = {"--epsilon 0.5": (0.5, None), "--delta 1e-2": (None, 1e-2)}
+SIZES = "--dataset-size 80 --batch-size 10 --iterations 12"
+RATE = "--sampling-probability 0.1 --iterations 12 --scheme poisson"
+SEARCHED = [SIZES, f"{SIZES} --scheme b-min-sep --cold-start", f"{SIZES} --max-batch-size 40"]
+BUILT = [RATE, f"{SIZES} --bands 2 --scheme b-min-sep --min-separation 3 --strategy square-root"]
+HOW = ["", "--adjacency add-or-remove-one", "--accountant unamplified", "--rule fixed --max-samples 90000"]
+
+
+class EnoughError(Exception):
+    pass
+
+
+@pytest.fixture
+def certified(monkeypatch, tmp_path):
+    """The arguments with which `jaxacct.calibrate` is called for a command line."""
+    seen: list[tuple] = []
+
+    def stop(scheme, strategy, **options):
+        seen.append((scheme, strategy, options))
+        raise EnoughError
+
+    searched = functools.cache(problem_module.recommend)
+    monkeypatch.setattr(problem_module, "recommend", lambda progress=None, **given: searched(**given))
+    for module in (command, result):
+        monkeypatch.setattr(module, "calibrate", stop)
+    monkeypatch.chdir(tmp_path)
+
+    def of(line: str):
+        with pytest.raises(EnoughError):
+            cli.run(["calibrate", *line.split()])
+        return seen.pop()
+
+    return of
+
+
+def target_of(options) -> tuple:
+    """What the function was asked for: (epsilon, delta), None for the one to be found."""
+    given = {name: options.get(name) for name in ("epsilon", "delta", "advantage", "tpr", "fpr", "mu")}
+    alone = [name for name, value in given.items() if value is not None]
+    if alone in (["epsilon"], ["delta"]):
+        assert options["noise_multiplier"] is not None
+        return given["epsilon"], given["delta"]
+    return implied(**given)
+
+
+def test_every_combination_asks_for_what_was_given(certified, capsys):
+    """Targets by noise, mechanisms and evidence: nothing is dropped, replaced or left to a default."""
+    noises = ("", "--noise-multiplier 3")
+    lines = itertools.product(TARGETS, noises, SEARCHED + BUILT, HOW)
+    lines = [*lines, *itertools.product(OPEN, noises[1:], BUILT, HOW)]
+    assert len(lines) >= 150
+    for target, noise, problem, how in lines:
+        if problem in SEARCHED and "accountant" in how:  # that searches nothing, and asks for bands
+            continue
+        if "--max-batch-size" in problem and "adjacency" in how:
+            continue
+        line = " ".join((problem, target, noise, how))
+        scheme, strategy, options = certified(line)
+        assert target_of(options) == (TARGETS | OPEN)[target], line
+        assert options["noise_multiplier"] == (3.0 if noise else None), line
+        assert options["adjacency"] == ("add-or-remove-one" if "adjacency" in how else "zero-out"), line
+        assert options["accountant"] == ("unamplified" if "accountant" in how else None), line
+        assert (options["rule"], options["max_samples"]) == (
+            ("fixed", 90000) if "rule" in how else ("anytime", None)
+        ), line
+        assert options["max_batch_size"] == (40 if "--max-batch-size" in problem else None), line
+        if problem == RATE:
+            assert (scheme, strategy.bands) == (Poisson(12, 0.1), 1), line
+            continue
+        assert options["dataset_size"] == 80, line
+        if "--cold-start" not in problem:  # whose first batches are larger
+            assert scheme.expected_batch_sizes(80).mean() == pytest.approx(10), line
+        if "square-root" in problem:
+            assert scheme == BMinSep.from_batch_size(
+                iterations=12, min_separation=3, dataset_size=80, batch_size=10
+            )
+            assert strategy.named_bands == 2, line
+        else:
+            assert strategy.bands > 1, line
+        if "--cold-start" in problem:
+            assert scheme.name == "b-min-sep" and not scheme.warm_start, line
+    capsys.readouterr()
+
+
+FULL: dict[str, Any] = dict(scheme=Poisson(1, 1.0), strategy=BandedToeplitz((1.0,)), accountant="unamplified")
+
+
+@pytest.mark.parametrize("noise", [None, 5.0])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_plan_states_the_target(target, noise, tmp_path):
+    """Of a full batch; stored and loaded again, and a target in words of risk follows from its point."""
+    words = target.replace("--", "").split()
+    given: dict[str, Any] = {n: float(v) for n, v in zip(words[::2], words[1::2], strict=True)}
+    plan = calibrate(**FULL, noise_multiplier=noise, **given)
+    plan.save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.certified and noise in (None, plan.noise_multiplier)
+    if "tpr" not in given:
+        assert (plan.epsilon, plan.delta) == TARGETS[target]
+    else:  # any point that implies the rates
+        assert risk.true_positive_rate(plan.epsilon, plan.delta, given["fpr"]) <= given["tpr"]
+    said = in_words(plan.epsilon, plan.delta, given)
+    assert (said is None) == ("mu" not in given and "tpr" not in given)
+    if said is not None:
+        assert repr(plan.epsilon) in said and (noise is None or repr(plan.delta) in said)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_too_little_noise_has_no_plan(target, tmp_path, monkeypatch, capsys):
+    """Exit 1, one line, no file; never a plan for a weaker target."""
+    monkeypatch.chdir(tmp_path)
+    line = f"--scheme poisson --sampling-probability 1 --iterations 1 {target} --noise-multiplier 0.1"
+    assert cli.run(["calibrate", *line.split(), "--out", "plan.json"]) == 1
+    seen = capsys.readouterr()
+    assert seen.err.startswith("jaxacct: not certified: noise multiplier 0.1") and seen.err.count("\n") == 1
+    assert "inf" not in seen.err and "nan" not in seen.err and not (tmp_path / "plan.json").exists()
+    words = target.replace("--", "").split()
+    with pytest.raises(NotCertifiedError):
+        given: dict[str, Any] = {n: float(v) for n, v in zip(words[::2], words[1::2], strict=True)}
+        calibrate(**FULL, noise_multiplier=0.1, **given)
+
+
+def test_what_is_printed_is_what_is_stored(tmp_path, monkeypatch, capsys):
+    """--json, --out and `show` have the same claim."""
+    monkeypatch.chdir(tmp_path)
+    line = (
+        "--scheme poisson --sampling-probability 1 --iterations 1 --tpr 0.4 --fpr 0.1 --json --out plan.json"
+    )
+    assert cli.run(["calibrate", *line.split()]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "plan.json").read_text())
+    assert cli.run(["show", "plan.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == printed
+    assert jaxacct.Plan.load("plan.json").certified
