@@ -71,7 +71,8 @@ def analytic_exponent(
 
     found = smallest_where(private, start, max_exponent)
     if found is None and compose_with is None:
-        raise ValueError(f"accountant {accountant} reaches no delta as small as {delta:g}")
+        which = "any accountant" if accountant is None else f"accountant {accountant}"
+        raise ValueError(f"delta must be larger for {which}, got a budget of {delta:g}")
     if found is None:
         raise ValueError(
             f"compose_with must leave room for the mechanism at epsilon {epsilon:g}, delta {delta:g}; "

@@ -25,6 +25,8 @@ from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
 _NUM_SAMPLES = 100_000
+_MIN_NOISE_OF_ACCOUNTANTS = 0.05
+"""Noise multiplier below which samples are used by default: privacy loss distributions take minutes there."""
 # For a target delta, proposals are searched until one has a scale far below it.
 _SMALLEST_DELTA = 1e-12
 # Nominal delta of `estimate_delta`: a thousandth of it may be left out of a composed profile.
@@ -219,7 +221,8 @@ def estimate_epsilon(
 def _accountant(mechanism: Mechanism, num_samples: int | None) -> tuple[Accountant | None, int]:
     """Return the accountant in place of samples, if there is one, and the number of samples."""
     if num_samples is None:
-        return analytic.exact(mechanism), _NUM_SAMPLES
+        is_quick = mechanism.noise_multiplier >= _MIN_NOISE_OF_ACCOUNTANTS
+        return analytic.exact(mechanism) if is_quick else None, _NUM_SAMPLES
     return analytic.close(mechanism), _validate.positive_integer("num_samples", num_samples)
 
 

@@ -59,9 +59,9 @@ def weight_line(
         lambda share: rounding.sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, share),
     ).size
     parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
-    return BudgetLine(
-        "float32 weights", "relative", math.expm1(3 * rounding.UNIT * parts), rounding.SOURCE + "3"
-    )
+    exponent = 3 * rounding.UNIT * parts
+    relative = math.expm1(exponent) if exponent < 700 else math.inf  # an infinite one certifies nothing
+    return BudgetLine("float32 weights", "relative", relative, rounding.SOURCE + "3")
 
 
 _LEFT_OUT = (
