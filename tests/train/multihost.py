@@ -18,7 +18,8 @@ def main(process: int, processes: int, port: str, out: str, mode: str) -> None:
 
     if processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+        patient = dict(initialization_timeout=1800, heartbeat_timeout_seconds=1800)  # on busy machines
+        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process, **patient)
     import numpy as np
     import optax
 
