@@ -137,15 +137,16 @@ def min_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> tup
 def in_words(epsilon: float, delta: float, given: Mapping[str, float | None]) -> str | None:
     """Return that a target in words of risk follows from (epsilon, delta); None for other targets."""
     point = f"({exact(epsilon)}, {exact(delta)})"
-    if given.get("tpr") is not None:
+    tpr, fpr, mu = (given.get(name) for name in ("tpr", "fpr", "mu"))
+    if tpr is not None and fpr is not None:
         return (
-            f"target: at false positive rate {exact(given['fpr'])} no membership test has a true positive "
-            f"rate above {exact(given['tpr'])}; {point} implies it"
+            f"target: at false positive rate {exact(fpr)} no membership test has a true positive rate above "
+            f"{exact(tpr)}; {point} implies it"
         )
-    if given.get("mu") is not None:
+    if mu is not None:
         return (
-            f"target: {point}, where the Gaussian mechanism of mu {exact(given['mu'])} has this delta; no "
-            "other point of its curve is certified"
+            f"target: {point}, where the Gaussian mechanism of mu {exact(mu)} has this delta; no other point "
+            "of its curve is certified"
         )
     return None
 
