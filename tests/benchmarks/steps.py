@@ -9,6 +9,7 @@ the thread that computes noise takes off a step, CPU time does not.
 
 import functools
 import math
+import multiprocessing
 import sys
 import time
 from pathlib import Path
@@ -226,33 +227,37 @@ def loop() -> None:
     )
 
 
-def memory() -> None:
-    """Peak resident memory of steps of one dense layer of 25 million parameters, beyond their state."""
-    rows, shape, batch = [], (5000, 5000), {"x": jnp.ones((4, 5000)), "y": jnp.ones((4, 5000))}
+KINDS_OF_NOISE = {
+    "1 band": BandedToeplitz.identity(),
+    "16 bands": BandedToeplitz.square_root(16),
+    "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
+    "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 1000),
+}
+
+
+def memory_of(name: str) -> list[str]:
+    """A row of `memory`, of a process of its own."""
+    shape, batch = (5000, 5000), {"x": jnp.ones((4, 5000)), "y": jnp.ones((4, 5000))}
 
     def resident(field: str) -> float:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * float(next(line.split()[1] for line in lines if line.startswith(field)))
 
-    for name, strategy in {
-        "1 band": BandedToeplitz.identity(),
-        "16 bands": BandedToeplitz.square_root(16),
-        "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
-        "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 1000),
-    }.items():
-        mechanism = Mechanism(BMinSep(1000, 16, 0.01), strategy, 1.0)
-        private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4)
-        step = make_step(lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p) * e["y"]), private, optax.sgd(0.1))
-        before = resident("VmRSS")
-        state = step.init(jnp.zeros(shape))
-        kept = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
-        for _ in range(4):
-            state, info = step(state, batch, jnp.ones(4, bool))
-        jax.block_until_ready(state.params)
-        size = 4 * math.prod(shape)
-        rows.append([name, f"{kept / size:.0f}", f"{(resident('VmHWM') - before - kept) / size:.1f}"])
-        del state, info, step
+    mechanism = Mechanism(BMinSep(1000, 16, 0.01), KINDS_OF_NOISE[name], 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4)
+    step = make_step(lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p) * e["y"]), private, optax.sgd(0.1))
+    before, state = resident("VmRSS"), step.init(jnp.zeros(shape))
+    kept, size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)), 4 * math.prod(shape)
+    for _ in range(4):
+        state, _ = step(state, batch, jnp.ones(4, bool))
+    jax.block_until_ready(state.params)
+    return [name, f"{kept / size:.0f}", f"{(resident('VmHWM') - before - kept) / size:.1f}"]
+
+
+def memory() -> None:
+    """Peak resident memory of steps of one dense layer of 25 million parameters, beyond their state."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        rows = pool.map(memory_of, KINDS_OF_NOISE, chunksize=1)
     record(
         "step_memory",
         question="Memory of a private step beyond its state, in copies of the parameters",

@@ -248,7 +248,7 @@ class _LastVectors:
     def at(self, levels: float, step):
         """Return `solve` and `store`.
 
-        `solve`: (parts of `fresh`, ring, what parts its rows alike) -> for each part (W, stored values);
+        `solve`: (parts of `fresh`, ring, what splits a row) -> for each part (W, stored values);
         `store`: (ring, the same of the whole) -> the next ring.
         """
         c, kept, inverse = self.c, self.kept, self.of_inverse
