@@ -369,6 +369,14 @@ def test_pairs_in_a_tournament_have_the_same_divergence():
         assert abs(mean - plain) < 6 * math.hypot(own, error) and own < 0.1 * plain
 
 
+@pytest.mark.parametrize("mirrored, length", [(False, 2.0), (True, 4.0)])
+def test_a_replaced_example_counts_twice_without_amplification(mirrored, length):
+    scheme = {"name": "poisson"}
+    claim = checker.Claim(scheme, None, 3.0, mirrored, 1.0, 0.5, 0.5, 0.0, 0.0, None, "unamplified")
+    bound = checker.analytic_delta(claim, checker.Columns(np.ones(1), 4, 4))
+    np.testing.assert_allclose(bound, checker.gaussian_delta(1.0, length / 3.0), rtol=1e-12)
+
+
 def test_analytic_bounds_against_closed_forms_and_quadrature():
     for n, sigma, epsilon, delta in (
         (1, 1.0, 3.0, 1e-3),
