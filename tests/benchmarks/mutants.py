@@ -74,6 +74,7 @@ AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
 AUDIT_CHECKS = "tests/train/audit/test_audit_checks.py"
 AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/accountants/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
+SHUFFLED, SHUFFLES = "jaxacct/accountants/shuffled.py", "tests/accountants/test_shuffled.py"
 LATTICE_OF_X, REDRAWN = "jaxacct/accountants/lognormal_lattice.py", "tests/accountants/test_redrawn_bins.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
@@ -1458,6 +1459,17 @@ MUTANTS = [
         "counted = below - 1.01 * means / thresholds",
         REDRAWN,
     ),
+    Mutant(SHUFFLED, "(n - 1) * math.exp(-others) / 2 * rest", "math.exp(-others) / 2 * rest", SHUFFLES),
+    Mutant(SHUFFLED, "for distance in (1.0, 2.0)", "for distance in (1.0, 1.0)", SHUFFLES),
+    Mutant(SHUFFLED, "binom(n - 1, probability)", "binom(n - 1, 2 * probability)", SHUFFLES),
+    Mutant(SHUFFLED, "(moved + (n - 1)", "((n - 1)", SHUFFLES),
+    Mutant("jaxacct/schemes/balanced_min_sep.py", "(longer, size + 1)]", "(longer, size + 2)]", REDRAWN),
+    Mutant(
+        "jaxacct/schemes/balanced_min_sep.py",
+        "math.floor(steps / kept - steps)",
+        "2 * math.ceil(steps / kept - steps)",
+        REDRAWN,
+    ),
     Mutant(
         "jaxacct/accountants/redrawn_bins.py", "Part(both[i], number)", "Part(both[i], number - 1)", REDRAWN
     ),
@@ -1697,19 +1709,32 @@ def misplaced() -> list[str]:
     return found
 
 
-def is_seen(mutant: Mutant, tree: Path) -> bool:
-    """Whether its tests fail in `tree`, a copy of the checkout, which is as before afterwards."""
+def fails(tests: str, tree: Path) -> bool:
+    """Whether tests fail in `tree`, a copy of the checkout, or take longer than `SECONDS`."""
+    # The test that every `before` is where it is said to be fails with any mutant: it sees none.
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *tests.split()]
+    command += ["--deselect", f"{GUARDS}::test_every_mutant_can_be_planted"]
+    try:
+        return subprocess.run(command, cwd=tree, capture_output=True, timeout=SECONDS).returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+
+
+def is_seen(mutant: Mutant, tree: Path, green: dict[str, bool]) -> bool:
+    """Whether its tests fail in `tree`, which is as before afterwards, and pass without it (kept in `green`).
+
+    Raises:
+      RuntimeError: they fail without it, so that they show nothing.
+    """
+    if mutant.tests not in green:
+        green[mutant.tests] = not fails(mutant.tests, tree)
+    if not green[mutant.tests]:
+        raise RuntimeError(f"{mutant.tests} fails, or takes over {SECONDS} s, without a mistake")
     path = tree / mutant.path
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole.replace(mutant.before, mutant.after), encoding="utf-8")
-    # The test that every `before` is where it is said to be fails with any mutant: it sees none.
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *mutant.tests.split()]
-    command += ["--deselect", f"{GUARDS}::test_every_mutant_can_be_planted"]
     try:
-        done = subprocess.run(command, cwd=tree, capture_output=True, timeout=SECONDS)
-        return done.returncode != 0
-    except subprocess.TimeoutExpired:
-        return True
+        return fails(mutant.tests, tree)
     finally:
         path.write_text(whole, encoding="utf-8")
 
@@ -1720,14 +1745,14 @@ def main() -> int:
     if bad or not wanted:
         print("\n".join(bad) or f"no mutant is in a file named {sys.argv[1:]}", file=sys.stderr)
         return 2
-    survivors, started = [], time.monotonic()
+    survivors, green, started = [], {}, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="jaxacct-mutants-") as folder:
         tree = Path(folder)
         for name in COPIED:
             source = ROOT / name
             (shutil.copytree if source.is_dir() else shutil.copy)(source, tree / name)
         for index, mutant in enumerate(wanted, 1):
-            seen = is_seen(mutant, tree)
+            seen = is_seen(mutant, tree, green)
             if not seen:
                 survivors.append(mutant)
             verdict = "seen" if seen else "SURVIVED"

@@ -87,7 +87,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "lambda share: rounding.sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, share),",
             "lambda share: rounding.sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, 2.0**-20),",
         ),
-        ("math.expm1(3 * rounding.UNIT * parts)", "math.expm1(rounding.UNIT * parts)"),
+        ("exponent = 3 * rounding.UNIT * parts", "exponent = rounding.UNIT * parts"),
         ("max(size.largest, lowest)", "size.largest"),
         ("proposal.direction, max(1, m), proposal.push)", "proposal.direction, 1, proposal.push)"),
         (
