@@ -248,16 +248,24 @@ def test_a_plan_is_written_even_if_the_output_is_closed(tmp_path, monkeypatch):
     assert Plan.load(tmp_path / "plan.json").certified
 
 
-@pytest.mark.parametrize("option", [("--adjacency", "replace-one"), ("--max-batch-size", "100")])
-def test_what_fixed_counts_do_not_support_selects_b_min_sep(option, monkeypatch, capsys):
-    def choose(self, **_):
-        raise ValueError(f"asked for {self.scheme}")
+@pytest.mark.parametrize(
+    ("option", "selected"),
+    [
+        (("--adjacency", "replace-one"), "None, replace-one"),
+        (("--max-batch-size", "100"), "b-min-sep, zero-out"),
+    ],
+)
+def test_what_fixed_counts_do_not_support_is_selected_without_them(option, selected, monkeypatch, capsys):
+    """A maximum batch size selects among b-min-sep, an adjacency is the search's own."""
+
+    def choose(self, *, adjacency, **_):
+        raise ValueError(f"asked for {self.scheme}, {adjacency}")
 
     monkeypatch.setattr(Problem, "choose", choose)
     run_numbers = [each for each in COMMON if each not in ("--scheme", "b-min-sep")]
     for more, scheme in (
-        (option, "b-min-sep"),
-        ((), None),
+        (option, selected),
+        ((), "None, zero-out"),
         ((*option, "--scheme", "cyclic-poisson"), "cyclic-poisson"),
     ):
         assert run("calibrate", *run_numbers, *TARGET, *more) == 2

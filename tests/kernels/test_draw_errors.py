@@ -300,11 +300,8 @@ def hazards_of(arrays, state, step: int, b: int) -> dict:
 
 def distribution_of_cyclic(scheme, arrays, m: int) -> dict:
     b, n, found = scheme.min_separation, scheme.iterations, {}
-    first, second, rounds = (
-        cells(arrays["first"]),
-        cells(arrays["second"]),
-        np.asarray(arrays["rounds"]),
-    )
+    first, second = (cells(part) for part in arrays["phases"])
+    rounds = np.asarray(arrays["rounds"])
     take, begin = (np.asarray(arrays[name], np.float64) for name in ("take", "first_take"))
     ends = np.asarray(arrays["end"])
     for one, two in itertools.product(range(b), repeat=2):
@@ -388,7 +385,7 @@ DISTRIBUTIONS = [
     (BMinSep(4, 3, 0.05), 3, distribution_of_b_min_sep, "virtual_hazards"),
     (BMinSep(5, 2, 0.02), 2, distribution_of_b_min_sep, "starts"),
     (CyclicPoisson(5, 3, 0.3), 2, distribution_of_cyclic, "take"),
-    (CyclicPoisson(5, 2, 0.01), 2, distribution_of_cyclic, "second"),
+    (CyclicPoisson(5, 2, 0.01), 2, distribution_of_cyclic, "phases"),
     (CyclicPoisson(5, 3, 0.3), 3, distribution_of_many_cyclic, "pulls"),
     (CyclicPoisson(4, 2, 0.05), 3, distribution_of_many_cyclic, "starts"),
     (MultiAttribution(4, 3, 0.2, 2), 2, distribution_of_multi_attribution, "together"),

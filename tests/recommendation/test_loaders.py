@@ -65,6 +65,7 @@ def test_the_command_says_how_to_certify_and_what_sampling_saves(loader, adjacen
                     memory_copies=3, adjacency=adjacency)  # fmt: skip
     less = 1 - drawn.chosen.error / own.chosen.error
     assert less > 0.3 and drawn.chosen.memory_copies <= 3
+    assert adjacency != "replace-one" or not drawn.chosen.has_fixed_counts  # few samples are not proven there
     assert f"batches at random ({drawn.chosen.describe()}): error about {drawn.chosen.error:.3g}, " in said
     assert f"{less:.0%} less" in said
     assert exit_code("recommend", *options, "--json") == 0

@@ -155,13 +155,13 @@ def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
 def test_sums_beyond_the_lattice_are_added(monkeypatch):
     """The attack: places end below epsilon + 1, so that most of delta wraps around to where weights are 0."""
     lattice = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
-    assert lattice.booked < 1e-3 * TRUTH
+    assert lattice.reserved < 1e-3 * TRUTH
     assert lattice.bound(lattice.step * (lattice.first - 3)) == math.inf
     far = dataclasses.replace(lattice, log_scale=3.0 * lattice.tilt + 201.0)
     assert far.bound(3.0) == math.inf  # weights that count would be 0 in float64
     monkeypatch.setattr(composed_losses, "_CUT", 1e3)
     short = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
-    assert short.booked > TRUTH / 2 and short.bound(3.0) >= TRUTH
+    assert short.reserved > TRUTH / 2 and short.bound(3.0) >= TRUTH
 
 
 def test_infinite_losses_add_up():
@@ -330,7 +330,7 @@ def test_sums_beyond_the_last_place_are_booked():
         lattice = composed_losses._Sums.of(composed_losses._Rough.of([part]), epsilon)
         after = lattice.step * (lattice.first + lattice.points)
         beyond = scipy.stats.binom.sf(math.floor((after / a + steps) / 2), steps, 1 / (1 + math.exp(-a)))
-        assert 1e-150 < beyond <= lattice.booked < 1e-3 * divergence_bound([part], epsilon)
+        assert 1e-150 < beyond <= lattice.reserved < 1e-3 * divergence_bound([part], epsilon)
 
 
 def test_every_allowance_is_in_the_bound(monkeypatch):
@@ -342,11 +342,11 @@ def test_every_allowance_is_in_the_bound(monkeypatch):
     scale = math.exp(lattice.log_scale - lattice.tilt * epsilon)
     rounding = rounding_error(lattice._factors, 1.0, lattice.points)
     rounding += lattice.points * UNIT * float(np.linalg.norm(lattice._masses))
-    assert lattice._bound(epsilon, 0.0, norm) - lattice.booked >= 0.999 * rounding * norm * scale > 0
+    assert lattice._bound(epsilon, 0.0, norm) - lattice.reserved >= 0.999 * rounding * norm * scale > 0
     (step,) = lattice.steps
     exponents = step.count * step.exponents(lattice.tilt, lattice.step) + abs(lattice.log_scale)
     relative = 4 * UNIT * (exponents + lattice.tilt * (lattice.step * lattice.points + epsilon))
-    found = (lattice._bound(epsilon, 1e9, 0.0) - lattice.booked) / (1e9 * scale) - 1
+    found = (lattice._bound(epsilon, 1e9, 0.0) - lattice.reserved) / (1e9 * scale) - 1
     assert found >= relative > 1e-11
     monkeypatch.setattr(composed_losses._Sums, "_bound", lambda self, epsilon, value, norm: epsilon)
     assert lattice.bound(epsilon) <= epsilon - 8 * UNIT * epsilon
