@@ -60,6 +60,22 @@ def test_lines_are_short(page):
     assert not [line for line in long if max(map(len, re.findall(r"`[^`]*`|\S+", line))) < 60], long
 
 
+BROKEN = re.compile(r"^(?![-+*|#>\s]|\d+\.).+\n[-+*] .*", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *PROOFS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_of_a_paragraph_begins_a_list(page):
+    """A line that begins with a minus sign is shown as an item of a list."""
+    if page.suffix == ".md":
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not BROKEN.findall(text)
+
+
+def test_a_minus_sign_at_the_beginning_of_a_line_is_seen():
+    assert BROKEN.search("the weight is (1\n- 2 alpha) rho")
+    assert not BROKEN.search("Items:\n\n- one\n  more of it\n- two\n\nText.")
+
+
 def test_a_banned_phrase_is_seen():
     assert BANNED.search("Nobody knows who takes part.")
     assert not BANNED.search("The participation probability of an eligible example is p.")
