@@ -25,8 +25,7 @@ from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
 _NUM_SAMPLES = 100_000
-_MIN_NOISE_OF_ACCOUNTANTS = 0.05
-"""Noise multiplier below which samples are used by default: privacy loss distributions take minutes there."""
+_MIN_NOISE_OF_ACCOUNTANTS = 0.05  # privacy loss distributions take minutes below this noise multiplier
 # For a target delta, proposals are searched until one has a scale far below it.
 _SMALLEST_DELTA = 1e-12
 # Nominal delta of `estimate_delta`: a thousandth of it may be left out of a composed profile.
