@@ -141,6 +141,16 @@ def test_no_shuffle_is_above_the_upper_bound(other):
     assert shuffled.shuffled_delta_upper(300, 5.0, 0.02) < 0.5 * gaussian_delta(0.02, 5.0, 1.0)
 
 
+@pytest.mark.parametrize("sigma", [0.7, 2.0, 8.0])
+def test_a_shuffle_of_one_batch_hides_nothing(sigma):
+    """The upper bound is the Gaussian mechanism's delta, on both sides of every loss that it cuts off."""
+    for near in shuffled._QUANTILES:
+        own = 0.5 / sigma**2 + near / sigma
+        for epsilon in (own - 1e-3, own, own + 1e-3):
+            expected = gaussian_delta(epsilon, sigma, 1.0)
+            assert shuffled.shuffled_delta_upper(1, sigma, epsilon) == pytest.approx(expected, rel=1e-6)
+
+
 def test_bounds_of_a_shuffle_are_in_order():
     for n, sigma, epsilon in itertools.product((1, 100, 3000), (0.6, 2.0, 6.0), (0.05, 0.5)):
         lower, upper = shuffled.shuffled_delta_lower(n, sigma, epsilon), gaussian_delta(epsilon, sigma, 1.0)
