@@ -6,19 +6,19 @@ from jaxacct.mechanisms.mechanism import Mechanism, checked
 
 
 def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
-    """Return the upper bound on delta(epsilon) by the accountant of that name; see `Accountant.delta`."""
+    """Return the upper bound on delta(epsilon) by the accountant of that name; see `Accountant.bound_at`."""
     _validate.one_of("accountant", accountant, tuple(ACCOUNTANTS))
-    return ACCOUNTANTS[accountant].delta(mechanism, epsilon, compose_with)
+    return ACCOUNTANTS[accountant].bound_at(mechanism, epsilon, compose_with)
 
 
 def best_accountant(mechanism: Mechanism, epsilon: float, compose_with=None) -> tuple[str, float]:
-    """Return (name, bound) of the accountant with the smallest bound; see `Accountant.delta`."""
+    """Return (name, bound) of the accountant with the smallest bound; see `Accountant.bound_at`."""
     checked(mechanism)
     members = [member for member in ACCOUNTANTS.values() if member.supports(mechanism, compose_with)]
     if compose_with is not None:
         outdone = frozenset().union(*(member.outdoes_composed for member in members))
         members = [member for member in members if member.name not in outdone]
-    found = [(member.delta(mechanism, epsilon, compose_with), member.name) for member in members]
+    found = [(member.bound_at(mechanism, epsilon, compose_with), member.name) for member in members]
     bound, name = min(found)
     return name, bound
 

@@ -92,8 +92,10 @@ class Accountant(abc.ABC):
         Raises:
           ValueError: a mechanism that is not covered, bad arguments, or a bound that is not a probability.
         """
-        checked(mechanism)
-        _validate.nonnegative_number("epsilon", epsilon)
+        return self.bound_at(checked(mechanism), _validate.epsilon(epsilon), compose_with)
+
+    def bound_at(self, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
+        """Return `delta` of a mechanism and an epsilon that are checked."""
         reason = self.why_not(mechanism, compose_with)
         if reason is not None:
             raise ValueError(f"accountant {self.name} does not cover {mechanism.scheme.name} here: {reason}")

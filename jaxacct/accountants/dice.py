@@ -123,7 +123,7 @@ def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> floa
 
     `ln delta = (a - 1)(rho - eps + ln(1 - 1/a)) - ln a` (Canonne, Kamath and Steinke 2020, proposition 12).
     """
-    epsilon = _validate.nonnegative_number("epsilon", epsilon)
+    epsilon = _validate.epsilon(epsilon)
     rdp = dice_rdp_subsampled(_ORDERS, iterations=iterations, **problem)
     logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
     # Raised slightly, for the rounding of the recursion: it has `iterations` sums of positive terms.

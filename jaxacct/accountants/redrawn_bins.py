@@ -38,7 +38,7 @@ def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon
     """
     M, E = _validate.positive_integer("steps", steps), _validate.positive_integer("epochs", epochs)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
-    epsilon = _validate.nonnegative_number("epsilon", epsilon)
+    epsilon = _validate.epsilon(epsilon)
     if E == 1:
         mixture = Mixture((Phases(M, 1 / sigma),))
         return max(
@@ -83,7 +83,7 @@ def redrawn_bins_noise_multiplier(
     steps: int, epochs: int, epsilon: float, delta: float, *, tolerance: float = 1e-3
 ) -> float:
     """Return the smallest noise multiplier that certifies (epsilon, delta), at most `tolerance` above it."""
-    _validate.open_probability("delta", delta)
+    _validate.delta(delta)
 
     def is_enough(log_sigma: float) -> bool:
         return redrawn_bins_delta(steps, epochs, math.exp(log_sigma), epsilon) <= delta

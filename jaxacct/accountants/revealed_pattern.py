@@ -94,7 +94,7 @@ def noise_multiplier_for(mechanism: Mechanism, epsilon: float, target: float) ->
 
     def is_enough(log_sigma: float) -> bool:
         noisy = dataclasses.replace(mechanism, noise_multiplier=math.exp(log_sigma))
-        return accountant.delta(noisy, epsilon) <= target
+        return accountant.bound_at(noisy, epsilon) <= target
 
     min_log_noise = math.log(1e-3)
     return math.exp(roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, math.inf, absolute=1e-9)[1])

@@ -241,7 +241,7 @@ def select_best(
         return (runs.mean * profile.delta(epsilon) + failure) * (1 + 8 * _UNIT) + _DRAW_ERROR
 
     top = float(profile.epsilons.max())
-    delta = total(top) if delta is None else _validate.open_probability("delta", delta)
+    delta = total(top) if delta is None else _validate.delta(delta)
     if not total(top) <= delta < 1:
         least = f"{total(top):.3g}"
         raise ValueError(
@@ -257,8 +257,8 @@ def select_best(
 
 def target_of_a_run(epsilon: float, delta: float, runs: RunCount) -> tuple[float, float]:
     """Return the (epsilon, delta) that each run must have for the best of K to have the given one."""
-    _validate.target_epsilon("epsilon", epsilon)
-    share = _validate.open_probability("delta", delta) / max(1.0, runs.mean) * (1 - 1e-9)
+    epsilon, delta = _validate.target(epsilon, delta, above_0=True)
+    share = delta / max(1.0, runs.mean) * (1 - 1e-9)
 
     def too_much(each: float) -> bool:
         cost = ranking_cost(CertifiedProfile(np.array([each]), np.array([share])), runs)

@@ -77,8 +77,8 @@ class Choice:
         for name in ("dataset_size", "iterations", "memory_copies", "looked_at", "min_separation", "bands"):
             _validate.positive_integer(name, getattr(self, name))
         _validate.positive_number("batch_size", self.batch_size)
-        _validate.nonnegative_number("epsilon", self.epsilon)
-        _validate.open_probability("delta", self.delta)
+        _validate.epsilon(self.epsilon)
+        _validate.delta(self.delta)
         _validate.one_of("scheme", self.scheme, SCHEME_NAMES)
         _validate.one_of("matrix", self.matrix, (*MATRICES, COEFFICIENTS))
         _validate.one_of("adjacency", self.adjacency, ADJACENCIES)

@@ -60,7 +60,7 @@ def implied(
     }
     names = frozenset(name for name, value in given.items() if value is not None)
     if names == {"epsilon", "delta"}:
-        return _validate.target_epsilon("epsilon", epsilon), _validate.open_probability("delta", delta)
+        return _validate.target(epsilon, delta, above_0=True)
     if names == {"advantage"}:
         return 0.0, _validate.open_probability("advantage", advantage)
     if names == {"tpr", "fpr"}:
@@ -71,7 +71,7 @@ def implied(
     if names == {"mu", "delta"}:
         from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon
 
-        mu, delta = _validate.positive_number("mu", mu), _validate.open_probability("delta", delta)
+        mu, delta = _validate.positive_number("mu", mu), _validate.delta(delta)
         found = float(gdp_epsilon(delta, mu))
         if not 0 <= found <= 100:
             raise ValueError(f"mu must give an epsilon of at most 100 at delta {delta:g}, got {mu!r}")

@@ -78,15 +78,23 @@ def scale_or_zero(name: str, value) -> float:
     return 0.0 if nonnegative_number(name, value) == 0 else scale(name, value)
 
 
-def target_epsilon(name: str, value) -> float:
-    """Return `value` as a float in (0, 100], or raise ValueError; larger values protect nothing."""
-    return _within(name, positive_number(name, value), "at most 100", lambda x: x <= 100)
+def epsilon(value, name: str = "epsilon") -> float:
+    """Return `value` as a finite float of at least zero, or raise ValueError."""
+    return nonnegative_number(name, value)
 
 
-def calibration_target(epsilon_name: str, epsilon, delta_name: str, delta) -> tuple[float, float]:
-    """Return (epsilon, delta), epsilon in [0, 100] and delta in (0, 1), or raise ValueError."""
-    found = nonnegative_number(epsilon_name, epsilon)
-    return found and target_epsilon(epsilon_name, found), open_probability(delta_name, delta)
+def delta(value, name: str = "delta") -> float:
+    """Return `value` as a float in (0, 1), or raise ValueError."""
+    return open_probability(name, value)
+
+
+def target(of_epsilon, of_delta, names=("epsilon", "delta"), *, above_0: bool = False) -> tuple[float, float]:
+    """Return (epsilon, delta) of a calibration, or raise ValueError with these names.
+
+    Epsilon is in [0, 100], or in (0, 100] for `above_0`: larger values protect nothing.
+    """
+    found = positive_number(names[0], of_epsilon) if above_0 else epsilon(of_epsilon, names[0])
+    return _within(names[0], found, "at most 100", lambda x: x <= 100), delta(of_delta, names[1])
 
 
 def one_of(name: str, value, allowed):

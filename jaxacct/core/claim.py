@@ -39,8 +39,8 @@ class Target:
     compose_with: object = None
 
     def __post_init__(self):
-        object.__setattr__(self, "epsilon", _validate.nonnegative_number("epsilon", self.epsilon))
-        object.__setattr__(self, "delta", _validate.open_probability("delta", self.delta))
+        object.__setattr__(self, "epsilon", _validate.epsilon(self.epsilon))
+        object.__setattr__(self, "delta", _validate.delta(self.delta))
         if not self.budget.delta <= self.delta:
             raise ValueError(f"budget must spend at most delta {self.delta!r}, spends {self.budget.delta!r}")
 
@@ -50,7 +50,7 @@ class Target:
 
         Reserved is what truncated batches and stopped runs need.
         """
-        _validate.open_probability("delta", delta)
+        _validate.delta(delta)
         return cls(epsilon, delta, Budget.split(delta - reserved), compose_with)
 
     @property

@@ -103,7 +103,7 @@ def estimate_delta(
       NonFiniteLossError: a privacy loss was not finite.
     """
     checked(mechanism)
-    epsilon = _validate.nonnegative_number("epsilon", epsilon)
+    epsilon = _validate.epsilon(epsilon)
     known, num_samples = _accountant(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None and proposal is None and compose_with is None:
@@ -176,7 +176,7 @@ def estimate_epsilon(
       NonFiniteLossError: a privacy loss was not finite.
     """
     checked(mechanism)
-    delta = _validate.open_probability("delta", delta)
+    delta = _validate.delta(delta)
     known, num_samples = _accountant(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:

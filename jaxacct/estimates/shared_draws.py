@@ -129,7 +129,7 @@ def delta_curve(
     Raises:
       ValueError: bad arguments, or a scheme with side information.
     """
-    epsilon = _validate.nonnegative_number("epsilon", epsilon)
+    epsilon = _validate.epsilon(epsilon)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
     key = randomness.checked_key(key)
     found = []

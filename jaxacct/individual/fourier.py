@@ -165,7 +165,7 @@ class FourierAccountant:
 
         By Plancherel's identity: an inner product with the transform of the hockey-stick weights.
         """
-        epsilon = _validate.nonnegative_number("epsilon", epsilon)
+        epsilon = _validate.epsilon(epsilon)
         spectra, reserved = self.compose(counts), self.reserved_error(counts)
         weights = np.maximum(0.0, -np.expm1(epsilon - self.grid))
         against = np.conj(np.asarray(fft.rfft(fft.ifftshift(weights))))
@@ -180,7 +180,7 @@ class FourierAccountant:
 
         Infinity where the grid has none: widen it, or use a larger delta.
         """
-        delta = _validate.open_probability("delta", delta)
+        delta = _validate.delta(delta)
         counts = self._checked(counts)
         found = np.empty(len(counts))
         for first in range(0, len(counts), _GROUPS_AT_ONCE):

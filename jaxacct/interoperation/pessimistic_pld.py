@@ -62,12 +62,12 @@ class PessimisticPLD:
 
     def delta(self, epsilon: float) -> float:
         """Return delta at `epsilon` (nats), including the failure probability."""
-        _validate.nonnegative_number("epsilon", epsilon)
+        _validate.epsilon(epsilon)
         return min(1.0, composed_delta(self.steps, epsilon) + self.failure_probability)
 
     def epsilon(self, delta: float) -> float:
         """Return epsilon at `delta`, which includes the failure probability; infinite where none is found."""
-        left = _validate.open_probability("delta", delta) - self.failure_probability
+        left = _validate.delta(delta) - self.failure_probability
         if not left > 0 or not composed_delta(self.steps, LARGEST) <= left:
             return math.inf
         if composed_delta(self.steps, 0.0) <= left:

@@ -1612,7 +1612,7 @@ MUTANTS = [
         PEERS,
     ),
     Mutant(CURVES, ">= slope(stack[-2], j)", "<= slope(stack[-2], j)", PEERS),
-    Mutant(DOMINATING, '"delta", delta) - self.failure_probability', '"delta", delta)', PEERS),
+    Mutant(DOMINATING, "_validate.delta(delta) - self.failure_probability", "_validate.delta(delta)", PEERS),
     Mutant("train/loss.py", "and module.use_running_average is not True", "and False", NORMED),
     Mutant(
         "train/loss.py",

@@ -1,8 +1,11 @@
 """Calibration end to end, and plans."""
 
+import collections
 import dataclasses
 import json
 import math
+import traceback
+from pathlib import Path
 
 import dp_accounting as dp
 import jax
@@ -24,6 +27,7 @@ from jaxacct import (
 )
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, analytic_exponent, smallest_where
+from jaxacct.common import validate
 from jaxacct.core.claim import Target
 from jaxacct.schemes.batch_sizes import max_batch_size
 from tests.stored_plans import histograms, loaded, with_histograms
@@ -56,6 +60,22 @@ def test_the_plan_is_certified_and_near_the_truth(plan, share, draws):
         plan.mechanism, 2.0, num_samples=draws // 4, key=jax.random.key(1), confidence=1 - 1e-6
     )
     assert at.low < 2e-2
+
+
+def test_epsilon_is_checked_by_the_words_and_the_record_of_the_target_alone(monkeypatch):
+    checks, within = collections.Counter(), validate._within
+
+    def counted(name, *rest):
+        callers = (frame.f_code for frame, _ in traceback.walk_stack(None))
+        caller = next(code for code in callers if code.co_filename not in (validate.__file__, __file__))
+        if name == "epsilon":
+            checks[Path(caller.co_filename).stem, caller.co_name] += 1
+        return within(name, *rest)
+
+    monkeypatch.setattr(validate, "_within", counted)
+    calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(3))
+    # Two comparisons of its words; the record without and with the reserves for batch sizes.
+    assert checks == {("targets", "implied"): 2, ("claim", "__post_init__"): 2}
 
 
 def test_batch_sizes(plan):

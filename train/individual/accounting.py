@@ -55,7 +55,7 @@ class IndividualAccounting:
             raise ValueError("epsilon and delta of individual must be given together, or neither")
         if self.epsilon is not None:
             _validate.positive_number("epsilon", self.epsilon)
-            _validate.open_probability("delta", self.delta)
+            _validate.delta(self.delta)
         elif self.order is not None:
             raise ValueError("order of individual must not be given without an epsilon: nothing is filtered")
         _validate.positive_integer("buckets", self.buckets)
@@ -134,11 +134,11 @@ class PrivateLosses:
         Full batches: exact, by mu-GDP. Sampled batches: the Fourier accountant, an estimate where norms
         depend on training (proofs/individual.md, section 4).
         """
-        return self.tracker.epsilon(self.records, _validate.open_probability("delta", delta))
+        return self.tracker.epsilon(self.records, _validate.delta(delta))
 
     def renyi_epsilon(self, delta: float) -> np.ndarray:
         """Return (num_examples,) float64 at delta by Renyi divergences, for sampled batches (**private**)."""
-        return self.tracker.renyi_epsilon(self.records, _validate.open_probability("delta", delta))
+        return self.tracker.renyi_epsilon(self.records, _validate.delta(delta))
 
     def active(self) -> np.ndarray:
         """Return (num_examples,) bool: admitted to the last step (**private**)."""

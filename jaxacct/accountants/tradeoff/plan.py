@@ -45,7 +45,7 @@ class GeneralPlan(StoredPlan):
 
     def __post_init__(self):
         _validate.scale("sigma", self.sigma)
-        _validate.calibration_target("epsilon", self.epsilon, "delta", self.delta)
+        _validate.target(self.epsilon, self.delta)
         self.run  # noqa: B018  checks the sizes
 
     @classmethod
@@ -215,8 +215,7 @@ class LastIteratePlan(StoredPlan):
         _validate.one_of("method", self.method, tuple(METHODS))
         for name in ("num_examples", "steps", "batch_size"):
             _validate.positive_integer(name, getattr(self, name))
-        _validate.target_epsilon("epsilon", self.epsilon)
-        _validate.open_probability("delta", self.delta)
+        _validate.target(self.epsilon, self.delta, above_0=True)
         _validate.positive_number("stepsize", self.stepsize)
         if self.method == "gd" and self.batch_size != self.num_examples:
             raise ValueError(

@@ -66,7 +66,7 @@ def command(
     else:
         if epsilon is None or delta is None:
             raise ValueError("plans, or epsilon and delta, must be given")
-        validate.calibration_target("epsilon", epsilon, "delta", delta)
+        validate.target(epsilon, delta)
         title = f"target of each run for the best of K to be ({exact(epsilon)}, {exact(delta)})"
 
         def row(name: str, runs: RunCount) -> tuple[float, float]:

@@ -180,9 +180,7 @@ def calibrate_sigma(
     Raises:
       ValueError: no sigma suffices, because the truncated mass alone exceeds target_delta.
     """
-    epsilon, delta = _validate.calibration_target(
-        "target_epsilon", target_epsilon, "target_delta", target_delta
-    )
+    epsilon, delta = _validate.target(target_epsilon, target_delta, ("target_epsilon", "target_delta"))
     pmf = participation_pmf(dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling)
     if pmf.truncated_mass >= delta:
         raise ValueError(

@@ -133,7 +133,7 @@ def certify_mixture(
       ValueError: bad arguments, or samples that do not show the guarantee.
     """
     _validate.scale("sigma", sigma)
-    _validate.calibration_target("epsilon", epsilon, "delta", delta)
+    _validate.target(epsilon, delta)
     blocks = -(-_validate.positive_integer("num_samples", num_samples) // BLOCK)
     stream = randomness.stream_key(randomness.checked_key(key), _DRAWS)
     drawn, look = np.zeros(0, np.int64), 1
@@ -161,7 +161,7 @@ def calibrate_mixture(
     distribution: SampledDistribution, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None
 ) -> float:
     """Return an estimate, from a pilot run, of the smallest sigma that `num_samples` samples certify."""
-    _validate.calibration_target("epsilon", epsilon, "delta", delta)
+    _validate.target(epsilon, delta)
     _validate.positive_integer("num_samples", num_samples)
     stream = randomness.stream_key(randomness.checked_key(key), _PILOT)
     blocks = max(1, min(16, num_samples // BLOCK))

@@ -27,8 +27,7 @@ def calibrate_noise(
       tolerance: relative; 1e-10 where mu is in closed form, 1e-3 where epsilon is numerical ("sgd").
       **run: arguments of `noisy_gd_gdp`, `noisy_cgd_gdp` or `noisy_sgd_accountant` besides noise_std.
     """
-    _validate.target_epsilon("target_eps", target_eps)
-    _validate.open_probability("delta", delta)
+    target_eps, delta = _validate.target(target_eps, delta, ("target_eps", "delta"), above_0=True)
     _validate.one_of("method", method, tuple(METHODS))
     if tolerance is not None and not 1e-12 <= _validate.positive_number("tolerance", tolerance) <= 1:
         raise ValueError(f"tolerance must be in [1e-12, 1], got {tolerance!r}")
