@@ -1,11 +1,25 @@
 """Draws of a proposal for tests."""
 
+import jax
 import numpy as np
 
 from jaxacct.proposals import base
+from jaxacct.statistics import bounds
 
 
 def draws_of(proposal: base.Proposal, key, blocks: int) -> base.Draws:
     """So many blocks, as many at once as estimates and verifications draw: the same programs."""
     parts = base.draw_in_batches(proposal, key, 0, blocks)
     return base.Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def block_keys(key, first_block: int, num_blocks: int):
+    """Return (num_blocks,) keys of consecutive blocks of one stream, as `randomness.block_trees` has them."""
+    indices = np.arange(first_block, first_block + num_blocks, dtype=np.uint32)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+
+
+def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
+    """Return an interval that holds the mean with probability at least `confidence`, at all times at once."""
+    q = (1 - confidence) / 2
+    return bounds.lower_confidence_bound(counts, q), bounds.upper_confidence_bound(counts, q)

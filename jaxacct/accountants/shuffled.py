@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.redrawn_bins import redrawn_bins_delta, redrawn_bins_noise_multiplier
+from jaxacct.accountants.redrawn_bins import redrawn_bins_noise_multiplier
 from jaxacct.common import validate as _validate
 from jaxacct.statistics import roots
 
@@ -110,23 +110,6 @@ def _clones_delta(n: int, probability: float, own: float, epsilon: float) -> flo
     return float(clones.pmf(counts) @ np.maximum(np.max(terms, axis=0), 0.0) + beyond) * (1 + _LOWERED)
 
 
-def compare_epsilons(steps: int, epochs: int, noise_multiplier: float, delta: float) -> SamplerComparison:
-    """Return the epsilons at `delta` for a noise multiplier, natural logs, each rounded to its side.
-
-    An epoch has `steps` steps. The lower bound for shuffling is that of one epoch. The certified bound on
-    delta does not fall below about 1e-8 times `epochs`.
-    """
-    _validate.positive_integer("epochs", epochs)
-    delta = _validate.delta(delta)
-    sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
-    length = math.sqrt(epochs)
-    return SamplerComparison(
-        _epsilon_at(lambda epsilon: gaussian_delta(epsilon, sigma, length), delta, 1),
-        _epsilon_at(lambda epsilon: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
-        _epsilon_at(lambda epsilon: redrawn_bins_delta(steps, epochs, sigma, epsilon), delta, 1),
-    )
-
-
 def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: float) -> SamplerComparison:
     """Return the noise multipliers that (epsilon, delta) requires with each sampler.
 
@@ -141,12 +124,6 @@ def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: fl
         _noise_at(lambda sigma: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
         redrawn_bins_noise_multiplier(steps, epochs, epsilon, delta),
     )
-
-
-def _epsilon_at(delta_at, delta: float, side: int) -> float:
-    """Return the epsilon at which a falling bound is `delta`, rounded up (`side` 1) or down (-1)."""
-    ends = roots.turn(lambda epsilon: delta_at(epsilon) <= delta, 0.0, 1.0, 0.0, 1e3, absolute=_PRECISION)
-    return 0.0 if ends[0] == -math.inf else ends[side > 0]
 
 
 def _noise_at(delta_at, delta: float, side: int) -> float:

@@ -96,25 +96,15 @@ def _is_one_of_threefry(key) -> bool:
     return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
-def block_keys(key, first_block: int, num_blocks: int):
-    """Return (num_blocks,) keys of consecutive blocks of one stream."""
-    return _block_keys(key, np.uint32(first_block), num_blocks)
-
-
 def block_trees(key, first_block: int, num_blocks: int):
-    """Return `threefry.trees` of `block_keys`, by one program."""
+    """Return `threefry.trees` of the keys of consecutive blocks of one stream, by one program."""
     return _block_trees(key, np.uint32(first_block), num_blocks)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _block_trees(key, first_block, num_blocks: int):
-    return trees(_block_keys(key, first_block, num_blocks))
-
-
 @functools.partial(jax.jit, static_argnums=2)  # one call: its parts took a twelfth of a batch of draws
-def _block_keys(key, first_block, num_blocks: int):
+def _block_trees(key, first_block, num_blocks: int):
     indices = jnp.arange(num_blocks, dtype=jnp.uint32) + first_block
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+    return trees(jax.vmap(jax.random.fold_in, (None, 0))(key, indices))
 
 
 def _minus_log1p_coefficients() -> np.ndarray:

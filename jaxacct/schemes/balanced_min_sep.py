@@ -166,11 +166,6 @@ class BalancedMinSep(FixedCount):
                 f"apart, got {self.participations!r}"
             )
 
-    @classmethod
-    def k_out_of_n(cls, iterations: int, participations: float) -> "BalancedMinSep":
-        """Return the scheme in which every example participates at k of n steps, at any distances."""
-        return cls(iterations, 1, participations)
-
     @property
     def num_columns(self) -> int:
         """Number m of columns: linear patterns are the subsets of m columns (`kernels.fixed_counts`)."""

@@ -215,12 +215,6 @@ def lower_confidence_bound(counts, q) -> float:
     return roots.root(excess, 1e-300, 1.0, _mean_of(counts, _LOWER_EDGES))[0]
 
 
-def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
-    """Return an interval that holds the mean with probability at least `confidence`, at all times at once."""
-    q = (1 - _validate.open_probability("confidence", confidence)) / 2
-    return lower_confidence_bound(counts, q), upper_confidence_bound(counts, q)
-
-
 def predicted_samples(theta, pilot_counts, q) -> float:
     """Return how many terms the anytime rule needs if the truth equals the pilot.
 

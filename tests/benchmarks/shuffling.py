@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.accountants.shuffled import compare_epsilons
+from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.redrawn_bins import redrawn_bins_delta
+from jaxacct.accountants.shuffled import SamplerComparison, shuffled_delta_lower
 from jaxacct.report.figure import blank_axes, finished
+from jaxacct.statistics import roots
 from tests.benchmarks.results import record
 
 DELTA = 1e-5
@@ -17,6 +20,26 @@ DELTA = 1e-5
 CASES = [(1000, 1, sigma) for sigma in (0.5, 0.7, 1.0, 1.5)]
 CASES += [(10_000, 1, sigma) for sigma in (0.5, 0.7, 1.0)] + [(1000, 10, sigma) for sigma in (1.0, 1.5, 2.0)]
 PICTURE = Path(__file__).parent / "figures" / "shuffling.png"
+
+
+def compare_epsilons(steps: int, epochs: int, sigma: float, delta: float) -> SamplerComparison:
+    """Return the epsilons at `delta` for a noise multiplier, natural logs, each rounded to its side.
+
+    An epoch has `steps` steps. The lower bound for shuffling is that of one epoch. The certified bound on
+    delta does not fall below about 1e-8 times `epochs`.
+    """
+    length = math.sqrt(epochs)
+    return SamplerComparison(
+        _epsilon_at(lambda epsilon: gaussian_delta(epsilon, sigma, length), delta, 1),
+        _epsilon_at(lambda epsilon: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
+        _epsilon_at(lambda epsilon: redrawn_bins_delta(steps, epochs, sigma, epsilon), delta, 1),
+    )
+
+
+def _epsilon_at(delta_at, delta: float, side: int) -> float:
+    """Return the epsilon at which a falling bound is `delta`, rounded up (`side` 1) or down (-1)."""
+    ends = roots.turn(lambda epsilon: delta_at(epsilon) <= delta, 0.0, 1.0, 0.0, 1e3, absolute=1e-4)
+    return 0.0 if ends[0] == -math.inf else ends[side > 0]
 
 
 def main():

@@ -28,7 +28,7 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.registry import FAMILIES
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
-from tests.draws import draws_of
+from tests.draws import draws_of, mean_interval
 from tests.proposals.test_independent_cuts import exact_divergence
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
@@ -135,7 +135,7 @@ def test_requirements(direction, name):
     np.testing.assert_array_equal(draws.log_weight[shared], later.log_weight)
     terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
     assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
-    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
+    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
     slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
     scale = math.exp(proposal.log_scale)
     assert scale * low * (1 - slack) <= divergence <= scale * high * (1 + slack)

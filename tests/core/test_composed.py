@@ -43,7 +43,7 @@ from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import Direction, dense_counts
 from jaxacct.verification.replay import replay
 from tests.conformance.test_schemes import IDENTITY
-from tests.draws import draws_of
+from tests.draws import draws_of, mean_interval
 from tests.oracles import enumeration
 from tests.proposals.test_extrapolation import bound_of
 from tests.proposals_by_name import proposal_by_name
@@ -277,7 +277,7 @@ def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
         draws, scale = draws_of(proposal, key, BLOCKS), math.exp(proposal.log_scale)
         terms = hockey_stick.weighted_terms(draws, direction, epsilon, profile) / scale
         assert terms.min() >= 0 and terms.max() <= 1 + 1e-5, name
-        low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
+        low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
         slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
         assert scale * low * (1 - slack) <= exact <= scale * high * (1 + slack), name
         assert scale * (high - low) < 0.5 * exact, name

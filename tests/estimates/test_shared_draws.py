@@ -12,8 +12,8 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.estimates import shared_draws
 from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
 from jaxacct.kernels import gpu_recurrence
-from jaxacct.kernels.randomness import block_keys
 from jaxacct.proposals import base
+from tests.draws import block_keys
 from tests.oracles.settings import IDS, SMALL
 
 FALSE_ALARM = 1e-6

@@ -13,6 +13,7 @@ from scipy import special, stats
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.statistics.hockey_stick import DIRECTIONS
+from tests.draws import block_keys
 
 FALSE_ALARM = 1e-6
 SHAPE = (1000, 2000)
@@ -225,13 +226,13 @@ def test_keys_of_streams_are_those_of_jax(number):
 def test_trees_of_blocks_are_those_of_their_keys():
     key = jax.random.key(11)
     found = randomness.block_trees(key, 2**32 - 3, 2)
-    expected = threefry.trees(randomness.block_keys(key, 2**32 - 3, 2))
+    expected = threefry.trees(block_keys(key, 2**32 - 3, 2))
     np.testing.assert_array_equal(found.words, expected.words)
 
 
 def test_streams_of_neighbouring_keys_do_not_meet():
     """Words of 64 keys made by fold_in repeat as often as independent words; Poisson, false alarm 1e-6."""
-    keys = randomness.block_keys(jax.random.key(0), 0, 64)
+    keys = block_keys(jax.random.key(0), 0, 64)
     pairs = jax.jit(jax.vmap(lambda key: threefry.two_words(key, (1 << 14,))))(keys)
     words = np.stack([np.asarray(part) for part in pairs])
     words = np.sort(words.reshape(-1))
@@ -242,7 +243,7 @@ def test_streams_of_neighbouring_keys_do_not_meet():
 
 def test_batching_changes_nothing():
     """A key's normals are the same alone, jitted and mapped with others, to the last bit."""
-    keys = randomness.block_keys(jax.random.key(5), 3, 4)
+    keys = block_keys(jax.random.key(5), 3, 4)
 
     def draw(key):
         return randomness.normal_pairs(key, (8, 33), jnp.float32)

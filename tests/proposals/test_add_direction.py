@@ -14,6 +14,7 @@ from jaxacct.proposals.families import half_space as add_direction
 from jaxacct.proposals.families import plain_bounded
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
 from jaxacct.statistics import hockey_stick
+from tests.draws import block_keys
 from tests.oracles import enumeration, settings
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 from tests.proposals_by_name import family_candidates
@@ -196,7 +197,7 @@ def test_a_weight_is_the_density_of_the_normal_over_that_of_its_cell():
     key, tables = jax.random.key(5), proposal.tables()
     # As many blocks as other tests draw at once, of which the first is tested.
     log_weight = proposal.draw(key, 0, 16).log_weight[: randomness.BLOCK_SIZE]
-    _, cell_key, place_key = threefry.split(randomness.block_keys(key, 0, 16)[0], 3)
+    _, cell_key, place_key = threefry.split(block_keys(key, 0, 16)[0], 3)
     size, cell_width = randomness.BLOCK_SIZE, float(tables["width"])
     last = np.asarray(tables["last"], np.float64)
     cell = np.searchsorted(last, np.asarray(threefry.bits_32(cell_key, (size,)), np.float64))

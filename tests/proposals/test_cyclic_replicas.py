@@ -10,6 +10,7 @@ from jaxacct.proposals.candidates import choose_candidate
 from jaxacct.proposals.families.replicas import max_replicas, replica_proposal
 from jaxacct.schemes.replicas import cyclic_many
 from jaxacct.statistics import bounds, hockey_stick
+from tests.draws import mean_interval
 from tests.oracles import tuples
 from tests.proposals.test_proposals import draw
 
@@ -50,7 +51,7 @@ def test_no_bound_below_the_truth(monkeypatch, key):
         terms = hockey_stick.weighted_terms(draw(proposal, 100, key), "remove", epsilon)
         scale = math.exp(proposal.log_scale)
         counts = bounds.bin_terms(np.minimum(terms / scale, 1))
-        return terms.max() / scale, *(scale * end for end in bounds.mean_interval(counts, 1e-6))
+        return terms.max() / scale, *(scale * end for end in mean_interval(counts, 1e-6))
 
     largest, low, high = interval()
     assert low <= exact <= high < 1.5 * exact and largest <= 1 + 1e-5

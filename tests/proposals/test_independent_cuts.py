@@ -28,6 +28,7 @@ from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.schemes.replicas import cuts as replicas
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
+from tests.draws import mean_interval
 from tests.oracles import enumeration
 from tests.proposals_by_name import proposal_by_name
 from tests.schemes.test_schemes import chi_square_p_value
@@ -273,7 +274,7 @@ def test_the_mean_is_the_divergence_with_independent_cuts(direction, key):
     draws, scale = proposal.draw(key, 0, 64), math.exp(proposal.log_scale)
     terms = hockey_stick.weighted_terms(draws, direction, epsilon) / scale
     assert 0 <= terms.min() and terms.max() <= 1 + 1e-5
-    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), FALSE_ALARM)
+    low, high = mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), FALSE_ALARM)
     assert scale * low <= exact <= scale * high and high - low < 0.05
     assert proposal.of_a_bound and proposal.scale_at is not None
     assert proposal.scale_at(epsilon) == proposal.log_scale

@@ -17,6 +17,7 @@ from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from jaxacct.strategies.stationary import adds_windows
+from tests.draws import mean_interval
 from tests.oracles import enumeration
 from tests.proposals_by_name import family_candidates, proposal_by_name
 from tests.rounding_errors import _losses, _normals, _probe
@@ -95,7 +96,7 @@ def test_few_samples_where_participation_is_rare(key):
         scale = math.exp(proposal.log_scale)
         terms = hockey_stick.weighted_terms(draws, "remove", epsilon) / scale
         assert terms.max() <= 1 + 1e-5
-        low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), 5e-7)
+        low, high = mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), 5e-7)
         intervals.append((scale * low, scale * high))
     (low, high), (other_low, other_high) = intervals
     assert low <= other_high and other_low <= high and high - low < (other_high - other_low) / 2

@@ -28,6 +28,7 @@ from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas.base import log_lift
 from jaxacct.statistics import bounds, hockey_stick
+from tests.draws import mean_interval
 from tests.kernels.test_draw_errors import cells
 from tests.oracles import enumeration
 from tests.proposals.test_proposals import draw
@@ -203,7 +204,7 @@ def test_the_same_divergence_as_plain_draws_with_bounded_terms(key):
         scale = math.exp(proposal.log_scale)
         assert terms.max() <= scale * (1 + 1e-5)
         counts = bounds.bin_terms(np.minimum(terms / scale, 1))
-        found.append([scale * end for end in bounds.mean_interval(counts, FALSE_ALARM / 2)])
+        found.append([scale * end for end in mean_interval(counts, FALSE_ALARM / 2)])
     (low, high), (low_of_replicas, high_of_replicas) = found
     assert low_of_replicas <= high and low <= high_of_replicas < 1.2 * high
 

@@ -32,7 +32,7 @@ from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences
-from tests.draws import draws_of
+from tests.draws import draws_of, mean_interval
 from tests.oracles import enumeration
 from tests.proposals_by_name import family_candidates, proposal_by_name
 
@@ -194,7 +194,7 @@ def test_a_users_draws_have_the_exact_divergence(key):
     assert largest <= scale <= largest * (1 + 1e-3)
     terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
-    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
+    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
     assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
 
 
@@ -228,7 +228,7 @@ def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch)
     scale = math.exp(proposal.log_scale)
     terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
-    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
+    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
     assert scale * low <= 1.05 * exact and exact <= scale * high and high < 1.5 * low
     before = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,0")  # of stored plans
     assert before.log_scale == proposal.log_scale

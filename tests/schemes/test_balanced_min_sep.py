@@ -129,5 +129,4 @@ def test_bad_input():
         assert "\n" not in str(caught.value)
     made = BalancedMinSep.from_batch_size(dataset_size=100, batch_size=25, iterations=8, min_separation=4)
     assert made == BalancedMinSep(8, 4, 2) and made.expected_batch_sizes(100).tolist() == [25.0] * 8
-    assert BalancedMinSep.k_out_of_n(9, 4) == BalancedMinSep(9, 1, 4)
     assert BalancedMinSep(9, 2, 0.5) == BalancedMinSep(9, 9, 0.5), "one participation has no distance"

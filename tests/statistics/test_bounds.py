@@ -10,6 +10,7 @@ from scipy import stats
 
 from jaxacct.statistics import bounds
 from jaxacct.statistics.bounds import TERM_EDGES, Budget, bin_terms
+from tests.draws import mean_interval
 
 FALSE_ALARM = 1e-6  # of each simulated check, over the choice of its (fixed) seed
 
@@ -323,7 +324,7 @@ def test_confidence_bounds_cover(distribution):
         low_missed = bounds.hopeless(counts, mean, q)
         high_misses, low_misses = high_misses + high_missed, low_misses + low_missed
         if i < 20:
-            low, high = bounds.mean_interval(counts, 1 - 2 * q)
+            low, high = mean_interval(counts, 1 - 2 * q)
             assert 0 <= low <= terms.mean() <= high <= 1
             assert high == bounds.upper_confidence_bound(counts, (1 - (1 - 2 * q)) / 2)
             assert (high < mean) == high_missed and (low > mean) == low_missed
@@ -354,21 +355,21 @@ def test_confidence_bounds_allow_for_the_rounding(term):
     edge = TERM_EDGES[np.searchsorted(TERM_EDGES, term)]
     for exact in (term, np.nextafter(TERM_EDGES[TERM_EDGES < edge][-1], 1), edge):
         if exact > 0:
-            low, high = bounds.mean_interval(bin_terms([exact]) * 10**9)
+            low, high = mean_interval(bin_terms([exact]) * 10**9)
             assert low <= exact <= high <= 1
             assert term < 1e-4 or high - low <= 0.006 * exact
 
 
 def test_confidence_bounds_are_useful():
-    low, high = bounds.mean_interval(coins(500, 9500), 0.99)
+    low, high = mean_interval(coins(500, 9500), 0.99)
     assert 0.040 < low < 0.05 < high < 0.060
-    _, high = bounds.mean_interval(coins(0, 10_000), 0.99)
+    _, high = mean_interval(coins(0, 10_000), 0.99)
     assert high < 1e-3  # ln(200) / 10,000 is 5.3e-4
-    assert bounds.mean_interval(coins(0, 0)) == (0.0, pytest.approx(1))
-    assert bounds.mean_interval(coins(10_000, 0), 0.99)[0] > 0.98
-    assert bounds.mean_interval(coins(10_000, 0), 0.99)[1] == pytest.approx(1)
-    assert bounds.mean_interval(bin_terms(np.full(10**4, 1e-6)), 0.99)[1] < 1e-3
-    assert 0 < bounds.mean_interval(coins(3, 10**10))[0] < 3e-10 < bounds.mean_interval(coins(3, 10**10))[1]
+    assert mean_interval(coins(0, 0)) == (0.0, pytest.approx(1))
+    assert mean_interval(coins(10_000, 0), 0.99)[0] > 0.98
+    assert mean_interval(coins(10_000, 0), 0.99)[1] == pytest.approx(1)
+    assert mean_interval(bin_terms(np.full(10**4, 1e-6)), 0.99)[1] < 1e-3
+    assert 0 < mean_interval(coins(3, 10**10))[0] < 3e-10 < mean_interval(coins(3, 10**10))[1]
 
 
 def test_hopeless_is_rare_below_the_line_and_common_above():

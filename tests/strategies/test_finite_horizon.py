@@ -37,6 +37,7 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import ending
+from tests.draws import mean_interval
 from tests.oracles import enumeration, settings, tuples
 from tests.oracles.add_direction import exact_two_steps, width
 from tests.proposals_by_name import family_candidates
@@ -167,7 +168,7 @@ def two_step_interval(mechanism, proposal, epsilon):
     draws = proposal.draw(randomness.key_from_words([3, 4]), 0, 64)
     terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
     assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
-    low, high = bounds.mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM / 20)
+    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM / 20)
     slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
     return math.exp(proposal.log_scale) * np.array([low * (1 - slack), high * (1 + slack)])
 

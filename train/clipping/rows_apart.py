@@ -24,9 +24,9 @@ APART = {
     "acts on each element alone": """
         abs acos acosh add add_jaxvals and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
         clz complex conj convert_element_type cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1
-        floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2 logistic
-        lt lt_to max min mul ne neg nextafter not one_minus_square or polygamma population_count pow real reduce_precision
-        rem round rsqrt select_n shift_left shift_right_arithmetic
+        floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2
+        logistic lt lt_to max min mul ne neg nextafter not one_minus_square or polygamma population_count
+        pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
         shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta""",
     "reduces, accumulates or sorts along axes of one example": """
         argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_and reduce_max reduce_min reduce_or
