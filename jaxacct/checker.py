@@ -75,8 +75,8 @@ def _read_claim(data) -> Claim:
         reserved = min(1e-9, 1e-3 * delta)
     verified = delta - reserved
     if evidence["kind"] == "sampled":
-        names, budget = ("delta_v", "failure_probability"), claim["budget"]
-        verified, failure = (_number(budget[name], name, 1e-300, delta) for name in names)
+        names = "delta_v", "failure_probability"
+        verified, failure = (_number(claim["budget"][name], name, 1e-300, delta) for name in names)
     elif evidence["kind"] != "accountant":
         raise NotCovered(f"evidence {evidence['kind']!r:.40}")
     what = claim["scheme"], claim["strategy"], sigma, claim["adjacency"] == "replace-one", epsilon, delta
@@ -273,8 +273,7 @@ class Pairs:
 def distribution_of(scheme: dict) -> Scheme:
     """Return the sampling scheme that a plan names."""
     name, whole = scheme["name"], lambda field, most=1e6: _number(scheme[field], field, 1, most, (int,))
-    n, p = whole("iterations"), _number(scheme.get(_P, 1.0), "sampling_probability", 1e-300, 1)
-    t = np.arange(n)
+    t, p = np.arange(n := whole("iterations")), _number(scheme.get(_P, 1.0), _P, 1e-300, 1)
     if name in ("poisson", "b-min-sep"):  # a warm start has b - 1 virtual steps in front, all equally likely
         b, warm_start = (1, False) if name == "poisson" else (whole(_B), scheme["warm_start"])
         virtual = (b - 1) * _number(warm_start, "warm_start", 0, 1, (bool,))
@@ -365,8 +364,7 @@ class Mechanism:
                 y = [columns.apply(replica) / self.sigma for replica in x]
                 shared = np.array([sum(np.einsum("ts,ts->s", y[i], y[j]) for i, j in one) for one in rounds])
                 log_share = shared.sum(0) - special.logsumexp((m - 1) * shared, axis=0) + math.log(m - 1)
-            y = self.outputs(rng, samples, x.sum(0))
-            loss = self.log_f(y)
+            loss = self.log_f(y := self.outputs(rng, samples, x.sum(0)))
             weights = fits * np.exp(log_z + (1 - m) * loss + log_share - log_scale)
             return weights * self.terms(self.mirror(y) - loss)
 
@@ -380,8 +378,7 @@ class Mechanism:
         point = np.zeros(self.dist.steps)
         for _ in range(6):  # tangents of ln(f - P0), as a function of the scores convex
             log_f, mean = self.dist.tilted(point)
-            rest = -math.expm1(min(self.log_none - log_f, 0.0))  # (f - P0) / f
-            if rest < 1e-6:
+            if (rest := -math.expm1(min(self.log_none - log_f, 0.0))) < 1e-6:  # (f - P0) / f
                 break
             m = mean / rest
             constant = log_f + math.log(rest) - m @ point - m @ self.norms[ADD][:, 0] / (2 * sigma**2)
@@ -491,8 +488,7 @@ def _composed(first, masses, h, n, epsilon, sign):
     spread = math.sqrt(n * max(float(weights @ (losses - mean) ** 2), h * h))
     size = 1 << math.ceil(math.log2(max(masses.size, 60 * spread / h, 1024)))
     sums = fft.irfft(fft.rfft(weights, size) ** n, size)
-    places = round(n * mean / h) + np.arange(-size // 2, size // 2)
-    s = h * places
+    s = h * (places := round(n * mean / h) + np.arange(-size // 2, size // 2))
     gains = np.log(-np.expm1(np.minimum(epsilon - sign * s, 0.0)))
     gains = np.exp(log_mass(t) - t * s + gains + (s if sign > 0 else 0.0))
     rounding = 1e-15 * math.log2(size) * (n + 1) * float(np.linalg.norm(gains))
@@ -664,23 +660,28 @@ def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
     return verdict | {"epsilon": claim.epsilon, "delta": claim.delta}
 
 
+def _object(pairs: list) -> dict:
+    if len(found := dict(pairs)) < len(pairs):  # readers differ on such a key
+        raise ValueError("an object has a key twice")
+    return found
+
+
 def check_file(path) -> tuple[int, dict]:
     """Return (exit code, what `check` found or {"verdict": .., "reason": ..}) of a plan file."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = check(json.load(file))
+            found = check(json.load(file, object_pairs_hook=_object))
         return CERTIFIED if found["verdict"] == "certified" else FAILED, found
     except NotCovered as error:
         return NOT_COVERED, {"verdict": "not covered", "reason": f"not covered by the checker: {error}"}
     except MALFORMED as error:
-        reason = f"plan cannot be checked: {type(error).__name__}: {error}"
-        return BAD_INPUT, {"verdict": "bad input", "reason": " ".join(reason.split())}
+        reason = " ".join(f"plan cannot be checked: {type(error).__name__}: {error}".split())
+        return BAD_INPUT, {"verdict": "bad input", "reason": reason}
 
 
 def main(arguments=None) -> int:
     """Check the plan of a file; the exit code."""
-    about, examples = "Check a plan by the second implementation.", "checker.py plan.json [--json]"
-    parser = argparse.ArgumentParser(description=about, epilog=f"Examples: {examples}")
+    parser = argparse.ArgumentParser(description="Check a plan by the second implementation.")
     parser.add_argument("plan")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

@@ -138,7 +138,12 @@ class _Bucketed(_OfNorms):
     def bucket_of(self, norms) -> tuple[jax.Array, jax.Array]:
         """Return the bucket of each norm, rounded to the expensive side, and whether it is valid; jittable.
 
-        Where a norm is not in [0, clip norm] it is False, and the bucket 0, the most expensive.
+        Args:
+          norms: (num_examples,) float.
+
+        Returns:
+          bucket: (num_examples,) integers below the number of buckets; 0, the most expensive, if not valid.
+          known: (num_examples,) bool, whether the norm is in [0, clip norm].
         """
         norms = jnp.asarray(norms)
         wide = norms.dtype == jnp.float64
@@ -154,14 +159,14 @@ class _Bucketed(_OfNorms):
         return jnp.where(known, jnp.maximum(0, reached.sum(axis=1) - 1), 0), known
 
     def update(self, state: CountState, norms) -> CountState:
-        """Return the state after a step of these norms of *all* examples; jittable.
+        """Return the state after a step of these (num_examples,) norms of *all* examples; jittable.
 
         Memory is linear in examples times buckets.
         """
         return self.count(state, *self.bucket_of(norms))
 
     def count(self, state: CountState, bucket, known) -> CountState:
-        """Return the state after one step of examples in the buckets of `bucket_of`."""
+        """Return the state after one step of examples in the (num_examples,) buckets of `bucket_of`."""
         rows = jnp.arange(state.counts.shape[0])
         counts = state.counts.at[rows, bucket].add(known.astype(jnp.int32))
         return CountState(counts, state.refused + (~known).astype(state.refused.dtype))

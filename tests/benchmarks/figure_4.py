@@ -243,7 +243,7 @@ def summary(rows: list[dict[str, str]]) -> dict[tuple[str, float], Accuracies]:
 
 def judged(best: dict[tuple[str, float], Accuracies]) -> list[Verdict]:
     """What is printed of figure 4, beside differences by seed with their 95 % intervals."""
-    told = []
+    verdicts = []
     for other, most in ((CYCLIC, 2), (BINS, 4)):
         differences = {}
         for (name, epsilon), ours in best.items():
@@ -257,7 +257,7 @@ def judged(best: dict[tuple[str, float], Accuracies]) -> list[Verdict]:
             f"{100 * values.mean():+.1f} ± {100 * half_width(values):.1f} at epsilon {epsilon:g}"
             for epsilon, values in sorted(differences.items())
         )
-        told.append(
+        verdicts.append(
             Verdict(
                 f"b-min-sep is almost always better than {other.removeprefix('BandMF, ')}, by up to {most} % "
                 "(on CINIC-10)",
@@ -266,7 +266,7 @@ def judged(best: dict[tuple[str, float], Accuracies]) -> list[Verdict]:
                 f"{len(better)} and above it at {len(worse)} of {len(differences)} epsilons",
             )
         )
-    return told
+    return verdicts
 
 
 def markdown(best: dict[tuple[str, float], Accuracies]) -> str:

@@ -1678,6 +1678,7 @@ MUTANTS = [
     ),
     Mutant(CHECK, "(1 + claim.mirrored) * length", "length", CHECKER),
     Mutant(CHECK, "own = own + (j > 1) *", "own = own + 0 *", CHECKER),
+    Mutant(CHECK, "len(found := dict(pairs)) < len(pairs)", "(found := dict(pairs)) is None", CHECKER),
     Mutant(CHECK, "weights.sum() <= 1 + SLACK", "weights.sum() <= 10 + SLACK", CHECKER),
     Mutant(CHECK, '"certified" if won[0]', '"certified" if any(won)', CHECKER),
     Mutant(CHECK, "np.log1p(FRACTIONS * gain(0.0))", "np.log1p(2 * FRACTIONS * gain(0.0))", CHECKER),

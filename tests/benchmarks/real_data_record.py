@@ -161,10 +161,10 @@ def criterion(runs: Path, plans: Path) -> None:
                     count[1 + index] += (one[index] - other[index]) * difference.mean() > 0
         if cells:
             pairs[f"{epsilon} {name}"] = [int(number) for number in count]
-    told = []
+    totals = []
     for epsilon in sorted({key.split(" ")[0] for key in pairs}, key=float):
         total = np.sum([count for key, count in pairs.items() if key.split(" ")[0] == epsilon], 0)
-        told.append(f"{total[0]} at epsilon {epsilon} ({total[1]} and {total[2]} wrong)")
+        totals.append(f"{total[0]} at epsilon {epsilon} ({total[1]} and {total[2]} wrong)")
     record(
         "real_criterion",
         question="Does less error of the noise mean more accuracy?",
@@ -174,7 +174,7 @@ def criterion(runs: Path, plans: Path) -> None:
         note="Errors are roots of mean squares per unit of clip norm; accuracies, per cent, of the tables "
         "above. Pairs of methods whose accuracies differ (95 % paired t interval), and how often the order "
         "by prefix sums and by the error of the optimizer that was run (`--workload momentum:0.9,linear`) is "
-        f"wrong: {', '.join(told)}. Intervals do not cover the choice of the learning rate.",
+        f"wrong: {', '.join(totals)}. Intervals do not cover the choice of the learning rate.",
     )
     extend("real_criterion", pairs=pairs)
 

@@ -67,9 +67,9 @@ def test_the_figures_are_drawn_resumed_and_judged(drawn, tmp_path, capsys):
         assert table.error_of(cell) == pytest.approx(exact, rel=1e-9)
     drawn.clear()
     assert run("figure-3", "--out", out, "--short", "--json") == 0 and not drawn
-    told = json.loads(capsys.readouterr().out)
-    assert told["finished"] and [p["epoch_length"] for p in told["points"]] == [8, 12]
-    assert all(p["b-min-sep"] <= p["balls-in-bins"] for p in told["points"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["finished"] and [p["epoch_length"] for p in printed["points"]] == [8, 12]
+    assert all(p["b-min-sep"] <= p["balls-in-bins"] for p in printed["points"])
     assert run("figure-2", "--out", out, "--short") == 0
     assert [cell.scheme for cell in drawn] == ["cyclic-poisson"] * 2
     assert {path.name for path in out.iterdir()} >= {"figure-2.png", "figure-2.txt", "figure-3.png"}

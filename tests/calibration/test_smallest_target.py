@@ -30,7 +30,7 @@ SCHEME, STRATEGY = BMinSep(12, 4, 0.2), BandedToeplitz.square_root(2)
 NOISE = 1.9
 SAMPLED = dict(noise_multiplier=NOISE, key=jax.random.key(0))
 MECHANISM = Mechanism(SCHEME, STRATEGY, NOISE)
-TOLD = dict(num_samples=40_000, key=jax.random.key(7), confidence=1 - 1e-6)
+ESTIMATE = dict(num_samples=40_000, key=jax.random.key(7), confidence=1 - 1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def found():
 
 def test_the_smallest_epsilon_is_certified_and_near_the_truth(found):
     """A false alarm has probability 1e-6: the interval of the estimate does not hold its epsilon."""
-    truth = estimate_epsilon(found.mechanism, 1e-2, **TOLD)
+    truth = estimate_epsilon(found.mechanism, 1e-2, **ESTIMATE)
     assert found.certified and found.is_sampled and found.delta == 1e-2
     assert truth.low <= found.epsilon <= 1.15 * truth.high
     assert found.noise_multiplier == NOISE
@@ -56,7 +56,7 @@ def test_the_smallest_epsilon_is_certified_and_near_the_truth(found):
 
 def test_the_smallest_delta_is_certified_and_near_the_truth(found):
     plan = calibrate(SCHEME, STRATEGY, epsilon=0.6, **SAMPLED)
-    truth = estimate_delta(plan.mechanism, 0.6, **TOLD)
+    truth = estimate_delta(plan.mechanism, 0.6, **ESTIMATE)
     assert plan.certified and plan.epsilon == 0.6
     assert truth.low <= plan.delta <= 1.4 * truth.high
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan

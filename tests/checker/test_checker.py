@@ -675,3 +675,11 @@ def test_stored_plans_are_certified_from_their_claims_alone(path):
     assert code == (checker.NOT_COVERED if path.stem in NOT_COVERED else checker.CERTIFIED), found
     if code == checker.CERTIFIED and path.stem != "analytic":
         assert path.stem == "extrapolated" or found["remove"]["stored"] == "recomputed"
+
+
+def test_a_repeated_key_is_refused(tmp_path):
+    """Readers differ on it: the checker would certify one claim, and another program read the other."""
+    text = (FIXTURES / "plans" / "analytic.json").read_text(encoding="utf-8")
+    (path := tmp_path / "plan.json").write_text(text.replace('"epsilon":', '"epsilon": 0.01, "epsilon":', 1))
+    code, found = checker.check_file(path)
+    assert code == checker.BAD_INPUT and "has a key twice" in found["reason"]

@@ -120,12 +120,12 @@ def test_coefficients_that_float32_does_not_have(scheme):
     ratios, halves = np.linspace(40, 89, 200), np.linspace(25, 55, 20).astype(np.float32)
     run, each = jax.jit(scheme.many_multipliers.log_likelihood_ratios), np.ones((1, 1), np.float32)
     # Argument of a scheme for two at one step: half a square norm, or the square norm of d = 0.
-    told = (
+    norms = (
         np.float32(halves)
         if not scheme.examples_overlap
         else np.float32([[2, 0]]) * np.float32(halves)[:, None]
     )
-    ours = np.array([run([ratios[None].astype(np.float32)], each, norm)[0] for norm in told])
+    ours = np.array([run([ratios[None].astype(np.float32)], each, norm)[0] for norm in norms])
     two = 2 * ratios - 2 * halves[:, None].astype(float)
     exact = np.logaddexp(np.log(0.25), np.logaddexp(np.log(0.5) + ratios, np.log(0.25) + two))
     finite = np.isfinite(ours)

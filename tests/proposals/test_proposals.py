@@ -323,8 +323,8 @@ def test_replicas_that_float32_does_not_resolve_cost_more_or_are_refused(monkeyp
     pairs = [math.exp(j * (j - 1) / 2 / sigma**2) for j in range(m + 1)]
     exact = np.array([math.comb(m, j) * p**j * (1 - p) ** (m - j) * pairs[j] for j in range(m + 1)])
     reached = np.cumsum((exact[:0:-1] / exact.sum()).astype(np.float32), dtype=np.float32)
-    nobody = 1 - float(reached[-1])
-    off = abs(nobody / (exact[0] / exact.sum()) - 1)
+    none = 1 - float(reached[-1])
+    off = abs(none / (exact[0] / exact.sum()) - 1)
     assert 1e-4 < off < b_min_sep.errors(mechanism, m)[0]
     monkeypatch.setattr(b_min_sep, "_SMALL_TABLES", 0)
     assert off > b_min_sep.errors(mechanism, m)[0]

@@ -100,13 +100,13 @@ def true_noise(scheme, strategy, epsilon, delta) -> float:
 
 def test_estimates_are_near_the_truth_and_so_is_the_ranking(found):
     """Ranked at one noise multiplier for all, whatever has most bands would be the first."""
-    true, told = [], [row.prefix_sum_error for row in found.candidates]
+    true, estimated = [], [row.prefix_sum_error for row in found.candidates]
     for row in found.candidates:
         sigma = true_noise(row.scheme, row.strategy, SMALL["epsilon"], SMALL["delta"])
         assert 0.9 < row.noise_multiplier / sigma < 1.08, row.describe()
         true.append(jaxacct.prefix_sum_error(row.strategy, iterations=12, noise_multiplier=sigma))
     assert true[found.place] <= 1.05 * min(true)
-    assert np.corrcoef(np.log(told), np.log(true))[0, 1] > 0.9
+    assert np.corrcoef(np.log(estimated), np.log(true))[0, 1] > 0.9
     most = max(range(len(true)), key=lambda i: found.candidates[i].strategy.bands)
     assert true[most] > 1.25 * min(true)
 
@@ -114,10 +114,10 @@ def test_estimates_are_near_the_truth_and_so_is_the_ranking(found):
 def test_estimates_for_an_advantage_are_near_the_truth():
     """The same at epsilon 0, where delta is large; the statement names the target as it was given."""
     numbers = {name: value for name, value in SMALL.items() if name not in ("epsilon", "delta")}
-    told = recommend(**numbers, advantage=0.25, min_separation=8)
-    assert (told.choice.epsilon, told.choice.delta) == (0, 0.25)
-    assert "--advantage 0.25 " in told.choice.statement()
-    for row in told.candidates:
+    recommended = recommend(**numbers, advantage=0.25, min_separation=8)
+    assert (recommended.choice.epsilon, recommended.choice.delta) == (0, 0.25)
+    assert "--advantage 0.25 " in recommended.choice.statement()
+    for row in recommended.candidates:
         sigma = true_noise(row.scheme, row.strategy, 0.0, 0.25)
         assert 0.9 < row.noise_multiplier / sigma < 1.08, row.describe()
 
@@ -173,19 +173,19 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     numbers: dict[str, Any] = dict(
         dataset_size=1280, batch_size=10, iterations=128, epsilon=16.0, delta=1e-5, memory_copies=3
     )
-    told = recommend(**numbers)
-    chosen = told.chosen
+    recommended = recommend(**numbers)
+    chosen = recommended.chosen
     assert (chosen.matrix, chosen.memory_copies, chosen.accountant) == ("buffered", 3, "unamplified")
-    assert chosen.error < 0.5 * min(row.error for row in told.candidates if row is not chosen)
+    assert chosen.error < 0.5 * min(row.error for row in recommended.candidates if row is not chosen)
     assert chosen.describe() == "b-min-sep, separation 128, 1 buffer (BLT), participation revealed"
     alone = recommend(**numbers, strategy="buffered", bands=1)
     assert alone.candidates == (chosen,) and alone.looked_at == 1
-    monkeypatch.setattr(problem_module, "recommend", lambda **given: told)
+    monkeypatch.setattr(problem_module, "recommend", lambda **given: recommended)
     path, target = tmp_path / "plan.json", ["--epsilon", "16", "--delta", "1e-5"]
     sizes = ["--dataset-size", "1280", "--batch-size", "10", "--iterations", "128"]
     assert run("calibrate", *sizes, *target, "--memory-copies", "3", "--out", path) == 0
     plan = Plan.load(path)
-    assert choice_of(plan) == told.choice and plan.evidence == Bound("unamplified")
+    assert choice_of(plan) == recommended.choice and plan.evidence == Bound("unamplified")
     mechanism = plan.mechanism
     assert (mechanism.scheme, mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 1 <= mechanism.noise_multiplier / chosen.noise_multiplier < 1.011  # one step of the search
@@ -206,8 +206,10 @@ def test_what_is_chosen_is_within_two_percent_and_cheapest(found):
         c.prefix_sum_error for c in found.candidates
     )
     assert found.chosen.prefix_sum_error <= SIMILAR_ERROR_RATIO * best.prefix_sum_error
-    alike = [c for c in found.candidates if c.prefix_sum_error <= SIMILAR_ERROR_RATIO * best.prefix_sum_error]
-    assert found.chosen.memory_copies == min(c.memory_copies for c in alike)
+    similar = [
+        c for c in found.candidates if c.prefix_sum_error <= SIMILAR_ERROR_RATIO * best.prefix_sum_error
+    ]
+    assert found.chosen.memory_copies == min(c.memory_copies for c in similar)
     assert found.looked_at >= len(found.candidates)
     for row in found.candidates:
         at = jaxacct.prefix_sum_error(row.strategy, iterations=12, noise_multiplier=row.noise_multiplier)
@@ -218,11 +220,11 @@ def test_what_is_chosen_is_within_two_percent_and_cheapest(found):
 @pytest.mark.parametrize("name", ["momentum:0.9", "weight-decay:0.3,linear"])
 def test_another_workload_ranks_and_shapes_the_matrices(name, found):
     workload = workload_named(name, 12)
-    told = recommend(**SMALL, workload=name)
-    assert told == recommend(**SMALL, workload=workload)
-    errors = [row.error for row in told.candidates]
-    assert errors == sorted(errors) and told.chosen.error <= SIMILAR_ERROR_RATIO * errors[0]
-    for row in told.candidates:
+    recommended = recommend(**SMALL, workload=name)
+    assert recommended == recommend(**SMALL, workload=workload)
+    errors = [row.error for row in recommended.candidates]
+    assert errors == sorted(errors) and recommended.chosen.error <= SIMILAR_ERROR_RATIO * errors[0]
+    for row in recommended.candidates:
         at: dict[str, Any] = dict(iterations=12, noise_multiplier=row.noise_multiplier)
         assert row.error == pytest.approx(workload_error(row.strategy, workload=workload, **at), rel=1e-12)
         assert row.prefix_sum_error == pytest.approx(jaxacct.prefix_sum_error(row.strategy, **at), rel=1e-12)
@@ -230,7 +232,7 @@ def test_another_workload_ranks_and_shapes_the_matrices(name, found):
             made = by_name("optimal", row.strategy.bands, row.scheme, workload)
             assert row.strategy == ending(made, row.scheme)
     assert all(row.error == row.prefix_sum_error for row in found.candidates)
-    assert f"error of {name} about" in told.why() and "prefix-sum error about" in found.why()
+    assert f"error of {name} about" in recommended.why() and "prefix-sum error about" in found.why()
 
 
 def test_balanced_min_sep_is_searched_where_it_is_asked_for():
@@ -490,9 +492,9 @@ def test_the_root_of_a_falling_function(f, root):
 
 def test_recommend_on_the_command_line(found, capsys):
     assert run("recommend", *README, *TARGET, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["kind"] == "recommendation" and told["data_independent"] is True
-    assert told["candidates"] == json.loads(json.dumps([c.to_json() for c in found.candidates]))
+    recommended = json.loads(capsys.readouterr().out)
+    assert recommended["kind"] == "recommendation" and recommended["data_independent"] is True
+    assert recommended["candidates"] == json.loads(json.dumps([c.to_json() for c in found.candidates]))
     assert run("recommend", *README, *TARGET) == 0
     text = capsys.readouterr().out
     assert "not guarantees" in text and "privacy cost of this search: none" in text
@@ -506,9 +508,9 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     few = "--max-samples", "60000"
     assert run("calibrate", *README, *TARGET, *few, "--memory-copies", "2", "--out", path) == 0
     text = capsys.readouterr().out
-    told = recommend(**SMALL, memory_copies=2)
-    chosen, plan = told.chosen, Plan.load(path)
-    assert choice_of(plan) == told.choice and told.choice.statement() in text
+    recommended = recommend(**SMALL, memory_copies=2)
+    chosen, plan = recommended.chosen, Plan.load(path)
+    assert choice_of(plan) == recommended.choice and recommended.choice.statement() in text
     assert plan.certified
     assert (plan.mechanism.scheme, plan.mechanism.strategy) == (chosen.scheme, chosen.strategy)
     assert 0.9 < chosen.noise_multiplier / plan.mechanism.noise_multiplier < 1.05

@@ -120,8 +120,8 @@ def test_vectors_of_any_direction_are_covered():
 def test_negative_entries_need_absolute_values():
     """Why C must have none: with a negative product of columns opposite gradients do more than equal ones."""
     matrix = np.array([[1.0, 0.0], [-0.8, 0.6]])
-    alike, opposite = np.square(matrix @ [1.0, 1.0]).sum(), np.square(matrix @ [1.0, -1.0]).sum()
-    assert opposite > 1.9 * alike
+    equal, opposite = np.square(matrix @ [1.0, 1.0]).sum(), np.square(matrix @ [1.0, -1.0]).sum()
+    assert opposite > 1.9 * equal
     assert opposite == pytest.approx(np.abs(matrix.T @ matrix).sum())
     with pytest.raises(ValueError, match="at least 0"):
         Dense(matrix)

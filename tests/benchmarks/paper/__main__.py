@@ -146,11 +146,11 @@ def rebuild(sweep: Sweep, out: str, short: bool, every: bool, seconds: float | N
         save(sweep.draw(found), folder / f"{sweep.name}.png")
     finished = len(found) == len(points)
     if as_json:
-        told = [{"printed": v.printed, "agrees": v.agrees, "found": v.found} for v in verdicts]
+        statements = [{"printed": v.printed, "agrees": v.agrees, "found": v.found} for v in verdicts]
         rows = [
             {"epoch_length": p.epoch, "epsilon": p.epsilon, "b-min-sep": p.error, **p.others} for p in found
         ]
-        print(jsonlib.dumps({"finished": finished, "points": rows, "statements": told}))
+        print(jsonlib.dumps({"finished": finished, "points": rows, "statements": statements}))
     else:
         print(f"{text}\n\n{folder / sweep.name}.png, .txt and cells.csv written")
         if not finished:

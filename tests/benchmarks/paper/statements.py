@@ -85,7 +85,7 @@ def figure_3(points: list[Compared], iterations: int) -> list[Verdict]:
     once = [p for p in points if p.epoch >= iterations]
     never = [p for p in points if p.ratio(method) <= 1]
     better = [p for p in several if p.ratio(method) < 1 - RESOLUTION]
-    alike = [p for p in once if abs(p.ratio(method) - 1) <= RESOLUTION]
+    similar = [p for p in once if abs(p.ratio(method) - 1) <= RESOLUTION]
     return [
         Verdict(
             "ratios are never above 1, as balls-in-bins is one of the separations",
@@ -102,8 +102,9 @@ def figure_3(points: list[Compared], iterations: int) -> list[Verdict]:
         ),
         Verdict(
             "with one epoch it does not",
-            len(alike) == len(once) if once else None,
-            f"similar at {len(alike)} of {len(once)} points, {_range(once, method)}" + _named(once, alike),
+            len(similar) == len(once) if once else None,
+            f"similar at {len(similar)} of {len(once)} points, {_range(once, method)}"
+            + _named(once, similar),
         ),
     ]
 

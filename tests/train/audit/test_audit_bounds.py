@@ -29,9 +29,9 @@ def test_clopper_pearson_is_exact():
 def response(rng, coins, epsilon, delta):
     """Scores of randomised response that reveals the coin with probability delta: (epsilon, delta)-DP."""
     right = rng.random(coins.shape) < 1 / (1 + np.exp(-epsilon))
-    told = rng.random(coins.shape) < delta
+    revealed = rng.random(coins.shape) < delta
     score = np.where(right, coins, ~coins) * 1.0
-    return np.where(told, 10.0 * (2.0 * coins - 1), score - 0.5) + 1e-3 * rng.random(coins.shape)
+    return np.where(revealed, 10.0 * (2.0 * coins - 1), score - 0.5) + 1e-3 * rng.random(coins.shape)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (2.0, 2e-5)])
@@ -77,9 +77,9 @@ def test_a_threshold_is_chosen_on_other_trials():
 def test_the_price_of_delta_is_paid():
     """A mechanism that reveals one coin in twenty is (0, 1/20)-DP: at that delta nothing may be found."""
     coins = np.random.default_rng(0).random(400) < 0.5
-    told = np.where(np.arange(400) % 20 == 0, 2.0 * coins - 1, 0.0)
-    assert one_run_bound(told, coins, 0.0, 0.95)[0] > 0.5
-    assert one_run_bound(told, coins, 0.05, 0.95)[0] == 0
+    scores = np.where(np.arange(400) % 20 == 0, 2.0 * coins - 1, 0.0)
+    assert one_run_bound(scores, coins, 0.0, 0.95)[0] > 0.5
+    assert one_run_bound(scores, coins, 0.05, 0.95)[0] == 0
     # Guesses that are all right: what delta costs is off the failure probability.
     scores = coins * 1.0
     whole, half, none = (one_run_bound(scores, coins, delta, 0.95)[0] for delta in (0.0, 1e-3, 1e-2))

@@ -409,8 +409,8 @@ def test_arguments_of_the_budget(monkeypatch):
 
     In float32 only with one position, and where that is cheap.
     """
-    told = []
-    monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
+    calls = []
+    monkeypatch.setattr(ghost, "budget", lambda *args: calls.append(args) or budget(*args))
     batch = {"left": np.ones((5, POSITIONS, HEIGHT)), "right": np.ones((5, POSITIONS, WIDTH))}
     run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID)
     jax.eval_shape(functools.partial(run, microbatch_size=2), batch, np.ones(5, bool))
@@ -419,12 +419,12 @@ def test_arguments_of_the_budget(monkeypatch):
     monkeypatch.setattr(ghost, "_MAX_SPENT", 1e-9)
     jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
     monkeypatch.undo()
-    monkeypatch.setattr(ghost, "budget", lambda *args: told.append(args) or budget(*args))
+    monkeypatch.setattr(ghost, "budget", lambda *args: calls.append(args) or budget(*args))
     mesh = jax.make_mesh((1,), ("data",))
     jax.eval_shape(functools.partial(run, microbatch_size=2, mesh=mesh), alone, np.ones(5, bool))
     of_one = GRID, HEIGHT * WIDTH, 5, 2 + 3
     of_four = GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3
-    assert told == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
+    assert calls == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
 
 
 def test_the_default_microbatch():
