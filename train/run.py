@@ -142,8 +142,9 @@ def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
         if folder or options.callback:
             waiting.append((done, info))
         if waiting and (done % _LOG_EVERY == 0 or keep):
-            found = [(at, _floats(seen)) for at, seen in waiting]
-            waiting = []
+            # Of this step only if it is kept: waiting for its numbers would leave the device without work.
+            ended = len(waiting) if keep else len(waiting) - 1
+            found, waiting = [(at, _floats(seen)) for at, seen in waiting[:ended]], waiting[ended:]
             if folder:
                 folder.log_private([{"step": at, **values} for at, values in found])
             for at, values in found if options.callback else []:

@@ -1130,6 +1130,8 @@ MUTANTS = [
     Mutant(SOURCES, "probe = int(self._random.choice(list(self._probes)))", "probe = 0", ROWS),
     Mutant(SOURCES, "for at in 2 * sorted(again) if first", "for at in sorted(again) if first", ROWS),
     Mutant(SOURCES, "self._digests.get(place, digest) != digest", "False", ROWS),
+    Mutant(SOURCES, "not 0 <= indices.min() <=", "not", ROWS),
+    Mutant(RUN, "waiting[:ended]], waiting[ended:]", "waiting[:ended]], []", "tests/train/test_elastic.py"),
     Mutant(SOURCES, "{0, len(indices) - 1, *order", "{*order", ROWS),
     Mutant(SOURCES, "lambda leaf: padded(leaf, size), self._gather", "np.asarray, self._gather", ROWS),
     Mutant(SOURCES, "        return SourceRows(Taken(data))\n", "        return data\n", ROWS),

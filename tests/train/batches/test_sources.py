@@ -91,6 +91,12 @@ def test_every_source_gives_the_rows_in_memory(kind, tmp_path):
             np.testing.assert_array_equal(found[name], wanted[name])
 
 
+def test_indices_beyond_the_rows_are_refused():
+    for place in (-1, ROWS):
+        with pytest.raises(IndexError, match=f"indices must be 0 to {ROWS - 1}"):
+            ArrayRows(data()).take([0, place], 4)
+
+
 def test_training_from_a_source_ends_with_the_bits_of_arrays(tmp_path):
     source = arrow_table(tmp_path, data())
     found = run(data=source, out=tmp_path / "run")
