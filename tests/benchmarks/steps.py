@@ -224,8 +224,8 @@ def loop() -> None:
         order=67,
         columns=["fit, ms a step", "bare loop", "ratio"],
         rows=rows,
-        note="Perceptron, mean batch 64, one band: CPU (wall), steps 50 to 550; three runs. `fit` draws batches "
-        "and reads their rows; the bare loop is given the same 64 rows, padded as `fit` pads.",
+        note="Perceptron, mean batch 64, one band: CPU (wall), steps 50 to 550; three runs. `fit` draws "
+        "batches and reads their rows; the bare loop is given the same 64 rows, padded as `fit` pads.",
     )
 
 
