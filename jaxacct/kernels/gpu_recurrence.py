@@ -90,24 +90,27 @@ def first_block_of_sums(arrays, factors, *, log_p: float, log_q: float, block: i
     table = jnp.pad(factors, ((0, -count % together), (0, 0)))
     arrays = [jnp.pad(array, ((0, 0), (0, -num_samples % _SAMPLES))) for array in arrays]
     width = arrays[0].shape[1]
+    # Arrays and no literals, so that another probability makes the same program (`kernels.programs`).
+    numbers = jnp.asarray(np.array([log_p - block * log_q, log_q]), jnp.float32)
     first = pl.pallas_call(
-        functools.partial(_kernel, log_p=log_p, log_q=log_q, interpret=interpret),
+        functools.partial(_kernel, interpret=interpret),
         # Programs of the same samples follow each other and find the arrays in cache.
         grid=(len(table) // together, width // _SAMPLES),
-        in_specs=[pl.BlockSpec((together, len(arrays)), lambda v, i: (v, 0))]
+        in_specs=[pl.BlockSpec((2,), lambda v, i: (0,))]
+        + [pl.BlockSpec((together, len(arrays)), lambda v, i: (v, 0))]
         + [pl.BlockSpec((n, _SAMPLES), lambda v, i: (0, i)) for _ in arrays],
         out_specs=pl.BlockSpec((block, together, _SAMPLES), lambda v, i: (0, v, i)),
         out_shape=jax.ShapeDtypeStruct((block, len(table), width), jnp.float32),
         compiler_params=triton.CompilerParams(num_warps=_SAMPLES // 32, num_stages=1),
         interpret=interpret,
         name="blocked_log_recurrence",
-    )(table, *arrays)
+    )(numbers, table, *arrays)
     # The ring ends with `g_i` at i mod b, so the steps 1 .. b are in order.
     offsets = jnp.asarray(first_offsets(log_q, block, n), jnp.float32)
     return first[:, :count, :num_samples] + offsets[:, None, None]
 
 
-def _kernel(table, *refs, log_p, log_q, interpret):
+def _kernel(numbers, table, *refs, interpret):
     """Fill `ring[i mod b]` with `g_i` of the last b steps, so that it ends as the first block."""
     from jax.experimental.pallas import triton
 
@@ -120,7 +123,7 @@ def _kernel(table, *refs, log_p, log_q, interpret):
     # The interpreter has no barrier, and no threads to need one.
     barrier = (lambda: None) if interpret else triton.debug_barrier
 
-    shift = log_p - block * log_q
+    shift, log_q = (triton.load(numbers.at[np.int32(k)]) for k in range(2))
 
     def clear(slot, _):
         # Step n + k, k = 0 .. b - 1 (counted from 0), has g = k ln q; it is at (n + k) mod b.

@@ -11,7 +11,7 @@ from jax.extend.random import threefry_2x32
 from scipy import special, stats
 
 from jaxacct.kernels import randomness, threefry
-from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, log_add_exp
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from tests.draws import block_keys
 
@@ -255,13 +255,15 @@ def test_batching_changes_nothing():
 
 
 def test_float32_log_add_exp():
-    """Within four units in the last place of the larger of the result and ln 2, everywhere."""
+    """Within the 8 units that are booked, of the larger of the result and ln 2; a GPU's needs more than 4."""
     rng = np.random.default_rng(0)
     a = np.concatenate([rng.normal(size=200_000) * scale for scale in (1e-3, 1, 30, 1000)]).astype(np.float32)
     b = a + np.concatenate([rng.normal(size=400_000) * 0.3, rng.normal(size=400_000) * 20]).astype(np.float32)
     exact = np.logaddexp(a.astype(np.float64), b.astype(np.float64))
     found = np.asarray(log_add_exp(jnp.asarray(a), jnp.asarray(b)), np.float64)
-    assert np.max(np.abs(found - exact) / np.maximum(np.abs(exact), np.log(2))) < 4 * 2.0**-24
+    assert (
+        np.max(np.abs(found - exact) / np.maximum(np.abs(exact), np.log(2))) < SOFTPLUS_ROUNDINGS * 2.0**-24
+    )
     assert float(log_add_exp(jnp.float32(-np.inf), jnp.float32(1.5))) == 1.5
 
 

@@ -17,6 +17,8 @@ from train.noise.recursion import Fresh
 from train.optimizers import privatize
 from train.step import make_step
 
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU draws words in its program")
+
 KEY = np.arange(8, dtype=np.uint32)
 STEPS = 4
 ROWS, MASK = np.ones((2, 3), np.float32), np.ones(2, bool)
