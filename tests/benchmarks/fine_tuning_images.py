@@ -137,7 +137,7 @@ def adapted(protocol: Protocol, method: str, plan, models: dict, parts) -> list[
             sigma = plan.mechanism.noise_multiplier * min(1.0, size / most)
             mechanism = Mechanism(scheme, plan.mechanism.strategy, sigma)
             setting = lean.Setting(step, 0.9, 1.0)
-            return lean.train(model, mechanism, protocol.batch_size * share, setting, seed, data)
+            return lean.train(model, mechanism, protocol.batch_size * share, [(setting, seed)], data)[0]
 
         scores = {
             step: np.mean([lean.accuracy(model, run(tune, seed, step), judge) for seed in (1000, 1001)])

@@ -5,7 +5,9 @@ NumPy's normals in place of secret ones, no checkpoints. So nothing that it trai
 reach the same accuracy is measured by `real_data --by-fit`.
 """
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -87,13 +89,23 @@ class Linear:
         return {"last": (x, slopes(dense(params["last"], x), y))}
 
 
+@dataclasses.dataclass(frozen=True)
 class CNN:
-    """Convolutions of 8 and 16 channels with tanh, pooled by 2 before each, and a linear layer: 3,818."""
+    """Two convolutions with tanh, pooled by 2 before each, and a linear layer.
 
-    @staticmethod
-    def init(seed: int) -> dict:
-        rng = np.random.default_rng(seed)
-        return {"first": layer(rng, 9, 8), "second": layer(rng, 72, 16), "last": layer(rng, 256, 10)}
+    Attributes:
+      channels: of the convolutions.
+    """
+
+    channels: tuple[int, int]
+
+    def init(self, seed: int) -> dict:
+        rng, (one, two) = np.random.default_rng(seed), self.channels
+        return {
+            "first": layer(rng, 9, one),
+            "second": layer(rng, 9 * one, two),
+            "last": layer(rng, 16 * two, 10),
+        }
 
     @staticmethod
     def logits(params, x):
@@ -123,7 +135,12 @@ class Perceptron:
         return {"first": (x, (last @ params["last"]["w"].T) * (1 - hidden**2)), "last": (hidden, last)}
 
 
-MODELS: dict[str, Any] = {"linear": Linear, "cnn": CNN, "perceptron": Perceptron}
+MODELS: dict[str, Any] = {
+    "linear": Linear,
+    "cnn": CNN((8, 16)),  # 3,818 parameters
+    "wide-cnn": CNN((32, 80)),  # 36,250
+    "perceptron": Perceptron,
+}
 
 
 def loss(model, params, example) -> jax.Array:
@@ -165,20 +182,25 @@ def clipped_sum(model, params, x, y, mask, clip):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _descend(model, params, inputs, labels, indices, mask, noise, setting, batch):
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    steps = len(noise)
+    """Return the parameters of several runs, whose arrays have a leading axis, after all steps."""
 
-    def step(carry, given):
-        flat, velocity = carry
-        rows, real, drawn, done = given
-        total = clipped_sum(model, unravel(flat), inputs[rows], labels[rows], real, setting.clip)
-        gradient = (jax.flatten_util.ravel_pytree(total)[0] + setting.clip * drawn) / batch
-        velocity = setting.momentum * velocity + gradient
-        rate = setting.rate * (1 - setting.momentum) * (1 - done / steps)
-        return (flat - rate * velocity, velocity), None
+    def one(params, indices, mask, noise, setting):
+        flat, unravel = jax.flatten_util.ravel_pytree(params)
+        steps = len(noise)
 
-    given = indices, mask, noise, jnp.arange(steps, dtype=jnp.float32)
-    return unravel(jax.lax.scan(step, (flat, jnp.zeros_like(flat)), given)[0][0])
+        def step(carry, given):
+            flat, velocity = carry
+            rows, real, drawn, done = given
+            total = clipped_sum(model, unravel(flat), inputs[rows], labels[rows], real, setting.clip)
+            gradient = (jax.flatten_util.ravel_pytree(total)[0] + setting.clip * drawn) / batch
+            velocity = setting.momentum * velocity + gradient
+            rate = setting.rate * (1 - setting.momentum) * (1 - done / steps)
+            return (flat - rate * velocity, velocity), None
+
+        given = indices, mask, noise, jnp.arange(steps, dtype=jnp.float32)
+        return unravel(jax.lax.scan(step, (flat, jnp.zeros_like(flat)), given)[0][0])
+
+    return jax.vmap(one)(params, indices, mask, noise, setting)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -205,24 +227,30 @@ def correlated_noise(mechanism: Mechanism, size: int, rng: np.random.Generator) 
     return signal.fftconvolve(z, inverse[:, None], axes=0)[:steps]
 
 
-def train(model, mechanism: Mechanism, batch: float, setting: Setting, seed: int, data):
-    """Return the parameters after all steps of the mechanism.
+def train(model, mechanism: Mechanism, batch: float, runs: Sequence[tuple[Setting, int]], data) -> list:
+    """Return the parameters of several runs after all steps of the mechanism, computed side by side.
 
     Args:
       model: of `MODELS`.
       mechanism: draws batches of the data.
       batch: expected batch size.
-      setting: of the optimizer.
-      seed: of initial parameters, batches and noise.
+      runs: (setting of the optimizer, seed of initial parameters, batches and noise).
       data: (inputs, labels), (n, 28, 28, 1) float32 and (n,) integers.
     """
     steps, largest = mechanism.scheme.iterations, int(batch + 5 * batch**0.5 + 5)
-    key = np.random.SeedSequence(seed).generate_state(4)
-    source = Sampler(mechanism.scheme, len(data[1]), largest, [int(word) for word in key])
-    batches = [source.next() for _ in range(steps)]
-    params = model.init(seed)
-    flat, _ = jax.flatten_util.ravel_pytree(params)
-    noise = correlated_noise(mechanism, flat.size, np.random.default_rng([seed, 1]))
-    indices = np.stack([drawn.indices for drawn in batches]).astype(np.int32)
-    mask = np.stack([drawn.mask for drawn in batches]).astype(np.float32)
-    return _descend(model, params, *data, indices, mask, noise, setting, batch)
+
+    def prepared(seed):
+        key = np.random.SeedSequence(seed).generate_state(4)
+        source = Sampler(mechanism.scheme, len(data[1]), largest, [int(word) for word in key])
+        batches = [source.next() for _ in range(steps)]
+        params = model.init(seed)
+        flat, _ = jax.flatten_util.ravel_pytree(params)
+        noise = correlated_noise(mechanism, flat.size, np.random.default_rng([seed, 1]))
+        indices = np.stack([drawn.indices for drawn in batches]).astype(np.int32)
+        return params, indices, np.stack([drawn.mask for drawn in batches]).astype(np.float32), noise
+
+    of_seed = {seed: prepared(seed) for seed in sorted({seed for _, seed in runs})}
+    params, *arrays = jax.tree.map(lambda *each: np.stack(each), *[of_seed[seed] for _, seed in runs])
+    settings = Setting(*np.array([setting for setting, _ in runs], np.float32).T)
+    found = _descend(model, params, *data, *arrays, settings, batch)
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(len(runs))]

@@ -18,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -51,6 +52,7 @@ TRIAL_SEEDS = (1000, 1001, 1002)
 # Chosen by trials at epsilon 2: without momentum, or with a clip norm of 1, no method is better.
 MOMENTUM, CLIP = 0.9, 0.3
 DP_SGD, FIXED = "DP-SGD (Poisson)", "fixed order, BLT"
+Runs = list[tuple[lean.Setting, int]]  # with the seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,46 +109,50 @@ class Protocol:
 
     def settings(self, epsilon: float) -> list[lean.Setting]:
         """Return the setting of each trial, the same for each method: steps of rate x clip norm."""
-        steps = (12.0, 20.0, 30.0, 50.0) if self.model == "cnn" else (5.0, 12.0, 20.0, 30.0)
+        steps = (5.0, 12.0, 20.0, 30.0, 50.0)
         if epsilon < 2:
-            steps = steps[0] * 0.4, *steps
+            steps = 2.0, *steps
         return [lean.Setting(step / CLIP, MOMENTUM, CLIP) for step in steps]
 
 
-def trial(protocol: Protocol, method: str, plan: Plan, setting: lean.Setting, seed: int, public) -> float:
-    """Return the accuracy of one trial on public images, with the noise in the mean gradient of the plan."""
-    tune, judge = public
+def trials(protocol: Protocol, method: str, plan: Plan, runs: Runs, parts) -> list[float]:
+    """Return the accuracies of trials on public images, with the noise in the mean gradient of the plan."""
+    _, (tune, judge) = parts
     scale = len(tune[1]) / PRIVATE
     scheme, _ = protocol.schemes(len(tune[1]))[method]
     mechanism = Mechanism(scheme, plan.mechanism.strategy, plan.mechanism.noise_multiplier * scale)
     model = lean.MODELS[protocol.model]
-    found = lean.train(model, mechanism, protocol.batch_size * scale, setting, seed, tune)
-    return lean.accuracy(model, found, judge)
+    found = lean.train(model, mechanism, protocol.batch_size * scale, runs, tune)
+    return [lean.accuracy(model, params, judge) for params in found]
 
 
-def private_run(protocol: Protocol, plan: Plan, setting: lean.Setting, seed: int, private) -> float:
-    """Return the test accuracy of one run; the seed is that of parameters, batches and noise."""
-    rows, test = private
+def private_runs(protocol: Protocol, method: str, plan: Plan, runs: Runs, parts) -> list[float]:
+    """Return test accuracies of runs; the seed is that of parameters, batches and noise."""
+    del method
+    (rows, test), _ = parts
     model = lean.MODELS[protocol.model]
-    found = lean.train(model, plan.mechanism, protocol.batch_size, setting, seed, rows)
-    return lean.accuracy(model, found, test)
+    found = lean.train(model, plan.mechanism, protocol.batch_size, runs, rows)
+    return [lean.accuracy(model, params, test) for params in found]
 
 
-def fitted_run(protocol: Protocol, plan: Plan, setting: lean.Setting, seed: int, private) -> float:
-    """Return the test accuracy of one run of `train.fit` under the plan; the seed is that of parameters."""
-    rows, test = private
-    model = lean.MODELS[protocol.model]
-    schedule = optax.linear_schedule(setting.rate * (1 - setting.momentum), 0.0, protocol.iterations)
-    optimizer = optax.sgd(schedule, momentum=setting.momentum or None)
-    result = fit(
-        plan, model.init(seed), functools.partial(lean.loss, model),
-        {"inputs": np.asarray(rows[0]), "labels": np.asarray(rows[1])}, optimizer, clip_norm=setting.clip,
-        options=TrainOptions(verify=False, progress=False),
-    )  # fmt: skip
-    return lean.accuracy(model, result.params, test)
+def fitted_runs(protocol: Protocol, method: str, plan: Plan, runs: Runs, parts) -> list[float]:
+    """Return test accuracies of runs of `train.fit` under the plan; the seed is that of parameters."""
+    del method
+    (rows, test), _ = parts
+    model, found = lean.MODELS[protocol.model], []
+    for setting, seed in runs:
+        schedule = optax.linear_schedule(setting.rate * (1 - setting.momentum), 0.0, protocol.iterations)
+        optimizer = optax.sgd(schedule, momentum=setting.momentum or None)
+        result = fit(
+            plan, model.init(seed), functools.partial(lean.loss, model),
+            {"inputs": np.asarray(rows[0]), "labels": np.asarray(rows[1])}, optimizer, clip_norm=setting.clip,
+            options=TrainOptions(verify=False, progress=False),
+        )  # fmt: skip
+        found.append(lean.accuracy(model, result.params, test))
+    return found
 
 
-RUNS = {"private": private_run, "fit": fitted_run}
+PHASES = {"trial": trials, "private": private_runs, "fit": fitted_runs}
 
 
 def path_of(protocol: Protocol, method: str, epsilon: float, folder: Path) -> Path:
@@ -215,6 +221,11 @@ def best_setting(table: Table, cell: dict) -> lean.Setting | None:
     return max(means, key=means.__getitem__, default=None)
 
 
+def side_by_side(protocol: Protocol) -> int:
+    """Return how many runs one program computes: on an accelerator several take the time of one."""
+    return 1 if jax.default_backend() == "cpu" else max(1, 10_000 // protocol.batch_size)
+
+
 def rebuild(
     protocol: Protocol, data_folder: str, folder: Path, plans: Path, methods: list[str], fitted: int,
     seconds: float,
@@ -228,30 +239,29 @@ def rebuild(
         for method in methods:
             plan = plan_of(protocol, method, epsilon, plans)
             cell = dict(method=method, epsilon=epsilon, noise_multiplier=plan.mechanism.noise_multiplier)
-            jobs = [
-                ("trial", setting, seed) for setting in protocol.settings(epsilon) for seed in TRIAL_SEEDS
-            ]
-            jobs += [("private", None, seed) for seed in range(protocol.seeds)]
-            jobs += [("fit", None, seed) for seed in range(fitted)]
-            for phase, setting, seed in jobs:
-                if setting is None:
-                    setting = best_setting(table, cell)
-                key = dict(phase=phase, seed=seed, **setting._asdict(), **cell)
-                if table.find(**key):
-                    continue
-                since = time.monotonic()
-                if since - started > seconds:
-                    report(table, folder)
-                    return False
-                cpu = time.process_time()
+            for phase, number in (("trial", 0), ("private", protocol.seeds), ("fit", fitted)):
                 if phase == "trial":
-                    found = trial(protocol, method, plan, setting, seed, public)
-                else:
-                    found = RUNS[phase](protocol, plan, setting, seed, private)
-                took = round(time.process_time() - cpu, 1)
-                table.add(accuracy=found, seconds=took, **key)
-                print(f"{phase} {method}, epsilon {epsilon:g}, {setting}, seed {seed}: {found:.4f}, {took} s",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                    wanted = [(each, seed) for each in protocol.settings(epsilon) for seed in TRIAL_SEEDS]
+                elif (best := best_setting(table, cell)) is not None:
+                    wanted = [(best, seed) for seed in range(number)]
+
+                def described(run, phase=phase, cell=cell):
+                    return dict(phase=phase, seed=run[1], **run[0]._asdict(), **cell)
+
+                missing = [run for run in wanted if not table.find(**described(run))]
+                size = side_by_side(protocol)
+                for begin in range(0, len(missing), size):
+                    runs = missing[begin : begin + size]
+                    if time.monotonic() - started > seconds:
+                        report(table, folder)
+                        return False
+                    cpu = time.process_time()
+                    found = PHASES[phase](protocol, method, plan, runs, (private, public))
+                    took = round((time.process_time() - cpu) / len(runs), 1)
+                    for run, accuracy in zip(runs, found, strict=True):
+                        table.add(accuracy=accuracy, seconds=took, **described(run))
+                    print(f"{phase} {method}, epsilon {epsilon:g}: {np.round(found, 4)}, {took} s each",
+                          file=sys.stderr, flush=True)  # fmt: skip
     report(table, folder)
     return True
 
@@ -294,7 +304,7 @@ def command(
       data_folder: folder with the four idx files of MNIST or Fashion-MNIST.
       out: folder for real-data.csv, real-data.txt and real-data.png; finished runs in it are kept.
       plans: folder for plans, which other data of as many images and other models share; `out` by default.
-      model: "cnn", "linear" or "perceptron".
+      model: "cnn", "wide-cnn", "linear" or "perceptron".
       batch_size: mean batch size of private runs.
       epochs: mean participations of an example.
       epsilons: targets, separated by commas.

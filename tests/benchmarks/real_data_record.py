@@ -2,14 +2,12 @@
 
 python -m tests.benchmarks.real_data_record --runs DIR --plans DIR    # DIR/mnist-cnn, DIR/mnist-linear, ...
 python -m tests.benchmarks.real_data_record                           # pictures alone, from the records
-
-Cells of stored records without finished runs in DIR are kept, so that a record grows by pieces.
 """
 
 import itertools
 import json
-import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +28,49 @@ MODELS = {
     "perceptron": "a perceptron (50,890 parameters)",
 }
 METHODS = tuple(Protocol().schemes())
+SEEDS = 10  # private runs of a cell
+
+
+class Study(NamedTuple):
+    """Runs of one table of `real_data`: data set, model, mean batch size and epochs."""
+
+    data: str
+    model: str
+    batch_size: int = 500
+    epochs: int = 5
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of the runs."""
+        sizes = (self.batch_size, self.epochs)
+        return "-".join(map(str, (self.data, self.model) if sizes == (500, 5) else self))
+
+    @property
+    def record(self) -> str:
+        """Name of the record."""
+        return f"real_{self.folder}".replace("-", "_")
+
+    @property
+    def protocol(self) -> Protocol:
+        """Sizes of the runs."""
+        return Protocol(self.batch_size, self.epochs, model=self.model)
+
+    @property
+    def title(self) -> str:
+        """Data, model and, where they are not the usual ones, sizes."""
+        sizes = f", batch {self.batch_size:,}, {self.epochs} epochs" if self[2:] != (500, 5) else ""
+        return f"{DATA[self.data]}, {MODELS[self.model]}{sizes}"
+
+
+STUDIES = tuple(
+    study
+    for data in DATA
+    for study in (
+        *(Study(data, model) for model in MODELS),
+        *(Study(data, model, 2400, 20) for model in ("cnn", "wide-cnn")),
+        Study(data, "cnn", 600, 40),
+    )
+)
 
 
 def values_of(table: Table, method: str, epsilon: str):
@@ -37,7 +78,7 @@ def values_of(table: Table, method: str, epsilon: str):
     cell = dict(method=method, epsilon=epsilon)
     best = best_setting(table, cell)
     rows = [] if best is None else table.find(phase="private", **best._asdict(), **cell)
-    if best is None or len(rows) < Protocol().seeds:
+    if best is None or len(rows) < SEEDS:
         return None
     ordered = sorted(rows, key=lambda row: int(row["seed"]))
     return np.array([float(row["accuracy"]) for row in ordered]), best
@@ -49,11 +90,6 @@ def _cell(values, base) -> str:
         return text
     difference = 100 * (values - base)
     return f"{text} ({difference.mean():+.2f} ± {half_width(difference):.2f})"
-
-
-def name_of(data: str, model: str) -> str:
-    """Return the name of a record."""
-    return f"real_{data}_{model}".replace("-", "_")
 
 
 def stored(name: str) -> dict:
@@ -68,11 +104,12 @@ def extend(name: str, **values) -> None:
     (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def accuracies(runs: Path, data: str, model: str, order: int) -> None:
-    """Store accuracies of one data set and model by epsilon and method; cells without a run here are kept."""
-    name = name_of(data, model)
-    table, before = Table(runs / f"{data}-{model}" / "real-data.csv"), stored(name)
-    cells, kept = {row[0]: row[1:] for row in before["rows"]}, before.get("runs", {})
+def accuracies(runs: Path, study: Study, order: float, device: str) -> None:
+    """Store accuracies of one study by epsilon and method."""
+    name, protocol = study.record, study.protocol
+    table = Table(runs / study.folder / "real-data.csv")
+    cells: dict[str, list[str]] = {}
+    kept = {}
     for epsilon in {row["epsilon"] for row in table.rows}:
         found = {method: values_of(table, method, epsilon) for method in METHODS}
         base, key = found[DP_SGD], f"{float(epsilon):g}"
@@ -84,108 +121,103 @@ def accuracies(runs: Path, data: str, model: str, order: int) -> None:
                 kept[f"{method}, epsilon {key}"] = {"rate x clip norm": step, "accuracy": cell[0].tolist()}
     if not cells:
         return
-    by_fit = "".join(re.findall(r" \d+ runs by `train.fit`[^.]*[^;]*\.$", before["note"]))
+    by_fit = ""
     fitted: dict[tuple[str, str], list[float]] = {}
     for row in table.find(phase="fit"):
         fitted.setdefault((row["method"], row["epsilon"]), []).append(float(row["accuracy"]))
     for (method, epsilon), values in fitted.items():
         shown = _cell(np.array(values), None)
         by_fit += f" {len(values)} runs by `train.fit`, {method} at epsilon {float(epsilon):g}: {shown}."
-    seconds = [float(row["seconds"]) for row in table.find(phase="private")]
     record(
         name,
-        question=f"Accuracy on {DATA[data]}, {MODELS[model]}",
+        question=f"Accuracy on {study.title}",
         order=order,
         columns=["epsilon", *METHODS],
         rows=[[key, *cells[key]] for key in sorted(cells, key=float)],
-        note=f"Test accuracy in per cent, mean of {Protocol().seeds} runs with 95 % t intervals; in brackets "
-        "the paired difference to DP-SGD. delta 1e-5, 50,000 private images, 500 steps of mean batch 500 (5 "
-        "epochs), 16 bands, momentum .9, clip norm .3. The learning rate of a cell is the best of four, of "
-        "five below epsilon 2, by three trials each on public images, which intervals do not cover. "
-        f"Certified plans, programs of `lean`, {np.median(seconds):.1f} CPU-seconds a run.{by_fit}",
+        note=f"Test accuracy in per cent, mean of {SEEDS} runs with 95 % t intervals; in brackets the paired "
+        f"difference to DP-SGD. delta 1e-5, 50,000 private images, {protocol.iterations} steps of mean batch "
+        f"{protocol.batch_size} ({protocol.epochs} epochs), 16 bands, momentum .9, clip norm .3. The "
+        "learning rate of a cell is the best of five, of six below epsilon 2, by three trials each on public "
+        "images, which intervals do not cover. Certified plans, programs of `lean`, several runs at a time "
+        f"on one {device}.{by_fit}",
     )
     extend(name, runs=kept)
 
 
-def errors(plans: Path, epsilon: float) -> dict[str, tuple[float, float]]:
+def errors(plans: Path, protocol: Protocol, epsilon: float) -> dict[str, tuple[float, float]]:
     """Return method -> roots of (prefix-sum error, error under momentum .9 at a rate that falls)."""
     found = {}
     for method in METHODS:
-        path = path_of(Protocol(), method, epsilon, plans)
+        path = path_of(protocol, method, epsilon, plans)
         if path.exists():
             plan = Plan.load(path)
-            sizes = dict(iterations=Protocol().iterations, noise_multiplier=plan.noise_multiplier)
-            workload = workload_named("momentum:0.9,linear", Protocol().iterations)
+            sizes = dict(iterations=protocol.iterations, noise_multiplier=plan.noise_multiplier)
+            workload = workload_named("momentum:0.9,linear", protocol.iterations)
             run = workload_error(plan.mechanism.strategy, workload=workload, **sizes) ** 0.5
             found[method] = prefix_sum_error(plan.mechanism.strategy, **sizes) ** 0.5, run * (1 - 0.9)
     return found
 
 
 def criterion(runs: Path, plans: Path) -> None:
-    """Store errors of the noise beside accuracies, and how often one ranks methods against the other.
-
-    Accuracies are those of the stored tables. Pairs need runs by seed: those of tables in `runs` are counted,
-    other counts are kept.
-    """
-    before = stored("real_criterion")
-    names = [f"{data}-{model}" for data in DATA for model in MODELS if stored(name_of(data, model))["rows"]]
-    lines = {(row[0], row[1]): row[2:4] for row in before["rows"]}
-    sizes: dict[tuple[str, str], tuple[float, float]] = {}
-    for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
-        for method, found in errors(plans, epsilon).items():
-            key = f"{epsilon:g}", method
-            sizes[key], lines[key] = found, [f"{size:.2f}" for size in found]
-    means = {}
-    for name in names:
-        for epsilon, *cells in stored(f"real_{name}".replace("-", "_"))["rows"]:
-            means |= {(name, epsilon, m): c.split(" ±")[0] for m, c in zip(METHODS, cells, strict=True)}
-    order = sorted(lines, key=lambda key: (float(key[0]), METHODS.index(key[1])))
-    rows = [[*key, *lines[key], *(means.get((name, *key), "") for name in names)] for key in order]
-    pairs = before.get("pairs", {})
-    for name, epsilon in itertools.product(names, sorted({key[0] for key in sizes})):
-        path = runs / name / "real-data.csv"
-        several = [key for key in pairs if key.split(" ")[0] == epsilon and name in key.split(" ")[1:]]
-        if not path.exists() or any(key.count(" ") > 1 for key in several):
-            continue
-        table, cells = Table(path), []
-        for method in METHODS:
-            values = values_of(table, method, str(float(epsilon)))
-            if values is not None and (epsilon, method) in sizes:
-                cells.append((sizes[epsilon, method], values[0]))
-        count = [0, 0, 0]  # pairs, wrong by prefix sums, wrong by the optimizer's error
-        for (one, values), (other, theirs) in itertools.combinations(cells, 2):
-            difference = values - theirs
-            if abs(difference.mean()) > half_width(difference):
-                count[0] += 1
-                for index in (0, 1):
-                    count[1 + index] += (one[index] - other[index]) * difference.mean() > 0
-        if cells:
-            pairs[f"{epsilon} {name}"] = [int(number) for number in count]
-    totals = []
-    for epsilon in sorted({key.split(" ")[0] for key in pairs}, key=float):
-        total = np.sum([count for key, count in pairs.items() if key.split(" ")[0] == epsilon], 0)
-        totals.append(f"{total[0]} at epsilon {epsilon} ({total[1]} and {total[2]} wrong)")
+    """Store errors of the noise beside accuracies, and how often one ranks methods against the other."""
+    usual = [study for study in STUDIES if study[2:] == (500, 5) and stored(study.record)["rows"]]
+    rows, totals = [], {}
+    for epsilon in ("0.5", "1", "2", "4", "8"):
+        sizes = errors(plans, Protocol(), float(epsilon))
+        means = {}
+        for study in usual:
+            cells = next((row[1:] for row in stored(study.record)["rows"] if row[0] == epsilon), [])
+            means |= {
+                (study, method): cell.split(" ±")[0] for method, cell in zip(METHODS, cells, strict=False)
+            }
+        for method, both in sizes.items():
+            found = [means.get((study, method), "") for study in usual]
+            rows.append([epsilon, method, *(f"{size:.2f}" for size in both), *found])
+        count = np.zeros(3, int)  # pairs, wrong by prefix sums, wrong by the optimizer's error
+        for study in STUDIES:
+            path = runs / study.folder / "real-data.csv"
+            if path.exists():
+                count += _pairs(Table(path), errors(plans, study.protocol, float(epsilon)), epsilon)
+        totals[epsilon] = count
+    text = ", ".join(
+        f"{n} at epsilon {e} ({wrong} and {other} wrong)" for e, (n, wrong, other) in totals.items()
+    )
     record(
         "real_criterion",
         question="Does less error of the noise mean more accuracy?",
         order=108,
-        columns=["epsilon", "method", "prefix-sum error", "error under momentum .9, falling rate", *names],
+        columns=["epsilon", "method", "prefix-sum error", "error under momentum .9, falling rate"]
+        + [study.folder for study in usual],
         rows=rows,
         note="Errors are roots of mean squares per unit of clip norm; accuracies, per cent, of the tables "
         "above. Pairs of methods whose accuracies differ (95 % paired t interval), and how often the order "
         "by prefix sums and by the error of the optimizer that was run (`--workload momentum:0.9,linear`) is "
-        f"wrong: {', '.join(totals)}. Intervals do not cover the choice of the learning rate.",
+        f"wrong, over all tables: {text}. Intervals do not cover the choice of the learning rate.",
     )
-    extend("real_criterion", pairs=pairs)
+
+
+def _pairs(table: Table, sizes: dict, epsilon: str) -> np.ndarray:
+    """Return how many pairs of methods differ in accuracy, and how many of them each error misranks."""
+    cells, count = [], np.zeros(3, int)
+    for method, both in sizes.items():
+        values = values_of(table, method, str(float(epsilon)))
+        if values is not None:
+            cells.append((both, values[0]))
+    for (one, values), (other, theirs) in itertools.combinations(cells, 2):
+        difference = values - theirs
+        if abs(difference.mean()) > half_width(difference):
+            wrong = [(one[index] - other[index]) * difference.mean() > 0 for index in (0, 1)]
+            count += np.array([1, *wrong], int)
+    return count
 
 
 def draw() -> None:
     """Draw accuracy and difference to DP-SGD against epsilon from the stored records, for each data set."""
     for data in DATA:
-        names = [name for model in MODELS if stored(name := name_of(data, model))["rows"]]
+        names = [study.record for study in STUDIES if study.data == data and stored(study.record)["rows"]]
         if not names:
             continue
-        figure = blank(5.2 * len(names), 8.0)
+        figure = blank(4.6 * len(names), 8.0)
         for column, name in enumerate(names):
             for row in range(2):
                 axes = figure.add_subplot(2, len(names), 1 + column + row * len(names))
@@ -224,19 +256,20 @@ def _panel(axes, entry: dict, *, differences: bool) -> None:
         axes.set_ylabel("test accuracy, per cent")
 
 
-def command(runs: str | None = None, plans: str | None = None) -> int:
+def command(runs: str | None = None, plans: str | None = None, device: str = "CPU") -> int:
     """Records and pictures of accuracy on real images.
 
     Args:
-      runs: folder of the folders that `real_data` wrote, DATA-MODEL; pictures alone without it.
+      runs: folder of the folders that `real_data` wrote, as `Study.folder`; pictures alone without it.
       plans: folder of their plans.
+      device: that computed the runs, for the record.
     """
     if runs is not None:
         if plans is None:
             raise ValueError("plans must be given with runs")
-        for order, (data, model) in enumerate(itertools.product(DATA, MODELS), 100):
-            if (Path(runs) / f"{data}-{model}" / "real-data.csv").exists():
-                accuracies(Path(runs), data, model, order)
+        for order, study in enumerate(STUDIES):
+            if (Path(runs) / study.folder / "real-data.csv").exists():
+                accuracies(Path(runs), study, 100 + order / 100, device)
         criterion(Path(runs), Path(plans))
     draw()
     return 0

@@ -1,10 +1,11 @@
 """The lean programs of comparisons: clipping, noise and the choice of settings, against NumPy."""
 
+import chex
 import jax
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism, Poisson
+from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, FixedOrder, Mechanism, Poisson
 from tests.benchmarks import lean
 from tests.benchmarks.real_data import COLUMNS, TRIAL_SEEDS, Protocol, Table, best_setting
 
@@ -50,7 +51,7 @@ def test_a_step_adds_the_noise_in_clip_norms_and_divides_by_the_expected_batch()
     mechanism = Mechanism(Poisson(1, 0.5), BandedToeplitz((1.0,)), 7.0)
     data = np.zeros((8, 28, 28, 1), np.float32), np.zeros(8, np.int32)
     batch, setting = 4.0, lean.Setting(rate=2.0, momentum=0.0, clip=1e-3)
-    found = lean.train(lean.Linear, mechanism, batch, setting, 5, data)
+    found = lean.train(lean.Linear, mechanism, batch, [(setting, 5)], data)[0]
     noise = lean.correlated_noise(mechanism, 7850, np.random.default_rng([5, 1]))[0]
     flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)])
     # Gradients of at most 8 clipped examples move a coordinate by at most 8 clip norms.
@@ -74,3 +75,17 @@ def test_the_setting_is_chosen_by_means_over_all_trials(tmp_path):
     add(Protocol().settings(2.0)[2], TRIAL_SEEDS[0], 0.99)  # not all of its trials are finished
     assert best_setting(table, cell) == high
     assert best_setting(Table(table.path), cell) == high
+
+
+@pytest.mark.parametrize("name", ["linear", "cnn"])
+def test_runs_side_by_side_are_those_alone(name):
+    """Each has its own seed and setting."""
+    rng, model = np.random.default_rng(0), lean.MODELS[name]
+    data = rng.uniform(size=(40, 28, 28, 1)).astype(np.float32), rng.integers(0, 10, 40).astype(np.int32)
+    mechanism = Mechanism(BMinSep(4, 2, 0.2), BandedToeplitz.square_root(2), 0.5)
+    runs = [(lean.Setting(rate, 0.9, 0.3), seed) for rate, seed in ((1.0, 0), (3.0, 1), (3.0, 0))]
+    together = lean.train(model, mechanism, 8.0, runs, data)
+    alone = [lean.train(model, mechanism, 8.0, [run], data)[0] for run in runs]
+    for ours, expected in zip(together, alone, strict=True):
+        chex.assert_trees_all_close(ours, expected, rtol=1e-5, atol=1e-7)
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(*map(jax.tree.leaves, together[::2]), strict=True))

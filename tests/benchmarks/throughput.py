@@ -29,6 +29,20 @@ def rate(draw, samples: int) -> float:
     return samples / min(seconds)
 
 
+def peer_rate(scheme: BMinSep, strategy: BandedToeplitz, samples: int) -> float:
+    """Samples per second of jax-privacy."""
+    peer = batch_selection.BMinSepSampling(
+        sampling_prob=scheme.sampling_probability,
+        iterations=scheme.iterations,
+        min_sep=scheme.min_separation,
+    )
+
+    def draw(number):
+        sample_generation.get_privacy_loss_sample(peer, 0.47, strategy.array, seed=0, num_samples=number)
+
+    return rate(draw, samples)
+
+
 def main() -> None:
     print(f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}")
     print("| n | b | jaxacct samples/s | jax-privacy samples/s | ratio |")
@@ -36,17 +50,9 @@ def main() -> None:
     for n, b, size, batch, ours, theirs in SETTINGS:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), 0.47)
-        peer = batch_selection.BMinSepSampling(
-            sampling_prob=scheme.sampling_probability, iterations=n, min_sep=b
-        )
         key = jax.random.key(0)
         mine = rate(lambda s, m=mechanism, k=key: np.asarray(sample_privacy_loss(k, m, s)), ours)
-        other = rate(
-            lambda s, p=peer, m=mechanism: sample_generation.get_privacy_loss_sample(
-                p, 0.47, m.strategy.array, seed=0, num_samples=s
-            ),
-            theirs,
-        )
+        other = peer_rate(scheme, mechanism.strategy, theirs)
         print(f"| {n} | {b} | {mine:,.0f} | {other:,.0f} | {mine / other:.1f} |", flush=True)
 
 

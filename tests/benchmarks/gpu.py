@@ -1,0 +1,183 @@
+"""Draws, noise and private steps on a GPU.
+
+    python -m tests.benchmarks.gpu measure FILE    # on the machine with the GPU
+    python -m tests.benchmarks.gpu record FILE     # anywhere, afterwards
+
+Times are the least of three loops of calls that are waited for once. FILE is written after each row, so that
+an interrupted measurement is not lost.
+"""
+
+import functools
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism, sample_privacy_loss
+from jaxacct.cli.bench import SETTINGS
+from jaxacct.kernels import gpu_recurrence
+from jaxacct.kernels.recurrence import blocked_log_recurrence
+from tests.benchmarks.results import record
+from tests.benchmarks.steps import bands_of
+from tests.benchmarks.training import KINDS
+from train.noise import recursion
+from train.optimizers import privatize
+from train.step import make_step, nnx_loss
+
+LEVELS, KEY = 2.0**19, np.arange(8, dtype=np.uint32)
+SAMPLES, SIZES, BANDS = 32_768, (669_706, 10_000_000, 100_000_000), (1, 2, 4, 16, 64, 256)
+LARGEST = 30e9  # bytes that are kept
+STEPS = (
+    ("perceptron", 64, 1),
+    ("perceptron", 64, 16),
+    ("perceptron", 1024, 16),
+    ("transformer of 10M", 4, 16),
+)
+
+
+def least(run, calls: int = 10) -> float:
+    """Return milliseconds a call."""
+    jax.block_until_ready(run())
+    found = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        out = [run() for _ in range(calls)][-1]
+        jax.block_until_ready(out)
+        found.append((time.perf_counter() - begun) / calls * 1e3)
+    return min(found)
+
+
+def draws():
+    """Yield a row for each setting: the recurrence as a kernel and as a scan, draws, and the peer's."""
+    from tests.benchmarks.throughput import peer_rate, rate
+
+    for n, b, size, batch, sigma, _ in SETTINGS:
+        scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
+        mechanism, key = Mechanism(scheme, BandedToeplitz.square_root(b), sigma), jax.random.key(0)
+        ratios = 2 * jax.random.normal(key, (n, SAMPLES))
+        p = scheme.sampling_probability
+        times = []
+        for recurrence in (gpu_recurrence.first_block, blocked_log_recurrence):
+            options = dict(log_p=float(np.log(p)), log_q=float(np.log1p(-p)), block=b)
+            program = jax.jit(functools.partial(recurrence, **options))
+            times.append(1e3 * least(functools.partial(program, ratios), 3) / SAMPLES)
+        ours = rate(lambda s, m=mechanism, k=key: np.asarray(sample_privacy_loss(k, m, s)), 64 * SAMPLES)
+        theirs = peer_rate(scheme, mechanism.strategy, SAMPLES)
+        yield (
+            n,
+            b,
+            *(f"{us:.4f}" for us in times),
+            f"{times[1] / times[0]:.0f}",
+            f"{ours:,.0f}",
+            f"{theirs:,.0f}",
+            f"{ours / theirs:.1f}",
+        )
+
+
+def noise():
+    """Yield a row for each strategy and number of parameters."""
+    flat = jnp.zeros(2**28)
+    copied = 2 * flat.nbytes / least(lambda: jax.jit(jnp.negative)(flat)) / 1e6
+    yield "copy of 1 GiB", "", "", "", f"{copied:.0f}", ""
+    strategies = {f"{b} bands": BandedToeplitz.square_root(b) for b in BANDS}
+    strategies["inverse of 16 bands"] = BandedInverse.bisr(iterations=1000, bands=16)
+    for size in SIZES:
+        normal = jax.jit(functools.partial(jax.random.normal, shape=(size,)))
+        beside = least(functools.partial(normal, jax.random.key(0)))
+        for name, strategy in strategies.items():
+            moved = 4 * size * (strategy.noise_copies + 1)
+            if moved > LARGEST:
+                continue
+            params = jnp.zeros(size)
+            draw = jax.jit(functools.partial(recursion.draw, strategy, LEVELS), donate_argnums=0)
+            held = [recursion.init(strategy, params, KEY)]
+
+            def run(draw=draw, held=held, params=params):
+                made, held[0] = draw(held[0], params)
+                return made
+
+            ms = least(run)
+            held.clear()
+            yield (
+                name,
+                size,
+                f"{ms:.3f}",
+                f"{1e6 * ms / size:.2f}",
+                f"{moved / ms / 1e6:.0f}",
+                f"{beside:.3f}",
+            )
+
+
+def steps():
+    """Yield a row for each model, batch size and number of bands: SGD, plain and with ghost clipping."""
+    for name, size, bands in STEPS:
+        make, of_one, wrt, rows_of, _, _ = KINDS[name]
+        loss, params = nnx_loss(make(), of_one, wrt)
+        batch, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
+        private = privatize(bands_of(bands), clip_norm=1.0, expected_batch_size=size)
+        step = make_step(loss, private, optax.sgd(0.1), clipping="ghost")
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def plain(params, loss, batch):
+            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, batch).mean())(params)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+        held = [jax.tree.map(jnp.copy, params), step.init(jax.tree.map(jnp.copy, params))]
+
+        def plainly(held=held, plain=plain, loss=loss, batch=batch):
+            held[0] = plain(held[0], loss, batch)
+            return held[0]
+
+        def privately(held=held, step=step, batch=batch, mask=mask):
+            held[1], _ = step(held[1], batch, mask)
+            return held[1].params
+
+        one, other = least(plainly, 20), least(privately, 20)
+        yield name, size, bands, f"{one:.2f}", f"{other:.2f}", f"{other / one:.1f}"
+
+
+TABLES = {
+    "gpu_draws": (
+        draws, "Draws of the privacy loss on a GPU, the Pallas kernel beside the scan", 81,
+        ["n", "b", "kernel, us a sample", "scan", "times", "draws a second", "jax-privacy", "times"],
+        "The recurrence alone as one Triton kernel and as a `lax.scan`, of 32,768 samples; then whole draws.",
+    ),
+    "gpu_noise": (
+        noise, "Correlated noise on a GPU", 82,
+        ["noise", "parameters", "ms", "ns a parameter", "GB/s of state and result", "jax.random.normal, ms"],
+        "One draw with its key stream, normals and what is kept. Bytes are those of one pass over what is "
+        "kept and of one written vector.",
+    ),
+    "gpu_steps": (
+        steps, "Private steps on a GPU", 83,
+        ["model", "batch", "bands", "plain, ms", "private, ms", "times"],
+        "SGD with ghost clipping; wall time.",
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    verb, path = sys.argv[1], Path(sys.argv[2])
+    found = json.loads(path.read_text()) if path.exists() else {}
+    if verb == "record":
+        for name, (_, question, order, columns, note) in TABLES.items():
+            note = f"{note} {found['device']}, JAX {found['jax']}, {found['date']}."
+            record(name, question=question, order=order, columns=columns, rows=found[name], note=note)
+        return
+    device = jax.devices()[0].device_kind
+    found |= {"device": device, "jax": jax.__version__, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    for name in sys.argv[3:] or TABLES:
+        found[name] = []
+        for row in TABLES[name][0]():
+            found[name].append(row)
+            path.write_text(json.dumps(found))
+            print(name, *row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
