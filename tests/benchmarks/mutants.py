@@ -1290,8 +1290,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/replicas/cyclic.py",
-        "np.minimum(last + lags[:, None, ::-1], ends - 1)",
-        "np.minimum(last + lags[:, None], ends - 1)",
+        "if near else far_from_end[j]",
+        "if False else far_from_end[j]",
         FINITE,
     ),
     Mutant(

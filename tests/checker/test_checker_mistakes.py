@@ -93,8 +93,8 @@ MISTAKES = [
     Mistake(B_MIN_SEP, "lifted = p * np.exp(log_lift(mechanism, m))", "lifted = 0.5 * p", "b-min-sep"),
     Mistake(
         CYCLIC,
-        "remaining = chain_weights(edges, 2 *",
-        "remaining = chain_weights(edges * 0 + 1, 2 *",
+        "attraction = np.exp(log_attractions(mechanism))",
+        "attraction = np.exp(0 * log_attractions(mechanism))",
         "cyclic",
     ),
     Mistake(BINS, "return math.log(total) - m", "return math.log(total) - (m + 0.5)", "bins"),

@@ -29,7 +29,7 @@ from jaxacct.kernels.lockouts import rank
 from jaxacct.proposals import base
 from jaxacct.proposals.families import half_space, replicas
 from jaxacct.proposals.threshold import budget_lines
-from jaxacct.schemes.replicas import cyclic_many
+from jaxacct.schemes.replicas import cyclic
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration, tuples
 
@@ -298,34 +298,10 @@ def hazards_of(arrays, state, step: int, b: int) -> dict:
     return {0: max(0.0, 1 - everything)} | chances
 
 
+_TAKE = jax.jit(cyclic._take_probabilities, static_argnums=0)
+
+
 def distribution_of_cyclic(scheme, arrays, m: int) -> dict:
-    b, n, found = scheme.min_separation, scheme.iterations, {}
-    first, second = (cells(part) for part in arrays["phases"])
-    rounds = np.asarray(arrays["rounds"])
-    take, begin = (np.asarray(arrays[name], np.float64) for name in ("take", "first_take"))
-    ends = np.asarray(arrays["end"])
-    for one, two in itertools.product(range(b), repeat=2):
-        early, late = min(one, two), max(one, two)
-        sites = int(rounds[early] + rounds[late])
-        for values in itertools.product((0, 1), repeat=sites):
-            chance = first[one] * second[one, two]
-            counts = [0] * n
-            for k, value in enumerate(values):
-                left = sites - 1 - k
-                edge = 0 if k % 2 else 1
-                at = late - early, ends[one, two], left
-                high = begin[at] if k == 0 else take[*at, edge, values[k - 1]]
-                chance *= high if value else 1 - high
-                counts[(late if k % 2 else early) + b * (k // 2)] += value
-            key = tuple((count,) for count in counts)
-            found[key] = found.get(key, 0.0) + chance
-    return found
-
-
-_TAKE = jax.jit(cyclic_many._take_probabilities, static_argnums=0)
-
-
-def distribution_of_many_cyclic(scheme, arrays, m: int) -> dict:
     """Of every tuple of phases, and then of every way through their chain."""
     b, n, found = scheme.min_separation, scheme.iterations, {}
     drawn = np.array(list(itertools.product(range(b), repeat=m))).T
@@ -384,10 +360,10 @@ DISTRIBUTIONS = [
     (BMinSep(5, 3, 0.3, False), 3, distribution_of_b_min_sep, "hazards"),
     (BMinSep(4, 3, 0.05), 3, distribution_of_b_min_sep, "virtual_hazards"),
     (BMinSep(5, 2, 0.02), 2, distribution_of_b_min_sep, "starts"),
-    (CyclicPoisson(5, 3, 0.3), 2, distribution_of_cyclic, "take"),
-    (CyclicPoisson(5, 2, 0.01), 2, distribution_of_cyclic, "phases"),
-    (CyclicPoisson(5, 3, 0.3), 3, distribution_of_many_cyclic, "pulls"),
-    (CyclicPoisson(4, 2, 0.05), 3, distribution_of_many_cyclic, "starts"),
+    (CyclicPoisson(5, 3, 0.3), 2, distribution_of_cyclic, "pulls"),
+    (CyclicPoisson(5, 2, 0.01), 2, distribution_of_cyclic, "starts"),
+    (CyclicPoisson(5, 3, 0.3), 3, distribution_of_cyclic, "pulls"),
+    (CyclicPoisson(4, 2, 0.05), 3, distribution_of_cyclic, "starts"),
     (MultiAttribution(4, 3, 0.2, 2), 2, distribution_of_multi_attribution, "together"),
     (MultiAttribution(4, 2, 0.01, 2, False), 2, distribution_of_multi_attribution, "alone"),
 ]

@@ -1,4 +1,4 @@
-"""Three and more replicas of cyclic Poisson: what they save, where there are none, and an attack."""
+"""Replicas of cyclic Poisson: what they save, where there are none, and an attack."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from jaxacct import BandedToeplitz, Budget, CyclicPoisson, Mechanism
 from jaxacct.proposals.candidates import choose_candidate
 from jaxacct.proposals.families.replicas import max_replicas, replica_proposal
-from jaxacct.schemes.replicas import cyclic_many
+from jaxacct.schemes.replicas import cyclic
 from jaxacct.statistics import bounds, hockey_stick
 from tests.draws import mean_interval
 from tests.oracles import tuples
@@ -44,7 +44,7 @@ def test_no_bound_below_the_truth(monkeypatch, key):
     exact = tuples.two_step_delta(scheme, (1.0,), sigma, epsilon, "remove")
 
     def interval():
-        cyclic_many._totals.cache_clear()
+        cyclic._totals.cache_clear()
         scheme.replicas.log_normalizer.cache_clear()
         scheme.replicas.tables.cache_clear()
         proposal = replica_proposal(mechanism, 3, epsilon)
@@ -56,6 +56,6 @@ def test_no_bound_below_the_truth(monkeypatch, key):
     largest, low, high = interval()
     assert low <= exact <= high < 1.5 * exact and largest <= 1 + 1e-5
     with monkeypatch.context() as patch:
-        patch.setattr(cyclic_many, "log_attractions", lambda mechanism: np.zeros((1, 3)))
+        patch.setattr(cyclic, "log_attractions", lambda mechanism: np.zeros((1, 3)))
         assert interval()[2] < exact
     assert interval() == (largest, low, high)

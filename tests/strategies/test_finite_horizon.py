@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxacct import (
+    BalancedMinSep,
     BallsInBins,
     BandedToeplitz,
     BMinSep,
@@ -273,9 +274,9 @@ def test_the_rule():
         assert ending(few, scheme) == FiniteToeplitz(few.coefficients, 60)
     assert ending(few, BMinSep(61, 4, 0.1)) is few  # more than 20 steps for each band but the first
     assert ending(many, BMinSep(63, 64, 0.1)) is many  # no column would be whole
-    # Tables of two replicas would need a hundred gigabytes.
-    large = CyclicPoisson(60_000, 4096, 0.1)
-    assert ending(BandedToeplitz.square_root(4096), large).rows(60_000) == 60_000 + 4095
+    # The table of two replicas would need more than two gigabytes.
+    large = BalancedMinSep(60_000, 5000, 1)
+    assert ending(BandedToeplitz.square_root(5000), large).rows(60_000) == 60_000 + 4999
     assert ending(BandedToeplitz.identity(), Poisson(3, 0.1)) == BandedToeplitz.identity()
 
 

@@ -1,191 +1,187 @@
-"""Two replicas of random-phase cyclic Poisson participation; three and more are in `cyclic_many`.
+"""Replicas of random-phase cyclic Poisson participation.
 
-Given two phases d apart, the possible participations in order of time are a chain that alternates between
-the replicas, each overlapping only its neighbours: d steps apart within a round, b - d across rounds. So the
-weight is a product of 2 x 2 transfer matrices, and draws are made forward with the weight of the remaining
-sites.
+Given m phases in ascending order, the possible participations in order of time are a chain that visits the
+phases in turn. Each is less than b steps from the m - 1 before it, of the other replicas, and overlaps
+no earlier one; so the state is which of the last m - 1 participated. Z_m is a mean over all tuples of phases.
+A draw samples the phases from their joint distribution, then goes forward through the chain with the weight
+of the remaining sites, which is computed for the drawn phases (proofs/proposals.md, section 2.4).
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
+from jaxacct.kernels.lockouts import rank, states
 from jaxacct.kernels.randomness import uniform_64
-from jaxacct.schemes.replicas import cyclic_many
 from jaxacct.schemes.replicas.base import (
-    MAX_TABLE_BYTES,
     Attracting,
-    attractions,
     draw_indices,
+    log_attractions,
     log_lift,
     thresholds_in_order,
 )
 
+_MAX_TUPLES = 2.0e6  # of phases, in any order
+_MAX_NUMBERS = 1.0e8  # computed for Z_m: of ordered tuples, sites and states
+_MORE_OF_TWO = 5  # two replicas may have so many times these
+
 
 def max_replicas(mechanism: Attracting) -> int:
-    """Return up to 8, while tables take seconds; 1 where those of two do not fit `MAX_TABLE_BYTES`."""
+    """Return the largest m up to 8 whose tables take seconds and whose draws no longer than their losses."""
     scheme = mechanism.scheme
-    ends = len(mechanism.strategy.products_from_end(1))
-    # Four numbers for each: weights and probabilities in float64, and these in float32.
-    numbers = 4.0 * scheme.min_separation * ends * (2 * scheme.max_participations + 1)
-    if 20 * numbers > MAX_TABLE_BYTES:
-        return 1
-    m = 2
-    while m < 8 and cyclic_many.fits(mechanism, m + 1):
-        m += 1
-    return m
+
+    def fits(m: int) -> bool:
+        more = _MORE_OF_TWO if m == 2 else 1
+        few = scheme.min_separation**m <= more * _MAX_TUPLES and _numbers(mechanism, m) <= more * _MAX_NUMBERS
+        return few and m * scheme.max_participations <= 2 * scheme.iterations
+
+    return next((m - 1 for m in range(2, 9) if not fits(m)), 8)
+
+
+def _numbers(mechanism: Attracting, m: int) -> float:
+    sites, b = m * mechanism.scheme.max_participations, mechanism.scheme.min_separation
+    return float(math.comb(b + m - 1, m)) * sites * 2 ** (m - 1)
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
-    """Return 0 for two: their tables take no time."""
-    return 0.0 if m == 2 else cyclic_many.table_samples(mechanism, m)
+    """Return the samples drawn in the time of the tables of m replicas: a number costs about a step."""
+    return 3 * _numbers(mechanism, m) / mechanism.scheme.iterations
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
-    For two: a float32 probability against a uniform of 2^-32 steps at each site, and the phases' thresholds.
+    The weights ahead have errors, but the same at one site as at the next: the product of the probabilities
+    of all sites has the roundings of each sum alone. Logarithms there are at most those of the two chances
+    and of the attraction of the last m - 1 sites. A probability is a float32 number, compared with a uniform
+    one; phases have thresholds of 2^-32.
     """
-    if m > 2:
-        return cyclic_many.errors(mechanism, m)
-    scheme = mechanism.scheme
-    return 0.0, 2 * scheme.max_participations * 2.0**-23 + 2 * scheme.min_separation * 2.0**-32
+    scheme, p = mechanism.scheme, mechanism.scheme.sampling_probability
+    sites = m * scheme.max_participations
+    largest = m**2 * float(log_attractions(mechanism).max()) + log_lift(mechanism, m)
+    largest += abs(math.log(p)) + (abs(math.log1p(-p)) if p < 1 else 0.0)
+    relative = math.expm1(min(600.0, sites * 2.0**-24 * (20 + 8 * largest)))
+    return relative, sites * 2.0**-22 + m * scheme.min_separation * 2.0**-32
 
 
 @functools.lru_cache(maxsize=256)
 def log_normalizer(mechanism: Attracting, m: int) -> float:
     """Return ln Z_m, float64; inf where it overflows."""
-    if m > 2:
-        return cyclic_many.log_normalizer(mechanism, m)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(_chains(mechanism)[-1].sum())
-    return float(np.log(total)) if np.isfinite(total) else np.inf
-
-
-@functools.lru_cache(maxsize=1)
-def _chains(mechanism: Attracting):
-    """Return (edges, `chain_weights`, rounds of each phase, rows of `edges` for phase pairs, weights)."""
-    scheme = mechanism.scheme
-    b, n, p = scheme.min_separation, scheme.iterations, scheme.sampling_probability
-    with np.errstate(over="ignore", invalid="ignore"):
-        edges = edge_weights(attractions(mechanism))
-        joins = _joins(mechanism)
-        remaining = chain_weights(edges, 2 * scheme.max_participations, joins, 1 - p)
-        rounds = np.maximum(0, -(-(n - np.arange(b)) // b))
-        early, late = np.sort(np.indices((b, b)), axis=0)
-        sites = rounds[early] + rounds[late]
-        # Distance of the last possible participation from the end.
-        from_end = np.minimum((n - 1 - early) % b, (n - 1 - late) % b)
-        end = np.minimum(from_end, edges.shape[1] - 1)
-        after = remaining[late - early, end, np.maximum(sites - 1, 0), 0]
-        start = np.where(sites > 0, after @ np.array([1 - p, joins]), 1.0) / b**2
-    return edges, remaining, rounds, end, start
-
-
-def _joins(mechanism: Attracting) -> float:
-    """Return the weight of participating at a site: the probability times e^`log_lift` of two replicas."""
-    return float(mechanism.scheme.sampling_probability * np.exp(log_lift(mechanism, 2)))
-
-
-def edge_weights(attraction: np.ndarray) -> np.ndarray:
-    """Return (b, ends, 3, 2) float64: how a site attracts the one before it if both participate.
-
-    Indexed by the phases' distance, the distance of the last site from the end, the number of sites left
-    after this one (2 stands for more: it is b steps or more from the end), and whether the edge between them
-    is within a round (0) or across (1).
-    """
-    ends, b = len(attraction), attraction.shape[1] - 1
-    lags = np.stack([np.arange(b), b - np.arange(b)], axis=1)
-    last = np.arange(ends)[:, None]
-    edges = np.empty((b, ends, 3, 2))
-    edges[:, :, 0] = attraction[last, lags[:, None]]
-    edges[:, :, 1] = attraction[np.minimum(last + lags[:, None, ::-1], ends - 1), lags[:, None]]
-    edges[:, :, 2] = attraction[-1, lags[:, None]]
-    return edges
+    phases, totals = _totals(mechanism, m)
+    with np.errstate(over="ignore"):
+        mean = float(totals @ _orders(phases)) / float(mechanism.scheme.min_separation) ** m
+    return math.log(mean) if math.isfinite(mean) else math.inf
 
 
 @functools.lru_cache(maxsize=1)
 def tables(mechanism: Attracting, m: int) -> dict:
     """Return the arrays that `draw_with_one` needs."""
-    if m > 2:
-        return cyclic_many.tables(mechanism, m)
-    scheme = mechanism.scheme
-    p, skips = _joins(mechanism), 1 - scheme.sampling_probability
-    most = 2 * scheme.max_participations
-    edges, remaining, rounds, end, start = _chains(mechanism)
-    # P(next site participates | this one's value): (gap, end, sites left after it, edge kind, value).
-    take = np.zeros((*edges.shape[:2], most, 2, 2))
-    for left in range(most):
-        for value in (0, 1):
-            edge = edges[:, :, min(left, 2)] if value else 1.0
-            pull = p * edge * remaining[:, :, left, ::-1, 1]
-            stay = skips * remaining[:, :, left, ::-1, 0]
-            take[:, :, left, :, value] = pull / (pull + stay)
-    ahead = remaining[:, :, :most, 0]
-    first_take = p * ahead[..., 1] / (p * ahead[..., 1] + skips * ahead[..., 0])
+    p, b = mechanism.scheme.sampling_probability, mechanism.scheme.min_separation
+    _, totals = _totals(mechanism, m)
+    every = np.sort(np.indices((b,) * m).reshape(m, -1).T, axis=1)
+    with np.errstate(divide="ignore"):
+        chances = np.log(np.array([1 - p, p])) + np.array([0.0, log_lift(mechanism, m)])
     return {
-        "phases": thresholds_in_order(start),
-        "take": jnp.asarray(take, jnp.float32),
-        "first_take": jnp.asarray(first_take, jnp.float32),
-        "rounds": jnp.asarray(rounds, jnp.int32),
-        "end": jnp.asarray(end, jnp.int32),
+        "starts": thresholds_in_order(totals[rank(every)].reshape((b,) * m)),
+        "pulls": jnp.asarray(log_attractions(mechanism), jnp.float32),
+        "chances": jnp.asarray(chances, jnp.float32),
     }
 
 
-def chain_weights(edges: np.ndarray, most: int, p: float, q: float) -> np.ndarray:
-    """Return (b, ends, most + 1, 2, 2) float64: weight of the sites after this one.
+def _orders(phases: np.ndarray) -> np.ndarray:
+    """Return (tuples,) float64: the number of orders of the phases of an ascending tuple."""
+    orders = np.full(len(phases), float(math.factorial(phases.shape[1])))
+    run = np.ones(len(phases))
+    for place in range(1, phases.shape[1]):
+        run = np.where(phases[:, place] == phases[:, place - 1], run + 1, 1)
+        orders /= run
+    return orders
 
-    Indexed by the phases' distance, the distance of the last site from the end, the number of sites left, the
-    kind of the next edge (0 within a round, 1 across) and this site's value.
-    """
-    weights = np.ones((*edges.shape[:2], most + 1, 2, 2))
-    for left in range(1, most + 1):
-        for kind in (0, 1):
-            after = weights[:, :, left - 1, 1 - kind]
-            pull = edges[:, :, min(left - 1, 2), kind]
-            weights[:, :, left, kind, 0] = q * after[..., 0] + p * after[..., 1]
-            weights[:, :, left, kind, 1] = q * after[..., 0] + p * pull * after[..., 1]
-    return weights
+
+@functools.lru_cache(maxsize=4)
+def _totals(mechanism: Attracting, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (ascending tuples of phases, (tuples, m); the total weight of the chain of each, float64)."""
+    scheme = mechanism.scheme
+    n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
+    phases, last = states(b, m), np.arange(2 ** (m - 1))
+    weights = np.ones((len(phases), last.size))
+    with np.errstate(over="ignore", invalid="ignore"):
+        attraction = np.exp(log_attractions(mechanism))
+        joins = p * np.exp(log_lift(mechanism, m))
+
+        def pulls(j, row):
+            pull = np.full_like(weights, joins)
+            for ago in range(1, m):
+                apart = phases[:, j] - phases[:, j - ago] + (b if ago > j else 0)
+                pull *= np.where(last >> (ago - 1) & 1, attraction[row, apart][:, None], 1.0)
+            return pull
+
+        far_from_end = [pulls(j, -1) for j in range(m)]
+        stay = (last << 1) & (last.size - 1)
+        for site in range(m * scheme.max_participations - 1, -1, -1):
+            turn, j = divmod(site, m)
+            position = phases[:, j] + turn * b
+            row = n - 1 - position
+            near = row.min() < len(attraction) - 1
+            pull = pulls(j, np.clip(row, 0, len(attraction) - 1)) if near else far_from_end[j]
+            found = (1 - p) * weights[:, stay] + pull * weights[:, stay | 1]
+            weights = np.where((position < n)[:, None], found, weights) if row.min() < 0 else found
+    return phases, weights[:, 0]
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
-    """Return (sums of all vectors, the participation vector of one of the m replicas, lifts), float32."""
-    if "starts" in arrays:
-        return cyclic_many.draw_with_one(key, scheme, arrays, num_samples)
-    b, n = scheme.min_separation, scheme.iterations
-    first_key, second_key, chain_key = threefry.split(key, 3)
-    one, two = draw_indices((first_key, second_key), arrays["phases"], num_samples)
-    early, late = jnp.minimum(one, two), jnp.maximum(one, two)
-    gap = late - early
-    sites = arrays["rounds"][early] + arrays["rounds"][late]
-    end = arrays["end"][one, two]
-    most = arrays["take"].shape[2]
-    uniforms = uniform_64(chain_key, (most, num_samples))
+    """Return (sums of m participation vectors, one of these, lifts), float32; see `replicas.base`."""
+    n, b, m = scheme.iterations, scheme.min_separation, len(arrays["starts"])
+    phase_key, chain_key = threefry.split(key)
+    drawn = draw_indices([threefry.fold_in(phase_key, k) for k in range(m)], arrays["starts"], num_samples)
+    phases = jnp.sort(jnp.stack(drawn), axis=0)
+    sites = jnp.arange(m * scheme.max_participations)
+    positions = phases[sites % m] + b * (sites // m)[:, None]
+    take = _take_probabilities(scheme, arrays, phases, positions)
+    uniforms = uniform_64(chain_key, positions.shape)
+    columns = jnp.arange(num_samples)
 
-    def site(previous, inputs):
-        index, u = inputs
-        left = jnp.clip(sites - 1 - index, 0, most - 1)
-        across = jnp.where(index % 2 == 1, 0, 1)  # the edge that leads to this site
-        probability = jnp.where(
-            index == 0,
-            arrays["first_take"][gap, end, left],
-            arrays["take"][gap, end, left, across, previous],
-        )
-        value = ((u <= probability) & (index < sites)).astype(jnp.int32)
-        return value, value
+    def site(last, at):
+        probabilities, u = at
+        value = (u <= probabilities[last, columns]).astype(jnp.int32)
+        return ((last << 1) | value) & (2 ** (m - 1) - 1), value
 
-    _, values = jax.lax.scan(site, jnp.zeros(num_samples, jnp.int32), (jnp.arange(most), uniforms))
-    index = jnp.arange(most)[:, None]
-    position = jnp.where(index % 2 == 0, early, late) + b * (index // 2)
-    rows = jnp.arange(num_samples)
+    _, values = jax.lax.scan(site, jnp.zeros(num_samples, jnp.int32), (take, uniforms))
+    # Replicas of one phase are exchangeable, so the first of them is the one.
+    mine = sites[:, None] % m == jnp.argmax(phases == drawn[0][None], axis=0)[None]
     nowhere = jnp.zeros((num_samples, n), jnp.float32)
-    # The sites of the earlier phase are every other one.
-    mine = (index % 2 == 0) == (one <= two)[None]
     values = values.astype(jnp.float32)
-    counts, alone = (
-        nowhere.at[rows, position].add(part, mode="drop") for part in (values, jnp.where(mine, values, 0.0))
+    together, alone = (
+        nowhere.at[columns, positions].add(part, mode="drop") for part in (values, jnp.where(mine, values, 0))
     )
-    return counts, alone, counts.sum(axis=1)
+    return together, alone, together.sum(axis=1)
+
+
+def _take_probabilities(scheme, arrays, phases, positions):
+    """Return (sites, states, num_samples) float32: of participating at each site, given the last ones."""
+    n, b, m = scheme.iterations, scheme.min_separation, len(phases)
+    last = np.arange(2 ** (m - 1))
+    stay = (last << 1) & (last.size - 1)
+    ends = arrays["pulls"].shape[0]
+
+    def site(ahead, at):
+        j, position = at
+        row = jnp.clip(n - 1 - position, 0, ends - 1)
+        pull = jnp.zeros_like(ahead)
+        for ago in range(1, m):
+            apart = phases[j] - phases[(j - ago) % m] + jnp.where(ago > j, b, 0)
+            pull = pull + jnp.where((last >> (ago - 1) & 1)[:, None], arrays["pulls"][row, apart], 0.0)
+        joins = arrays["chances"][1] + pull + ahead[stay | 1]
+        skips = arrays["chances"][0] + ahead[stay]
+        there = position < n
+        found = jnp.logaddexp(joins, skips)
+        found = jnp.where(there, found - found.max(axis=0, keepdims=True), ahead)
+        return found, jnp.where(there, jax.nn.sigmoid(joins - skips), 0.0)
+
+    inputs = jnp.arange(len(positions)) % m, positions
+    nothing = jnp.zeros((last.size, positions.shape[1]), jnp.float32)
+    return jax.lax.scan(site, nothing, inputs, reverse=True)[1]
