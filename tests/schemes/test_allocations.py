@@ -40,14 +40,17 @@ def small(steps):
 
 @pytest.mark.parametrize("steps", [(1, 3), pytest.param((2, *range(4, 9)), marks=pytest.mark.slow)])
 def test_likelihoods_of_all_patterns(steps, x64):
-    rng = np.random.default_rng(0)
-    for scheme in small(steps):
+    rng, schemes = np.random.default_rng(0), list(small(steps))
+    ratios = [rng.normal(0, 5, (2, scheme.iterations)) for scheme in schemes]
+
+    @jax.jit  # one program for all
+    def run(ratios):
+        return [scheme.log_likelihood_ratios(r) for scheme, r in zip(schemes, ratios, strict=True)]
+
+    for ours, r, scheme in zip(run(ratios), ratios, schemes, strict=True):
         distribution = enumeration.pattern_distribution(scheme)
         patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
         np.testing.assert_allclose(weights @ patterns, scheme.participation_rate, rtol=1e-12)
-        r = rng.normal(0, 5, (2, scheme.iterations))
-        with jax.disable_jit():  # a program for each would take minutes
-            ours = scheme.log_likelihood_ratios(jnp.asarray(r))
         np.testing.assert_allclose(ours, np.log(np.exp(r @ patterns.T) @ weights), rtol=1e-10, atol=1e-10)
 
 
@@ -56,11 +59,16 @@ def test_likelihood_and_its_gradient(scheme, x64):
     distribution = enumeration.pattern_distribution(scheme)
     patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
     r = np.random.default_rng(1).normal(0, 4, (scheme.iterations, 5))
-    ours, gradient = jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.asarray(r.T))
+
+    @jax.jit
+    def run(r):
+        return *jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratios))(r), scheme.log_likelihood_ratios(r)
+
+    ours, gradient, together = run(jnp.asarray(r.T))
     terms = weights[:, None] * np.exp(patterns @ r)
     np.testing.assert_allclose(ours, np.log(terms.sum(axis=0)), rtol=1e-10)
     np.testing.assert_allclose(gradient, (terms / terms.sum(axis=0)).T @ patterns, atol=1e-10)
-    np.testing.assert_allclose(scheme.log_likelihood_ratios(jnp.asarray(r.T)), ours, rtol=1e-12)
+    np.testing.assert_allclose(together, ours, rtol=1e-12)
 
 
 @pytest.mark.parametrize("scheme", DISTRIBUTIONS, ids=str)
@@ -82,7 +90,7 @@ def test_drawn_patterns_and_batches(scheme, key):
 def test_a_kernel_with_another_hazard_is_rejected(key):
     """The next place uniform among the eligible ones: marginals are then not uniform."""
     M, b = 4, 3
-    drawn = np.asarray(EpochwiseAllocation(8, M, b).draw_positions(key, 40_000))
+    drawn = np.asarray(jax.jit(lambda k: EpochwiseAllocation(8, M, b).draw_positions(k, 40_000))(key))
     pairs = np.zeros((M, M))
     np.add.at(pairs, (drawn[:, 0], drawn[:, 1] - M), 1)
     eligible = np.add.outer(-np.arange(M), np.arange(M)) >= b - M
@@ -127,9 +135,8 @@ def test_limits(scheme, limit):
         return
     assert found == pytest.approx(enumeration.pattern_distribution(limit), abs=1e-12)
     r = jnp.asarray(np.random.default_rng(0).normal(0, 2, (4, scheme.iterations)), jnp.float32)
-    np.testing.assert_allclose(
-        scheme.log_likelihood_ratios(r), limit.log_likelihood_ratios(r), rtol=1e-5, atol=1e-5
-    )
+    ours, theirs = jax.jit(lambda r: (scheme.log_likelihood_ratios(r), limit.log_likelihood_ratios(r)))(r)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_bad_input():

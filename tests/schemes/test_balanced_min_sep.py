@@ -40,23 +40,29 @@ def small_distributions(steps):
 @pytest.mark.parametrize("steps", [range(1, 5), pytest.param(range(5, 9), marks=pytest.mark.slow)])
 def test_likelihoods_of_all_patterns(steps, x64):
     """Every distribution of so many steps."""
-    rng = np.random.default_rng(0)
-    for n, b, k, rotated in small_distributions(steps):
-        distribution = enumeration.pattern_distribution(BalancedMinSep(n, b, k, rotated))
-        patterns, r = np.array(list(distribution), float), rng.normal(0, 5, (n, 3))
+    rng, settings = np.random.default_rng(0), list(small_distributions(steps))
+    ratios = [rng.normal(0, 5, (n, 3)) for n, *_ in settings]
+
+    @jax.jit  # one program for all
+    def run(ratios):
+        return [
+            fixed_counts.log_mean_over_patterns(r, k, b, rotated)
+            for r, (_, b, k, rotated) in zip(ratios, settings, strict=True)
+        ]
+
+    for ours, r, (n, b, k, rotated) in zip(run(ratios), ratios, settings, strict=True):
+        patterns = np.array(list(enumeration.pattern_distribution(BalancedMinSep(n, b, k, rotated))), float)
         assert math.exp(fixed_counts.log_num_patterns(n, k, b, rotated)) == pytest.approx(
-            len(distribution), rel=1e-9
+            len(patterns), rel=1e-9
         )
         products = np.exp(patterns @ r)
-        with jax.disable_jit():  # a program for every distribution would take minutes
-            ours = fixed_counts.log_mean_over_patterns(jnp.asarray(r), k, b, rotated)
         np.testing.assert_allclose(ours, np.log(products.mean(axis=0)), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("scheme", [BalancedMinSep(1000, 64, 4), BalancedMinSep(200, 16, 9)], ids=str)
 def test_every_pattern_of_a_long_run_is_counted(scheme):
     """At log-ratios of 0 the mean is 1; its derivatives are the shares of patterns with each step."""
-    mean, shares = jax.value_and_grad(scheme.log_likelihood_ratios)(jnp.zeros(scheme.iterations))
+    mean, shares = jax.jit(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.zeros(scheme.iterations))
     assert abs(mean) < 1e-3
     np.testing.assert_allclose(shares, scheme.participation_rate, rtol=1e-3)
 
@@ -66,11 +72,16 @@ def test_likelihood_and_its_gradient(scheme, x64):
     distribution = enumeration.pattern_distribution(scheme)
     patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
     r = np.random.default_rng(1).normal(0, 4, (scheme.iterations, 5))
-    ours, gradient = jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.asarray(r.T))
+
+    @jax.jit
+    def run(r):
+        return *jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratios))(r), scheme.log_likelihood_ratios(r)
+
+    ours, gradient, together = run(jnp.asarray(r.T))
     terms = weights[:, None] * np.exp(patterns @ r)
     np.testing.assert_allclose(ours, np.log(terms.sum(axis=0)), rtol=1e-10)
     np.testing.assert_allclose(gradient, (terms / terms.sum(axis=0)).T @ patterns, atol=1e-10)
-    np.testing.assert_allclose(scheme.log_likelihood_ratios(jnp.asarray(r.T)), ours, rtol=1e-12)
+    np.testing.assert_allclose(together, ours, rtol=1e-12)
 
 
 @pytest.mark.parametrize("scheme", DISTRIBUTIONS[:5], ids=str)

@@ -92,9 +92,14 @@ def test_no_sum_leaves_its_32_bits(buffer):
     sums, ring = np.zeros(2), jnp.zeros((4, 1), jnp.int32)
     with jax.enable_x64(True):
         solve, store = noise._stream_of(strategy).at(levels, jnp.int32(0))
+
+        @jax.jit
+        def step(ring, normal):
+            ((drawn,),) = solve([normal], ring, lambda array: [array])
+            return store(ring, drawn), drawn
+
         for sign in signs:
-            ((drawn,),) = solve([jnp.full(1, sign * LARGEST)], ring, lambda array: [array])
-            ring = store(ring, drawn)
+            ring, drawn = step(ring, jnp.full(1, sign * LARGEST))
             sums = np.array(strategy.decays) * sums + np.asarray(drawn, float)
     assert abs(sums[buffer]) == pytest.approx(levels * LARGEST * recursion.reach[buffer], rel=1e-6)
     kept = sums_of(ring, strategy, levels)[:, 0]
