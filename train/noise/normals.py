@@ -31,7 +31,7 @@ _COLUMNS = tuple((i, i + 4, i + 8, i + 12) for i in range(4))
 _DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4))
 _PAIRS = 4  # a block of 16 words
 # Bound the memory for words, which CPUs are fast on where caches hold it.
-_BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**16}
+_BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**18}
 
 
 def fresh_key() -> np.ndarray:
@@ -154,7 +154,7 @@ def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
     """
     key = jnp.asarray(key, jnp.uint32)
     counter = jnp.broadcast_arrays(*[jnp.atleast_1d(word).astype(jnp.uint32) for word in counter])
-    start = [jnp.full_like(counter[0], word) for word in (*_CONSTANTS, *key)] + counter
+    start = [jnp.full_like(counter[0], word) for word in (*_CONSTANTS, *key)] + list(counter)
 
     def double_round(_, words):
         for places in (*_COLUMNS, *_DIAGONALS):
