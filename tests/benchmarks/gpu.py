@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism, sample_privacy_loss
-from jaxacct.cli.bench import SETTINGS
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep
+from jaxacct.cli.bench import SETTINGS, measure
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from tests.benchmarks.results import record
@@ -53,37 +53,26 @@ def least(run, calls: int = 10) -> float:
 
 
 def draws():
-    """Yield a row for each setting: the recurrence as a kernel and as a scan, draws, and the peer's."""
-    from tests.benchmarks.throughput import peer_rate, rate
-
-    for n, b, size, batch, sigma, _ in SETTINGS:
+    """Yield a row for each setting: the recurrence as a kernel and as a scan, and `jaxacct bench`."""
+    rates = measure(8 * SAMPLES)["settings"]
+    for n, b, size, batch, *_ in SETTINGS:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
-        mechanism, key = Mechanism(scheme, BandedToeplitz.square_root(b), sigma), jax.random.key(0)
-        ratios = 2 * jax.random.normal(key, (n, SAMPLES))
-        p = scheme.sampling_probability
-        times = []
+        p, times = scheme.sampling_probability, []
+        ratios = 2 * jax.random.normal(jax.random.key(0), (n, SAMPLES))
         for recurrence in (gpu_recurrence.first_block, blocked_log_recurrence):
             options = dict(log_p=float(np.log(p)), log_q=float(np.log1p(-p)), block=b)
             program = jax.jit(functools.partial(recurrence, **options))
             times.append(1e3 * least(functools.partial(program, ratios), 3) / SAMPLES)
-        ours = rate(lambda s, m=mechanism, k=key: np.asarray(sample_privacy_loss(k, m, s)), 64 * SAMPLES)
-        theirs = peer_rate(scheme, mechanism.strategy, SAMPLES)
+        plain, replicas, shared = (row for row in rates if row["iterations"] == n)
         yield (
-            n,
-            b,
-            *(f"{us:.4f}" for us in times),
-            f"{times[1] / times[0]:.0f}",
-            f"{ours:,.0f}",
-            f"{theirs:,.0f}",
-            f"{ours / theirs:.1f}",
-        )
+            n, b, *(f"{us:.4f}" for us in times), f"{times[1] / times[0]:.0f}",
+            *(f"{row['samples_per_second']:,.0f}" for row in (plain, replicas)),
+            f"{shared['ratio_to_one_noise_multiplier']:.1f}",
+        )  # fmt: skip
 
 
 def noise():
     """Yield a row for each strategy and number of parameters."""
-    flat = jnp.zeros(2**28)
-    copied = 2 * flat.nbytes / least(lambda: jax.jit(jnp.negative)(flat)) / 1e6
-    yield "copy of 1 GiB", "", "", "", f"{copied:.0f}", ""
     strategies = {f"{b} bands": BandedToeplitz.square_root(b) for b in BANDS}
     strategies["inverse of 16 bands"] = BandedInverse.bisr(iterations=1000, bands=16)
     for size in SIZES:
@@ -143,9 +132,11 @@ def steps():
 
 TABLES = {
     "gpu_draws": (
-        draws, "Draws of the privacy loss on a GPU, the Pallas kernel beside the scan", 81,
-        ["n", "b", "kernel, us a sample", "scan", "times", "draws a second", "jax-privacy", "times"],
-        "The recurrence alone as one Triton kernel and as a `lax.scan`, of 32,768 samples; then whole draws.",
+        draws, "Draws of the privacy loss on a GPU, and the Pallas kernel beside the scan", 81,
+        ["n", "b", "kernel, us a sample", "scan", "times", "plain draws a second", "two replicas",
+         "30 noise multipliers, times one"],
+        "The recurrence alone as one Triton kernel and as a `lax.scan`, of 32,768 samples; `jaxacct bench` "
+        "with 262,144.",
     ),
     "gpu_noise": (
         noise, "Correlated noise on a GPU", 82,
@@ -164,14 +155,16 @@ TABLES = {
 def main() -> None:
     verb, path = sys.argv[1], Path(sys.argv[2])
     found = json.loads(path.read_text()) if path.exists() else {}
-    if verb == "record":
+    if verb == "record":  # FILE may lack tables that time did not suffice for
         for name, (_, question, order, columns, note) in TABLES.items():
+            if name not in found:
+                continue
             note = f"{note} {found['device']}, JAX {found['jax']}, {found['date']}."
             record(name, question=question, order=order, columns=columns, rows=found[name], note=note)
         return
     device = jax.devices()[0].device_kind
     found |= {"device": device, "jax": jax.__version__, "date": time.strftime("%Y-%m-%d", time.gmtime())}
-    for name in sys.argv[3:] or TABLES:
+    for name in TABLES:
         found[name] = []
         for row in TABLES[name][0]():
             found[name].append(row)

@@ -263,12 +263,15 @@ def moved(function) -> str | None:
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
 def test_no_row_moves_another(group):
+    if group is unsymmetric and jax.default_backend() != "cpu":
+        pytest.skip("JAX has eigenvalues of these on CPUs only")
     assert moved(group) is None
 
 
 def test_a_loop_that_ends_for_all_rows_at_once_is_seen():
     """`betainc` iterates until every row has converged: the last bits of a row depend on the others."""
-    assert "among copies of itself" in moved(lambda x: lax.betainc(x, x, jnp.tanh(x)))
+    if jax.default_backend() == "cpu":  # another compiler may leave these bits alone
+        assert "among copies of itself" in moved(lambda x: lax.betainc(x, x, jnp.tanh(x)))
     traced = jax.make_jaxpr(lax.betainc)(0.5, 0.5, 0.5)
     assert _rows_apart.why_not(traced.jaxpr).startswith("regularized_incomplete_beta is not one of")
 
