@@ -228,7 +228,7 @@ def side_by_side(protocol: Protocol) -> int:
 
 def rebuild(
     protocol: Protocol, data_folder: str, folder: Path, plans: Path, methods: list[str], fitted: int,
-    seconds: float,
+    at_all: int, seconds: float,
 ) -> bool:  # fmt: skip
     """Make the missing runs until the time is up, then table and picture; return whether all exist."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -239,11 +239,16 @@ def rebuild(
         for method in methods:
             plan = plan_of(protocol, method, epsilon, plans)
             cell = dict(method=method, epsilon=epsilon, noise_multiplier=plan.mechanism.noise_multiplier)
-            for phase, number in (("trial", 0), ("private", protocol.seeds), ("fit", fitted)):
-                if phase == "trial":
-                    wanted = [(each, seed) for each in protocol.settings(epsilon) for seed in TRIAL_SEEDS]
-                elif (best := best_setting(table, cell)) is not None:
-                    wanted = [(best, seed) for seed in range(number)]
+            for phase, seeds in (
+                ("trial", TRIAL_SEEDS),
+                ("private", range(protocol.seeds)),
+                ("private", range(at_all)),
+                ("fit", range(fitted)),
+            ):
+                settings = protocol.settings(epsilon)
+                if phase == "fit" or seeds == range(protocol.seeds):
+                    settings = [best for best in [best_setting(table, cell)] if best is not None]
+                wanted = [(each, seed) for each in settings for seed in seeds]
 
                 def described(run, phase=phase, cell=cell):
                     return dict(phase=phase, seed=run[1], **run[0]._asdict(), **cell)
@@ -296,7 +301,7 @@ def report(table: Table, folder: Path) -> None:
 def command(
     data_folder: str, out: str, plans: str | None = None, model: str = "cnn", batch_size: int = 500,
     epochs: int = 5, epsilons: str = "2,8,0.5,1,4", methods: str | None = None, seeds: int = 5,
-    by_fit: int = 0, seconds: float = float("inf"),
+    by_fit: int = 0, at_all: int = 0, seconds: float = float("inf"),
 ) -> int:  # fmt: skip
     """Accuracies of DP-SGD and BandMF on real images by sampling scheme and epsilon, each under its plan.
 
@@ -311,6 +316,7 @@ def command(
       methods: names separated by semicolons; all by default.
       seeds: private runs of a cell.
       by_fit: private runs of a cell by `train.fit`, beside the lean ones.
+      at_all: private runs of a cell at each learning rate, to see what the choice by trials costs.
       seconds: no run starts after so many seconds.
     """
     if not seconds >= 0:
@@ -324,7 +330,7 @@ def command(
     if unknown := set(chosen).difference(known):
         raise ValueError(f"methods must be among {'; '.join(known)}, got {'; '.join(unknown)}")
     places = Path(out), Path(plans or out)
-    return 0 if rebuild(protocol, data_folder, *places, chosen, by_fit, seconds) else 1
+    return 0 if rebuild(protocol, data_folder, *places, chosen, by_fit, at_all, seconds) else 1
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -25,6 +25,7 @@ DATA = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 MODELS = {
     "linear": "softmax regression (7,850 parameters)",
     "cnn": "a CNN (3,818 parameters)",
+    "wide-cnn": "a CNN (36,250 parameters)",
     "perceptron": "a perceptron (50,890 parameters)",
 }
 METHODS = tuple(Protocol().schemes())
@@ -217,12 +218,14 @@ def draw() -> None:
         names = [study.record for study in STUDIES if study.data == data and stored(study.record)["rows"]]
         if not names:
             continue
-        figure = blank(4.6 * len(names), 8.0)
-        for column, name in enumerate(names):
+        blocks, across = -(-len(names) // 3), min(3, len(names))
+        figure = blank(4.6 * across, 7.5 * blocks)
+        for number, name in enumerate(names):
+            block, column = divmod(number, 3)
             for row in range(2):
-                axes = figure.add_subplot(2, len(names), 1 + column + row * len(names))
+                axes = figure.add_subplot(2 * blocks, across, 1 + column + (2 * block + row) * across)
                 _panel(axes, stored(name), differences=row == 1)
-                if column == row == 0:
+                if number == row == 0:
                     axes.legend(fontsize=8, frameon=False)
         path = FIGURES / f"real-data-{data}.png"
         save(figure, path)
@@ -252,7 +255,9 @@ def _panel(axes, entry: dict, *, differences: bool) -> None:
         axes.axhline(0, color="0.4", linewidth=0.8)
         axes.set_ylabel("difference to DP-SGD, per cent")
     else:
-        axes.set_title(entry["question"].removeprefix("Accuracy on "), fontsize=10)
+        axes.set_title(
+            entry["question"].removeprefix("Accuracy on ").replace(", batch", ",\nbatch"), fontsize=9
+        )
         axes.set_ylabel("test accuracy, per cent")
 
 
