@@ -105,7 +105,7 @@ def _column(values) -> jax.Array:
 def convex(data, seeds: int) -> None:
     """Tables 5 and 6 at the printed noise, with the printed clipping and without."""
     train, test = _prepared(data)
-    clips, ridges, marks = (5.0, np.inf), (0.002, 0.004), (50,)
+    clips, ridges, marks = (5.0, np.inf), (0.002, 0.004), (50, 100)
     cells = [(clip, ridge) for clip in clips for ridge in ridges]
     found: dict = {}
     for cyclic in (True, False):
@@ -169,7 +169,7 @@ def convex_epsilon(data, seeds: int) -> None:
     """Cyclic against stochastic batches at equal certified epsilon, 20 to 100 epochs, without clipping."""
     train, test = _prepared(data)
     loss, rows = LogisticRegression(10, 8.0, 0.004), []
-    for epochs in (20, 50):
+    for epochs in (20, 50, 100):
         run = dict(num_examples=60_000, steps=40 * epochs, batch_size=1500, stepsize=0.05, diameter=40.0)
         cells: dict = {}
         for method in ("cgd", "sgd"):
