@@ -11,13 +11,14 @@ from jaxacct.accountants import ACCOUNTANTS, AccountantName, analytic
 from jaxacct.calibration import targets
 from jaxacct.calibration.choice import Choice
 from jaxacct.calibration.problem import Problem, analytic_exponent
-from jaxacct.calibration.search import PATIENCE, Search, candidate_key
+from jaxacct.calibration.release import released, searched
+from jaxacct.calibration.search import Search, candidate_key
 from jaxacct.calibration.smallest_target import SmallestTarget
 from jaxacct.common import validate
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
-from jaxacct.core import shares
 from jaxacct.core.check import Verdict
+from jaxacct.core.claim import Claim
 from jaxacct.core.evidence import RULES, RuleName
 from jaxacct.core.plan import Plan
 from jaxacct.core.text import outcome_in_words
@@ -284,32 +285,20 @@ def _compute(search, accountant: str | None, ratio, noise_multiplier: float | No
 
 
 def _release(search, ratio, max_samples, estimate, options, key) -> Plan:
-    target = search.target
-    fallback = analytic_exponent(search.at(1.0), target, ratio)
-    state = options["checkpoint"].load("search") if options["checkpoint"] else None
-    if state is None or state.get("target") != search.describe(ratio, max_samples):
-        smallest, limit = search.smallest_exponent(fallback, ratio, max_samples, estimate)
-        state = {
-            "target": search.describe(ratio, max_samples),
-            "smallest": smallest,
-            "limit": limit,
-        }
-        if options["checkpoint"]:
-            options["checkpoint"].save("search", state)
+    fallback = analytic_exponent(search.at(1.0), search.target, ratio)
+    first, limit = searched(
+        options["checkpoint"],
+        search.describe(ratio, max_samples),
+        lambda: search.smallest_exponent(fallback, ratio, max_samples, estimate),
+    )
 
-    def verified(step: int, share: float, may_give_up: bool) -> Plan | None:
-        exponent, limit = state["smallest"] + step, state["limit"]
+    def claim_at(exponent: int) -> Claim | None:
         mechanism = search.at(ratio**exponent)
-        if not search.covered(mechanism):
-            return None
-        stop = Stop(search.rule, limit, share, PATIENCE * limit if may_give_up else math.inf)
-        verdict = verify_claim(search.claim(mechanism), stop, key=candidate_key(key, exponent), **options)
-        return Plan(verdict.claim, verdict.evidence) if verdict.certified else None
+        return search.claim(mechanism) if search.covered(mechanism) else None
 
-    released = shares.release(verified, fallback - state["smallest"])
-    if released is not None:
-        return released
-    mechanism = search.at(ratio**fallback)
-    if not search.covered(mechanism):
+    found = released(claim_at, first, fallback, search.rule, limit, key, **options)
+    if found is not None:
+        return found
+    if claim_at(fallback) is None:
         raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
-    return search.analytic_plan(mechanism, None)
+    return search.analytic_plan(search.at(ratio**fallback), None)

@@ -10,25 +10,21 @@ wrong e counts as delta 1. Where delta is found, the smallest candidate that hol
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from jaxacct.accountants import analytic
 from jaxacct.calibration.problem import Problem, smallest_where
+from jaxacct.calibration.release import released, searched
 from jaxacct.calibration.search import (
     MAX_RATIO_TO_FEWEST,
     MAX_SHARE_OWN_PILOT,
     MIN_LIMIT,
-    PATIENCE,
     Search,
-    candidate_key,
 )
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
-from jaxacct.core import shares
-from jaxacct.core.claim import Target
+from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import RuleName
 from jaxacct.core.plan import Plan
-from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.mechanisms.mechanism import Mechanism
 
 MIN_EPSILON, MAX_EPSILON = 1e-3, 100.0
@@ -90,6 +86,10 @@ class SmallestTarget:
     def search(self, exponent: int) -> Search:
         """Return the estimates for that candidate; all share their keys, as they share the mechanism."""
         return Search(self.problem, self.target(exponent), self.rule, self.proposal, self.key, None)
+
+    def claim(self, exponent: int) -> Claim:
+        """Return the claim that the mechanism has that target."""
+        return self.search(exponent).claim(self.mechanism)
 
     def _say(self, exponent: int) -> None:
         if self.progress:
@@ -159,24 +159,9 @@ class SmallestTarget:
         if accountant is None:
             top = self.ends[1] + 1 if fallback is None else fallback
             about = repr((self.problem, self.mechanism, self.epsilon, self.delta, self.ratio, max_samples))
-            state: Any = checkpoint.load("search") if checkpoint else None
-            if state is None or state.get("target") != about:
-                smallest, limit = self.sampled_exponent(top, max_samples)
-                state = {"target": about, "smallest": smallest, "limit": limit}
-                if checkpoint:
-                    checkpoint.save("search", state)
-            released = self._release(state["smallest"], top, state["limit"], checkpoint, key)
-            if released is not None:
-                return released
+            first, limit = searched(checkpoint, about, lambda: self.sampled_exponent(top, max_samples))
+            options = dict(proposal=self.proposal, checkpoint=checkpoint, progress=self.progress)
+            found = released(self.claim, first, top, self.rule, limit, key, **options)
+            if found is not None:
+                return found
         return None if fallback is None else self.search(fallback).analytic_plan(self.mechanism, named)
-
-    def _release(self, smallest: int, top: int, limit: int, checkpoint, key) -> Plan | None:
-        options = dict(proposal=self.proposal, checkpoint=checkpoint, progress=self.progress)
-
-        def verified(step: int, share: float, may_give_up: bool) -> Plan | None:
-            claim = self.search(smallest + step).claim(self.mechanism)
-            stop = Stop(self.rule, limit, share, PATIENCE * limit if may_give_up else math.inf)
-            verdict = verify_claim(claim, stop, key=candidate_key(key, smallest + step), **options)
-            return Plan(verdict.claim, verdict.evidence) if verdict.certified else None
-
-        return shares.release(verified, top - smallest)

@@ -323,8 +323,8 @@ MUTANTS = [
     Mutant(SHARES, "                break\n", "                continue\n", GUARDS),
     Mutant(
         "jaxacct/calibration/calibrate.py",
-        "if not search.covered(mechanism):\n            return None",
-        "if False:\n            return None",
+        "search.claim(mechanism) if search.covered(mechanism) else None",
+        "search.claim(mechanism)",
         GUARDS,
     ),
     Mutant(SHARES, "LADDER_SHARE = 1 - sum(FIRST_SHARES)", "LADDER_SHARE = 1 - FIRST_SHARES[0]", GUARDS),

@@ -161,9 +161,10 @@ def test_losses_from_below_are_below_those_of_all_tuples():
 
 def test_weights_are_rounded_down():
     """The exact factor, in float64 from its formula, is between both."""
+    factor_of = jax.jit(log_factor, static_argnums=(1, 2, 3))
     m, shared = 4, np.random.default_rng(0).uniform(0, 3, (4, 4, 50)).astype(np.float32)
     shared += shared.swapaxes(0, 1)
-    up, down = (np.asarray(log_factor(shared, 2, 3, side), np.float64) for side in (1, -1))
+    up, down = (np.asarray(factor_of(shared, 2, 3, side), np.float64) for side in (1, -1))
     meet, own = rounds(m, 2)
     aligned, apart = ((m - 1) * np.einsum("lij,ijt->lt", meet, shared), np.einsum("lij,ijt->lt", own, shared))
     factor = aligned.sum(axis=0) / (m - 1) - np.log(np.exp(aligned).mean(axis=0))

@@ -3,7 +3,7 @@
 import itertools
 import math
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 
@@ -80,9 +80,8 @@ def test_the_mixture_and_its_factor(scheme, bands, direction):
         other_side = f_q if direction == "remove" else f_p
         assert np.all(np.log(other_side) >= -m - 1e-12)
     cut, counts, moved = (np.array([row[k] for row in rows], np.float32) for k in range(3))
-    factor = truncated_mean.log_factor(
-        mechanism.strategy, tables, jnp.asarray(cut), jnp.asarray(counts), jnp.asarray(moved), direction
-    )
+    factor_of = jax.jit(truncated_mean.log_factor, static_argnums=(0, 5))
+    factor = factor_of(mechanism.strategy, tables, cut, counts, moved, direction)
     factor = np.asarray(factor, float) / variance
     assert factor.max() <= 0 and (factor.min() < -0.01 or (bands == 1 and direction == "add"))
     # A draw's weight over all that is drawn is what the mixture has, over its factor; raised by float32 only.
@@ -149,19 +148,13 @@ def test_a_long_mean_sees_the_errors_of_its_scores():
     strategy, n = BandedToeplitz((1.0, 0.5)), 64
     mean, nothing = np.full(n, 0.9, np.float32), np.zeros((1, n), np.float32)
     shared = np.full(n, 100.0, np.float32)  # far above what v has, so that the factor is not cut off
-    factors = [
-        float(
-            truncated_mean.log_factor(
-                strategy,
-                {"mean": mean, "shared": shared, "margin": margin},
-                nothing,
-                nothing,
-                mean[None],
-                "add",
-            )[0]
-        )
-        for margin in (0.0, 100.0)
-    ]
+
+    @jax.jit
+    def factor(margin):
+        tables = {"mean": mean, "shared": shared, "margin": margin}
+        return truncated_mean.log_factor(strategy, tables, nothing, nothing, mean[None], "add")[0]
+
+    factors = [float(factor(margin)) for margin in (0.0, 100.0)]
     assert factors[1] - factors[0] >= 100 * np.linalg.norm(mean) / 2
 
 
