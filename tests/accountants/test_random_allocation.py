@@ -303,9 +303,7 @@ def test_phases_of_unequal_size_at_every_noise(sizes):
     Epsilon 4 at noise 3.37 had no bound for n = 3, b = 2; two phases also against quadrature.
     """
     scheme = BallsInBins(*sizes)
-    for sigma, epsilon in itertools.product(
-        (0.5, 1.0, 2.0, 3.37, 5.0, 20.0, 1e4), (0.0, 0.5, 2.0, 4.0, 10.0)
-    ):
+    for sigma, epsilon in itertools.product((0.5, 1.0, 3.37, 20.0, 1e4), (0.0, 2.0, 4.0, 10.0)):
         mechanism = Mechanism(scheme, IDENTITY, sigma)
         for direction, (low, high) in (
             ACCOUNTANTS["random-allocation"].divergences(mechanism, epsilon).items()

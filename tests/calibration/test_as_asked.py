@@ -144,7 +144,7 @@ def test_too_little_noise_has_no_plan(target, tmp_path, monkeypatch, capsys):
         calibrate(**FULL, noise_multiplier=0.1, **given)
 
 
-@pytest.mark.parametrize("noise", [1e-6, 1e-4, 0.01])
+@pytest.mark.parametrize("noise", [1e-6, 0.01])
 def test_noise_of_any_small_size_is_not_certified(noise):
     """By samples, whose reserve for the rounding of weights is beyond float64 here, and by bounds."""
     for given in (dict(), dict(accountant="pld")):

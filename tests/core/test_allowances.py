@@ -154,10 +154,9 @@ def test_factors_of_pairs_allow_for_every_rounding():
     allowed = relative * (whole + aligned.max(axis=0) + apart.max(axis=0))
     allowed += (m + 40) * U * (1 + whole + aligned.max(axis=0) + apart.max(axis=0))
     factor = whole - np.log(np.exp(aligned).mean(axis=0)) + np.log(np.exp(-apart).mean(axis=0))
+    factor_of = jax.jit(pair_weights.log_factor, static_argnums=(1, 2, 3))
     for side in (1, -1):
-        found = np.asarray(
-            pair_weights.log_factor(jnp.asarray(shared, jnp.float32), number, slots, side), float
-        )
+        found = np.asarray(factor_of(jnp.asarray(shared, jnp.float32), number, slots, side), float)
         np.testing.assert_allclose(found, np.minimum(factor + side * allowed, 0.0), rtol=0, atol=2e-6)
     assert (factor + allowed < 0).any() and allowed.min() > 1e-3
 
@@ -189,7 +188,8 @@ def test_factors_of_overlapping_columns_allow_for_both_transforms():
     lift = far(together) - far(alone) + 3.0
     arrays = {"lift": jnp.float32(1.0), "precision": jnp.float32(1.0)}
     rows = [jnp.asarray(part[None], jnp.float32) for part in (together, alone)]
-    found = float(overlaps.log_factor(scheme, strategy, arrays, *rows, jnp.asarray([lift], jnp.float32))[0])
+    factor_of = jax.jit(overlaps.log_factor, static_argnums=(0, 1))
+    found = float(factor_of(scheme, strategy, arrays, *rows, jnp.asarray([lift], jnp.float32))[0])
     raised = found - (far(together) - far(alone) - lift)
     wanted = allowed(together) + allowed(alone)
     slack = 40 * U * lift  # of sums in float32, and what is taken off `lift`

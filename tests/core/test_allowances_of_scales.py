@@ -184,7 +184,8 @@ def test_the_factor_of_a_mean_allows_for_its_sums_and_its_transforms(direction):
     tables = {"mean": mean, "shared": shared, "margin": margin}
     tables = {name: jnp.asarray(part, jnp.float32) for name, part in tables.items()}
     parts = [jnp.asarray(part, jnp.float32) for part in (cut, counts, moved)]
-    found = np.asarray(truncated_mean.log_factor(strategy, tables, *parts, direction), float)
+    factor_of = jax.jit(truncated_mean.log_factor, static_argnums=(0, 5))
+    found = np.asarray(factor_of(strategy, tables, *parts, direction), float)
     seen = np.array([strategy.gram(row) for row in moved])
     own = once**2 / 2 + (once * more + more**2 / 2) * cut
     at_most = ((once + more) * counts * shared + mean * shared * own).sum(axis=1)
@@ -203,10 +204,14 @@ def test_losses_of_mean_overlaps_are_lowered():
     scheme, strategy, sigma = IndependentAttribution(64, 4, 0.3, 5), BandedToeplitz.square_root(4), 0.5
     noise = np.random.default_rng(1).normal(size=(4, 64)) * 0.3 + 0.5
     rows = jnp.asarray(noise, jnp.float32)
-    found = np.asarray(mean_overlaps.loss_of_mean_overlaps(scheme, strategy, rows, sigma), float)
     one, number = scheme.parts
-    loss, mean = one.loss_and_mean_participation((sigma * rows - jnp.float32(0.5)) / sigma**2)
-    loss, mean = np.asarray(loss, float), np.asarray(mean, float)
+
+    @jax.jit
+    def run(rows):
+        of_one = one.loss_and_mean_participation((sigma * rows - jnp.float32(0.5)) / sigma**2)
+        return mean_overlaps.loss_of_mean_overlaps(scheme, strategy, rows, sigma), *of_one
+
+    found, loss, mean = (np.asarray(part, float) for part in run(rows))
     tau = 4 * math.log2(circulant_length(64, 4)) + 6
     off = 8 * U * (tau + 8) * strategy.array.sum() ** 2 * (mean**2).sum(axis=1)
     square = np.array([row @ strategy.gram(row) for row in mean])

@@ -87,9 +87,7 @@ def test_distribution_of_the_loss_against_outputs(scheme, bands, direction, key)
     assert stats.ks_2samp(ours, exact).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    ("draws", "blocks"), [(8_192, 12), pytest.param(60_000, 128, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("draws", "blocks"), [(4_096, 8), pytest.param(60_000, 128, marks=pytest.mark.slow)])
 def test_the_production_deltas(draws, blocks, key):
     """delta(1) = 5.97e-3 and delta(2) = 3.2e-4 at sigma 0.47 (proofs/derivations.md, 7; 245,760 samples of a
     peer); and blocks of two replicas say the same, with less noise.
