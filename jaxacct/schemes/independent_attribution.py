@@ -25,8 +25,9 @@ from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ManyMultipliers, PairBound, Scheme, Sums, check_fields
+from jaxacct.schemes.base import ManyMultipliers, PairBound, Sums
 from jaxacct.schemes.batches import Batches
+from jaxacct.schemes.multi_attribution import UserScheme
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
 MAX_NUMBERS = 140_000
@@ -35,7 +36,7 @@ _WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True)
-class IndependentAttribution(Scheme):
+class IndependentAttribution(UserScheme):
     """b-min-sep sampling of every example by itself, accounted for a user with several.
 
     Attributes:
@@ -48,26 +49,9 @@ class IndependentAttribution(Scheme):
     The guarantee holds for every public graph with at most k_u examples a user, for any sharing.
     """
 
-    iterations: int
-    min_separation: int
-    sampling_probability: float
-    examples_per_user: int
-    warm_start: bool = True
     name: ClassVar[str] = "independent-attribution"
-    unit: ClassVar[str] = "user"
-    adjacencies = ("zero-out",)
     examples_overlap = True
-    others_are_independent = False
     holds_for_shared_examples = True
-    side_information = None
-    options: ClassVar = {
-        "separation": "min_separation",
-        "examples_per_user": "examples_per_user",
-        "warm_start": "warm_start",
-    }
-
-    def __post_init__(self):
-        check_fields(self, "iterations", "min_separation", "examples_per_user")
 
     @classmethod
     def from_batch_size(cls, *, examples_per_user: int, **sizes) -> "IndependentAttribution":
@@ -93,10 +77,6 @@ class IndependentAttribution(Scheme):
         return self.examples_per_user == 1 or kept <= MAX_NUMBERS
 
     # -- Members that the guarantee depends on ------------------------------------------------------------
-
-    @property
-    def examples_per_unit(self) -> int:
-        return self.examples_per_user
 
     @property
     def max_participations(self) -> int:

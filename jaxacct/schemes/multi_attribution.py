@@ -43,7 +43,34 @@ _WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True)
-class MultiAttribution(Scheme):
+class UserScheme(Scheme, abstract=True):
+    """Scheme for users with several examples; attributes as `MultiAttribution` has them."""
+
+    iterations: int
+    min_separation: int
+    sampling_probability: float
+    examples_per_user: int
+    warm_start: bool = True
+    unit: ClassVar[str] = "user"
+    adjacencies = ("zero-out",)
+    others_are_independent = False
+    side_information = None
+    options: ClassVar = {
+        "separation": "min_separation",
+        "examples_per_user": "examples_per_user",
+        "warm_start": "warm_start",
+    }
+
+    def __post_init__(self):
+        check_fields(self, "iterations", "min_separation", "examples_per_user")
+
+    @property
+    def examples_per_unit(self) -> int:
+        return self.examples_per_user
+
+
+@dataclass(frozen=True)
+class MultiAttribution(UserScheme):
     """Sampling of a user with `examples_per_user` examples, any number of which participate together.
 
     Attributes:
@@ -61,26 +88,9 @@ class MultiAttribution(Scheme):
     Source: arXiv 2602.09338, theorem 6.1, as far as it holds; the stationary warm start is derived above.
     """
 
-    iterations: int
-    min_separation: int
-    sampling_probability: float
-    examples_per_user: int
-    warm_start: bool = True
     name: ClassVar[str] = "multi-attribution"
-    unit: ClassVar[str] = "user"
-    adjacencies = ("zero-out",)
     examples_overlap = False
-    others_are_independent = False
-    side_information = None
     replicas = multi_attribution_replicas
-    options: ClassVar = {
-        "separation": "min_separation",
-        "examples_per_user": "examples_per_user",
-        "warm_start": "warm_start",
-    }
-
-    def __post_init__(self):
-        check_fields(self, "iterations", "min_separation", "examples_per_user")
 
     @classmethod
     def from_batch_size(
@@ -126,10 +136,6 @@ class MultiAttribution(Scheme):
         if self.examples_per_user > 1:
             p = -math.expm1(self.examples_per_user * math.log1p(-p)) if p < 1 else 1.0
         return BMinSep(self.iterations, self.min_separation, p, self.warm_start)
-
-    @property
-    def examples_per_unit(self) -> int:
-        return self.examples_per_user
 
     @functools.cached_property
     def sums(self) -> Sums:

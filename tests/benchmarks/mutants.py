@@ -789,12 +789,6 @@ MUTANTS = [
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/independent_attribution.py",
-        "others_are_independent = False",
-        "others_are_independent = True",
-        SCHEMES,
-    ),
-    Mutant(
         "jaxacct/schemes/truncated_b_min_sep.py",
         "others_are_independent = False",
         "others_are_independent = True",
