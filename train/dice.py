@@ -1,9 +1,10 @@
 """DiceSGD: clipping with error feedback, whose fixed point is the minimum (arXiv 2311.14632).
 
 What clipping removes is kept in an error `e` and fed back, clipped, in later steps (algorithms 2 and 3): `v =
-m + clip(e, C2)` plus noise is released. `e` is as private as the data; it is not in metrics, and in the run
-folder of `fit` only in `checkpoints/`, which is secret. The valid accountant is `accountants.dice.dice_mu`:
-theorem 3.7 of the paper, which asks for less noise, is false (proofs/dice.md).
+m + clip(e, C2)` plus noise is released. `e` is as private as the data and leaves neither in checkpoints
+(`release`) nor in metrics; in the run folder of `fit` it is in `checkpoints/`, which is secret. The valid
+accountant is `accountants.dice.dice_mu`: theorem 3.7 of the paper, which asks for less noise, is false
+(proofs/dice.md).
 
 Gradients and the clipped error are rounded towards zero onto a public grid, so no norm can grow, and added as
 integers with integer noise: the release is a function of what was accounted for.
@@ -53,18 +54,7 @@ class DiceState(NamedTuple):
 
 @dataclass(frozen=True)
 class DiceRule:
-    """What a step releases, as pure functions.
-
-    An example whose gradient is not finite counts as zero.
-
-    Attributes:
-      clip_norm: C1, of each example's gradient.
-      error_clip_norm: C2, of the error that is fed back; below C1 the method may be biased.
-      noise_std: sigma_1, standard deviation on the mean; 0 trains without any privacy.
-      batch_size: B, the fixed divisor: the expected batch size, never the one that was drawn.
-      automatic: scale every gradient to norm C1 |g| / (|g| + 0.01) and the error likewise (algorithm 4).
-      reset_every: the error is set to 0 before steps 0, R, 2 R, ...; None for never.
-    """
+    """What a step releases, as pure functions; attributes as the arguments of `dice_aggregate`."""
 
     clip_norm: float
     error_clip_norm: float
@@ -129,9 +119,71 @@ class DiceRule:
         return released, DiceState(state.count + 1, after, state.key)
 
 
+def dice_aggregate(
+    *,
+    clip_norm: float,
+    error_clip_norm: float,
+    noise_std: float,
+    batch_size: int,
+    automatic: bool = False,
+    reset_every: int | None = None,
+    key=None,
+) -> optax.GradientTransformationExtraArgs:
+    """Return the first transformation of an optax chain: per-example gradients in, `v + w` out.
+
+    `update(gradients, state, params, mask=mask)`: leaves of `gradients` have a leading axis of examples;
+    `mask`, (examples,) bool, is False for padding and must be given where there may be more or fewer than
+    `batch_size` of them. An example whose gradient is not finite counts as zero.
+
+    Args:
+      clip_norm: C1, of each example's gradient.
+      error_clip_norm: C2, of the error that is fed back; below C1 the method may be biased.
+      noise_std: sigma_1, standard deviation on the mean; 0 trains without any privacy.
+      batch_size: B, the fixed divisor: the expected batch size, never the one that was drawn.
+      automatic: scale every gradient to norm C1 |g| / (|g| + 0.01) and the error likewise (algorithm 4).
+      reset_every: the error is set to 0 before steps 0, R, 2 R, ...; None for never.
+      key: as of `train.optimizers.privatize`.
+
+    Raises:
+      ValueError: bad arguments; `init` without a key where JAX traces a program; updates without a common
+        leading axis, or of another length than `batch_size` without a mask.
+    """
+    rule = DiceRule(clip_norm, error_clip_norm, noise_std, batch_size, automatic, reset_every)
+
+    def update(updates, state: DiceState, params=None, *, mask=None, **_):
+        del params
+        count = _examples(updates, state.error, rule.batch_size, mask)
+        mask = jnp.ones(count, bool) if mask is None else jnp.asarray(mask, bool)
+        (clipped, raw), _norms = rule.sums(updates, mask)
+        return rule.release(state, clipped, raw)
+
+    def init(params) -> DiceState:
+        return _fresh(params, key)
+
+    # optax's type of `update` has no state of its own kind.
+    return optax.GradientTransformationExtraArgs(init, update)  # pyrefly: ignore[bad-argument-type]
+
+
 def _fresh(params, key) -> DiceState:
     error = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
     return DiceState(jnp.zeros((), jnp.int32), error, key_of_run(key, params))
+
+
+def _examples(updates, error, size: int, mask) -> int:
+    """Return the checked number of rows; static."""
+    leaves = jax.tree.leaves(updates)
+    rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
+    if jax.tree.structure(updates) != jax.tree.structure(error):
+        raise ValueError("updates must have the structure of the parameters that the state was made for")
+    if len(rows) != 1 or None in rows:
+        raise ValueError("updates must be per-example gradients with one common leading axis")
+    (count,) = rows
+    if mask is None and count != size:
+        raise ValueError(f"mask must be given where updates have {count} rows and batch_size is {size}")
+    if mask is not None and np.shape(mask) != (count,):
+        raise ValueError(f"mask must have the shape ({count},), got {np.shape(mask)}")
+    assert count is not None  # as None is not in rows
+    return count
 
 
 def _sum_where(keep, tree):
@@ -163,6 +215,39 @@ def _normals(key, step, like):
     """Return standard normals, float64, a pytree like `like`."""
     flat, unravel = jax.flatten_util.ravel_pytree(like)
     return unravel(standard_normals(key, step, flat.size))
+
+
+def dice_sgd(
+    learning_rate, *, momentum: float | None = None, **options
+) -> optax.GradientTransformationExtraArgs:
+    """Return `dice_aggregate(**options)` before SGD."""
+    return optax.chain(dice_aggregate(**options), optax.sgd(learning_rate, momentum=momentum))
+
+
+def dice_adam(learning_rate, *, b1=0.9, b2=0.999, eps=1e-8, eps_root=0.0, **options):
+    """Return `dice_aggregate(**options)` before Adam (algorithm 3), which is post-processing."""
+    return optax.chain(dice_aggregate(**options), optax.adam(learning_rate, b1, b2, eps, eps_root))
+
+
+def release(opt_state):
+    """Return the state with every error and key set to zero: what may leave the trust boundary."""
+    return _replaced(opt_state, "error", "key")
+
+
+def reset_error(opt_state):
+    """Return the state with every error set to zero; `dice_mu(reset_every=)` accounts for fixed times."""
+    return _replaced(opt_state, "error")
+
+
+def _replaced(opt_state, *names: str):
+    """Return the state with these fields of every `DiceState` set to zero."""
+
+    def zeroed(node):
+        if not isinstance(node, DiceState):
+            return node
+        return node._replace(**{name: jax.tree.map(jnp.zeros_like, getattr(node, name)) for name in names})
+
+    return jax.tree.map(zeroed, opt_state, is_leaf=lambda node: isinstance(node, DiceState))
 
 
 class DiceTrainState(NamedTuple):

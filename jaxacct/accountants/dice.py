@@ -9,7 +9,7 @@ import math
 import numpy as np
 from scipy import special
 
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon, gdp_mu
 from jaxacct.common import validate as _validate
 
 ADJACENCIES = {"add-remove": 1, "replace-one": 2}
@@ -54,6 +54,11 @@ def _gradient_share(clip_norm, batch_size, adjacency: str) -> float:
     c1 = _validate.positive_number("clip_norm", clip_norm)
     size = _validate.positive_integer("batch_size", batch_size)
     return ADJACENCIES[_validate.one_of("adjacency", adjacency, tuple(ADJACENCIES))] * c1 / size
+
+
+def dice_epsilon(delta: float, **problem) -> float:
+    """Return epsilon of `dice_mu(**problem)` at delta."""
+    return float(gdp_epsilon(delta, dice_mu(**problem)))
 
 
 def dice_noise_std(epsilon: float, delta: float, **problem) -> float:

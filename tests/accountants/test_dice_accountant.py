@@ -10,7 +10,6 @@ from scipy import optimize, stats
 
 from jaxacct.accountants import dice
 from jaxacct.accountants.dice_plan import DicePlan
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon
 from jaxacct.individual import gdp_delta, gdp_mu, rdp_to_epsilon, subsampled_gaussian_rdp
 from tests.oracles import printed_dice
 
@@ -23,8 +22,9 @@ def test_valid_noise():
     for error, sigma in ((1.0, 48.6995), (3.0, 146.0498), (1e-3, 0.07304)):
         found = dice.dice_noise_std(2, 1e-5, error_clip_norm=error, **CIFAR)
         assert found == pytest.approx(sigma, rel=2e-4)
-        mu = dice.dice_mu(error_clip_norm=error, noise_std=found, **CIFAR)
-        assert gdp_epsilon(1e-5, mu) == pytest.approx(2, rel=1e-9)
+        assert dice.dice_epsilon(1e-5, error_clip_norm=error, noise_std=found, **CIFAR) == pytest.approx(
+            2, rel=1e-9
+        )
     printed = dice.dice_mu(error_clip_norm=1.0, noise_std=0.00407168, **CIFAR)
     assert printed == pytest.approx(5998.8, rel=1e-4)
     # One step has nothing fed back; a reset after every step makes all steps first ones.
@@ -103,7 +103,7 @@ def test_noise_of_the_paper_beside_dp_sgd():
     assert dice.dice_noise_std(8, 8e-6, error_clip_norm=1.0, **gpt) == pytest.approx(24.8015, rel=1e-5)
     small = dict(error_clip_norm=1e-3, noise_std=0.00407168, **CIFAR)
     assert dice.dice_mu(**small) == pytest.approx(8.997, rel=1e-3)
-    assert gdp_epsilon(1e-5, dice.dice_mu(**small)) == pytest.approx(78.03, rel=1e-3)
+    assert dice.dice_epsilon(1e-5, **small) == pytest.approx(78.03, rel=1e-3)
 
 
 def descend(centres, knee, c1, c2, rate, steps, start=0.0, noise=0.0, chains=1, feed_back=True, seed=0):

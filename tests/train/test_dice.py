@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.train.dice_rule import dice_aggregate, dice_sgd
+from train.dice import DiceState, dice_adam, dice_aggregate, dice_sgd, release, reset_error
 
 KEY = np.arange(8, dtype=np.uint32)
 UNIT = 2.0**-18  # of the grids here, on the mean, with room
@@ -44,6 +44,17 @@ def test_poisson_batches_are_divided_by_the_fixed_size():
     v, state = jax.jit(rule.update)(rows, state, mask=np.array([True, False, True]))
     np.testing.assert_allclose(flat(v), [0.11538462, 0.15384615, 0.46153846], atol=UNIT)
     np.testing.assert_allclose(flat(state.error), [1.38461538, 1.84615385, 5.53846154], atol=UNIT)
+
+
+@pytest.mark.usefixtures("default_promotion")
+def test_adam():
+    rule = dice_adam(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=0.0, batch_size=2, key=KEY)
+    params = tree(np.zeros(3))
+    state, update = rule.init(params), jax.jit(rule.update)
+    for rows in ([[3, 4, 12], [0.3, 0, 0.4]], [[0, 0, 2], [6, 8, 0]]):
+        updates, state = update(tree(rows), state, params)
+        params = jax.tree.map(np.add, params, updates)
+    np.testing.assert_allclose(flat(params), [-0.19651820, -0.18694415, -0.19571918], atol=1e-5)
 
 
 def minimise(rule, *steps, centres=(0.0, 0.0, 0.0, 10.0), start=0.0):
@@ -112,6 +123,25 @@ def test_noise():
     assert not np.asarray(state.error).any()
 
 
+def test_secrets_do_not_leave():
+    rule = dice_sgd(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2)
+    params = tree(np.zeros(3))
+    state = rule.init(params)
+    _, state = jax.jit(rule.update)(tree([[3, 4, 12], [0.3, 0, 0.4]]), state, params)
+    public = [node for node in jax.tree.leaves(release(state), is_leaf=_is_dice) if _is_dice(node)]
+    assert len(public) == 1 and not public[0].key.any() and not flat(public[0].error).any()
+    assert not flat(reset_error(state)[0].error).any() and reset_error(state)[0].key.any()
+    # Two runs have two keys.
+    assert not np.array_equal(
+        rule.init(params)[0].key,
+        dice_sgd(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2).init(params)[0].key,
+    )
+
+
+def _is_dice(node):
+    return isinstance(node, DiceState)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -125,3 +155,14 @@ def test_noise():
 def test_bad_input(options, words):
     with pytest.raises(ValueError, match=words):
         aggregate(**options)
+
+
+def test_bad_updates():
+    rule = aggregate()
+    state = rule.init(tree(np.zeros(3)))
+    with pytest.raises(ValueError, match="mask"):
+        rule.update(tree(np.zeros((3, 3))), state)
+    with pytest.raises(ValueError, match="mask"):
+        rule.update(tree(np.zeros((3, 3))), state, mask=np.ones(2, bool))
+    with pytest.raises(ValueError, match="structure"):
+        rule.update(np.zeros((2, 3), np.float32), state)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.train.dice_rule import dice_sgd
+from train.dice import dice_sgd
 
 KEY = np.arange(8, dtype=np.uint32)
 

@@ -21,7 +21,7 @@ from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, loss, run
 from train import load_model, save_model
 from train.batch_clipping import make_round, private_round_update
 from train.batches.sampler import Sampler
-from train.dice import DiceStep
+from train.dice import DiceStep, dice_sgd
 from train.optimizers import privatize
 from train.step import make_step
 
@@ -35,11 +35,13 @@ ROUNDS = GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, sampling="shuffling", 
 def steps(key=None) -> dict:
     """One of each kind of step and transformation that draws noise: `init(params) -> state`."""
     private = privatize(MECHANISM, clip_norm=1.0, expected_batch_size=4.0, key=key)
+    fed_back = dict(clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2)
     return {
         "private": private,
         "step": make_step(loss, private, optax.sgd(0.1)),
         "round": make_round(ROUNDS, loss, optax.sgd(0.1), clip_norm=1.0, key=key),
         "dice step": DiceStep(test_dice_plan.PLAN, loss, optax.sgd(0.1), key=key),
+        "dice": dice_sgd(0.1, **fed_back, key=key),
     }
 
 
