@@ -69,7 +69,7 @@ def test_sums_against_enumeration(scheme):
     exact, ratios = by_enumeration(scheme, FACTORS, arrays, halves)
     assert ours.shape == exact.shape
     finite, tolerance = np.isfinite(ours), 5e-6 * (1 + np.abs(exact))
-    if scheme.sampling_probability == 1:  # log-ratios are added up, each with the errors booked for it
+    if scheme.sampling_probability == 1:  # log-ratios are added up, each with the errors in its budget
         tolerance += rounding._RATIO_ROUNDINGS * rounding.UNIT * np.abs(ratios).sum(axis=1)
     assert np.all(np.abs(ours - exact)[finite] <= tolerance[finite])
     assert finite[:2].all()

@@ -255,7 +255,7 @@ def test_batching_changes_nothing():
 
 
 def test_float32_log_add_exp():
-    """Within the 8 units that are booked, of the larger of the result and ln 2; a GPU's needs more than 4."""
+    """Within the 8 units of the budget, of the larger of the result and ln 2; a GPU's needs more than 4."""
     rng = np.random.default_rng(0)
     a = np.concatenate([rng.normal(size=200_000) * scale for scale in (1e-3, 1, 30, 1000)]).astype(np.float32)
     b = a + np.concatenate([rng.normal(size=400_000) * 0.3, rng.normal(size=400_000) * 20]).astype(np.float32)
