@@ -39,9 +39,9 @@ class Privatizer:
         """Standard deviation of a step's fresh noise in grid units."""
         return self.mechanism.noise_multiplier * 2.0**self.grid.bits
 
-    def solve_words(self, state: noise.NoiseState, words):
+    def solve_words(self, state: noise.NoiseState, words, parts):
         """As `train.noise.recursion.solve_words`."""
-        return noise.solve_words(self.mechanism.strategy, self.levels, state, words)
+        return noise.solve_words(self.mechanism.strategy, self.levels, state, words, parts)
 
     def store(self, state: noise.NoiseState, made):
         """As `train.noise.recursion.store`."""

@@ -20,14 +20,16 @@ import numpy as np
 from jaxacct.kernels.programs import compiler_options
 
 from .keystream import Room
-from .normals import words_on_the_host
-from .recursion import Fresh, NoiseState, unpacked
+from .normals import in_parts, words_on_the_host
+from .recursion import Fresh, Integers, NoiseState
 
 if TYPE_CHECKING:
     from ..optimizers import Privatizer
 
 # Parameters. For fewer the thread costs more than it saves; of more, words (two copies) take too much memory.
 _FEWEST, _MOST = 2**16, 2**28
+# Parameters whose words are in memory at a time; of many a share, as each group has a program of its own.
+_AT_ONCE, _MOST_GROUPS = 2**21, 8
 
 
 class _Coming(NamedTuple):
@@ -59,7 +61,8 @@ class Ahead:
     @functools.cached_property
     def _solve(self):
         # When it is first needed: the options are those of a device, and devices may be set up after this.
-        return jax.jit(self._private.solve_words, compiler_options=compiler_options())
+        options = compiler_options()
+        return jax.jit(self._private.solve_words, static_argnums=2, compiler_options=options)
 
     def take(self, state: NoiseState) -> Fresh | None:
         """Return the noise of this state's step; None where its program is to draw it."""
@@ -104,11 +107,14 @@ class Ahead:
     def _computed(self, key: np.ndarray, step: int, recent, before, room: Room | None) -> Fresh:
         jax.block_until_ready(before)
         shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(recent)]
-        words = words_on_the_host(key, step, shapes, room)
-        with jax.enable_x64(True):
-            made = self._solve(NoiseState(np.int32(step), recent, key), words)
-        # Waited for, as the words' memory is written to after this.
-        return Fresh(np.int32(step), key, unpacked(made, shapes))
+        state, integers = NoiseState(np.int32(step), recent, key), Integers(shapes)
+        for parts in in_parts(shapes, max(_AT_ONCE, -(-sum(map(math.prod, shapes)) // _MOST_GROUPS))):
+            words = words_on_the_host(key, step, shapes, room, parts)
+            with jax.enable_x64(True):
+                made = self._solve(state, words, parts)
+            # Waits for it, as the words' memory is written to after this.
+            integers.add(parts, made)
+        return Fresh(np.int32(step), key, integers.all())
 
 
 def _is_worth_it(state: NoiseState) -> bool:
