@@ -145,6 +145,29 @@ def accuracies(runs: Path, study: Study, order: float, device: str) -> None:
     extend(name, runs=kept)
 
 
+def rates(runs: Path, study: Study) -> None:
+    """Store accuracies at each learning rate of runs with `--at-all`."""
+    found: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for row in Table(runs / study.folder / "real-data.csv").find(phase="private"):
+        step = round(float(row["rate"]) * float(row["clip"]), 6)
+        cell = found.setdefault((f"{float(row['epsilon']):g}", row["method"]), {})
+        cell.setdefault(step, []).append(float(row["accuracy"]))
+    steps = sorted({step for cell in found.values() for step in cell})
+    record(
+        "real_rates",
+        question=f"Accuracy by learning rate: {study.title}",
+        order=107,
+        columns=["epsilon", "method", *(f"rate x clip norm {step:g}" for step in steps)],
+        rows=[
+            [*key, *(f"{100 * np.mean(cell[step]):.2f}" if step in cell else "" for step in steps)]
+            for key, cell in sorted(found.items())
+            if len(cell) > 1
+        ],
+        note="Test accuracy in per cent, means of 3 runs, of 10 at the rate that trials chose. "
+        "As in the tables above otherwise.",
+    )
+
+
 def errors(plans: Path, protocol: Protocol, epsilon: float) -> dict[str, tuple[float, float]]:
     """Return method -> roots of (prefix-sum error, error under momentum .9 at a rate that falls)."""
     found = {}
@@ -261,13 +284,16 @@ def _panel(axes, entry: dict, *, differences: bool) -> None:
         axes.set_ylabel("test accuracy, per cent")
 
 
-def command(runs: str | None = None, plans: str | None = None, device: str = "CPU") -> int:
+def command(
+    runs: str | None = None, plans: str | None = None, device: str = "CPU", at_all: str | None = None
+) -> int:
     """Records and pictures of accuracy on real images.
 
     Args:
       runs: folder of the folders that `real_data` wrote, as `Study.folder`; pictures alone without it.
       plans: folder of their plans.
       device: that computed the runs, for the record.
+      at_all: folder of the folder of the small CNN on Fashion-MNIST, with runs at each learning rate.
     """
     if runs is not None:
         if plans is None:
@@ -276,6 +302,8 @@ def command(runs: str | None = None, plans: str | None = None, device: str = "CP
             if (Path(runs) / study.folder / "real-data.csv").exists():
                 accuracies(Path(runs), study, 100 + order / 100, device)
         criterion(Path(runs), Path(plans))
+    if at_all is not None:
+        rates(Path(at_all), Study("fashion-mnist", "cnn"))
     draw()
     return 0
 
