@@ -11,8 +11,7 @@ from jaxacct.accountants import ACCOUNTANTS, AccountantName, analytic
 from jaxacct.calibration import targets
 from jaxacct.calibration.choice import Choice
 from jaxacct.calibration.problem import Problem, analytic_exponent
-from jaxacct.calibration.release import released, searched
-from jaxacct.calibration.search import Search, candidate_key
+from jaxacct.calibration.search import Search, candidate_key, released, searched
 from jaxacct.calibration.smallest_target import SmallestTarget
 from jaxacct.common import validate
 from jaxacct.common.files import Checkpoint

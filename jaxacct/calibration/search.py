@@ -1,17 +1,24 @@
-"""Estimates that pick the candidates of a calibration, by pilot samples; nothing here is a guarantee."""
+"""Estimates that pick the candidates of a calibration, by pilot samples; and their verification.
+
+The estimates are no guarantee: that comes from the verification of `released`, by fresh samples.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from jaxacct.accountants import analytic, truncation
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, Problem, smallest_where
+from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
+from jaxacct.core import shares
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound, RuleName
 from jaxacct.core.plan import Plan
+from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import SearchStream, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -305,6 +312,34 @@ class Search:
 def candidate_key(key, index: int):
     """Return independent randomness for a candidate, for a key that a test fixed; None for None."""
     return None if key is None else randomness.stream_key(key, Stream.CANDIDATE + index)
+
+
+def searched(checkpoint: Checkpoint | None, about: str, search: Callable[[], tuple[int, int]]):
+    """Return (first exponent, limit on samples) of a search, or of a checkpoint of the same one."""
+    state: Any = checkpoint.load("search") if checkpoint else None
+    if state is None or state.get("target") != about:
+        state = dict(zip(("target", "smallest", "limit"), (about, *search()), strict=True))
+        if checkpoint:
+            checkpoint.save("search", state)
+    return state["smallest"], state["limit"]
+
+
+def released(claim_at, first: int, end: int, rule: RuleName, limit: int, key, **options) -> Plan | None:
+    """Return the plan of the candidate to release (`core.shares`), None where none is certified.
+
+    `claim_at` is: exponent -> its claim, or None. The first one and the analytic one have the exponents
+    `first` and `end`; `options` are of `verify_claim`.
+    """
+
+    def verified(step: int, share: float, may_give_up: bool) -> Plan | None:
+        claim = claim_at(first + step)
+        if claim is None:
+            return None
+        stop = Stop(rule, limit, share, PATIENCE * limit if may_give_up else math.inf)
+        verdict = verify_claim(claim, stop, key=candidate_key(key, first + step), **options)
+        return Plan(verdict.claim, verdict.evidence) if verdict.certified else None
+
+    return shares.release(verified, end - first)
 
 
 def _seen_enough(counts: np.ndarray, theta: float, limit: float) -> bool:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from jaxacct.accountants import analytic
 from jaxacct.calibration.problem import Problem, smallest_where
-from jaxacct.calibration.release import released, searched
 from jaxacct.calibration.search import (
     MAX_RATIO_TO_FEWEST,
     MAX_SHARE_OWN_PILOT,
     MIN_LIMIT,
     Search,
+    released,
+    searched,
 )
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
@@ -86,10 +87,6 @@ class SmallestTarget:
     def search(self, exponent: int) -> Search:
         """Return the estimates for that candidate; all share their keys, as they share the mechanism."""
         return Search(self.problem, self.target(exponent), self.rule, self.proposal, self.key, None)
-
-    def claim(self, exponent: int) -> Claim:
-        """Return the claim that the mechanism has that target."""
-        return self.search(exponent).claim(self.mechanism)
 
     def _say(self, exponent: int) -> None:
         if self.progress:
@@ -161,7 +158,11 @@ class SmallestTarget:
             about = repr((self.problem, self.mechanism, self.epsilon, self.delta, self.ratio, max_samples))
             first, limit = searched(checkpoint, about, lambda: self.sampled_exponent(top, max_samples))
             options = dict(proposal=self.proposal, checkpoint=checkpoint, progress=self.progress)
-            found = released(self.claim, first, top, self.rule, limit, key, **options)
+
+            def claim_at(exponent: int) -> Claim:
+                return self.search(exponent).claim(self.mechanism)
+
+            found = released(claim_at, first, top, self.rule, limit, key, **options)
             if found is not None:
                 return found
         return None if fallback is None else self.search(fallback).analytic_plan(self.mechanism, named)

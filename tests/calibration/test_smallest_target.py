@@ -21,7 +21,7 @@ from jaxacct import (
     estimate_delta,
     estimate_epsilon,
 )
-from jaxacct.calibration import release, smallest_target
+from jaxacct.calibration import search, smallest_target
 from jaxacct.cli import main as cli
 from jaxacct.core import shares
 from jaxacct.core.evidence import Bound
@@ -66,7 +66,7 @@ def test_the_smallest_delta_is_certified_and_near_the_truth(found):
 def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, found):
     """Verdicts decide which of them is released, in shares of q that are fixed, too."""
     seen, pilots = [], []
-    verify = release.verify_claim
+    verify = search.verify_claim
 
     def verdict_of(claim, stop, key, **options):
         seen.append((claim.target.epsilon, stop.share, jax.random.key_data(key).tolist()))
@@ -83,7 +83,7 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
             pilots.append(jax.random.key_data(super().stream(mechanism)).tolist())
             return super().stream(mechanism)
 
-    monkeypatch.setattr(release, "verify_claim", verdict_of)
+    monkeypatch.setattr(search, "verify_claim", verdict_of)
     monkeypatch.setattr(smallest_target, "Search", Searched)
     plan = calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
     first = min(epsilon for epsilon, _, _ in seen)

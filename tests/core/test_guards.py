@@ -20,7 +20,6 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
 from jaxacct.accountants import analytic
 from jaxacct.calibration import calibrate as calibration
-from jaxacct.calibration import release
 from jaxacct.calibration import search as search_module
 from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
@@ -292,7 +291,7 @@ def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=
         evidence = Sampled(claim.digest, stop.rule, stop.share, *sides)
         return checking.Verdict(claim, evidence, flaws, None, None, None)
 
-    monkeypatch.setattr(release, "verify_claim", stub)
+    monkeypatch.setattr(search_module, "verify_claim", stub)
     monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: fallback)
     monkeypatch.setattr(search_module.Search, "smallest_exponent", lambda *arguments: (10, 1000))
     monkeypatch.setattr(search_module.Search, "covered", covered)
