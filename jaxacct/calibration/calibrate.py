@@ -104,8 +104,8 @@ def calibrate(
       accountant: certify by this bound without samples: "unamplified", "revealed-pattern", "pld",
         "random-allocation" or "redrawn-bins" (`accountants.analytic`), or "analytic" for the best of them.
         The first two hold for `MultiAttribution` on graphs in which examples have several owners. Where a
-        bound is close (C = I with balls-in-bins, or with epochwise allocation at separation 1), it is used
-        unless rule, max_samples or proposal ask for samples.
+        bound is close (C = I with balls-in-bins, epochwise allocation at separation 1, or k of n steps where
+        pairs of patterns have no tables), it is used unless rule, max_samples or proposal ask for samples.
       compose_with: a dp-accounting `DpEvent` that the guarantee also covers.
       adjacency: "zero-out" or "add-or-remove-one", which have the same dominating pair where examples are
         sampled independently, or "replace-one" (proofs/adjacency.md); other mechanisms allow the first only.

@@ -124,6 +124,9 @@ def test_k_of_n_steps_of_a_run():
     assert redrawn_bins_delta(251, 4, 0.5, 2.0) < RedrawnBins().delta(longer, 2.0) < found
     apart = dataclasses.replace(mechanism, scheme=BalancedMinSep(1000, 2, 4))
     assert not RedrawnBins().supports(apart)
+    many = dataclasses.replace(mechanism, scheme=BalancedMinSep(10_000, 1, 205))  # pairs have no tables
+    for scheme, taken in ((mechanism, None), (apart, None), (many, "redrawn-bins")):
+        assert getattr(analytic.close(scheme, 1e-5), "name", None) == taken
 
 
 def test_calibration_takes_it_without_samples():

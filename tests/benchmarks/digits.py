@@ -1,9 +1,9 @@
 """Accuracy on digits by sampling scheme: DP-SGD, b-min-sep and fixed counts, each under its certified plan.
 
-    python -m tests.benchmarks.digits --out DIR [--by-fit 10] [--seconds 3600]
+    python -m tests.benchmarks.digits --out DIR [--by-fit 20] [--seconds 3600]
 
 Each seed permutes the 1,797 digits anew: 1,080 are private, 360 public, 357 the test set. The learning rate
-of each seed, method and epsilon is the best of the same rates by four trials each on the public digits: a
+of each seed, method and epsilon is the best of the same rates by six trials each on the public digits: a
 trial draws batches from 240 of them, with the sampling probability of the private run and the same noise in
 the mean gradient, and is judged on the other 120. So intervals cover the choice of the rate and of the split.
 Scheme, separation and matrix of a method are those that `recommend` selects for it; the last method is what
@@ -44,7 +44,7 @@ METHODS: dict[str, Any] = {
 }
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 STEPS = (0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0)  # learning rate times clip norm
-TRIALS = 4
+TRIALS = 6
 
 
 class Linear(lean.Linear):
@@ -91,24 +91,23 @@ def setting_of(step: float) -> lean.Setting:
     return lean.Setting(step / CLIP, MOMENTUM, CLIP)
 
 
-def trial(model, plan: Plan, step: float, seed: int, number: int) -> float:
-    """Return the accuracy of a trial on the public digits, with the plan's noise in the mean gradient."""
+def trials(model, plan: Plan, seed: int, number: int) -> list[float]:
+    """Return the accuracy of each step on the public digits, with the plan's noise in the mean gradient."""
     inputs, labels = split(seed)[2]
     order = np.random.default_rng([seed, 1, number]).permutation(TUNE + JUDGE)
     tune, judge = ((inputs[part], labels[part]) for part in (order[:TUNE], order[TUNE:]))
     scale = TUNE / PRIVATE
-    mechanism = Mechanism(
-        plan.mechanism.scheme, plan.mechanism.strategy, plan.mechanism.noise_multiplier * scale
-    )
-    batch = SIZES["batch_size"] * scale
-    found = lean.train(model, mechanism, batch, setting_of(step), 1000 * (1 + number) + seed, tune)
-    return lean.accuracy(model, found, judge)
+    noise = plan.mechanism.noise_multiplier * scale
+    mechanism = Mechanism(plan.mechanism.scheme, plan.mechanism.strategy, noise)
+    settings = [(setting_of(step), 1000 * (1 + number) + seed) for step in STEPS]
+    found = lean.train(model, mechanism, SIZES["batch_size"] * scale, settings, tune)
+    return [lean.accuracy(model, params, judge) for params in found]
 
 
 def private_run(model, plan: Plan, step: float, seed: int) -> float:
     """Return the test accuracy of one run by `lean`."""
     rows, test, _ = split(seed)
-    found = lean.train(model, plan.mechanism, SIZES["batch_size"], setting_of(step), seed, rows)
+    (found,) = lean.train(model, plan.mechanism, SIZES["batch_size"], [(setting_of(step), seed)], rows)
     return lean.accuracy(model, found, test)
 
 
@@ -131,9 +130,9 @@ class Runs:
 
     def __init__(self, path: Path):
         self.path = path
-        self.done: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+        self.done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
-    def get(self, key: tuple, run) -> float:
+    def get(self, key: tuple, run):
         name = "|".join(f"{part:g}" if isinstance(part, float) else str(part) for part in key)
         if name not in self.done:
             self.done[name] = run()
@@ -143,23 +142,20 @@ class Runs:
         write_atomically(self.path, json.dumps(self.done, indent=1) + "\n")
 
 
-def best_step(means: dict[float, float]) -> float:
+def best_step(means: np.ndarray) -> float:
     """Return the step with the best mean, of equals the middle one."""
-    best = [step for step, mean in means.items() if mean == max(means.values())]
+    best = [step for step, mean in zip(STEPS, means, strict=True) if mean == means.max()]
     return best[(len(best) - 1) // 2]
 
 
 def cell(runs: Runs, kind: str, method: str, epsilon: float, seed: int, plan: Plan) -> tuple[float, float]:
     """Return (test accuracy, chosen step) of a seed."""
     key, model = (kind, method, epsilon, seed), MODELS[kind]
-    means = {}
-    for step in STEPS:
-        found = [
-            runs.get((*key, "trial", step, number), lambda: trial(model, plan, step, seed, number))  # noqa: B023
-            for number in range(TRIALS)
-        ]
-        means[step] = float(np.mean(found))
-    step = best_step(means)
+    found = [
+        runs.get((*key, "trials", number), lambda: trials(model, plan, seed, number))  # noqa: B023
+        for number in range(TRIALS)
+    ]
+    step = best_step(np.mean(found, axis=0))
     return runs.get((*key, "private", step), lambda: private_run(model, plan, step, seed)), step
 
 
@@ -179,7 +175,7 @@ def described(plan: Plan) -> str:
 
 
 def command(
-    out: str, models: str = "linear,perceptron", seeds: int = 10, by_fit: int = 0,
+    out: str, models: str = "linear,perceptron", seeds: int = 20, by_fit: int = 0,
     seconds: float = float("inf"),
 ) -> int:  # fmt: skip
     """Accuracies on digits of DP-SGD, b-min-sep and fixed counts at epsilon 1, 2, 4 and 8.
