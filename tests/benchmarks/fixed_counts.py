@@ -117,8 +117,6 @@ ATTRIBUTED = "--dataset-size 60000 --batch-size 200 --min-separation 16 --bands 
 USER_JOBS = {
     "examples of one user lock one another out (multi-attribution)": (
         f"{ATTRIBUTED} --scheme multi-attribution", 200, 200),
-    "the same, amplified matrix": (
-        f"{ATTRIBUTED} --scheme multi-attribution --strategy amplified", 200, 200),
     "examples are independent (independent-attribution)": (
         f"{ATTRIBUTED} --scheme independent-attribution", 200, 200),
     "a row is a user: b-min-sep": (
