@@ -58,7 +58,8 @@ def _samples(text: str) -> str:
             if line.startswith(f"{direction} direction"):
                 number = line.rpartition(", ")[2].removesuffix(" samples")
                 of_line = " (line)" if "line through" in line else ""
-                found.append("exactly zero" if "exactly zero" in line else number + of_line)
+                unsampled = [said for said in ("exactly zero", "no samples needed") if said in line]
+                found.append(unsampled[0] if unsampled else number + of_line)
     return " + ".join(found) or "none"
 
 
