@@ -72,7 +72,7 @@ class RedrawnBins(Accountant):
         scheme = mechanism.scheme
         floor = _FLOOR * scheme.max_participations
         if scheme.reveals_epochs and scheme.independent_epochs:
-            # k of n steps: samples certify up to 2 % less noise, but take hours where pairs have no tables.
+            # k of n steps: samples certify up to 3 % less noise, but take hours where pairs have no tables.
             pairs = scheme.replicas
             return delta >= 2 * floor and (pairs is None or pairs.max_replicas(mechanism) == 1)
         return delta >= 10 * floor
