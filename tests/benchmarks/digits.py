@@ -228,8 +228,12 @@ def store(found: dict, kinds: list[str], folder: Path, fitted: np.ndarray) -> No
             difference = values[one] - values[other]
             if abs(difference.mean()) > half_width(difference):
                 told.append(f"{one} minus {other}, {kind}, epsilon {epsilon:g}: {interval(difference, '+')}")
-    text = f"Pairs without DP-SGD whose difference excludes 0: {'; '.join(told) or 'none'} "
-    text += f"(of {3 * len(rows)}, each at 95 %)."
+    pairs = (
+        f"of the {3 * len(rows)} paired 95 % intervals among b-min-sep, balanced b-min-sep and the default"
+    )
+    text = f"Only these {pairs} exclude 0: {'; '.join(told)}."
+    if not told:
+        text = f"These three cannot be told apart: none {pairs} excludes 0."
     if len(fitted):
         lean_runs = np.array(found[kinds[0], 2.0, "default"])[: len(fitted), 0]
         text += (
