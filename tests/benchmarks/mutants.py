@@ -942,7 +942,7 @@ MUTANTS = [
     Mutant("train/clipping/parts.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
     Mutant("train/noise/keystream.py", "[first, step, 0, 0]", "[first, 0, 0, 0]", NOISE),
     Mutant("train/noise/keystream.py", "[first, step, 0, 0]", "[0, step, 0, 0]", NOISE),
-    Mutant("train/noise/normals.py", "begin, left = begin + taken,", "begin, left = begin + left,", NOISE),
+    Mutant("train/noise/normals.py", "begin + taken, left - taken", "begin + taken, left", NOISE),
     Mutant("train/noise/normals.py", "words[begin - first :]", "words[begins[0] - first :]", NOISE),
     Mutant("train/noise/recursion.py", "[self._begin : self._end]", "[: self._end - self._begin]", NOISE),
     Mutant("train/noise/recursion.py", "at = part.begin // 2\n", "at = 0\n", NOISE),
