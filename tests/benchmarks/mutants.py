@@ -925,6 +925,7 @@ MUTANTS = [
         "jnp.arange(at_once, dtype=jnp.uint32), 0, 0, 0)",
         f"{NOISE} tests/train/clipping/test_released_numbers.py",
     ),
+    Mutant(PROGRAMS, "compiler_options(one_core=True)", "compiler_options()", COMPILED),
     Mutant("train/noise/normals.py", "((y << 53) | ((y << 32) >> 11))", "((y << 32) >> 11)", NOISE),
     Mutant("train/noise/normals.py", "2 * _PAIRS * -(-size // (2 * _PAIRS))", "size", NOISE),
     Mutant("train/clipping/ghost.py", " + _spent_in_float32(batch, alone)  #", "  #", GHOST),
@@ -1570,7 +1571,8 @@ MUTANTS = [
     Mutant(PROGRAMS, "key = fixed, tree, kinds, in_64_bits", "key = fixed, tree, in_64_bits", COMPILED),
     Mutant(PROGRAMS, "del self._programs[next(iter(self._programs))]", "self._programs.popitem()", COMPILED),
     Mutant(PROGRAMS, "self._programs.pop(key, None) or", "self._programs.get(key) or", COMPILED),
-    Mutant(PROGRAMS, "if name not in asked}", "}", COMPILED),
+    Mutant(PROGRAMS, "if name not in asked and _is_known", "if _is_known", COMPILED),
+    Mutant(PROGRAMS, " and _is_known(name, value)}", "}", COMPILED),
     Mutant(PROGRAMS, "jnp.reshape(jnp.asarray(np.array([value]), dtype), ())", "dtype(value)", COMPILED),
     Mutant(
         PROGRAMS, "ClosedJaxpr(closed.jaxpr, constants)", "ClosedJaxpr(closed.jaxpr, closed.consts)", COMPILED
