@@ -134,8 +134,8 @@ def compiler_options(*, one_core: bool = False) -> dict[str, int]:
       one_core: whether the program leaves all cores but one to others (`_ONE_CORE`).
     """
     asked = os.environ.get("XLA_FLAGS", "")
-    wanted = _CPU_OPTIONS | (_ONE_CORE if one_core else {})
-    return {name: value for name, value in wanted.items() if name not in asked and _is_known(name, value)}
+    options = _CPU_OPTIONS | (_ONE_CORE if one_core else {})
+    return {name: value for name, value in options.items() if name not in asked and _is_known(name, value)}
 
 
 def _is_known(name: str, value: int) -> bool:
