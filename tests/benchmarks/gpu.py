@@ -16,18 +16,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep
 from jaxacct.cli.bench import SETTINGS, measure
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from tests.benchmarks.results import record
-from tests.benchmarks.steps import bands_of
-from tests.benchmarks.training import KINDS
+from tests.benchmarks.steps import plain_and_private
 from train.noise import recursion
-from train.optimizers import privatize
-from train.step import make_step, nnx_loss
 
 LEVELS, KEY = 2.0**19, np.arange(8, dtype=np.uint32)
 SAMPLES, SIZES, BANDS = 32_768, (669_706, 10_000_000, 100_000_000), (1, 2, 4, 16, 64, 256)
@@ -105,28 +101,8 @@ def noise():
 def steps():
     """Yield a row for each model, batch size and number of bands: SGD, plain and with ghost clipping."""
     for name, size, bands in STEPS:
-        make, of_one, wrt, rows_of, _, _ = KINDS[name]
-        loss, params = nnx_loss(make(), of_one, wrt)
-        batch, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
-        private = privatize(bands_of(bands), clip_norm=1.0, expected_batch_size=size)
-        step = make_step(loss, private, optax.sgd(0.1), clipping="ghost")
-
-        @functools.partial(jax.jit, donate_argnums=0)
-        def plain(params, loss, batch):
-            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, batch).mean())(params)
-            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-
-        held = [jax.tree.map(jnp.copy, params), step.init(jax.tree.map(jnp.copy, params))]
-
-        def plainly(held=held, plain=plain, loss=loss, batch=batch):
-            held[0] = plain(held[0], loss, batch)
-            return held[0]
-
-        def privately(held=held, step=step, batch=batch, mask=mask):
-            held[1], _ = step(held[1], batch, mask)
-            return held[1].params
-
-        one, other = least(plainly, 20), least(privately, 20)
+        *_, runs = plain_and_private(name, size, bands)
+        one, other = (least(run, 20) for run in runs.values())
         yield name, size, bands, f"{one:.2f}", f"{other:.2f}", f"{other / one:.1f}"
 
 

@@ -116,34 +116,39 @@ def noise() -> None:
     )
 
 
+def plain_and_private(name: str, size: int, bands: int) -> tuple:
+    """Return (loss, parameters, batch, private step, {"plain" and "private": SGD's next step})."""
+    make, of_one, wrt, rows_of, _, _ = KINDS[name]
+    loss, params = nnx_loss(make(), of_one, wrt)
+    batch, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
+    private = privatize(bands_of(bands), clip_norm=1.0, expected_batch_size=size)
+    step = make_step(loss, private, optax.sgd(0.1), clipping="ghost")
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def plain(params, loss, batch):
+        gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, batch).mean())(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+    held = {"plain": jax.tree.map(jnp.copy, params), "private": step.init(jax.tree.map(jnp.copy, params))}
+
+    def plainly():
+        held["plain"] = plain(held["plain"], loss, batch)
+        return held["plain"]
+
+    def privately():
+        held["private"], info = step(held["private"], batch, mask)
+        return info, held["private"].params
+
+    return loss, params, batch, step, {"plain": plainly, "private": privately}
+
+
 def steps() -> None:
     """Steps of SGD with ghost clipping, and jax-privacy's with gradients of 8 examples at a time."""
     rows = []
     for name, size, bands in JOBS:
-        make, of_one, wrt, rows_of, _, _ = KINDS[name]
-        loss, params = nnx_loss(make(), of_one, wrt)
-        batch, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
-        private = privatize(bands_of(bands), clip_norm=1.0, expected_batch_size=size)
-        step = make_step(loss, private, optax.sgd(0.1), clipping="ghost")
-
-        @functools.partial(jax.jit, donate_argnums=0)
-        def plain(params, loss, batch):
-            gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, batch).mean())(params)
-            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-
-        held = {"plain": jax.tree.map(jnp.copy, params), "private": step.init(jax.tree.map(jnp.copy, params))}
-
-        def plainly(held=held, plain=plain, loss=loss, batch=batch):
-            held["plain"] = plain(held["plain"], loss, batch)
-            return held["plain"]
-
-        def privately(held=held, step=step, batch=batch, mask=mask):
-            held["private"], info = step(held["private"], batch, mask)
-            return info, held["private"].params
-
-        runs = {"plain": plainly, "private": privately}
+        loss, params, batch, step, runs = plain_and_private(name, size, bands)
         if size == 64 and bands == 16 and name != "transformer":
-            runs["jax-privacy"] = peer(loss, params, batch, bands, held)
+            runs["jax-privacy"] = peer(loss, params, batch, bands)
 
         def idle(step=step):
             if (coming := step._ahead._coming) is not None:
@@ -165,12 +170,12 @@ def steps() -> None:
         )
 
 
-def peer(loss, params, batch, bands: int, held: dict):
+def peer(loss, params, batch, bands: int):
     """jax-privacy's step in the configuration that takes least memory."""
     gradient = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=8)
     matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BandedToeplitz.square_root(bands).array))
     noisy = jax_privacy.noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
-    held["peer"] = params, noisy.init(params)
+    held = {"peer": (params, noisy.init(params))}
 
     @jax.jit
     def step(state, batch):
