@@ -213,7 +213,7 @@ def command(
 
 def store(found: dict, kinds: list[str], folder: Path, fitted: np.ndarray) -> None:
     """Store the record; a difference is paired by seed."""
-    rows, told, count = [], [], 0
+    rows, different, count = [], [], 0
     for kind, epsilon in itertools.product(kinds, EPSILONS):
         values = {method: np.array(found[kind, epsilon, method])[:, 0] for method in METHODS}
         plans = {method: plan_of(method, epsilon, folder) for method in METHODS}
@@ -227,13 +227,15 @@ def store(found: dict, kinds: list[str], folder: Path, fitted: np.ndarray) -> No
         for one, other in itertools.combinations(list(METHODS)[1:], 2):
             difference = values[one] - values[other]
             if abs(difference.mean()) > half_width(difference):
-                told.append(f"{one} minus {other}, {kind}, epsilon {epsilon:g}: {interval(difference, '+')}")
+                different.append(
+                    f"{one} minus {other}, {kind}, epsilon {epsilon:g}: {interval(difference, '+')}"
+                )
     pairs = (
         f"of the {3 * len(rows)} paired 95 % intervals among b-min-sep, balanced b-min-sep and the default"
     )
-    text = f"Only these {pairs} exclude 0: {'; '.join(told)}."
-    if not told:
-        text = f"These three cannot be told apart: none {pairs} excludes 0."
+    text = f"Only these {pairs} exclude 0: {'; '.join(different)}."
+    if not different:
+        text = f"Between these three no difference is seen: none {pairs} excludes 0."
     if len(fitted):
         lean_runs = np.array(found[kinds[0], 2.0, "default"])[: len(fitted), 0]
         text += (
@@ -250,6 +252,7 @@ def store(found: dict, kinds: list[str], folder: Path, fitted: np.ndarray) -> No
         "paired difference to DP-SGD. delta 1e-4, 1,080 private digits, 400 steps of mean batch 54, momentum "
         ".9, clip norm .3. Every seed has its own split (1,080 private, 360 public, 357 test) and chooses "
         f"the learning rate of each cell from {len(STEPS)} by {TRIALS} trials each on its public digits. "
+        "Splits share the 1,797 images, so seeds are not independent. "
         "Scheme, separation, matrix: `recommend`, also the scheme of the last column. Certified plans, "
         f"programs of `lean`. {text}",
     )
