@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
-from jaxacct.accountants import analytic
+from jaxacct.accountants import analytic, truncation
 from jaxacct.calibration import calibrate as calibration
 from jaxacct.calibration import search as search_module
 from jaxacct.cli import main as cli
@@ -775,7 +775,10 @@ STAGES = {
     "lower bound": lambda: bounds.lower_confidence_bound(counts(_9=10), NAN),
     "divergence": lambda: bounds.kl(NAN, 0.5),
     "distances": lambda: extrapolation.at_distances(a_line().near.mechanism, 0.5, NAN, 2.0),
+    "epsilon of a line": lambda: extrapolation.at_distances(a_line().near.mechanism, NAN, 1.0, 2.0),
     "q of a line": lambda: bound_from_counts(a_line(), NAN, counts(_5=9), counts(_9=9)),
+    "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
+    "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
     "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),
     "record": lambda: read(float, NAN, "x"),
     "writing": lambda: to_json({"x": NAN}),

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
 
+from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
@@ -178,6 +179,7 @@ def at_distances(
     """
     if not supports(mechanism):
         raise ValueError("extrapolation does not cover this scheme and strategy")
+    _validate.epsilon(epsilon)
     log_scale, terms = _terms_of(mechanism, epsilon, composed)
     if not 0 < near < far < math.inf:
         raise ValueError(f"distances must be 0 < near < far, got {near!r} and {far!r}")
