@@ -10,6 +10,7 @@ the thread that computes noise takes off a step, CPU time does not.
 import functools
 import math
 import multiprocessing
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,16 +23,23 @@ import optax
 from jax_privacy.matrix_factorization import toeplitz
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
-from jaxacct.kernels.programs import compiler_options
 from tests.benchmarks.results import record
 from tests.benchmarks.training import KINDS, poisson_plan
 from tests.train.fitting import fit
-from train.noise import keystream, normals, recursion
+from train.noise import recursion
+from train.noise.prefetch import Ahead
 from train.optimizers import privatize
 from train.step import make_step, nnx_loss
 
-TURNS, LEVELS, KEY = 9, 2.0**19, np.arange(8, dtype=np.uint32)
-SIZES = 669_706, 10_000_000
+TURNS, KEY = 9, np.arange(8, dtype=np.uint32)
+SIZES, STEPS = (100_000, 669_706, 10_000_000, 100_000_000), 100_000
+MAX_KEPT = 1.6e9  # numbers of 4 bytes
+NOISES = {"1 band": BandedToeplitz.identity()}
+NOISES |= {f"{bands} bands": BandedToeplitz.square_root(bands) for bands in (2, 4, 16, 64, 256)}
+NOISES |= {
+    "inverse of 16 bands": BandedInverse.bisr(iterations=STEPS, bands=16),
+    "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), STEPS),
+}
 JOBS = [
     *(("perceptron", 64, bands) for bands in (1, 4, 16, 64, 256)),
     *(("perceptron", size, bands) for size in (256, 1024) for bands in (1, 16)),
@@ -61,58 +69,50 @@ def bands_of(number: int) -> Mechanism:
     return Mechanism(scheme, BandedToeplitz.square_root(number), 1.0)
 
 
+def noise_of(name: str, size: int) -> list[str] | None:
+    """A row of `noise`, of a process of its own; None where memory does not suffice."""
+    strategy = NOISES[name]
+    copies = max(1, strategy.noise_copies)
+    if copies * size > MAX_KEPT:
+        return None
+    mechanism = Mechanism(BMinSep(STEPS, 256, 0.001), strategy, 1.0)
+    ahead = Ahead(privatize(mechanism, clip_norm=1.0, expected_batch_size=64))
+    held = [recursion.init(strategy, jnp.zeros(size), KEY)]
+    kept, weights = np.ones((copies, size), np.float32), np.ones(copies, np.float32)
+    out, step = np.empty(size, np.float32), jax.jit(lambda step: step + 1)
+
+    def ours():
+        before = held[0]
+        ahead.take(before)
+        after = before._replace(recent=None, step=step(before.step))
+        held[0] = ahead.begin(before, after, None)
+        return ahead._coming.made.result().made, held[0].recent
+
+    runs = {"ours": ours, "beside": lambda: np.matmul(weights, kept, out=out)}
+    found = by_turns(runs, max(1, int(2e7 / (copies * size))))
+    ours_ms, other = (found[kind][1] for kind in ("ours", "beside"))
+    row = [name, f"{size:,}", copies, f"{ours_ms:.2f}", f"{other:.2f}", f"{ours_ms / other:.2f}"]
+    return [*map(str, row), f"{1e6 * ours_ms / size:.1f}"]
+
+
 def noise() -> None:
-    """Correlated noise of 669,706 and 10,000,000 parameters, of words that are drawn."""
-    strategies = {"1 band, drawn (jax.random.normal)": BandedToeplitz.identity()}
-    strategies |= {f"{b} bands": BandedToeplitz.square_root(b) for b in (2, 4, 16, 64, 256)} | {
-        "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
-        "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 5000),
-    }
+    """Correlated noise as steps are given it: key stream, normals, sum, and what is kept."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes of rows
     rows = []
     for size in SIZES:
-        shapes, room = [(size,)], keystream.Room()
-        given = normals.words_on_the_host(KEY, 0, shapes)
-        draw = jax.jit(functools.partial(jax.random.normal, shape=(size,)))
-        for name, strategy in strategies.items():
-            if strategy.noise_copies * size > 2e8:
-                continue  # 800 MB
-            options = compiler_options()
-            solve = jax.jit(
-                functools.partial(recursion.solve_words, strategy, LEVELS), compiler_options=options
-            )
-            store = jax.jit(
-                lambda kept, step, made, s=strategy: recursion.store(
-                    s, LEVELS, recursion.NoiseState(step, kept, None), made
-                ),
-                donate_argnums=0,
-            )
-            held = [recursion.init(strategy, jnp.zeros(size), KEY)]
-            kept = np.ones((strategy.noise_copies, size), np.float32)
-            weights, out = np.ones(len(kept), np.float32), np.empty(size, np.float32)
-
-            def ours(solve=solve, store=store, held=held, given=given, room=room, shapes=shapes, a=kept):
-                given = given if len(a) else normals.words_on_the_host(KEY, 3, shapes, room)
-                made = recursion.Integers(shapes)
-                with jax.enable_x64(True):
-                    made.add(normals.whole(shapes), solve(held[0], given))
-                held[0] = held[0]._replace(recent=store(held[0].recent, np.int32(0), made.all()))
-                return held[0].recent
-
-            def beside(w=weights, a=kept, o=out, draw=draw):
-                return np.matmul(w, a, out=o) if len(a) else draw(jax.random.key(0))
-
-            (cpu, wall), (other, least) = by_turns({"ours": ours, "beside": beside}).values()
-            rows.append([name, size, f"{cpu:.2f} ({wall:.2f})", f"{other:.2f} ({least:.2f})"])
-            rows[-1] += [f"{cpu / other:.2f}", f"{1e6 * cpu / size:.1f}"]
+        for name in NOISES:
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                rows.append(pool.apply(noise_of, (name, size)))
     record(
         "noise",
-        question="Correlated noise beside a product of NumPy over as many bytes",
+        question="Correlated noise beside one pass over its memory",
         order=64,
-        columns=["noise", "parameters", "ours, ms", "beside, ms", "ratio", "ns a parameter"],
-        rows=rows,
-        note="CPU time (least wall time). One band: with the key stream; all others: of given words, their "
-        "normals, noise, and what is kept of it. Beside it: one matrix-vector product of float32 that reads "
-        "what is kept and writes one vector. Buffers write all that they keep, too.",
+        columns=["noise", "parameters", "copies kept", "ours, ms", "a pass, ms", "ratio", "ns a parameter"],
+        rows=[row for row in rows if row],
+        note="Least wall time of a step's noise on its thread: key stream, normals, sum over what is kept, "
+        "and storing. A pass: NumPy's product of a vector and a float32 matrix of as many bytes as what is "
+        "kept, on one core: it reads them and writes one vector. One band keeps nothing; a pass reads one "
+        "vector there. Buffers write all that they keep, too.",
     )
 
 
@@ -154,7 +154,7 @@ def steps() -> None:
             if (coming := step._ahead._coming) is not None:
                 jax.block_until_ready(coming.made.result().made)
 
-        found = by_turns(runs, 4 if size > 4 else 1, idle)
+        found = by_turns(runs, 16 if size > 4 else 1, idle)
         rows.append([name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))])
         for kind in ("private", "jax-privacy"):
             ratios = [found[kind][i] / found["plain"][i] for i in (0, 1)] if kind in found else []
