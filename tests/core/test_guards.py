@@ -104,6 +104,15 @@ def test_thresholds_are_lowered_by_how_far_the_drawn_distribution_is_off():
     assert threshold(off, 0.01) == pytest.approx(threshold(exact, 0.01) - 1e-3, rel=1e-9)
 
 
+def test_a_proposal_whose_errors_use_up_delta_is_refused():
+    """With a threshold of at most 0 no samples certify: they would be drawn in vain."""
+    for error in (BUDGET.delta_v, 2 * BUDGET.delta_v):
+        off = dataclasses.replace(plain(MECHANISM, "remove"), total_variation=error)
+        assert -0.1 < threshold(off, BUDGET.delta_v) <= 0
+        with pytest.raises(ValueError, match="does not resolve delta_v"):
+            of(off)
+
+
 def test_nothing_is_drawn_only_where_no_mean_could_be_above():
     """Terms are at most 1: with a threshold a little below that they are drawn."""
     for above, certified in ((0.05, False), (-0.05, True)):
