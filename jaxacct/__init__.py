@@ -8,7 +8,9 @@ and `recommend`, which ranks candidates for certification) have other functions 
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from jaxacct.common.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct import (  # noqa: F401

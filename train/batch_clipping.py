@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson
 from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import SAMPLING
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import Poisson
+from jaxacct.strategies import BandedToeplitz
 
 from . import by_device as _by_device
 from .batches.sampler import Replayed, make_generator

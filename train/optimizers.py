@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxacct import Mechanism
 from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import Mechanism
 
 from .clipping.grid import SUMS, Grid
 from .noise import recursion as noise

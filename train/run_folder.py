@@ -25,8 +25,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson
 from jaxacct.common.files import Checkpoint, read_json, write_atomically
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import Poisson
+from jaxacct.strategies import BandedToeplitz
 
 from . import hosts
 from .batches.sampler import SamplerState

@@ -91,7 +91,7 @@ def calibrate(
       fpr: false positive rate of `tpr`, in (0, 1).
       mu: in place of epsilon: the epsilon that the Gaussian mechanism of this mu has at `delta`.
       dataset_size: number of examples, for the plan's batch sizes.
-      max_batch_size: truncate larger batches to this, and account for it (`jaxacct.accountants.truncation`);
+      max_batch_size: truncate larger batches to this, and account for it (`jaxacct.core.truncation`);
         by default batches are never truncated, and the plan states a size that none exceeds.
       noise_multiplier: certify this value only. With epsilon alone the smallest delta is found and certified,
         with delta alone the smallest epsilon (`calibration.smallest_target`).

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accountants import analytic, truncation
+from jaxacct.accountants import analytic
 from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, Problem, smallest_where
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
-from jaxacct.core import shares
+from jaxacct.core import shares, truncation
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound, RuleName
 from jaxacct.core.plan import Plan

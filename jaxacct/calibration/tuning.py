@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accountants import ACCOUNTANTS, truncation
+from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.selection import MAX_EPSILON, CertifiedProfile, RunCount, Selected, select_best
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import create_secret, to_json
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import exact
-from jaxacct.core import text
+from jaxacct.core import text, truncation
 from jaxacct.core.evidence import Bound
 from jaxacct.core.plan import Plan
 

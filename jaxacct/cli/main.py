@@ -11,11 +11,11 @@ import sys
 
 from cyclopts import App
 
-import jaxacct
 from jaxacct.cli.interrupted import leave
 from jaxacct.cli.output import complain
 from jaxacct.cli.usage import new_app, parse
 from jaxacct.common.compilation_cache import keep_compiled_programs
+from jaxacct.common.version import VERSION
 
 OUTPUT_CLOSED = 141  # what a shell reports for a process that was ended by SIGPIPE
 
@@ -45,12 +45,20 @@ _HOMES = {"tradeoff": "jaxacct.cli.commands.tradeoff:app", "train": f"{TRAIN}:tr
 
 def app_for(chosen: str | None) -> App:
     """Return the command line; the help of the `chosen` command is its docstring, of the others one line."""
-    app = new_app("jaxacct", __doc__, version=f"jaxacct {jaxacct.__version__}")
+    app = new_app("jaxacct", __doc__, version=f"jaxacct {VERSION}")
     app.register_install_completion_command()
     for name, line in COMMANDS.items():
         where = _HOMES.get(name, f"jaxacct.cli.commands.{name.replace('-', '_')}:command")
         app.command(where, name=name, help=None if name == chosen else line)
     return app
+
+
+def _not_certified() -> tuple[type[Exception], ...]:
+    """Return the errors that say so; imported where an error has occurred, as no command begins with them."""
+    from jaxacct.calibration.calibrate import NotCertifiedError
+    from jaxacct.statistics.hockey_stick import NonFiniteLossError
+
+    return NotCertifiedError, NonFiniteLossError
 
 
 def train(arguments: list[str]) -> int:
@@ -96,7 +104,7 @@ def run(arguments: list[str]) -> int:
         raise
     except KeyboardInterrupt:
         leave("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given")
-    except (jaxacct.NotCertifiedError, jaxacct.NonFiniteLossError) as error:
+    except _not_certified() as error:
         complain(f"not certified: {error}")
         return 1
     except (ValueError, NotImplementedError) as error:

@@ -130,6 +130,16 @@ class Verdict:
         """Verdicts of the directions that were checked, remove first."""
         return tuple(each for each in (self.remove, self.add) if each is not None)
 
+    @property
+    def reveals_all_participations(self) -> bool:
+        """Whether the guarantee holds against an adversary who sees all participations."""
+        if not isinstance(self.evidence, data.Bound):
+            return False
+        from jaxacct.accountants import ACCOUNTANTS
+
+        accountant = ACCOUNTANTS.get(self.evidence.accountant)
+        return accountant is not None and accountant.reveals_all_coins
+
 
 def check(claim: Claim, evidence: Evidence) -> Verdict:
     """Return whether the evidence proves the claim, with every number that follows from the two.

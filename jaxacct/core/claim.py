@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxacct.accountants import truncation
 from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import to_json
+from jaxacct.core import truncation
 from jaxacct.mechanisms.mechanism import ZERO_OUT, Mechanism
 from jaxacct.schemes import SCHEMES
 from jaxacct.schemes.base import scheme_from_fields, scheme_to_json
@@ -115,7 +115,7 @@ class Claim:
 
     @functools.cached_property
     def truncation_delta(self) -> float | None:
-        """Reserve for truncated batches (`accountants.truncation`); None without truncation."""
+        """Reserve for truncated batches (`core.truncation`); None without truncation."""
         if self.truncate_to is None:
             return None
         scheme, epsilon = self.mechanism.scheme, self.target.epsilon

@@ -14,12 +14,12 @@ import jax
 from jaxacct.common import records
 from jaxacct.common.files import Checkpoint, read_json, to_json, write_atomically
 from jaxacct.common.progress import Progress
+from jaxacct.common.version import VERSION
 from jaxacct.core.check import Verdict, check
 from jaxacct.core.claim import Claim, Target, claim_from_json
 from jaxacct.core.evidence import Evidence, RuleName, Sampled, evidence_from_json, evidence_to_json
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.strategies import prefix_sum_error
 
 SCHEMA = "jaxacct-plan"
 SCHEMA_VERSION = 1
@@ -37,9 +37,7 @@ class Provenance:
     @classmethod
     def here(cls) -> "Provenance":
         """Return the provenance of a plan made here and at this time."""
-        from jaxacct import __version__
-
-        versions = {"jaxacct": __version__, "python": platform.python_version()}
+        versions = {"jaxacct": VERSION, "python": platform.python_version()}
         versions |= {name: metadata.version(name) for name in _PACKAGES}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(now, jax.devices()[0].device_kind, versions)
@@ -144,10 +142,8 @@ class Plan:
 
     @property
     def prefix_sum_error(self) -> float:
-        """`(1/n) ||A C^-1||_F^2 sigma^2` per unit clip norm squared (arXiv 2602.09338, section 7.1)."""
-        return prefix_sum_error(
-            self.mechanism.strategy, iterations=self.iterations, noise_multiplier=self.noise_multiplier
-        )
+        """That of the mechanism."""
+        return self.mechanism.prefix_sum_error
 
     @property
     def is_sampled(self) -> bool:
@@ -157,12 +153,7 @@ class Plan:
     @property
     def reveals_all_participations(self) -> bool:
         """Whether the guarantee holds against an adversary who sees all participations."""
-        if isinstance(self.evidence, Sampled):
-            return False
-        from jaxacct.accountants import ACCOUNTANTS
-
-        accountant = ACCOUNTANTS.get(self.evidence.accountant)
-        return accountant is not None and accountant.reveals_all_coins
+        return self.verdict.reveals_all_participations
 
     @property
     def holds_for_shared_examples(self) -> bool:
@@ -178,7 +169,7 @@ class Plan:
         """Return the guarantee in a sentence for a privacy review."""
         from jaxacct.core import text
 
-        return text.statement(self)
+        return text.statement(self.verdict)
 
     def verify(
         self,
@@ -215,7 +206,7 @@ class Plan:
     def _repr_html_(self) -> str:
         from jaxacct.core import text
 
-        return text.table(self)
+        return text.table(self.verdict)
 
     def _repr_pretty_(self, printer, cycle: bool) -> None:
         del cycle
@@ -234,7 +225,7 @@ class Plan:
             "digest": _digest(claim, evidence),
             "choice": self.choice,
             "provenance": dataclasses.asdict(self.provenance),
-            "notes": text.notes(self),
+            "notes": text.notes(self.verdict),
         }
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Text of a plan, rendered from its verdict; no code reads it back."""
+"""Text of a verdict; no code reads it back."""
 
 import dataclasses
 import html
@@ -7,58 +7,57 @@ from typing import Any
 
 from jaxacct.common.records import exact
 from jaxacct.core.check import DirectionVerdict, Outcome, Verdict
-from jaxacct.core.evidence import Bound, Sampled
-from jaxacct.core.plan import Plan
+from jaxacct.core.claim import Claim, Target
+from jaxacct.core.evidence import Bound, Evidence, Sampled
+from jaxacct.mechanisms.mechanism import Mechanism
 
 INDENT = " " * 22
 _WITHOUT_NUMBERS = (Outcome.NOT_RUN, Outcome.SYMMETRIC)
 
 
-def statement(plan: Plan) -> str:
+def statement(verdict: Verdict) -> str:
     """Return the guarantee in a sentence for a privacy review."""
-    if not plan.certified:
+    if not verdict.certified:
         return "NOT CERTIFIED: the stored evidence does not support the stated guarantee."
-    mechanism, scheme = plan.mechanism, plan.mechanism.scheme
-    unit = unit_in_words(scheme, plan.reveals_all_participations)
+    claim = verdict.claim
+    mechanism, scheme, target = claim.mechanism, claim.mechanism.scheme, claim.target
+    unit = unit_in_words(scheme, verdict.reveals_all_participations)
     sizes = ""
-    if mechanism.is_add_or_remove and plan.dataset_size is not None:
-        sizes = f" (data sets of 1 to {plan.dataset_size} examples; and so under zero-out adjacency)"
+    if mechanism.is_add_or_remove and claim.dataset_size is not None:
+        sizes = f" (data sets of 1 to {claim.dataset_size} examples; and so under zero-out adjacency)"
     if mechanism.is_replace_one:  # its pair dominates that of zero-out, too
         sizes = " (and so under zero-out adjacency)"
-    together = "" if plan.compose_with is None else f", composed with {plan.compose_with!r}"
+    together = f", composed with {target.compose_with!r}" if target.composed else ""
     truncated = ""
     if scheme.batch_size_cap is not None:
         truncated = (
             f"batches above {scheme.batch_size_cap} are truncated to uniformly random subsets of that size, "
             "that no batch size, time of an abort or run time is published, "
         )
-    if plan.truncation_delta is not None:
+    if claim.truncation_delta is not None:
         truncated = (
-            f"batches above {plan.max_batch_size} are truncated to random subsets of that size (which uses "
-            f"{plan.truncation_delta:.3g} of delta), "
+            f"batches above {claim.truncate_to} are truncated to random subsets of that size (which uses "
+            f"{claim.truncation_delta:.3g} of delta), "
         )
     order = f"batches are drawn exactly as the {scheme.name} scheme says"
     if scheme.patterns is not None:
-        order = fixed_order_in_words(plan)
+        order = _fixed_order(mechanism)
     return (
-        f"The training run is ({exact(plan.epsilon)}, {exact(plan.delta)})-differentially private for one "
-        f"{unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(plan)}."
-        f"{_risk(plan, unit)} It assumes that {order}, that each "
+        f"The training run is ({exact(target.epsilon)}, {exact(target.delta)})-differentially private for "
+        f"one {unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(verdict)}."
+        f"{_risk(target, unit)} It assumes that {order}, that each "
         f"example's gradient is clipped, {truncated}and that only the noisy sums and what "
-        f"follows from them are released.{_upper_bound(plan)}"
+        f"follows from them are released.{_upper_bound(mechanism)}"
     )
 
 
-def fixed_order_in_words(plan: Plan) -> str:
+def _fixed_order(mechanism: Mechanism) -> str:
     """Return what is assumed of batches in a fixed order, a clause."""
-    scheme = plan.mechanism.scheme
-    patterns = scheme.patterns
+    patterns = mechanism.scheme.patterns
     epochs = (
         "" if patterns.steps_per_epoch is None else f", once in {patterns.steps_per_epoch} steps (an epoch)"
     )
-    absent = (
-        ", in which the place of an absent example stays empty" if plan.mechanism.is_add_or_remove else ""
-    )
+    absent = ", in which the place of an absent example stays empty" if mechanism.is_add_or_remove else ""
     return (
         f"batches come in an order that does not depend on the data and may be public{absent}, that each "
         f"example is in at most {patterns.max_participations} of them{epochs} and "
@@ -78,27 +77,29 @@ def unit_in_words(scheme, reveals_participations: bool = False) -> str:
     return f"{unit}, {owners} (and phantoms up to that number)"
 
 
-def _how(plan: Plan) -> str:
-    if isinstance(plan.evidence, Bound):
-        return f"by the analytic accountant {plan.evidence.accountant!r}"
-    q = plan.target.budget.failure_probability
+def _how(verdict: Verdict) -> str:
+    if isinstance(verdict.evidence, Bound):
+        return f"by the analytic accountant {verdict.evidence.accountant!r}"
+    target = verdict.claim.target
+    q = target.budget.failure_probability
     return (
-        f"by {plan.evidence.num_samples:,} Monte Carlo samples; the {exact(plan.delta)} includes the "
+        f"by {verdict.num_samples:,} Monte Carlo samples; the {exact(target.delta)} includes the "
         f"verifier's failure probability {q:.3g}"
     )
 
 
-def _risk(plan: Plan, unit: str) -> str:
+def _risk(target: Target, unit: str) -> str:
     """Return what (epsilon, delta) says of membership tests, where it says something."""
     test = f"test of whether one {unit} participated"
-    if plan.epsilon == 0:
+    if target.epsilon == 0:
         return (
-            f" At epsilon 0 this says: no {test} has a true positive rate more than {exact(plan.delta)} "
+            f" At epsilon 0 this says: no {test} has a true positive rate more than {exact(target.delta)} "
             "above its false positive rate."
         )
-    factor = math.exp(min(plan.epsilon, 700.0))  # a larger one overflows; both bounds are 1 then
+    factor = math.exp(min(target.epsilon, 700.0))  # a larger one overflows; both bounds are 1 then
     powers = [
-        (rate, min(factor * rate + plan.delta, 1 - (1 - plan.delta - rate) / factor, 1.0)) for rate in RATES
+        (rate, min(factor * rate + target.delta, 1 - (1 - target.delta - rate) / factor, 1.0))
+        for rate in RATES
     ]
     shown = ", ".join(f"{rounded_up(power)} at {rate:g}" for rate, power in powers if power <= 0.9)
     return (
@@ -117,10 +118,10 @@ def rounded_up(bound: float) -> str:
     return f"{shown if shown >= bound else min(1.0, shown + 10.0 ** (math.floor(math.log10(bound)) - 2)):.3g}"
 
 
-def _upper_bound(plan: Plan) -> str:
-    if not plan.mechanism.is_upper_bound:
+def _upper_bound(mechanism: Mechanism) -> str:
+    if not mechanism.is_upper_bound:
         return ""
-    if plan.mechanism.scheme.examples_overlap:
+    if mechanism.scheme.examples_overlap:
         return " It is an upper bound: the likelihood of a user's simultaneous examples was bounded."
     return " It is an upper bound: the strategy matrix is not banded and its cross terms were bounded."
 
@@ -200,24 +201,29 @@ def outcome_in_words(of: DirectionVerdict) -> str:
             return "that of the remove direction, by symmetry"
 
 
-def budget_items(plan: Plan) -> list[tuple[str, float]]:
+def budget_items(verdict: Verdict) -> list[tuple[str, float]]:
     """Return (item, delta) for every item of the budget of delta."""
-    budget = plan.target.budget
-    if isinstance(plan.evidence, Sampled):
+    claim, budget = verdict.claim, verdict.claim.target.budget
+    if isinstance(verdict.evidence, Sampled):
         wrong = budget.failure_probability * (1 - budget.delta_v)
         items = [("delta_v, the divergence verified", budget.delta_v), ("failure probability", wrong)]
     else:
-        items = [(f"bound of {plan.evidence.accountant}", plan.verdict.bound or 0.0)]
-    if plan.truncation_delta is not None:
-        items.append(("truncated batches", plan.truncation_delta))
-    if plan.overflow_delta is not None:
-        items.append(("runs stopped by a batch too large", plan.overflow_delta))
+        items = [(f"bound of {verdict.evidence.accountant}", verdict.bound or 0.0)]
+    if claim.truncation_delta is not None:
+        items.append(("truncated batches", claim.truncation_delta))
+    if claim.overflow is not None:
+        items.append(("runs stopped by a batch too large", claim.overflow.delta))
     return items
 
 
-def checked(plan: Plan) -> list[str]:
-    """Return which fields loading recomputed, and which only drawing can show, one line each."""
-    if isinstance(plan.evidence, Sampled):
+def checked(evidence: Evidence, chosen: bool) -> list[str]:
+    """Return which fields loading recomputed, and which only drawing can show, one line each.
+
+    Args:
+      evidence: of the plan.
+      chosen: whether the plan says how a search chose its scheme and matrix.
+    """
+    if isinstance(evidence, Sampled):
         lines = [
             "computed again: scale, budget items, rounding margin, threshold, the verdict from the stored "
             "counts, batch sizes",
@@ -225,32 +231,34 @@ def checked(plan: Plan) -> list[str]:
             "and that neither key, rule nor bets were chosen afterwards (`jaxacct verify`)",
         ]
     else:
-        lines = [f"computed again: the bound of the accountant {plan.evidence.accountant!r}, batch sizes"]
+        lines = [f"computed again: the bound of the accountant {evidence.accountant!r}, batch sizes"]
     lines.append("as written, without bearing on the guarantee: time, device, versions")
-    if plan.choice is not None:
+    if chosen:
         lines.append("as written: that a search chose; the command in its statement searches again")
     return lines
 
 
-def notes(plan: Plan) -> dict[str, Any]:
+def notes(verdict: Verdict) -> dict[str, Any]:
     """Return the notes of a plan file, all of which follow from claim and evidence.
 
     Loading ignores them; `jaxacct.checker` compares the numbers with its own.
     """
+    claim = verdict.claim
+    expected, largest = claim.batch_sizes
     return {
-        "statement": statement(plan),
-        "prefix_sum_error": plan.prefix_sum_error,
-        "expected_batch_size": plan.expected_batch_size,
-        "max_batch_size": plan.max_batch_size,
-        "overflow_delta": plan.overflow_delta,
-        "truncation_delta": plan.truncation_delta,
-        "verdict": verdict_to_json(plan.verdict),
+        "statement": statement(verdict),
+        "prefix_sum_error": claim.mechanism.prefix_sum_error,
+        "expected_batch_size": expected,
+        "max_batch_size": largest,
+        "overflow_delta": None if claim.overflow is None else claim.overflow.delta,
+        "truncation_delta": claim.truncation_delta,
+        "verdict": verdict_to_json(verdict),
     }
 
 
-def mechanism_rows(plan: Plan) -> list[tuple[str, str]]:
+def mechanism_rows(claim: Claim) -> list[tuple[str, str]]:
     """Return (name, value) of the mechanism and its batch sizes."""
-    mechanism, strategy = plan.mechanism, plan.mechanism.strategy
+    mechanism, strategy = claim.mechanism, claim.mechanism.strategy
     matrix = f"{strategy.describe()}, column norm 1"
     if strategy.is_toeplitz:
         copies = strategy.memory_copies
@@ -259,28 +267,29 @@ def mechanism_rows(plan: Plan) -> list[tuple[str, str]]:
     if mechanism.is_upper_bound:
         matrix += "; the noise multiplier is an upper bound"
     rows = [
-        ("noise multiplier", f"{exact(plan.noise_multiplier)}   (noise std per unit of clip norm)"),
+        ("noise multiplier", f"{exact(mechanism.noise_multiplier)}   (noise std per unit of clip norm)"),
         ("scheme", repr(mechanism.scheme)),
         ("strategy", matrix),
-        ("prefix-sum error", f"{plan.prefix_sum_error:.6g}"),
+        ("prefix-sum error", f"{mechanism.prefix_sum_error:.6g}"),
     ]
-    if plan.expected_batch_size is not None:
-        sizes = f"{plan.expected_batch_size:.6g} expected, {plan.max_batch_size} at most"
-        if plan.truncation_delta is not None:
-            sizes += f", larger ones truncated: {plan.truncation_delta:.3g} of delta"
+    expected, largest = claim.batch_sizes
+    if expected is not None:
+        sizes = f"{expected:.6g} expected, {largest} at most"
+        if claim.truncation_delta is not None:
+            sizes += f", larger ones truncated: {claim.truncation_delta:.3g} of delta"
         rows.append(("batch size", sizes))
-    if plan.compose_with is not None:
-        rows.append(("composed with", repr(plan.compose_with)))
+    if claim.target.composed:
+        rows.append(("composed with", repr(claim.target.compose_with)))
     return rows
 
 
-def table(plan: Plan) -> str:
+def table(verdict: Verdict) -> str:
     """Return HTML for a notebook: the statement, the mechanism and the budget of delta."""
     rows = [
-        *mechanism_rows(plan),
-        *((f"delta: {name}", f"{delta:.6g}") for name, delta in budget_items(plan)),
+        *mechanism_rows(verdict.claim),
+        *((f"delta: {name}", f"{delta:.6g}") for name, delta in budget_items(verdict)),
     ]
     cells = "".join(
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows
     )
-    return f"<p><b>{html.escape(statement(plan))}</b></p><table>{cells}</table>"
+    return f"<p><b>{html.escape(statement(verdict))}</b></p><table>{cells}</table>"

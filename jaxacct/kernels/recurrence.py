@@ -184,15 +184,6 @@ def weighted_sums(arrays, factors):
     )
 
 
-def serves_gpu(dtype) -> bool:
-    """Return whether the kernel of `gpu_recurrence` can replace the scan on this machine."""
-    if jax.default_backend() != "gpu":
-        return False
-    from jaxacct.kernels import gpu_recurrence
-
-    return gpu_recurrence.serves(dtype)
-
-
 def times_log(counts, log_q: float) -> np.ndarray:
     """Return `counts * log_q` with 0 * -inf = 0."""
     return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.schemes import SCHEMES, Scheme
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
-from jaxacct.strategies import Strategy
+from jaxacct.strategies import Strategy, prefix_sum_error
 
 # The dominating pair of each: proofs/adjacency.md.
 AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
@@ -92,6 +92,12 @@ class Mechanism:
     def is_upper_bound(self) -> bool:
         """Whether the certified mechanism is an upper bound rather than the mechanism itself."""
         return self.scheme.patterns is None and bool(self.cross_terms.any())
+
+    @property
+    def prefix_sum_error(self) -> float:
+        """`(1/n) ||A C^-1||_F^2 sigma^2` per unit clip norm squared (arXiv 2602.09338, section 7.1)."""
+        n = self.scheme.iterations
+        return prefix_sum_error(self.strategy, iterations=n, noise_multiplier=self.noise_multiplier)
 
     @property
     def is_stationary(self) -> bool:

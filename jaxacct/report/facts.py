@@ -50,7 +50,7 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         ("privacy unit", f"{text.unit_in_words(scheme)}, {plan.mechanism.adjacency} adjacency"),
         *sizes,
         ("steps", f"{plan.iterations:,}"),
-        *text.mechanism_rows(plan),
+        *text.mechanism_rows(plan.claim),
     ]
 
 
@@ -78,7 +78,7 @@ def whole(plan: Plan) -> list[tuple[str, str]]:
 
 def budget(plan: Plan) -> list[tuple[str, float]]:
     """Return (budget item, delta) of all items and what is left over; they sum to the plan's delta."""
-    items = text.budget_items(plan)
+    items = text.budget_items(plan.verdict)
     return [*items, ("left over", max(0.0, plan.delta - sum(delta for _, delta in items)))]
 
 
@@ -88,7 +88,7 @@ def describe(plan: Plan, verbose: bool = False) -> str:
     lines += text.verdict_lines(plan.verdict, verbose)
     if verbose:
         lines += [f"{text.INDENT}{delta:.6g} of delta: {name}" for name, delta in budget(plan)]
-        lines += [f"{text.INDENT}{line}" for line in text.checked(plan)]
+        lines += [f"{text.INDENT}{line}" for line in text.checked(plan.evidence, plan.choice is not None)]
     else:
         more = "all budget items, the proposal distribution, and which fields were recomputed"
         lines.append(f"{'more':<22}--verbose: {more}")

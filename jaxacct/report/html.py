@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accountants import analytic, truncation
+from jaxacct.accountants import analytic
 from jaxacct.calibration.choice import choice_of
 from jaxacct.common.files import write_atomically
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import exact
-from jaxacct.core import text
+from jaxacct.core import text, truncation
 from jaxacct.core.evidence import Sampled
 from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile, privacy_profile
@@ -108,7 +108,7 @@ def report(
         section("Known errors in print", errata(plan)),
         section(
             "What was computed again, and what was drawn",
-            listed([*_drawn(plan), *_second(second), *text.checked(plan)]),
+            listed([*_drawn(plan), *_second(second), *text.checked(plan.evidence, plan.choice is not None)]),
         ),
         section("How to check it yourself", f"<pre>{escaped(_commands(plan, source))}</pre>"),
     ]

@@ -18,7 +18,7 @@ from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, coin_bits, exponential_64
-from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities, serves_gpu, times_log
+from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities, times_log
 from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, SparsePositions, Sums, check_fields
 from jaxacct.schemes.batches import Batches, Eligible
 from jaxacct.schemes.numbers import participation_rate
@@ -26,6 +26,11 @@ from jaxacct.schemes.poisson import log_bernoulli_product, log_bernoulli_product
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
+
+
+def serves_gpu(dtype) -> bool:
+    """Return whether the kernel of `kernels.gpu_recurrence` can replace the scan on this machine."""
+    return jax.default_backend() == "gpu" and gpu_recurrence.serves(dtype)
 
 
 @dataclass(frozen=True)

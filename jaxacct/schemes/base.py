@@ -278,7 +278,7 @@ class Scheme(abc.ABC):
     # -- Optional structure: None claims nothing, and the accountants that need it refuse the scheme --------
 
     supports_truncation: bool = False
-    """Whether `accountants.truncation` covers it: examples are sampled independently of truncation."""
+    """Whether `core.truncation` covers it: examples are sampled independently of truncation."""
     batch_size_cap: int | None = None
     """Batch-size cap of a scheme that truncates batches itself."""
     required_dataset_size: int | None = None

@@ -16,8 +16,8 @@ from jax import lax
 
 from jaxacct.kernels import linear_scale
 from jaxacct.kernels.programs import any_left, samples_together
-from jaxacct.kernels.recurrence import log_probabilities, serves_gpu
-from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.kernels.recurrence import log_probabilities
+from jaxacct.schemes.b_min_sep import BMinSep, serves_gpu
 
 # With fewer steps logarithms take less time than compiling a second program.
 _MIN_STEPS = 512

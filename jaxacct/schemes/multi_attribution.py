@@ -32,8 +32,8 @@ from jaxacct.kernels.linear_scale import Counts
 from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
-from jaxacct.kernels.recurrence import log_add_exp, serves_gpu, weighted_sums
-from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.kernels.recurrence import log_add_exp, weighted_sums
+from jaxacct.schemes.b_min_sep import BMinSep, serves_gpu
 from jaxacct.schemes.base import ManyMultipliers, Scheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas

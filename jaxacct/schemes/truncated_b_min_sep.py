@@ -9,7 +9,7 @@ Given the numbers r_i of *other* examples sampled at step i, which the adversary
 the example is kept in a truncated batch and (0, 0) otherwise. Why it dominates: proofs/truncated_batches.md,
 theorem 1.
 
-Where the maximum is several deviations above the mean batch, `accountants.truncation` costs almost nothing
+Where the maximum is several deviations above the mean batch, `core.truncation` costs almost nothing
 and keeps the proposals of the scheme without truncation; the pair here covers any maximum. Few samples
 certify it where an example participates in few batches, by a pair that dominates it
 (`schemes.independent_cuts`).

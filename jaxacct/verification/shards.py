@@ -18,6 +18,7 @@ from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import Checkpoint, create_secret, read_json, to_json, write_atomically
 from jaxacct.common.progress import Progress
+from jaxacct.common.version import VERSION
 from jaxacct.core.check import Verdict, check, check_margin
 from jaxacct.core.evidence import Sampled, Side
 from jaxacct.core.plan import Plan
@@ -157,9 +158,7 @@ def draw_part(
         raise ValueError(f"shard must have 0 <= i < k, got {index}/{count}")
     blocks = -(-_validate.positive_integer("samples", samples) // randomness.BLOCK_SIZE)
     words = randomness.key_words(run_key)
-    empty = Part(
-        target_of(plan), _version(), _device(), (words[0], words[1]), index, count, blocks, counts={}
-    )
+    empty = Part(target_of(plan), VERSION, _device(), (words[0], words[1]), index, count, blocks, counts={})
     counts: dict[str, Drawn] = {}
     for direction, run in _runs(plan, blocks, run_key):
         if run.line is not None or not run.of.needs_samples:
@@ -225,8 +224,8 @@ def merge(
             if getattr(part, name) != getattr(reference, name):
                 shown = "" if name in ("target", "key") else f": {getattr(part, name)!r}"
                 raise ValueError(f"part {part.index} is of another {name} than part {reference.index}{shown}")
-    if reference.version != _version():
-        raise ValueError(f"parts are of jaxacct {reference.version}, this is {_version()}")
+    if reference.version != VERSION:
+        raise ValueError(f"parts are of jaxacct {reference.version}, this is {VERSION}")
     if reference.target != target_of(plan):
         raise ValueError("parts are of another mechanism, epsilon, delta, budget or data set than the plan")
     seen = [part.index for part in parts]
@@ -350,9 +349,3 @@ def _runs(plan: Plan, blocks: int, run_key):
 
 def _device() -> str:
     return jax.devices()[0].device_kind
-
-
-def _version() -> str:
-    from jaxacct import __version__
-
-    return __version__

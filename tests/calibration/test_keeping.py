@@ -245,7 +245,7 @@ def test_copies_are_counted_in_one_way(memory):
     copies = plan.mechanism.strategy.memory_copies
     copies_in_words = "1 copy" if copies == 1 else f"{copies} copies"
     assert f"keeps {copies_in_words} of the parameters\n" in found.why()
-    (row,) = (value for name, value in text.mechanism_rows(plan) if name == "strategy")
+    (row,) = (value for name, value in text.mechanism_rows(plan.claim) if name == "strategy")
     assert f"training keeps {copies_in_words} of the parameters" in row
 
 

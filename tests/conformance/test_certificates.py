@@ -67,7 +67,7 @@ def test_plain_json_values_and_lines_for_people(kind):
         lines = verdict_lines(plan.verdict, verbose)
         assert lines and all(line.strip() and "\n" not in line for line in lines)
     assert json.loads(to_json(verdict_to_json(plan.verdict)))["certified"] is True
-    assert 0 < sum(delta for _, delta in budget_items(plan)) <= plan.delta
+    assert 0 < sum(delta for _, delta in budget_items(plan.verdict)) <= plan.delta
     for broken in ({"kind": "guess"}, {"kind": 1}, {}, None, [values]):
         with pytest.raises(ValueError, match="plan evidence must have a kind"):
             evidence_from_json(broken)

@@ -18,14 +18,14 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
-from jaxacct.accountants import analytic, truncation
+from jaxacct.accountants import analytic
 from jaxacct.calibration import calibrate as calibration
 from jaxacct.calibration import search as search_module
 from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
 from jaxacct.common.records import differences, read
 from jaxacct.core import check as checking
-from jaxacct.core import shares
+from jaxacct.core import shares, truncation
 from jaxacct.core import verify as verifying
 from jaxacct.core.check import check, check_direction
 from jaxacct.core.claim import Claim, Target

@@ -20,7 +20,7 @@ from jaxacct import (
     Toeplitz,
     TruncatedBMinSep,
 )
-from jaxacct.accountants import truncation
+from jaxacct.core import truncation
 from jaxacct.core.check import check_direction
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Line, NotRun, Sampled

@@ -71,7 +71,7 @@ def test_the_plan_says_it_and_is_read_back(plan):
         with pytest.raises(ValueError, match=r"plan|epsilon|budget"):
             Plan.from_json(data | {"claim": data["claim"] | change})
     assert "more than 0.3 above" in report(plan)  # and its pictures can be made
-    spent = math.fsum(delta for _, delta in text.budget_items(plan))
+    spent = math.fsum(delta for _, delta in text.budget_items(plan.verdict))
     assert spent <= ADVANTAGE
 
 

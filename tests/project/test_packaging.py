@@ -61,7 +61,7 @@ def test_accounting_needs_nothing_of_training():
 
 def test_the_version_is_written_once():
     assert "version" in PROJECT["project"]["dynamic"] and "version" not in PROJECT["project"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxacct.__version__"}
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxacct.common.version.VERSION"}
     changelog = (ROOT / "jaxacct" / "guides" / "changelog.md").read_text(encoding="utf-8")
     assert f"## {jaxacct.__version__}" in changelog
 

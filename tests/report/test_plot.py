@@ -214,7 +214,7 @@ def test_a_notebook_shows_figures_and_plans():
         plan = whole(kind)
         shown = plan._repr_html_()
         assert plan.statement() in html.unescape(shown)
-        assert all(f"delta: {name}" in html.unescape(shown) for name, _ in budget_items(plan))
+        assert all(f"delta: {name}" in html.unescape(shown) for name, _ in budget_items(plan.verdict))
         assert shown.count("<tr>") == shown.count("</tr>") and "<script" not in shown
 
 

@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson
-from jaxacct.accountants import truncation
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.cli.main import main
+from jaxacct.core import truncation
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items, rounded_up
@@ -83,7 +83,7 @@ def test_every_kind_of_plan_has_a_page(kind):
     page = Page(report(plan, "<b>&.json"))
     words = " ".join(page.words.split())
     assert " ".join(plan.statement().split()) in words
-    assert all(name in words for name, _ in budget_items(plan))
+    assert all(name in words for name, _ in budget_items(plan.verdict))
     assert "jaxacct verify '<b>&.json'" in words
 
 

@@ -51,7 +51,7 @@ def test_plans_reserve_delta_for_it():
     plan = calibrate(BMinSep(8, 2, 0.05), BandedToeplitz.square_root(2), **TARGET)
     assert plan.overflow_delta == pytest.approx(1e-9)
     assert plan.verdict.bound <= plan.target.budget.delta <= 1e-3 - plan.overflow_delta
-    assert dict(text.budget_items(plan))["runs stopped by a batch too large"] == plan.overflow_delta
+    assert dict(text.budget_items(plan.verdict))["runs stopped by a batch too large"] == plan.overflow_delta
     whole = claim_with(plan.claim, budget=Budget.split(1e-3))
     assert "the budget spends" in dataclasses.replace(plan, claim=whole).flaws[0]
 

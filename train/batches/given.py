@@ -19,8 +19,9 @@ import numpy as np
 
 from jaxacct.strategies.worst_pattern import Patterns
 
+from .indexed import check_numbers
 from .sampler import Batch, SamplerState
-from .sources import check_numbers, padded
+from .sources import padded
 
 
 class BatchesError(ValueError):

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow
 from pyarrow import compute, parquet, types
 
-from .sources import Indexed
+from .indexed import Indexed
 
 
 class ArrowTable(Indexed):

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import Mechanism
 from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import Mechanism
 
 from ..noise import recursion as noise
 

@@ -21,8 +21,8 @@ from jaxacct import (
     Poisson,
     calibrate,
 )
-from jaxacct.accountants import truncation
-from jaxacct.accountants.truncation import MAX_SECOND_MOMENT, covers, reserve
+from jaxacct.core import truncation
+from jaxacct.core.truncation import MAX_SECOND_MOMENT, covers, reserve
 from jaxacct.proposals.families.replicas import max_replicas
 from tests.stored_plans import forged, loaded
 from tests.train.batches.test_sampler import participation
