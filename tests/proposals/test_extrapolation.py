@@ -9,6 +9,7 @@ import pytest
 from scipy.special import ndtri
 
 from jaxacct.core.line import bound_from_counts, draw_line
+from jaxacct.proposals import base
 from jaxacct.proposals.families import extrapolation
 from jaxacct.proposals.families import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
@@ -100,6 +101,25 @@ def test_more_draws_are_planned_where_few_would_not_do():
     assert chosen(few.log_expected + 0.1).planned_samples == few.planned_samples
     assert chosen(between).planned_samples == many.planned_samples
     assert chosen(between, 2 * many.planned_samples) is None and chosen(many.log_expected - 0.1) is None
+
+
+def test_rare_distances_are_passed_over_by_bisection(monkeypatch):
+    """Of a far event few distances below it are drawn, and it is planned from the first common ones."""
+    mechanism, key = make(Poisson(300, 0.01), 1, 1.5), jax.random.key(1)
+    drawn, real = [], base.draw_in_batches
+
+    def counted(proposal, *given):
+        drawn.append(proposal)
+        return real(proposal, *given)
+
+    monkeypatch.setattr(base, "draw_in_batches", counted)
+    found = extrapolation.plan_extrapolations(mechanism, 1.0, key)
+    few = len(drawn)
+    # One after the other: the same distances, as each has a stream of its own.
+    monkeypatch.setattr(extrapolation.bisect, "bisect_left", lambda *_, **__: 0)
+    again = extrapolation.plan_extrapolations(mechanism, 1.0, key)
+    assert [one.near_distance for one in found] == [one.near_distance for one in again]
+    assert few <= 5 + 8 < 20 <= len(drawn) - few
 
 
 def test_extrapolation_refuses_what_it_cannot_do():

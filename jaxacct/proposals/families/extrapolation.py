@@ -12,6 +12,7 @@ lower one at t_2 bound H(Q, P) without further assumptions, whatever its size. T
 bends, never validity.
 """
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -34,7 +35,7 @@ from jaxacct.statistics.composed import Composed, ConcaveTerms
 from jaxacct.statistics.hockey_stick import Direction, exponent, finite_margin, hockey_stick
 from jaxacct.statistics.lines import BudgetLine, total
 
-_PILOT_BLOCKS = 16
+_PILOT_BLOCKS, _MIN_MEAN = 16, 0.005
 _LITTLE = 1e-12  # delta_v at which rare outputs are excluded
 _PILOT_DISTANCES = (*map(float, np.arange(0.5, 8, 0.5)), *map(float, np.arange(8, 41, 2)))
 PLANNED_SAMPLES = (100_000, 250_000)
@@ -215,16 +216,22 @@ def plan_extrapolations(
     log_scale, terms = _terms_of(mechanism, epsilon, composed)
     if log_scale == -math.inf:
         return []
-    seen, heights = [], []
-    for index, distance in enumerate(_PILOT_DISTANCES):
+
+    @functools.cache
+    def mean(index: int) -> float:
+        distance = _PILOT_DISTANCES[index]
         guess = at_distances(mechanism, epsilon, distance, 2 * distance, composed)
         stream = randomness.stream_key(key, index)
         draws = base.draw_in_batches(guess.near, stream, 0, _PILOT_BLOCKS)
-        mean = float(np.mean(np.concatenate([guess.terms(d, 0.0) for d in draws])))
-        if 0.005 < mean < 0.98:
-            seen.append(distance)
-            heights.append(ndtri(mean))
-        if len(seen) == 8 or (mean > 0.5 and len(seen) > 2):
+        return float(np.mean(np.concatenate([guess.terms(d, 0.0) for d in draws])))
+
+    seen, heights, places = [], [], range(len(_PILOT_DISTANCES))
+    # The mean grows with the distance.
+    for index in places[bisect.bisect_left(places, True, key=lambda index: mean(index) > _MIN_MEAN) :]:
+        if _MIN_MEAN < mean(index) < 0.98:
+            seen.append(_PILOT_DISTANCES[index])
+            heights.append(ndtri(mean(index)))
+        if len(seen) == 8 or (mean(index) > 0.5 and len(seen) > 2):
             break
     if len(seen) < 3:
         return []

@@ -64,10 +64,9 @@ def log_normalizer(mechanism: Attracting, m: int) -> float:
 
 def log_normalizer_about(mechanism: Attracting, m: int) -> float:
     """Return ln Z_2 of linear patterns, also on a cycle: an approximation, not for certificates."""
-    scheme = mechanism.scheme
-    if scheme.max_participations == 1:
+    if mechanism.scheme.max_participations == 1:
         return log_normalizer(mechanism, m)
-    return log_normalizer(mechanism, m) - 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
+    return _log_total(mechanism)
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
@@ -84,10 +83,8 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
     if k == 1:
         log_z, rarest = one_participation.summary(mechanism)
     else:
-        table, rarest = _weights(mechanism)
-        total = float(table[0, 0, 0, k, k])
-        log_z = math.log(total) if 0 < total < math.inf else math.inf
-        log_z += 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
+        log_z = _log_total(mechanism) + 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
+        rarest = _rarest(mechanism)
     return summary_of_two(log_z, rarest, 2 * k)
 
 
@@ -96,58 +93,89 @@ def _log_linear_patterns(scheme) -> float:
     return fixed_counts.log_num_patterns(*counts, rotated=False)
 
 
-@functools.lru_cache(maxsize=1)
-def _weights(mechanism: Attracting) -> tuple[np.ndarray, float]:
-    """Return (U, inverse of the smallest probability of an event).
+@functools.lru_cache(maxsize=256)
+def _log_total(mechanism: Attracting) -> float:
+    """Return ln of the total weight of two linear patterns over their squared number; inf beyond float64."""
+    k = mechanism.scheme.max_participations
+    total = float(_weights(mechanism)[0, 0, 0, k, k])
+    return math.log(total) if 0 < total < math.inf else math.inf
 
-    U is (n + b, b, kinds, k + 1, k + 1) float64 by (i, s, kept, f, g), over the squared number of linear
-    patterns. The second is the largest ratio of U to the part of it with a participation at that step, or of
-    all such parts to one of them.
+
+def _events(mechanism: Attracting):
+    """Return the function of (U, steps) that yields (states, kinds, parts): what may happen at these steps.
+
+    Parts are the weights of the events of these states in the order of the draw, (events, steps, .., k + 1,
+    k + 1): with both free (`states` is 0), or while one is locked out.
     """
     scheme = mechanism.scheme
     n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
     kinds = kinds_of(scheme)
-    table, rarest = np.zeros((n + b, b, len(kinds), k + 1, k + 1)), 1.0
-    table[n:, :, :, 0, 0] = 1.0
     # Each participation has the same share of the normalization, so that numbers stay near 1.
     each = math.exp(-_log_linear_patterns(scheme) / k)
     lockouts = np.arange(1, b)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with np.errstate(over="ignore"):
         attraction = np.exp(log_attractions(mechanism))
+
+    def at(table, steps):
+        pull = attraction[np.minimum(n - 1 - steps, len(attraction) - 1)]
+        if b > 1:
+            then = table[steps[:, None] + lockouts, b - lockouts].swapaxes(3, 4)  # by f - 1 and g
+            lag = pull[:, b - lockouts, None, None]
+            for one, (_, was) in enumerate(kinds):
+                parts = np.zeros((len(kinds), len(steps), b - 1, k + 1, k + 1))
+                for other, (chance, kept) in enumerate(kinds):
+                    share = each * chance
+                    part = (lag * share if was and kept else share) * then[:, :, other, :-1]
+                    parts[other, :, :, 1:] = part
+                yield slice(1, None), one, parts
+        parts = np.zeros((len(kinds), 2 + len(kinds), len(steps), k + 1, k + 1))
+        alone, both = table[steps + 1, b - 1, :, :, :-1], table[steps + b, 0, 0, :-1, :-1]
+        for one, (chance, kept) in enumerate(kinds):
+            parts[one, 0, :, 1:] = each * chance * alone[:, one].swapaxes(1, 2)
+            parts[one, 1] = parts[one, 0].swapaxes(1, 2)
+            for other, (again, too) in enumerate(kinds):
+                pulled = pull[:, :1, None] if kept and too else 1.0
+                parts[one, 2 + other, :, 1:, 1:] = each**2 * chance * again * pulled * both
+        yield 0, slice(None), parts.reshape(-1, *parts.shape[2:])
+
+    return at
+
+
+@functools.lru_cache(maxsize=1)
+def _weights(mechanism: Attracting) -> np.ndarray:
+    """Return U, (n + b, b, kinds, k + 1, k + 1) float64 by (i, s, kept, f, g).
+
+    It is over the squared number of linear patterns.
+    """
+    scheme = mechanism.scheme
+    n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
+    table, events = np.zeros((n + b, b, len(kinds_of(scheme)), k + 1, k + 1)), _events(mechanism)
+    table[n:, :, :, 0, 0] = 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
         for i in range(n - 1, -1, -1):
-            pull = attraction[min(n - 1 - i, len(attraction) - 1)]
-            row = table[i]
-            if b > 1:  # one is locked out
-                then = table[i + lockouts, b - lockouts].swapaxes(2, 3)  # by f - 1 and g
-                lag = pull[b - lockouts][:, None, None]
-                for one, (_, was) in enumerate(kinds):
-                    parts = np.zeros((len(kinds), b - 1, k + 1, k + 1))
-                    for other, (chance, kept) in enumerate(kinds):
-                        pulled = lag if was and kept else 1.0
-                        parts[other, :, 1:] = each * chance * pulled * then[:, other, :-1]
-                    event = parts.sum(axis=0)
-                    row[1:, one] = table[i + 1, : b - 1, one] + event
-                    rarest = max(rarest, rarest_event(row[1:, one], event, parts))
-            parts = []
-            for other, (chance, _) in enumerate(kinds):
-                alone = np.zeros((2, k + 1, k + 1))
-                alone[0, 1:] = each * chance * table[i + 1, b - 1, other, :, :-1].T
-                alone[1] = alone[0].T
-                parts.extend(alone)
-            for p, one in kinds:
-                for q, other in kinds:
-                    both = np.zeros((k + 1, k + 1))
-                    pulled = pull[0] if one and other else 1.0
-                    both[1:, 1:] = each**2 * p * q * pulled * table[i + b, 0, 0, :-1, :-1]
-                    parts.append(both)
-            parts = np.stack(parts)
-            event = parts.sum(axis=0)
-            row[0] = table[i + 1, 0, 0] + event
-            # In the order of the draw, by what becomes of the first one.
-            num = len(kinds)
-            order = [[2 * one, 2 * one + 1, *range((2 + one) * num, (3 + one) * num)] for one in range(num)]
-            rarest = max(rarest, rarest_event(row[0, 0], event, parts[np.concatenate(order)]))
-    return table, rarest
+            table[i, 1:] = table[i + 1, : b - 1]
+            table[i, 0] = table[i + 1, 0]
+            for states, kinds, parts in events(table, np.array([i])):
+                table[i, states, kinds] += parts.sum(axis=0)[0]
+    return table
+
+
+def _rarest(mechanism: Attracting) -> float:
+    """Return the inverse of the smallest probability of an event.
+
+    It is the largest ratio of U to the part of it with a participation at that step, or of all such parts to
+    one of them.
+    """
+    table, events, rarest = _weights(mechanism), _events(mechanism), 1.0
+    n, at_once = mechanism.scheme.iterations, max(1, 2**16 // table[0].size)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for first in range(0, n, at_once):
+            steps = np.arange(first, min(n, first + at_once))
+            for states, kinds, parts in events(table, steps):
+                # With both free all kinds have the same weights.
+                total = table[steps][:, states, 0 if states == 0 else kinds]
+                rarest = max(rarest, rarest_event(total, parts.sum(axis=0), parts))
+    return rarest
 
 
 @functools.lru_cache(maxsize=1)
@@ -156,8 +184,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
     assert m == 2
     if mechanism.scheme.max_participations == 1:
         return one_participation.tables(mechanism)
-    table, _ = _weights(mechanism)
-    scheme = mechanism.scheme
+    table, scheme = _weights(mechanism), mechanism.scheme
     k = scheme.max_participations
     each = math.exp(-_log_linear_patterns(scheme) / k)
     # A unit for every (f, g), as only ratios within one of them are used.
