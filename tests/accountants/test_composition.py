@@ -66,6 +66,18 @@ def test_steps_by_dp_accounting_are_bounded_in_both_directions_at_once(event):
     assert np.all(table >= theirs * (1 - 1e-3)) and np.all(table <= theirs * 1.3 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    "one",
+    [dp.LaplaceDpEvent(9.0), dp.GaussianDpEvent(6.0), dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0))],
+)
+def test_compositions_in_compositions_multiply_their_counts(one):
+    nested = dp.SelfComposedDpEvent(dp.ComposedDpEvent([dp.SelfComposedDpEvent(one, 2)]), 3)
+    at = np.linspace(-1, 2, 7)
+    found = event_profile(nested)(at)
+    assert np.array_equal(found, event_profile(dp.SelfComposedDpEvent(one, 6))(at))
+    assert event_profile(nested)(0.0) > 1.2 * event_profile(dp.SelfComposedDpEvent(one, 3))(0.0)
+
+
 @pytest.mark.parametrize("draws", [40_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_composing_equals_the_accountant(draws, key):
     """Poisson sampled Gaussians composed with a Gaussian, both by dp-accounting and by sampling."""

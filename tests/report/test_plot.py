@@ -203,7 +203,11 @@ def test_without_matplotlib_it_is_refused_in_one_line_before_the_work(capsys, tm
     monkeypatch.setattr(builtins, "__import__", without)
     picture = tmp_path / "a.png"
     code, out, err = run(capsys, "strategy", "--iterations", "12", "--bands", "3", "--plot", str(picture))
-    assert (code, out, err) == (2, "", "jaxacct: plot needs matplotlib, which is not installed: pip install matplotlib\n")
+    assert (code, out, err) == (
+        2,
+        "",
+        "jaxacct: plot needs matplotlib, which is not installed: pip install matplotlib\n",
+    )
     assert not picture.exists()
 
 
