@@ -199,9 +199,8 @@ class Plan:
         """
         if not isinstance(self.evidence, Sampled):
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
-        again = self.evidence if proposal is None and rule == self.evidence.rule else None
         options = dict(checkpoint=checkpoint, progress=progress, key=key)
-        return verify_claim(self.claim, Stop(rule, max_samples), proposal, again=again, **options)
+        return verify_claim(self.claim, Stop(rule, max_samples), proposal, again=self.evidence, **options)
 
     def _repr_html_(self) -> str:
         from jaxacct.core import text

@@ -18,7 +18,18 @@ from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
 from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, Target
-from jaxacct.core.evidence import RULES, Line, Mean, NotRun, RuleName, Sampled, Side, Symmetric, WeightBound
+from jaxacct.core.evidence import (
+    RULES,
+    Line,
+    Mean,
+    NotRun,
+    RuleName,
+    Sampled,
+    Side,
+    Symmetric,
+    WeightBound,
+    evidence_to_json,
+)
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
@@ -129,12 +140,17 @@ def verify_claim(
     progress: Progress | None = None,
     key=None,
 ) -> Verdict:
-    """Draw evidence for a claim and check it; `again` is evidence whose proposals are used again."""
-    job = _job_digest(claim, stop, proposal)
+    """Draw evidence for a claim and check it.
+
+    `again` is evidence that fresh samples are to confirm: a checkpoint of the samples in it is another job's.
+    Its proposals are used again, unless `proposal` is given or it has another rule.
+    """
+    job = _job_digest(claim, stop, proposal, again)
     run_key = _run_key(job, checkpoint, key)
     sides = unrun_sides(claim.mechanism)
+    kept = again if again is not None and proposal is None and again.rule == stop.rule else None
     for direction in claim.mechanism.directions:
-        run = None if again is None else run_again(claim, direction, getattr(again, direction))
+        run = None if kept is None else run_again(claim, direction, getattr(kept, direction))
         if run is None:
             run = choose_run(claim, direction, run_key, stop, proposal)
         sides[direction] = draw(run, claim.target.budget, stop, job, run_key, checkpoint, progress)
@@ -344,7 +360,11 @@ def _run_key(job: str, checkpoint: Checkpoint | None, key):
     return run_key
 
 
-def _job_digest(claim: Claim, stop: Stop, proposal: str | None) -> str:
-    """Return the digest of exactly this verification: another claim, rule, limit or share is another job."""
+def _job_digest(claim: Claim, stop: Stop, proposal: str | None, again: Sampled | None = None) -> str:
+    """Return the digest of exactly this verification.
+
+    Another claim, rule, limit, share or evidence to confirm is another job.
+    """
     about = [claim.digest, stop.rule, stop.max_samples, stop.share, proposal]
+    about += [] if again is None else [evidence_to_json(again)]
     return hashlib.sha256(to_json(about).encode()).hexdigest()

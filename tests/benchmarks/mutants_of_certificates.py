@@ -375,10 +375,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
                 "one, None), Stop"
             ),
         ),
-        (
-            "again = self.evidence if proposal is None and rule == self.evidence.rule else None",
-            "again = None",
-        ),
+        ("proposal, again=self.evidence, **options)", "proposal, **options)"),
     ],
     ("jaxacct/verification/replay.py", "tests/core/test_loading.py"): [
         ("_CLOSE = 0.05\n", "_CLOSE = 0.95\n"),
@@ -389,6 +386,13 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "line = at_distances(claim.mechanism, target.epsilon, *distances, target.composition)",
             "line = at_distances(claim.mechanism, target.epsilon, *distances)",
         ),
+        (
+            "kept = again if again is not None and proposal is None and again.rule == stop.rule else None",
+            "kept = None",
+        ),
+    ],
+    ("jaxacct/core/verify.py", "tests/core/test_verify.py"): [
+        ("job = _job_digest(claim, stop, proposal, again)", "job = _job_digest(claim, stop, proposal)"),
     ],
     ("jaxacct/core/verify.py", "tests/core/test_allowances.py"): [
         ('    metadata |= {"margin": margin_of_line(line)}\n', ""),

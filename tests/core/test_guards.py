@@ -563,6 +563,8 @@ def test_a_checkpoint_is_of_one_job_only():
         dict(proposal="plain"),
         dict(stop=Stop("anytime", 1001)),
         dict(stop=Stop("anytime", 1000, 0.9)),
+        dict(again=Sampled(CLAIM.digest, "anytime", 1.0, NotRun(), NotRun())),
+        dict(again=Sampled(CLAIM.digest, "anytime", 0.9, NotRun(), NotRun())),
     ]
     base = dict(claim=CLAIM, stop=Stop("anytime", 1000), proposal=None)
     jobs = [verifying._job_digest(**base), *(verifying._job_digest(**base | change) for change in others)]

@@ -188,6 +188,20 @@ def test_another_job_does_not_share_a_checkpoint(tmp_path):
     assert one.evidence.remove.key != two.evidence.remove.key
 
 
+def test_a_plan_is_not_verified_by_its_own_samples(tmp_path):
+    """The folder in which its samples were drawn has other samples for `Plan.verify`, which then resumes."""
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    with Checkpoint(tmp_path) as checkpoint:
+        drawn = verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint)
+        plan = Plan(drawn.claim, drawn.evidence)
+        for options in ({}, dict(proposal="plain")):
+            fresh = plan.verify(checkpoint=checkpoint, **options)
+            assert fresh.certified and fresh.evidence.remove.key != drawn.evidence.remove.key
+            assert plan.verify(checkpoint=checkpoint, **options).evidence == fresh.evidence
+        found = verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        assert found.evidence.remove.key != fresh.evidence.remove.key
+
+
 def test_draws_of_another_distribution_are_not_gone_on_from(tmp_path):
     """Samples at scale 1 and samples at scale 1e-3 have terms in different units (`_kept`)."""
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
