@@ -111,7 +111,10 @@ def dice_rdp_subsampled(
     for _ in range(steps):
         taken = np.concatenate([np.full((orders.size, 1), -np.inf), (log_weights + take)[:, :-1]], axis=1)
         log_weights = np.logaddexp(log_weights + stay, taken)
-    found = special.logsumexp(log_weights, axis=1) / (orders - 1)
+    # Every step has a few roundings of logs, none of which is larger than that of `steps` largest factors.
+    largest = steps * (np.abs(take).max(axis=1) + abs(log_p) + (abs(log_q) if p < 1 else 0.0))
+    rounded = 16 * (steps + 4) * 2.0**-53 * largest
+    found = (special.logsumexp(log_weights, axis=1) + rounded) / (orders - 1)
     return float(found[0]) if np.ndim(order) == 0 else found
 
 
@@ -126,5 +129,6 @@ def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> floa
     epsilon = _validate.epsilon(epsilon)
     rdp = dice_rdp_subsampled(_ORDERS, iterations=iterations, **problem)
     logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
-    # Raised slightly, for the rounding of the recursion: it has `iterations` sums of positive terms.
-    return float(min(1.0, np.exp(min(0.0, float(logs.min()) + 1e-9))))
+    # Raised for its rounding: differences of numbers of this size.
+    logs += 1e-9 + 16 * 2.0**-53 * (_ORDERS - 1) * (rdp + epsilon)
+    return float(min(1.0, np.exp(min(0.0, float(logs.min())))))
