@@ -611,6 +611,9 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
     for i, edited in enumerate(changed):
         found = checker.check(edited, np.random.default_rng(7))
         assert found["verdict"] == "not certified" and (found["differences"] or i < 2), i
+    less = with_claim(plan, delta=0.999 * plan["claim"]["delta"])
+    found = checker.check(less, np.random.default_rng(7))
+    assert any(line.startswith("the budget spends ") for line in found["differences"])
     path = tmp_path / "edited.json"
     path.write_text(json.dumps(changed[-1]))
     assert checker.main([str(path)]) == 1
