@@ -4,7 +4,9 @@ The certificate assumes limits on the order: the batch size, how often an exampl
 apart. A loader is any iterable that begins at step 0 and yields the ids of a batch, (batch_size,) integers
 below the plan's dataset_size: a list or array of index arrays, a PyTorch or Grain `DataLoader` of ids, a
 generator. Or it yields (ids, rows), rows being a pytree of arrays (batch_size, ...), as of `tf.data`; each
-row must then be a function of its record alone, as `train.batches.sources.Source` promises.
+row must then be a function of its record alone, as `train.batches.sources.Source` promises. Values that are
+not finite are no reason to stop: whether a run ends would depend on one record. Such an example counts as
+zero when its gradient is clipped.
 
 A resumed run goes through the loader again and skips what was trained on. The digest of all batches so far is
 in its checkpoints: other batches than those are refused.
@@ -147,8 +149,6 @@ class GivenBatches:
             check_numbers(path, leaf)
             if leaf.shape[:1] != (self._batch_size,):
                 raise BatchesError(f"batches must have a row for each id, got {leaf.shape} at step {step}")
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise BatchesError(f"batches must have finite rows, got NaN or infinity at step {step}")
         if self._like is not None and _shapes(rows) != _shapes(self._like):
             raise BatchesError(
                 f"batches must have rows of the same names, shapes and dtypes, step {step} differs"
