@@ -27,7 +27,7 @@ from jaxacct.strategies import BandedToeplitz
 from . import by_device as _by_device
 from .batches.sampler import Replayed, make_generator
 from .clipping.grid import Grid, GridSum
-from .clipping.per_example import clip_to_grid
+from .clipping.per_example import clip_rows_to_grid
 from .loss import as_loss, numbered
 from .optimizers import Privatizer, privatize
 from .procedures import Procedure, Request, Result
@@ -296,7 +296,7 @@ _BITS = 20  # of the grid of `aggregate`, where no noise determines it
 def _sum_on_grid(updates, grid: Grid):
     """Return (sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
     _by_device.refuse_several_devices(updates=updates)
-    kept, counts, norms = jax.vmap(lambda one: clip_to_grid(one, grid))(updates)
+    kept, counts, norms, _ = clip_rows_to_grid(updates, grid)
     one = jax.tree.map(lambda leaf: leaf[0], updates)
     part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
     if len(kept) > grid.max_at_once:

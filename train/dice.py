@@ -27,7 +27,7 @@ from . import by_device as _by_device
 from .batches.sampler import Replayed, Sampler
 from .clipping.convolutions import without_batch_groups
 from .clipping.grid import Grid
-from .clipping.per_example import Microbatches, check_loss, clip_to_grid, global_norm
+from .clipping.per_example import Microbatches, check_loss, clip_rows_to_grid, global_norm
 from .correlated_noise import Rows
 from .loss import Loss, as_loss, numbered
 from .noise.normals import key_of_run, standard_normals
@@ -92,7 +92,7 @@ class DiceRule:
         """
         _by_device.refuse_several_devices(gradients=gradients, mask=mask)
         with jax.enable_x64(True):
-            kept, counts, norms = jax.vmap(lambda g: clip_to_grid(g, self.grid, self.automatic))(gradients)
+            kept, counts, norms, _ = clip_rows_to_grid(gradients, self.grid, normalize=self.automatic)
             keep = kept & mask
             raw = jax.vmap(lambda g: _bounded(g, self.clip_norm * _MAX_RESIDUAL))(gradients)
             return (_sum_where(keep, counts), _sum_where(keep, raw)), norms

@@ -815,10 +815,17 @@ MUTANTS = [
     # Training.
     Mutant(
         "train/clipping/per_example.py",
-        "keep = real & kept & jnp.isfinite(value)",
-        "keep = real & kept",
+        "_where_row(real & kept & finite, counts)",
+        "_where_row(real & kept, counts)",
         CLIPPING,
     ),
+    Mutant(
+        "train/clipping/per_example.py",
+        "in_memory(lambda: jax.vmap(scale)(leaves), true_of(leaves))",
+        "jax.vmap(scale)(leaves)",
+        CLIPPING,
+    ),
+    Mutant("train/noise/recursion.py", "if leaf.size]", "]", CLIPPING),
     Mutant(
         "train/clipping/per_example.py",
         "jnp.trunc(",
@@ -849,7 +856,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/ghost.py",
-        "in_memory(lambda: found_in(rows), _true_of(rows))",
+        "in_memory(lambda: found_in(rows), true_of(rows))",
         "found_in(rows)",
         GHOST,
     ),

@@ -22,7 +22,7 @@ from jax import lax
 from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
-from ..noise.recursion import in_memory
+from ..noise.recursion import in_memory, true_of
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
@@ -220,7 +220,7 @@ def _of_rows(
 
     def accumulate(total, inputs):
         rows, real = inputs
-        arrays, finite, shown = in_memory(lambda: found_in(rows), _true_of(rows))
+        arrays, finite, shown = in_memory(lambda: found_in(rows), true_of(rows))
         parts = parts_of(program.taps, arrays)
         squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
         for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
@@ -314,12 +314,6 @@ def suits(
     )
     allowed, _ = _allowed(shapes, grid, size, entries, Microbatches(own, micro, False), devices)
     return fast / entries, allowed.target / 2.0**grid.bits
-
-
-def _true_of(rows) -> jax.Array:
-    """Return () bool that is True for any rows, and that no compiler takes for a constant."""
-    first = jax.tree.leaves(rows)[0]
-    return jnp.sum(first.reshape(len(first), -1)[:, :1] == 3) <= len(first)
 
 
 def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:

@@ -1,5 +1,6 @@
 """Per-example clipped gradient sums in microbatches: memory follows the microbatch, not the batch."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
 from ..loss import WritingLossError, no_batch_statistics
+from ..noise.recursion import in_memory, true_of
 from . import rows_apart as _rows_apart
 from .convolutions import without_batch_groups
 from .grid import MAX_BATCH, Grid, GridSum, RoundedSum
@@ -112,31 +114,30 @@ def clipped_gradient_sum(
         loss, params = whole
         check_loss(loss, params, given[0], own, has_aux)  # as it is run
 
-        def one(example, real):
+        def one(example):
             found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
             value, aux = found if has_aux else (found, {})
-            kept, counts, norm, long = clip_groups_to_grid(gradient, grid, groups, normalize)
-            keep = real & kept & jnp.isfinite(value)
-            counts = jax.tree.map(lambda n: jnp.where(keep, n, 0), counts)
             shown = {"": value} | aux
-            shown = {name: jnp.where(real, jnp.float32(number), 0.0) for name, number in shown.items()}
-            return counts, jnp.where(real, norm, 0.0), real & long, shown
+            return gradient, jnp.isfinite(value), {name: jnp.float32(each) for name, each in shown.items()}
+
+        def clipped(rows, real):
+            gradients, finite, shown = jax.vmap(one)(rows)
+            kept, counts, norms, long = clip_rows_to_grid(gradients, grid, groups, normalize)
+            counts = _where_row(real & kept & finite, counts)
+            norms, shown = _where_row(real, (norms, shown))
+            return counts, norms, real & long, shown
 
         def admitted(admit, rows, sampled, kept):
-            counts, norms, long, shown = jax.vmap(one)(rows, jnp.ones_like(sampled))
+            counts, norms, long, shown = clipped(rows, jnp.ones_like(sampled))
             kept, let_in = admit(kept, jax.vmap(_square)(counts))
             counted = sampled & let_in
-
-            def keep(leaf):
-                return jnp.where(counted.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
-
-            counts, norms, shown = jax.tree.map(keep, (counts, norms, shown))
+            counts, norms, shown = _where_row(counted, (counts, norms, shown))
             return counts, norms, counted & long, shown, kept
 
         def accumulate(total, inputs):
             rows, real, kept = inputs
             if admit is None:
-                counts, norms, long, shown = jax.vmap(one)(rows, real)
+                counts, norms, long, shown = clipped(rows, real)
             else:
                 counts, norms, long, shown, kept = admitted(admit, rows, real, kept)
             # At most `max_at_once` of them, so 32 bits hold their sum.
@@ -182,14 +183,14 @@ class Microbatches:
         array, pad = jnp.asarray(array), -self.size % self.micro
         array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
         if self.skip_padding:
-            return array.reshape(-1, self.micro, *array.shape[1:])
+            return array.reshape(self.number, self.micro, *array.shape[1:])
         # Neighbours go to different microbatches: padding is at the end, and its rows are spread over all.
-        return array.reshape(self.micro, -1, *array.shape[1:]).swapaxes(0, 1)
+        return array.reshape(self.micro, self.number, *array.shape[1:]).swapaxes(0, 1)
 
     def join(self, array):
         """Return (pieces, micro, ...) to (size, ...)."""
         array = array if self.skip_padding else array.swapaxes(0, 1)
-        return array.reshape(-1, *array.shape[2:])[: self.size]
+        return array.reshape(self.number * self.micro, *array.shape[2:])[: self.size]
 
     def accumulate(self, step, carry, inputs, real):
         """Return `jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
@@ -213,30 +214,64 @@ def _scan_until_last(step, carry, inputs, is_needed):
 
 
 def _square(counts) -> jax.Array:
-    """Exact: integers whose squares add up to at most 2^46."""
+    """Return the sum of the squares of integers, float64: exact up to 2^53, and above where it is larger."""
     with jax.enable_x64(True):
         squares = jax.tree.map(lambda n: jnp.sum(jnp.square(n.astype(jnp.float64))), counts)
         return sum(jax.tree.leaves(squares), jnp.zeros((), jnp.float64))
 
 
+def _where_row(keep, tree):
+    """Return a pytree of arrays (rows, ...) with zeros in the rows that are not kept."""
+
+    def kept(leaf):
+        return jnp.where(keep.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(kept, tree)
+
+
 def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
     """Return (kept, one gradient in whole grid units of norm at most 2^bits, exactly, its norm before).
 
-    It is not kept, and zero, where it is not finite, or would be too long after scaling.
+    It is not kept, and zero, where it is not finite, or would be too long after scaling. Of many gradients,
+    and under `jax.vmap`, use `clip_rows_to_grid`.
     """
     return clip_groups_to_grid(gradient, grid, None, normalize)[:3]
 
 
 def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, normalize: bool = False):
     """Return `clip_to_grid` with each group clipped to its own norm, and () bool: whether any was clipped."""
-    leaves, structure = jax.tree.flatten(gradient)
+    rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], gradient)
+    return jax.tree.map(lambda leaf: leaf[0], clip_rows_to_grid(rows, grid, groups, normalize))
+
+
+def clip_rows_to_grid(gradients, grid: Grid, groups: Groups | None = None, normalize: bool = False):
+    """Return `clip_groups_to_grid` of each row of a pytree of arrays (rows, ...).
+
+    Integers are in memory before they are checked. A compiler may compute a gradient once for the check and
+    once for the sum, and round it otherwise where a product and a sum become one operation: of a difference
+    that cancels, what is summed would then be thousands of times as long as what was checked.
+    """
+    leaves, structure = jax.tree.flatten(gradients)
     check_real("gradient", leaves)
     groups = Groups.one(len(leaves)) if groups is None else groups
+    limits = groups.limits(grid)
+    scale = functools.partial(_scaled_to_grid, grid=grid, groups=groups, normalize=normalize)
+    counts, kept, norms, long = in_memory(lambda: jax.vmap(scale)(leaves), true_of(leaves))
+    with jax.enable_x64(True):
+        # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact. It
+        # fails closed: a group that fails takes the others along.
+        for part, limit in zip(groups.split(counts), limits, strict=True):
+            kept &= sum(jax.vmap(_square)(n) for n in part) <= float(limit)
+    return kept, jax.tree.unflatten(structure, _where_row(kept, counts)), norms, long
+
+
+def _scaled_to_grid(leaves, grid: Grid, groups: Groups, normalize: bool):
+    """Return (one gradient in grid units, int32, unchecked; if it is finite; its norm; if it is long)."""
     parts, limits = groups.split(leaves), groups.limits(grid)
     with jax.enable_x64(True):
         norms = [global_norm(part) for part in parts]
         norm = norms[0] if len(norms) == 1 else jnp.sqrt(sum(jnp.square(each) for each in norms))
-        kept, long, factors = jnp.isfinite(norm), jnp.zeros((), bool), []
+        long, factors = jnp.zeros((), bool), []
         for each, limit in zip(norms, limits, strict=True):
             max_norm = math.sqrt(limit) * grid.unit
             if normalize:
@@ -248,13 +283,10 @@ def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, norm
         scaled = [
             jnp.trunc(g.astype(jnp.float64) * factors[at]) for g, at in zip(leaves, groups.of, strict=True)
         ]
-        # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact. It
-        # fails closed: a NaN is not at most anything, and a group that fails takes the others along.
-        for part, limit in zip(groups.split(scaled), limits, strict=True):
-            kept &= sum(jnp.sum(jnp.square(n)) for n in part) <= float(limit)
-        counts = [jnp.where(kept, n, 0.0).astype(jnp.int32) for n in scaled]
-        norm = jnp.where(jnp.isfinite(norm), norm, jnp.inf).astype(jnp.float32)
-        return kept, jax.tree.unflatten(structure, counts), norm, long
+        # What is too large for 32 bits stays too long.
+        counts = [jnp.clip(jnp.nan_to_num(n), -(2.0**30), 2.0**30).astype(jnp.int32) for n in scaled]
+        finite = jnp.isfinite(norm)
+        return counts, finite, jnp.where(finite, norm, jnp.inf).astype(jnp.float32), long
 
 
 def global_norm(tree) -> jax.Array:

@@ -254,6 +254,20 @@ def in_memory(function: Callable[[], Any], true: jax.Array):
     return jax.lax.cond(true, function, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
 
 
+def true_of(tree) -> jax.Array:
+    """Return () bool that is True for any arrays, and that no compiler takes for a constant.
+
+    Args:
+      tree: pytree of arrays, rows along the first axis; the program's arguments, or computed from them.
+    """
+    found = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
+    if not found:
+        return jnp.ones((), bool)  # no number to read twice
+    # Of an empty array the sum would be a constant.
+    first = found[0]
+    return jnp.sum(first.reshape(len(first), -1)[:, :1] == 3) <= len(first)
+
+
 def _packed(low, high) -> jax.Array:
     """Return two whole numbers of 32 bits as one of 64: XLA computes several results one number at a time."""
     low, high = (number.astype(jnp.int32).astype(jnp.int64) for number in (low, high))
