@@ -190,6 +190,9 @@ class Iterate(NamedTuple):
     key: jax.Array
     """(8,) uint32."""
 
+    def __repr__(self) -> str:
+        return f"Iterate(step={self.step}, secret)"
+
 
 class IterateInfo(NamedTuple):
     """Private: no guarantee covers it."""

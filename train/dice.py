@@ -51,6 +51,9 @@ class DiceState(NamedTuple):
     key: jax.Array
     """(8,) uint32: the noise of a step is a function of it and of the count."""
 
+    def __repr__(self) -> str:
+        return f"DiceState(count={self.count}, private)"
+
 
 @dataclass(frozen=True)
 class DiceRule:

@@ -1,7 +1,7 @@
 """Options of `train.fit` beside plan, model, data and optimizer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ class TrainOptions:
     callback: Callable[[int, dict[str, float | None]], Any] | None = None
     prefetch: int = 2
     elastic: bool = False
-    keys: tuple | None = None
+    keys: tuple | None = field(default=None, repr=False)
 
     def __post_init__(self):
         _validate.one_of("clipping", self.clipping, (AUTO, *CLIPPINGS))

@@ -7,7 +7,7 @@ replaying it: a checkpoint holds a key and a step number. Which examples were in
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -40,9 +40,9 @@ class BatchOverflowError(Exception):
 class SamplerState:
     """Where a sampler stands; secret. The digest of all batches so far shows a NumPy that draws otherwise."""
 
-    key: tuple[int, ...]
+    key: tuple[int, ...] = field(repr=False)
     step: int
-    digest: str
+    digest: str = field(repr=False)
 
 
 def batch_sizes(plan: Plan) -> tuple[int, float, int]:

@@ -43,6 +43,10 @@ class NoiseState(NamedTuple):
     key: Any
     """(8,) uint32: the draws of a step depend on it and the step alone."""
 
+    def __repr__(self) -> str:
+        """Return the step alone: messages of errors may show a state, as that of a static argument does."""
+        return f"NoiseState(step={self.step}, secret)"
+
 
 class Fresh(NamedTuple):
     """Noise of one step, computed before it; secret."""
@@ -53,6 +57,9 @@ class Fresh(NamedTuple):
     """(8,) uint32."""
     made: list[tuple[Any, ...]]
     """`solve` of the step."""
+
+    def __repr__(self) -> str:
+        return f"Fresh(step={self.step}, secret)"
 
     def are_of(self, state: NoiseState) -> jax.Array:
         """Return () bool: whether it is this state's."""

@@ -21,8 +21,10 @@ from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, loss, run
 from train import load_model, save_model
 from train.batch_clipping import make_round, private_round_update
 from train.batches.sampler import Sampler
+from train.convex import Iterate
 from train.dice import DiceStep, dice_sgd
 from train.optimizers import privatize
+from train.options import TrainOptions
 from train.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -49,6 +51,33 @@ def key_in(state) -> np.ndarray:
     (found,) = (np.asarray(leaf) for leaf in jax.tree.leaves(state) if leaf.dtype == np.uint32)
     assert found.shape == (8,)
     return found
+
+
+SHOWN = np.arange(8, dtype=np.uint32) + np.uint32(3_000_000_001)
+
+
+def words_in(text: str) -> set[str]:
+    return {str(word) for word in SHOWN} & set(re.findall(r"\d+", text))
+
+
+@pytest.mark.parametrize("name", steps())
+def test_no_message_shows_a_key(name):
+    """Text of a state, and the error of `jax.jit` for one that is given as a static argument."""
+    state = steps(SHOWN)[name].init(PARAMS)
+    assert not words_in(repr(state))
+    with pytest.raises(ValueError, match=r"secret|private") as raised:
+        jax.jit(jnp.shape, static_argnums=0)(state)
+    assert not words_in(str(raised.value))
+
+
+def test_no_message_shows_the_key_of_batches():
+    keys = ((3_000_000_011, 3_000_000_012, 3_000_000_013, 3_000_000_014), SHOWN)
+    sampler = Sampler.from_plan(plan(dataset_size=ROWS), keys[0])
+    sampler.next()
+    for each in (sampler.state, TrainOptions(keys=keys), Iterate(jnp.ones(2), jnp.uint32(0), keys[1])):
+        assert "30000000" not in repr(each)
+        assert type(each).__name__ in repr(each)
+    assert sampler.state.digest not in repr(sampler.state)
 
 
 @pytest.mark.parametrize("name", steps())
