@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from . import hosts, machine, run_folder
@@ -65,6 +66,9 @@ def take_steps(
         **machine.describe(1 if mesh is None else mesh.size),
     }
     with contextlib.ExitStack() as stack:
+        # They stop a run where one example's loss is not finite, and at an empty batch.
+        stack.enter_context(jax.debug_nans(False))
+        stack.enter_context(jax.debug_infs(False))
         folder, drawn, verified = None, None, False
         if hosts.several():
             rows, params = batch.rows.fingerprint(), digest(hosts.local(state.params))

@@ -310,6 +310,18 @@ def test_logs_are_json_without_times(tmp_path):
     assert not any("second" in name for line in lines for name in line)
 
 
+@pytest.mark.parametrize("flag", [jax.debug_nans, jax.debug_infs])
+def test_flags_of_debugging_do_not_stop_a_run(flag):
+    """Attack: whether a run ends would depend on one example, here on the sign of its label."""
+
+    def undefined(params, example):
+        return jnp.log(example["y"]) * (example["x"] @ params["w"]) + params["b"]
+
+    whole = run(loss=undefined)
+    with flag(True):
+        np.testing.assert_array_equal(flat(run(loss=undefined).params), flat(whole.params))
+
+
 def test_fresh_noise_every_run():
     a, b = (flat(run(keys=None).params) for _ in range(2))
     assert not np.any(a == b)
