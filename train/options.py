@@ -38,6 +38,7 @@ class TrainOptions:
         term; by default a term is the mean gradient of its records.
       microbatch_size: gradients of examples (or terms) in memory at a time; by default derived from the
         number of parameters. "auto" measures the fastest before the run and stores it. For a `jaxacct.Plan`.
+        For add-or-remove-one adjacency it is rounded down to a power of two (proofs/adjacency.md).
       skip_padding: do not compute padded rows. The duration of a step then shows its batch size, which no
         guarantee covers. Default: True, except for truncated batches (refused), a mesh and `individual`.
       has_aux: the loss returns (scalar, dictionary of scalars); the means are logged privately.

@@ -187,6 +187,7 @@ def make_step(
         if kind == AUTO:
             kind = choose(*given, **shared, devices=0 if mesh is None else mesh.size).clipping
         shared |= dict(normalize=normalize, skip_padding=skip_padding, groups=groups, mesh=mesh)
+        shared |= dict(equal_rows=private.mechanism.is_add_or_remove)
         found = CLIPPINGS[kind](*given, mask, **shared)
         if share is not None:
             norms_found, losses = multiplied((found.norms, found.losses), share)

@@ -821,11 +821,17 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/per_example.py",
-        "in_memory(lambda: jax.vmap(scale)(leaves), true_of(leaves))",
-        "jax.vmap(scale)(leaves)",
+        "in_memory(scaled, true)",
+        "scaled()",
         CLIPPING,
     ),
     Mutant("train/noise/recursion.py", "if leaf.size]", "]", CLIPPING),
+    Mutant(
+        "train/step.py",
+        "        shared |= dict(equal_rows=private.mechanism.is_add_or_remove)\n",
+        "",
+        "tests/train/test_adjacency.py",
+    ),
     Mutant(
         "train/clipping/per_example.py",
         "jnp.trunc(",

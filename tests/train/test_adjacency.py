@@ -5,9 +5,11 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from tests.train.clipping.test_released_numbers import AS_USERS_COMPILE, cancelling, linear
 from tests.train.plans import plan_of
 from tests.train.test_loop import KEYS, ROWS, data, flat, run
 from train.batches.sampler import Sampler
@@ -15,6 +17,8 @@ from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.individual import IndividualAccounting
 from train.loss import Numbered, as_loss
+from train.optimizers import privatize
+from train.step import CLIPPINGS, make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -102,7 +106,8 @@ def test_the_others_have_the_same_gradients_in_other_rows(dtype):
 
     @jax.jit
     def total(rows, mask):
-        return clipped_gradient_sum(curved, params, rows, mask, grid=Grid(1.0, 20), microbatch_size=37).total
+        options = dict(grid=Grid(1.0, 20), microbatch_size=37, equal_rows=True)
+        return clipped_gradient_sum(curved, params, rows, mask, **options).total
 
     def units(rows, mask):
         return np.concatenate([part.ravel() for part in jax.tree.leaves(total(rows, mask).units())])
@@ -112,3 +117,22 @@ def test_the_others_have_the_same_gradients_in_other_rows(dtype):
     np.testing.assert_array_equal(whole, fewer)
     other = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), rows)
     assert dtype != jnp.float32 or (units(other, np.arange(37) > 0) != whole).any()
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+@pytest.mark.parametrize("size", [25, 37])
+def test_rows_that_vector_instructions_leave_over(size, clipping):
+    """Attack: gradients that cancel; one row earlier those of the last rows had another rounding.
+
+    The step without the first example moved the others by a whole clip norm, with the compiler's flags of
+    users and as many rows at a time as the batch has.
+    """
+    mechanism = Mechanism(BMinSep(12, 4, 0.1), BandedToeplitz.square_root(3), 1.0, "add-or-remove-one")
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEYS[1])
+    options = dict(clipping=clipping, microbatch_size=size)
+    step = make_step(linear, private, optax.sgd(1.0), **options)
+    rows, params = cancelling(3, size), {"w": jnp.zeros(3)}
+    moved = jax.jit(lambda *given: step(*given)[0].params["w"], compiler_options=AS_USERS_COMPILE)
+    whole = moved(step.init(params), rows, np.arange(size) > 0)
+    rows = jax.tree.map(lambda leaf: np.roll(leaf, -1, axis=0), rows)
+    np.testing.assert_allclose(moved(step.init(params), rows, np.arange(size) < size - 1), whole, atol=1e-5)

@@ -28,7 +28,7 @@ from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
 from .groups import Groups
 from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, parts_of, plain
-from .per_example import ClippedSum, Microbatches, check_loss, check_rows
+from .per_example import ClippedSum, Microbatches, check_loss, check_rows, power_of_two
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -111,6 +111,7 @@ def ghost_gradient_sum(
     has_aux: bool = False,
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    equal_rows: bool = False,
 ) -> ClippedSum:
     """Return `train.clipping.per_example.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
 
@@ -136,6 +137,7 @@ def ghost_gradient_sum(
       microbatch_size: examples whose activations are in memory at a time.
       normalize: as in `train.clipping.per_example.clipped_gradient_sum`.
       skip_padding: as in `train.clipping.per_example.clipped_gradient_sum`.
+      equal_rows: as in `train.clipping.per_example.clipped_gradient_sum`.
 
     Raises:
       ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
@@ -163,6 +165,7 @@ def ghost_gradient_sum(
         skip_padding=skip_padding,
         has_aux=has_aux,
         groups=groups,
+        equal_rows=equal_rows,
         x64=jax.config.read("jax_enable_x64"),
     )
 
@@ -190,6 +193,7 @@ def _of_rows(
     skip_padding: bool,
     has_aux: bool,
     groups: Groups | None,
+    equal_rows: bool,
     x64: bool,
 ):
     """Return (float64 totals in grid units, (norms, long, auxiliary outputs)) of the rows of one device.
@@ -204,6 +208,7 @@ def _of_rows(
         program = _program(loss, params, batch)
     own = mask.shape[0]
     micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
+    micro = power_of_two(micro) if equal_rows else micro
     pieces = Microbatches(own, micro, skip_padding)
     leaves, structure = jax.tree.flatten(params)
 

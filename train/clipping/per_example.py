@@ -60,6 +60,7 @@ def clipped_gradient_sum(
     has_aux: bool = False,
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    equal_rows: bool = False,
     admit: Callable[[Any, jax.Array], tuple[Any, jax.Array]] | None = None,
     records: Any = (),
 ) -> ClippedSum:
@@ -87,6 +88,9 @@ def clipped_gradient_sum(
         `grid.clip_norm` at most; `normalize` then is by group, too.
       mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
         a time. Required where any of the arrays is on several devices.
+      equal_rows: round the microbatch size down to a power of two. Compilers compute rows that are left over
+        by vector instructions otherwise, and an example's gradient then depends on its row: for
+        add-or-remove-one, where examples change their rows (proofs/adjacency.md, section 2).
       admit: sum over the admitted examples alone: `(records of some rows, (rows,) float64) -> (their records
         after this step, (rows,) bool)`, the second argument being the exact square of each clipped gradient
         in grid units, 0 where it is not finite. It is called for all rows, sampled (`mask`) or not, once
@@ -105,6 +109,7 @@ def clipped_gradient_sum(
     if microbatch_size is None:
         microbatch_size = default_microbatch_size(params)
     micro = min(_validate.positive_integer("microbatch_size", microbatch_size), own, grid.max_at_once)
+    micro = power_of_two(micro) if equal_rows else micro
     if size > MAX_BATCH:
         raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
     check_rows(batch, size)
@@ -118,11 +123,12 @@ def clipped_gradient_sum(
             found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
             value, aux = found if has_aux else (found, {})
             shown = {"": value} | aux
-            return gradient, jnp.isfinite(value), {name: jnp.float32(each) for name, each in shown.items()}
+            shown = {name: jnp.float32(each) for name, each in shown.items()}
+            return gradient, (jnp.isfinite(value), shown)
 
         def clipped(rows, real):
-            gradients, finite, shown = jax.vmap(one)(rows)
-            kept, counts, norms, long = clip_rows_to_grid(gradients, grid, groups, normalize)
+            found = clip_in_memory(lambda: jax.vmap(one)(rows), true_of(rows), grid, groups, normalize)
+            (kept, counts, norms, long), (finite, shown) = found
             counts = _where_row(real & kept & finite, counts)
             norms, shown = _where_row(real, (norms, shown))
             return counts, norms, real & long, shown
@@ -153,6 +159,11 @@ def clipped_gradient_sum(
     losses = shown.pop("")
     clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
     return ClippedSum(total, norms, losses, clipped, shown, records)
+
+
+def power_of_two(size: int) -> int:
+    """Return the largest power of two that is at most `size`."""
+    return 2 ** (size.bit_length() - 1)
 
 
 def default_microbatch_size(params) -> int:
@@ -245,28 +256,52 @@ def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, norm
 
 
 def clip_rows_to_grid(gradients, grid: Grid, groups: Groups | None = None, normalize: bool = False):
-    """Return `clip_groups_to_grid` of each row of a pytree of arrays (rows, ...).
+    """Return `clip_groups_to_grid` of each row of a pytree of arrays (rows, ...)."""
+    return clip_in_memory(lambda: (gradients, ()), true_of(gradients), grid, groups, normalize)[0]
+
+
+def clip_in_memory(
+    function: Callable[[], tuple[Any, Any]],
+    true: jax.Array,
+    grid: Grid,
+    groups: Groups | None = None,
+    normalize: bool = False,
+):
+    """Return (`clip_rows_to_grid` of gradients, others), which `function()` returns.
 
     Integers are in memory before they are checked. A compiler may compute a gradient once for the check and
     once for the sum, and round it otherwise where a product and a sum become one operation: of a difference
     that cancels, what is summed would then be thousands of times as long as what was checked.
+
+    Args:
+      function: () -> (gradients, others).
+      true: () bool that is True, as for `train.noise.recursion.in_memory`.
+      grid: as of `clip_rows_to_grid`.
+      groups: as of `clip_rows_to_grid`.
+      normalize: as of `clip_rows_to_grid`.
     """
-    leaves, structure = jax.tree.flatten(gradients)
-    check_real("gradient", leaves)
+
+    def scaled():
+        gradients, others = function()
+        scale = functools.partial(_scaled_to_grid, grid=grid, groups=groups, normalize=normalize)
+        return jax.vmap(scale)(gradients), others
+
+    (counts, kept, norms, long), others = in_memory(scaled, true)
+    leaves = jax.tree.leaves(counts)
     groups = Groups.one(len(leaves)) if groups is None else groups
-    limits = groups.limits(grid)
-    scale = functools.partial(_scaled_to_grid, grid=grid, groups=groups, normalize=normalize)
-    counts, kept, norms, long = in_memory(lambda: jax.vmap(scale)(leaves), true_of(leaves))
     with jax.enable_x64(True):
         # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact. It
         # fails closed: a group that fails takes the others along.
-        for part, limit in zip(groups.split(counts), limits, strict=True):
+        for part, limit in zip(groups.split(leaves), groups.limits(grid), strict=True):
             kept &= sum(jax.vmap(_square)(n) for n in part) <= float(limit)
-    return kept, jax.tree.unflatten(structure, _where_row(kept, counts)), norms, long
+    return (kept, _where_row(kept, counts), norms, long), others
 
 
-def _scaled_to_grid(leaves, grid: Grid, groups: Groups, normalize: bool):
+def _scaled_to_grid(gradient, grid: Grid, groups: Groups | None, normalize: bool):
     """Return (one gradient in grid units, int32, unchecked; if it is finite; its norm; if it is long)."""
+    leaves, structure = jax.tree.flatten(gradient)
+    check_real("gradient", leaves)
+    groups = Groups.one(len(leaves)) if groups is None else groups
     parts, limits = groups.split(leaves), groups.limits(grid)
     with jax.enable_x64(True):
         norms = [global_norm(part) for part in parts]
@@ -285,7 +320,7 @@ def _scaled_to_grid(leaves, grid: Grid, groups: Groups, normalize: bool):
         ]
         # What is too large for 32 bits stays too long.
         counts = [jnp.clip(jnp.nan_to_num(n), -(2.0**30), 2.0**30).astype(jnp.int32) for n in scaled]
-        finite = jnp.isfinite(norm)
+        counts, finite = jax.tree.unflatten(structure, counts), jnp.isfinite(norm)
         return counts, finite, jnp.where(finite, norm, jnp.inf).astype(jnp.float32), long
 
 

@@ -272,7 +272,8 @@ def true_of(tree) -> jax.Array:
         return jnp.ones((), bool)  # no number to read twice
     # Of an empty array the sum would be a constant.
     first = found[0]
-    return jnp.sum(first.reshape(len(first), -1)[:, :1] == 3) <= len(first)
+    column = jnp.real(first.reshape(len(first), -1)[:, :1]).astype(jnp.float32)
+    return jnp.sum(column == 3) <= len(first)
 
 
 def _packed(low, high) -> jax.Array:
