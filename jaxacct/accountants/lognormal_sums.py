@@ -215,6 +215,7 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
         if reserved <= 20 * _RESERVED * counted or cut.top >= _FURTHEST * threshold:
             break
         allowed = min(allowed / 10, _RESERVED * counted)
+    # pyrefly: ignore[unbound-name]
     counted, reserved = _remove_up_to(mixture, threshold, cut, side, points)
     return min(1.0, counted + reserved)
 

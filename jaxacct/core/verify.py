@@ -158,7 +158,7 @@ def verify_claim(
         verdict = check(claim, evidence)
         if verdict.remove is None or not verdict.remove.certified:
             break  # one direction that is not certified decides the verdict
-    return verdict
+    return verdict  # pyrefly: ignore[unbound-name]
 
 
 def unrun_sides(mechanism: Mechanism) -> dict[Direction, Side]:

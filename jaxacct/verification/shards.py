@@ -245,7 +245,7 @@ def merge(
         verdict = check(plan.claim, evidence)
         if verdict.remove is None or not verdict.remove.certified:
             break
-    if not verdict.certified:
+    if not verdict.certified:  # pyrefly: ignore[unbound-name]
         return None, verdict
     proven = Plan(plan.claim, verdict.evidence, plan.choice)
     return Plan.from_json(json.loads(to_json(proven.to_json()))), verdict
