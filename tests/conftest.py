@@ -101,7 +101,9 @@ def compilation(request):
 
     Programs are forgotten in between, or one compiled for the module before would be run.
     """
-    wanted = not OPTIMIZE and request.node.get_closest_marker("optimized") is None
+    # On GPUs XLA (jaxlib 0.11.2, an H200) then loses the last 32 bits of some float64 numbers.
+    quick = not OPTIMIZE and jax.default_backend() == "cpu"
+    wanted = quick and request.node.get_closest_marker("optimized") is None
     if jax.config.read("jax_disable_most_optimizations") != wanted:
         jax.clear_caches()
         jax.config.update("jax_disable_most_optimizations", wanted)

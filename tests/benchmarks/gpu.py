@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import BandedInverse, BandedToeplitz, BMinSep
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz
 from jaxacct.cli.bench import SETTINGS, measure
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from tests.benchmarks.results import record
-from tests.benchmarks.steps import plain_and_private
+from tests.benchmarks.steps import fits, peer, plain_and_private
 from train.noise import recursion
 
 LEVELS, KEY = 2.0**19, np.arange(8, dtype=np.uint32)
@@ -32,7 +32,9 @@ STEPS = (
     ("perceptron", 64, 1),
     ("perceptron", 64, 16),
     ("perceptron", 1024, 16),
+    ("CNN on 8 x 8", 64, 16),
     ("transformer of 10M", 4, 16),
+    ("its adapters of rank 8", 4, 16),
 )
 
 
@@ -69,17 +71,18 @@ def draws():
 
 def noise():
     """Yield a row for each strategy and number of parameters."""
-    strategies = {f"{b} bands": BandedToeplitz.square_root(b) for b in BANDS}
+    strategies = {f"{b} band{'s' * (b > 1)}": BandedToeplitz.square_root(b) for b in BANDS}
     strategies["inverse of 16 bands"] = BandedInverse.bisr(iterations=1000, bands=16)
+    strategies["4 buffers"] = BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 1000)
     for size in SIZES:
         normal = jax.jit(functools.partial(jax.random.normal, shape=(size,)))
         beside = least(functools.partial(normal, jax.random.key(0)))
         for name, strategy in strategies.items():
-            moved = 4 * size * (strategy.noise_copies + 1)
-            if moved > LARGEST:
+            copies = strategy.noise_copies
+            if 4 * size * (copies + 1) > LARGEST:
                 continue
             params = jnp.zeros(size)
-            draw = jax.jit(functools.partial(recursion.draw, strategy, LEVELS), donate_argnums=0)
+            draw = jax.jit(functools.partial(recursion.draw, strategy, 2.0**14), donate_argnums=0)
             held = [recursion.init(strategy, params, KEY)]
 
             def run(draw=draw, held=held, params=params):
@@ -87,23 +90,27 @@ def noise():
                 return made
 
             ms = least(run)
-            held.clear()
-            yield (
-                name,
-                size,
-                f"{ms:.3f}",
-                f"{1e6 * ms / size:.2f}",
-                f"{moved / ms / 1e6:.0f}",
-                f"{beside:.3f}",
-            )
+            read_and_write = jax.jit(lambda kept: kept.astype(jnp.float32).sum(0))
+            kept = held.pop().recent if copies else jnp.zeros((1, size))
+            passed = least(functools.partial(read_and_write, kept))
+            yield name, size, copies, f"{ms:.3f}", f"{passed:.3f}", f"{ms / passed:.1f}", f"{beside:.3f}"
 
 
 def steps():
     """Yield a row for each model, batch size and number of bands: SGD, plain and with ghost clipping."""
     for name, size, bands in STEPS:
-        *_, runs = plain_and_private(name, size, bands)
-        one, other = (least(run, 20) for run in runs.values())
-        yield name, size, bands, f"{one:.2f}", f"{other:.2f}", f"{other / one:.1f}"
+        loss, params, batch, _, runs = plain_and_private(name, size, bands)
+        if bands > 1:
+            runs["jax-privacy"] = peer(loss, params, batch, bands)
+        found = [least(run, 20) for run in runs.values()]
+        yield (
+            name,
+            size,
+            bands,
+            *(f"{ms:.2f}" for ms in found),
+            *[""] * (3 - len(found)),
+            f"{found[1] / found[0]:.1f}",
+        )
 
 
 TABLES = {
@@ -116,14 +123,20 @@ TABLES = {
     ),
     "gpu_noise": (
         noise, "Correlated noise on a GPU", 82,
-        ["noise", "parameters", "ms", "ns a parameter", "GB/s of state and result", "jax.random.normal, ms"],
-        "One draw with its key stream, normals and what is kept. Bytes are those of one pass over what is "
-        "kept and of one written vector.",
+        ["noise", "parameters", "copies kept", "ms", "a pass, ms", "ratio", "jax.random.normal, ms"],
+        "One draw with its key stream, normals and storing. A pass: XLA's sum over as many vectors as are "
+        "kept, which reads them and writes one; one band keeps nothing, a pass reads one vector there.",
     ),
     "gpu_steps": (
         steps, "Private steps on a GPU", 83,
-        ["model", "batch", "bands", "plain, ms", "private, ms", "times"],
-        "SGD with ghost clipping; wall time.",
+        ["model", "batch", "bands", "plain, ms", "private, ms", "jax-privacy, ms", "private over plain"],
+        "SGD with ghost clipping; wall time. jax-privacy 2.0.0: clipped_grad by 8 examples and its own "
+        "streamed noise of as many bands, float32.",
+    ),
+    "gpu_fit": (
+        lambda: fits(3), "`fit` beside a bare loop over `make_step` on a GPU", 84,
+        ["fit, ms a step", "bare loop", "ratio"],
+        "Perceptron, mean batch 64, one band: CPU (wall), steps 50 to 550.",
     ),
 }  # fmt: skip
 

@@ -190,8 +190,8 @@ def peer(loss, params, batch, bands: int):
     return run
 
 
-def loop() -> None:
-    """`fit` in memory beside a bare loop over `make_step`, milliseconds a step after 50 steps."""
+def fits(runs: int):
+    """Yield a row for each run: `fit` in memory, a bare loop over `make_step`, ms a step after 50 steps."""
     make, of_one, wrt, rows_of, _, _ = KINDS["perceptron"]
     data, steps = rows_of(5000), 550
     plan = poisson_plan(5000, 64, steps, 4.0, 1e-5)
@@ -210,8 +210,7 @@ def loop() -> None:
         now = time.process_time(), time.perf_counter()
         return 1e3 * np.subtract(now, begun["at"]) / (steps - 50)
 
-    rows = []
-    for _ in range(7):
+    for _ in range(runs):
         options = dict(clipping="ghost", verify=False, progress=False, callback=at, wrt=wrt)
         fit(plan, make(), of_one, data, optax.sgd(0.1), **options)
         fitted, state = taken(), step.init(jax.tree.map(jnp.copy, params))
@@ -220,16 +219,20 @@ def loop() -> None:
             at(number)
         jax.block_until_ready(state.params)
         bare = taken()
-        rows.append(
-            [f"{each[0]:.2f} ({each[1]:.2f})" for each in (fitted, bare)]
-            + [f"{fitted[0] / bare[0]:.2f} ({fitted[1] / bare[1]:.2f})"]
+        yield (
+            *(f"{each[0]:.2f} ({each[1]:.2f})" for each in (fitted, bare)),
+            f"{fitted[0] / bare[0]:.2f} ({fitted[1] / bare[1]:.2f})",
         )
+
+
+def loop() -> None:
+    """`fit` in memory beside a bare loop."""
     record(
         "fit",
         question="`fit` beside a bare loop over `make_step`",
         order=67,
         columns=["fit, ms a step", "bare loop", "ratio"],
-        rows=rows,
+        rows=[list(row) for row in fits(7)],
         note="Perceptron, mean batch 64, one band: CPU (wall), steps 50 to 550; seven runs. `fit` draws "
         "batches and reads their rows; the bare loop is given the same 64 rows, padded as `fit` pads.",
     )

@@ -22,7 +22,7 @@ from jax import lax
 from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
-from ..noise.recursion import in_memory, true_of
+from ..in_memory import in_memory, true_of
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum

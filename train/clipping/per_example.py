@@ -13,8 +13,8 @@ import numpy as np
 from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
+from ..in_memory import in_memory, true_of
 from ..loss import WritingLossError, no_batch_statistics
-from ..noise.recursion import in_memory, true_of
 from . import rows_apart as _rows_apart
 from .convolutions import without_batch_groups
 from .grid import MAX_BATCH, Grid, GridSum, RoundedSum
@@ -275,7 +275,7 @@ def clip_in_memory(
 
     Args:
       function: () -> (gradients, others).
-      true: () bool that is True, as for `train.noise.recursion.in_memory`.
+      true: () bool that is True, as for `train.in_memory.in_memory`.
       grid: as of `clip_rows_to_grid`.
       groups: as of `clip_rows_to_grid`.
       normalize: as of `clip_rows_to_grid`.

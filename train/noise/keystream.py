@@ -1,6 +1,6 @@
 """Key stream of ChaCha20 on the host, by the `cryptography` package: eight times as fast as a program of XLA.
 
-The words are those that `train.noise.normals.chacha` computes inside a program.
+The words are those that `train.noise.chacha` computes inside a program.
 """
 
 import numpy as np

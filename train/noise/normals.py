@@ -22,14 +22,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from . import keystream
+from . import chacha, gpu_keystream, keystream
 
-ROUNDS = 20
 LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
 ARRANGEMENT = 5  # another number wherever normals of the same key go to other places than before
-_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
-_COLUMNS = tuple((i, i + 4, i + 8, i + 12) for i in range(4))
-_DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4))
 _PAIRS = 4  # a block of 16 words
 # Bound the memory for words, which CPUs are fast on where caches hold it.
 _BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**18}
@@ -49,8 +45,13 @@ def key_of_run(given, params) -> jax.Array:
 
     Raises:
       ValueError: for None where JAX traces a program. The key would be a constant of that program, and all
-        runs that it begins would have the same noise.
+        runs that it begins would have the same noise. On a GPU for `jax_disable_most_optimizations`.
     """
+    if jax.default_backend() == "gpu" and jax.config.read("jax_disable_most_optimizations"):
+        raise ValueError(
+            "jax_disable_most_optimizations must be False on a GPU, got True: XLA loses half of some float64 "
+            "numbers there, and noise with holes reveals sums"
+        )
     if given is None:
         leaves = [*jax.tree.leaves(params), jnp.zeros(())]
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -162,21 +163,33 @@ def standard_normals(key, step, size: int) -> jax.Array:
       step: () integer.
       size: static.
     """
-    blocks = _blocks(size)
-    at_once = min(blocks, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
+    number = _blocks(size)
+    at_once = min(number, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
 
-    def some(first):
-        words = chacha(key, (first + jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0))
-        return _apart(words.T)[0]
+    def some_words(first, key, step):
+        counter = first + jnp.arange(at_once, dtype=jnp.uint32)
+        return _apart(chacha.blocks(key, (counter, step, 0, 0)).T)[0]
 
-    starts = jnp.arange(0, blocks, at_once, dtype=jnp.uint32)
-    words = some(starts[0]) if len(starts) == 1 else jax.lax.map(some, starts)
-    end = 2 * -(-size // 2)
-    with jax.enable_x64(True):
-        # Two words of 32 bits each, the first is the low one.
-        words = jax.lax.bitcast_convert_type(words.reshape(-1, 2), jnp.uint64)
-        pairs = _apart(*_box_muller(words[0:end:2], words[1:end:2]))
-        return jnp.stack(pairs, axis=1).reshape(-1)[:size]
+    def by_program(key, step):
+        starts = jnp.arange(0, number, at_once, dtype=jnp.uint32)
+        words = jax.lax.map(functools.partial(some_words, key=key, step=step), starts)
+        with jax.enable_x64(True):
+            # Two words of 32 bits each, the first is the low one.
+            words = jax.lax.bitcast_convert_type(words.reshape(-1, 2, 2), jnp.uint64)[: -(-size // 2)]
+            return jnp.stack(_apart(*pairs_of(words)), axis=1).reshape(-1)[:size]
+
+    def by_kernel(key, step):
+        words = gpu_keystream.words(key, step, number)
+        with jax.enable_x64(True):
+            # Neighbouring threads compute the same pair of neighbouring blocks, whose words are neighbours.
+            words = words.reshape(_PAIRS, 2, 2, -1).astype(jnp.uint64)
+            x, y = (words[:, i, 0] | words[:, i, 1] << 32 for i in (0, 1))
+            return jnp.stack(_apart(*_box_muller(x, y))).transpose(2, 1, 0).reshape(-1)[:size]
+
+    if not gpu_keystream.serves():
+        return by_program(key, step)
+    # A machine with a GPU may still run this on its CPU.
+    return jax.lax.platform_dependent(key, step, cuda=by_kernel, default=by_program)
 
 
 def _blocks(size: int) -> int:
@@ -186,40 +199,9 @@ def _blocks(size: int) -> int:
     return blocks
 
 
-def chacha(key, counter, rounds: int = ROUNDS) -> jax.Array:
-    """Return (16, blocks) uint32: ChaCha blocks of a (8,) key and four words, (blocks,) or () each.
-
-    Source: RFC 8439, section 2.3; there the counter is the first of the four words.
-    """
-    key = jnp.asarray(key, jnp.uint32)
-    counter = jnp.broadcast_arrays(*[jnp.atleast_1d(word).astype(jnp.uint32) for word in counter])
-    start = [jnp.full_like(counter[0], word) for word in (*_CONSTANTS, *key)] + list(counter)
-
-    def double_round(_, words):
-        for places in (*_COLUMNS, *_DIAGONALS):
-            words = _quarter_round(words, *places)
-        return words
-
-    # Words as arrays of their own: one kernel a double round on a GPU, ten times as fast as rows of four.
-    done = jax.lax.fori_loop(0, rounds // 2, double_round, start)
-    return jnp.stack([word + first for word, first in zip(done, start, strict=True)])
-
-
-def _quarter_round(words, a, b, c, d):
-    words = list(words)
-    for one, other, moved, by in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-        words[one] = words[one] + words[other]
-        words[moved] = _rotate(words[moved] ^ words[one], by)
-    return words
-
-
 def _apart(*arrays):
     """Kept from fusing: XLA would compute shared parts again for every use, ten times slower."""
     return jax.lax.optimization_barrier(arrays)
-
-
-def _rotate(words, by: int):
-    return (words << by) | (words >> (32 - by))
 
 
 def _box_muller(x, y) -> tuple[jax.Array, jax.Array]:

@@ -24,6 +24,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
+from ..in_memory import in_memory
 from .keystream import Room
 from .normals import LARGEST, Part, fresh_key, key_of_run, normals_of, pairs_of, standard_normals, whole
 
@@ -247,35 +248,6 @@ def store(strategy: Strategy, levels: float, state: NoiseState, made: list[tuple
     return jax.tree.unflatten(structure, rings)
 
 
-def in_memory(function: Callable[[], Any], true: jax.Array):
-    """Return `function()`, a pytree of arrays, stored before anything reads it.
-
-    Compilers compute again what two readers need, and may round it otherwise; where one of them writes to
-    what was read, they copy that first or give up vector instructions. What a branch returns is in memory.
-
-    Args:
-      function: without arguments.
-      true: () bool that is True, not a constant of the program.
-    """
-    shapes = jax.eval_shape(function)
-    return jax.lax.cond(true, function, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes))
-
-
-def true_of(tree) -> jax.Array:
-    """Return () bool that is True for any arrays, and that no compiler takes for a constant.
-
-    Args:
-      tree: pytree of arrays, rows along the first axis; the program's arguments, or computed from them.
-    """
-    found = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
-    if not found:
-        return jnp.ones((), bool)  # no number to read twice
-    # Of an empty array the sum would be a constant.
-    first = found[0]
-    column = jnp.real(first.reshape(len(first), -1)[:, :1]).astype(jnp.float32)
-    return jnp.sum(column == 3) <= len(first)
-
-
 def _packed(low, high) -> jax.Array:
     """Return two whole numbers of 32 bits as one of 64: XLA computes several results one number at a time."""
     low, high = (number.astype(jnp.int32).astype(jnp.int64) for number in (low, high))
@@ -315,6 +287,8 @@ class _LastVectors:
         # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
         ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
         weights = jnp.asarray(c / (c[0] * _FRACTION) if inverse else -c / c[0], jnp.float64)[ages]
+        # One array: a GPU's compiler would make a kernel of each.
+        weights = jax.lax.optimization_barrier(weights)
 
         def solve_part(fresh, earlier):
             if not inverse:

@@ -19,6 +19,7 @@ from scipy import stats
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
 from train.clipping.grid import Grid, GridSum
 from train.clipping.groups import Groups
+from train.in_memory import in_memory
 from train.noise import recursion as noise
 from train.optimizers import privatize
 from train.step import CLIPPINGS
@@ -378,3 +379,11 @@ def test_empty_arrays_do_not_make_the_branch_a_constant(kind):
     options = dict(grid=Grid(1.0, 20), microbatch_size=4)
     program = jax.jit(lambda *given: CLIPPINGS[kind](linear, *given, **options).total)
     assert " conditional(" in program.lower(params, rows, np.ones(4, bool)).compile().as_text()
+
+
+def test_the_branch_holds_a_barrier():
+    """Without one XLA on GPUs makes a selection of it, as the test before this one sees there."""
+    program = jax.make_jaxpr(lambda x, true: in_memory(lambda: x * 2, true))(1.0, True)
+    (branch,) = (eqn for eqn in program.eqns if eqn.primitive.name == "cond")
+    names = [[eqn.primitive.name for eqn in each.eqns] for each in branch.params["branches"]]
+    assert "optimization_barrier" in names[1]

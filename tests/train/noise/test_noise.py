@@ -24,7 +24,7 @@ from jaxacct import (
 from jaxacct.kernels.randomness import fresh_key, key_words
 from train.batches import sampler
 from train.clipping.grid import Grid, GridSum, RoundedSum
-from train.noise import keystream, normals
+from train.noise import chacha, keystream, normals
 from train.noise import recursion as noise
 from train.optimizers import linear_decay, privatize
 from train.step import make_step
@@ -101,7 +101,7 @@ def test_normals_are_normal_and_fresh_at_every_step():
 def test_chacha_against_rfc_8439():
     """The block of section 2.3.2, with 20 rounds."""
     key = np.frombuffer(bytes(range(32)), "<u4")
-    block = jax.jit(lambda: normals.chacha(key, (1, 0x09000000, 0x4A000000, 0), rounds=20))()
+    block = jax.jit(lambda: chacha.blocks(key, (1, 0x09000000, 0x4A000000, 0), rounds=20))()
     expected = (
         "e4e7f110 15593bd1 1fdd0f50 c47120a3 c7f4d1c7 0368c033 9aaa2204 4e6cd4c3 "
         "466482d2 09aa9f07 05d7c214 a2028bd9 d19c12b5 b94e16de e883d0cb 4e3c50a2"
@@ -126,7 +126,7 @@ box_muller = jax.jit(normals._box_muller)
 
 def words_of(blocks: int) -> np.ndarray:
     """(16, blocks) uint32 of step 7."""
-    return np.asarray(jax.jit(lambda: normals.chacha(KEY, (jnp.arange(blocks), 7, 0, 0)))())
+    return np.asarray(jax.jit(lambda: chacha.blocks(KEY, (jnp.arange(blocks), 7, 0, 0)))())
 
 
 def pairs_of(words) -> np.ndarray:
@@ -286,7 +286,7 @@ def test_which_parameter_gets_which_normal():
         pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
     drawn = normals.standard_normals(KEY, 7, 16)
     np.testing.assert_allclose(np.asarray(drawn).view(np.complex128), pairs, rtol=1e-12)
-    assert (normals.ARRANGEMENT, normals.ROUNDS) == (5, 20)
+    assert (normals.ARRANGEMENT, chacha.ROUNDS) == (5, 20)
 
 
 @pytest.mark.parametrize("word", range(8))

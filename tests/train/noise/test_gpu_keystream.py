@@ -1,0 +1,64 @@
+"""The GPU's kernel of the key stream: by Pallas' interpreter without a GPU, and as it is where one is."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from train.noise import chacha, gpu_keystream, keystream, normals
+
+KEY = np.arange(8, dtype=np.uint32) * 0x9E3779B9
+HAS_GPU = jax.default_backend() == "gpu"
+words = functools.partial(gpu_keystream.words, interpret=not HAS_GPU)
+
+
+@pytest.mark.parametrize("step", [0, 2**31 - 1])
+@pytest.mark.parametrize("number", [1, 128, 129])
+def test_words_are_those_of_the_host(number, step):
+    ours = np.asarray(words(KEY, np.int32(step), number))
+    expected = keystream.words(KEY, step, 8 * number).view("<u4")
+    np.testing.assert_array_equal(ours, expected.reshape(number, 16).T)
+
+
+@pytest.mark.parametrize("size", [7, 1001])
+def test_normals_are_those_of_other_devices(size, monkeypatch):
+    expected = normals.standard_normals.__wrapped__(KEY, 5, size)
+    monkeypatch.setattr(gpu_keystream, "words", words)
+    monkeypatch.setattr(gpu_keystream, "serves", lambda: True)
+    if not HAS_GPU:
+        by_platform = jax.lax.platform_dependent
+        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+    np.testing.assert_allclose(normals.standard_normals.__wrapped__(KEY, 5, size), expected, rtol=1e-12)
+    if not HAS_GPU:
+        monkeypatch.setattr(jax.lax, "platform_dependent", by_platform)
+    # A machine with a GPU may use its CPU.
+    with jax.default_device(jax.devices("cpu")[0]):
+        on_cpu = normals.standard_normals.__wrapped__(KEY, 5, size)
+    np.testing.assert_allclose(on_cpu, expected, rtol=1e-12)
+
+
+def test_the_probe_compares_with_the_program(monkeypatch):
+    """While another program is traced, too; one wrong bit, and no GPU, are refused."""
+    probe = gpu_keystream._works.__wrapped__
+    assert probe() == HAS_GPU
+    monkeypatch.setattr(gpu_keystream, "words", words)
+    seen = []
+    jax.jit(lambda x: (seen.append(probe()), x)[1])(1.0)
+    assert seen == [True]
+    wrong = jax.jit(lambda *given: words(*given).at[15, -1].add(1), static_argnums=2)
+    monkeypatch.setattr(gpu_keystream, "words", wrong)
+    assert not probe()
+
+
+def test_a_gpu_is_served(monkeypatch):
+    monkeypatch.setattr(gpu_keystream, "_works", lambda: True)
+    for backend in ("cpu", "gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        assert gpu_keystream.serves() == (backend == "gpu")
+
+
+def test_the_program_draws_the_host_s_words():
+    """The other way that the probe compares with."""
+    ours = chacha.blocks(KEY, (np.arange(3, dtype=np.uint32), 9, 0, 0))
+    np.testing.assert_array_equal(np.asarray(ours).T.reshape(-1), keystream.words(KEY, 9, 24).view("<u4"))
