@@ -101,7 +101,7 @@ def steps():
     for name, size, bands in STEPS:
         loss, params, batch, _, runs = plain_and_private(name, size, bands)
         if bands > 1:
-            runs["jax-privacy"] = peer(loss, params, batch, bands)
+            runs["jax-privacy"] = peer(loss, params, batch, bands, min(8, size))
         found = [least(run, 20) for run in runs.values()]
         yield (
             name,
@@ -148,8 +148,8 @@ def main() -> None:
         for name, (_, question, order, columns, note) in TABLES.items():
             if name not in found:
                 continue
-            note = f"{note} {found['device']}, JAX {found['jax']}, {found['date']}."
-            record(name, question=question, order=order, columns=columns, rows=found[name], note=note)
+            options = dict(question=question, order=order, columns=columns, rows=found[name])
+            record(name, note=f"{note} JAX {found['jax']}.", machine=found["device"], **options)
         return
     device = jax.devices()[0].device_kind
     found |= {"device": device, "jax": jax.__version__, "date": time.strftime("%Y-%m-%d", time.gmtime())}

@@ -51,6 +51,8 @@ FOLDER, STORED, RUN = "train/run_folder.py", "train/saved_model.py", "train/run.
 CORRELATED, FOLLOWED = "train/correlated_noise.py", "train/individual/steps.py"
 BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
 LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
+RELEASED = "tests/train/clipping/test_released_numbers.py"
+GPU_WORDS, GPU_TESTS = "train/noise/gpu_keystream.py", "tests/train/noise/test_gpu_keystream.py"
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
 GROUPS, CLIP_NORMS = "tests/train/clipping/test_groups.py", "tests/train/test_clip_norms.py"
 CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
@@ -823,9 +825,15 @@ MUTANTS = [
         "train/clipping/per_example.py",
         "in_memory(scaled, true)",
         "scaled()",
-        CLIPPING,
+        RELEASED,
     ),
-    Mutant("train/noise/recursion.py", "if leaf.size]", "]", CLIPPING),
+    Mutant("train/in_memory.py", "if leaf.size]", "]", RELEASED),
+    Mutant(
+        "train/in_memory.py",
+        "lambda: lax.optimization_barrier(function())",
+        "function",
+        RELEASED,
+    ),
     Mutant(
         "train/step.py",
         "        shared |= dict(equal_rows=private.mechanism.is_add_or_remove)\n",
@@ -934,9 +942,19 @@ MUTANTS = [
     Mutant(CORRELATED, "            clip_groups=described_groups,\n", "", GROUPS),
     Mutant(
         "train/noise/normals.py",
-        "jnp.arange(at_once, dtype=jnp.uint32), step, 0, 0)",
-        "jnp.arange(at_once, dtype=jnp.uint32), 0, 0, 0)",
-        f"{NOISE} tests/train/clipping/test_released_numbers.py",
+        "chacha.blocks(key, (counter, step, 0, 0))",
+        "chacha.blocks(key, (counter, 0, 0, 0))",
+        f"{NOISE} {RELEASED}",
+    ),
+    Mutant(GPU_WORDS, "(counter, step, np.uint32(0)", "(counter, key[0], np.uint32(0)", GPU_TESTS),
+    Mutant(GPU_WORDS, "return np.array_equal(", "return True or np.array_equal(", GPU_TESTS),
+    Mutant("train/noise/chacha.py", "(c, d, b, 7)", "(c, d, b, 8)", GPU_TESTS),
+    Mutant("train/noise/normals.py", ".transpose(2, 1, 0)", ".transpose(2, 0, 1)", GPU_TESTS),
+    Mutant(
+        "train/noise/normals.py",
+        'jax.default_backend() == "gpu" and jax.config.read("jax_disable_most_optimizations")',
+        "False",
+        KEYS,
     ),
     Mutant(PROGRAMS, "compiler_options(one_core=True)", "compiler_options()", COMPILED),
     Mutant("train/noise/normals.py", "((y << 53) | ((y << 32) >> 11))", "((y << 32) >> 11)", NOISE),
@@ -1008,7 +1026,7 @@ MUTANTS = [
         "train/noise/normals.py",
         "_negated(sine, quadrant), ",
         "sine, ",
-        f"{NOISE} tests/train/clipping/test_released_numbers.py",
+        f"{NOISE} {RELEASED}",
     ),
     Mutant("train/noise/recursion.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
     Mutant(
@@ -1021,7 +1039,7 @@ MUTANTS = [
         "train/optimizers.py",
         "return self.mechanism.noise_multiplier * 2.0**self.grid.bits",
         "return 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits",
-        f"{NOISE} tests/train/clipping/test_released_numbers.py",
+        f"{NOISE} {RELEASED}",
     ),
     Mutant(
         "train/batches/sampler.py",

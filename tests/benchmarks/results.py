@@ -37,7 +37,7 @@ its command, commit, machine and date. Times on shared machines vary by a factor
 """
 
 
-def machine() -> str:
+def this_machine() -> str:
     """Return the processor, number of cores and load of this machine."""
     path = Path("/proc/cpuinfo")
     text = path.read_text() if path.exists() else ""
@@ -47,7 +47,14 @@ def machine() -> str:
 
 
 def record(
-    name: str, *, question: str, order: int, columns: list[str], rows: list[list], note: str = ""
+    name: str,
+    *,
+    question: str,
+    order: int,
+    columns: list[str],
+    rows: list[list],
+    note: str = "",
+    machine: str = "",
 ) -> None:
     """Store the answer to a question, with the command that runs, the commit, the machine and the date.
 
@@ -58,6 +65,7 @@ def record(
       columns: names of the columns.
       rows: one list of values for each row, as long as `columns`.
       note: what a reader must know to read the table.
+      machine: that measured, if it is another than this one.
     """
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=FOLDER
@@ -70,7 +78,7 @@ def record(
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join([program, *sys.argv[1:]]),
         "commit": commit,
-        "machine": machine(),
+        "machine": machine or this_machine(),
         "columns": columns,
         "rows": [[str(value) for value in row] for row in rows],
         "note": note,

@@ -170,9 +170,9 @@ def steps() -> None:
         )
 
 
-def peer(loss, params, batch, bands: int):
+def peer(loss, params, batch, bands: int, size: int = 8):
     """jax-privacy's step in the configuration that takes least memory."""
-    gradient = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=8)
+    gradient = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=size)
     matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BandedToeplitz.square_root(bands).array))
     noisy = jax_privacy.noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
     held = {"peer": (params, noisy.init(params))}

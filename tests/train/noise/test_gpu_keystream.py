@@ -23,19 +23,21 @@ def test_words_are_those_of_the_host(number, step):
 
 @pytest.mark.parametrize("size", [7, 1001])
 def test_normals_are_those_of_other_devices(size, monkeypatch):
-    expected = normals.standard_normals.__wrapped__(KEY, 5, size)
-    monkeypatch.setattr(gpu_keystream, "words", words)
+    """A machine with a GPU may use its CPU, too."""
+
+    def drawn() -> np.ndarray:
+        program = jax.jit(lambda key: normals.standard_normals.__wrapped__(key, 5, size))
+        with jax.default_device(jax.devices("cpu")[0]):
+            on_cpu = program(KEY)
+        np.testing.assert_allclose(program(KEY), on_cpu, rtol=0, atol=1e-14)
+        return np.asarray(on_cpu)
+
+    expected = drawn()
     monkeypatch.setattr(gpu_keystream, "serves", lambda: True)
+    monkeypatch.setattr(gpu_keystream, "words", words)
     if not HAS_GPU:
-        by_platform = jax.lax.platform_dependent
         monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
-    np.testing.assert_allclose(normals.standard_normals.__wrapped__(KEY, 5, size), expected, rtol=1e-12)
-    if not HAS_GPU:
-        monkeypatch.setattr(jax.lax, "platform_dependent", by_platform)
-    # A machine with a GPU may use its CPU.
-    with jax.default_device(jax.devices("cpu")[0]):
-        on_cpu = normals.standard_normals.__wrapped__(KEY, 5, size)
-    np.testing.assert_allclose(on_cpu, expected, rtol=1e-12)
+    np.testing.assert_allclose(drawn(), expected, rtol=0, atol=1e-14)
 
 
 def test_the_probe_compares_with_the_program(monkeypatch):

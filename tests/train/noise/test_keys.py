@@ -108,6 +108,21 @@ def test_no_key_is_a_constant_of_a_program(name):
     assert (key_in(jax.jit(given.init)(PARAMS)) == KEYS[1]).all()
 
 
+@pytest.mark.parametrize("name", steps())
+def test_unoptimized_programs_of_a_gpu_are_refused(name, monkeypatch):
+    """XLA (jaxlib 0.11.2, H200) compiled some of the float64 operations of normals to float32 there."""
+    unoptimized = jax.config.read("jax_disable_most_optimizations")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        with pytest.raises(
+            ValueError, match="jax_disable_most_optimizations must be False on a GPU, got True"
+        ):
+            steps()[name].init(PARAMS)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", unoptimized)
+
+
 def test_a_round_by_itself_needs_a_key_inside_of_a_program():
     one = lambda params: private_round_update(None, params, np.ones((1, 2, 1)), lambda p, r: p, 1.0, 1.0)[0]  # noqa: E731
     with pytest.raises(ValueError, match="init must be called outside"):
