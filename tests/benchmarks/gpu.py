@@ -130,7 +130,7 @@ TABLES = {
     "gpu_steps": (
         steps, "Private steps on a GPU", 83,
         ["model", "batch", "bands", "plain, ms", "private, ms", "jax-privacy, ms", "private over plain"],
-        "SGD with ghost clipping; wall time. jax-privacy 2.0.0: clipped_grad by 8 examples and its own "
+        "SGD with ghost clipping; wall time. jax-privacy 2.0.0: clipped_grad by up to 8 examples and its own "
         "streamed noise of as many bands, float32.",
     ),
     "gpu_fit": (
