@@ -91,19 +91,27 @@ def log_sum_of_rotated_patterns(log_ratios, count: int, separation: int):
     # A column beyond the last one has no participation.
     columns = np.concatenate([forward - number * (b - 1), backward - (k - number) * (b - 1)], axis=1)
     chains, known = _chains(log_ratios, np.clip(rows, 0, n - 1), columns < m)
-    first = np.arange(m)
-    here, at = np.divmod(first, width)
-    last = np.minimum(first + reach, m - 1)
-    crosses = (last >= (here + 1) * width) & (here + 1 < blocks)
-    lane = np.where(crosses, blocks + here, blocks)  # of block here + 1
-    there = np.where(crosses, width - 1 - (last - (here + 1) * width), width)
-    # The participations 0 .. j - 1 are in the block of the first one, the others in the next.
-    j = np.arange(1, k + 1)
-    ends = known[at + 1, here] & np.where(crosses[:, None], known[there, lane][:, ::-1], j == k)
-    total = chains[at + 1, here] + jnp.where(
-        crosses[:, None, None], chains[there, lane][:, ::-1], jnp.zeros((), log_ratios.dtype)
-    )
-    total = jnp.where(ends[:, :, None], total + log_ratios[:m, None], -jnp.inf).reshape(m * k, -1)
+    totals = []
+    for here in range(blocks):
+        first = np.arange(here * width, min((here + 1) * width, m))
+        total = chains[1 : first.size + 1, here] + log_ratios[first[0] : first[-1] + 1, None]
+        ends = known[1 : first.size + 1, here]
+        # The end of each window in the next block; below 0 it is in this one, with all participations.
+        last = np.minimum(first + reach, m - 1) - (here + 1) * width
+        alone = int((last < 0).sum())
+        parts = [jnp.where(ends[:alone, -1:], total[:alone, -1], -jnp.inf)]
+        if alone < first.size:
+            # The participations 0 .. j - 1 are in the block of the first one, the others in the next. Windows
+            # end one column later each, then at the last one.
+            lane, there = blocks + here, width - 1 - last[alone:]
+            moving = 1 + int((there > there[-1]).sum())
+            other = chains[there[-1] : there[0] + 1, lane][::-1, ::-1]
+            same = jnp.broadcast_to(other[-1:], (there.size - moving, *other.shape[1:]))
+            both = total[alone:] + jnp.concatenate([other, same])
+            ends = ends[alone:] & known[there, lane][:, ::-1]
+            parts.append(jnp.where(ends[:, :, None], both, -jnp.inf).reshape(ends.size, -1))
+        totals += parts
+    total = jnp.concatenate(totals)
     top = lax.stop_gradient(total.max(axis=0))
     return top + jnp.log(tree_sum(jnp.exp(total - top[None]), axis=0))
 
