@@ -194,3 +194,13 @@ def test_errors_of_the_draws_lower_the_threshold():
     assert accepts(counts, Skewed(0.0), sigma, epsilon, delta)
     assert accepts(counts, Skewed(0.2), sigma, epsilon, delta)
     assert not accepts(counts, Skewed(0.5), sigma, epsilon, delta)
+
+
+@pytest.mark.parametrize(("share", "accepted"), [(0.97, True), (1.02, False)])
+def test_the_mean_that_draws_must_show_is_that_of_the_budget(share, accepted):
+    """Of the largest term in some draws and nothing in the others: just below it, and just above."""
+    sigma, epsilon, number = 1.0, 4.0, 10**9
+    most = float(gdp_delta(epsilon, 2 / sigma))
+    delta = 0.1 * most
+    high = round(share * certificate.Budget.split(delta).delta_v / most * number)
+    assert accepts(((0, number - high), (4, high)), Skewed(0.0), sigma, epsilon, delta) == accepted

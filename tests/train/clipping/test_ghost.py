@@ -490,6 +490,15 @@ def of_spectrum(params, example):
     return jnp.sum(jnp.abs(jnp.fft.rfft(example) @ params.astype(jnp.complex64)))
 
 
+def of_mixed(params, example):
+    """The same in one operation of two dtypes."""
+    numbers = (((1,), (0,)), ((), ()))
+    product = jax.lax.dot_general(
+        jnp.fft.rfft(example), params, numbers, preferred_element_type=jnp.complex64
+    )
+    return jnp.sum(jnp.abs(product))
+
+
 def of_filtered(params, example):
     """A real kernel on complex numbers."""
     image = jnp.fft.fft(example)[None]
@@ -499,7 +508,9 @@ def of_filtered(params, example):
     return jnp.sum(jnp.abs(found))
 
 
-@pytest.mark.parametrize(("loss", "shape"), [(of_spectrum, (5, 3)), (of_filtered, (2, 8, 3))])
+@pytest.mark.parametrize(
+    ("loss", "shape"), [(of_spectrum, (5, 3)), (of_mixed, (5, 3)), (of_filtered, (2, 8, 3))]
+)
 def test_complex_numbers_have_no_fast_path(loss, shape):
     """Imaginary parts were dropped: sums wrong by 38 %; an overflowing example made zero of a whole batch."""
     generator = np.random.default_rng(6)
