@@ -331,8 +331,11 @@ def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> 
     """
     direction = Direction.of(direction)
     thresholds = np.array([_threshold(mixture, direction, float(epsilon), 1) for epsilon in epsilons])
-    of = _remove_table if direction == Direction.REMOVE else _add_table
-    return np.where(thresholds > 0, np.minimum(1.0, of(mixture, thresholds)), 0.0)
+    if direction == Direction.REMOVE:
+        found = _remove_table(mixture, thresholds)
+        return np.where(thresholds > 0, np.minimum(1.0, found), 1.0)
+    # Below a threshold of 0 there is no sum.
+    return np.where(thresholds > 0, np.minimum(1.0, _add_table(mixture, thresholds)), 0.0)
 
 
 def _table_points(mixture: Mixture, span: float) -> int:
