@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -45,13 +46,10 @@ def key_of_run(given, params) -> jax.Array:
 
     Raises:
       ValueError: for None where JAX traces a program. The key would be a constant of that program, and all
-        runs that it begins would have the same noise. On a GPU for `jax_disable_most_optimizations`.
+        runs that it begins would have the same noise.
+      RuntimeError: on a device whose float64 is not exact.
     """
-    if jax.default_backend() == "gpu" and jax.config.read("jax_disable_most_optimizations"):
-        raise ValueError(
-            "jax_disable_most_optimizations must be False on a GPU, got True: XLA loses half of some float64 "
-            "numbers there, and noise with holes reveals sums"
-        )
+    _refuse_inexact(jax.default_backend())
     if given is None:
         leaves = [*jax.tree.leaves(params), jnp.zeros(())]
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
@@ -64,6 +62,31 @@ def key_of_run(given, params) -> jax.Array:
     if words.shape != (8,):
         raise ValueError(f"key must be 8 words of 32 bits, got shape {words.shape}")
     return words
+
+
+@functools.cache
+def _refuse_inexact(backend: str) -> None:
+    """Raise RuntimeError where sines of the backend are not those of float64.
+
+    Without XLA's optimizations (jaxlib 0.11.2 on an H200) they lose their last 32 bits.
+    """
+
+    def error() -> float:
+        angles = np.arange(257, dtype=np.uint64) * np.uint64(2**64 // 256 - 1)
+        turns = 2 * np.pi * (angles * 2.0**-64)
+        with jax.enable_x64(True):
+            found = jax.jit(_sine_cosine)(angles)
+        return float(np.abs(np.array(found) - [np.sin(turns), np.cos(turns)]).max())
+
+    if backend == "cpu":
+        return
+    # May be called while a program is traced; a separate thread is outside of that trace.
+    with ThreadPoolExecutor(1) as pool:
+        if not pool.submit(error).result() < 1e-13:
+            raise RuntimeError(
+                f"noise must be computed with XLA's optimizations on a {backend}: without them its sines have "
+                "less than the precision of float64 (jax_disable_most_optimizations, XLA_FLAGS)"
+            )
 
 
 def _places(shapes) -> tuple[list[slice], int]:

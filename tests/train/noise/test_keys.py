@@ -23,6 +23,7 @@ from train.batch_clipping import make_round, private_round_update
 from train.batches.sampler import Sampler
 from train.convex import Iterate
 from train.dice import DiceStep, dice_sgd
+from train.noise import normals
 from train.optimizers import privatize
 from train.options import TrainOptions
 from train.step import make_step
@@ -109,18 +110,18 @@ def test_no_key_is_a_constant_of_a_program(name):
 
 
 @pytest.mark.parametrize("name", steps())
-def test_unoptimized_programs_of_a_gpu_are_refused(name, monkeypatch):
-    """XLA (jaxlib 0.11.2, H200) compiled some of the float64 operations of normals to float32 there."""
-    unoptimized = jax.config.read("jax_disable_most_optimizations")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        with pytest.raises(
-            ValueError, match="jax_disable_most_optimizations must be False on a GPU, got True"
-        ):
-            steps()[name].init(PARAMS)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", unoptimized)
+def test_a_device_without_exact_sines_is_refused(name, monkeypatch):
+    """As XLA (jaxlib 0.11.2) compiles them for an H200 without optimizations: in float32."""
+    normals._refuse_inexact.cache_clear()
+    monkeypatch.setattr(jax, "default_backend", lambda: "another")
+    transformation = steps()[name]
+    assert key_in(transformation.init(PARAMS)).any()
+    exact = normals._sine_cosine
+    monkeypatch.setattr(normals, "_sine_cosine", lambda a: [x.astype(jnp.float32) for x in exact(a)])
+    normals._refuse_inexact.cache_clear()
+    with pytest.raises(RuntimeError, match="its sines have less than the precision of float64"):
+        transformation.init(PARAMS)
+    normals._refuse_inexact.cache_clear()
 
 
 def test_a_round_by_itself_needs_a_key_inside_of_a_program():
