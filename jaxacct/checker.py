@@ -682,7 +682,7 @@ def check_file(path) -> tuple[int, dict]:
 def main(arguments=None) -> int:
     """Check the plan of a file; the exit code."""
     parser = argparse.ArgumentParser(description="Check a plan by the second implementation.")
-    parser.add_argument("plan")
+    parser.add_argument("plan", help="file of a plan, as plan.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     code, found = check_file(options.plan)

@@ -54,7 +54,7 @@ def app_for(chosen: str | None) -> App:
 
 
 def _not_certified() -> tuple[type[Exception], ...]:
-    """Return the errors that say so; imported where an error has occurred, as no command begins with them."""
+    """Return the errors for which exit code 1 says "not certified"; imported only once there is an error."""
     from jaxacct.calibration.calibrate import NotCertifiedError
     from jaxacct.statistics.hockey_stick import NonFiniteLossError
 

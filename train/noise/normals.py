@@ -84,7 +84,7 @@ def _refuse_inexact(backend: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         if not pool.submit(error).result() < 1e-13:
             raise RuntimeError(
-                f"noise must be computed with XLA's optimizations on a {backend}: without them its sines have "
+                f"noise must be computed with XLA's optimizations on a {backend}: without them sines have "
                 "less than the precision of float64 (jax_disable_most_optimizations, XLA_FLAGS)"
             )
 
