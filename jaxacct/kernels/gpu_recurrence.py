@@ -8,7 +8,8 @@ memory.
 
 At many noise multipliers the log-ratios are sums of the same two arrays; a thread computes them itself.
 
-Pallas is imported where the kernel is built, so machines without a GPU do not import it.
+JAX 0.11 deprecates Pallas for Triton; a JAX without it uses the scan. Pallas is imported where the kernel is
+built, so machines without a GPU do not import it.
 """
 
 import functools
