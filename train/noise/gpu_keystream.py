@@ -1,7 +1,7 @@
 """The key stream as one Pallas (Triton) kernel: a thread a block of 16 words, which stay in its registers.
 
 XLA's program passes all words through a GPU's memory once every two rounds. The words are the same.
-JAX 0.11 deprecates Pallas for Triton; a JAX without it uses XLA's program, and noise takes three times as long.
+JAX 0.11 deprecates Pallas for Triton; without it noise takes three times as long, by the program.
 Pallas is imported where the kernel is built, so machines without a GPU do not import it.
 """
 
