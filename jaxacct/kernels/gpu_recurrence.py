@@ -14,7 +14,6 @@ built, so machines without a GPU do not import it.
 
 import functools
 import operator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import chex
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxacct.kernels.programs import outside_of_traces
 from jaxacct.kernels.recurrence import blocked_log_recurrence, compensated_step, first_offsets, weighted_sums
 
 # Samples per program: one per thread of four warps, so that every load of the kernel has the same layout.
@@ -60,9 +60,7 @@ def _works() -> bool:
         except Exception:  # any error of the compiler: the scan is used instead
             return False
 
-    # Called while another program is traced; a separate thread is outside of that trace.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(check).result()
+    return outside_of_traces(check)
 
 
 def first_block(log_ratios, *, log_p: float, log_q: float, block: int, interpret: bool = False):

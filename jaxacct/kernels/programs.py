@@ -10,6 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,12 @@ _CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_le
 # a third faster. In jaxlib 0.11 two Fourier transforms at once wait for each other forever where a program
 # may use all cores: each holds a core, and waits for parts of its own that no core is left for.
 _ONE_CORE = {"xla_cpu_multi_thread_eigen": False}
+
+
+def outside_of_traces(function: Callable[[], Any]):
+    """Return `function()`, run by a thread of its own: programs that are traced meanwhile are not its own."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 class _Program(NamedTuple):

@@ -6,11 +6,12 @@ Pallas is imported where the kernel is built, so machines without a GPU do not i
 """
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxacct.kernels.programs import outside_of_traces
 
 from .chacha import ROUNDS, after_rounds, blocks, start_of
 
@@ -35,9 +36,7 @@ def _works() -> bool:
         counter = np.arange(number, dtype=np.uint32)
         return np.array_equal(ours, blocks(key, (counter, np.uint32(step), np.uint32(0), np.uint32(0))))
 
-    # Called while another program is traced; a separate thread is outside of that trace.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(check).result()
+    return outside_of_traces(check)
 
 
 def words(key, step, number: int, interpret: bool = False) -> jax.Array:

@@ -15,13 +15,14 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+
+from jaxacct.kernels.programs import outside_of_traces
 
 from . import chacha, gpu_keystream, keystream
 
@@ -80,13 +81,11 @@ def _refuse_inexact(backend: str) -> None:
 
     if backend == "cpu":
         return
-    # May be called while a program is traced; a separate thread is outside of that trace.
-    with ThreadPoolExecutor(1) as pool:
-        if not pool.submit(error).result() < 1e-13:
-            raise RuntimeError(
-                f"noise must be computed with XLA's optimizations on a {backend}: without them sines have "
-                "less than the precision of float64 (jax_disable_most_optimizations, XLA_FLAGS)"
-            )
+    if not outside_of_traces(error) < 1e-13:
+        raise RuntimeError(
+            f"noise must be computed with XLA's optimizations on a {backend}: without them sines have less "
+            "than the precision of float64 (jax_disable_most_optimizations, XLA_FLAGS)"
+        )
 
 
 def _places(shapes) -> tuple[list[slice], int]:
