@@ -13,8 +13,8 @@ def in_memory(function: Callable[[], Any], true: jax.Array):
 
     Compilers compute again what two readers need, and may round it otherwise; where one of them writes to
     what was read, they copy that first or give up vector instructions. What a branch returns is in memory.
-    XLA on GPUs makes a selection of a branch that has nothing but operations on single numbers, and then
-    computes them again; it does not where the branch holds a barrier. On CPUs barriers alone hold nothing.
+    XLA on GPUs turns a branch of elementwise operations and sums into a `select`, and may then compute its
+    numbers again; it does not where the branch holds a barrier. On CPUs a barrier alone is ignored.
 
     Args:
       function: without arguments.

@@ -331,11 +331,9 @@ def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> 
     """
     direction = Direction.of(direction)
     thresholds = np.array([_threshold(mixture, direction, float(epsilon), 1) for epsilon in epsilons])
-    if direction == Direction.REMOVE:
-        found = _remove_table(mixture, thresholds)
-        return np.where(thresholds > 0, np.minimum(1.0, found), 1.0)
-    # Below a threshold of 0 there is no sum.
-    return np.where(thresholds > 0, np.minimum(1.0, _add_table(mixture, thresholds)), 0.0)
+    # No sum is below a threshold of 0; all are beyond it.
+    of, otherwise = (_remove_table, 1.0) if direction == Direction.REMOVE else (_add_table, 0.0)
+    return np.where(thresholds > 0, np.minimum(1.0, of(mixture, thresholds)), otherwise)
 
 
 def _table_points(mixture: Mixture, span: float) -> int:

@@ -25,7 +25,7 @@ from tests.benchmarks.results import record
 from tests.benchmarks.steps import fits, peer, plain_and_private
 from train.noise import recursion
 
-LEVELS, KEY = 2.0**19, np.arange(8, dtype=np.uint32)
+LEVELS, KEY = 2.0**14, np.arange(8, dtype=np.uint32)
 SAMPLES, SIZES, BANDS = 32_768, (669_706, 10_000_000, 100_000_000), (1, 2, 4, 16, 64, 256)
 LARGEST = 30e9  # bytes that are kept
 STEPS = (
@@ -82,7 +82,7 @@ def noise():
             if 4 * size * (copies + 1) > LARGEST:
                 continue
             params = jnp.zeros(size)
-            draw = jax.jit(functools.partial(recursion.draw, strategy, 2.0**14), donate_argnums=0)
+            draw = jax.jit(functools.partial(recursion.draw, strategy, LEVELS), donate_argnums=0)
             held = [recursion.init(strategy, params, KEY)]
 
             def run(draw=draw, held=held, params=params):

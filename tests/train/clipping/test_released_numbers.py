@@ -382,7 +382,7 @@ def test_empty_arrays_do_not_make_the_branch_a_constant(kind):
 
 
 def test_the_branch_holds_a_barrier():
-    """Without one XLA on GPUs makes a selection of it, as the test before this one sees there."""
+    """Without one XLA on GPUs turns it into a `select`, as the test before this one sees there."""
     program = jax.make_jaxpr(lambda x, true: in_memory(lambda: x * 2, true))(1.0, True)
     (branch,) = (eqn for eqn in program.eqns if eqn.primitive.name == "cond")
     names = [[eqn.primitive.name for eqn in each.eqns] for each in branch.params["branches"]]
