@@ -159,7 +159,8 @@ class Estimates:
             third = by_moment(scheme, strategy, 3, self.mu, start)
             noise = second.noise_multiplier + self.order * (third.noise_multiplier - second.noise_multiplier)
             moments = (second, third)
-        if scheme.sums.fixed_count and not math.isfinite(log_moment(Mechanism(scheme, strategy, noise), 2)):
+        less = scheme.sums.fixed_count and noise < second.noise_multiplier  # where Z_2 may be infinite
+        if less and not math.isfinite(log_moment(Mechanism(scheme, strategy, noise), 2)):
             return None  # there are no draws to certify it by
         # Revealing the pattern is enough, whatever the line says.
         most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0, self.target.adjacency)) / self.mu
@@ -310,7 +311,7 @@ def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
         return math.inf
     tuples = float(scheme.min_separation) ** m
     if scheme.sums.fixed_count:
-        if replicas.log_normalizer(Mechanism(scheme, strategy, 1e3), 2) == math.inf:
+        if replicas.log_normalizer(Mechanism(scheme, BandedToeplitz.identity(), 1e3), 2) == math.inf:
             return math.inf  # draws would be too inexact at any noise
         return replicas.table_samples(mechanism, m) * scheme.iterations
     if scheme.sums.probability == 1:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxacct.cli import main as cli
@@ -21,6 +22,7 @@ SMALLER = {
     "16 --dataset-size 50000 --batch-size 200": "16 --dataset-size 50000 --batch-size 200",  # has no samples
     "50000 --batch-size 200 --iterations 1000": "60 --batch-size 20 --iterations 6",
     "--dataset-size 60000 --batch-size 240": "--dataset-size 3000 --batch-size 100",
+    "--batch-size 500 --iterations 600": "--batch-size 60 --iterations 6",
     "--epsilon 1.46": "--epsilon 4",
     "1200000": "12000",
     "200000": "20000",
@@ -66,8 +68,12 @@ def run(line: str) -> None:
 
 
 def prepare(folder: Path, page: Path, rows: int, shared: Path) -> None:
-    """Write what the page's reader has: a plan, pairs of users and rows."""
+    """Write what the page's reader has: a plan, pairs of users and rows, images."""
     text = page.read_text(encoding="utf-8")
+    if "images.npz" in text:
+        for name, images in (("images", rows), ("public", 100)):
+            numbers = np.random.default_rng(images).integers(0, 256, (images, 28, 28), np.uint8)
+            np.savez(folder / f"{name}.npz", x=numbers, y=numbers[:, 14, 14] // 26)
     if "edges.csv" in text:
         pairs = "".join(f"{row // 5},{row}\n" for row in range(rows))
         (folder / "edges.csv").write_text(f"user,row\n{pairs}", encoding="utf-8")

@@ -4,9 +4,8 @@ The gradient of a dense layer is the outer product of its input and the cotangen
 follows from these two, and the weighted sum over a batch is one matrix product of them, without the gradient
 of any example (Goodfellow 2015, "Efficient per-example gradient computations"; book-keeping, arXiv
 2210.00038). In one backward pass the cotangents are stored, weighted and multiplied in float64 (in float32
-where that costs
-little: small batches, one position), and the total of the batch is rounded onto the grid once. The clip norm
-  is reduced by a bound on the rounding (proofs/released_numbers.md, section 5).
+where that costs little: small batches, one position), and the total of the batch is rounded onto the grid
+once. The clip norm is reduced by a bound on the rounding (proofs/released_numbers.md, section 5).
 """
 
 import functools
