@@ -101,40 +101,43 @@ def _log_total(mechanism: Attracting) -> float:
     return math.log(total) if 0 < total < math.inf else math.inf
 
 
-def _events(mechanism: Attracting):
-    """Return the function of (U, steps) that yields (states, kinds, parts): what may happen at these steps.
+def _events(mechanism: Attracting, table: np.ndarray):
+    """Return the function of (first, end) that yields (states, kinds, parts): what may happen at these steps.
 
     Parts are the weights of the events of these states in the order of the draw, (events, steps, .., k + 1,
-    k + 1): with both free (`states` is 0), or while one is locked out.
+    k + 1): with both free (`states` is 0), or while one is locked out. They are read from later steps of
+    `table`, U.
     """
     scheme = mechanism.scheme
     n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
     kinds = kinds_of(scheme)
     # Each participation has the same share of the normalization, so that numbers stay near 1.
     each = math.exp(-_log_linear_patterns(scheme) / k)
-    lockouts = np.arange(1, b)
     with np.errstate(over="ignore"):
         attraction = np.exp(log_attractions(mechanism))
+    lags = attraction[:, b - np.arange(1, b), None, None]
+    # While one is locked out for s more steps: U[i + s, b - s], of the other one locked out; by f and g.
+    step, state, *within = table.strides
+    shape, strides = (n, b - 1, *table.shape[2:]), (step, step - state, *within)
+    released = np.lib.stride_tricks.as_strided(table[1:, b - 1 :], shape, strides).swapaxes(3, 4)
 
-    def at(table, steps):
-        pull = attraction[np.minimum(n - 1 - steps, len(attraction) - 1)]
+    def at(first, end):
+        places = np.minimum(n - 1 - np.arange(first, end), len(attraction) - 1)
         if b > 1:
-            then = table[steps[:, None] + lockouts, b - lockouts].swapaxes(3, 4)  # by f - 1 and g
-            lag = pull[:, b - lockouts, None, None]
+            then, lag = released[first:end], lags[places]
             for one, (_, was) in enumerate(kinds):
-                parts = np.zeros((len(kinds), len(steps), b - 1, k + 1, k + 1))
+                parts = np.zeros((len(kinds), end - first, b - 1, k + 1, k + 1))
                 for other, (chance, kept) in enumerate(kinds):
-                    share = each * chance
-                    part = (lag * share if was and kept else share) * then[:, :, other, :-1]
-                    parts[other, :, :, 1:] = part
+                    share = each * chance * lag if was and kept else each * chance
+                    np.multiply(share, then[:, :, other, :-1], out=parts[other, :, :, 1:])
                 yield slice(1, None), one, parts
-        parts = np.zeros((len(kinds), 2 + len(kinds), len(steps), k + 1, k + 1))
-        alone, both = table[steps + 1, b - 1, :, :, :-1], table[steps + b, 0, 0, :-1, :-1]
+        parts = np.zeros((len(kinds), 2 + len(kinds), end - first, k + 1, k + 1))
+        alone, both = table[first + 1 : end + 1, b - 1, :, :, :-1], table[first + b : end + b, 0, 0, :-1, :-1]
         for one, (chance, kept) in enumerate(kinds):
             parts[one, 0, :, 1:] = each * chance * alone[:, one].swapaxes(1, 2)
             parts[one, 1] = parts[one, 0].swapaxes(1, 2)
             for other, (again, too) in enumerate(kinds):
-                pulled = pull[:, :1, None] if kept and too else 1.0
+                pulled = attraction[places, :1, None] if kept and too else 1.0
                 parts[one, 2 + other, :, 1:, 1:] = each**2 * chance * again * pulled * both
         yield 0, slice(None), parts.reshape(-1, *parts.shape[2:])
 
@@ -149,13 +152,14 @@ def _weights(mechanism: Attracting) -> np.ndarray:
     """
     scheme = mechanism.scheme
     n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
-    table, events = np.zeros((n + b, b, len(kinds_of(scheme)), k + 1, k + 1)), _events(mechanism)
+    table = np.zeros((n + b, b, len(kinds_of(scheme)), k + 1, k + 1))
     table[n:, :, :, 0, 0] = 1.0
+    events = _events(mechanism, table)
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(n - 1, -1, -1):
             table[i, 1:] = table[i + 1, : b - 1]
             table[i, 0] = table[i + 1, 0]
-            for states, kinds, parts in events(table, np.array([i])):
+            for states, kinds, parts in events(i, i + 1):
                 table[i, states, kinds] += parts.sum(axis=0)[0]
     return table
 
@@ -166,14 +170,15 @@ def _rarest(mechanism: Attracting) -> float:
     It is the largest ratio of U to the part of it with a participation at that step, or of all such parts to
     one of them.
     """
-    table, events, rarest = _weights(mechanism), _events(mechanism), 1.0
+    table, rarest = _weights(mechanism), 1.0
+    events = _events(mechanism, table)
     n, at_once = mechanism.scheme.iterations, max(1, 2**16 // table[0].size)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for first in range(0, n, at_once):
-            steps = np.arange(first, min(n, first + at_once))
-            for states, kinds, parts in events(table, steps):
+            end = min(n, first + at_once)
+            for states, kinds, parts in events(first, end):
                 # With both free all kinds have the same weights.
-                total = table[steps][:, states, 0 if states == 0 else kinds]
+                total = table[first:end, states, 0 if states == 0 else kinds]
                 rarest = max(rarest, rarest_event(total, parts.sum(axis=0), parts))
     return rarest
 
