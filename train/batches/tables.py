@@ -9,6 +9,8 @@ from pyarrow import compute, parquet, types
 
 from .indexed import Indexed
 
+_MISSING = "column {} must have a value in every row, has missing ones"
+
 
 class ArrowTable(Indexed):
     """Source of a `pyarrow.Table`, in memory or mapped: a row is a dictionary of numbers and of arrays.
@@ -16,6 +18,12 @@ class ArrowTable(Indexed):
     Its columns hold numbers, or lists of numbers of one length; text and images become numbers before, or in
     a source that wraps it. ValueError for other columns, or missing values.
     """
+
+    def __init__(self, source, version: str | None = None):
+        super().__init__(source, version)
+        for name, column in zip(source.column_names, source.columns, strict=True):
+            if column.null_count:  # Arrow keeps it: no row is read
+                raise ValueError(_MISSING.format(name))
 
     def __getitem__(self, index):
         return {name: column[0] for name, column in self.gather(np.array([index])).items()}
@@ -47,7 +55,7 @@ def _numbers(array, name: str) -> np.ndarray:
         shape.append(lengths[0].as_py())
         array = array.flatten()
     if array.null_count:
-        raise ValueError(f"column {name} must have a value in every row, has missing ones")
+        raise ValueError(_MISSING.format(name))
     if not (types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)):
         raise ValueError(f"column {name} must hold numbers or lists of them, holds {kind}: select others")
     return array.to_numpy(zero_copy_only=False).reshape(shape)

@@ -456,6 +456,8 @@ def test_columns_of_tables():
         with pytest.raises(ValueError, match=message) as caught:
             ArrowTable(table.select([name])).gather(np.arange(20))
         assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="column missing must have a value in every row"):
+        ArrowTable(table.select(["t", "missing"]), version="a")  # before any row is read
     with pytest.raises(ValueError, match="at least one row, got 0"):
         as_rows(table.slice(0, 0))
 
