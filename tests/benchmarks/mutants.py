@@ -1340,6 +1340,12 @@ MUTANTS = [
         CHOOSING,
     ),
     Mutant(
+        "jaxacct/recommendation/search.py",
+        "like is None and scheme.sums.fixed_count:",
+        "like is None and scheme.sums.phases:",
+        CHOOSING,
+    ),
+    Mutant(
         "jaxacct/calibration/targets.py",
         'return 0.0, _validate.open_probability("advantage", advantage)',
         'return 0.1, _validate.open_probability("advantage", advantage)',
