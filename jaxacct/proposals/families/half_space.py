@@ -323,26 +323,19 @@ def halving_sum(values):
     return values[:, 0]
 
 
-def build(setting: Setting) -> Proposal:
-    """Return the half-space of the best tangent for a setting; ValueError without one."""
-    found = _best_half_space(setting)
-    if found is None:
-        raise ValueError(f"proposal {SPEC} is not available for this mechanism")
-    return found
-
-
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """Return the half-space where its bound is below those of other samples of Q.
 
     Where noise 0 already has L <= -epsilon no half-space excludes it, and none is tried.
     """
     del samples_needed
-    found = _best_half_space(setting)
+    found = build(setting)
     smallest = min(log_remainder_scale(setting.mechanism, setting.epsilon), 0.0)
     return [] if found is None or not found.log_scale < smallest - 1e-3 else [found]
 
 
-def _best_half_space(setting: Setting) -> Proposal | None:
+def build(setting: Setting) -> Proposal | None:
+    """Return the half-space of the best tangent for a setting, if any."""
     mechanism, epsilon = setting.mechanism, setting.epsilon
     if mechanism.scheme.side_information is not None or not mechanism.strategy.is_toeplitz:
         return None

@@ -190,12 +190,9 @@ _remove_from_below = functools.partial(plain_draws, loss_of=loss_from_below, par
 _add_from_below = functools.partial(plain_draws, loss_of=loss_of_scores)
 
 
-def build(setting: Setting, variant: int) -> Proposal:
-    """Return the candidate of a variant; ValueError where there is none."""
-    found = [one for one in candidates(setting, None) if one.spec.parameters == (variant,)]
-    if not found:
-        raise ValueError(f"mean-overlaps:{variant} is not available for this mechanism")
-    return found[0]
+def build(setting: Setting, variant: int) -> Proposal | None:
+    """Return the candidate of a variant, if any."""
+    return next((one for one in candidates(setting, None) if one.spec.parameters == (variant,)), None)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
