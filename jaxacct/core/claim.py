@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxacct.accountants.composition import event_from_json, event_profile, event_to_json
 from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import to_json
@@ -66,12 +65,14 @@ class Target:
         Raises:
           ValueError: an event that dp-accounting does not support.
         """
-        return event_profile(self.compose_with) if self.composed else hockey_stick
+        return _events().event_profile(self.compose_with) if self.composed else hockey_stick
 
     @functools.cached_property
     def composition(self) -> Composed | None:
         """Composed mechanism, for proposals, or None. ValueError as `profile`."""
-        return Composed(event_profile(self.compose_with), self.budget.delta_v) if self.composed else None
+        if not self.composed:
+            return None
+        return Composed(_events().event_profile(self.compose_with), self.budget.delta_v)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Claim:
             "epsilon": target.epsilon,
             "delta": target.delta,
             "budget": dataclasses.asdict(target.budget),
-            "compose_with": event_to_json(target.compose_with) if target.composed else None,
+            "compose_with": _events().event_to_json(target.compose_with) if target.composed else None,
             "dataset_size": self.dataset_size,
             "truncate_to": self.truncate_to,
         }
@@ -188,10 +189,17 @@ def claim_from_json(data) -> Claim:
     scheme = scheme_from_fields(SCHEMES[_validate.one_of("scheme", name, tuple(SCHEMES))], read.scheme)
     strategy = STRATEGIES[_validate.one_of("strategy kind", kind, tuple(STRATEGIES))].from_json(read.strategy)
     mechanism = Mechanism(scheme, strategy, read.noise_multiplier, read.adjacency)
-    event = None if read.compose_with is None else event_from_json(read.compose_with)
+    event = None if read.compose_with is None else _events().event_from_json(read.compose_with)
     target = Target(read.epsilon, read.delta, read.budget, event)
     claim = Claim(mechanism, target, read.dataset_size, read.truncate_to)
     written = records.differences(data, claim.to_json(), "claim")
     if written:  # such as a strategy whose column norm is not 1
         raise ValueError(f"plan does not add up: {written[0]}")
     return claim
+
+
+def _events():
+    """Return `accountants.composition`, imported only for a claim that composes another mechanism."""
+    from jaxacct.accountants import composition
+
+    return composition

@@ -279,7 +279,7 @@ MUTANTS = [
     ),
     Mutant(
         CORE_CLAIM,
-        '            "compose_with": event_to_json(target.compose_with) if target.composed else None,\n',
+        '            "compose_with": _events().event_to_json(target.compose_with) if target.composed else None,\n',
         "",
         GUARDS,
     ),
@@ -523,8 +523,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/families/example_replicas.py",
-        "log_scale(log_z, m / number, epsilon)",
-        "log_scale(log_z, m, epsilon)",
+        "log_scale(log_z, m / number, setting.epsilon)",
+        "log_scale(log_z, m, setting.epsilon)",
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
