@@ -12,9 +12,6 @@ It is far below the bound with the maximum number of participations where these 
 amplification by sampling within a step.
 """
 
-import dataclasses
-import math
-
 import numpy as np
 import scipy
 
@@ -22,7 +19,6 @@ from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.gaussian import gaussian_deltas
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
-from jaxacct.statistics import roots
 
 _MAX_CELLS = 50_000_000  # of the convolutions; beyond, counts are replaced by their maximum
 
@@ -83,18 +79,3 @@ def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, max_count: i
         distribution = np.convolve(distribution, squares)
         means.append(distribution @ deltas[: distribution.size])
     return np.maximum.accumulate(np.array(means))
-
-
-def noise_multiplier_for(mechanism: Mechanism, epsilon: float, target: float) -> float:
-    """Return the smallest noise multiplier, in place of the mechanism's, with a bound of at most `target`.
-
-    Rounded up by a relative 1e-9 at most, and at least 1e-3.
-    """
-    accountant = RevealedPattern()
-
-    def is_enough(log_sigma: float) -> bool:
-        noisy = dataclasses.replace(mechanism, noise_multiplier=math.exp(log_sigma))
-        return accountant.bound_at(noisy, epsilon) <= target
-
-    min_log_noise = math.log(1e-3)
-    return math.exp(roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, math.inf, absolute=1e-9)[1])

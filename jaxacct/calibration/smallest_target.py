@@ -145,11 +145,8 @@ class SmallestTarget:
     ) -> Plan | None:
         """Return the plan of the smallest certified candidate; None where none is.
 
-        Args:
-          accountant: certify by this bound, or by the best for "analytic"; None for samples.
-          max_samples: as of `calibrate`.
-          checkpoint: as of `calibrate`.
-          key: of the verifications; from the operating system by default.
+        It is certified by samples where `accountant`, a name or "analytic" for the best bound, is None. The
+        `key` is that of the verifications, from the operating system by default.
         """
         named = None if accountant == "analytic" else accountant
         fallback = self.analytic_exponent(named)

@@ -92,16 +92,8 @@ def min_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> tup
 
     Each point on the target's lines is valid, so that the estimate bears on the noise and not on the
     guarantee. It compares points by plain samples of the privacy loss at several noise multipliers, from a
-    fixed key, so that the same call has the same target.
-
-    Args:
-      scheme: of the mechanism.
-      strategy: of the mechanism.
-      tpr: as in `implied`.
-      fpr: as in `implied`.
-
-    Returns:
-      The point of `implied` where samples do not resolve a better one.
+    fixed key, so that the same call has the same target. The point is that of `implied`, for rates as there,
+    where samples do not resolve a better one.
     """
     usual = implied(tpr=tpr, fpr=fpr)
     power, level = _rates(tpr, fpr)

@@ -65,12 +65,14 @@ class Target:
         Raises:
           ValueError: an event that dp-accounting does not support.
         """
-        return _event_profile(self.compose_with) if self.composed else hockey_stick
+        return _events().event_profile(self.compose_with) if self.composed else hockey_stick
 
     @functools.cached_property
     def composition(self) -> Composed | None:
         """Composed mechanism, for proposals, or None. ValueError as `profile`."""
-        return Composed(_event_profile(self.compose_with), self.budget.delta_v) if self.composed else None
+        if not self.composed:
+            return None
+        return Composed(_events().event_profile(self.compose_with), self.budget.delta_v)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +155,7 @@ class Claim:
             "epsilon": target.epsilon,
             "delta": target.delta,
             "budget": dataclasses.asdict(target.budget),
-            "compose_with": _event_to_json(target.compose_with),
+            "compose_with": _events().event_to_json(target.compose_with) if target.composed else None,
             "dataset_size": self.dataset_size,
             "truncate_to": self.truncate_to,
         }
@@ -183,10 +185,12 @@ class _Written:
 def claim_from_json(data) -> Claim:
     """Return the claim that `Claim.to_json` wrote; ValueError for fields that are not as it writes them."""
     read = records.read(_Written, data, "plan claim")
-    scheme = scheme_from_fields(_kind("scheme", read.scheme.get("name"), SCHEMES), read.scheme)
-    kind = _kind("strategy kind", read.strategy.get("kind", BandedToeplitz.kind), STRATEGIES)
-    mechanism = Mechanism(scheme, kind.from_json(read.strategy), read.noise_multiplier, read.adjacency)
-    target = Target(read.epsilon, read.delta, read.budget, _event_from_json(read.compose_with))
+    name, kind = read.scheme.get("name"), read.strategy.get("kind", BandedToeplitz.kind)
+    scheme = scheme_from_fields(SCHEMES[_validate.one_of("scheme", name, tuple(SCHEMES))], read.scheme)
+    strategy = STRATEGIES[_validate.one_of("strategy kind", kind, tuple(STRATEGIES))].from_json(read.strategy)
+    mechanism = Mechanism(scheme, strategy, read.noise_multiplier, read.adjacency)
+    event = None if read.compose_with is None else _events().event_from_json(read.compose_with)
+    target = Target(read.epsilon, read.delta, read.budget, event)
     claim = Claim(mechanism, target, read.dataset_size, read.truncate_to)
     written = records.differences(data, claim.to_json(), "claim")
     if written:  # such as a strategy whose column norm is not 1
@@ -194,32 +198,8 @@ def claim_from_json(data) -> Claim:
     return claim
 
 
-def _kind(what: str, name, kinds):
-    if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"{what} must be one of {', '.join(kinds)}, got {name!r:.80}")
-    return kinds[name]
+def _events():
+    """Return `accountants.composition`, imported only for a claim that composes another mechanism."""
+    from jaxacct.accountants import composition
 
-
-# `accountants.composition` is imported only for a claim that composes another mechanism.
-
-
-def _event_profile(event):
-    from jaxacct.accountants.composition import event_profile
-
-    return event_profile(event)
-
-
-def _event_to_json(event):
-    if event is None:
-        return None
-    from jaxacct.accountants.composition import event_to_json
-
-    return event_to_json(event)
-
-
-def _event_from_json(data):
-    if data is None:
-        return None
-    from jaxacct.accountants.composition import event_from_json
-
-    return event_from_json(data)
+    return composition

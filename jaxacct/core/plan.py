@@ -181,21 +181,9 @@ class Plan:
         progress: Progress | None = None,
         key=None,
     ) -> Verdict:
-        """Repeat the verification with a fresh key, by the proposals of the plan's own evidence.
+        """Return the verdict on samples with a fresh key, by the proposals of the plan's own evidence.
 
-        Args:
-          rule: as in `jaxacct.verify`.
-          max_samples: as in `jaxacct.verify`.
-          proposal: as in `jaxacct.verify`.
-          checkpoint: as in `jaxacct.verify`.
-          progress: as in `jaxacct.verify`.
-          key: as in `jaxacct.verify`.
-
-        Returns:
-          The verdict on the fresh samples.
-
-        Raises:
-          ValueError: an analytic plan: loading recomputes its bound.
+        Arguments are those of `jaxacct.verify`. ValueError for an analytic plan: loading computes its bound.
         """
         if not isinstance(self.evidence, Sampled):
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta, gdp_epsilon
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common import validate as _validate
 from jaxacct.individual.buckets import SigmaGrid
-from jaxacct.individual.filters import FilterState, OfExamples, add_exactly, spent_of
+from jaxacct.individual.filters import FilterState, OfSquares, add_exactly
 from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.rdp import ORDERS, rdp_to_epsilon, subsampled_gaussian_rdp
 
@@ -63,7 +63,7 @@ def _scanned(accountant, state, norms):
 
 
 @dataclass(frozen=True)
-class GDPIndividualAccountant(OfExamples, _OfNorms):
+class GDPIndividualAccountant(OfSquares, _OfNorms):
     """Full-batch Gaussian steps: the individual mu is `sqrt(sum norm^2) / (sigma C)`; exact.
 
     Attributes:
@@ -91,14 +91,6 @@ class GDPIndividualAccountant(OfExamples, _OfNorms):
         return FilterState(
             jnp.where(broken, jnp.inf, total), jnp.where(broken, 0, rest), state.active, state.step + 1
         )
-
-    def mu(self, state: FilterState) -> np.ndarray:
-        """Return (num_examples,) float64 (**private**)."""
-        return np.sqrt(spent_of(state))
-
-    def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
-        """Return (num_examples,) float64 at delta (**private**)."""
-        return gdp_epsilon(delta, self.mu(state))
 
     def delta(self, state: FilterState, epsilon: float) -> np.ndarray:
         """Return (num_examples,) float64 at epsilon (**private**)."""

@@ -112,6 +112,18 @@ class OfExamples:
         return _empty(_validate.positive_integer("num_examples", num_examples), num_examples)
 
 
+class OfSquares(OfExamples):
+    """Squared mu of every example."""
+
+    def mu(self, state: FilterState) -> np.ndarray:
+        """Return (num_examples,) float64: the mu that each example has spent (**private**)."""
+        return np.sqrt(spent_of(state))
+
+    def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
+        """Return (num_examples,) float64: individual epsilons at delta (**private**)."""
+        return gdp_epsilon(delta, self.mu(state))
+
+
 @dataclass(frozen=True)
 class GDPFilter(_MuFilter):
     """Filter with one budget for the data set (algorithm 2); steps cost that of the worst *possible* example.
@@ -142,7 +154,7 @@ class GDPFilter(_MuFilter):
 
 
 @dataclass(frozen=True)
-class IndividualGDPFilter(OfExamples, _MuFilter):
+class IndividualGDPFilter(OfSquares, _MuFilter):
     """Filter with a budget for every example (algorithm 1), for full batches or any Gaussian pair.
 
     Attributes:
@@ -191,14 +203,6 @@ class IndividualGDPFilter(OfExamples, _MuFilter):
         total, rest = add_exactly(state.spent, state.rest, charged)
         # After a partial step no budget is left, so such an example becomes inactive.
         return _keep(state, scale > 0, total, rest)._replace(active=(scale == 1)), scale
-
-    def mu(self, state: FilterState) -> np.ndarray:
-        """Return (num_examples,) float64: the mu that each example has spent (**private**)."""
-        return np.sqrt(spent_of(state))
-
-    def epsilon(self, state: FilterState, delta: float) -> np.ndarray:
-        """Return (num_examples,) float64: individual epsilons at delta (**private**)."""
-        return gdp_epsilon(delta, self.mu(state))
 
 
 @dataclass(frozen=True)

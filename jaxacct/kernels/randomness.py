@@ -241,6 +241,13 @@ def exponential_64(key, shape, bits=None):
     return minus_log_uniform(high, (low.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32))
 
 
+def multiply_high(a, b):
+    """Return the high 32 bits of the product of uint32 arrays: floor(a b / 2^32)."""
+    a_low, a_high, b_low, b_high = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
+    middle = a_high * b_low + (a_low * b_low >> 16)
+    return a_high * b_high + (middle >> 16) + (((middle & 0xFFFF) + a_low * b_high) >> 16)
+
+
 # Minimum probability of either side of a Bernoulli draw of 32 bits; below it a draw has 64 bits.
 _RARE = 2.0**-10
 # Below this even 64 bits have a relevant relative error, and schemes refuse it.

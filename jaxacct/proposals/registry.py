@@ -1,8 +1,8 @@
 """Registered families of proposal distributions; a new family is one file and one line here.
 
-The module of a family has `build(setting, *parameters) -> Proposal`, which raises ValueError where the family
-does not cover the setting, and `candidates(setting, samples_needed) -> list[Proposal]`. A module is imported
-when its family is used.
+The module of a family has `build(setting, *parameters) -> Proposal`, which returns None or raises ValueError
+where the family does not cover the setting, and `candidates(setting, samples_needed) -> list[Proposal]`. A
+module is imported when its family is used.
 """
 
 import functools
@@ -104,7 +104,7 @@ def build(setting: Setting, spec: ProposalSpec) -> Proposal:
             f"{setting.mechanism.adjacency} adjacency"
         )
     found = _module(family).build(setting, *spec.parameters)
-    if found.spec != spec or found.direction != setting.direction:
+    if found is None or found.spec != spec or found.direction != setting.direction:
         raise ValueError(f"proposal {spec} is not available for this mechanism")
     return found
 

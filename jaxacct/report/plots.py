@@ -47,7 +47,7 @@ def profile(plan: Plan, bands: Profile | None = None):
     """Return delta over epsilon: the certified point, what it implies, and `bands` of `privacy_profile`."""
     figure, axes = blank_axes(5.6, 4.0)
     epsilons = np.linspace(0, 2 * plan.epsilon or 3.0, 201)
-    implied = _delta_from_point(plan.epsilon, plan.delta, epsilons)
+    implied = EpsilonDelta(plan.epsilon, plan.delta).delta(epsilons)
     axes.plot(epsilons, implied, color="0.35", linestyle="--", label="implied by the certified point alone")
     min_delta = plan.delta / 10
     if bands is not None:
@@ -366,11 +366,3 @@ def _inverse(strategy: Strategy, whole: int, n: int) -> tuple[np.ndarray, np.nda
     rows = np.asarray(strategy.output_scores(np.eye(n if strategy.is_toeplitz else whole, dtype=np.float32)))
     matrix = np.tril(rows.astype(np.float64)[:n, :n])
     return matrix, np.linalg.inv(matrix)
-
-
-def _delta_from_point(epsilon: float, delta: float, others: np.ndarray) -> np.ndarray:
-    """Return the bound on delta at `others` that (epsilon, delta) alone implies."""
-    # The worst pair attains it (Kairouz, Oh and Viswanath, ICML 2015).
-    odds = (1 - delta) / (1 + np.exp(epsilon))
-    gain = np.maximum(0.0, np.exp(epsilon) - np.exp(others)) * odds
-    return delta + gain

@@ -3,6 +3,7 @@
 The protocol is `jaxacct.schemes.base.Scheme`.
 """
 
+from jaxacct.common import validate as _validate
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.balanced_min_sep import BalancedMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
@@ -34,9 +35,7 @@ SCHEMES: dict[str, type[Scheme]] = {scheme.name: scheme for scheme in _ALL}
 
 def scheme_from_json(data: dict) -> Scheme:
     """Return the scheme that `scheme_to_json` wrote; ValueError for an unknown scheme or field."""
-    name = data.get("name")
-    if name not in SCHEMES:
-        raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {name!r}")
+    name = _validate.one_of("scheme", data.get("name"), tuple(SCHEMES))
     return scheme_from_fields(SCHEMES[name], data)
 
 

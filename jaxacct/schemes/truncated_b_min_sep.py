@@ -28,6 +28,7 @@ import scipy
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.lockouts import counts_at
+from jaxacct.kernels.randomness import multiply_high
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import ExampleScheme, Sums, check_fields, disjoint_participations
@@ -190,7 +191,7 @@ class TruncatedBMinSep(ExampleScheme):
     def _counts(self, bits, sizes, direction: str):
         """Return the count of a sampled example, by 32 bits and the others' batch sizes, of one shape."""
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
-        place = _multiply_high(bits, sizes.astype(jnp.uint32) + 1)
+        place = multiply_high(bits, sizes.astype(jnp.uint32) + 1)
         kept = (place < self.max_batch_size).astype(jnp.float32)
         drawn_from_p = Direction.of(direction) is Direction.REMOVE
         when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
@@ -264,10 +265,3 @@ def _required(batch_sizes):
     if batch_sizes is None:
         raise ValueError("batch_sizes must be given for truncated-b-min-sep")
     return batch_sizes
-
-
-def _multiply_high(a, b):
-    """Return the high 32 bits of the product of uint32 arrays: floor(a b / 2^32)."""
-    a_low, a_high, b_low, b_high = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
-    middle = a_high * b_low + (a_low * b_low >> 16)
-    return a_high * b_high + (middle >> 16) + (((middle & 0xFFFF) + a_low * b_high) >> 16)

@@ -89,15 +89,8 @@ class LaplacePair:
     def events(self, losses: np.ndarray, above: bool) -> Tails:
         most = 1 / self.scale
         half = (most - losses) / 2  # the place over the scale
-        inside = np.abs(losses) < most
         p_far, q_far = np.exp(-np.abs(half)) / 2, np.exp(-np.abs(half - most)) / 2
-        p_above = np.where(inside, 1 - p_far, np.where(losses < 0, 1.0, 0.0))
-        q_above = np.where(inside, q_far, np.where(losses < 0, 1.0, 0.0))
-        error = np.full(losses.shape, (8 + 4 * most) * UNIT)
-        if above:
-            return Tails(p_above, q_above, error)
-        p_below = np.where(inside, p_far, np.where(losses < 0, 0.0, 1.0))
-        return Tails(p_below, 1 - q_above, error)
+        return _tails_within(most, losses, p_far, q_far, above)
 
     def nodes(self) -> np.ndarray:
         most = 1 / self.scale
@@ -116,18 +109,23 @@ class DiscreteLaplacePair:
         most = self.a * self.shift
         last = np.clip(np.ceil((self.shift - losses / self.a) / 2) - 1, 0, self.shift - 1)
         share = 1 / (1 + math.exp(-self.a))
-        inside = np.abs(losses) < most
         p_far, q_far = share * np.exp(-self.a * (last + 1)), share * np.exp(-self.a * (self.shift - last))
-        error = np.full(losses.shape, (8 + 4 * most) * UNIT)
-        if above:
-            outside = np.where(losses < 0, 1.0, 0.0)
-            return Tails(np.where(inside, 1 - p_far, outside), np.where(inside, q_far, outside), error)
-        outside = np.where(losses < 0, 0.0, 1.0)
-        return Tails(np.where(inside, p_far, outside), np.where(inside, 1 - q_far, outside), error)
+        return _tails_within(most, losses, p_far, q_far, above)
 
     def nodes(self) -> np.ndarray:
         found = self.a * np.arange(-self.shift, self.shift + 1, 2.0)
         return found[:: max(1, found.size // 4000)]
+
+
+def _tails_within(most: float, losses: np.ndarray, p_far, q_far, above: bool) -> Tails:
+    """Return the events of a pair with losses of at most `most` in size.
+
+    Inside, the loss is below with probability `p_far` under P, and above with probability `q_far` under Q.
+    """
+    p, q = (1 - p_far, q_far) if above else (p_far, 1 - q_far)
+    inside, outside = np.abs(losses) < most, np.where((losses < 0) == above, 1.0, 0.0)
+    error = np.full(losses.shape, (8 + 4 * most) * UNIT)
+    return Tails(np.where(inside, p, outside), np.where(inside, q, outside), error)
 
 
 def _values(losses: np.ndarray, tails: Tails) -> Values:

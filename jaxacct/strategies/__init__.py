@@ -68,9 +68,7 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
 
 def strategy_from_json(data: dict) -> Strategy:
     """Return the strategy that `to_json` wrote; ValueError for another kind."""
-    kind = data.get("kind", BandedToeplitz.kind)
-    if kind not in STRATEGIES:
-        raise ValueError(f"strategy kind must be one of {', '.join(STRATEGIES)}, got {kind!r}")
+    kind = _validate.one_of("strategy kind", data.get("kind", BandedToeplitz.kind), tuple(STRATEGIES))
     return STRATEGIES[kind].from_json(data)
 
 

@@ -15,6 +15,7 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
+from jaxacct.strategies.base import schedule_of
 from jaxacct.strategies.series import quotient, sums_at_lags
 from jaxacct.strategies.stationary import FirstColumn, checked_numbers
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
@@ -118,14 +119,11 @@ class BandedToeplitz(FirstColumn):
         n = _validate.positive_integer("iterations", iterations)
         bands = _validate.positive_integer("bands", bands)
         separation = _validate.positive_integer("min_separation", min_separation)
-        _validate.positive_integer("participations", participations)
         if bands > separation:
             raise ValueError(f"bands must be at most min_separation {separation}, got {bands}")
         if bands > n:
             raise ValueError(f"bands must be at most iterations {n}, got {bands}")
-        max_participations = -(-n // separation)
-        if participations > max_participations:
-            raise ValueError(f"participations must be at most {max_participations}, got {participations}")
+        schedule_of(n, separation, participations)
         checked(workload)
         if bands == 1:
             return cls.identity()

@@ -75,15 +75,6 @@ def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
     assert exact < revealed(fewer, 20.0, 1.0)
 
 
-@pytest.mark.parametrize(("epsilon", "target"), [(1.0, 2e-6), (8.0, 1e-9), (0.1, 0.5)])
-def test_noise_multiplier_is_on_the_private_side(epsilon, target):
-    scheme = MultiAttribution(100, 10, 0.01, 2)
-    sigma = revealed_pattern.noise_multiplier_for(at(scheme, 1.0), epsilon, target)
-    assert revealed(scheme, sigma, epsilon) <= target
-    if sigma > 2e-3:
-        assert revealed(scheme, 0.999 * sigma, epsilon) > target
-
-
 def test_sensitivities():
     """Called, not retyped: of truncated batches, overlapping columns and a user's examples."""
     cut = TruncatedBMinSep(1, 1, 0.4, 4, 8)

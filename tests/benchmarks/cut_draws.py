@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, TruncatedBMinSep
 from jaxacct.proposals.base import plain
-from jaxacct.proposals.families.truncated import truncated_proposal
+from tests.proposals_by_name import proposal_by_name
 
 # Iterations, separation, bands, data set size, batch size, turns.
 SETTINGS = ((1024, 64, 16, 51_200, 80, 40), (7200, 256, 256, 14_745_600, 1793, 12))
@@ -29,8 +29,8 @@ def main() -> None:
             "without cuts": plain(Mechanism(BMinSep.from_batch_size(**sizes), strategy, 1.0), "remove"),
             "cut, plain, remove": plain(cut, "remove"),
             "cut, plain, add": plain(cut, "add"),
-            "cut, two replicas, remove": truncated_proposal(cut, "remove", 8.0),
-            "cut, two replicas, add": truncated_proposal(cut, "add", 8.0),
+            "cut, two replicas, remove": proposal_by_name(cut, 8.0, "remove", "truncated"),
+            "cut, two replicas, add": proposal_by_name(cut, 8.0, "add", "truncated"),
         }
         for proposal in proposals.values():
             proposal.draw(key, 0, BLOCKS)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz
-from jaxacct.cli.bench import SETTINGS, measure
+from jaxacct.cli.commands.bench import SETTINGS, measure
 from jaxacct.kernels import gpu_recurrence
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from tests.benchmarks.results import record

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from jaxacct.cli.bench import SETTINGS
+from jaxacct.cli.commands.bench import SETTINGS
 from jaxacct.estimates import shared_draws
 from jaxacct.kernels import gpu_recurrence, randomness
 from jaxacct.mechanisms.mechanism import Mechanism

@@ -277,7 +277,12 @@ MUTANTS = [
     Mutant(
         CORE_CLAIM, '            "adjacency": mechanism.adjacency,\n', "", f"{GUARDS} tests/core/test_plan.py"
     ),
-    Mutant(CORE_CLAIM, '            "compose_with": _event_to_json(target.compose_with),\n', "", GUARDS),
+    Mutant(
+        CORE_CLAIM,
+        '            "compose_with": _events().event_to_json(target.compose_with) if target.composed else None,\n',
+        "",
+        GUARDS,
+    ),
     Mutant(
         CORE_CLAIM,
         "if not self.budget.delta <= self.delta:",
@@ -518,8 +523,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/families/example_replicas.py",
-        "log_scale(log_z, m / number, epsilon)",
-        "log_scale(log_z, m, epsilon)",
+        "log_scale(log_z, m / number, setting.epsilon)",
+        "log_scale(log_z, m, setting.epsilon)",
         "tests/conformance/test_proposals.py",
     ),
     Mutant(

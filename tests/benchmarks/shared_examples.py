@@ -26,7 +26,7 @@ from jaxacct import (
     calibrate,
     prefix_sum_error,
 )
-from jaxacct.accountants import revealed_pattern, unamplified
+from jaxacct.accountants import unamplified
 from train.batches.attribution import bound_contributions, find_sampling_probability
 from train.batches.graph import from_edges, neighborhood_sizes
 
@@ -75,7 +75,11 @@ def main():
         return unamplified.noise_multiplier_for(revealing, epsilon, DELTA), None
 
     def revealed(epsilon):
-        return revealed_pattern.noise_multiplier_for(revealing, epsilon, DELTA), None
+        problem = printed, strategy
+        plan = calibrate(
+            *problem, epsilon=epsilon, delta=DELTA, accountant="revealed-pattern", grid_ratio=1.001
+        )
+        return plan.mechanism.noise_multiplier, None
 
     def certified(scheme):
         def find(epsilon):

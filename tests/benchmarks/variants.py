@@ -21,7 +21,7 @@ from jaxacct import (
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals.base import draw_in_batches, plain
 from jaxacct.proposals.families.replicas import replica_proposal
-from jaxacct.proposals.families.truncated import truncated_proposal
+from tests.proposals_by_name import proposal_by_name
 
 ITERATIONS, BANDS, SEPARATION, SAMPLES = 1024, 16, 64, 32_768
 
@@ -50,7 +50,7 @@ def variants():
     for direction in ("remove", "add"):
         yield (
             f"truncated, two replicas, {direction}",
-            truncated_proposal(Mechanism(cut, banded, 1.0), direction, 8.0),
+            proposal_by_name(Mechanism(cut, banded, 1.0), 8.0, direction, "truncated"),
         )
 
 

@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 from jaxacct import NonFiniteLossError, Plan
-from jaxacct.cli import bench, output
 from jaxacct.cli import main as cli
-from jaxacct.cli.commands import recommend
+from jaxacct.cli import output
+from jaxacct.cli.commands import bench, recommend
 from jaxacct.cli.problem import Problem
 from jaxacct.report.facts import describe
 from jaxacct.statistics.lines import KINDS

@@ -13,7 +13,7 @@ from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, 
 from jaxacct.common.files import Checkpoint
 from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
-from jaxacct.proposals.base import Draws, plain
+from jaxacct.proposals.base import Draws, Setting, plain
 from jaxacct.proposals.families import (
     composed_half_space,
     composed_replicas,
@@ -27,7 +27,7 @@ from jaxacct.proposals.families import (
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_allowances import U, gaussian_profile
 from tests.core.test_budget_lines import compare
@@ -97,7 +97,7 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
         Composed(gaussian_profile(), 1e-4),
         Mechanism(Poisson(40, 0.05), SMALL.strategy.identity(), 1.5),
     )
-    found = composed_replicas.composed_replicas(mechanism, 2, 1.0, whole)
+    found = composed_replicas.build(Setting(mechanism, 1.0, Direction.REMOVE, whole), 2)
     log_z = mechanism.scheme.replicas.log_normalizer(mechanism, 2)
     expected = families.loss_items(mechanism, 1e-4, "remove", 2)
     margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
@@ -156,7 +156,8 @@ def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
     chances, uncut = np.array(independent.chances), independent.uncut
     for module in (truncated, truncated_mean):
         monkeypatch.setattr(module.replicas, "log_normalizer", lambda labelled: 0.0)
-    found = truncated.truncated_proposal(CUT, direction, 1.0)
+    setting = Setting(CUT, 1.0, Direction(direction), None)
+    found = truncated.build(setting)
     tilt = float(found.tables()["log_tilt"]) and -math.log1p(-uncut.sampling_probability)
     exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
     assert exact <= found.log_normalizer <= exact * (1 + 3e-12)
@@ -169,7 +170,7 @@ def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
         of_cut = mean * (1.5 * shared + 3 * 0.5) / variance
         of_all = float(mean @ (shared / 2 + 0.5)) / variance
     exact = math.fsum(np.log1p(chances * np.expm1(of_cut))) + of_all
-    raised = truncated_mean.truncated_mean_proposal(CUT, direction, 1.0).log_normalizer - exact
+    raised = truncated_mean.build(setting).log_normalizer - exact
     assert 0.9e-9 * (1 + exact) <= raised <= 1.2e-9 * (1 + exact)
 
 

@@ -33,7 +33,7 @@ from jaxacct.core.evidence import NotRun, Sampled
 from jaxacct.core.line import draw_line
 from jaxacct.kernels import randomness
 from jaxacct.proposals import threshold
-from jaxacct.proposals.base import Draws, ProposalSpec
+from jaxacct.proposals.base import Draws, ProposalSpec, Setting
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import composed_replicas as composed_proposals
 from jaxacct.proposals.families.extrapolation import at_distances, log_bound, plan_extrapolations
@@ -132,7 +132,7 @@ def test_the_weighted_term_is_bounded_and_would_not_be_with_all_of_the_profile()
     loss, epsilon = np.linspace(-40, 40, 80_001), 1.0
     composed = Composed(gaussian(1.0), 1e-6)
     for m in (2, 3):
-        proposal = composed_proposals.composed_replicas(MECHANISMS[0], m, epsilon, composed)
+        proposal = composed_proposals.build(Setting(MECHANISMS[0], epsilon, Direction.REMOVE, composed), m)
         log_weight = proposal.log_normalizer + (1 - m) * loss
         with np.errstate(divide="ignore"):
             drawn = log_weight + np.log(composed.above_floor(epsilon - loss)) - proposal.log_scale
@@ -146,7 +146,7 @@ def test_the_weighted_term_is_bounded_and_would_not_be_with_all_of_the_profile()
 def test_weights_are_booked_as_far_down_as_terms_reach():
     """A profile that ends late has terms at losses far below 0, where weights are e to a larger number."""
     composed = Composed(gaussian(0.3), 1e-6)
-    proposal = composed_proposals.composed_replicas(MECHANISMS[2], 3, 1.0, composed)
+    proposal = composed_proposals.build(Setting(MECHANISMS[2], 1.0, Direction.REMOVE, composed), 3)
     alone = proposal_by_name(MECHANISMS[2], 1.0, "remove", "replicas:3")
     booked, before = (
         next(line.amount for line in budget_lines(found, 1e-6) if line.name == "float32 weights")
@@ -286,7 +286,9 @@ def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
 def test_a_search_uses_the_terms_that_are_certified(monkeypatch):
     """Attack: with all of the profile a weight far below 0 is worth a whole scale."""
     profile = gaussian(1.0, 1e-9)
-    proposal = composed_proposals.composed_replicas(MECHANISMS[0], 3, 1.0, Composed(profile, 1e-6))
+    proposal = composed_proposals.build(
+        Setting(MECHANISMS[0], 1.0, Direction.REMOVE, Composed(profile, 1e-6)), 3
+    )
     loss = np.full(1024, -30.0)
     draws = Draws(loss, proposal.log_normalizer - 2 * loss)
     monkeypatch.setattr(search_module.base, "draw_in_batches", lambda *_: [draws])

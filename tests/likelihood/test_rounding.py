@@ -17,10 +17,11 @@ from jaxacct import (
     Poisson,
 )
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.families.example_replicas import example_replica_lines, example_replica_proposal
+from jaxacct.proposals.families.example_replicas import example_replica_lines
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.lines import total
+from tests.proposals_by_name import proposal_by_name
 from tests.rounding_errors import loss_margin, measured_error, measured_weight_error
 
 pytestmark = pytest.mark.optimized
@@ -201,7 +202,7 @@ def test_no_weight_of_powers_is_beyond_its_line(scheme, sigma):
 def test_powers_book_all_that_their_weights_rest_on():
     """Lines of every kind and no second time in the terms; more replicas book more."""
     mechanism = Mechanism(IndependentAttribution(1000, 16, 0.0036, 2), BandedToeplitz.square_root(16), 3.0)
-    proposals = [example_replica_proposal(mechanism, m, 4.0) for m in (3, 4)]
+    proposals = [proposal_by_name(mechanism, 4.0, "remove", f"example-replicas:{m}") for m in (3, 4)]
     few, more = (total(budget_lines(proposal, 1e-6), "relative") for proposal in proposals)
     assert 0 < few < more < 0.05
     assert {line.kind for line in budget_lines(proposals[0], 1e-6)} == {

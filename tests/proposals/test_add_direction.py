@@ -140,7 +140,7 @@ def test_half_space_bounds_every_term(scheme, bands):
         if log_scale == -math.inf:
             continue
         minorant = add_direction.best_minorant(mechanism, epsilon)
-        edge, slope = add_direction.edge_and_slope(mechanism, epsilon, minorant)
+        edge, slope = add_direction.edge_and_slope(mechanism, epsilon - log_scale, minorant)
         noise, loss = noise_and_log_ratio(mechanism, random_outputs(mechanism, 3000, 2.0))
         t = noise @ minorant.weights / minorant.norm
         bound = math.exp(log_scale) * hockey_stick.hockey_stick(slope * (t - edge))
@@ -151,8 +151,9 @@ def test_best_minorant_is_no_worse_than_jensen():
     mechanism = make(BMinSep(60, 5, 0.1), 5, 3.0)
     jensen = add_direction.tangent(mechanism, np.full(60, 0.5 / 3.0))
     best = add_direction.best_minorant(mechanism, 0.4)
+    kappa = 0.4 - plain_bounded.log_remainder_scale(mechanism, 0.4)
     means = [
-        add_direction.log_half_space_mean(*add_direction.edge_and_slope(mechanism, 0.4, m))
+        add_direction.log_half_space_mean(*add_direction.edge_and_slope(mechanism, kappa, m))
         for m in (best, jensen)
     ]
     assert means[0] < means[1]
@@ -229,7 +230,8 @@ def test_the_coordinate_is_lowered_by_what_it_is_rounded():
 def test_weights_average_to_the_probability_of_the_half_space():
     mechanism, epsilon = make(Poisson(10, 0.1), 1, 2.0), 0.3
     minorant = add_direction.best_minorant(mechanism, epsilon)
-    edge, slope = add_direction.edge_and_slope(mechanism, epsilon, minorant)
+    kappa = epsilon - plain_bounded.log_remainder_scale(mechanism, epsilon)
+    edge, slope = add_direction.edge_and_slope(mechanism, kappa, minorant)
     proposal = add_direction.half_space_proposal(mechanism, epsilon, minorant)
     _, draws = draw_terms(proposal, epsilon, 400)
     weights = np.exp(draws.log_weight)

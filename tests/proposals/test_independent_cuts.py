@@ -22,7 +22,6 @@ from jaxacct import (
 from jaxacct.estimates.estimate import best_proposal
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families.replicas import log_scale
-from jaxacct.proposals.families.truncated import truncated_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.schemes.replicas import cuts as replicas
@@ -221,7 +220,7 @@ def max_term(mechanism, epsilon, direction, seed=0):
     n, p, proposal = (
         scheme.iterations,
         scheme.sampling_probability,
-        truncated_proposal(mechanism, direction, epsilon),
+        proposal_by_name(mechanism, epsilon, direction, NAME),
     )
     dense = enumeration.strategy_matrix(mechanism.strategy.array, n + mechanism.strategy.bands - 1, n)
     alpha, none = math.exp(epsilon), math.exp(scheme.uncut.log_probability_of_none())
@@ -303,7 +302,7 @@ def test_what_is_booked(key):
         jax.jit(scheme.independent_cuts.log_likelihoods),
     )
     for direction in ("remove", "add"):
-        proposal = truncated_proposal(mechanism, direction, 2.0)
+        proposal = proposal_by_name(mechanism, 2.0, direction, NAME)
         lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
         margin, weight = total(tuple(lines.values()), "epsilon"), lines["float32 weights"].amount
         assert lines["more examples eligible than allowed for"].amount == scheme.independent_cuts.beyond > 0
@@ -356,8 +355,8 @@ def test_few_samples(tmp_path):
 def test_where_there_is_none():
     uncut = mechanism_of(SMALL[0][0].uncut, 2)
     with pytest.raises(ValueError, match="scheme must truncate batches itself, got b-min-sep"):
-        truncated_proposal(uncut, "remove", 1.0)
+        proposal_by_name(uncut, 1.0, "remove", NAME)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
-        truncated_proposal(loud, "remove", 1.0)
+        proposal_by_name(loud, 1.0, "remove", NAME)
     assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]

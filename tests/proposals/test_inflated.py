@@ -49,7 +49,7 @@ def test_the_least_ratio_of_all_participation_vectors(n, b, warm, p, times):
 
 def exact_scale(mechanism, m, times, epsilon) -> float:
     """The largest weighted term that the minorant `g >= P0' + c (f - P0)` allows, on a grid of f."""
-    proposal = inflated.inflated_proposal(mechanism, m, times, epsilon)
+    proposal = proposal_by_name(mechanism, epsilon, "remove", f"inflated-replicas:{m},{times}")
     scheme = mechanism.scheme
     more, log_ratio = more_often(scheme, times)
     none, inflated_none = (math.exp(one.log_probability_of_none()) for one in (scheme, more))
@@ -61,7 +61,7 @@ def exact_scale(mechanism, m, times, epsilon) -> float:
 
 @pytest.mark.parametrize(("m", "times", "epsilon"), [(2, 2, 0.1), (4, 8, 0.02), (5, 8, 1.0), (3, 20, 3.0)])
 def test_the_scale_is_the_largest_term_that_the_minorant_allows(m, times, epsilon):
-    proposal = inflated.inflated_proposal(SMALL, m, times, epsilon)
+    proposal = proposal_by_name(SMALL, epsilon, "remove", f"inflated-replicas:{m},{times}")
     largest = exact_scale(SMALL, m, times, epsilon)
     assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
     assert proposal.scale_at is not None
@@ -107,7 +107,7 @@ def test_few_samples_where_participation_is_rare(key):
 def test_what_is_booked_covers_both_losses(key):
     """Float32 against float64 of the same normals and counts: L, and `L - m L'` of the weights."""
     m, times = 4, 8
-    proposal = inflated.inflated_proposal(SMALL, m, times, 0.3)
+    proposal = proposal_by_name(SMALL, 0.3, "remove", f"inflated-replicas:{m},{times}")
     lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
     margin = total(tuple(lines.values()), "epsilon")
     weight = math.log1p(lines["float32 weights, with the loss at the inflated probability"].amount)
@@ -163,9 +163,10 @@ def test_vectors_that_count_are_ruled_out_under_the_target_distribution():
 
 def test_names_and_numbers_that_there_are_not():
     with pytest.raises(ValueError, match=r"m must be in 2\.\.8"):
-        inflated.inflated_proposal(SMALL, 9, 2, 1.0)
+        proposal_by_name(SMALL, 1.0, "remove", "inflated-replicas:9,2")
     with pytest.raises(ValueError, match="a proposal at 2 times its probability, got poisson"):
-        inflated.inflated_proposal(Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0), 2, 2, 1.0)
+        poisson = Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0)
+        proposal_by_name(poisson, 1.0, "remove", "inflated-replicas:2,2")
     for name in ("inflated-replicas:2,1", "inflated-replicas:2,33"):
         with pytest.raises(ValueError, match=r"proposal must be inflated-replicas:2\.\.64,2\.\.32"):
             proposal_by_name(SMALL, 1.0, "remove", name)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, TruncatedBMinSep
 from jaxacct.proposals.families import truncated_mean
-from jaxacct.proposals.families.truncated import truncated_lines, truncated_proposal
+from jaxacct.proposals.families.truncated import truncated_lines
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration
@@ -50,7 +50,7 @@ def test_the_mixture_and_its_factor(scheme, bands, direction):
     mechanism = mechanism_of(scheme, bands, 1.2)
     dense, mean, once, more = of(mechanism, direction)
     proposal, cuts = (
-        truncated_mean.truncated_mean_proposal(mechanism, direction, 1.0),
+        proposal_by_name(mechanism, 1.0, direction, NAME),
         scheme.independent_cuts,
     )
     tables, variance = proposal.tables(), mechanism.noise_multiplier**2
@@ -108,7 +108,7 @@ def test_no_term_exceeds_the_scale(direction):
     for sigma, epsilon in ((1.0, 0.3), (0.7, 1.5)):
         mechanism = mechanism_of(scheme, bands, sigma)
         rng, rows = np.random.default_rng(2), scheme.iterations + bands - 1
-        proposal = truncated_mean.truncated_mean_proposal(mechanism, direction, epsilon)
+        proposal = proposal_by_name(mechanism, epsilon, direction, NAME)
         scale = proposal.log_scale - proposal.log_normalizer
         for cut in itertools.product((0, 1), repeat=scheme.iterations):
             y = rng.normal(size=(2000, rows)) * rng.choice([0.5, 2.0, 8.0], size=(2000, 1))
@@ -130,12 +130,12 @@ def test_many_participations(direction):
     )
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 2.5)
     proposal = proposal_by_name(mechanism, 8.0, direction, NAME)
-    assert proposal.log_scale < truncated_proposal(mechanism, direction, 8.0).log_scale - 2
+    assert proposal.log_scale < proposal_by_name(mechanism, 8.0, direction, "truncated").log_scale - 2
     assert (
         proposal.scale_at is not None and proposal.scale_at(8.0) == proposal.log_scale and proposal.of_a_bound
     )
     lines = budget_lines(proposal, 1e-6)
-    fewer = budget_lines(truncated_proposal(mechanism, direction, 8.0), 1e-6)
+    fewer = budget_lines(proposal_by_name(mechanism, 8.0, direction, "truncated"), 1e-6)
     assert total(fewer, "relative") < total(lines, "relative") < 0.05
     assert total(lines, "epsilon") < 0.01
     # As long as no replica is: not drawn.
@@ -162,7 +162,7 @@ def test_where_there_is_none():
     uncut = mechanism_of(SMALL[0][0].uncut, 2)
     assert family_candidates("truncated-mean", uncut, 1.0) == []
     with pytest.raises(ValueError, match="scheme must truncate batches itself, got b-min-sep"):
-        truncated_mean.truncated_mean_proposal(uncut, "remove", 1.0)
+        proposal_by_name(uncut, 1.0, "remove", NAME)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
-        truncated_mean.truncated_mean_proposal(loud, "remove", 1.0)
+        proposal_by_name(loud, 1.0, "remove", NAME)

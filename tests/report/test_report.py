@@ -13,6 +13,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.cli.main import main
 from jaxacct.core import truncation
@@ -145,7 +146,7 @@ def test_no_test_on_the_worst_pair_does_better_than_the_bound():
     # The picture's curve through the point is the profile of that pair.
     others = np.linspace(0, 2, 9)
     exact = [np.maximum(0, p - math.exp(e) * q).sum() for e in others]
-    np.testing.assert_allclose(plot._delta_from_point(epsilon, delta, others), exact, rtol=1e-12)
+    np.testing.assert_allclose(EpsilonDelta(epsilon, delta).delta(others), exact, rtol=1e-12)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 5.0, 800.0, math.inf])

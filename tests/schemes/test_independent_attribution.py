@@ -23,14 +23,13 @@ from jaxacct import (
 from jaxacct.kernels import interacting_recurrence
 from jaxacct.kernels.interacting_recurrence import numbers_kept
 from jaxacct.proposals.base import direction_key, draw_in_batches
-from jaxacct.proposals.families.example_replicas import example_replica_proposal
 from jaxacct.schemes import independent_attribution
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.likelihood.test_privacy_loss import outputs_of
 from tests.oracles import enumeration, tuples
 from tests.oracles.settings import few_in_ci
 from tests.proposals.test_proposals import ends
-from tests.proposals_by_name import family_candidates
+from tests.proposals_by_name import family_candidates, proposal_by_name
 from tests.schemes.test_schemes import chi_square_p_value
 from tests.strategies.test_non_banded import both_losses
 
@@ -220,9 +219,8 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
         Mechanism(IndependentAttribution(5, 2, 0.1, 2), Toeplitz((0.8, 0.5, 0.2)), 1.0)
     with pytest.raises(ValueError, match=r"m must be in 3\.\."):
-        example_replica_proposal(
-            Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0), 2, 1.0
-        )
+        users = Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0)
+        proposal_by_name(users, 1.0, "remove", "example-replicas:2")
     with pytest.raises(ValueError, match="norms must be"):
         IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratios(jax.numpy.zeros(5))
 

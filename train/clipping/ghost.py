@@ -124,19 +124,8 @@ def ghost_gradient_sum(
     (biases, scales, parameters in several places, inside of scans and `remat`) have each example's gradient
     written down, and are right all the same.
 
-    Args:
-      loss: as in `clipped_gradient_sum`.
-      params: as in `clipped_gradient_sum`.
-      batch: as in `clipped_gradient_sum`.
-      mask: as in `clipped_gradient_sum`.
-      grid: as in `clipped_gradient_sum`.
-      has_aux: as in `clipped_gradient_sum`.
-      groups: as in `clipped_gradient_sum`.
-      mesh: as in `clipped_gradient_sum`.
-      microbatch_size: examples whose activations are in memory at a time.
-      normalize: as in `train.clipping.per_example.clipped_gradient_sum`.
-      skip_padding: as in `train.clipping.per_example.clipped_gradient_sum`.
-      equal_rows: as in `train.clipping.per_example.clipped_gradient_sum`.
+    Arguments are those of `clipped_gradient_sum`; `microbatch_size` is the number of examples whose
+    activations are in memory at a time, by default `default_microbatch_size`.
 
     Raises:
       ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
@@ -284,14 +273,7 @@ def suits(
 ) -> tuple[float, float]:
     """Return what decides whether to use this: (fast share, scale), from shapes alone.
 
-    Args:
-      loss: as in `ghost_gradient_sum`.
-      params: as in `ghost_gradient_sum`.
-      grid: as in `ghost_gradient_sum`.
-      has_aux: as in `ghost_gradient_sum`.
-      batch: pytree of arrays (batch, ...) of any values.
-      microbatch_size: as there; by default `default_microbatch_size`.
-      devices: of the mesh; 0 without one.
+    Arguments are those of `ghost_gradient_sum`; `devices` of the mesh, 0 without one.
 
     Returns:
       Share of the parameters' entries whose gradients are not written down, and the norm that gradients are

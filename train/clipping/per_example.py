@@ -240,23 +240,12 @@ def _where_row(keep, tree):
     return jax.tree.map(kept, tree)
 
 
-def clip_to_grid(gradient, grid: Grid, normalize: bool = False):
-    """Return (kept, one gradient in whole grid units of norm at most 2^bits, exactly, its norm before).
-
-    It is not kept, and zero, where it is not finite, or would be too long after scaling. Of many gradients,
-    and under `jax.vmap`, use `clip_rows_to_grid`.
-    """
-    return clip_groups_to_grid(gradient, grid, None, normalize)[:3]
-
-
-def clip_groups_to_grid(gradient, grid: Grid, groups: Groups | None = None, normalize: bool = False):
-    """Return `clip_to_grid` with each group clipped to its own norm, and () bool: whether any was clipped."""
-    rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], gradient)
-    return jax.tree.map(lambda leaf: leaf[0], clip_rows_to_grid(rows, grid, groups, normalize))
-
-
 def clip_rows_to_grid(gradients, grid: Grid, groups: Groups | None = None, normalize: bool = False):
-    """Return `clip_groups_to_grid` of each row of a pytree of arrays (rows, ...)."""
+    """Return (kept, gradients in grid units, norms before, whether a group was clipped), of (rows, ...).
+
+    Whole units, exactly of norm at most 2^bits, and of each group at most its own. A gradient is not kept,
+    and zero, where it is not finite, or would be too long after scaling.
+    """
     return clip_in_memory(lambda: (gradients, ()), true_of(gradients), grid, groups, normalize)[0]
 
 
@@ -273,12 +262,7 @@ def clip_in_memory(
     once for the sum, and round it otherwise where a product and a sum become one operation: of a difference
     that cancels, what is summed would then be thousands of times as long as what was checked.
 
-    Args:
-      function: () -> (gradients, others).
-      true: () bool that is True, as for `train.in_memory.in_memory`.
-      grid: as of `clip_rows_to_grid`.
-      groups: as of `clip_rows_to_grid`.
-      normalize: as of `clip_rows_to_grid`.
+    `true` is a () bool that is True, as for `train.in_memory.in_memory`.
     """
 
     def scaled():

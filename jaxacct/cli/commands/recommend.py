@@ -60,6 +60,8 @@ def command(
     target = target or TargetOptions()
     asked = target.arguments()
     check_plot(plot)
+    run: dict[str, Any] = dict(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
+    run |= dict(workload=workload, adjacency=adjacency, **asked)
     matrix: Any = strategy
     if loader != "poisson-like":
         refuse(f"together with --loader {loader}", scheme=scheme, min_separation=min_separation)
@@ -69,18 +71,13 @@ def command(
         matrix = coefficients(strategy, bands, MATRICES)
     with watch() as progress:
         found = recommend(
-            dataset_size=dataset_size,
-            batch_size=batch_size,
-            iterations=iterations,
+            **run,
             memory_copies=memory_copies,
             scheme=scheme,
             bands=bands,
             min_separation=min_separation,
             strategy=matrix,
-            workload=workload,
-            adjacency=adjacency,
             progress=progress,
-            **asked,
         )
     options = f"{found.chosen.options(strategy or '')} {target}"
     made_for_workload = found.chosen.matrix not in ("square-root", COEFFICIENTS)
@@ -91,15 +88,7 @@ def command(
     draw(plot, "recommendation", found)
     drawn = None
     if loader != "poisson-like":
-        drawn = recommend(
-            dataset_size=dataset_size,
-            batch_size=batch_size,
-            iterations=iterations,
-            memory_copies=found.choice.memory_copies,
-            workload=workload,
-            adjacency=adjacency,
-            **asked,
-        ).chosen
+        drawn = recommend(**run, memory_copies=found.choice.memory_copies).chosen
     if json:
         switched = {} if drawn is None else {"batches_at_random": drawn.to_json()}
         show(found.to_json() | {"command": calibration} | switched, True)

@@ -137,26 +137,18 @@ def general_command(
         group_size=group_size,
     )
     run = GeneralDPSGD(**sizes)
-    if draws is not None:
-        assert epsilon is not None
-        drawn = SampledGeneralPlan.calibrate(epsilon, delta, num_samples=draws, **sizes)
-        if out is not None:
-            drawn.save(out)
-        found = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "sigma": drawn.sigma,
-            "noise_multiplier": 2 * drawn.sigma,
-        }
-        found |= {"clip": run.clip, "draws": drawn.draws.num_samples, **drawn.terms.to_json()}
-        tell(found | {"warnings": run.warnings(epsilon, delta)}, json)
-        return 0
     if sigma is None:
         assert epsilon is not None
-        plan = GeneralPlan.calibrate(epsilon, delta, **sizes)
+        drawn = {} if draws is None else {"num_samples": draws}
+        plan = (SampledGeneralPlan if drawn else GeneralPlan).calibrate(epsilon, delta, **drawn, **sizes)
         sigma = plan.sigma
         if out is not None:
             plan.save(out)
+        if isinstance(plan, SampledGeneralPlan):
+            found = {"epsilon": epsilon, "delta": delta, "sigma": sigma, "noise_multiplier": 2 * sigma}
+            found |= {"clip": run.clip, "draws": plan.draws.num_samples, **plan.terms.to_json()}
+            tell(found | {"warnings": run.warnings(epsilon, delta)}, json)
+            return 0
     found_epsilon = float(run.epsilon(delta, sigma))
     one = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, 1)
     per_record = math.sqrt(one.most()) / sigma

@@ -31,25 +31,18 @@ _PLACES = np.linspace(-38.0, 38.0, 1521)  # of t, to estimate where the table sh
 _SHARES = (0.4, 0.7)  # tangent points, as fractions of the (negative) loss that terms of 1 would need
 
 
-def build(setting: Setting) -> Proposal:
-    """Return the half-space with the smallest scale for a setting; ValueError without one."""
-    found = _best_half_space(setting)
-    if found is None:
-        raise ValueError(f"proposal {SPEC} is not available for this mechanism")
-    return found
-
-
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """Return the half-space where its scale is below that of samples of Q."""
     others = plain_candidates(setting, samples_needed)
     if samples_needed is not None and any(samples_needed(proposal) <= 0 for proposal in others):
         return []
-    found = _best_half_space(setting)
+    found = build(setting)
     smallest = min([0.0, *(one.log_scale for one in others)])
     return [] if found is None or not found.log_scale < smallest - 1e-3 else [found]
 
 
-def _best_half_space(setting: Setting) -> Proposal | None:
+def build(setting: Setting) -> Proposal | None:
+    """Return the half-space with the smallest scale for a setting, if any."""
     mechanism, composed = setting.mechanism, setting.composed
     if (
         composed is None

@@ -13,15 +13,16 @@ import dataclasses
 import functools
 import math
 
-from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.families.replicas import around_the_smallest_scale, replica_proposal
-from jaxacct.statistics.composed import Composed
 
 
-def composed_replicas(mechanism: Mechanism, m: int, epsilon: float, composed: Composed) -> Proposal:
-    """Return m replicas with terms `w (g(t) - phi)_+` and the scale at `epsilon`."""
-    alone = replica_proposal(mechanism, m, epsilon)
+def build(setting: Setting, m: int) -> Proposal:
+    """Return m replicas with terms `w (g(t) - phi)_+`; ValueError also where no end can be left out."""
+    composed = setting.composed
+    if composed is None or composed.left_out == math.inf:
+        raise ValueError("compose_with must have a profile with an end that is small enough to be left out")
+    alone = replica_proposal(setting.mechanism, m, setting.epsilon)
     largest = composed.log_max(m - 1)
 
     def scale_at(other: float) -> float:
@@ -30,21 +31,13 @@ def composed_replicas(mechanism: Mechanism, m: int, epsilon: float, composed: Co
     return dataclasses.replace(
         alone,
         spec=ProposalSpec("composed-replicas", (m,)),
-        log_scale=scale_at(epsilon),
+        log_scale=scale_at(setting.epsilon),
         scale_at=scale_at,
         profile=composed.above_floor,
         left_out=composed.left_out,
         # Terms are positive where t = epsilon - L is below the end.
         lowest=max(0.0, composed.end),
     )
-
-
-def build(setting: Setting, m: int) -> Proposal:
-    """Return `composed_replicas` for a setting; ValueError also where no end can be left out."""
-    composed = setting.composed
-    if composed is None or composed.left_out == math.inf:
-        raise ValueError("compose_with must have a profile with an end that is small enough to be left out")
-    return composed_replicas(setting.mechanism, m, setting.epsilon, composed)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

@@ -29,11 +29,12 @@ from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 
 
-def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
-    """M = m replicas of one example, m above the number of examples, with the scale at `epsilon`.
+def build(setting: Setting, m: int) -> Proposal:
+    """Return m replicas of one example, m above the number of examples, for a setting.
 
     ValueError where there are no tables for this m, or Z_m overflows.
     """
+    mechanism = setting.mechanism
     one, number = _one(mechanism)
     drawn = checked_replicas(one, m, number + 1)
     log_z = drawn.log_normalizer
@@ -41,7 +42,7 @@ def example_replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Pr
         spec=ProposalSpec("example-replicas", (m,)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
-        log_scale=log_scale(log_z, m / number, epsilon),
+        log_scale=log_scale(log_z, m / number, setting.epsilon),
         draw_block=drawer_of_another(drawn.module, _one_example),
         tables=drawn.tables,
         relative_error=drawn.relative_error,
@@ -100,11 +101,6 @@ def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:
         raise ValueError(f"scheme must be of independent examples, got {mechanism.scheme.name}")
     one, number = mechanism.scheme.parts
     return Mechanism(one, mechanism.strategy, mechanism.noise_multiplier), number
-
-
-def build(setting: Setting, m: int) -> Proposal:
-    """Return `example_replica_proposal` for a setting, with its errors."""
-    return example_replica_proposal(setting.mechanism, m, setting.epsilon)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

@@ -88,17 +88,19 @@ def loss_and_gradient(scheme, excess, norms):
     return jax.value_and_grad(scheme.log_likelihood_ratios)(excess, norms)
 
 
-def jensen(mechanism: Mechanism) -> Minorant | None:
+def jensen(mechanism: Mechanism, tangent_at: Callable = tangent) -> Minorant | None:
     """Return the tangent at f = 1: Jensen's inequality."""
     sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
-    return tangent(mechanism, np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
+    return tangent_at(mechanism, np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
 
 
-def edge_and_slope(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> tuple[float, float]:
-    """Return (edge, slope): a term is at most `M_0 (1 - e^{slope (t - edge)})_+`, t along C m."""
+def edge_and_slope(mechanism: Mechanism, kappa: float, minorant: Minorant) -> tuple[float, float]:
+    """Return (edge, slope): a term is at most `M_0 (1 - e^{slope (t - edge)})_+`, t along C m.
+
+    `kappa` is `epsilon - ln M_0`.
+    """
     slope = minorant.norm / mechanism.noise_multiplier
-    height = epsilon - log_remainder_scale(mechanism, epsilon) + minorant.constant
-    return -height / slope, slope
+    return -(kappa + minorant.constant) / slope, slope
 
 
 def log_half_space_mean(edge: float, slope: float) -> float:
@@ -114,35 +116,26 @@ def best_minorant(mechanism: Mechanism, epsilon: float) -> Minorant | None:
     The best half-space touches {L <= -epsilon} at its point nearest to 0, where the gradient points back to
     0; alternating the distance and the direction approaches it. Any tangent is valid.
     """
+    return search_minorant(mechanism, epsilon - log_remainder_scale(mechanism, epsilon))
+
+
+def search_minorant(mechanism: Mechanism, kappa: float, tangent_at: Callable = tangent) -> Minorant | None:
+    """Search like `best_minorant`, among the `tangent_at` normalised noise scores."""
 
     def log_mean(minorant):
-        return (
-            math.inf
-            if minorant is None
-            else log_half_space_mean(*edge_and_slope(mechanism, epsilon, minorant))
-        )
+        if minorant is None:
+            return math.inf
+        return log_half_space_mean(*edge_and_slope(mechanism, kappa, minorant))
 
-    def tangent_at(noise):
-        return tangent(mechanism, noise)
-
-    return search_minorant(jensen(mechanism), tangent_at, log_mean, mechanism.strategy.gram)
-
-
-def search_minorant(
-    best: Minorant | None,
-    tangent_at: Callable[[np.ndarray], Minorant | None],
-    log_mean: Callable[[Minorant | None], float],
-    gram: Callable[[np.ndarray], np.ndarray],
-) -> Minorant | None:
-    """Search like `best_minorant`, from `best`, among tangents at normalised noise scores."""
+    best = jensen(mechanism, tangent_at)
     for _ in range(3):
         if best is None:
             return None
-        along = gram(best.weights) / best.norm
+        along = mechanism.strategy.gram(best.weights) / best.norm
         low, high = 0.0, 16.0
         for _ in range(2):
             distances = np.linspace(low, high, 13)
-            found = [tangent_at(-distance * along) for distance in distances]
+            found = [tangent_at(mechanism, -distance * along) for distance in distances]
             costs = [log_mean(minorant) for minorant in found]
             at = int(np.argmin(costs))
             low, high = distances[max(at - 1, 0)], distances[min(at + 1, 12)]
@@ -152,9 +145,9 @@ def search_minorant(
 
 def half_space_proposal(mechanism: Mechanism, epsilon: float, minorant: Minorant) -> Proposal:
     """Return the proposal of one minorant. `epsilon` must be below -ln P(x = 0)."""
-    log_scale, tail, cells = coordinate_table(*edge_and_slope(mechanism, epsilon, minorant))
-    log_scale += log_remainder_scale(mechanism, epsilon)
-    return proposal_along(mechanism, minorant, log_scale, tail, cells)
+    remainder = log_remainder_scale(mechanism, epsilon)
+    log_scale, tail, cells = coordinate_table(*edge_and_slope(mechanism, epsilon - remainder, minorant))
+    return proposal_along(mechanism, minorant, log_scale + remainder, tail, cells)
 
 
 def proposal_along(
@@ -330,26 +323,19 @@ def halving_sum(values):
     return values[:, 0]
 
 
-def build(setting: Setting) -> Proposal:
-    """Return the half-space of the best tangent for a setting; ValueError without one."""
-    found = _best_half_space(setting)
-    if found is None:
-        raise ValueError(f"proposal {SPEC} is not available for this mechanism")
-    return found
-
-
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """Return the half-space where its bound is below those of other samples of Q.
 
     Where noise 0 already has L <= -epsilon no half-space excludes it, and none is tried.
     """
     del samples_needed
-    found = _best_half_space(setting)
+    found = build(setting)
     smallest = min(log_remainder_scale(setting.mechanism, setting.epsilon), 0.0)
     return [] if found is None or not found.log_scale < smallest - 1e-3 else [found]
 
 
-def _best_half_space(setting: Setting) -> Proposal | None:
+def build(setting: Setting) -> Proposal | None:
+    """Return the half-space of the best tangent for a setting, if any."""
     mechanism, epsilon = setting.mechanism, setting.epsilon
     if mechanism.scheme.side_information is not None or not mechanism.strategy.is_toeplitz:
         return None

@@ -35,11 +35,14 @@ _TARGET_COUNT, _MAX_TIMES = 0.5, 32
 _LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
 
 
-def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) -> Proposal:
-    """Return the proposal of m replicas at `times` the sampling probability, with the scale at `epsilon`.
+def build(setting: Setting, m: int, times: int) -> Proposal:
+    """Return the proposal of m replicas at `times` the sampling probability, 2 to 32, for a setting.
 
     ValueError where there are no such replicas, or Z'_m overflows.
     """
+    if not 2 <= times <= _MAX_TIMES:
+        raise ValueError(f"times must be in 2..{_MAX_TIMES}, got {times}")
+    mechanism = setting.mechanism
     found = _inflated(mechanism, times)
     if found is None:
         raise ValueError(
@@ -58,7 +61,7 @@ def inflated_proposal(mechanism: Mechanism, m: int, times: int, epsilon: float) 
         spec=ProposalSpec("inflated-replicas", (m, times)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
-        log_scale=scale_at(epsilon),
+        log_scale=scale_at(setting.epsilon),
         draw_block=drawer_of_another(drawn.module, _more_often(times)),
         tables=drawn.tables,
         relative_error=drawn.relative_error,
@@ -127,13 +130,6 @@ def _inflated(mechanism: Mechanism, times: int) -> tuple[Mechanism, float] | Non
     if found is None:
         return None
     return Mechanism(found[0], mechanism.strategy, mechanism.noise_multiplier), found[1]
-
-
-def build(setting: Setting, m: int, times: int) -> Proposal:
-    """Return `inflated_proposal` for a setting, with its errors; also for `times` out of 2..32."""
-    if not 2 <= times <= _MAX_TIMES:
-        raise ValueError(f"times must be in 2..{_MAX_TIMES}, got {times}")
-    return inflated_proposal(setting.mechanism, m, times, setting.epsilon)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

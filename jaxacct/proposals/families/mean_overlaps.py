@@ -31,8 +31,8 @@ from jaxacct.proposals.families.half_space import (
     Minorant,
     coordinate_table,
     draw_in_half_space,
+    edge_and_slope,
     halving_sum,
-    log_half_space_mean,
     loss_and_gradient,
     proposal_along,
     search_minorant,
@@ -76,23 +76,10 @@ def mean_overlap_tangent(mechanism: Mechanism, noise: np.ndarray) -> Minorant | 
 
 def mean_overlap_proposal(mechanism: Mechanism, epsilon: float) -> Proposal | None:
     """Return the half-space with the smallest mean that was found; None where all contain noise 0."""
-    sigma, n = mechanism.noise_multiplier, mechanism.scheme.iterations
-
-    def edge_and_slope(minorant):
-        slope = minorant.norm / sigma
-        return -(epsilon + minorant.constant) / slope, slope
-
-    def log_mean(minorant):
-        return math.inf if minorant is None else log_half_space_mean(*edge_and_slope(minorant))
-
-    def tangent_at(noise):
-        return mean_overlap_tangent(mechanism, noise)
-
-    jensen = tangent_at(np.broadcast_to(mechanism.strategy.half_square_norms() / sigma, n))
-    best = search_minorant(jensen, tangent_at, log_mean, mechanism.strategy.gram)
+    best = search_minorant(mechanism, epsilon, mean_overlap_tangent)
     if best is None or epsilon + best.constant <= 0:
         return None  # noise 0 would be in the half-space
-    table = coordinate_table(*edge_and_slope(best))
+    table = coordinate_table(*edge_and_slope(mechanism, epsilon, best))
     # Where every eligible example participates, only the starts are random.
     if mechanism.scheme.sums.probability == 1:
         return proposal_along(mechanism, best, *table, _LARGEST)
@@ -172,12 +159,6 @@ def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:
     )
 
 
-def _draw_plain(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    del tables
-    loss = loss_from_below(scheme, strategy, drawn_scores(key, scheme, strategy, sigma, dtype), sigma)
-    return Draws(loss, jnp.zeros_like(loss))
-
-
 def plain_from_below(mechanism: Mechanism, direction: str) -> Proposal:
     """Return samples of the target itself, with losses of several examples for a lower bound.
 
@@ -193,33 +174,25 @@ def plain_from_below(mechanism: Mechanism, direction: str) -> Proposal:
     return dataclasses.replace(known, draw_block=draw_block, rounding_lines=lines)
 
 
-def _remove_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+def plain_draws(key, scheme, strategy, sigma, tables, dtype, loss_of, participates: bool = False) -> Draws:
+    """Draw from P if the unit `participates`, else from Q, with the bound `loss_of` on the loss of scores."""
     del tables
-    scores = drawn_scores(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
-    loss = loss_from_below(scheme, strategy, scores, sigma)
-    return Draws(loss, jnp.zeros_like(loss))
-
-
-def _add_from_below(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    del tables
-    loss = loss_of_scores(scheme, strategy, drawn_scores(key, scheme, strategy, sigma, dtype), sigma)
-    return Draws(loss, jnp.zeros_like(loss))
-
-
-def drawn_scores(key, scheme, strategy, sigma, dtype, draw_counts=None):
-    """Return scores of outputs with participations or without."""
     normals_key, counts_key = threefry.split(key)
-    normals = strategy.draw_normals(normals_key, scheme.iterations, randomness.BLOCK_SIZE, dtype)
-    counts = None if draw_counts is None else draw_counts(counts_key, randomness.BLOCK_SIZE).astype(dtype)
-    return strategy.scores_from_normals(normals, scheme.iterations, sigma, counts)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = strategy.draw_normals(normals_key, n, size, dtype)
+    counts = scheme.draw_participation(counts_key, size).astype(dtype) if participates else None
+    loss = loss_of(scheme, strategy, strategy.scores_from_normals(normals, n, sigma, counts), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
 
 
-def build(setting: Setting, variant: int) -> Proposal:
-    """Return the candidate of a variant; ValueError where there is none."""
-    found = [one for one in candidates(setting, None) if one.spec.parameters == (variant,)]
-    if not found:
-        raise ValueError(f"mean-overlaps:{variant} is not available for this mechanism")
-    return found[0]
+_draw_plain = functools.partial(plain_draws, loss_of=loss_from_below)
+_remove_from_below = functools.partial(plain_draws, loss_of=loss_from_below, participates=True)
+_add_from_below = functools.partial(plain_draws, loss_of=loss_of_scores)
+
+
+def build(setting: Setting, variant: int) -> Proposal | None:
+    """Return the candidate of a variant, if any."""
+    return next((one for one in candidates(setting, None) if one.spec.parameters == (variant,)), None)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

@@ -34,8 +34,8 @@ from jaxacct.proposals.families.example_replicas import candidates as example_ca
 from jaxacct.proposals.families.example_replicas import example_replica_lines
 from jaxacct.proposals.families.inflated import candidates as inflated_candidates
 from jaxacct.proposals.families.mean_overlaps import (
-    drawn_scores,
     loss_from_below,
+    plain_draws,
     plain_from_below,
     tilted_to_means,
 )
@@ -197,11 +197,7 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     return pair_candidates(setting, samples_needed) + plain_ones
 
 
-def _plain_by_pairs(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    del tables
-    scores = drawn_scores(key, scheme, strategy, sigma, dtype, scheme.draw_participation)
-    loss = loss_by_pairs(scheme, strategy, scores, sigma)
-    return Draws(loss, jnp.zeros_like(loss))
+_plain_by_pairs = functools.partial(plain_draws, loss_of=loss_by_pairs, participates=True)
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:

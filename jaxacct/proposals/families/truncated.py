@@ -37,8 +37,9 @@ _FEW_SAMPLES = 1_000_000
 _SPEC = ProposalSpec("truncated", ())
 
 
-def truncated_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
-    """Return two replicas with independent truncation; ValueError without tables."""
+def build(setting: Setting) -> Proposal:
+    """Return two replicas with independent truncation for a setting; ValueError without tables."""
+    mechanism, direction = setting.mechanism, setting.direction
     cuts, uncut = checked_truncation(mechanism, _SPEC)
     none = cuts.uncut.log_probability_of_none()
     if direction == Direction.ADD:
@@ -55,12 +56,10 @@ def truncated_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> 
     logs = abs(log_z) + log_tilt * cuts.uncut.iterations
     return proposal_of_truncation(
         _SPEC,
-        mechanism,
-        direction,
-        epsilon,
+        setting,
         log_z=log_z,
         lowered=lowered,
-        draw_block=_DRAW[Direction(direction)],
+        draw_block=_DRAW[direction],
         tables=tables,
         lines=lambda delta_v: truncated_lines(mechanism, delta_v, direction, logs - none, cuts.beyond),
     )
@@ -81,9 +80,7 @@ def checked_truncation(mechanism: Mechanism, spec: ProposalSpec) -> tuple[Indepe
 
 def proposal_of_truncation(
     spec: ProposalSpec,
-    mechanism: Mechanism,
-    direction: str,
-    epsilon: float,
+    setting: Setting,
     *,
     log_z: float,
     lowered: float,
@@ -96,6 +93,7 @@ def proposal_of_truncation(
     `lowered` is added to epsilon in the scale: ln of the floor of the other side's likelihood. `lines` are
     the budget items at a delta_v; `draw_block` and `tables` as in `Proposal`.
     """
+    mechanism = setting.mechanism
     if not math.isfinite(log_z - lowered):
         raise ValueError(f"{spec} overflow at noise multiplier {mechanism.noise_multiplier:g}")
 
@@ -105,9 +103,9 @@ def proposal_of_truncation(
     uncut = Mechanism(mechanism.scheme.independent_cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
     return Proposal(
         spec=spec,
-        direction=Direction(direction),
+        direction=setting.direction,
         mechanism=mechanism,
-        log_scale=scale_at(epsilon),
+        log_scale=scale_at(setting.epsilon),
         draw_block=draw_block,
         tables=tables,
         relative_error=0.0,
@@ -182,11 +180,6 @@ def truncated_lines(
         rounding.relative_line("float32 weights", weight, source + "5"),
         *rounding.draw_lines(REPLICAS * share),
     )
-
-
-def build(setting: Setting) -> Proposal:
-    """Return `truncated_proposal` for a setting, with its errors."""
-    return truncated_proposal(setting.mechanism, setting.direction, setting.epsilon)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

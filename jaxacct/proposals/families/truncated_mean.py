@@ -25,7 +25,6 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.recurrence import tree_sum
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms
-from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.families.truncated import (
     checked_truncation,
@@ -42,11 +41,12 @@ _SPEC = ProposalSpec("truncated-mean", ())
 _TIMES = {Direction.REMOVE: (0, 1), Direction.ADD: (1, 1)}
 
 
-def truncated_mean_proposal(mechanism: Mechanism, direction: str, epsilon: float) -> Proposal:
-    """Return two replicas and the mean with independent truncation; ValueError as `truncated_proposal`."""
+def build(setting: Setting) -> Proposal:
+    """Return two replicas and the mean with independent truncation; ValueError as `truncated.build`."""
+    mechanism, direction = setting.mechanism, setting.direction
     cuts, uncut = checked_truncation(mechanism, _SPEC)
     strategy, variance, n = mechanism.strategy, mechanism.noise_multiplier**2, cuts.uncut.iterations
-    once, more = _TIMES[Direction(direction)]
+    once, more = _TIMES[direction]
     # Float32 numbers, as the draws have no others.
     mean = cuts.uncut.participation_probabilities().astype(np.float32).astype(np.float64)
     shared = strategy.gram(mean)
@@ -76,12 +76,10 @@ def truncated_mean_proposal(mechanism: Mechanism, direction: str, epsilon: float
 
     return proposal_of_truncation(
         _SPEC,
-        mechanism,
-        direction,
-        epsilon,
+        setting,
         log_z=log_z,
         lowered=0.0,
-        draw_block=_DRAW[Direction(direction)],
+        draw_block=_DRAW[direction],
         tables=tables,
         lines=lambda delta_v: truncated_lines(mechanism, delta_v, direction, abs(log_z), cuts.beyond, sizes),
     )
@@ -91,11 +89,6 @@ def _of_transforms(strategy, n: int, length: float) -> float:
     """Return a bound on |error of C^T C v| in float32, v of that length: four transforms, their spectra."""
     relative = 4 * rounding.fourier_roundings(circulant_length(n, strategy.bands)) + 40
     return relative * rounding.UNIT * float(np.abs(strategy.array).sum()) ** 2 * length * 1.01
-
-
-def build(setting: Setting) -> Proposal:
-    """Return `truncated_mean_proposal` for a setting, with its errors."""
-    return truncated_mean_proposal(setting.mechanism, setting.direction, setting.epsilon)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

@@ -43,11 +43,6 @@ def fits(mechanism: Attracting) -> bool:
     return 8 * _numbers(mechanism) <= MAX_TABLE_BYTES
 
 
-def table_samples(mechanism: Attracting) -> float:
-    """Return how many samples are drawn in the time of the tables, approximately."""
-    return 5 * _numbers(mechanism) / mechanism.scheme.iterations
-
-
 def _numbers(mechanism: Attracting) -> float:
     """Return the size of the tables."""
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation

@@ -11,7 +11,7 @@ import pytest
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import (
-    clip_to_grid,
+    clip_rows_to_grid,
     clipped_gradient_sum,
     default_microbatch_size,
     global_norm,
@@ -226,8 +226,8 @@ def exact_norm(counts) -> int:
 
 @functools.cache
 def clipper(bits: int, jitted: bool, normalize: bool):
-    one = functools.partial(clip_to_grid, grid=Grid(1.0, bits), normalize=normalize)
-    return jax.jit(jax.vmap(one)) if jitted else jax.vmap(one)
+    rows = functools.partial(clip_rows_to_grid, grid=Grid(1.0, bits), normalize=normalize)
+    return jax.jit(rows) if jitted else rows
 
 
 @pytest.mark.parametrize("jitted", [True, False])
@@ -246,7 +246,7 @@ def test_every_power_of_two_is_clipped(dtype, entries, jitted):
     powers = np.append(powers, np.full(300 - powers.size, float(info.max)))
     gradients = {"a": np.where(np.arange(7) < entries, powers[:, None], 0.0).astype(dtype)}
     for normalize in (False, True):
-        kept, counts, norms = clipper(20, jitted, normalize)(gradients)
+        kept, counts, norms, _ = clipper(20, jitted, normalize)(gradients)
         squares = np.array([exact_norm(row) for row in np.asarray(counts["a"])], dtype=float)
         assert (squares <= 2.0**40).all()
         assert np.asarray(kept).all()
@@ -264,11 +264,11 @@ def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
     @jax.jit
     def clipped(wrong):
         monkeypatch.setattr("train.clipping.per_example.global_norm", lambda tree: wrong * global_norm(tree))
-        return clip_to_grid({"a": jnp.full(5, 3.0)}, GRID)
+        return clip_rows_to_grid({"a": jnp.full((1, 5), 3.0)}, GRID)
 
     assert clipped(1.0)[0]
     for wrong in (0.5, 0.999, np.nan):
-        kept, counts, _ = clipped(wrong)
+        kept, counts, *_ = clipped(wrong)
         assert not kept
         assert exact_norm(counts) == 0
 

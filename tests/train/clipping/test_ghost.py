@@ -17,7 +17,7 @@ from train.clipping import ghost, parts
 from train.clipping.ghost import budget, default_microbatch_size, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.groups import Groups, partition
-from train.clipping.per_example import clip_to_grid, clipped_gradient_sum
+from train.clipping.per_example import clip_rows_to_grid, clipped_gradient_sum
 from train.individual import IndividualAccounting
 from train.step import nnx_loss
 
@@ -542,6 +542,6 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
             ValueError, match="loss must return a real floating-point number, returned complex64"
         ):
             sum_of(lambda p, e: (e @ p).astype(jnp.complex64), jnp.ones(3), batch, mask, grid=GRID)
-    for refuse in (parts.plain, functools.partial(clip_to_grid, grid=GRID)):
+    for refuse in (parts.plain, functools.partial(clip_rows_to_grid, grid=GRID)):
         with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, got complex64"):
-            refuse(jnp.ones(3, jnp.complex64))
+            refuse(jnp.ones((1, 3), jnp.complex64))

@@ -102,9 +102,9 @@ def test_the_check_is_of_every_group(wrong, monkeypatch):
     monkeypatch.setattr(
         clipping, "global_norm", lambda part: real(part) * (0.75 if part[0].ndim == wrong else 1)
     )
-    gradient = {"a": np.full(4, 3.0, np.float32), "b": np.full((2, 2), 3.0, np.float32)}
+    gradient = {"a": np.full((1, 4), 3.0, np.float32), "b": np.full((1, 2, 2), 3.0, np.float32)}
     halves = Groups((0, 1), (Fraction(1, 2),) * 2)
-    run = jax.jit(clipping.clip_groups_to_grid, static_argnums=(1, 2))
+    run = jax.jit(clipping.clip_rows_to_grid, static_argnums=(1, 2))
     kept, counts, *_ = run(gradient, GRID, halves)
     assert not kept and not any(np.any(leaf) for leaf in counts.values())
 

@@ -17,6 +17,7 @@ from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
+from jaxacct.kernels.randomness import multiply_high
 from jaxacct.statistics import bounds
 
 
@@ -105,20 +106,11 @@ def _distinct(key, n: int, g: int):
 def _below(words, limit):
     """Return uniforms on 0..limit from 64 random bits: the high word of `x (limit + 1)`, error 2^-32 n."""
     span = limit + jnp.uint32(1)
-    high = _high(words[0], span)
+    high = multiply_high(words[0], span)
     # The low product and the second word determine the carry.
     low = words[0] * span
-    carry = _high(words[1], span)
+    carry = multiply_high(words[1], span)
     return high + (low + carry < low).astype(jnp.uint32)
-
-
-def _high(a, b):
-    """Return the high word of the 64-bit product of two uint32."""
-    mask = jnp.uint32(0xFFFF)
-    a1, a0, b1, b0 = a >> 16, a & mask, b >> 16, b & mask
-    low, left, right = a0 * b0, a1 * b0, a0 * b1
-    middle = (low >> 16) + (left & mask) + (right & mask)
-    return a1 * b1 + (left >> 16) + (right >> 16) + (middle >> 16)
 
 
 def _squares(positions, n: int, m: int, s: int, shuffled: bool):
