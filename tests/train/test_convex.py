@@ -223,19 +223,12 @@ def test_plans_refuse_steps_outside_the_conditions(tmp_path):
     assert "gradient sensitivity of at most 0," in easier.statement() != plan().statement()
     almost = dataclasses.replace(plan(), epsilon=8.000000001)
     assert "(8.000000001, " in almost.statement()
-    made = LastIteratePlan.calibrate(
-        3.0,
-        1e-5,
-        method="cgd",
-        loss=LOSSES[1],
-        num_examples=8,
-        steps=12,
-        batch_size=2,
-        stepsize=0.2,
-        diameter=None,
-    )
+    run = dict(method="cgd", loss=LOSSES[1], steps=12, batch_size=2, stepsize=0.2, diameter=None)
+    made = LastIteratePlan.calibrate(3.0, 1e-5, num_examples=8, **run)
     assert made.certified and made.bound().epsilon(1e-5) == pytest.approx(3.0, rel=1e-8)
     assert "last of 12 iterates" in made.statement()
+    with pytest.raises(ValueError, match=r"num_examples must be .* 0"):
+        LastIteratePlan.calibrate(3.0, 1e-5, num_examples=0, **run)
 
 
 def test_the_loss_is_that_of_its_gradient(x64):

@@ -305,9 +305,10 @@ def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diamet
     if method == "sgd":
         return found | dict(steps=steps, batch_size=batch_size)
     size = _validate.positive_integer("batch_size", batch_size)
-    if num_examples % size:
-        raise ValueError(f"batch_size must divide num_examples {num_examples}, got {size}")
-    cycle = num_examples // size
+    examples = _validate.positive_integer("num_examples", num_examples)
+    if examples % size:
+        raise ValueError(f"batch_size must divide num_examples {examples}, got {size}")
+    cycle = examples // size
     return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)
 
 
