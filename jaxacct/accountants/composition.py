@@ -33,6 +33,7 @@ from jaxacct.statistics.tilted_sums import UNIT
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
 _MAX_LOSS = 500.0  # of a distribution of dp-accounting, nats: its exponential is finite
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
+_MIN_PLD_NOISE = 0.03  # over the largest sensitivity
 
 Steps: TypeAlias = tuple[tuple[tuple[LossCurve, LossCurve], int], ...]
 """((remove, add), count) of each step."""
@@ -97,7 +98,7 @@ def _steps_of(event: str | None) -> Steps:
     given = event_from_json(json.loads(event))
     try:
         return tuple(_steps(given, 1))
-    except (TypeError, ArithmeticError, AttributeError, ValueError) as error:
+    except (TypeError, ArithmeticError, AttributeError, RecursionError, ValueError) as error:
         raise ValueError(
             f"compose_with must be an event that can be composed, got {given!r}: {error}"
         ) from None
@@ -160,12 +161,14 @@ def _by_dp_accounting(event, count: int) -> list:
         noise, sizes, chances = event.standard_deviation, event.sensitivities, event.sampling_probs
         if noise == 0:
             return _steps(dp_event.NonPrivateDpEvent(), count)
+        _check_noise("standard_deviation", noise, max(sizes, default=0.0))
         found = distribution.from_mixture_gaussian_mechanism(
             noise, sizes, chances, value_discretization_interval=_PLD_INTERVAL
         )
     else:
         if event.noise_multiplier == 0:
             return _steps(dp_event.NonPrivateDpEvent(), count)
+        _check_noise("noise_multiplier", event.noise_multiplier, 1.0)
         found = distribution.from_truncated_subsampled_gaussian_mechanism(
             event.dataset_size,
             event.sampling_probability,
@@ -175,6 +178,13 @@ def _by_dp_accounting(event, count: int) -> list:
         )
     curve = curve_of_pld(found, _PLD_INTERVAL)
     return [((curve, curve), count)]
+
+
+def _check_noise(name: str, noise, sensitivity) -> None:
+    """Refuse noise whose distribution of losses would take dp-accounting minutes and gigabytes, and NaN."""
+    least = _MIN_PLD_NOISE * _validate.nonnegative_number("sensitivities", sensitivity)
+    if not _validate.positive_number(name, noise) >= least:
+        raise ValueError(f"{name} must be at least {least:g}, got {noise!r}")
 
 
 def curve_of_pld(pld, interval: float) -> ChordCurve:

@@ -9,6 +9,7 @@ import math
 import numpy as np
 from scipy import special
 
+from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon, gdp_mu
 from jaxacct.common import validate as _validate
 
@@ -43,15 +44,15 @@ def dice_mu(
     """
     steps = _validate.positive_integer("iterations", iterations)
     share = _gradient_share(clip_norm, batch_size, adjacency)
-    c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
-    sigma = _validate.positive_number("noise_std", noise_std)
+    c2 = _validate.scale("error_clip_norm", error_clip_norm)
+    sigma = _validate.scale("noise_std", noise_std)
     first = 1 if reset_every is None else -(-steps // _validate.positive_integer("reset_every", reset_every))
     return math.sqrt(first * share**2 + (steps - first) * (2 * c2 + share) ** 2) / sigma
 
 
 def _gradient_share(clip_norm, batch_size, adjacency: str) -> float:
     """Return the largest change of the mean of clipped gradients by one example."""
-    c1 = _validate.positive_number("clip_norm", clip_norm)
+    c1 = _validate.scale("clip_norm", clip_norm)
     size = _validate.positive_integer("batch_size", batch_size)
     return ADJACENCIES[_validate.one_of("adjacency", adjacency, tuple(ADJACENCIES))] * c1 / size
 
@@ -93,11 +94,10 @@ def dice_rdp_subsampled(
         raise ValueError(f"order must be a finite number above 1, got {order!r}")
     steps = _validate.positive_integer("iterations", iterations)
     share = _gradient_share(clip_norm, batch_size, "add-remove")
-    c2 = _validate.positive_number("error_clip_norm", error_clip_norm)
-    sigma = _validate.positive_number("noise_std", noise_std)
+    c2 = _validate.scale("error_clip_norm", error_clip_norm)
+    sigma = _validate.scale("noise_std", noise_std)
     p = _validate.probability("sampling_probability", sampling_probability)
-    if not residual_bound >= 0:
-        raise ValueError(f"residual_bound must be at least 0, got {residual_bound!r}")
+    residual_bound = float(arrays.nonnegative("residual_bound", residual_bound))
     counts = np.arange(steps + 1)
     with np.errstate(invalid="ignore"):
         jumps = np.where(counts == 0, 0.0, counts * (residual_bound / batch_size))
@@ -118,6 +118,7 @@ def dice_rdp_subsampled(
     return float(found[0]) if np.ndim(order) == 0 else found
 
 
+_MIN_LOG_DELTA = -690.0  # a smaller delta is not shown
 _ORDERS = np.concatenate([1 + np.geomspace(0.02, 1, 12), np.geomspace(2.2, 64, 36), np.geomspace(80, 512, 8)])
 
 
@@ -128,7 +129,9 @@ def dice_delta_subsampled(epsilon: float, *, iterations: int, **problem) -> floa
     """
     epsilon = _validate.epsilon(epsilon)
     rdp = dice_rdp_subsampled(_ORDERS, iterations=iterations, **problem)
-    logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
+    with np.errstate(over="ignore"):
+        logs = (_ORDERS - 1) * (rdp - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
     # Raised for its rounding: differences of numbers of this size.
     logs += 1e-9 + 16 * 2.0**-53 * (_ORDERS - 1) * (rdp + epsilon)
-    return float(min(1.0, np.exp(min(0.0, float(logs.min())))))
+    # Not 0, where it is smaller than a float64; NaN gives 1.
+    return float(min(1.0, np.exp(np.clip(logs.min(), _MIN_LOG_DELTA, 0.0))))

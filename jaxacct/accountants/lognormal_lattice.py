@@ -17,6 +17,7 @@ from jaxacct.statistics.tilted_sums import UNIT
 
 # Relative error of SciPy's normal distribution function; `tails_of` adds the error of its rounded argument.
 _NDTR_ERROR = 1e-12
+_TINY = 1e-305  # bound on what underflow may remove from a tail
 # Standard deviations of ln X that the lattice covers.
 REACH = 9.5
 
@@ -122,7 +123,7 @@ def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int)
     if not rising:
         tail, mean, slack = tail[::-1], mean[::-1], slack[::-1]
     last = -1 if rising else 0
-    high, low = np.minimum(1.0, tail * (1 + error)), tail * (1 - error)
+    high, low = np.minimum(1.0, tail * (1 + error) + _TINY), np.maximum(0.0, tail * (1 - error) - _TINY)
     if side > 0:
         # Split between both ends of its cell X keeps its mean: P(X^ beyond a place) is the mean of T over the
         # next cell. Mass before the first place is moved up to it.
@@ -140,7 +141,8 @@ def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int)
         beyond = np.minimum.accumulate(np.append(low[0], beyond))
         masses = beyond - np.append(beyond[1:], high[-1])
     masses = np.maximum(0.0, masses)
-    outside = low[-1], high[-1], weighted[last] * (1 - error), weighted[last] * (1 + error)
+    least = max(0.0, weighted[last] * (1 - error) - _TINY)
+    outside = low[-1], high[-1], least, weighted[last] * (1 + error) + _TINY
     return Distribution(masses if rising else masses[::-1].copy(), *map(float, outside))
 
 

@@ -26,6 +26,7 @@ from jaxacct.accountants.lognormal_lattice import (
     lowest,
     tails_of,
 )
+from jaxacct.statistics.composed_losses import SMALLEST
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
@@ -134,7 +135,8 @@ class _Sums:
         best = min(tilted, key=lambda one: one.rounding + one.wrapped)
         value, off = float(np.sum(best.terms())), best.relative  # a pairwise sum
         high = (max(0.0, value) + best.rounding) * (1 + off)
-        return max(0.0, (value - best.rounding) * (1 - off) - best.wrapped), high
+        low = max(0.0, value - best.rounding) * max(0.0, 1 - off)  # both factors may be negative
+        return max(0.0, low - best.wrapped), high
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +219,7 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
         allowed = min(allowed / 10, _RESERVED * counted)
     # pyrefly: ignore[unbound-name]
     counted, reserved = _remove_up_to(mixture, threshold, cut, side, points)
-    return min(1.0, counted + reserved)
+    return min(1.0, max(counted + reserved, SMALLEST if side > 0 else 0.0))
 
 
 def _remove_up_to(
@@ -305,7 +307,7 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
         for part in mixture.phases:
             below, _, error = tails_of(part.mu, np.array([near]), 1.0)
             rest += part.number * float(below[0]) * (1 + error)
-        return min(1.0, rest * (1 + 1e-9)) if side > 0 else 0.0
+        return min(1.0, max(SMALLEST, rest * (1 + 1e-9))) if side > 0 else 0.0
     step = (threshold - terms * low) / (points // 4 - 8)
     top = min(highest(mixture, -1), threshold - (terms - 1) * low)
     lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
@@ -317,7 +319,7 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     if side < 0:
         return min(1.0, bounds[0])
     beyond = sum(part.number * dist.max_beyond for part, dist in zip(mixture.phases, dists, strict=True))
-    return min(1.0, bounds[1] + beyond * (1 + 1e-9))
+    return min(1.0, max(SMALLEST, bounds[1] + beyond * (1 + 1e-9)))
 
 
 # -- Tables for composition ------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ _EVENTS = 4001
 _PRECISION = 1e-4
 _LOWERED = 1e-9
 """Relative lowering of lower bounds and raising of upper ones, far above the rounding of float64."""
+_TINY = 1e-305  # bound on what underflow may remove from the tail of one step
+_MAX_LOSS = 600.0  # with larger losses a shuffle is not better than a fixed order
 _QUANTILES = tuple(np.arange(3.5, 7.1, 0.7))
 """Quantiles of the normal distribution that `shuffled_delta_upper` tries; the bound holds for each."""
 
@@ -53,7 +55,8 @@ def shuffled_delta_lower(steps: int, noise_multiplier: float, epsilon: float) ->
     def above(mean):  # P(max_t y_t > edge), one step of which has this mean
         return -np.expm1(rest + log_ndtr((edges - mean) / sigma))
 
-    found = above(2.0) * (1 - _LOWERED) - np.exp(np.minimum(epsilon + np.log(above(1.0)), 0)) * (1 + _LOWERED)
+    log_least = np.log(above(1.0) + steps * _TINY)
+    found = above(2.0) * (1 - _LOWERED) - np.exp(np.minimum(epsilon + log_least, 0.0)) * (1 + _LOWERED)
     return float(max(0.0, found.max()))
 
 
@@ -77,6 +80,8 @@ def shuffled_delta_upper(steps: int, noise_multiplier: float, epsilon: float) ->
     for near, far in itertools.product(_QUANTILES, _QUANTILES):
         own = 0.5 / sigma**2 + near / sigma  # epsilon_1: a loss that is rarely larger, means 1 apart
         others = 2 / sigma**2 + far * 2 / sigma  # epsilon_0: means 2 apart
+        if max(own, others, epsilon) > _MAX_LOSS:
+            continue
         moved = gaussian_delta(own, sigma, 1.0) / (1 + math.exp(own))
         rest = sum(gaussian_delta(others, sigma, distance) for distance in (1.0, 2.0)) + 2 * moved
         found = (1 + math.exp(epsilon)) * (moved + (n - 1) * math.exp(-others) / 2 * rest)

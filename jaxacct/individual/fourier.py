@@ -23,6 +23,7 @@ _UNIT = 2.0**-52
 # Orders of the Chernoff bounds on wrapped mass.
 _TILTS = np.geomspace(0.25, 512.0, 34)
 _GROUPS_AT_ONCE = 16
+_MAX_HALF_WIDTH = 700.0  # nats: exponentials of losses are finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,8 @@ class FourierAccountant:
         q = _validate.probability("sampling_probability", self.sampling_probability)
         object.__setattr__(self, "sampling_probability", q)
         object.__setattr__(self, "half_width", _validate.positive_number("half_width", self.half_width))
+        if self.half_width > _MAX_HALF_WIDTH:
+            raise ValueError(f"half_width must be at most {_MAX_HALF_WIDTH:g}, got {self.half_width!r}")
         sigmas = tuple(float(sigma) for sigma in self.sigmas)
         if not sigmas or not all(sigma > 0 for sigma in sigmas):
             raise ValueError("sigmas must be numbers above 0, at least one of them")

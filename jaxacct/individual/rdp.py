@@ -6,12 +6,13 @@ from scipy import special
 from jaxacct.common import validate as _validate
 
 ORDERS = tuple(range(2, 65)) + (80, 96, 128, 192, 256, 384, 512, 1024)
+_MAX_ORDER = 2**20  # larger ones would take gigabytes
 
 
 def subsampled_gaussian_rdp(sampling_probability: float, sigma, orders=ORDERS) -> np.ndarray:
     """Return the Renyi divergence of one step, covering both directions: (..., len(orders)) float64.
 
-    `1/(a-1) ln sum_k binom(a, k) (1-q)^(a-k) q^k e^{(k^2 - k) / (2 sigma^2)}` for whole orders a.
+    `1/(a-1) ln sum_k binom(a, k) (1-q)^(a-k) q^k e^{(k^2 - k) / (2 sigma^2)}` for whole orders a, rounded up.
 
     Args:
       sampling_probability: q in (0, 1].
@@ -27,12 +28,16 @@ def subsampled_gaussian_rdp(sampling_probability: float, sigma, orders=ORDERS) -
     orders = checked_orders(orders)
     found = []
     for order in orders:
-        k = np.arange(order + 1)
+        # The terms add up to 1 without their exponentials: of positive terms, k >= 2, nothing cancels.
+        k = np.arange(2, order + 1)
         log_binomial = special.gammaln(order + 1) - special.gammaln(k + 1) - special.gammaln(order - k + 1)
         log_terms = log_binomial + special.xlogy(k, q) + special.xlog1py(order - k, -q)
-        exponents = log_terms + (k * (k - 1)) / (2 * np.square(sigma[..., None]))
-        moment = np.maximum(0.0, special.logsumexp(exponents, axis=-1))
-        found.append(np.where(np.isposinf(sigma), 0.0, moment / (order - 1)))
+        exponents = (k * (k - 1)) / (2 * np.square(sigma[..., None]))
+        with np.errstate(divide="ignore"):
+            log_excess = special.logsumexp(log_terms + exponents + np.log(-np.expm1(-exponents)), axis=-1)
+        # Relevant logarithms have at most this size for q of at least 2^-32, 1 or at most 1 - 2^-53.
+        rounded = 8 * 2.0**-52 * order * (np.log(order) + 64)
+        found.append(np.logaddexp(0.0, log_excess) / (order - 1) * (1 + rounded))
     return np.stack(found, axis=-1)
 
 
@@ -41,6 +46,8 @@ def checked_orders(orders) -> np.ndarray:
     orders = np.asarray(orders)
     if orders.ndim != 1 or not orders.size or np.any(orders != np.round(orders)) or np.any(orders < 2):
         raise ValueError("orders must be whole numbers of at least 2")
+    if np.any(orders > _MAX_ORDER):
+        raise ValueError(f"orders must be at most {_MAX_ORDER}, got {orders.max():g}")
     return orders.astype(int)
 
 
@@ -53,8 +60,8 @@ def rdp_to_epsilon(rdp, orders, delta: float) -> tuple[np.ndarray, np.ndarray]:
     """
     delta = _validate.delta(delta)
     orders, rdp = np.asarray(orders, float), np.asarray(rdp, float)
-    if rdp.shape[-1:] != orders.shape or not np.all(orders > 1):
-        raise ValueError("orders must be above 1, one for each entry of the last axis of rdp")
+    if rdp.shape[-1:] != orders.shape or not np.all((orders > 1) & np.isfinite(orders)):
+        raise ValueError("orders must be finite and above 1, one for each entry of the last axis of rdp")
     if not np.all(rdp >= 0):
         raise ValueError("rdp must be at least 0")
     epsilon = rdp + np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)

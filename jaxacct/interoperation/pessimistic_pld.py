@@ -157,6 +157,7 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
     from dp_accounting.pld import privacy_loss_distribution
 
     _validate.positive_number("interval", interval)
+    _validate.open_probability("confidence", profile.confidence)
     whole = np.round(profile.epsilons / interval).astype(np.int64)
     if whole[0] != 0 or whole.size < 2 or (np.diff(whole) <= 0).any():
         raise ValueError("profile must have at least two epsilons, the first of them 0")

@@ -175,6 +175,19 @@ class SampledAntipodal(LossCurve):
         return np.unique(logs[0] - logs[1])
 
 
+def unsampled(losses: np.ndarray, q: float) -> np.ndarray:
+    """Return the loss of P against Q where that of `q P + (1 - q) Q` is this; -inf where it is larger."""
+    if q == 1:
+        return losses
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 30.0)) / q, -1.0))
+        if q > 0.5:  # 1 - q is exact, and e^loss may be close to it
+            gap = np.maximum(np.exp(np.minimum(losses, 0.0)) - (1 - q), 0.0)
+            small = np.where(losses < -0.5, np.log(gap / q), small)
+        large = losses - math.log(q) + np.log1p(-(1 - q) * np.exp(-np.maximum(losses, 30.0)))
+    return np.where(losses < 30, small, large)
+
+
 @dataclass(frozen=True)
 class Sampled(LossCurve):
     """Pair `q P + (1 - q) Q` and Q (remove), or Q and that mixture (add); q = 1 is the pair itself."""
@@ -185,19 +198,10 @@ class Sampled(LossCurve):
 
     def at(self, losses: np.ndarray) -> Values:
         q, signed = self.q, losses if self.remove else -losses
-        tails = self.pair.events(self._unsampled(signed), above=self.remove)
-        mixed = tails.q + q * (tails.p - tails.q)
+        tails = self.pair.events(unsampled(signed, q), above=self.remove)
+        mixed = (1 - q) * tails.q + q * tails.p  # of positive terms: nothing cancels
         first, second = (mixed, tails.q) if self.remove else (tails.q, mixed)
-        return _values(losses, Tails(first, second, tails.error))
-
-    def _unsampled(self, losses: np.ndarray) -> np.ndarray:
-        """Return the loss of the pair at which the sampled loss is this; -inf where it is always larger."""
-        if self.q == 1:
-            return losses
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 30.0)) / self.q, -1.0))
-            large = losses - math.log(self.q) + np.log1p(-(1 - self.q) * np.exp(-np.maximum(losses, 30.0)))
-        return np.where(losses < 30, small, large)
+        return _values(losses, Tails(first, second, tails.error + UNIT))
 
     def nodes(self) -> np.ndarray:
         inner = self.pair.nodes()

@@ -14,6 +14,7 @@ from scipy import fft, special
 
 from jaxacct.common import validate as _validate
 from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.loss_curves import unsampled
 
 _UNIT = 2.0**-52
 
@@ -54,10 +55,7 @@ def subsampled_gaussian_delta(
 
 def _place(loss, q: float, sigma: float) -> np.ndarray:
     """Return the t with L(t) = loss; -inf where the loss is never so small."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = np.expm1(loss) / q
-        found = sigma**2 * np.where(ratio > -1, np.log1p(ratio), -np.inf) + 0.5
-    return np.where(np.isnan(found), -np.inf, found)
+    return sigma**2 * unsampled(np.asarray(loss, float), q) + 0.5
 
 
 def _above(place, q: float, sigma: float) -> np.ndarray:

@@ -349,3 +349,19 @@ def test_bad_input(bad):
     problem = dict(iterations=5, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=1.0) | bad
     with pytest.raises(ValueError, match=next(iter(bad))):
         dice.dice_mu(**problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("noise_std", 1e200), ("clip_norm", 1e200), ("residual_bound", "1"), ("residual_bound", float("nan"))],
+)
+def test_numbers_of_no_size_are_refused(name, value):
+    problem = dict(iterations=5, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=1.0)
+    with pytest.raises(ValueError, match=name):
+        dice.dice_delta_subsampled(1.0, sampling_probability=0.1, **problem | {name: value})
+
+
+def test_a_delta_below_float64_is_not_0():
+    problem = dict(iterations=1, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=20.0)
+    for epsilon in (8.0, 1e308):
+        assert 0 < dice.dice_delta_subsampled(epsilon, sampling_probability=0.1, **problem) < 1e-299

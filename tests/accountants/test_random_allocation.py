@@ -64,6 +64,17 @@ def quadrature(mus, unused, epsilon, direction):
 
 
 @pytest.mark.parametrize(
+    ("mu", "unused", "epsilon", "log_exact"),
+    [(6.7156, 0, 245.31, -556.35), (7.3101, 10_000, 265.29, -589.85), (3.2757, 0, 172.21, -1304.80)],
+)
+def test_a_tail_beyond_float64(mu, unused, epsilon, log_exact):
+    """One phase is a Gaussian: ln of its delta by mpmath. No lower bound is above it, no upper one is 0."""
+    mixture = Mixture((Phases(1, mu),), unused)
+    assert divergence_bound(mixture, epsilon, "remove", -1) <= math.exp(log_exact + 1)
+    assert divergence_bound(mixture, epsilon, "remove", 1) >= max(1e-200, math.exp(log_exact - 1))
+
+
+@pytest.mark.parametrize(
     ("phases", "unused"),
     [
         ((Phases(2, 0.4),), 0),

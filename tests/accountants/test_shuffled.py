@@ -161,3 +161,14 @@ def test_bounds_of_a_shuffle_are_in_order():
     assert shuffled.shuffled_delta_upper(1000, 4.0, 0.49) < 1e-5 < gaussian_delta(0.92, 4.0, 1.0)
     with pytest.raises(ValueError, match="epsilon must be"):
         shuffled.shuffled_delta_upper(10, 1.0, -0.1)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 415.6, 709.0, 1e5, 1e300])
+@pytest.mark.parametrize("sigma", [1e-9, 1e-3, 0.058, 0.14, 3.0, 1e9])
+@pytest.mark.parametrize("steps", [1, 3, 1000, 2**50])
+def test_bounds_are_in_order_at_extremes(steps, sigma, epsilon):
+    """Tails that underflow are in the lower bound; exponents beyond float64 are in no upper one."""
+    known = gaussian_delta(epsilon, sigma, 1.0)
+    assert 0 <= gaussian_delta(epsilon, sigma, 1.0, -1) <= known
+    lower = shuffled.shuffled_delta_lower(steps, sigma, epsilon)
+    assert lower <= shuffled.shuffled_delta_upper(steps, sigma, epsilon) <= known <= 1

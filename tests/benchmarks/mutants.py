@@ -363,8 +363,8 @@ MUTANTS = [
     Mutant(CURVES, "error = (3 + 2 * (far", "error = 0 * (3 + 2 * (far", OF_LOSSES),
     Mutant(
         CURVES,
-        "mixed = tails.q + q * (tails.p - tails.q)",
-        "mixed = tails.p + q * (tails.q - tails.p)",
+        "mixed = (1 - q) * tails.q + q * tails.p",
+        "mixed = (1 - q) * tails.p + q * tails.q",
         OF_LOSSES,
     ),
     Mutant(CURVES, "Sampled(pair, q, remove=False)", "remove", OF_LOSSES),
@@ -1519,7 +1519,7 @@ MUTANTS = [
         "dist.max_weighted - threshold",
         ALLOCATION,
     ),
-    Mutant(SUMS_OF_X, "* (1 - off) - best.wrapped)", "* (1 - off))", ALLOCATION),
+    Mutant(SUMS_OF_X, "low - best.wrapped)", "low)", ALLOCATION),
     Mutant(SUMS_OF_X, "Factor(one, part.number - (i == j))", "Factor(one, part.number)", ALLOCATION),
     Mutant(
         SUMS_OF_X,

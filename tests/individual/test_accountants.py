@@ -256,3 +256,8 @@ def test_losses_beyond_a_narrow_grid_are_added(half_width, count):
         assert accountant.delta(epsilon, [count])[0] >= exact
     beyond = float(subsampled_gaussian_delta(0.5, 0.7, half_width, "remove"))
     assert np.all(accountant.reserved_error([count])[0] >= 1 - (1 - beyond) ** count)
+
+
+def test_a_grid_whose_exponentials_overflow_is_refused():
+    with pytest.raises(ValueError, match="half_width must be at most 700"):
+        FourierAccountant(1.0, (1.0,), 720.0, 2**12)

@@ -1,11 +1,13 @@
 """GDP curves and inversions against printed and computed values; Renyi conversion; the odometer."""
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_log_delta
 from jaxacct.individual import (
+    IndividualRDPFilter,
     PrivacyOdometer,
     compose_gdp,
     gdp_delta,
@@ -122,3 +124,36 @@ def test_odometer():
     assert odometer.spent_mu() == pytest.approx(1.3)
     with pytest.raises(ValueError, match="mu"):
         odometer.charge(float("nan"))
+
+
+@pytest.mark.parametrize("order", [2, 64])
+@pytest.mark.parametrize(
+    ("q", "sigma"), [(2.0**-32, 1e3), (1e-4, 100.0), (0.1, 1e9), (0.999, 50.0), (0.3, 0.7)]
+)
+def test_small_costs_are_not_rounded_to_0(q, sigma, order):
+    """Sums of 60 digits: a filter adds up many costs, so each is at least the exact one."""
+    with mpmath.workdps(60):
+        p, variance = mpmath.mpf(q), mpmath.mpf(sigma) ** 2
+        terms = [
+            mpmath.binomial(order, k)
+            * (1 - p) ** (order - k)
+            * p**k
+            * mpmath.exp(k * (k - 1) / (2 * variance))
+            for k in range(order + 1)
+        ]
+        exact = mpmath.log(mpmath.fsum(terms)) / (order - 1)
+    found = subsampled_gaussian_rdp(q, sigma, [order])[0]
+    assert exact <= found <= exact * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("orders", [[np.inf], [2, np.nan], [2.0**21], [1], []])
+def test_invalid_orders_are_refused(orders):
+    with pytest.raises(ValueError, match="orders must be"):
+        subsampled_gaussian_rdp(0.1, 1.0, orders)
+
+
+def test_an_infinite_order_has_no_epsilon():
+    with pytest.raises(ValueError, match="orders must be finite"):
+        rdp_to_epsilon([1.0], [np.inf], 1e-5)
+    with pytest.raises(ValueError, match="orders must be at most"):
+        IndividualRDPFilter(np.inf, 1.0)

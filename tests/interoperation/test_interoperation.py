@@ -169,6 +169,14 @@ def test_a_profile_that_cannot_be_used(epsilons, line):
         pld_of_profile(profile_of(grid, grid + 0.5, grid + 0.5))
 
 
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 2.0, math.nan])
+def test_a_confidence_that_is_none_is_refused(confidence):
+    """Above 1 the failure probability would be negative, and delta too small."""
+    good = profile_of(GRID, *sampled_deltas(GRID, 0.8, 0.2))
+    with pytest.raises(ValueError, match="confidence must be in"):
+        pld_of_profile(dataclasses.replace(good, confidence=confidence))
+
+
 def test_a_trivial_profile():
     ones, remove = np.ones(GRID.size), sampled_deltas(GRID, 0.8, 0.2)[0]
     for pair in ((ones, ones), (remove, ones), (ones, remove)):

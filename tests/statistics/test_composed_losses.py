@@ -24,6 +24,7 @@ from jaxacct.statistics.loss_curves import (
     Values,
     both_directions,
 )
+from jaxacct.statistics.subsampled_gaussian import subsampled_gaussian_delta
 from jaxacct.statistics.tilted_sums import UNIT, Factor, rounding_error, sums
 from tests.oracles.composed_losses import REFERENCES, antipodal, gaussian, sampled
 
@@ -74,6 +75,21 @@ def test_one_step_is_above_its_definition_over_the_whole_range():
             )
             assert exact <= bound
             assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
+
+
+@pytest.mark.parametrize("tiny", [1e-15, 1e-12, 1e-9, 1e-6])
+def test_one_step_whose_probability_is_close_to_1(tiny):
+    """The loss of the add direction ends at -ln(1 - q): below it the masses of both must not cancel."""
+    q, sigma = 1 - tiny, math.sqrt(-1 / (2 * math.log(tiny)))
+    end = -float(mpmath.log(1 - mpmath.mpf(q)))
+    curve = both_directions(GaussianPair(sigma), q)[1]
+    losses = end - np.array([1.0, 0.2, 0.05, 0.01, 1e-3])
+    found = curve.at(losses)
+    for epsilon, delta, error in zip(losses, found.deltas, found.error, strict=True):
+        exact = sampled(float(epsilon), q, sigma, remove=False)
+        assert abs(delta - exact) <= error
+        assert exact <= divergence_bound([Part(curve, 1)], float(epsilon))
+        np.testing.assert_allclose(subsampled_gaussian_delta(q, sigma, epsilon, "add"), float(exact), 1e-8)
 
 
 def test_one_step_of_replace_one_over_the_whole_range():
