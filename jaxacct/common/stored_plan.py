@@ -39,7 +39,7 @@ class StoredPlan:
         try:
             found = read(cls, {name: value for name, value in data.items() if name != "schema"}, "plan")
             certified = found.certified
-        except (TypeError, ArithmeticError) as error:
+        except (TypeError, ArithmeticError, NotImplementedError) as error:
             raise ValueError(f"plan has a field that cannot be computed with: {error}") from None
         if not certified:
             raise ValueError("plan must be valid: its noise does not give its epsilon at its delta")

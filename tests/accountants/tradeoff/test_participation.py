@@ -28,6 +28,7 @@ from jaxacct.accountants.tradeoff import (
     self_compose_pmf,
     shuffled_batch_clip_mu,
 )
+from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SampledDistribution
 from tests.oracles.tails import chernoff_tail
 
 
@@ -271,13 +272,16 @@ def test_draws_follow_the_distribution(key, n, m, s, g, sampling):
     assert stats.chisquare(observed, expected * (observed.sum() / expected.sum())).pvalue > 1e-6
 
 
-def test_monte_carlo_twin(key):
+def test_monte_carlo_twin(key, monkeypatch):
     args = (1000, 1, 100, 5, 4, "shuffling")
     pmf = participation_pmf(*args)
     true, deltas = mixture_delta(1.0, pmf, 2.0), gdp_delta(1.0, np.sqrt(pmf.squared_sensitivity) / 2.0)
     estimate, upper = mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
     assert abs(estimate - true) < 4 * math.sqrt(pmf.prob @ (deltas - true) ** 2 / 20_000) + 1e-12
     assert estimate < upper < true + 0.01 and upper > true
+    # The bound includes the relative error of the probabilities of samples.
+    monkeypatch.setattr(SampledDistribution, "draw_error", lambda self: 0.5)
+    assert mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)[1] == pytest.approx(1.5 * upper)
 
 
 def test_large_data_sets_are_drawn_without_memory(key):

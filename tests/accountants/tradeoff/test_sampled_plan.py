@@ -124,6 +124,7 @@ def test_forged_and_relabelled_draws_are_refused(plan, tmp_path):
         ("delta", 9e-4),
         ("num_epochs", 3),
         ("sampling", "subsampling"),
+        ("sampling", "poisson"),
         ("evidence", None),
         ("evidence", stored["evidence"] | {"target": "0" * 64}),
         ("evidence", stored["evidence"] | {"counts": [*counts, [100, 1]]}),

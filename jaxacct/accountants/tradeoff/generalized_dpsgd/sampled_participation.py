@@ -155,6 +155,8 @@ def mc_mixture_delta(
     arrays.nonnegative("epsilon", epsilon)
     arrays.scale("sigma", sigma)
     _validate.open_probability("confidence", confidence)
+    sizes = dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size
+    error = SampledDistribution(GeneralDPSGD(*sizes)).draw_error()
     drawn = sample_participation(
         key, dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling, num_samples
     )
@@ -162,6 +164,5 @@ def mc_mixture_delta(
     values = np.repeat(gdp_delta(epsilon, np.sqrt(counts) / sigma), times)
     # Rounded up by more than the float64 error, as bins of terms are of exact numbers.
     terms = np.minimum(1.0, values * (1 + 1e-9))
-    return MonteCarloDelta(
-        float(values.mean()), bounds.upper_confidence_bound(bounds.bin_terms(terms), 1 - confidence)
-    )
+    bound = bounds.upper_confidence_bound(bounds.bin_terms(terms), 1 - confidence)
+    return MonteCarloDelta(float(values.mean()), min(1.0, bound * (1 + error)))
