@@ -1,7 +1,8 @@
 """Composition of trade-off functions: closed for Gaussians, numerical through dp-accounting's PLD elsewhere.
 
 Every curve's profile is joined by chords between the points of a grid of losses ("connect the dots", arXiv
-2207.04380), which only raises it, and composed by dp-accounting, whose FFT error is reserved.
+2207.04380), which only raises it, and composed by dp-accounting. The usual size of its rounding is reserved,
+which is not proven to be the largest (proofs/tradeoff.md).
 """
 
 import functools
