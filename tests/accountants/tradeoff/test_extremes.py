@@ -341,6 +341,13 @@ def test_mixtures_are_of_probabilities(mus, weights, lost, name):
         tradeoff.GaussianMixture(np.array(mus), np.array(weights), lost)
 
 
+def test_what_weights_fall_short_of_1_is_lost():
+    short = tradeoff.GaussianMixture(np.array([1.0]), np.array([1 - 5e-10]))
+    assert short.delta(60.0) >= 4.99e-10 and short.lost == pytest.approx(5e-10, rel=1e-6)
+    rounded = tradeoff.GaussianMixture(np.ones(10), np.full(10, 0.1))
+    assert rounded.lost == 0 and rounded.delta(60.0) < 1e-100
+
+
 def test_curves_without_a_distribution_of_losses_are_not_composed():
     with pytest.raises(ValueError, match="Group has no distribution of losses"):
         tradeoff.EpsilonDelta(1.0, 1e-6).group(3).power(4).epsilon(1e-3)

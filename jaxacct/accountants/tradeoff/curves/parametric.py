@@ -15,6 +15,7 @@ from jaxacct.accountants.tradeoff.curves.subsampling import amplified_epsilon, s
 
 _MOST = 700.0  # natural log: e^700 is still a float64
 _MAX_MU = 1e8
+_ROUNDED = 2.0**-45  # what weights may fall short of 1 by the rounding of each
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class GaussianMixture(TradeOff):
 
     Attributes:
       mus, weights: G_{mus[i]} has the probability weights[i].
-      lost: probability of no privacy at all.
+      lost: probability of no privacy at all. What the weights fall short of 1, up to 1e-9, is added.
     """
 
     mus: np.ndarray
@@ -123,6 +124,8 @@ class GaussianMixture(TradeOff):
         total = math.fsum(np.asarray(self.weights, float)) + float(self.lost)
         if abs(total - 1) > 1e-9:
             raise ValueError(f"weights must sum to 1 with lost, summed to {total!r}")
+        if 1 - total > _ROUNDED:
+            object.__setattr__(self, "lost", float(self.lost) + (1 - total))
 
     def log_delta(self, epsilon):
         parts = gaussian.gdp_log_delta(np.asarray(epsilon, np.float64)[..., None], self.mus)
