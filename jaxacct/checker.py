@@ -548,8 +548,7 @@ def analytic_delta(claim: Claim, columns: Columns) -> float:
 
 
 def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scales: dict, found: dict):
-    """Return (whether stored evidence of a direction was recomputed, where it does not follow or differs)."""
-    # said: the notes of the other implementation, if any; scales: ln of those known here, by proposal.
+    """Return (whether evidence was recomputed, where it does not follow); said: notes, scales: ln of ours."""
     side, said, flaws = evidence[direction], said.get(direction) or {}, []
     proposal = side.get("proposal", {"family": side["kind"], "parameters": []})
     name = ":".join([proposal["family"], ",".join(map(str, proposal["parameters"]))]).rstrip(":")
@@ -560,8 +559,10 @@ def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scale
             flaws.append(f"scale {said['scale']!r} stored, {math.exp(min(log_scale, 700)):.9g} found")
         log_scale = stated if log_scale is None else log_scale
     known = log_scale is not None
+    ours, error = (found.get("scale", 0.0) * found.get(name, 0.0) for name in ("mean", "error"))
     if side["kind"] == "weight-bound" and not zero:
-        if said.get("outcome") == "exactly-zero" or (known and log_scale > math.log(claim.verified) + 1e-9):
+        allowed = not known or ours - 6 * error <= math.exp(log_scale) <= claim.verified * (1 + SLACK)
+        if said.get("outcome") == "exactly-zero" or not allowed:
             flaws.append("stored as certified without samples, which its scale does not allow")
     if side["kind"] != "mean" or not known:
         return side["kind"] == "weight-bound" and (zero or known), flaws
@@ -587,7 +588,6 @@ def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scale
     if not (wealth >= needed * (1 - SLACK) or theta >= 1):
         flaws.append(f"stored samples have log wealth {wealth:.6g}, below {needed:.6g}")
     if min(hits, found.get("positive", 0)) >= 100:
-        ours, error = (found["scale"] * found[name] for name in ("mean", "error"))
         theirs = math.exp(log_scale) * mean
         spread = math.exp(log_scale) * math.sqrt((values - mean) ** 2 @ counts) / number
         if ours - theirs > 6 * math.hypot(error, spread):

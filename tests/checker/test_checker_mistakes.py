@@ -138,8 +138,8 @@ MISTAKES = [
     ),
     Mistake(
         HALF_SPACE,
-        "log_scale += log_remainder_scale(mechanism, epsilon)",
-        "log_scale += log_remainder_scale(mechanism, epsilon) - 3.0",
+        "minorant, log_scale + remainder, tail",
+        "minorant, log_scale + remainder - 5.0, tail",
         "add",
     ),
     Mistake(
