@@ -26,8 +26,7 @@ def gaussian_deltas(
         # Where the first is 0 in float64, so is delta.
         ratio = np.subtract(log_second, log_first, out=np.zeros_like(near), where=log_first > -np.inf)
         delta = -np.exp(log_first) * np.expm1(np.minimum(ratio, 0.0))
-        # Arguments have an error of u of `far`, which the slopes magnify; logarithms a relative one of a few
-        # u.
+        # Arguments have an error of u of `far`, which slopes magnify; logarithms a relative one of a few u.
         sizes = 8 + 2 * abs(epsilon) + 4 * np.abs(log_first) + 4 * np.abs(log_second) + 4 * far * (far + 1)
     error = np.exp(log_first) * np.minimum(sizes * _UNIT, 1.0)
     return np.clip(delta + side * error, 0.0, 1.0)
