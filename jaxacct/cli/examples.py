@@ -44,10 +44,6 @@ jaxacct check plan.json --json
     "jaxacct report": """
 jaxacct report plan.json --out report.html
 """,
-    "jaxacct tuning": """
-jaxacct tuning --mean-runs 20 --epsilon 8 --delta 1e-5
-jaxacct tuning plan.json --mean-runs 20 --distribution half
-""",
     "jaxacct bench": """
 jaxacct bench
 """,

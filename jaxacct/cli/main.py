@@ -32,7 +32,6 @@ COMMANDS = {
     "check": "Check a plan by the second implementation, with samples of its own.",
     "train": "Train a model under a plan; the same as `python -m jaxacct.train`.",
     "report": "Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.",
-    "tuning": "Account for tuning: the privacy of releasing the best of K runs, K random.",
     "bench": "Measure draws of the privacy loss per second on this machine.",
     "tradeoff": "Trade-off functions: convert, generalised DP-SGD, last iterates.",
 }

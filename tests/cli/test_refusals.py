@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 import jaxacct
-from jaxacct.accountants.selection import with_mean
-from jaxacct.calibration import tuning
 from jaxacct.cli import main as cli
 from train import load_model
 
@@ -81,11 +79,6 @@ LINES = [
     (f"estimate {RUN} --bands 2 --fpr 1 --noise-multiplier 1", "fpr must be in (0, 1), got 1.0"),
     (f"estimate {RUN} --bands 2 --fpr 0.1 --epsilon 1 --noise-multiplier 1", "only one of them"),
     (f"estimate {RUN} --epsilon 1 --noise-multiplier 1", "bands must be given here"),
-    ("tuning --mean-runs 20 --epsilon 8", "plans, or epsilon and delta, must be given"),
-    ("tuning --mean-runs 0.5 --epsilon 8 --delta 1e-5", "mean_runs must be in (1, 10000], got 0.5"),
-    ("tuning --mean-runs 20 --epsilon -1 --delta 1e-5", "epsilon must be", "got -1.0"),
-    ("tuning --mean-runs 20 --epsilon 8 --delta 1", "delta must be in (0, 1), got 1.0"),
-    ("tuning other.json --mean-runs 20 --epsilon 3", "epsilon must not be given together with plans"),
     ("report other.json --out nowhere/r.html", "out must be in a folder that exists, got 'nowhere/r.html'"),
     ("report other.json --out r.html", "plan must have the schema 'jaxacct-plan', got 'another'"),
     ("check nowhere.json", "plan nowhere.json cannot be read"),
@@ -132,9 +125,6 @@ CALLS = [
     (lambda: recommend(strategy="sqrt"), "strategy must be", "got 'sqrt'"),
     (lambda: recommend(workload="speed"), "workload must be prefix-sum, or a list", "got 'speed'"),
     (lambda: recommend(tpr=0.5, fpr=0.1), "target must be one of", "epsilon, delta, tpr, fpr"),
-    (lambda: with_mean("binomial", 20.0), "must be one of half", "got 'binomial'"),
-    (lambda: with_mean("half", 1.0), "mean_runs must be in (1, 10000], got 1.0"),
-    (lambda: tuning.tuning([], with_mean("half", 20.0)), "plans must"),
     (lambda: jaxacct.risk.true_positive_rate([1.0], [0.1], 1.5), "false_positive_rate must be", "got 1.5"),
     (lambda: jaxacct.risk.advantage([-1.0], [0.1]), "epsilons must be in [0, inf]", "-1"),
     (lambda: load_model("nowhere", {"w": np.zeros(3)}), "run must be", "nowhere"),

@@ -1,4 +1,4 @@
-"""Commands of the pages in `guides/questions`, and of tuning: each runs, with smaller numbers."""
+"""Commands of the pages in `guides/questions`: each runs, with smaller numbers."""
 
 import re
 import runpy
@@ -14,7 +14,6 @@ from jaxacct.cli import main as cli
 
 FOLDER = Path(__file__).parents[2] / "jaxacct/guides/questions"
 PAGES = sorted(FOLDER.glob("*.md"))
-TUNING = FOLDER.parent / "tuning.md"  # not a question, but commands all the same
 # Numbers of a page -> smaller ones, which the quick tests use; longer ones first.
 SMALLER = {
     "--batch-size 200 --min-separation 16": "--batch-size 30 --min-separation 8",
@@ -33,7 +32,6 @@ SMALLER = {
     "5000": "6",
     "2930": "6",
     "8 --delta 1e-5 --out drawn.json": "8 --delta 1e-2 --out drawn.json",
-    "4.9e-7": "1e-2",
     "1e-6": "1e-2",
     "1e-7": "1e-2",
 }
@@ -99,7 +97,7 @@ def run_page(page: Path, folder: Path, shorten) -> None:
 
 
 @pytest.mark.usefixtures("default_promotion")
-@pytest.mark.parametrize("page", [*PAGES, TUNING], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path, page, 3000, shared)
@@ -107,7 +105,7 @@ def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [*PAGES, TUNING], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path, page, 60000, shared)
