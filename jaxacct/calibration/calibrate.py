@@ -5,6 +5,7 @@ Source: arXiv 2602.09338, algorithm 5.
 
 import dataclasses
 import math
+from concurrent.futures import Executor
 from pathlib import Path
 
 from jaxacct.accountants import ACCOUNTANTS, AccountantName, analytic
@@ -16,6 +17,7 @@ from jaxacct.calibration.smallest_target import SmallestTarget
 from jaxacct.common import validate
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
+from jaxacct.core.blocks import check_executor
 from jaxacct.core.check import Verdict
 from jaxacct.core.claim import Claim
 from jaxacct.core.evidence import RULES, RuleName
@@ -66,6 +68,7 @@ def calibrate(
     checkpoint_dir=None,
     choice: Choice | None = None,
     estimate: float | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     key=None,
 ) -> Plan:
@@ -113,6 +116,7 @@ def calibrate(
       choice: `Recommendation.choice`, stored in the plan: how scheme and strategy were chosen.
       estimate: noise multiplier at which the search starts, such as `Recommended.noise_multiplier`; the
         search is faster near its result, and nothing else depends on it.
+      executor: as of `verify`: its workers draw the samples of verifications; this process draws the pilots.
       progress: called with (what, samples done, samples expected).
       key: JAX key, from the operating system by default. Only tests should fix it.
 
@@ -147,6 +151,7 @@ def calibrate(
         compose_with=compose_with,
         adjacency=adjacency,
         checkpoint_dir=checkpoint_dir,
+        executor=executor,
         key=key,
     )
     if estimate is not None:
@@ -175,14 +180,14 @@ def calibrate(
     search = Search(problem, target, rule, proposal, run_key, progress)
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir and bound is None else None
     try:
-        options = dict(proposal=proposal, checkpoint=checkpoint, progress=progress)
+        options = dict(proposal=proposal, checkpoint=checkpoint, executor=executor, progress=progress)
         if is_open:
             ratio = grid_ratio if bound is None else grid_ratio**0.05  # a bound is soon computed
             searched = SmallestTarget(
                 problem, mechanism, *given, ratio, failure_fraction, compose_with, rule, proposal, run_key,
                 progress,
             )  # fmt: skip
-            found = searched.plan(bound, max_samples, checkpoint, key)
+            found = searched.plan(bound, max_samples, checkpoint, key, executor)
             if found is None:
                 raise NotCertifiedError(
                     f"noise multiplier {noise_multiplier:g} is too small for {searched.limits}", None
@@ -212,6 +217,7 @@ def check_options(
     compose_with=None,
     adjacency: AdjacencyName = ADJACENCIES[0],
     checkpoint_dir=None,
+    executor: Executor | None = None,
     key=None,
 ) -> None:
     """Check options of `calibrate` that do not depend on scheme and strategy, before any work.
@@ -227,6 +233,7 @@ def check_options(
         raise ValueError(f"grid_ratio must be above 1, got {grid_ratio!r}")
     if checkpoint_dir is not None and Path(checkpoint_dir).exists() and not Path(checkpoint_dir).is_dir():
         raise ValueError(f"checkpoint_dir must be a folder, got the file {checkpoint_dir}")
+    check_executor(executor)
     validate.one_of("rule", rule, RULES)
     validate.one_of("adjacency", adjacency, ADJACENCIES)
     if proposal is not None:
@@ -234,6 +241,7 @@ def check_options(
     if accountant is not None:
         validate.one_of("accountant", accountant, ("analytic", *ACCOUNTANTS))
         of_draws = dict(max_samples=max_samples, proposal=proposal, checkpoint_dir=checkpoint_dir, key=key)
+        of_draws["executor"] = executor
         of_draws |= dict(rule=None if rule == "anytime" else rule)
         for name, value in of_draws.items():
             if value is not None:

@@ -9,7 +9,9 @@ wrong e counts as delta 1. Where delta is found, the smallest candidate that hol
 """
 
 import math
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from jaxacct.accountants import analytic
 from jaxacct.calibration.problem import Problem, smallest_where
@@ -142,6 +144,7 @@ class SmallestTarget:
         max_samples: int | None,
         checkpoint: Checkpoint | None,
         key,
+        executor: Executor | None = None,
     ) -> Plan | None:
         """Return the plan of the smallest certified candidate; None where none is.
 
@@ -154,7 +157,8 @@ class SmallestTarget:
             top = self.ends[1] + 1 if fallback is None else fallback
             about = repr((self.problem, self.mechanism, self.epsilon, self.delta, self.ratio, max_samples))
             first, limit = searched(checkpoint, about, lambda: self.sampled_exponent(top, max_samples))
-            options = dict(proposal=self.proposal, checkpoint=checkpoint, progress=self.progress)
+            options: dict[str, Any] = dict(proposal=self.proposal, executor=executor)
+            options |= dict(checkpoint=checkpoint, progress=self.progress)
 
             def claim_at(exponent: int) -> Claim:
                 return self.search(exponent).claim(self.mechanism)

@@ -17,13 +17,7 @@ jaxacct calibrate --scheme poisson --sampling-probability 0.004 --iterations 500
 """,
     "jaxacct verify": """
 jaxacct verify plan.json
-jaxacct verify plan.json --shard 0/8 --run-key run.key --samples 2M --out part-0.json
-""",
-    "jaxacct run-key": """
-jaxacct run-key --out run.key
-""",
-    "jaxacct merge": """
-jaxacct merge plan.json part-0.json part-1.json --out merged.json
+jaxacct verify plan.json --replay
 """,
     "jaxacct estimate": """
 jaxacct estimate --scheme poisson --sampling-probability 0.004 --iterations 5000 --noise-multiplier 1.1 --delta 1e-6

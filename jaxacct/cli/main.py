@@ -23,9 +23,7 @@ OUTPUT_CLOSED = 141  # what a shell reports for a process that was ended by SIGP
 COMMANDS = {
     "recommend": "Rank schemes, separations, bands and matrices by error at estimated noise; certify none.",
     "calibrate": "Find and certify the noise multiplier of a run, or certify the one given.",
-    "verify": "Verify a plan again with fresh randomness, whole or one shard of many.",
-    "run-key": "Write a fresh run key for the shards of one verification.",
-    "merge": "Merge the parts of a sharded verification into its verdict.",
+    "verify": "Verify a plan again with fresh randomness.",
     "estimate": "Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.",
     "strategy": "Make a strategy matrix, print its prefix-sum error, write its coefficients.",
     "show": "Print a plan after checking it.",

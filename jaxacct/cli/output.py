@@ -7,8 +7,7 @@ from pathlib import Path
 
 from jaxacct.common import files
 
-PLAN, PART, COEFFICIENTS = "a plan", "a part", "a file of coefficients"
-_SCHEMAS = {PLAN: "jaxacct-plan", PART: "jaxacct-part"}
+PLAN, COEFFICIENTS = "a plan", "a file of coefficients"
 
 
 def show(value, as_json: bool) -> None:
@@ -43,7 +42,7 @@ def check_out(out: str | None, kind: str, force: bool) -> None:
     """Check that `out` can be written, replacing no file of another kind unless `force`."""
 
     def is_ours(path: Path) -> bool:
-        return _is_coefficients(path) if kind == COEFFICIENTS else files.holds_schema(path, _SCHEMAS[kind])
+        return _is_coefficients(path) if kind == COEFFICIENTS else files.holds_schema(path, "jaxacct-plan")
 
     if force and out is None:
         raise ValueError("force must not be given without out")

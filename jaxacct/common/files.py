@@ -59,18 +59,6 @@ def _write_bytes(path, write: Callable, secret: bool) -> None:
         raise
 
 
-def create_secret(path, text: str, name: str = "out") -> None:
-    """Write `text` to a new file of mode 0600; ValueError naming `name` where the file exists."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ValueError(f"{name} must be a new file, {str(path)!r} exists: it may be in use") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def check_target(
     path, is_ours: Callable[[Path], bool] | None, kind: str, name: str = "out", *, may_force: bool = True
 ) -> None:

@@ -5,6 +5,7 @@ import datetime
 import functools
 import hashlib
 import platform
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -178,6 +179,7 @@ class Plan:
         max_samples: int = 2_000_000,
         proposal: str | None = None,
         checkpoint: Checkpoint | None = None,
+        executor: Executor | None = None,
         progress: Progress | None = None,
         key=None,
     ) -> Verdict:
@@ -187,7 +189,7 @@ class Plan:
         """
         if not isinstance(self.evidence, Sampled):
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
-        options = dict(checkpoint=checkpoint, progress=progress, key=key)
+        options = dict(checkpoint=checkpoint, executor=executor, progress=progress, key=key)
         return verify_claim(self.claim, Stop(rule, max_samples), proposal, again=self.evidence, **options)
 
     def _repr_html_(self) -> str:

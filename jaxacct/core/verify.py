@@ -4,9 +4,11 @@ Everything that decides is an exact histogram of terms rounded up (`statistics.b
 recomputed from the stored evidence alone, and does not depend on the batching of samples.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import math
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.files import Checkpoint, to_json
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
+from jaxacct.core.blocks import Fleet
 from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import (
@@ -92,6 +95,7 @@ def verify(
     proposal: str | None = None,
     compose_with=None,
     checkpoint: Checkpoint | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     key=None,
 ) -> Verdict:
@@ -110,6 +114,8 @@ def verify(
       proposal: the proposal to use, such as "plain" or "replicas:2"; the cheapest by default.
       compose_with: a dp-accounting `DpEvent` that the guarantee also covers.
       checkpoint: stores finished batches; the same call then resumes.
+      executor: a `concurrent.futures.Executor` (a process pool, Dask's, mpi4py's, submitit's) whose workers
+        draw the samples; the counts are those of one machine. By default this process draws them.
       progress: called with (what, samples done, samples expected).
       key: JAX key; from the operating system by default. Only tests should fix it.
 
@@ -127,7 +133,8 @@ def verify(
     if budget is not None:
         target = dataclasses.replace(target, budget=budget)
     claim, stop = Claim(mechanism, target, None, None), Stop(rule, max_samples)
-    return verify_claim(claim, stop, proposal, checkpoint=checkpoint, progress=progress, key=key)
+    options = dict(checkpoint=checkpoint, executor=executor, progress=progress, key=key)
+    return verify_claim(claim, stop, proposal, **options)
 
 
 def verify_claim(
@@ -137,6 +144,7 @@ def verify_claim(
     *,
     again: Sampled | None = None,
     checkpoint: Checkpoint | None = None,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     key=None,
 ) -> Verdict:
@@ -145,6 +153,7 @@ def verify_claim(
     `again` is evidence that fresh samples are to confirm: a checkpoint of the samples in it is another job's.
     Its proposals are used again, unless `proposal` is given or it has another rule.
     """
+    fleet = None if executor is None else Fleet.of(executor, claim)
     job = _job_digest(claim, stop, proposal, again)
     run_key = _run_key(job, checkpoint, key)
     sides = unrun_sides(claim.mechanism)
@@ -153,7 +162,7 @@ def verify_claim(
         run = None if kept is None else run_again(claim, direction, getattr(kept, direction))
         if run is None:
             run = choose_run(claim, direction, run_key, stop, proposal)
-        sides[direction] = draw(run, claim.target.budget, stop, job, run_key, checkpoint, progress)
+        sides[direction] = draw(run, claim.target.budget, stop, job, run_key, checkpoint, progress, fleet)
         evidence = Sampled(claim.digest, stop.rule, stop.share, sides[Direction.REMOVE], sides[Direction.ADD])
         verdict = check(claim, evidence)
         if verdict.remove is None or not verdict.remove.certified:
@@ -222,6 +231,7 @@ def draw(
     run_key,
     checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
+    fleet: Fleet | None = None,
 ) -> Side:
     """Return the evidence of one direction; `job`, a digest of the verification, names the stored state."""
     level = stop.share * budget.failure_probability
@@ -229,10 +239,10 @@ def draw(
         return _draw_line(run, run.line, budget.delta_v, stop, level, job, run_key, checkpoint, progress)
     if not run.of.needs_samples:
         return WeightBound(run.of.proposal.spec)
-    return _draw_mean(run, stop, level, job, run_key, checkpoint, progress)
+    return _draw_mean(run, stop, level, job, run_key, checkpoint, progress, fleet)
 
 
-def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint, progress) -> Mean:
+def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint, progress, fleet) -> Mean:
     of, proposal = run.of, run.of.proposal
     direction, margin = proposal.direction, of.margin
     name, metadata = f"{direction}-{job[:16]}", proposal.draw_metadata | {"margin": margin}
@@ -255,18 +265,20 @@ def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint
         if progress:
             progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
 
-    terms, losses = draw_histograms(
-        lambda first, last: of.count(stream, first, last, margin),
-        settled,
-        lambda blocks: min(limit, next_check(blocks)),
-        add=add_counts,
-        done=state["blocks"],
-        counts=(
-            dense_counts(state["terms"], len(bounds.TERM_EDGES)),
-            dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction))),
-        ),
-        keep=keep,
-    )
+    here = contextlib.nullcontext(lambda first, last: of.count(stream, first, last, margin))
+    with here if fleet is None else fleet.counter(of, stream, margin, state["blocks"], limit) as count:
+        terms, losses = draw_histograms(
+            count,
+            settled,
+            lambda blocks: min(limit, next_check(blocks)),
+            add=add_counts,
+            done=state["blocks"],
+            counts=(
+                dense_counts(state["terms"], len(bounds.TERM_EDGES)),
+                dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction))),
+            ),
+            keep=keep,
+        )
     return mean_evidence(of, stream, margin, terms, losses, bets, weights)
 
 

@@ -1,8 +1,8 @@
 """Keys: from the operating system by default, one per fixed block of samples.
 
 A block of `BLOCK_SIZE` samples has the key `fold_in(fold_in(run, stream), block index)`. What a block
-draws is independent of the batch of blocks, the number of devices and the other shards, and any block can be
-drawn again alone.
+draws is independent of the batch of blocks, the devices and the workers, and any block can be drawn again
+alone.
 """
 
 import enum

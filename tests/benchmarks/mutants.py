@@ -299,7 +299,7 @@ MUTANTS = [
         "jaxacct/statistics/hockey_stick.py",
         "if not before < index < size:",
         "if not -1 < index < size:",
-        "tests/verification/test_shards.py",
+        "tests/statistics/test_bounds.py",
     ),
     Mutant(
         THRESHOLD,

@@ -1,6 +1,5 @@
 """Bad input, hundreds of cases: one line that names the argument, exit 2 or ValueError, nothing written."""
 
-import functools
 import json
 import time
 
@@ -11,7 +10,6 @@ import pytest
 import jaxacct
 from jaxacct.cli import main as cli
 from jaxacct.kernels import randomness
-from jaxacct.verification import shards
 
 PROBLEM = {
     "--scheme": "b-min-sep",
@@ -91,7 +89,6 @@ BAD_VALUES = [
             },
         ),
         ("bench", {}, {"--samples": NO_INTEGER}),
-        ("run-key", {}, {"--out": ("/no/such/folder/key", ".")}),
     )
     for flag, values in flags.items()
     for value in values
@@ -191,40 +188,6 @@ LINES = [
     (["verify", "other.json", "--max-samples", "0"], "max_samples must be"),
     (["verify", "other.json", "--max-samples", "-5"], "max_samples must be"),
     (["verify", "other.json", "--rule", "never"], "rule"),
-    (["verify", "other.json", "--out", "part.json"], "out must not be given without shard"),
-    (["verify", "other.json", "--run-key", "key"], "run_key must not be given without shard"),
-    (["verify", "other.json", "--samples", "100"], "samples must not be given without shard"),
-    (["verify", "other.json", "--force"], "force must not be given without shard"),
-    (["verify", "other.json", "--shard", "-1/2"], "--shard requires an argument"),
-    (["verify", "other.json", "--shard", "0/2"], "shard needs run_key, samples and out"),
-    *[
-        (
-            ["verify", "other.json", "--shard", shard, *"--run-key k --samples 9 --out p".split()],
-            "shard must be",
-        )
-        for shard in ("2/2", "x", "1", "0/0", "1/2/3", "")
-    ],
-    (
-        ["verify", "other.json", *"--shard 0/2 --run-key k --samples 0 --out p".split()],
-        "samples must be",
-    ),
-    (
-        ["verify", "other.json", *"--shard 0/2 --run-key k --samples 9 --out p --rule fixed".split()],
-        "rule must not be given together with shard",
-    ),
-    (
-        ["verify", "other.json", *"--shard 0/2 --run-key k --samples 9 --out p --json".split()],
-        "json must not be given together with shard",
-    ),
-    (["verify", "other.json", *"--shard 0/2 --run-key k --samples 9 --out text.json".split()], "out must be"),
-    (["merge", "/no/such/plan.json"], "parts must not be empty"),
-    (["merge", "other.json", "/no/such/part.json"], "cannot be read"),
-    (["merge", "other.json", "deep.json"], "not valid JSON"),
-    (["merge", "other.json", "other.json"], "schema"),
-    (["merge", "other.json", "other.json", "--out", "text.json"], "out must be new or a plan"),
-    (["run-key"], "--out"),
-    (["run-key", "--out", "other.json"], "out must be a new file"),
-    (["run-key", "--out", "empty.json"], "out must be a new file"),
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "text.json"], "out must be new or a plan"),
     (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "link.json"], "out must be new or a plan"),
     (["strategy", *"--iterations 60 --bands 2 --out text.json".split()], "out must be new or a file of"),
@@ -384,9 +347,6 @@ CALLS = [
         ("delta", NO_CHANCE, jaxacct.Budget.split),
         ("plan", ("/no/such/plan", "/", ""), jaxacct.Plan.load),
         ("plan", ({}, [], "x", None, {"schema": "jaxacct-plan"}), jaxacct.Plan.from_json),
-        ("part", ("/no/such/part",), shards.Part.load),
-        ("shard", ("", "1", "2/2", "x/y"), shards.parse_shard),
-        ("parts", ([],), functools.partial(shards.merge, None)),
     )
     for value in values
 ]

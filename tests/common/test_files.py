@@ -11,8 +11,7 @@ import pytest
 
 from jaxacct.cli import main as cli
 from jaxacct.common import files, progress
-from jaxacct.common.files import check_target, create_secret, write_atomically
-from jaxacct.verification import shards
+from jaxacct.common.files import check_target, write_atomically
 
 
 def mode(path):
@@ -67,20 +66,6 @@ def test_modes(tmp_path):
     assert [mode(path) for path in (old, new, secret)] == [0o640, 0o640, 0o600]
 
 
-def test_a_run_key_is_never_replaced(tmp_path):
-    path = tmp_path / "key.json"
-    shards.write_run_key(path)
-    before = path.read_text()
-    assert mode(path) == 0o600
-    with pytest.raises(ValueError, match="out must be a new file"):
-        shards.write_run_key(path)
-    link = tmp_path / "link"
-    link.symlink_to("nowhere")
-    with pytest.raises(ValueError, match="out must be a new file"):
-        create_secret(link, "text")
-    assert path.read_text() == before and not (tmp_path / "nowhere").exists()
-
-
 def test_only_files_of_the_same_kind_are_replaced_unless_forced(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     coefficients, other, empty = (tmp_path / name for name in ("c", "other", "empty"))
@@ -100,10 +85,10 @@ def test_only_files_of_the_same_kind_are_replaced_unless_forced(tmp_path, monkey
         assert len(path.read_text().split()) == 3
     assert strategy("--out", "other", "--force") == 0
     assert other.read_text() == coefficients.read_text()
-    plan, part = tmp_path / "plan", tmp_path / "part"
+    plan, result = tmp_path / "plan", tmp_path / "result"
     plan.write_text(json.dumps({"schema": "jaxacct-plan"}))
-    part.write_text(json.dumps({"schema": shards.SCHEMA}))
-    assert files.holds_schema(plan, "jaxacct-plan") and not files.holds_schema(part, "jaxacct-plan")
+    result.write_text(json.dumps({"schema": "jaxacct-result"}))
+    assert files.holds_schema(plan, "jaxacct-plan") and not files.holds_schema(result, "jaxacct-plan")
 
 
 def test_the_target_is_tried_before_the_work(tmp_path, monkeypatch):

@@ -331,14 +331,10 @@ def test_the_command_line(tmp_path, capsys):
     plan = Plan.load(tmp_path / "plan.json")
     assert plan.certified and isinstance(plan.evidence.add, evidence.Symmetric)
     assert Plan.from_json(plan.to_json()).claim == plan.claim
-    shared = ["--run-key", "key.json", "--samples", "20000", "--out"]
     for command in (
         ["verify", "plan.json"],
         ["verify", "plan.json", "--replay"],
         ["report", "plan.json", "--out", "report.html", "--draws", "2000"],
-        ["run-key", "--out", "key.json"],
-        *(["verify", "plan.json", "--shard", f"{i}/2", *shared, f"part-{i}.json"] for i in range(2)),
-        ["merge", "plan.json", "part-0.json", "part-1.json", "--redraw", "1", "--out", "merged.json"],
     ):
         with pytest.raises(SystemExit) as done:
             main.main(
@@ -347,9 +343,6 @@ def test_the_command_line(tmp_path, capsys):
         assert done.value.code == 0, command
     page = (tmp_path / "report.html").read_text()
     assert "replace-one" in page and "under zero-out" in page
-    merged = Plan.load(tmp_path / "merged.json")
-    assert merged.claim == plan.claim and isinstance(merged.evidence.add, evidence.Symmetric)
-    assert merged.evidence.remove.num_samples > 0 and merged.evidence != plan.evidence
     capsys.readouterr()
     numbers = "--scheme poisson --iterations 1 --sampling-probability 0.3 --noise-multiplier 1 --epsilon 1"
     with pytest.raises(SystemExit) as done:

@@ -1,4 +1,4 @@
-"""`jaxacct verify`: fresh samples, one shard of them, or the stored ones again."""
+"""`jaxacct verify`: fresh samples, or the stored ones again."""
 
 import dataclasses
 from typing import Literal
@@ -11,7 +11,6 @@ from jaxacct.common import validate
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
-from jaxacct.verification import shards
 from jaxacct.verification.replay import replay as drawn_again
 
 
@@ -23,67 +22,43 @@ def command(
     max_samples: Integer | None = None,
     rule: Literal["anytime", "fixed"] | None = None,
     proposal: str | None = None,
-    shard: str | None = None,
-    run_key: str | None = None,
-    samples: Integer | None = None,
-    out: str | None = None,
     plot: str | None = None,
-    force: bool = False,
     replay: bool = False,
     verbose: bool = False,
     json: bool = False,
 ) -> int:
-    """Verify a plan again with fresh randomness, whole or one shard of many.
+    """Verify a plan again with fresh randomness.
 
     An analytic plan is verified by its accountant.
 
     Args:
       plan: file written by calibrate.
       replay: draw the samples of the plan's stored key again, and compare the histograms.
-      shard: "i/k", i from 0: draw this part only and write it to --out, for `jaxacct merge`.
-      run_key: file of `jaxacct run-key`, the same for all shards.
-      samples: samples for each direction, all shards together.
-      out: file for a shard's part.
       checkpoint_dir: keep finished batches of samples here; the same command then resumes.
       max_samples: maximum samples for each direction, two million by default.
       rule: stop as soon as the evidence suffices (anytime, the default), or draw a fixed number of samples.
       proposal: use this proposal distribution, such as plain.
       plot: write how the evidence grew with the samples to this PNG.
-      force: let --out replace a file that is not a part.
       verbose: print also all budget items and the proposal distribution.
       json: print the verdict as one JSON object.
     """
     how = dict(max_samples=max_samples, rule=rule, proposal=proposal, plot=plot)
-    of_shard = dict(run_key=run_key, samples=samples, out=out)
-    if shard is None:
-        output.refuse("without shard", **of_shard, force=force)
-    else:
-        output.refuse("together with shard", **how, json=json, verbose=verbose)
-        if None in of_shard.values():
-            raise ValueError("shard needs run_key, samples and out as well")
-        shards.parse_shard(shard)
-        validate.positive_integer("samples", samples)
-        output.check_out(out, output.PART, force)
     if max_samples is not None:
         validate.positive_integer("max_samples", max_samples)
     if replay:
-        fresh = dict(shard=shard, verbose=verbose, checkpoint_dir=checkpoint_dir)
+        fresh = dict(verbose=verbose, checkpoint_dir=checkpoint_dir)
         output.refuse("together with replay", **how, **fresh)
     output.check_plot(plot)
     loaded = Plan.load(plan)
     if replay:
         return _replay(loaded, json)
-    if shard is None and not loaded.is_sampled:  # loading has computed the bound
+    if not loaded.is_sampled:  # loading has computed the bound
         output.refuse("for an analytic plan", **how, checkpoint_dir=checkpoint_dir)
         output.show_verdict(loaded.verdict, True, json)
         return 0
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     with watch() as progress:
         options = dict(checkpoint=checkpoint, progress=progress)
-        if shard is not None and samples is not None:
-            place, key = shards.parse_shard(shard), shards.read_run_key(run_key)
-            shards.draw_part(loaded, key, *place, samples, **options).save(out)
-            return 0
         limit = max_samples or 2_000_000
         verdict = loaded.verify(rule=rule or "anytime", max_samples=limit, proposal=proposal, **options)
     output.show_verdict(verdict, verbose, json)
