@@ -38,7 +38,7 @@ def write_model(folder: Path, params) -> None:
     alone = dict(multiprocessing_options=hosts.orbax_options())
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, **alone)
     with _without_warnings(), ocp.Checkpointer(handler, **alone) as checkpointer:
-        checkpointer.save(model, args=ocp.args.PyTreeSave(plain(hosts.on_host(params))), force=True)
+        checkpointer.save(model, args=ocp.args.PyTreeSave(_stored(hosts.on_host(params))), force=True)
     (model / "commit_success.txt").unlink(missing_ok=True)
     about = model / "_CHECKPOINT_METADATA"
     if about.exists():
@@ -83,12 +83,14 @@ def load_model(run, model):
         with ocp.StandardCheckpointer() as checkpointer:
             found = _shapes(checkpointer.metadata(folder).item_metadata.tree)
             params = _trained(Path(run), model, set(found)) if is_module else model
-            expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, plain(params))
+            pure = plain(params)
+            expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, pure)
             given = _shapes(expected)
             if found != given:
                 name = min(set(found.items()) ^ set(given.items()), key=str)[0]
                 raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
-            restored = checkpointer.restore(folder, expected)
+            stored = named(checkpointer.restore(folder, _stored(expected)))
+            restored = jax.tree.unflatten(jax.tree.structure(pure), [stored[name] for name in given])
     except _OtherWeightsError:
         raise
     except (ValueError, KeyError, OSError) as error:
@@ -115,7 +117,7 @@ def _trained(run: Path, model: nnx.Module, names: set[str]):
         return params  # nothing was frozen: the structure is another one
 
     def stored(path, _) -> bool:
-        return ".".join(map(str, path)) in names
+        return ".".join(map(_part, map(jax.tree_util.DictKey, path))) in names
 
     _, trained, _, frozen = nnx.split(model, stored, nnx.RngState, ...)
     others = digest(frozen) if jax.tree.leaves(frozen) else None
@@ -125,15 +127,41 @@ def _trained(run: Path, model: nnx.Module, names: set[str]):
 
 
 def plain(params):
-    """Return parameters as Orbax stores them: nested dictionaries; a single array is the entry "params"."""
+    """Return parameters as a pytree without modules; a single array is the entry "params"."""
     pure = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
     return {"params": pure} if isinstance(pure, jax.Array | np.ndarray) else pure
 
 
 def named(tree) -> dict[str, Any]:
-    """Return the leaves by name, which is the same for attributes, keys and positions."""
+    """Return the leaves by name, which is the same for attributes, keys and positions.
+
+    Parts are joined by points; a point in a part is `%2E` and a slash `%2F`, as names are those of files.
+
+    Raises:
+      ValueError: for two leaves of one name.
+    """
     leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    found = {".".join(_part(part) for part in path): leaf for path, leaf in leaves}
+    if len(found) < len(leaves):
+        raise ValueError("model must have parameters of different names, has two of one name")
+    return found
+
+
+def _part(part) -> str:
+    text = jax.tree_util.keystr((part,), simple=True)
+    return text.replace(".", "%2E").replace("/", "%2F")
+
+
+def _stored(params) -> dict[str, Any]:
+    """Return parameters as Orbax stores them: dictionaries by the parts of their names."""
+    nested: dict[str, Any] = {}
+    for name, leaf in named(plain(params)).items():
+        *parts, last = name.split(".")
+        place = nested
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[last] = leaf
+    return nested
 
 
 def _shapes(tree) -> dict[str, tuple]:

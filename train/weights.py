@@ -25,7 +25,8 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
 
         model = load_weights("pretrained.safetensors", model, convert=renamed)
 
-    Names are those of the model's variables, joined by points: `layers.0.kernel`. A leading `params.` (linen)
+    Names are those of the model's variables, joined by points: `layers.0.kernel`. A point or a slash in the
+    name of a variable is `%2E` or `%2F`. A leading `params.` (linen)
     and a trailing `.value` (nnx states) of all names of a checkpoint are dropped. Floating-point arrays are
     cast to the dtype that the model has.
 
@@ -106,7 +107,8 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     except ImportError:
         raise ValueError("weights from .safetensors need `pip install safetensors`") from None
     try:
-        return {name: np.asarray(leaf) for name, leaf in library.load_file(path).items()}
+        found = library.load_file(path).items()
+        return {name.replace("/", "%2F"): np.asarray(leaf) for name, leaf in found}
     except Exception as error:  # `safetensors` has its own, derived from Exception
         raise ValueError(f"weights {path} must be a .safetensors file: {error}") from error
 

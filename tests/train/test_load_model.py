@@ -9,7 +9,7 @@ from flax import nnx
 from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import PARAMS, ROWS, data, loss
-from train import load_model, with_params
+from train import load_model, load_weights, save_model, with_params
 from train.optimizers import sgd
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -68,3 +68,33 @@ def test_a_pytree(params, function, covered, tmp_path):
 def test_no_run(tmp_path):
     with pytest.raises(ValueError, match="run must be the folder of a finished run"):
         load_model(tmp_path, PARAMS)
+
+
+def test_names_with_separators_are_files_of_their_own(tmp_path):
+    """A point or a slash in a name is no step into it; published by `fit`, and read back as weights, too."""
+    params = {
+        "a.b": jnp.zeros(2),
+        "a": {"b": jnp.ones(3), "c/d": jnp.full(2, 2.0)},
+        "a/c/d": jnp.full(1, 3.0),
+    }
+    params |= {"list": [jnp.full(2, 4.0), jnp.full(1, 5.0)], "list.0": jnp.full(3, 6.0)}
+    save_model(tmp_path, params)
+    like = jax.tree.map(jnp.zeros_like, params)
+    for found in (load_model(tmp_path, like), load_weights(tmp_path / "model", like)):
+        chex.assert_trees_all_equal(found, params, strict=True)
+    names = {path.name for path in (tmp_path / "model").iterdir() if path.is_dir()}
+    assert names >= {"a%2Eb", "a.b", "a.c%2Fd", "a%2Fc%2Fd", "list.0", "list%2E0"}
+    with pytest.raises(
+        ValueError, match="model must have parameters of different names, has two of one name"
+    ):
+        save_model(tmp_path / "same", {"a.b": jnp.zeros(2), "a%2Eb": jnp.ones(2)})
+
+
+def test_a_run_publishes_names_with_separators(covered, tmp_path):
+    params = {"w": jnp.zeros(3), "a.b": jnp.zeros(()), "a": {"b": jnp.zeros(1)}}
+
+    def linear(params, example):
+        return (example["x"] @ params["w"] + params["a.b"] + 2 * params["a"]["b"][0] - example["y"]) ** 2
+
+    result = fit(covered, params, linear, data(), sgd(0.1, 2), out=tmp_path / "run")
+    chex.assert_trees_all_equal(load_model(tmp_path / "run", params), result.params, strict=True)

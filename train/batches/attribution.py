@@ -6,6 +6,7 @@ r"""Bounded contributions of users, and the sampling probability that multi-attr
 bounds every user's contributions, finds the sampling probability and keeps the graph for the training run.
 """
 
+import itertools
 import json
 import math
 import sys
@@ -19,13 +20,25 @@ from jaxacct.common import validate as _validate
 from jaxacct.schemes import IndependentAttribution, MultiAttribution
 from jaxacct.statistics import roots
 
-from .graph import Attribution, check_one_owner, from_edges, neighborhood_sizes, phantoms, subgraph
+from .graph import (
+    Attribution,
+    ambiguous_name,
+    check_one_owner,
+    from_edges,
+    neighborhood_sizes,
+    phantoms,
+    subgraph,
+)
 
 
 def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
     """Return (users, rows) from a CSV or Parquet file with the columns "user" and "row".
 
     Users are integers or texts; rows count the data set's examples from 0.
+
+    Raises:
+      ValueError: no such file or columns, and, with the line, a missing user or two names that differ by case
+        or spaces only: each would count as one more person.
     """
     import pyarrow
     from pyarrow import csv, parquet
@@ -45,12 +58,31 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
     if table.column_names != columns:
         raise ValueError(f"edges {path} must have the columns user and row, got {table.column_names}")
     users, rows = (table.column(name) for name in columns)
-    if users.null_count or rows.null_count:
-        raise ValueError(f"edges {path} must not have empty cells")
+    for name, column in zip(columns, (users, rows), strict=True):
+        if column.null_count:
+            empty = column.is_null().index(True).as_py()
+            raise ValueError(f"edges {path} must have a {name} in every row, {_place(path, empty)} has none")
     if not pyarrow.types.is_integer(users.type):
         # Texts by number: a few bytes an edge, whatever their length.
-        users = users.cast(pyarrow.string()).combine_chunks().dictionary_encode().indices
+        encoded = users.cast(pyarrow.string()).combine_chunks().dictionary_encode()
+        users = encoded.indices
+        found = ambiguous_name(encoded.dictionary.to_pylist())
+        if found is not None:
+            place = _place(path, users.index(found[0]).as_py())
+            raise ValueError(f"edges {path} must name every user in one way, {place} {found[1]}")
     return users.to_numpy(), rows.to_numpy()
+
+
+def _place(path, row: int) -> str:
+    """Return where a row of a file of edges is: its line, or its number in a Parquet file."""
+    import pyarrow
+
+    if Path(path).suffix == ".parquet":
+        return f"row {row}"
+    with pyarrow.input_stream(str(path)) as file:  # perhaps zipped
+        lines = file.read().splitlines()
+    filled = (number for number, line in enumerate(lines, 1) if line)  # as the reader skips empty ones
+    return f"line {next(itertools.islice(filled, row + 1, None), row + 2)}"
 
 
 def bound_contributions(

@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxacct.strategies.worst_pattern import Patterns
 
-from .indexed import check_numbers
+from .indexed import check_kept, check_numbers
 from .sampler import Batch, SamplerState
 from .sources import padded
 
@@ -149,6 +149,7 @@ class GivenBatches:
             check_numbers(path, leaf)
             if leaf.shape[:1] != (self._batch_size,):
                 raise BatchesError(f"batches must have a row for each id, got {leaf.shape} at step {step}")
+        check_kept(rows)
         if self._like is not None and _shapes(rows) != _shapes(self._like):
             raise BatchesError(
                 f"batches must have rows of the same names, shapes and dtypes, step {step} differs"

@@ -5,6 +5,8 @@ appendix C), so nothing here spends any of the guarantee.
 """
 
 import itertools
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -92,6 +94,9 @@ def from_edges(users, rows, *, dataset_size: int) -> Attribution:
     """Return the graph of (user, row of the data set) pairs; repeated pairs count once.
 
     Users are integers or texts, and every row of the data set must have one.
+
+    Raises:
+      ValueError: bad arguments, a missing user, or two names that differ by case or spaces only.
     """
     size = _validate.positive_integer("dataset_size", dataset_size)
     users, rows = np.asarray(users), np.asarray(rows)
@@ -104,7 +109,12 @@ def from_edges(users, rows, *, dataset_size: int) -> Attribution:
     if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < size:
         bad = rows[(rows < 0) | (rows >= size)][0]
         raise ValueError(f"rows must be in 0..{size - 1}, one was {bad}")
-    numbers = np.unique(users, return_inverse=True)[1]
+    if users.dtype.kind not in "iu":
+        users = users.astype(str)
+    names, numbers = np.unique(users, return_inverse=True)
+    found = ambiguous_name(names.tolist()) if users.dtype.kind == "U" else None
+    if found is not None:
+        raise ValueError(f"users must each have one name, edge {np.argmax(numbers == found[0])} {found[1]}")
     width = int(numbers.max(initial=0)) + 1
     rows, numbers = np.divmod(np.unique(rows.astype(np.int64) * width + numbers), width)
     counts = np.bincount(rows, minlength=size)
@@ -113,6 +123,26 @@ def from_edges(users, rows, *, dataset_size: int) -> Attribution:
         raise ValueError(f"rows must all have a user, row {without[0]} has none ({without.size} in all)")
     first = np.concatenate([[0], np.cumsum(counts)])
     return Attribution(np.arange(size), first, numbers.astype(np.int32), size)
+
+
+_MISSING = frozenset(("", "nan", "-nan", "na", "n/a", "#n/a", "<na>", "nat", "none", "null"))
+
+
+def ambiguous_name(names: Sequence[str]) -> tuple[int, str] | None:
+    """Return (place, what it is) of a name that is missing, or that differs from another by case or spaces.
+
+    Each would count as one more person: contributions of one user would be bounded by name. None where there
+    is no such name. Unicode's compatible characters are one.
+    """
+    seen: dict[str, str] = {}
+    for place, name in enumerate(names):
+        key = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+        if key in _MISSING:
+            return place, f"has {name!r}: drop it, or name its user"
+        if key in seen:
+            return place, f"has {name!r}, another has {seen[key]!r}: these differ by case or spaces only"
+        seen[key] = name
+    return None
 
 
 def subgraph(graph: Attribution, kept: np.ndarray) -> Attribution:

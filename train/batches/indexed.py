@@ -74,6 +74,48 @@ def stacked(rows) -> Any:
 
 def check_numbers(path, leaf) -> None:
     """ValueError for an array that is not of numbers."""
-    if leaf.dtype.kind not in "biufcV":  # V: bfloat16 and its like
-        name = jax.tree_util.keystr(path, simple=True, separator=".") or "data"
-        raise ValueError(f"data must be numbers, got {leaf.dtype} in {name}: turn text into tokens")
+    if leaf.dtype.names is not None:
+        columns = ", ".join(leaf.dtype.names)
+        raise ValueError(
+            f"data must be numbers, got records of {columns} in {_name(path)}: give a dictionary of columns, "
+            "{name: data[name] for name in data.dtype.names}"
+        )
+    # V: bfloat16 and its like, which JAX adds to NumPy's.
+    if leaf.dtype.kind not in "biufcV" or leaf.dtype == np.dtype(f"V{leaf.dtype.itemsize}"):
+        raise ValueError(f"data must be numbers, got {leaf.dtype} in {_name(path)}: turn text into tokens")
+
+
+def check_kept(arrays) -> None:
+    """ValueError for numbers of 64 bits that JAX would change, which computes in 32.
+
+    Integers beyond 32 bits, and floats of at least 2^24 that float32 rounds: times in seconds, say, whose
+    differences would be lost. Smaller floats are rounded to a relative 6e-8.
+    """
+    if jax.config.read("jax_enable_x64"):
+        return
+    for path, leaf in jax.tree.leaves_with_path(arrays):
+        if leaf.dtype.itemsize != 8 or leaf.dtype.kind not in "iuf":
+            continue
+        if all(_is_kept(piece) for piece in fingerprints.pieces(leaf)):
+            continue
+        if leaf.dtype.kind == "f":
+            allowed = "numbers that float32 keeps where they are 2^24 or more"
+            hint = "subtract a public origin, or cast them to float32 to accept the rounding"
+        else:
+            limits = np.iinfo(f"{leaf.dtype.kind}4")
+            allowed = f"integers from {limits.min} to {limits.max}"
+            hint = "number them anew, or split them into two columns"
+        raise ValueError(f"data must have {allowed}, got others of {leaf.dtype} in {_name(path)}: {hint}")
+
+
+def _is_kept(piece: np.ndarray) -> bool:
+    if piece.dtype.kind != "f":
+        limits = np.iinfo(f"{piece.dtype.kind}4")
+        return not piece.size or bool(limits.min <= piece.min() and piece.max() <= limits.max)
+    large = piece[np.isfinite(piece) & (np.abs(piece) >= 2.0**24)]
+    with np.errstate(over="ignore"):
+        return bool((large.astype(np.float32) == large).all())
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "data"

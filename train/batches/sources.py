@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from . import fingerprints
-from .indexed import Indexed, as_arrays, check_numbers, stacked
+from .indexed import Indexed, as_arrays, check_kept, check_numbers, stacked
 
 
 class Source(Protocol):
@@ -56,8 +56,8 @@ def as_rows(data):
 
         return SourceRows(ArrowTable(data))
     library = sys.modules.get("datasets")
-    if library is not None and isinstance(data, library.Dataset) and data.format["type"] != "numpy":
-        data = data.with_format("numpy")  # else lists of Python's numbers
+    if library is not None and isinstance(data, library.Dataset):
+        data = _formatted(data)
     if _is_source(data):
         return SourceRows(data if hasattr(data, "fingerprint") else Indexed(data))
     leaves = jax.tree.leaves(data)
@@ -65,6 +65,24 @@ def as_rows(data):
     if mapped and sum(leaf.nbytes for leaf in leaves) > fingerprints.CONTENT_LIMIT:
         return SourceRows(MemoryMapped(data))
     return ArrayRows(data)
+
+
+_ROW_FORMATS = (None, "numpy", "custom", "jax", "torch", "tensorflow")
+"""Formats of Hugging Face data sets in which a row is a dictionary; "custom" is a transform."""
+
+
+def _formatted(data):
+    """Return a Hugging Face data set as its user formatted it; without a format, its columns as arrays."""
+    given = data.format
+    if given["type"] not in _ROW_FORMATS:
+        raise ValueError(
+            "data must be a Hugging Face data set whose rows are dictionaries, got format "
+            f"{given['type']!r}: use with_format('numpy')"
+        )
+    if given["type"] is not None:
+        return data
+    # Else lists of Python's numbers. Its columns are part of a format.
+    return data.with_format("numpy", given["columns"], given["output_all_columns"])
 
 
 def _is_source(data) -> bool:
@@ -79,6 +97,7 @@ class ArrayRows:
     def __init__(self, arrays):
         self.arrays = jax.tree.map(np.asarray, arrays)
         self._length = _length(self.arrays)
+        check_kept(self.arrays)
         for leaf in jax.tree.leaves(self.arrays):
             if leaf.dtype.kind == "f" and not all(
                 np.isfinite(part).all() for part in fingerprints.pieces(leaf)
@@ -281,6 +300,7 @@ class SourceRows:
         expected = jax.tree.map(lambda leaf: ((len(indices), *leaf.shape[1:]), leaf.dtype), self._like)
         if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != expected:
             raise ValueError("data must have rows of the same names, shapes and dtypes, got others")
+        check_kept(found)
         return found
 
     def _check(self, found, indices: np.ndarray) -> None:

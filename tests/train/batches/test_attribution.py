@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -268,6 +269,62 @@ def test_files(tmp_path, suffix):
     again = Attribution.load(tmp_path / "graph.npz")
     for name in Attribution.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(again, name), getattr(graph, name))
+
+
+NAMES = {
+    "empty": (["ann", "", "bob"], "line 3 has '': drop it"),
+    "missing": (["ann", "bob", "nan"], "line 4 has 'nan': drop it"),
+    "missing, capital": (["NaN ", "ann", "bob"], "line 2 has 'NaN ': drop it"),
+    "case": (
+        ["ann", "bob", "Ann"],
+        "line 4 has 'Ann', another has 'ann': these differ by case or spaces only",
+    ),
+    "spaces": (["ann", "bob ", "bob"], "line 4 has 'bob', another has 'bob '"),
+    "inner spaces": (["ann lee", "ann  lee", "bob"], "line 3 has 'ann  lee', another has 'ann lee'"),
+    "accents": (["zo\u00eb", "zoe\u0308", "bob"], "line 3 has 'zoe\u0308', another has 'zo\u00eb'"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_users_who_would_count_twice_are_refused_with_their_line(name, tmp_path):
+    """An empty line before them counts, too."""
+    users, message = NAMES[name]
+    path = tmp_path / "edges.csv"
+    first, *others = (f'"{user}",{row}\n' for row, user in enumerate(users))
+    path.write_text("user,row\n" + first + "".join(others))
+    with pytest.raises(ValueError, match=f"must name every user in one way, {message}") as refused:
+        attribution.read_edges(path)
+    assert "\n" not in str(refused.value)
+    path.write_text("user,row\n\n\n" + first + "".join(others))
+    shifted = re.sub(r"line (\d)", lambda found: f"line {int(found[1]) + 2}", message)
+    with pytest.raises(ValueError, match=shifted):
+        attribution.read_edges(path)
+    with pytest.raises(ValueError, match=r"users must each have one name, edge [012] has"):
+        from_edges(users, [0, 1, 2], dataset_size=3)
+
+
+@pytest.mark.parametrize("missing", ["", "nan", "NULL"])
+def test_a_missing_user_among_numbers_is_refused_with_its_line(missing, tmp_path):
+    """As pandas writes a column of numbers of which one is missing."""
+    path = tmp_path / "edges.csv"
+    path.write_text(f"user,row\n1.0,0\n{missing},1\n2.0,2\n")
+    with pytest.raises(ValueError, match="must have a user in every row, line 3 has none"):
+        attribution.read_edges(path)
+    path.write_text(f"user,row\n1,0\n2,1\n2,{missing}\n")
+    with pytest.raises(ValueError, match="must have a row in every row, line 4 has none"):
+        attribution.read_edges(path)
+    with pytest.raises(ValueError, match="edge 1 has 'nan': drop it"):
+        from_edges([1.0, float("nan"), 2.0], [0, 1, 2], dataset_size=3)
+
+
+def test_names_of_a_parquet_file_are_checked(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "edges.parquet"
+    parquet.write_table(pyarrow.table({"user": ["ann", "bob", "ANN"], "row": [0, 1, 2]}), path)
+    with pytest.raises(ValueError, match="row 2 has 'ANN', another has 'ann'"):
+        attribution.read_edges(path)
 
 
 @pytest.mark.parametrize("edges", [100_000, pytest.param(1_000_000, marks=pytest.mark.slow)])

@@ -1,0 +1,133 @@
+"""Data as its user formatted it: transforms and columns of Hugging Face, and numbers of 64 bits."""
+
+import datasets
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import FixedOrder
+from tests.train.test_loop import ROWS, data, run
+from train.batches.given import GivenBatches
+from train.batches.indexed import check_numbers
+from train.batches.sources import ArrayRows, as_rows
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
+
+PLACES = np.array([3, 0])
+
+
+def hugging_face():
+    return datasets.Dataset.from_dict({"x": data()["x"], "y": data()["y"]})
+
+
+def thousandfold(rows):
+    return {"x": [np.float32(1000) * np.float32(x) for x in rows["x"]], "y": np.float32(rows["y"])}
+
+
+def with_set_transform():
+    found = hugging_face()
+    found.set_transform(thousandfold)
+    return found
+
+
+FORMATS = {
+    "no format": (lambda: hugging_face(), 1, {"x", "y"}),
+    "with_transform": (lambda: hugging_face().with_transform(thousandfold), 1000, {"x", "y"}),
+    "set_transform": (with_set_transform, 1000, {"x", "y"}),
+    "columns": (lambda: hugging_face().with_format("numpy", columns=["x"]), 1, {"x"}),
+    "columns alone": (lambda: hugging_face().with_format(None, columns=["x"]), 1, {"x"}),
+    "jax": (lambda: hugging_face().with_format("jax"), 1, {"x", "y"}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_those_of_the_users_format(name):
+    make, factor, columns = FORMATS[name]
+    found = as_rows(make()).take(PLACES, 3)
+    assert found.keys() == columns
+    np.testing.assert_allclose(found["x"][:2], factor * data()["x"][PLACES], rtol=1e-6)
+    assert not found["x"][2].any()
+
+
+def test_training_sees_the_transform():
+    """Bits of the transformed arrays, which are others than without the transform."""
+    transformed = {"x": np.float32(1000) * data()["x"], "y": data()["y"]}
+
+    def params(given):
+        return run(data=given, steps=2).params["w"]
+
+    found = params(hugging_face().with_transform(thousandfold))
+    np.testing.assert_array_equal(found, params(transformed))
+    assert (found != params(data())).any()
+
+
+@pytest.mark.parametrize("name", ["pandas", "arrow"])
+def test_formats_whose_rows_are_tables_are_refused(name):
+    with pytest.raises(
+        ValueError, match=rf"^data must be .* got format '{name}': use with_format\('numpy'\)$"
+    ):
+        as_rows(hugging_face().with_format(name))
+
+
+WIDE = {
+    "int64": (np.array([1, 2**40 + 3]), r"integers from -2147483648 to 2147483647.*of int64 in ids"),
+    "negative": (np.array([1, -(2**31) - 1]), "integers from -2147483648"),
+    "uint64": (np.array([1, 2**32], np.uint64), "integers from 0 to 4294967295"),
+    "seconds": (
+        np.array([1.7e9, 1.7e9 + 1]),
+        r"float32 keeps where they are 2\^24 or more.*of float64 in ids",
+    ),
+    "fractions": (np.array([1.0, 1.7e9 + 0.25]), "float32 keeps"),
+    "beyond float32": (np.array([1.0, 1e39]), "float32 keeps"),
+}
+
+
+PATTERNS = FixedOrder(1, participations=1, min_separation=1).patterns
+
+
+class Rows:
+    def __init__(self, column):
+        self.column = column
+
+    def __len__(self):
+        return len(self.column)
+
+    def __getitem__(self, index):
+        return {"ids": self.column[index]}
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("kind", ["arrays", "source", "batches"])
+def test_numbers_that_32_bits_change_are_refused(kind, name):
+    column, message = WIDE[name]
+    with pytest.raises(ValueError, match=f"^data must have .*{message}") as refused:
+        if kind == "arrays":
+            ArrayRows({"ids": column})
+        elif kind == "source":
+            as_rows(Rows(column)).take(np.arange(2), 2)
+        else:
+            GivenBatches([(np.arange(2), {"ids": column})], PATTERNS, 2, 2, 1)
+    assert "\n" not in str(refused.value)
+
+
+def test_numbers_that_32_bits_keep_arrive():
+    """Limits of 32 bits, floats below 2^24, larger ones that float32 has, and 64 bits as asked."""
+    kept = {
+        "ids": np.array([-(2**31), 2**31 - 1]),
+        "unsigned": np.array([0, 2**32 - 1], np.uint64),
+        "reals": np.array([0.1, 2.0**24 - 0.3]),
+        "large": np.array([2.0**40, -(2.0**30)]),
+    }
+    assert ArrayRows(kept).take(np.arange(2), 2)["ids"].tolist() == [-(2**31), 2**31 - 1]
+    with jax.enable_x64(True):
+        ArrayRows({"ids": np.array([2**40]), "seconds": np.array([1.7e9 + 0.25])})
+
+
+def test_records_are_refused_with_the_line_that_helps():
+    """`np.load` of a structured array, as of `np.genfromtxt(names=True)`; bfloat16 has the same kind."""
+    records = np.zeros(ROWS, [("x", np.float32), ("y", np.float32)])
+    with pytest.raises(ValueError, match=r"got records of x, y in data: give a dictionary of columns"):
+        ArrayRows(records)
+    with pytest.raises(ValueError, match=r"must be numbers, got \|V4 in data"):
+        ArrayRows(np.zeros(2, "V4"))
+    check_numbers((), np.zeros(2, jax.numpy.bfloat16))
