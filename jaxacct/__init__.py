@@ -129,7 +129,7 @@ _HOMES = {
     "jaxacct.core.plan": "Plan",
     "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
-    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson EpochwiseAllocation "
+    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CustomScheme CyclicPoisson EpochwiseAllocation "
     "FixedOrder IndependentAttribution MultiAttribution NestedAllocation Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
