@@ -141,7 +141,8 @@ def draw_participation(key, num_samples: int, draws: "Draws"):
         joins = (below(words, join[:, of_each]) | certain[of_each]) & (free == i)
         wait = jnp.where(joins | draws.turns, lockout, 1)
         free = jnp.where(free == i, i + wait, free)
-        return (free, left - joins if K > 1 else left), joins
+        left = left - joins.astype(jnp.int32) if K > 1 else left
+        return (free, left), joins
 
     given = np.arange(n, dtype=np.int32), words, draws.join.swapaxes(0, 1), draws.certain, draws.lockout
     _, joins = lax.scan(step, (free, left), jax.tree.map(jnp.asarray, given))
@@ -156,7 +157,7 @@ def _first_steps(key, num_samples: int, draws: "Draws"):
     # A step without a probability has the threshold of the step before it, and is never the first.
     last = number - 1 if draws.starts_always else n
     words = threefry.two_words(key, (num_samples, 1))
-    first = jnp.sum(~below(words, jnp.asarray(draws.start)), axis=1, dtype=jnp.int32)
+    first = jnp.sum(~below(words, jnp.asarray(draws.start)[:, None]), axis=1, dtype=jnp.int32)
     return jnp.where(first < number - draws.starts_always, first, last)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxacct.schemes.base import ExampleScheme, SparsePositions, Sums
+from jaxacct.schemes.base import ExampleScheme, Sums
 from jaxacct.schemes.batches import Batches, FromTable
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import table as table_replicas

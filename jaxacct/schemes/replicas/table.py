@@ -270,6 +270,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         state = jnp.where(age < longest, age - 1, longest - 1 + jnp.clip(other_free - i - 1, 0, longest - 2))
         place = (state * K + of_leader) * K + of_other
         both = eligible[0] & eligible[1]
+        words = tuple(word[None] for word in words)
         from_both = jnp.sum(~below(words, of_both[:, :, left[0] * K + left[1]]), axis=0)
         if longest > 1:
             from_one = jnp.sum(~below(words, of_one[:, :, place]), axis=0)
@@ -300,6 +301,6 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
 def _first_steps(key, num_samples: int, thresholds, starts: int):
     """Return (2, num_samples) int32: the first eligible steps of two replicas; above all steps is none."""
     words = threefry.two_words(key, (num_samples, 1))
-    place = jnp.sum(~below(words, thresholds[:, None]), axis=1, dtype=jnp.int32)
+    place = jnp.sum(~below(words, thresholds[:, None, :]), axis=1, dtype=jnp.int32)
     steps = jnp.stack([place // (starts + 1), place % (starts + 1)])
     return jnp.where(steps < starts, steps, 2**30)
