@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         BalancedMinSep,
         BallsInBins,
         BMinSep,
+        CustomScheme,
         CyclicPoisson,
         EpochwiseAllocation,
         FixedOrder,
@@ -78,6 +79,7 @@ __all__ = [
     "Budget",
     "BufferedToeplitz",
     "Claim",
+    "CustomScheme",
     "CyclicPoisson",
     "Dense",
     "EpochwiseAllocation",
@@ -129,8 +131,9 @@ _HOMES = {
     "jaxacct.core.plan": "Plan",
     "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
-    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson EpochwiseAllocation "
-    "FixedOrder IndependentAttribution MultiAttribution NestedAllocation Poisson TruncatedBMinSep",
+    "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CustomScheme CyclicPoisson "
+    "EpochwiseAllocation FixedOrder IndependentAttribution MultiAttribution NestedAllocation Poisson "
+    "TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
     "jaxacct.strategies": "BandedInverse BandedToeplitz BufferedToeplitz Dense FiniteToeplitz Toeplitz "

@@ -19,6 +19,7 @@ from jaxacct.schemes import (
     SCHEMES,
     BalancedMinSep,
     BMinSep,
+    CustomScheme,
     FixedOrder,
     NestedAllocation,
     Poisson,
@@ -36,6 +37,7 @@ SchemeName = Literal[
     "balanced-min-sep",
     "nested-allocation",
     "epochwise-allocation",
+    "custom",
     "multi-attribution",
     "independent-attribution",
     "truncated-b-min-sep",
@@ -46,7 +48,9 @@ SchemeName = Literal[
 
 _LIKE_B_MIN_SEP = ("truncated-b-min-sep",)
 """Schemes whose separation, bands and matrix are selected as those of `BMinSep` with the same numbers."""
-MAX_ORDERS = {name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name)}
+MAX_ORDERS = {
+    name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name, CustomScheme.name)
+}
 MAX_ORDERS |= dict.fromkeys((BalancedMinSep.name, NestedAllocation.name), 2)
 """Scheme -> the most replicas that it ever has tables for at a separation above 1; a test compares them."""
 _PROPOSALS_OF = {

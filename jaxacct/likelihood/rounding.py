@@ -349,6 +349,8 @@ def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
 def _recurrence_error(mechanism, size: Size, count) -> float:
     scheme = mechanism.scheme
     sums, each = scheme.sums, _multiplicity(scheme)[0] + _mixed(scheme)
+    if sums.table is not None:
+        return sums.table.rounding_bound(count, size.largest, size.ratio, _RATIO_ROUNDINGS * size.ratio)
     if sums.error is not None:
         return sums.error(size.ratio, _RATIO_ROUNDINGS * size.ratio)
     if sums.processes > 1:

@@ -8,6 +8,7 @@ from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.balanced_min_sep import BalancedMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.base import Scheme, SideInformation, scheme_from_fields, scheme_to_json
+from jaxacct.schemes.custom import CustomScheme
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
 from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
 from jaxacct.schemes.fixed_order import FixedOrder
@@ -25,6 +26,7 @@ _ALL = (
     BalancedMinSep,
     NestedAllocation,
     EpochwiseAllocation,
+    CustomScheme,
     MultiAttribution,
     IndependentAttribution,
     TruncatedBMinSep,
@@ -44,6 +46,7 @@ __all__ = [
     "BMinSep",
     "BalancedMinSep",
     "BallsInBins",
+    "CustomScheme",
     "CyclicPoisson",
     "EpochwiseAllocation",
     "FixedOrder",

@@ -58,6 +58,7 @@ class Sums:
       fixed_count: k where vectors have k participations, at most, by their number; else 0.
       error: (largest |log-ratio|, its error in units of 2^-24) -> bound on the float32 error of the
         likelihood ratio, natural log; None where it is a recurrence over steps (`likelihood.rounding`).
+      table: sampling table whose theorem bounds that error, if any (`schemes.table`).
     """
 
     probability: float
@@ -71,6 +72,7 @@ class Sums:
     times: int = 1
     fixed_count: int = 0
     error: Callable[[float, float], float] | None = None
+    table: Any = None
 
 
 class SparsePositions(NamedTuple):

@@ -27,6 +27,7 @@ from jaxacct.schemes import (
     BalancedMinSep,
     BallsInBins,
     BMinSep,
+    CustomScheme,
     CyclicPoisson,
     EpochwiseAllocation,
     IndependentAttribution,
@@ -71,6 +72,13 @@ MEMBERS: dict[str, list[Scheme]] = {
         EpochwiseAllocation(7, 3, 2),
         EpochwiseAllocation(2, 3),
         EpochwiseAllocation(4, 1),
+    ],
+    "custom": [
+        CustomScheme([0.1, 0.5, 0.2, 0.6], 2),
+        CustomScheme([0.3, 1.0, 0.2, 0.4, 0.5], [1, 3, 2, 1, 2], start=[0.5, 0.2, 0.1]),
+        CustomScheme([[0, 0.4, 0.7], [0, 0.2, 1], [0, 0.5, 0.5], [0, 1, 1]], 1, keep=0.6),
+        CustomScheme([[0, 0.5, 1]] * 2 + [[0, 0.4, 0.6]] * 3, 2, turns=True, start=[0.6, 0.4], keep=0.75),
+        CustomScheme([0.7], 3),
     ],
     "multi-attribution": [MultiAttribution(4, 2, 0.3, 2), MultiAttribution(2, 3, 1.0, 2)],
     "independent-attribution": [IndependentAttribution(4, 2, 0.3, 2), IndependentAttribution(2, 3, 1.0, 2)],
@@ -137,6 +145,8 @@ def test_likelihood_against_enumeration(scheme, x64):
 
 def two_steps(scheme):
     """The same scheme with two steps."""
+    if isinstance(scheme, CustomScheme):
+        return dataclasses.replace(scheme, join=scheme.join[:2])
     return dataclasses.replace(scheme, iterations=2)
 
 
@@ -228,6 +238,10 @@ OPTIONS = {
 def test_from_plain_numbers(scheme):
     """By probability or by sizes, with every option that it takes; those it does not take are refused."""
     kind = type(scheme)
+    if kind is CustomScheme:
+        with pytest.raises(ValueError, match="custom is made from its table"):
+            kind.from_numbers(Numbers(iterations=6, separation=2, dataset_size=40, batch_size=4.0))
+        return
     taken = {"separation"} if kind is BallsInBins else set(kind.options) & set(OPTIONS)
     needed = {name: OPTIONS[name][0][name] for name in ("examples_per_user", "truncate_to") if name in taken}
     fields = {field.name for field in dataclasses.fields(scheme)}
@@ -261,7 +275,7 @@ def test_json_round_trip_and_its_refusals(scheme):
     with pytest.raises(ValueError, match="must have the fields"):
         scheme_from_json(stored | {"surplus": 1})
     with pytest.raises(ValueError, match="must have the fields"):
-        scheme_from_json({key: value for key, value in stored.items() if key != "iterations"})
+        scheme_from_json({key: value for key, value in stored.items() if key not in ("iterations", "join")})
     with pytest.raises(ValueError, match="scheme must be one of"):
         scheme_from_json(stored | {"name": "unheard-of"})
 
@@ -269,6 +283,14 @@ def test_json_round_trip_and_its_refusals(scheme):
 @pytest.mark.parametrize("scheme", TYPICAL)
 def test_bad_input(scheme):
     bad = {"iterations": (0, -1, 1.5, True, None)}
+    if isinstance(scheme, CustomScheme):
+        bad = {
+            "join": ([], [1.5], [-0.1], [math.nan], [1e-16], ["half"], None, [[0.5, 0.5]] * 3, [[[0.5]]]),
+            "lockout": (0, -1, 1.5, True, [2, 2], [0, 1, 1, 1], 2**31),
+            "turns": (1, None),
+            "start": ([], [0.0], [-0.1, 0.5], [0.9, 0.2], [math.nan], [0.1] * 5, 0.5),
+            "keep": (0.0, 1.1, math.nan, "half"),
+        }
     names = {field.name for field in dataclasses.fields(scheme)}
     if "sampling_probability" in names:
         bad["sampling_probability"] = (0.0, -0.1, 1.5, math.nan, "half")
@@ -326,6 +348,7 @@ STATED = {
     "balanced-min-sep": (True, False, False),
     "nested-allocation": (True, False, False),
     "epochwise-allocation": (True, False, False),
+    "custom": (True, False, False),
     "multi-attribution": (False, False, False),
     "independent-attribution": (False, True, True),
     "truncated-b-min-sep": (False, False, False),

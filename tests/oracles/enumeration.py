@@ -16,6 +16,7 @@ def pattern_distribution(scheme) -> dict[tuple[int, ...], float]:
         "balanced-min-sep": _balanced_min_sep,
         "nested-allocation": _nested_allocation,
         "epochwise-allocation": _epochwise_allocation,
+        "custom": _custom,
         "multi-attribution": _multi_attribution,
         "independent-attribution": _independent_attribution,
     }[scheme.name](scheme)
@@ -131,6 +132,33 @@ def _epochwise_allocation(scheme):
         walk([*x, 0], weight * (1 - hazard))
 
     walk([], 1.0)
+    return distribution
+
+
+def _custom(scheme):
+    """Step by step: when a unit is next eligible, and how many participations it has left."""
+    n, counted = scheme.iterations, isinstance(scheme.join[0], tuple)
+    lockout = [scheme.lockout] * n if isinstance(scheme.lockout, int) else scheme.lockout
+    distribution: dict[tuple[int, ...], float] = {}
+
+    def walk(x, free, left, weight):
+        i = len(x)
+        if weight == 0:
+            return
+        if i == n:
+            distribution[tuple(x)] = distribution.get(tuple(x), 0.0) + weight
+        elif i != free:
+            walk([*x, 0], free, left, weight)
+        else:
+            p = scheme.join[i][left] if counted else scheme.join[i]
+            again, less = i + lockout[i], left - 1 if counted else left
+            walk([*x, 1], again, less, weight * p * scheme.keep)
+            walk([*x, 0], again, less, weight * p * (1 - scheme.keep))
+            walk([*x, 0], again if scheme.turns else i + 1, left, weight * (1 - p))
+
+    for step, chance in enumerate([*scheme.start, 1 - math.fsum(scheme.start)]):
+        free = step if step < len(scheme.start) else n
+        walk([], free, len(scheme.join[0]) - 1 if counted else 0, max(chance, 0.0))
     return distribution
 
 

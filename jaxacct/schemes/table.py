@@ -1,0 +1,306 @@
+"""Sampling table: the one process that every sampler of examples is (proofs/sampling_table.md).
+
+A unit that is eligible at step i, with j participations left, joins the batch with probability `join[i, j]`.
+It is eligible again `lockout[i]` steps later, with one participation less. A unit that does not join is
+eligible at the next step, or, where units take turns, after the lockout as well.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxacct.common import validate
+from jaxacct.kernels.randomness import MIN_PROBABILITY
+from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
+from jaxacct.kernels.table import Draws, draw_participation, log_likelihood_ratios, thin
+
+MAX_TABLE_ENTRIES = 2**27
+"""Largest number of entries of `join`."""
+
+
+class Unfolded(NamedTuple):
+    """Table as rows of `phases` units side by side that wait a single row.
+
+    Where units take turns, a row is a turn, a phase is a place in it, and the lockout is one row. Otherwise
+    a row is a step and there is one phase.
+    """
+
+    join: np.ndarray
+    """(rows, phases, K) float64; 0 in rows past the end."""
+    lockout: np.ndarray
+    """(rows,) int64, in rows."""
+
+
+class Path(NamedTuple):
+    """Numbers of the likelihood's recurrence, in rows of units that wait a single row.
+
+    With ln f_i[j] the likelihood ratio from row i on, g = ln f - `offsets` is unchanged by a wait, and a
+    participation weighs e^(`weights` + its log-ratio + g after it - g).
+    """
+
+    weights: np.ndarray
+    """(rows, phases, K) float64, ln; -inf where a unit cannot join."""
+    certain: np.ndarray
+    """(rows, phases, K) bool: an eligible unit joins."""
+    lockout: np.ndarray
+    """(rows,) int64, in rows."""
+    start: np.ndarray
+    """(at most n,) float64: ln of the probability of the first eligible step, plus its offset."""
+    offsets: np.ndarray
+    """(rows, phases, K) float64: ln of the probability of waiting while waiting is possible."""
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingTable:
+    """Distribution of one unit's participations.
+
+    Attributes:
+      join: (n, K) float64: probability that an eligible unit with j participations left joins. K = 1 does
+        not count participations; else column 0 is 0, and a unit starts with K - 1 participations left.
+      lockout: (n,) int64, at least 1: steps from a participation to the next step at which the unit is
+        eligible.
+      turns: whether a unit that does not join waits the lockout, too, which is then the same for all steps.
+      start: (at most n,) float64: probability that step s is the first eligible one. It sums to at most 1;
+        with the rest of the probability the unit never participates. With turns it has at most a lockout's
+        entries.
+      keep: probability in (0, 1] with which a participation is kept, independently.
+
+    Raises:
+      ValueError: a field of another shape or outside of its range.
+    """
+
+    join: np.ndarray
+    lockout: np.ndarray
+    turns: bool
+    start: np.ndarray
+    keep: float = 1.0
+
+    def __post_init__(self):
+        join = _array("join", self.join, (1, 2))
+        join = join[:, None] if join.ndim == 1 else join
+        n, num_left = join.shape
+        if not 1 <= join.size <= MAX_TABLE_ENTRIES:
+            raise ValueError(f"join must have 1 to {MAX_TABLE_ENTRIES} entries, got {join.size}")
+        _in_unit_interval("join", join)
+        if num_left > 1 and join[:, 0].any():
+            raise ValueError("join[:, 0] must be 0: a unit without participations left cannot join")
+        raw = np.asarray(self.lockout)
+        if raw.dtype.kind not in "iu":
+            raise ValueError(f"lockout must be integers, got an array of {raw.dtype}")
+        if raw.shape not in ((), (n,)) or raw.min() < 1 or raw.max() >= 2**31:
+            raise ValueError(f"lockout must be one integer of at least 1, or {n}, got shape {raw.shape}")
+        lockout = np.minimum(np.broadcast_to(raw, (n,)).astype(np.int64), n)
+        if not isinstance(self.turns, bool):
+            raise ValueError(f"turns must be True or False, got {self.turns!r}")
+        if self.turns and (lockout != lockout[0]).any():
+            raise ValueError("lockout must be the same for all steps where units take turns")
+        start = _array("start", self.start, (1,))
+        longest = int(lockout[0]) if self.turns else n
+        if not 1 <= len(start) <= longest:
+            raise ValueError(f"start must have 1 to {longest} entries, got {len(start)}")
+        total = math.fsum(start)
+        if (start < 0).any() or not 0 < total <= 1 + 1e-12:
+            raise ValueError(f"start must be at least 0 and sum to at most 1, got a sum of {total!r}")
+        # Rounding of a sum of 1 is no probability of never being eligible.
+        start = start / total if total > 1 - 1e-12 else start
+        keep = validate.probability("keep", self.keep)
+        for name, value in (("join", join), ("lockout", lockout), ("start", start)):
+            value.flags.writeable = False
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "keep", keep)
+
+    # -- Sizes --------------------------------------------------------------------------------------------
+
+    @property
+    def iterations(self) -> int:
+        """n, the number of steps."""
+        return len(self.join)
+
+    @property
+    def num_left(self) -> int:
+        """K, the number of counts of participations left; 1 where they are not counted."""
+        return self.join.shape[1]
+
+    @property
+    def min_lockout(self) -> int:
+        """Smallest number of steps from a participation to the next one."""
+        return int(self.lockout.min())
+
+    @property
+    def never(self) -> float:
+        """Probability that a unit is never eligible."""
+        rest = 1 - math.fsum(self.start)
+        return rest if rest > 1e-12 else 0.0
+
+    @functools.cached_property
+    def one_less(self) -> np.ndarray:
+        """(K,) int64: participations left after one more."""
+        return np.maximum(np.arange(self.num_left) - 1, 0)
+
+    @functools.cached_property
+    def unfolded(self) -> Unfolded:
+        """The table in rows of units that wait a single row."""
+        if not self.turns:
+            return Unfolded(self.join[:, None], self.lockout)
+        phases = int(self.lockout[0])
+        rows = -(-self.iterations // phases)
+        padding = ((0, rows * phases - self.iterations), (0, 0))
+        join = np.pad(self.join, padding).reshape(rows, phases, self.num_left)
+        return Unfolded(join, np.ones(rows, np.int64))
+
+    @functools.cached_property
+    def path(self) -> Path:
+        """Numbers of the likelihood's recurrence (`kernels.table`)."""
+        join, lockout = self.unfolded
+        rows, phases, K = join.shape
+        with np.errstate(divide="ignore"):
+            log_join, log_wait = np.log(join), np.log1p(-join)
+        certain = join == 1
+        offsets = np.zeros((rows + 1 + int(lockout.max()), phases, K))
+        weights = np.empty_like(join)
+        for i in range(rows - 1, -1, -1):
+            joined = offsets[i + lockout[i]][:, self.one_less]
+            offsets[i] = np.where(certain[i], joined, np.where(certain[i], 0, log_wait[i]) + offsets[i + 1])
+            weights[i] = log_join[i] + joined - offsets[i]
+        firsts = offsets[0, : len(self.start)] if self.turns else offsets[: len(self.start), 0]
+        with np.errstate(divide="ignore"):
+            start = firsts[:, -1] + np.log(self.start)
+        return Path(weights, certain, lockout, start, offsets[:rows])
+
+    @functools.cached_property
+    def draws(self) -> Draws:
+        """Thresholds of the draws of participations."""
+        return Draws.of(self.join, self.lockout, self.turns, self.start, self.keep)
+
+    # -- Likelihood, draws and their errors ------------------------------------------------------------------
+
+    def log_likelihood_ratios(self, log_ratios):
+        """Return ln of the likelihood ratio of (n, num_samples) log-ratios, (num_samples,); jittable."""
+        path = self.path
+        ratios = thin(log_ratios, self.keep)
+        return log_likelihood_ratios(ratios, path.weights, path.certain, path.lockout, path.start, self.never)
+
+    def draw_participation(self, key, num_samples: int):
+        """Draw (num_samples, n) float32 of 0 and 1; jittable."""
+        return draw_participation(key, num_samples, self.draws)
+
+    @functools.cached_property
+    def draw_error(self) -> float:
+        """Relative error of the density of `draw_participation` (proofs/sampling_table.md, section 4)."""
+        reached = (self.eligible_probabilities > 0) & (self.join > 0) & (self.join < 1)
+        rarer = np.where(reached, np.minimum(self.join, 1 - self.join), 1.0).min(axis=1)
+        error = float(np.where(reached.any(axis=1), 1 / rarer, 0.0).sum())
+        if len(self.start) > 1 or self.never:
+            error += 2 / min(filter(None, (*self.start, self.never)))
+        if self.keep < 1:
+            error += self.max_participations / min(self.keep, 1 - self.keep)
+        return math.expm1(2.0**-64 * error)
+
+    def rounding_bound(self, count: int, largest: float, max_ratio: float, ratio_error: float) -> float:
+        """Bound the float32 error of ln of a summand of the likelihood (proofs/sampling_table.md, section 3).
+
+        Args:
+          count: number of participations of the summand.
+          largest: ln of the likelihood ratio, at most.
+          max_ratio: largest |log-ratio| of one participation.
+          ratio_error: error of one log-ratio, in units of 2^-24.
+
+        Returns:
+          The error, natural log.
+        """
+        weights, certain, _, start, offsets = self.path
+        rows, phases, _ = weights.shape
+        reached = (self.eligible_probabilities > 0) & (self.join > 0)
+        reached = np.pad(reached, ((0, rows * phases - self.iterations), (0, 0))).reshape(weights.shape)
+        weight = float(np.abs(np.where(reached, weights, 0.0)).max())
+        offset = float(np.abs(np.where(reached, offsets, 0.0)).max())
+        finite = start[np.isfinite(start)]
+        ends = float(np.abs(finite).max()) + (abs(math.log(self.never)) if self.never else 0.0)
+        if self.keep < 1:
+            log_odds = abs(math.log(self.keep)) + 2 * abs(math.log1p(-self.keep))
+            ratio_error += (SOFTPLUS_ROUNDINGS + 6) * (max_ratio + log_odds + 1)
+        growth = self.max_participations * max_ratio + offset
+        increments = 2 * (count + 1) * growth
+        if self.num_left == 1 and not certain.any() and max(largest, 0.0) + ends + offset < growth:
+            growth = max(largest, 0.0) + ends + offset  # g never decreases from a row to the one before it
+            increments = growth
+        local = ratio_error + 4 * (weight + max_ratio) + 8 * growth
+        common = (SOFTPLUS_ROUNDINGS + 3) * increments + rows * 2.0**-24 * growth
+        last = len(start) + 21 + 4 * (growth + ends)
+        return 2.0**-24 * (count * local + common + last)
+
+    # -- Probabilities ------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def eligible_probabilities(self) -> np.ndarray:
+        """(n, K) float64: probability of being eligible at a step with j participations left."""
+        join, lockout = self.unfolded
+        rows, phases, K = join.shape
+        eligible = np.zeros((rows + 1, phases, K))
+        if self.turns:
+            eligible[0, : len(self.start), -1] = self.start
+        else:
+            eligible[: len(self.start), 0, -1] = self.start
+        for i in range(rows):
+            joins = eligible[i] * join[i]
+            if i + lockout[i] < rows:
+                returning = joins if K == 1 else np.pad(joins[:, 1:], ((0, 0), (0, 1)))
+                eligible[i + lockout[i]] += returning
+            eligible[i + 1] += eligible[i] - joins
+        return eligible[:rows].reshape(-1, K)[: self.iterations]
+
+    @functools.cached_property
+    def participation_probabilities(self) -> np.ndarray:
+        """(n,) float64: probability of participating at each step."""
+        return self.keep * (self.eligible_probabilities * self.join).sum(axis=1)
+
+    @functools.cached_property
+    def max_participations(self) -> int:
+        """Largest number of participations with a positive probability, at least 1."""
+        join, lockout = self.unfolded
+        rows, phases, K = join.shape
+        most = np.zeros((rows + 1 + int(lockout.max()), phases, K), np.int64)
+        for i in range(rows - 1, -1, -1):
+            joined = np.where(join[i] > 0, 1 + most[i + lockout[i]][:, self.one_less], 0)
+            most[i] = np.maximum(joined, np.where(join[i] < 1, most[i + 1], 0))
+        firsts = most[0, : len(self.start)] if self.turns else most[: len(self.start), 0]
+        return max(1, int(firsts[self.start > 0, -1].max()))
+
+    @functools.cached_property
+    def log_probability_of_none(self) -> float:
+        """Ln of the probability of no participation; -inf where it is 0."""
+        join, lockout = self.unfolded
+        rows, phases, K = join.shape
+        log_lost = math.log1p(-self.keep) if self.keep < 1 else -math.inf
+        log_none = np.zeros((rows + 1 + int(lockout.max()), phases, K))
+        with np.errstate(divide="ignore"):
+            for i in range(rows - 1, -1, -1):
+                waits = np.log1p(-join[i]) + log_none[i + 1]
+                lost = np.log(join[i]) + log_lost + log_none[i + lockout[i]][:, self.one_less]
+                log_none[i] = np.logaddexp(waits, lost)
+            firsts = log_none[0, : len(self.start)] if self.turns else log_none[: len(self.start), 0]
+            terms = np.append(np.log(self.start) + firsts[:, -1], np.log(self.never))
+        return min(0.0, float(np.logaddexp.reduce(terms)))
+
+
+def _array(name: str, value, dimensions: tuple[int, ...]) -> np.ndarray:
+    """Return a float64 copy; ValueError for another number of dimensions or kind of numbers."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" or array.ndim not in dimensions:
+        raise ValueError(
+            f"{name} must be an array of numbers with {' or '.join(map(str, dimensions))} dimensions, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    return np.array(array, np.float64)
+
+
+def _in_unit_interval(name: str, values: np.ndarray) -> None:
+    """ValueError for a probability that is none, or that draws of 64 bits do not resolve."""
+    fits = (values == 0) | (values == 1) | ((values >= MIN_PROBABILITY) & (values <= 1 - MIN_PROBABILITY))
+    if not fits.all():
+        raise ValueError(
+            f"{name} must be probabilities, each 0, 1 or at least 2^-48 from both, got {values[~fits][0]!r}"
+        )

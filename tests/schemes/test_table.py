@@ -1,0 +1,280 @@
+"""One process for every sampler: the table against each scheme's module, enumeration, and its own draws.
+
+Statistical tests have a false-alarm probability of 1e-6 each, with fixed keys.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, Mechanism, calibrate
+from jaxacct.core.plan import Plan
+from jaxacct.schemes import (
+    BalancedMinSep,
+    BallsInBins,
+    BMinSep,
+    CustomScheme,
+    CyclicPoisson,
+    EpochwiseAllocation,
+    Poisson,
+)
+from jaxacct.schemes.replicas import table as pairs
+from jaxacct.schemes.table import SamplingTable
+from tests.conformance.test_schemes import MEMBERS
+from tests.oracles import enumeration
+from tests.schemes.test_schemes import chi_square_p_value
+
+FALSE_ALARM = 1e-6
+NORMAL_TAIL = 4.9  # standard deviations that a normal number exceeds with probability 1e-6
+
+
+def b_min_sep(n, b, p, warm):
+    start = np.append(1.0, np.full(b - 1, p)) if warm else [1.0]
+    return CustomScheme(np.full(n, p), b, start=start / np.sum(start))
+
+
+def epochwise(n, M, b):
+    place = np.arange(n) % M
+    join = 1 / np.minimum(M - b + 1, M - place)
+    join[:M] = 1 / (M - np.arange(min(n, M)))
+    return CustomScheme(join, np.maximum(M - place, b))
+
+
+def balanced(n, b, k):
+    """With j participations left, j of the columns that are left."""
+    most = math.ceil(k)
+    left, i = np.arange(most + 1), np.arange(n)[:, None]
+    join = np.clip(left / np.maximum(n - i - np.maximum(left - 1, 0) * (b - 1), 1), 0, 1)
+    return CustomScheme(join, b, keep=k / most)
+
+
+def nested(n, b, k):
+    """k of the steps of one class modulo b, which is as likely as it is long: with turns and counts."""
+    most = math.ceil(k)
+    left, i = np.arange(most + 1), np.arange(n)[:, None]
+    join = np.clip(left / -(-(n - i) // b), 0, 1)
+    return CustomScheme(join, b, True, -(-(n - np.arange(b)) // b) / n, k / most)
+
+
+def cyclic(n, b, p):
+    return CustomScheme(np.full(n, p), b, True, np.full(b, 1 / b))
+
+
+# Every sampler of examples, and its table.
+SAME = [
+    (Poisson(20, 0.3), CustomScheme(np.full(20, 0.3))),
+    (BMinSep(40, 4, 0.2), b_min_sep(40, 4, 0.2, True)),
+    (BMinSep(41, 4, 0.2, False), b_min_sep(41, 4, 0.2, False)),
+    (BMinSep(41, 4, 1.0), b_min_sep(41, 4, 1.0, True)),
+    (CyclicPoisson(41, 4, 0.3), cyclic(41, 4, 0.3)),
+    (BallsInBins(41, 5), cyclic(41, 5, 1.0)),
+    (EpochwiseAllocation(43, 8, 3), epochwise(43, 8, 3)),
+    (EpochwiseAllocation(24, 8, 8), epochwise(24, 8, 8)),
+    (BalancedMinSep(40, 3, 4.5, rotated=False), balanced(40, 3, 4.5)),
+    (BalancedMinSep(30, 1, 3, rotated=False), balanced(30, 1, 3)),
+]
+
+
+@pytest.mark.parametrize("scheme, custom", SAME, ids=lambda one: one.name)
+def test_every_sampler_is_a_table(scheme, custom, x64):
+    """The likelihood, the probabilities and ln Z_2 of a module are those of its table."""
+    ratios = jnp.asarray(np.random.default_rng(0).normal(0, 2, (6, scheme.iterations)))
+    ours, theirs = (jax.jit(one.log_likelihood_ratios)(ratios) for one in (custom, scheme))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        custom.participation_probabilities(), scheme.participation_probabilities(), rtol=1e-11
+    )
+    none = scheme.log_probability_of_none()
+    assert custom.log_probability_of_none() == pytest.approx(none, rel=1e-12) or none == -math.inf
+    assert math.isfinite(custom.log_probability_of_none()) == math.isfinite(none)
+    assert custom.max_participations == scheme.max_participations
+    assert custom.min_separation == min(scheme.min_separation, scheme.iterations)
+    strategy = BandedToeplitz.square_root(min(3, custom.min_separation))
+    one, two = (Mechanism(kind, strategy, 0.8) for kind in (custom, scheme))
+    assert pairs.log_normalizer(one, 2) == pytest.approx(scheme.replicas.log_normalizer(two, 2), rel=1e-10)
+
+
+def patterns_of(scheme):
+    found = enumeration.pattern_distribution(scheme)
+    return np.array(list(found), int), np.array(list(found.values()))
+
+
+@pytest.mark.parametrize("scheme", MEMBERS["custom"], ids=str)
+def test_draws_and_batches_follow_the_table(scheme, key):
+    """Patterns of 20,000 samples, and of 20,000 examples in one run of batches, against enumeration."""
+    drawn = np.asarray(jax.jit(lambda key: scheme.draw_participation(key, 20_000))(key))
+    generator = np.random.default_rng(5)
+    batches, batched = scheme.batches(20_000, generator), np.zeros_like(drawn)
+    for step in range(scheme.iterations):
+        members = batches.draw(step, generator)
+        assert len(np.unique(members)) == len(members)
+        batched[members, step] = 1
+    exact = enumeration.pattern_distribution(scheme)
+    wrong = CustomScheme(
+        0.9 * np.asarray(scheme.join), scheme.lockout, scheme.turns, scheme.start, scheme.keep
+    )
+    for found in (drawn, batched):
+        assert chi_square_p_value(found, exact) > FALSE_ALARM
+        assert chi_square_p_value(found, enumeration.pattern_distribution(wrong)) < FALSE_ALARM
+
+
+def test_examples_of_a_run_are_independent_of_each_other():
+    """Over 4,000 runs of two examples; a shared coin would be 5 % of 4,000 apart."""
+    scheme, both = MEMBERS["custom"][1], np.zeros((4000, 2, 5))
+    for run in range(len(both)):
+        generator = np.random.default_rng(run)
+        batches = scheme.batches(2, generator)
+        for step in range(5):
+            both[run, batches.draw(step, generator), step] = 1
+    exact = enumeration.pattern_distribution(scheme)
+    independent = {x + y: p * q for x, p in exact.items() for y, q in exact.items()}
+    assert chi_square_p_value(both.reshape(len(both), -1), independent) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("scheme", MEMBERS["custom"], ids=str)
+def test_two_replicas_against_enumeration(scheme, key):
+    """ln Z_2 and the joint distribution of two patterns; the second is tilted by their overlap."""
+    sigma = 0.8
+    strategy = BandedToeplitz.square_root(min(2, scheme.min_separation))
+    mechanism = Mechanism(scheme, strategy, sigma)
+    columns = enumeration.strategy_matrix(
+        strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
+    )
+    patterns, chances = patterns_of(scheme)
+    outputs = patterns @ columns.T
+    joint = np.outer(chances, chances) * np.exp(outputs @ outputs.T / sigma**2)
+    assert pairs.log_normalizer(mechanism, 2) == pytest.approx(math.log(joint.sum()), rel=1e-10)
+    arrays = pairs.tables(mechanism, 2)
+    both, one, lifts = jax.jit(lambda key, arrays: pairs.draw_with_one(key, scheme, arrays, 20_000))(
+        key, arrays
+    )
+    assert not np.any(lifts)
+    found = np.concatenate([one, both - one], axis=1)
+    keys = [tuple(x) + tuple(y) for x in patterns.tolist() for y in patterns.tolist()]
+    tilted, apart = (
+        dict(zip(keys, (weights / weights.sum()).ravel(), strict=True))
+        for weights in (joint, np.outer(chances, chances))
+    )
+    assert chi_square_p_value(found, tilted) > FALSE_ALARM
+    if scheme.iterations > 1:
+        assert chi_square_p_value(found, apart) < FALSE_ALARM
+
+
+def overlap_of_pairs(scheme, sigma, key, samples):
+    """(mean overlap of drawn pairs, its standard error, d ln Z_2 / d(1 / sigma^2) by differences)."""
+    strategy = BandedToeplitz.square_root(min(3, scheme.min_separation))
+    mechanism = Mechanism(scheme, strategy, sigma)
+    arrays = pairs.tables(mechanism, 2)
+    both, one, _ = jax.jit(lambda key, arrays: pairs.draw_with_one(key, scheme, arrays, samples))(key, arrays)
+    columns = enumeration.strategy_matrix(
+        strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
+    )
+    overlaps = np.sum((np.asarray(one) @ columns.T) * (np.asarray(both - one) @ columns.T), axis=1)
+    h = 1e-4
+    up, down = (
+        pairs.log_normalizer(Mechanism(scheme, strategy, (sigma**-2 + x) ** -0.5), 2) for x in (h, -h)
+    )
+    return overlaps.mean(), overlaps.std() / math.sqrt(samples), (up - down) / (2 * h)
+
+
+# Many participations, rare and certain ones, counts to 60: where entries of a table in one unit underflow.
+LARGE = [
+    nested(200, 2, 100.0),
+    nested(240, 4, 60.0),
+    balanced(150, 2, 48),
+    b_min_sep(1000, 16, 0.02, True),
+    epochwise(600, 10, 4),
+    cyclic(600, 4, 1e-4),
+]
+
+
+@pytest.mark.parametrize("scheme", [LARGE[0], *(pytest.param(x, marks=pytest.mark.slow) for x in LARGE[1:])])
+def test_pairs_overlap_as_their_normalizer_says(scheme, key):
+    """For any table the mean overlap is d ln Z_2 / d(1 / sigma^2), and counts are those of the table."""
+    mean, error, derivative = overlap_of_pairs(scheme, 2.0, key, 2000)
+    assert abs(mean - derivative) < NORMAL_TAIL * error + 1e-6
+    if scheme.keep == 1 and scheme.table.num_left > 1:
+        drawn = np.asarray(jax.jit(lambda key: scheme.draw_participation(key, 200))(key))
+        assert set(drawn.sum(axis=1)) == {scheme.max_participations}
+
+
+def test_entries_far_apart_keep_their_weights(x64):
+    """Nested allocation with all steps of a class is balls-in-bins, also with 100 participations."""
+    strategy = BandedToeplitz.identity()
+    ours, theirs = Mechanism(LARGE[0], strategy, 3.0), Mechanism(BallsInBins(200, 2), strategy, 3.0)
+    exact = theirs.scheme.replicas.log_normalizer(theirs, 2)
+    assert pairs.log_normalizer(ours, 2) == pytest.approx(exact, rel=1e-10)
+
+
+def test_outcomes_too_rare_to_draw_are_refused():
+    """At small noise the pairs of 100 participations differ by e^200: no draw of 64 bits resolves that."""
+    mechanism = Mechanism(LARGE[0], BandedToeplitz.identity(), 0.6)
+    assert pairs.log_normalizer(mechanism, 2) == math.inf
+
+
+@pytest.mark.parametrize(
+    "scheme", [b_min_sep(1000, 16, 0.02, True), nested(200, 2, 60.0)], ids=["waits", "counts"]
+)
+def test_rounding_stays_below_its_bound(scheme):
+    """Float32 against float64 over 256 samples, at the participations and losses that they have."""
+    ratios = np.random.default_rng(1).normal(0.3, 1.5, (256, scheme.iterations)).astype(np.float32)
+    single = np.asarray(jax.jit(scheme.log_likelihood_ratios)(jnp.asarray(ratios)), np.float64)
+    with jax.enable_x64(True):
+        double = np.asarray(jax.jit(scheme.log_likelihood_ratios)(jnp.asarray(ratios, jnp.float64)))
+    count, largest = scheme.max_participations, float(double.max())
+    bound = scheme.table.rounding_bound(count, largest, float(np.abs(ratios).max()), 0.0)
+    assert 0 < np.abs(single - double).max() < bound < 1
+
+
+def test_every_item_of_the_rounding_bound_counts():
+    """Recomputed from the table's numbers (proofs/sampling_table.md, section 3)."""
+    n, b, p, unit = 100, 4, 0.1, 2.0**-24
+    scheme = b_min_sep(n, b, p, True)
+    log_q = -math.log1p(-p)
+    weight, offset = -math.log(p) + b * log_q, n * log_q
+    starts = scheme.table.start
+    ends = max(abs(-(n - s) * log_q + math.log(chance)) for s, chance in enumerate(starts))
+    growth = 3.0 + ends + offset
+    local = 7.0 + 4 * (weight + 2.0) + 8 * growth
+    expected = unit * (5 * local + 11 * growth + n * unit * growth + b + 21 + 4 * (growth + ends))
+    assert scheme.table.rounding_bound(5, 3.0, 2.0, 7.0) == pytest.approx(expected, rel=1e-2)
+    thinned = CustomScheme(scheme.join, b, start=scheme.start, keep=0.5)
+    more = thinned.table.rounding_bound(5, 3.0, 2.0, 7.0) - scheme.table.rounding_bound(5, 3.0, 2.0, 7.0)
+    assert more == pytest.approx(unit * 5 * 14 * (2.0 + 3 * math.log(2) + 1), rel=1e-6)
+
+
+def test_error_of_the_drawn_density():
+    """Each step over its rarer outcome, the start over its rarest, thinning over its rarer side."""
+    unit = 2.0**-64
+    one = CustomScheme([0.25, 1.0, 0.0, 0.9], 2)
+    assert one.draw_error() == pytest.approx(unit * (4 + 10), rel=1e-9)
+    two = CustomScheme([0.25, 1.0, 0.0, 0.9], 2, start=[0.5, 0.125], keep=0.75)
+    assert two.draw_error() == pytest.approx(unit * (4 + 10 + 2 / 0.125 + 2 / 0.25), rel=1e-9)
+
+
+def test_a_table_is_read_only_and_copied():
+    join = np.array([0.5, 0.5])
+    table = SamplingTable(join, np.array([1, 1]), False, np.ones(1))
+    join[:] = 1.0
+    assert table.join[0, 0] == 0.5
+    with pytest.raises(ValueError):
+        table.join[0, 0] = 1.0
+
+
+def test_a_plan_of_a_table_is_stored_and_an_edited_one_refused(tmp_path):
+    scheme = CustomScheme([0.01, 0.02, 0.03, 0.04, 0.05, 0.05, 0.05, 0.05], 4, start=(0.75, 0.25))
+    plan = calibrate(
+        scheme, BandedToeplitz.square_root(2), epsilon=3.0, delta=1e-2, noise_multiplier=1.0, dataset_size=100
+    )
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert Plan.load(path) == plan and Plan.load(path).mechanism.scheme == scheme
+    text = path.read_text()
+    for old, new in (("0.01", "0.04"), ('"lockout": 4', '"lockout": 5'), ("0.75", "0.5")):
+        assert old in text
+        (tmp_path / "edited.json").write_text(text.replace(old, new, 1))
+        with pytest.raises(ValueError):
+            Plan.load(tmp_path / "edited.json")
