@@ -55,7 +55,6 @@ MAX_ORDERS |= dict.fromkeys((BalancedMinSep.name, NestedAllocation.name), 2)
 """Scheme -> the most replicas that it ever has tables for at a separation above 1; a test compares them."""
 _PROPOSALS_OF = {
     "truncated": (TruncatedBMinSep.name,),
-    "truncated-mean": (TruncatedBMinSep.name,),
     "example-replicas": ("independent-attribution",),
 }
 """Proposal families of few schemes -> those."""

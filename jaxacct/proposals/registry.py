@@ -45,9 +45,7 @@ FAMILIES: dict[str, Family] = {
     "plain-bounded": Family("families.plain_bounded", _ADD, (False, True), ()),
     "half-space": Family("families.half_space", _ADD, (False,), ()),
     "truncated": Family("families.truncated", _BOTH, (False,), ()),
-    "truncated-mean": Family("families.truncated_mean", _BOTH, (False,), ()),
     "composed-replicas": Family("families.composed_replicas", _REMOVE, (True,), (_ORDERS,)),
-    "composed-half-space": Family("families.composed_half_space", _ADD, (True,), ()),
 }
 
 

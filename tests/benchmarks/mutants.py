@@ -80,10 +80,6 @@ SHUFFLED, SHUFFLES = "jaxacct/accountants/shuffled.py", "tests/accountants/test_
 LATTICE_OF_X, REDRAWN = "jaxacct/accountants/lognormal_lattice.py", "tests/accountants/test_redrawn_bins.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
-TRUNCATED_MEAN, MEANS = (
-    "jaxacct/proposals/families/truncated_mean.py",
-    "tests/proposals/test_truncated_mean.py tests/conformance/test_proposals.py",
-)
 PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/pairs.py"
 INDEPENDENT = "jaxacct/schemes/independent_attribution.py"
 BACK_AND_FORTH = "jaxacct/kernels/mean_participation.py"
@@ -170,12 +166,6 @@ MUTANTS = [
     Mutant(TABLE, "*values[first : self._end]", "*values[first + 1 : self._end + 1]", COMPOSED),
     Mutant(TABLE, "left_out = self.left_out + _LEFT_OUT * self.delta", "left_out = self.left_out", COMPOSED),
     Mutant(LINE, "far_lower)) + self.left_out", "far_lower))", COMPOSED),
-    Mutant(
-        "jaxacct/proposals/families/composed_half_space.py",
-        "log_height(upper - width)",
-        "log_height(upper)",
-        COMPOSED,
-    ),
     Mutant(
         THRESHOLD,
         "self.profile if proposal.profile is None else proposal.profile",
@@ -1543,16 +1533,6 @@ MUTANTS = [
         "if True else None",
         ACCOUNTANTS,
     ),
-    # Truncated batches with the mean.
-    Mutant(TRUNCATED_MEAN, "(once * more + more**2 / 2) * shared", "(once * more) * shared", MEANS),
-    Mutant(TRUNCATED_MEAN, "(times**2 - once**2) * halves", "(times - once) ** 2 * halves", MEANS),
-    Mutant(
-        TRUNCATED_MEAN,
-        "(sign * (ratios + half_norms) + k * half_norms)",
-        "(sign * ratios + k * half_norms)",
-        MEANS,
-    ),
-    Mutant(TRUNCATED_MEAN, "(math.fsum(sums) + of_all)", "math.fsum(sums)", MEANS),
     # Replicas at an inflated probability.
     Mutant(RATIO, "log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)", "pass", INFLATED),
     Mutant(

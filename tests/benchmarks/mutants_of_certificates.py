@@ -72,7 +72,6 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/proposals/families/truncated.py", "tests/core/test_budget_lines.py"): [
         ("times = REPLICAS - 1 + max(mean[0] / size.count, mean[1])", "times = REPLICAS - 1"),
-        ("if mean[1] > 1.5 * rounding.reach_of(scheme, size.count):", "if False:"),
         (
             (
                 "    weight += depth * rounding.UNIT * mean[0] * 2 * (size.ratio + 2 / mechanism."
@@ -160,13 +159,6 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/strategies/stationary.py", "tests/core/test_budget_lines.py"): [
         ("lags[0] + 2 * float(np.max(lags[separation:]", "lags[0] + float(np.max(lags[separation:]"),
-    ],
-    ("jaxacct/proposals/families/truncated_mean.py", "tests/core/test_budget_lines.py"): [
-        ("abs(log_z), cuts.beyond, sizes", "abs(log_z), 0.0, sizes"),
-        (
-            "times * math.sqrt(max(float(mean @ shared), float(mean @ mean)))",
-            "times * math.sqrt(min(float(mean @ shared), float(mean @ mean)))",
-        ),
     ],
     ("jaxacct/proposals/families/inflated.py", "tests/core/test_loading.py"): [
         (
@@ -261,11 +253,6 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         (" - 8 * unit * (jnp.abs(number * loss) + shared)", ""),
         ("+ off * halving_sum(mean**2)", ""),
     ],
-    ("jaxacct/proposals/families/truncated_mean.py", "tests/core/test_allowances_of_scales.py"): [
-        ("(math.fsum(sums) + of_all) * (1 + 1e-9) + 1e-9", "(math.fsum(sums) + of_all)"),
-        ("+ rounded + length * tables", "+ length * tables"),
-        ("* length * 1.01\n", "* 0.0\n"),
-    ],
     ("jaxacct/proposals/families/truncated.py", "tests/core/test_allowances_of_scales.py"): [
         ("math.fsum(sums) * (1 + 1e-12), log_tilt", "math.fsum(sums) * (1 - 1e-12), log_tilt"),
     ],
@@ -305,15 +292,6 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "lowest = proposal.lowest",
         ),
     ],
-    ("jaxacct/proposals/families/composed_half_space.py", "tests/core/test_allowances.py"): [
-        (
-            (
-                "left_out = np.logaddexp(log_ndtr(end) + most, log_ndtr(-high) + float(log_height"
-                "(np.array([high]))[0]))"
-            ),
-            "left_out = log_ndtr(end) + most",
-        ),
-    ],
     ("jaxacct/proposals/families/plain_bounded.py", "tests/core/test_allowances_of_scales.py"): [
         (
             "return epsilon + none - 1e-12 * (1 + abs(none))",
@@ -324,20 +302,11 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "min(epsilon + log_none + 1e-12 * (1 + abs(log_none)), -1e-15)",
         ),
     ],
-    ("jaxacct/proposals/families/composed_half_space.py", "tests/core/test_allowances_of_scales.py"): [
-        (
-            "composed.profile(exponent - 1e-12 * (1 + np.abs(exponent)))) + 1e-9",
-            "composed.profile(exponent))",
-        ),
-    ],
     ("jaxacct/proposals/families/half_space.py", "tests/core/test_loading.py"): [
         (
             "if mechanism.scheme.side_information is not None or not mechanism.strategy.is_toeplitz:",
             "if not mechanism.strategy.is_toeplitz:",
         ),
-    ],
-    ("jaxacct/proposals/families/composed_half_space.py", "tests/core/test_loading.py"): [
-        ("        or mechanism.scheme.side_information is not None\n", ""),
     ],
     ("jaxacct/proposals/families/plain_bounded.py", "tests/core/test_loading.py"): [
         (

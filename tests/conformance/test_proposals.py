@@ -46,13 +46,11 @@ KINDS = {
     "plain-bounded": ADD,
     "half-space": ADD,
     "truncated": REMOVE + ADD,
-    "truncated-mean": REMOVE + ADD,
 }
 # Families that are not offered for MECHANISMS, with the tests of the same requirements.
 ELSEWHERE = {
     "mean-overlaps": "tests/proposals/test_mean_overlaps.py",
     "composed-replicas": "tests/core/test_composed.py",
-    "composed-half-space": "tests/core/test_composed.py",
 }
 EACH = [(direction, name) for name, directions in KINDS.items() for direction in directions]
 MECHANISMS = [

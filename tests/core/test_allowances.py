@@ -21,7 +21,6 @@ from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.families import extrapolation, half_space, mean_overlaps, overlaps, pair_weights
-from jaxacct.proposals.families.composed_half_space import composed_table
 from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, TabulatedProfile
@@ -118,22 +117,6 @@ def gaussian_profile() -> TabulatedProfile:
     """Falls to a floor of 1e-9 within the table."""
     logs = np.linspace(-6.0, 6.0, 241)
     return TabulatedProfile(logs, np.minimum.accumulate(stats.norm.cdf(-logs - 1 - logs**2 / 20) + 1e-9))
-
-
-def test_a_composed_table_leaves_out_both_ends():
-    """Below the last cell terms are at most their largest, above the first at most that of its upper end."""
-    composed, epsilon = Composed(gaussian_profile(), 1e-4), 1.0
-    minorant = half_space.jensen(COLUMNS)
-    assert minorant is not None
-    log_scale, left_out, cells = composed_table(COLUMNS, epsilon, composed, minorant)
-    high, width = float(cells["upper"][0]), float(cells["width"])
-    low, slope = high - width * half_space.CELLS, minorant.norm / COLUMNS.noise_multiplier
-    none = COLUMNS.scheme.log_probability_of_none()
-    at_high = composed.profile(np.logaddexp(epsilon + none, epsilon + minorant.constant + slope * high))
-    largest = composed.profile(np.array([epsilon + none]))[0]
-    parts = np.array([stats.norm.cdf(low) * largest, stats.norm.sf(high) * at_high]) / math.exp(log_scale)
-    assert left_out == pytest.approx(parts.sum(), rel=0.02, abs=0)
-    assert parts.min() > 0.05 * parts.max()  # neither is small beside the other
 
 
 # --- Factors of weights ---

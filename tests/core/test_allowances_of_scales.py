@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, Poisson, TruncatedBMinSep
 from jaxacct.common.files import Checkpoint
@@ -15,14 +14,12 @@ from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals.base import Draws, Setting, plain
 from jaxacct.proposals.families import (
-    composed_half_space,
     composed_replicas,
     half_space,
     mean_overlaps,
     overlaps,
     plain_bounded,
     truncated,
-    truncated_mean,
 )
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
@@ -73,22 +70,6 @@ def test_the_least_exponent_and_the_remainder_are_rounded_the_safe_way():
     assert 0.5e-9 * (1 - none) < plain_bounded.log_remainder_scale(SMALL, epsilon) - exact < 2e-9 * (1 - none)
     certain = dataclasses.replace(SMALL, scheme=BMinSep(5, 2, 1.0))
     assert plain_bounded.log_remainder_scale(certain, 1.0) == 0.0
-
-
-def test_terms_of_a_composed_table_are_raised(monkeypatch):
-    """1e-9 in the log of a height, at an exponent lowered by 1e-12, where a cell is highest."""
-    seen = []
-    honest = composed_half_space.place_cells
-    monkeypatch.setattr(
-        composed_half_space, "place_cells", lambda *parts: seen.append(parts) or honest(*parts)
-    )
-    whole, minorant = Composed(gaussian_profile(), 1e-4), half_space.jensen(SMALL)
-    composed_half_space.composed_table(SMALL, 0.8, whole, minorant)
-    ((upper, width, log_peak),) = seen
-    slope, none = minorant.norm / SMALL.noise_multiplier, SMALL.scheme.log_probability_of_none()
-    exponent = np.logaddexp(0.8 + none, 0.8 + minorant.constant + slope * (upper - width))
-    exact = stats.norm.logpdf(np.clip(0.0, upper - width, upper)) + np.log(whole.profile(exponent))
-    assert (log_peak - exact >= 0.9e-9).all() and (log_peak - exact <= 1e-7).all()
 
 
 def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
@@ -154,50 +135,13 @@ def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
     """What tilted cuts add up to, with the allowance for float64; the tables' own part is set to 0."""
     independent = CUT.scheme.independent_cuts
     chances, uncut = np.array(independent.chances), independent.uncut
-    for module in (truncated, truncated_mean):
-        monkeypatch.setattr(module.replicas, "log_normalizer", lambda labelled: 0.0)
+    monkeypatch.setattr(truncated.replicas, "log_normalizer", lambda labelled: 0.0)
     setting = Setting(CUT, 1.0, Direction(direction), None)
     found = truncated.build(setting)
     tilt = float(found.tables()["log_tilt"]) and -math.log1p(-uncut.sampling_probability)
     exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
     assert exact <= found.log_normalizer <= exact * (1 + 3e-12)
     assert tilt == 0 or found.log_normalizer > exact * (1 + 0.5e-12)
-    mean = uncut.participation_probabilities().astype(np.float32).astype(float)
-    shared, variance = CUT.strategy.gram(mean), CUT.noise_multiplier**2
-    if direction == "remove":  # v is the mean once where a step is cut, and nothing elsewhere
-        of_cut, of_all = mean * (shared / 2 + 0.5) / variance, 0.0
-    else:  # once everywhere, twice at cuts
-        of_cut = mean * (1.5 * shared + 3 * 0.5) / variance
-        of_all = float(mean @ (shared / 2 + 0.5)) / variance
-    exact = math.fsum(np.log1p(chances * np.expm1(of_cut))) + of_all
-    raised = truncated_mean.build(setting).log_normalizer - exact
-    assert 0.9e-9 * (1 + exact) <= raised <= 1.2e-9 * (1 + exact)
-
-
-@pytest.mark.parametrize("direction", ["remove", "add"])
-def test_the_factor_of_a_mean_allows_for_its_sums_and_its_transforms(direction):
-    n, strategy = 64, BandedToeplitz((1.0, 0.5))
-    rng = np.random.default_rng(3)
-    mean, cut = rng.uniform(0, 0.5, n).astype(np.float32).astype(float), rng.integers(0, 2, (4, n))
-    counts, shared = rng.integers(0, 3, (4, n)).astype(float), np.full(n, 200.0)
-    once, more = (0, 1) if direction == "remove" else (1, 1)
-    moved, margin = mean * (once + more * cut), 0.125
-    tables = {"mean": mean, "shared": shared, "margin": margin}
-    tables = {name: jnp.asarray(part, jnp.float32) for name, part in tables.items()}
-    parts = [jnp.asarray(part, jnp.float32) for part in (cut, counts, moved)]
-    factor_of = jax.jit(truncated_mean.log_factor, static_argnums=(0, 5))
-    found = np.asarray(factor_of(strategy, tables, *parts, direction), float)
-    seen = np.array([strategy.gram(row) for row in moved])
-    own = once**2 / 2 + (once * more + more**2 / 2) * cut
-    at_most = ((once + more) * counts * shared + mean * shared * own).sum(axis=1)
-    exact = ((counts + moved / 2) * seen).sum(axis=1) - at_most
-    length = np.linalg.norm(counts, axis=1) + np.linalg.norm(moved, axis=1) / 2
-    allowed = 26 * 2 * U * at_most, 1.01 * margin * length
-    assert np.abs(found - exact - sum(allowed)).max() < 0.2 * min(part.min() for part in allowed)
-    tau = 4 * math.log2(circulant_length(n, 2)) + 6
-    length, c = 3.0, strategy.array
-    of_transforms = truncated_mean._of_transforms(strategy, n, length)
-    assert of_transforms == pytest.approx((4 * tau + 40) * U * c.sum() ** 2 * length * 1.01, rel=1e-9, abs=0)
 
 
 def test_losses_of_mean_overlaps_are_lowered():

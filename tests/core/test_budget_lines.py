@@ -29,7 +29,6 @@ from jaxacct.proposals.families.example_replicas import example_replica_lines
 from jaxacct.proposals.families.half_space import coordinate_lines
 from jaxacct.proposals.families.inflated import inflated_lines
 from jaxacct.proposals.families.mean_overlaps import from_below
-from jaxacct.proposals.families.truncated import truncated_lines
 from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes import independent_attribution
 from jaxacct.strategies import Dense
@@ -280,19 +279,6 @@ def test_items_of_bounds_from_below(bounded):
         compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
 
 
-def test_items_of_a_mean_that_is_no_participation_vector():
-    """Longer than any: its scores may have any error. As long as one, and shorter."""
-    mechanism = SETTINGS["cut"]
-    for v in (np.full(120, 0.01), np.full(120, 0.2), np.full(120, 2.0)):
-        gram = float(v @ mechanism.strategy.gram(v))
-        mean = float(v.sum()), math.sqrt(max(gram, float(v @ v)))
-        lines = truncated_lines(mechanism, DELTA_V, "remove", 7.0, 1e-12, mean)
-        expected = families.cut_items(mechanism, DELTA_V, "remove", 7.0, v)
-        expected["more examples eligible than allowed for"] = "delta", 1e-12
-        compare(lines, expected)
-    assert expected["float32 weights"][1] == math.inf
-
-
 @pytest.mark.parametrize("setting", ["two examples", "transforms"])
 def test_items_of_pairs(setting):
     mechanism, m = SETTINGS[setting], 6
@@ -323,18 +309,13 @@ def test_items_of_a_inflated_example(m, times):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize("name", ["truncated",
-                                  "truncated-mean"])  # fmt: skip
-def test_items_of_cut_batches(name, direction):
+def test_items_of_cut_batches(direction):
     mechanism = SETTINGS["cut"]
-    found, uncut = proposal("cut", 8.0, direction, name), mechanism.scheme.independent_cuts.uncut
-    if "mean" in name:
-        v = (1 if direction == "remove" else 2) * uncut.participation_probabilities()
-        expected = families.cut_items(mechanism, DELTA_V, direction, abs(found.log_normalizer), v)
-    else:  # ln Z, the tilt of every cut that there may be, and the floor of the other likelihood
-        tilt = 0.0 if direction == "add" else float(found.tables()["log_tilt"])
-        assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)
-        parts = abs(found.log_normalizer) + tilt * uncut.iterations - uncut.log_probability_of_none()
-        expected = families.cut_items(mechanism, DELTA_V, direction, parts)
+    found, uncut = proposal("cut", 8.0, direction, "truncated"), mechanism.scheme.independent_cuts.uncut
+    # ln Z, the tilt of every cut that there may be, and the floor of the other likelihood
+    tilt = 0.0 if direction == "add" else float(found.tables()["log_tilt"])
+    assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)
+    parts = abs(found.log_normalizer) + tilt * uncut.iterations - uncut.log_probability_of_none()
+    expected = families.cut_items(mechanism, DELTA_V, direction, parts)
     variation = (7 * uncut.iterations + 2 * uncut.min_separation) * 2.0**-32
     compare(budget_lines(found, DELTA_V), expected, [("relative", 0.0), ("total variation", variation)])

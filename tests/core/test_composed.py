@@ -262,8 +262,8 @@ def one_of_each():
     chosen = {}
     for mechanism, epsilon, direction, composed, proposal in offered():
         chosen.setdefault((direction, proposal.name), (mechanism, epsilon, direction, composed, proposal))
-    families = "composed-replicas:2", "composed-replicas:3", "composed-half-space", "plain-bounded"
-    wanted = [f"{way} {name}" for way, name in zip(("remove", "remove", "add", "add"), families, strict=True)]
+    families = "composed-replicas:2", "composed-replicas:3", "plain-bounded"
+    wanted = [f"{way} {name}" for way, name in zip(("remove", "remove", "add"), families, strict=True)]
     return {name: chosen[tuple(name.split(" ", 1))] for name in wanted}
 
 
@@ -301,7 +301,7 @@ def test_a_search_uses_the_terms_that_are_certified(monkeypatch):
 
 @functools.cache
 def certified() -> tuple[Plan, float]:
-    """A plan from replicas and a half-space, and the exact divergence of both together."""
+    """A plan from replicas and bounded plain samples, and the exact divergence of both together."""
     exact = max(two_steps(MECHANISMS[1], EPSILON, d, gaussian(3.0)) for d in ("remove", "add"))
     plan = calibrate(
         MECHANISMS[1].scheme,

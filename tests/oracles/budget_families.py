@@ -23,7 +23,6 @@ from tests.oracles.budget import (
     items,
     log_z2,
     most,
-    norm_of,
     numbers,
     relative,
 )
@@ -130,29 +129,14 @@ def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) 
     return two_losses(mechanism, delta_v, m, log_z, bounded(inflated, "remove", m, make), m, name)
 
 
-def cut_items(mechanism, delta_v: float, direction: str, log_parts: float, v=None) -> Items:
-    """Two replicas with independent cuts (truncated_batches.md, sections 3 and 5); `v` as they are moved.
-
-    Args:
-      v: (iterations,) the largest move by the mean participation; None without.
-    """
-    m = 2 if v is None else 3
+def cut_items(mechanism, delta_v: float, direction: str, log_parts: float) -> Items:
+    """Two replicas with independent cuts (truncated_batches.md, sections 3 and 5)."""
     distribution, tau, found = bounded(
-        mechanism, direction, m, lambda tau: distribution_of(mechanism, delta_v, direction, m, 0.0, tau)
+        mechanism, direction, 2, lambda tau: distribution_of(mechanism, delta_v, direction, 2, 0.0, tau)
     )
-    total, length = 0.0, 0.0
-    if v is not None:  # seen through C, where that is longer
-        total = float(v.sum())
-        length = math.sqrt(max(float(v @ mechanism.strategy.gram(v)), float(v @ v)))
-    times = 1 + max(total / distribution.count, length)
-    if length > 1.5 * norm_of(mechanism.scheme, distribution.count):
-        times = math.inf
-    tree = math.ceil(math.log2(max(mechanism.scheme.iterations, 2))) + 20
-    log_error = times * sum(found) + 4 * U * (log_parts + 2 * distribution.largest)
-    log_error += 2 * tree * U * total * (distribution.ratio + 2 / mechanism.noise_multiplier**2)
     made = items(mechanism, found, distribution.beyond + distribution.above)
     made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_cuts.beyond
-    made["float32 weights"] = relative(log_error)
+    made["float32 weights"] = relative(sum(found) + 4 * U * (log_parts + 2 * distribution.largest))
     return made | ({RARE_DRAWS: ("relative", 2 * tau)} if tau else {})
 
 

@@ -13,8 +13,6 @@ lowered by the log of such a floor (proofs/truncated_batches.md, theorem 4).
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +38,7 @@ _SPEC = ProposalSpec("truncated", ())
 def build(setting: Setting) -> Proposal:
     """Return two replicas with independent truncation for a setting; ValueError without tables."""
     mechanism, direction = setting.mechanism, setting.direction
-    cuts, uncut = checked_truncation(mechanism, _SPEC)
+    cuts, uncut = _checked_truncation(mechanism)
     none = cuts.uncut.log_probability_of_none()
     if direction == Direction.ADD:
         labelled, log_z, log_tilt = replicas.Labelled(uncut, cuts.chances, (0, 1)), 0.0, 0.0
@@ -53,60 +51,20 @@ def build(setting: Setting) -> Proposal:
         arrays = replicas.tables(labelled)
         return {"log_z": jnp.float32(log_z), "log_tilt": jnp.float32(log_tilt), "arrays": arrays}
 
-    logs = abs(log_z) + log_tilt * cuts.uncut.iterations
-    return proposal_of_truncation(
-        _SPEC,
-        setting,
-        log_z=log_z,
-        lowered=lowered,
-        draw_block=_DRAW[direction],
-        tables=tables,
-        lines=lambda delta_v: truncated_lines(mechanism, delta_v, direction, logs - none, cuts.beyond),
-    )
-
-
-def checked_truncation(mechanism: Mechanism, spec: ProposalSpec) -> tuple[IndependentCuts, Mechanism]:
-    """Return the independent truncation of a mechanism, and the mechanism without it."""
-    cuts = mechanism.scheme.independent_cuts
-    if cuts is None:
-        raise ValueError(f"scheme must truncate batches itself, got {mechanism.scheme.name}")
-    if not mechanism.is_stationary:
-        raise ValueError(f"{spec} needs a Toeplitz matrix with at most min_separation bands")
-    uncut = Mechanism(cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
-    if not replicas.fits(uncut):
-        raise ValueError(f"iterations must be fewer for the tables of {spec}, got {cuts.uncut.iterations}")
-    return cuts, uncut
-
-
-def proposal_of_truncation(
-    spec: ProposalSpec,
-    setting: Setting,
-    *,
-    log_z: float,
-    lowered: float,
-    draw_block: Callable[..., Draws],
-    tables: Callable[[], Any],
-    lines: Callable[[float], tuple[BudgetLine, ...]],
-) -> Proposal:
-    """Return a proposal of two replicas with independent truncation; ValueError where a normalizer overflows.
-
-    `lowered` is added to epsilon in the scale: ln of the floor of the other side's likelihood. `lines` are
-    the budget items at a delta_v; `draw_block` and `tables` as in `Proposal`.
-    """
-    mechanism = setting.mechanism
+    # `lowered` is ln of the floor of the other side's likelihood.
     if not math.isfinite(log_z - lowered):
-        raise ValueError(f"{spec} overflow at noise multiplier {mechanism.noise_multiplier:g}")
+        raise ValueError(f"{_SPEC} overflow at noise multiplier {mechanism.noise_multiplier:g}")
+    logs = abs(log_z) + log_tilt * cuts.uncut.iterations - none
 
     def scale_at(other: float) -> float:
         return log_scale(log_z, REPLICAS, other + lowered)
 
-    uncut = Mechanism(mechanism.scheme.independent_cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
     return Proposal(
-        spec=spec,
+        spec=_SPEC,
         direction=setting.direction,
         mechanism=mechanism,
         log_scale=scale_at(setting.epsilon),
-        draw_block=draw_block,
+        draw_block=_DRAW[direction],
         tables=tables,
         relative_error=0.0,
         total_variation=replicas.total_variation(uncut),
@@ -116,10 +74,25 @@ def proposal_of_truncation(
         lowest=0.0,
         profile=None,
         scale_at=scale_at,
-        rounding_lines=lambda delta_v: lines(float(delta_v)),
+        rounding_lines=lambda delta_v: truncated_lines(
+            mechanism, float(delta_v), direction, logs, cuts.beyond
+        ),
         log_normalizer=log_z,
         of_a_bound=True,
     )
+
+
+def _checked_truncation(mechanism: Mechanism) -> tuple[IndependentCuts, Mechanism]:
+    """Return the independent truncation of a mechanism, and the mechanism without it."""
+    cuts = mechanism.scheme.independent_cuts
+    if cuts is None:
+        raise ValueError(f"scheme must truncate batches itself, got {mechanism.scheme.name}")
+    if not mechanism.is_stationary:
+        raise ValueError(f"{_SPEC} needs a Toeplitz matrix with at most min_separation bands")
+    uncut = Mechanism(cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
+    if not replicas.fits(uncut):
+        raise ValueError(f"iterations must be fewer for the tables of {_SPEC}, got {cuts.uncut.iterations}")
+    return cuts, uncut
 
 
 def _remove_distribution(uncut: Mechanism, cuts: IndependentCuts, none: float):
@@ -148,31 +121,22 @@ def truncated_lines(
     direction: str,
     log_parts: float,
     beyond: float,
-    mean: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for weights `ln Z + (1 - m) ln f` of m = `REPLICAS` replicas.
 
     f is P/R or Q/R alone; the reserved nats hold for both together, so for either. `log_parts` are the sizes
-    of the other summands of the log of a weight, `beyond` is the probability that the sizes of the others'
-    batches are not covered, and `mean` the sum and the length of the mean participation, where draws are
-    shifted by it and weights have its scores.
+    of the other summands of the log of a weight, and `beyond` is the probability that the sizes of the
+    others' batches are not covered.
     """
-    added, scheme = REPLICAS + (mean[0] > 0), mechanism.scheme
     size, share, errors = rounding.bounded(
         mechanism,
         direction,
-        added,
-        lambda share: rounding.sizes(mechanism, delta_v, direction, added, 0.0, share),
+        REPLICAS,
+        lambda share: rounding.sizes(mechanism, delta_v, direction, REPLICAS, 0.0, share),
     )
     normals, transform, recurrence = errors
     logs = log_parts + REPLICAS * size.largest
-    # The mean counts as a replica; its scores have the error of a vector's, for its length and sum.
-    times = REPLICAS - 1 + max(mean[0] / size.count, mean[1])
-    if mean[1] > 1.5 * rounding.reach_of(scheme, size.count):
-        times = math.inf
-    weight = times * (normals + transform + recurrence) + 4 * rounding.UNIT * logs
-    depth = math.ceil(math.log2(max(scheme.iterations, 2))) + 20
-    weight += depth * rounding.UNIT * mean[0] * 2 * (size.ratio + 2 / mechanism.noise_multiplier**2)
+    weight = (REPLICAS - 1) * (normals + transform + recurrence) + 4 * rounding.UNIT * logs
     source = "proofs/truncated_batches.md, section "
     return (
         *rounding.common_lines(mechanism, errors, size.beyond + size.above),
@@ -183,14 +147,7 @@ def truncated_lines(
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
-    """Return the proposal where the scheme truncates batches and plain sampling would take long."""
-    return offered(build, setting, samples_needed)
-
-
-def offered(
-    make: Callable[[Setting], Proposal], setting: Setting, samples_needed: SamplesNeeded
-) -> list[Proposal]:
-    """Return the proposal of `make` for truncated batches where plain sampling would take long, if any.
+    """Return the proposal where the scheme truncates batches and plain sampling would take long.
 
     Plain samples are of the pair itself, and the bound costs noise: 3 % for batches of 80 truncated at the
     mean, at a delta of 0.02 (proofs/truncated_batches.md, section 3).
@@ -201,7 +158,7 @@ def offered(
     if samples_needed is not None and samples_needed(plain(mechanism, setting.direction)) <= _FEW_SAMPLES:
         return []
     try:
-        return [make(setting)]
+        return [build(setting)]
     except ValueError:
         return []
 

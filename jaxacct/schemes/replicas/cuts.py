@@ -28,14 +28,11 @@ class Labelled(NamedTuple):
       mechanism: of a `BMinSep`.
       chances: (iterations,) probability that a step is truncated, a tuple of floats.
       counts: of labels 1 and 2.
-      pulls: (iterations,) ln of another factor for each count of a participation, a tuple of floats; none
-        if empty.
     """
 
     mechanism: Attracting
     chances: tuple[float, ...]
     counts: tuple[int, int]
-    pulls: tuple[float, ...] = ()
 
 
 def fits(mechanism: Attracting) -> bool:
@@ -82,9 +79,6 @@ def _chain(labelled: Labelled) -> Chain:
     counts, distribution = np.array([0, *labelled.counts]), np.stack([1 - chances, chances], axis=1)
     s = np.arange(1, b)
     with np.errstate(over="ignore", invalid="ignore"):
-        # Weights of one participation with each label, (iterations, 2).
-        further = np.exp(np.outer(labelled.pulls or np.zeros(n), counts[1:]))
-        joins = distribution * further
         logs = log_attractions(mechanism)
         both = np.exp(logs[:, :1] * counts[1:] ** 2)  # (ends, 2)
         pulls = np.exp(logs[:, b - s, None, None] * np.outer(counts, counts[1:]))  # (ends, b - 1, 3, 2)
@@ -95,7 +89,7 @@ def _chain(labelled: Labelled) -> Chain:
         found[:, :, 0] = (1 - p) * weights[i + 1, : b - 1]
         # It is locked out when the other is free again, s steps on.
         after = weights[i + s, b - s, 1:][:, None, :]
-        found[:, :, 1:] = p * joins[i] * after * pulls[min(n - 1 - i, len(pulls) - 1)]
+        found[:, :, 1:] = p * distribution[i] * after * pulls[min(n - 1 - i, len(pulls) - 1)]
         return found
 
     def together(weights, i):
@@ -103,8 +97,9 @@ def _chain(labelled: Labelled) -> Chain:
         one = weights[i + 1, b - 1, 1:]  # locked out for b - 1 more steps from the next one on
         two = weights[i + b, 0, 0] * both[min(n - 1 - i, len(both) - 1)]
         neither = (1 - p) ** 2 * weights[i + 1, 0, 0]
-        two = two * further[i]
-        return np.concatenate([[neither], 2 * p * (1 - p) * joins[i] * one, p**2 * joins[i] * two])
+        return np.concatenate(
+            [[neither], 2 * p * (1 - p) * distribution[i] * one, p**2 * distribution[i] * two]
+        )
 
     return Chain(scheme, LABELS, alone, together)
 
