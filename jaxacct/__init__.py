@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.core.evidence import Evidence
     from jaxacct.core.plan import Plan
     from jaxacct.core.verify import verify
+    from jaxacct.estimates.curve import delta_curve
     from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
     from jaxacct.estimates.profile import Profile, privacy_profile
-    from jaxacct.estimates.shared_draws import delta_curve, sample_privacy_losses
     from jaxacct.likelihood.loss import privacy_loss
     from jaxacct.mechanisms.mechanism import Mechanism
     from jaxacct.proposals.sampling import sample_privacy_loss
@@ -111,7 +111,6 @@ __all__ = [
     "privacy_profile",
     "recommend",
     "sample_privacy_loss",
-    "sample_privacy_losses",
     "verify",
 ]
 
@@ -122,7 +121,7 @@ _HOMES = {
     "jaxacct.recommendation.search": "recommend",
     "jaxacct.estimates.estimate": "Estimate estimate_delta estimate_epsilon",
     "jaxacct.estimates.profile": "Profile privacy_profile",
-    "jaxacct.estimates.shared_draws": "delta_curve sample_privacy_losses",
+    "jaxacct.estimates.curve": "delta_curve",
     "jaxacct.likelihood.loss": "privacy_loss",
     "jaxacct.mechanisms.mechanism": "Mechanism",
     "jaxacct.core.check": "Verdict",

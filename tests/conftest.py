@@ -38,7 +38,7 @@ LONG_FILES = (
     "test_proposals test_loop test_truncated_b_min_sep test_cli test_independent_attribution test_sampling "
     "test_finite_horizon test_calibrate test_estimates test_notebooks test_devices test_report test_choosing "
     "test_add_direction test_never_lose_work test_lora test_plan test_non_banded test_individual "
-    "test_variants test_fine_tuning test_ghost test_shared_draws test_gpu_recurrence "
+    "test_variants test_fine_tuning test_ghost test_gpu_recurrence "
     "test_batch_clipping test_profile test_audit_command test_noisy_sgd test_audit_checks "
     "test_released_numbers test_pair_distributions"
 ).split()

@@ -13,10 +13,10 @@ from scipy import special
 from jaxacct.accountants import unamplified
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
-from jaxacct.estimates.shared_draws import sample_privacy_losses
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.schemes import Scheme
 from jaxacct.statistics.hockey_stick import DIRECTIONS, hockey_stick
 from jaxacct.strategies import Strategy
@@ -107,7 +107,13 @@ def min_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> tup
     try:
         losses = {
             direction: direction.sign
-            * sample_privacy_losses(key, scheme, strategy, sigmas, _SAMPLES, direction).astype(np.float64)
+            * np.array(
+                [
+                    sample_privacy_loss(key, Mechanism(scheme, strategy, sigma), _SAMPLES, direction)
+                    for sigma in sigmas.tolist()
+                ],
+                np.float64,
+            )
             for direction in DIRECTIONS
         }
     except ValueError:  # no plain samples of this scheme

@@ -13,16 +13,16 @@ import numpy as np
 from scipy.special import logsumexp
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels import gpu_recurrence, linear_scale, threefry
+from jaxacct.kernels import gpu_recurrence, threefry
 from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.mean_participation import mean_participation
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, coin_bits, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities, times_log
-from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, SparsePositions, Sums, check_fields
+from jaxacct.schemes.base import ExampleScheme, SparsePositions, Sums, check_fields
 from jaxacct.schemes.batches import Batches, Eligible
 from jaxacct.schemes.numbers import participation_rate
-from jaxacct.schemes.poisson import log_bernoulli_product, log_bernoulli_product_of_sums
+from jaxacct.schemes.poisson import log_bernoulli_product
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -153,10 +153,6 @@ class BMinSep(ExampleScheme):
             return None
         return SparsePositions(self.draw_positions, self.participation_rate)
 
-    @property
-    def many_multipliers(self) -> ManyMultipliers:
-        return ManyMultipliers(self.log_likelihood_ratios_of_sums, self.min_separation)
-
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         eligible = self.eligible_probability if self.warm_start else 1.0
         b, p = self.min_separation, self.sampling_probability
@@ -216,32 +212,6 @@ class BMinSep(ExampleScheme):
         by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
         # A machine with a GPU may still run this on its CPU.
         return jax.lax.platform_dependent(log_ratios.T, cuda=by_kernel, default=self._time_first)
-
-    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
-        """Compute `log_likelihood_ratios` of weighted sums; on a GPU by one kernel."""
-        in_linear_scale = functools.partial(self.ratios_in_linear_scale, factors=factors)
-        if not serves_gpu(arrays[0].dtype):
-            return in_linear_scale(arrays)
-        by_kernel = functools.partial(gpu_recurrence.first_block_of_sums, factors=factors)
-        # A machine with a GPU may still run this on its CPU.
-        return jax.lax.platform_dependent(
-            arrays, cuda=functools.partial(self._time_first, recurrence=by_kernel), default=in_linear_scale
-        )
-
-    def ratios_in_linear_scale(self, arrays, factors, counts: linear_scale.Counts | None = None):
-        """Return `log_likelihood_ratios_of_sums` by `kernels.linear_scale`; `counts` for several examples."""
-        if self.min_separation == 1:
-            return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability, counts)
-        recurrence = functools.partial(linear_scale.first_block_of_sums, factors=factors, counts=counts)
-        return self._time_first(arrays, recurrence)
-
-    def log_likelihood_ratios_of_factors(self, given, factors):
-        """Return one (num_samples,) likelihood ratio a kind, as `linear_scale.first_block_of_factors`."""
-        log_p, log_q = log_probabilities(self.sampling_probability)
-        first = linear_scale.first_block_of_factors(
-            given, factors=factors, log_p=log_p, log_q=log_q, block=self.min_separation
-        )
-        return tuple(self._time_first(one, lambda one, **_: one) for one in first)
 
     def _time_first(self, log_ratios, recurrence=blocked_log_recurrence):
         log_p, log_q = log_probabilities(self.sampling_probability)

@@ -87,22 +87,6 @@ class SparsePositions(NamedTuple):
     rate: float
 
 
-class ManyMultipliers(NamedTuple):
-    """Likelihood ratios at many noise multipliers at once, in linear scale.
-
-    Attributes:
-      log_likelihood_ratios: (arrays, factors, norms) -> (count, num_samples) float32, of the log-ratios
-        `sum_k factors[v, k] arrays[k]`. `arrays` are a few (iterations, num_samples) float32, `factors` is
-        (count, number of arrays) float32 with the first of each row above 0, and `norms` is the second
-        argument of `Scheme.log_likelihood_ratios` for a first factor of 1. Not finite where float32 has no
-        room for what that has in logarithms (`kernels.linear_scale`).
-      numbers_kept: about how many numbers the likelihood of a sample holds at a time.
-    """
-
-    log_likelihood_ratios: Callable[..., jax.Array]
-    numbers_kept: int
-
-
 class PairBound(NamedTuple):
     """Upper bound on a unit's likelihood ratio by those of pairs of its examples.
 
@@ -321,7 +305,6 @@ class Scheme(abc.ABC):
     sparse_positions: SparsePositions | None = None
     sparse_counts: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     """(key, num_samples, direction, side) -> the draws of `draw_counts` as steps and the counts there."""
-    many_multipliers: ManyMultipliers | None = None
     pair_bound: PairBound | None = None
     arrays_kept: int = 1
     """About how many arrays of all steps a draw goes through, plain b-min-sep being 1."""

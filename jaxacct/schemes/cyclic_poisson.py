@@ -13,10 +13,10 @@ from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_mean_of_phases, log_probabilities, phase_totals, times_log
-from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, Sums, check_fields
+from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
 from jaxacct.schemes.batches import Batches, ByPhase
 from jaxacct.schemes.numbers import participation_rate
-from jaxacct.schemes.poisson import log_bernoulli_growth, phase_growth_of_sums
+from jaxacct.schemes.poisson import log_bernoulli_growth
 from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 
 
@@ -79,14 +79,6 @@ class RandomPhase(ExampleScheme, abstract=True):
             return jax.vmap(self.log_likelihood_ratios)(log_ratios)
         growth, each = log_bernoulli_growth(log_ratios, self.sampling_probability)
         return log_mean_of_phases(phase_totals(growth, self.cycle_length), each, iterations=self.iterations)
-
-    @property
-    def many_multipliers(self) -> ManyMultipliers:
-        def ratios(arrays, factors, norms=None):
-            growth, each = phase_growth_of_sums(arrays, factors, self.sampling_probability, self.cycle_length)
-            return log_mean_of_phases(growth, each, iterations=self.iterations)
-
-        return ManyMultipliers(ratios, self.cycle_length)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxacct.kernels import epochs, threefry
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import exponential_64
 from jaxacct.schemes.balls_in_bins import BallsInBins
-from jaxacct.schemes.base import ManyMultipliers, SparseScheme, Sums, check_fields
+from jaxacct.schemes.base import SparseScheme, Sums, check_fields
 from jaxacct.schemes.batches import Batches, ByEpoch
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import epochwise_allocation as epochwise_replicas
@@ -117,10 +117,6 @@ class EpochwiseAllocation(SparseScheme):
     @property
     def replicas(self) -> ModuleType:
         return epochwise_replicas if self.fixed_bins is None else balls_in_bins_replicas
-
-    @property
-    def many_multipliers(self) -> ManyMultipliers | None:
-        return None if self.fixed_bins is None else self.fixed_bins.many_multipliers
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return ByEpoch(self.epoch_steps, self.min_separation, dataset_size)

@@ -21,11 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.kernels.interacting_linear_scale import interacting_ratios_of_sums
 from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ManyMultipliers, PairBound, Sums
+from jaxacct.schemes.base import PairBound, Sums
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.multi_attribution import UserScheme
 
@@ -147,20 +146,6 @@ class IndependentAttribution(UserScheme):
             "processes": self.examples_per_user,
             "start_distribution": np.exp(self.one.start_log_weights()) if self.warm_start else None,
         }
-
-    @property
-    def many_multipliers(self) -> ManyMultipliers:
-        jointly = self.examples_per_user > 1 and self.is_exact
-        kept = numbers_kept(self.min_separation, self.examples_per_user, self.warm_start)
-        return ManyMultipliers(self.log_likelihood_ratios_of_sums, kept if jointly else self.min_separation)
-
-    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
-        """Compute `log_likelihood_ratios` of weighted sums, as `ManyMultipliers` has them."""
-        if self.examples_per_user == 1 or not self.is_exact:
-            return self.examples_per_user * self.one.log_likelihood_ratios_of_sums(arrays, factors)
-        if norms is None:
-            raise ValueError("norms must be <c_i, c_{i-d}> for examples_per_user above 1, got None")
-        return interacting_ratios_of_sums(arrays, factors, norms, **self._processes())
 
     @property
     def two(self) -> "IndependentAttribution":

@@ -15,7 +15,6 @@ import numpy as np
 import scipy
 
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.cut_likelihoods import log_likelihoods
 
 # Probability that more examples are ever eligible than assumed; reserved as delta.
 _RARE = 2.0**-50
@@ -59,15 +58,11 @@ class IndependentCuts:
         """
         # Time first, as in the recurrence and in the drawn truncation: one order for all.
         ratios, cut, halves = log_ratios.T, cut.T, time_first(half_square_norms, log_ratios)
-
-        def in_logs(ratios):
-            # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-            twice = 2 * (ratios - halves)
-            minus = -ratios - 2 * halves
-            log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, ratios).T)
-            return log_p, self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(ratios)).T)
-
-        return log_likelihoods(self.uncut, ratios, halves, cut, lambda cut: (cut, 1.0, 0.0), in_logs)
+        # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
+        twice = 2 * (ratios - halves)
+        minus = -ratios - 2 * halves
+        log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, ratios).T)
+        return log_p, self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(ratios)).T)
 
 
 def time_first(half_square_norms, log_ratios):

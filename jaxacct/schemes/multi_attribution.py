@@ -28,13 +28,12 @@ from jax import lax
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
-from jaxacct.kernels.linear_scale import Counts
 from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
-from jaxacct.kernels.recurrence import log_add_exp, weighted_sums
-from jaxacct.schemes.b_min_sep import BMinSep, serves_gpu
-from jaxacct.schemes.base import ManyMultipliers, Scheme, Sums, check_fields, disjoint_participations
+from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.base import Scheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
 
@@ -268,37 +267,6 @@ class MultiAttribution(UserScheme):
         Source: arXiv 2602.09338, theorem 6.1 and the recursion before it.
         """
         return self.timing.log_likelihood_ratios(self._any_count(log_ratios, half_square_norms))
-
-    @property
-    def many_multipliers(self) -> ManyMultipliers | None:
-        """Fast path; None where in float64 a participation is certain, but not its count."""
-        if self.sampling_probability < 1 == self.timing.sampling_probability:
-            return None
-        return ManyMultipliers(self.log_likelihood_ratios_of_sums, self.min_separation)
-
-    def log_likelihood_ratios_of_sums(self, arrays, factors, norms=None):
-        """Compute on a GPU from the log-ratios of every noise multiplier, by one kernel."""
-        if self.examples_per_user == 1:
-            return self.timing.log_likelihood_ratios_of_sums(arrays, factors)
-        if norms is None:
-            raise ValueError("norms must be ||c_i||^2 / 2 for examples_per_user above 1, got None")
-        k, halves = self.examples_per_user, jnp.asarray(norms, jnp.float32)
-        if self.sampling_probability == 1:  # all of them are sampled, k r - k (k - 1) h
-            first, *others = (k * array for array in arrays)
-            first = first - (k * (k - 1) * halves).reshape(-1, 1)
-            return self.timing.log_likelihood_ratios_of_sums((first, *others), factors)
-        if serves_gpu(arrays[0].dtype):
-            each = functools.partial(self._of_one, arrays, halves)
-            return jax.vmap(each)(factors)
-        log_weights = self._log_count_weights()
-        with np.errstate(invalid="ignore"):  # one of several may be less likely than float64 resolves
-            log_more = np.diff(log_weights)
-        counts = Counts(float(log_weights[0]), log_more, halves)
-        return self.timing.ratios_in_linear_scale(arrays, factors, counts)
-
-    def _of_one(self, arrays, halves, factors):
-        log_ratios = weighted_sums(arrays, factors[None])[:, 0].T
-        return self.log_likelihood_ratios(log_ratios, halves * factors[0])
 
     def _any_count(self, log_ratios, half_square_norms):
         """Return (..., iterations) log-likelihood ratio of a count at each step, given that it is not 0."""

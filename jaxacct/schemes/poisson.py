@@ -6,11 +6,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels.linear_scale import Counts, log_growth_of_sums
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
-from jaxacct.kernels.recurrence import log_probabilities, phase_totals, softplus, tree_sum, weighted_sums
-from jaxacct.schemes.base import ExampleScheme, ManyMultipliers, Sums, check_fields
+from jaxacct.kernels.recurrence import log_probabilities, softplus, tree_sum
+from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
 from jaxacct.schemes.batches import Batches, EveryStep
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -75,37 +74,11 @@ class Poisson(ExampleScheme):
         """Compute `sum_i ln(1 - p + p e^{r_i})`, the recurrence of b-min-sep at b = 1."""
         return log_bernoulli_product(log_ratios, self.sampling_probability)
 
-    @property
-    def many_multipliers(self) -> ManyMultipliers:
-        def ratios(arrays, factors, norms=None):
-            return log_bernoulli_product_of_sums(arrays, factors, self.sampling_probability)
-
-        return ManyMultipliers(ratios, 1)
-
 
 def log_bernoulli_product(log_ratios, probability: float):
     """Return `sum_i ln(1 - p + p e^{r_i})` over the last axis."""
     growth, each = log_bernoulli_growth(log_ratios, probability)
     return tree_sum(growth, axis=-1) + number(log_ratios.shape[-1] * each, growth.dtype)
-
-
-def log_bernoulli_product_of_sums(arrays, factors, probability: float, counts: Counts | None = None):
-    """Return (count, num_samples): `log_bernoulli_product` of `weighted_sums(arrays, factors)`."""
-    growth, each = phase_growth_of_sums(arrays, factors, probability, 1, counts)
-    return growth[0] + number(arrays[0].shape[0] * each)
-
-
-def phase_growth_of_sums(
-    arrays, factors, probability: float, cycle_length: int, counts: Counts | None = None
-):
-    """Return (cycle_length, count, num_samples) and a number: sums of `log_bernoulli_growth` per phase."""
-    log_p, log_q = log_probabilities(probability)
-    if log_q == -np.inf:
-        return weighted_sums([phase_totals(array, cycle_length) for array in arrays], factors), 0.0
-    growth = log_growth_of_sums(
-        arrays, factors, log_odds=log_p - log_q, cycle_length=cycle_length, counts=counts
-    )
-    return growth, log_q
 
 
 def log_bernoulli_growth(log_ratios, probability: float):

@@ -33,7 +33,6 @@ from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import ExampleScheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.batches import Batches
-from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
 from jaxacct.schemes.truncated_batch_sizes import BatchSizes
 from jaxacct.statistics.hockey_stick import Direction
@@ -220,7 +219,6 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """
-        one = log_ratios.ndim == 1
         of_uncut = self.uncut.log_likelihood_ratios
         if not self.can_cut:
             return of_uncut(log_ratios), jnp.zeros(log_ratios.shape[:-1], log_ratios.dtype)
@@ -228,32 +226,20 @@ class TruncatedBMinSep(ExampleScheme):
         ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
         dtype, max_size = ratios.dtype, self.max_batch_size
 
-        def in_logs(ratios):
-            cut = sizes >= max_size
-            sampled = jnp.where(cut, sizes, max_size) + 1
-            log_sampled = jnp.log(sampled.astype(dtype))
-            log_kept = jnp.asarray(math.log(max_size), dtype) - log_sampled
-            log_left_out = jnp.log((sampled - max_size).astype(dtype)) - log_sampled
+        cut = sizes >= max_size
+        sampled = jnp.where(cut, sizes, max_size) + 1
+        log_sampled = jnp.log(sampled.astype(dtype))
+        log_kept = jnp.asarray(math.log(max_size), dtype) - log_sampled
+        log_left_out = jnp.log((sampled - max_size).astype(dtype)) - log_sampled
 
-            def when_cut(count):
-                # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-                kept = log_kept + count * ratios - (count**2 - count) * halves
-                return log_add_exp(kept, log_left_out)
+        def when_cut(count):
+            # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
+            kept = log_kept + count * ratios - (count**2 - count) * halves
+            return log_add_exp(kept, log_left_out)
 
-            log_p = of_uncut(jnp.where(cut, when_cut(2), ratios).T)
-            return log_p, of_uncut(jnp.where(cut, when_cut(-1), jnp.zeros_like(ratios)).T)
-
-        if one:
-            log_p, log_q = in_logs(ratios)
-        else:
-            log_p, log_q = log_likelihoods(self.uncut, ratios, halves, sizes, self._chances, in_logs)
+        log_p = of_uncut(jnp.where(cut, when_cut(2), ratios).T)
+        log_q = of_uncut(jnp.where(cut, when_cut(-1), jnp.zeros_like(ratios)).T)
         return log_p, jnp.where(sizes.max(axis=0) >= max_size, log_q, jnp.zeros_like(log_q))
-
-    def _chances(self, sizes):
-        """Return where batches are truncated, and the probabilities of being kept and dropped there."""
-        above = (sizes - (self.max_batch_size - 1)).astype(jnp.float32)
-        each = 1 / (above + self.max_batch_size)
-        return above > 0, self.max_batch_size * each, above * each
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute `ln P/Q` given the others' batch sizes; see `log_likelihoods`."""

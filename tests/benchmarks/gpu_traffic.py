@@ -5,8 +5,7 @@
 Needs the `cuda` extra, whose XLA compiles for a described Hopper chip. Three programs for plain draws:
 signals by FFT and the recurrence as a scan over blocks; signals as windows; and the recurrence as one kernel.
 The last column is the rate if all of it ran at the full bandwidth of an H200: a ceiling, no measurement.
-Windows count as if every participation that is possible took place. Then 30 noise multipliers from the same
-draws (`sample_privacy_losses`) beside one by the same code, with the kernel.
+Windows count as if every participation that is possible took place.
 """
 
 import itertools
@@ -18,7 +17,6 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from jaxacct.cli.commands.bench import SETTINGS
-from jaxacct.estimates import shared_draws
 from jaxacct.kernels import gpu_recurrence, randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base as proposals
@@ -85,13 +83,6 @@ def plain_draws(mechanism: Mechanism):
     return draw
 
 
-def moved_by_shared_draws(mechanism: Mechanism, count: int, device) -> float:
-    def draw(keys, sigmas):
-        return shared_draws._blocks(mechanism.scheme, mechanism.strategy, "remove", False, sigmas, keys)
-
-    return bytes_moved(compiled_text(draw, (count,), device, True, True))
-
-
 def main() -> None:
     import jax_plugins.xla_cuda13  # noqa: F401  (finds the CUDA libraries that pip brought)
 
@@ -111,13 +102,6 @@ def main() -> None:
         moved = bytes_moved(text) / (BLOCKS * randomness.BLOCK_SIZE)
         passes, rate = moved / (4 * n), BANDWIDTH / moved / 1e6
         print(f"| {n} | {b} | {names[how]} | {moved / 1000:.0f} | {passes:.1f} | {rate:.1f} |")
-    for mechanism in mechanisms:
-        samples = BLOCKS * randomness.BLOCK_SIZE
-        one, many = (moved_by_shared_draws(mechanism, count, device) / samples for count in (1, 30))
-        print(
-            f"30 noise multipliers, n = {mechanism.scheme.iterations}: {many / 1000:.0f} kB a sample, "
-            f"{one / 1000:.0f} for one: {many / one:.2f} times"
-        )
 
 
 if __name__ == "__main__":

@@ -103,28 +103,9 @@ OF_LOSSES, EVENTS_COMPOSED = (
     "tests/statistics/test_composed_losses.py",
     "tests/accountants/test_composition.py",
 )
-TOGETHER = "jaxacct/kernels/interacting_linear_scale.py"
 EXTREMES, STREAMS = "tests/accountants/tradeoff/test_extremes.py", "tests/kernels/test_stream_keys.py"
-LINEAR, SHARED = "tests/kernels/test_linear_scale.py", "tests/estimates/test_shared_draws.py"
 
 MUTANTS = [
-    # Many noise multipliers from the same draws.
-    Mutant("jaxacct/kernels/linear_scale.py", "(over + ahead * over)", "over", LINEAR),
-    Mutant("jaxacct/kernels/linear_scale.py", "0 if i else -np.inf", "0", LINEAR),
-    Mutant("jaxacct/kernels/linear_scale.py", "grown + weight + grown * weight", "grown + weight", LINEAR),
-    Mutant("jaxacct/kernels/linear_scale.py", "jnp.where(log > _LEAST, log, jnp.nan)", "log", LINEAR),
-    Mutant(
-        "jaxacct/kernels/linear_scale.py",
-        "jnp.where(following < _ROOM, 1 / (1 + following), jnp.nan)",
-        "1 / (1 + following)",
-        LINEAR,
-    ),
-    Mutant("jaxacct/kernels/linear_scale.py", "log_more - j * (half", "log_more - (half", LINEAR),
-    Mutant(TOGETHER, "(row - following[None]) * over[None]", "row * over[None]", LINEAR),
-    Mutant(TOGETHER, "k + move.delta >= block", "k + move.delta > block", LINEAR),
-    Mutant(TOGETHER, "j * (j - 1) // 2 * overlap[0]", "j * overlap[0]", LINEAR),
-    Mutant(TOGETHER, "0 * overlaps if i else", "overlaps if i else", LINEAR),
-    Mutant("jaxacct/estimates/shared_draws.py", "~np.isfinite(found).all", "np.isnan(found).all", SHARED),
     # Replicas in pairs, mean overlaps.
     Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1)", "noise_multiplier / math.sqrt(m - 2)", PAIRS),
     Mutant(

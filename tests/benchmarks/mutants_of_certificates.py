@@ -71,15 +71,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("twice = 2 if sums.max_sampled else 1", "twice = 1"),
     ],
     ("jaxacct/proposals/families/truncated.py", "tests/core/test_budget_lines.py"): [
-        ("times = REPLICAS - 1 + max(mean[0] / size.count, mean[1])", "times = REPLICAS - 1"),
-        (
-            (
-                "    weight += depth * rounding.UNIT * mean[0] * 2 * (size.ratio + 2 / mechanism."
-                "noise_multiplier**2)\n"
-            ),
-            "",
-        ),
-        ("logs - none, cuts.beyond", "logs, cuts.beyond"),
+        ("cuts.uncut.iterations - none", "cuts.uncut.iterations"),
     ],
     ("jaxacct/proposals/threshold.py", "tests/core/test_budget_lines.py"): [
         (

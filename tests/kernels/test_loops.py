@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from jaxacct.kernels.programs import any_left, samples_together
+from jaxacct.kernels.programs import any_left
 from jaxacct.proposals.families.replicas import replica_proposal
 
 
@@ -61,26 +61,3 @@ def test_no_copy_of_the_state_a_turn(key):
     alone = jax.jit(lambda k: draw(k))
     for index, one in enumerate(keys):
         np.testing.assert_allclose(together.loss[index], alone(one).loss, rtol=1e-4, atol=1e-5)
-
-
-def test_samples_of_all_blocks_together():
-    """Arrays with and without blocks, with one column, numbers: as block after block."""
-    seen = []
-
-    @samples_together
-    def weighted(values, column, one):
-        seen.append(values.shape)
-        return (values * column * one).sum(axis=0), (values[:1] + column[:1] + one)[0]
-
-    values, columns = np.arange(24.0).reshape(2, 3, 4), np.array([[[1.0], [2], [3]], [[4], [5], [6]]])
-    for axes in ((0, 0, 0), (0, None, None), (None, 0, 0)):
-        ones = np.array([2.0, 5.0])
-        given = [
-            one if axis == 0 else one[0] for one, axis in zip((values, columns, ones), axes, strict=True)
-        ]
-        found = jax.vmap(weighted, axes)(*given)
-        for block in range(2):
-            here = [one[block] if axis == 0 else one for one, axis in zip(given, axes, strict=True)]
-            for ours, theirs in zip(found, weighted(*here), strict=True):
-                np.testing.assert_allclose(ours[block], theirs)
-    assert (3, 8) in seen

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxacct import BandedToeplitz, Poisson
-from jaxacct.kernels import interacting_recurrence, linear_scale, recurrence
+from jaxacct.kernels import interacting_recurrence, recurrence
 from jaxacct.likelihood.loss import loss_of_scores
 
-ARRAY, FACTORS = jnp.ones((4, 3)), jnp.ones((2, 1))
+ARRAY = jnp.ones((4, 3))
 OPTIONS = dict(log_p=-1.0, log_q=-0.5, block=2)
 
 
@@ -16,11 +16,6 @@ OPTIONS = dict(log_p=-1.0, log_q=-0.5, block=2)
 def test_a_factor_for_every_array_of_one_shape(arrays, columns):
     with pytest.raises(AssertionError, match="shape"):
         jax.jit(recurrence.weighted_sums)(arrays, jnp.ones((2, columns)))
-
-
-def test_float64_does_not_reach_a_kernel_in_float32(x64):
-    with pytest.raises(AssertionError, match="assert_type"):
-        linear_scale.first_block_of_sums([ARRAY.astype(jnp.float64)], FACTORS, **OPTIONS)
 
 
 def test_overlaps_have_an_axis_for_every_step_apart():

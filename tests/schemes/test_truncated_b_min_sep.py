@@ -29,7 +29,6 @@ from jaxacct.cli.main import main
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
-from jaxacct.schemes.cut_likelihoods import log_likelihoods
 from jaxacct.schemes.truncated_batch_sizes import _pairs_of_words, _words_of_pairs
 from tests.draws import draws_of
 from tests.oracles import enumeration
@@ -124,64 +123,6 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
                 np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
             if (r < 10).all() or not scheme.can_cut:
                 assert ours[1] == 0
-
-
-@pytest.mark.parametrize(
-    "scheme", [TruncatedBMinSep(7, 3, 0.3, 3, 12), TruncatedBMinSep(3, 4, 0.5, 5, 9, False)]
-)
-def test_both_likelihoods_in_linear_scale(scheme, monkeypatch):
-    """Float32 against enumeration wherever finite, and no other sample is: logarithms are asked for the rest.
-
-    At sigma 0.2 there is room for some samples, at 0.1 for few: those of which no batch is cut.
-    """
-    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._MIN_STEPS", 0)
-    rng, n = np.random.default_rng(5), scheme.iterations
-    dense = enumeration.strategy_matrix(rng.random(3) + 0.1, n, n)
-    norms, sizes = (dense**2).sum(axis=0), rng.integers(0, 9, (24, n)).astype(np.int32)
-    outputs = rng.normal(size=(24, n)) * 1.5
-
-    @jax.jit
-    def found(ratios, halves):
-        def nowhere(ratios):
-            return (jnp.full(len(outputs), -777.0),) * 2
-
-        return log_likelihoods(scheme.uncut, ratios, halves, sizes.T, scheme._chances, nowhere)
-
-    shares = []
-    for sigma in (3.0, 0.5, 0.2, 0.1):
-        ratios = ((outputs @ dense - norms / 2) / sigma**2).astype(np.float32)
-        halves = (norms / (2 * sigma**2)).astype(np.float32)[:, None]
-        ours = np.stack(found(ratios.T, halves), axis=1)
-        made = (ours != -777).all(axis=1)
-        assert (made == (ours != -777).any(axis=1)).all() and np.isfinite(ours).all()
-        shares.append(made.mean())
-        exact = np.array(
-            [
-                exact_log_likelihoods(scheme, dense, sigma, y, r)
-                for y, r in zip(outputs[made], sizes[made], strict=True)
-            ]
-        )
-        np.testing.assert_allclose(ours[made], exact.reshape(-1, 2), rtol=1e-5, atol=1e-5)
-    assert shares[0] == shares[1] == 1 and 0 < shares[2] < 1 and shares[3] < 0.2
-
-
-def test_linear_scale_is_logarithms_where_there_is_no_room(key, monkeypatch):
-    """The pair with independent cuts, too, which keeps every example; sigma 1 and 0.15, samples mixed."""
-    scheme = TruncatedBMinSep(12, 3, 0.3, 3, 12)
-    sigma = np.repeat([1.0, 0.15], 8)[:, None].astype(np.float32)
-    cut = jax.random.bernoulli(key, 0.5, (16, 12))
-    ratios = (1.5 * jax.random.normal(key, (16, 12)) * sigma - 0.5) / sigma**2
-
-    def both(ratios):
-        # A half for each sample is none that a mechanism has, but the largest serves all.
-        return scheme.independent_cuts.log_likelihoods(ratios, jnp.float32(0.5), cut)
-
-    in_logs = jax.jit(both)(ratios)
-    monkeypatch.setattr("jaxacct.schemes.cut_likelihoods._MIN_STEPS", 0)
-    again = jax.jit(lambda ratios: both(ratios))(ratios)
-    np.testing.assert_allclose(again, in_logs, rtol=1e-5, atol=1e-5)
-    missing = ~np.isfinite(again)
-    assert not missing.any() and (np.asarray(again)[:, :8] != np.asarray(in_logs)[:, :8]).any()
 
 
 @pytest.mark.parametrize(("n", "b", "bands"), [(64, 2, 2), (64, 8, 2), (30, 40, 1)])

@@ -4,13 +4,11 @@ import resource
 import time
 
 import jax
-import numpy as np
 
 from jaxacct.cli.output import show
 from jaxacct.cli.usage import Integer
 from jaxacct.common import validate
 from jaxacct.common.progress import watch
-from jaxacct.estimates.shared_draws import sample_privacy_losses
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
@@ -39,9 +37,6 @@ def command(*, samples: Integer = 8192, json: bool = False) -> int:
     for row in found["settings"]:
         rate = f"{row['samples_per_second']:,.0f} samples/s"
         extra = f" (compile {row.get('compile_seconds', 0):.1f} s)"
-        if "noise_multipliers" in row:
-            ratio = row["ratio_to_one_noise_multiplier"]
-            extra = f", {row['noise_multipliers']} noise multipliers in {ratio:.1f} times the time of one"
         print(f"n={row['iterations']} b={row['bands']} {row['proposal']}: {rate}{extra}")
     print(f"{found['device']}, peak memory {found['peak_memory_mb']:.0f} MB")
     return 0
@@ -61,10 +56,6 @@ def measure(samples: int) -> dict:
                 {"iterations": n, "bands": b, "noise_multiplier": sigma, "proposal": proposal.name}
                 | _time(proposal, samples)
             )
-        rows.append(
-            {"iterations": n, "bands": b, "noise_multipliers": 30, "proposal": "plain, shared draws"}
-            | _time_shared(mechanism, max(randomness.BLOCK_SIZE, samples // 8))
-        )
     return {
         "device": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
@@ -79,21 +70,6 @@ def _device_memory() -> float | None:
     stats = jax.local_devices()[0].memory_stats() or {}
     peak = stats.get("peak_bytes_in_use")
     return None if peak is None else peak / 2**20
-
-
-def _time_shared(mechanism: Mechanism, samples: int) -> dict:
-    """30 noise multipliers from the same draws against one, by the same code."""
-
-    def run(count):
-        sigmas = mechanism.noise_multiplier * np.linspace(0.8, 1.2, count)
-        started = time.perf_counter()
-        sample_privacy_losses(key, mechanism.scheme, mechanism.strategy, sigmas, samples)
-        return time.perf_counter() - started
-
-    key = randomness.fresh_key()
-    # The first run of each compiles.
-    one, many = (min([run(count) for _ in range(4)][1:]) for count in (1, 30))
-    return {"samples_per_second": samples / many, "ratio_to_one_noise_multiplier": many / one}
 
 
 def _time(proposal, samples: int) -> dict:
