@@ -10,10 +10,10 @@ import numpy as np
 
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.accountants.redrawn_bins import redrawn_bins_delta
-from jaxacct.accountants.shuffled import SamplerComparison, shuffled_delta_lower
 from jaxacct.report.figure import blank_axes, finished
 from jaxacct.statistics import roots
 from tests.benchmarks.results import record
+from tests.benchmarks.shuffled_bounds import SamplerComparison, shuffled_delta_lower
 
 DELTA = 1e-5
 # Steps of an epoch, epochs, noise multiplier.

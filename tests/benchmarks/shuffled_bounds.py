@@ -71,7 +71,7 @@ def shuffled_delta_upper(steps: int, noise_multiplier: float, epsilon: float) ->
       noise_multiplier: sigma.
       epsilon: natural log, at least 0.
 
-    Source: proofs/shuffling.md, section 2.
+    Source: tests/benchmarks/shuffling.md, section 2.
     """
     n = _validate.positive_integer("steps", steps)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy
 
-from jaxacct.accountants import shuffled
 from jaxacct.accountants.gaussian import gaussian_delta
+from tests.benchmarks import shuffled_bounds as shuffled
 from tests.benchmarks.shuffling import compare_epsilons
 
 
