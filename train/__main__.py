@@ -105,7 +105,7 @@ def train(
     inner_learning_rate: float | None = None,
     normalize: bool = False,
     steps: int | None = None,
-    microbatch_size: int | Literal["auto"] | None = None,
+    microbatch_size: int | None = None,
     clipping: Literal["auto", "ghost", "per_example"] = "auto",
     clip_groups: Literal["layer"] | None = None,
     average: float | None = None,
@@ -135,7 +135,7 @@ def train(
         clip whole terms.
       normalize: automatic clipping.
       steps: number of steps, by default all of the plan's.
-      microbatch_size: examples, or terms, whose gradients are in memory at a time; "auto" measures.
+      microbatch_size: examples, or terms, whose gradients are in memory at a time.
       clipping: "ghost" clips without the gradients of examples, much faster for dense layers; "auto" uses it
         where it applies and pays.
       clip_groups: "layer" clips each layer's gradient to its own norm, clip_norm / sqrt(layers).

@@ -2,11 +2,13 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxacct.common.files import read_json
 from jaxacct.core.plan import Plan
 
 from . import by_device as _by_device
@@ -16,7 +18,7 @@ from .batches.attribution import expected_batch_sizes
 from .batches.given import GivenBatches, Present
 from .batches.graph import Attribution, check_graph
 from .batches.sampler import Sampler, batch_sizes
-from .clipping import ghost, microbatch
+from .clipping import ghost
 from .clipping.automatic import AUTO, PER_EXAMPLE, choose
 from .clipping.groups import partition
 from .clipping.per_example import default_microbatch_size
@@ -66,12 +68,9 @@ def train(plan: Plan, request: Request) -> Result:
         shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping)
         shared |= dict(groups=groups, mesh=mesh, norms=norms)
 
-        def make(micro):
-            return make_step(loss, private, optimizer, microbatch_size=micro, **shared)
-
-        micro = _microbatch_size(request, make, loss, params, batch, clipping)
+        micro = _microbatch_size(request, loss, params, batch, clipping)
         parts: dict[str, Any] = dict(
-            step=make(micro),
+            step=make_step(loss, private, optimizer, microbatch_size=micro, **shared),
             batch=batch,
             source_at=lambda key, drawn: _source(plan, graph, size, given, key, drawn),
             statement=plan.statement(),
@@ -160,7 +159,7 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
     options = request.options
     if options.clipping != AUTO:
         return options.clipping
-    found = hosts.first(lambda: microbatch.stored(request.out, "clipping"))
+    found = hosts.first(lambda: _stored_clipping(request.out))
     if found in CLIPPINGS:
         return found
     found = choose(
@@ -175,21 +174,22 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
     return found.clipping
 
 
-def _microbatch_size(request: Request, make, loss, params, batch, clipping: str) -> int:
-    """Return the number of gradients in memory at a time: given, measured, or by the number of parameters."""
-    options, (rows, mask) = request.options, batch.take(np.zeros(0, np.int64))
+def _stored_clipping(out):
+    """Return the kind of clipping that the run in a folder began with, or None."""
+    path = None if out is None else Path(out) / "run.json"
+    found = read_json(path, "run") if path is not None and path.exists() else {}
+    return found.get("clipping") if isinstance(found, dict) else None
 
-    def by_default() -> int:
-        if clipping == PER_EXAMPLE:
-            return default_microbatch_size(params)
-        return ghost.default_microbatch_size(loss, params, rows, options.has_aux)
 
-    if options.microbatch_size == microbatch.AUTO:
-        stored = microbatch.stored(request.out, "microbatch_size")
-        if type(stored) is int and stored >= 1:
-            return stored
-        return microbatch.fastest(make, params, rows, mask, by_default())
-    return request.given_microbatch_size() or min(by_default(), batch.size)
+def _microbatch_size(request: Request, loss, params, batch, clipping: str) -> int:
+    """Return the number of gradients in memory at a time: given, or by the number of parameters."""
+    given = request.given_microbatch_size()
+    if given is not None:
+        return given
+    if clipping == PER_EXAMPLE:
+        return min(default_microbatch_size(params), batch.size)
+    rows, _ = batch.take(np.zeros(0, np.int64))
+    return min(ghost.default_microbatch_size(loss, params, rows, request.options.has_aux), batch.size)
 
 
 def _check_individual(options: TrainOptions) -> None:

@@ -57,8 +57,6 @@ def _flaw(options, batches) -> str | None:
     found = {device.process_index for device in mesh.devices.flat}
     if found != set(range(number)):
         return f"mesh must have devices of all {number} processes, had those of {sorted(found)}"
-    if options.microbatch_size == "auto":
-        return "microbatch_size must be a number with several processes: each measures other times"
     if batches is not None:
         return "batches must not be given with several processes: each would read its own"
     return None

@@ -11,7 +11,6 @@ import optax
 from jaxacct.common import validate as _validate
 
 from .batches.graph import Attribution
-from .clipping import microbatch
 from .clipping.automatic import AUTO
 from .clipping.groups import ClipGroups
 from .individual import IndividualAccounting
@@ -31,14 +30,14 @@ class TrainOptions:
       clip_groups: clip each group of parameters to a norm of its own, together at most `clip_norm`: "layer",
         nnx filters (one a group) or a `train.clipping.groups.ClipGroups`. For a `jaxacct.Plan`.
       normalize: automatic clipping: every gradient is scaled to about `clip_norm`.
-      average: decay of an exponential moving average of the parameters, in (0, 1), or a function `(optimizer
-        state, params) -> params` such as `optax.contrib.schedule_free_eval_params`. `evaluate` then receives
-        the average, and it is what is published. It has no privacy cost. Not for a `LastIteratePlan`.
+      average: decay of an exponential moving average of the parameters, in (0, 1). `evaluate` then
+        receives the average, and it is what is published. It has no privacy cost. Not for a
+        `LastIteratePlan`.
       inner: optimizer that goes through the records of each term of a `GeneralPlan`, with a new state in each
         term; by default a term is the mean gradient of its records.
       microbatch_size: gradients of examples (or terms) in memory at a time; by default derived from the
-        number of parameters. "auto" measures the fastest before the run and stores it. For a `jaxacct.Plan`.
-        For add-or-remove-one adjacency it is rounded down to a power of two (proofs/adjacency.md).
+        number of parameters. For add-or-remove-one adjacency it is rounded down to a power of two
+        (proofs/adjacency.md).
       skip_padding: do not compute padded rows. The duration of a step then shows its batch size, which no
         guarantee covers. Default: True, except for truncated batches (refused), a mesh and `individual`.
       has_aux: the loss returns (scalar, dictionary of scalars); the means are logged privately.
@@ -69,9 +68,9 @@ class TrainOptions:
     clipping: Literal["auto", "ghost", "per_example"] = AUTO
     clip_groups: str | Sequence[Any] | ClipGroups | None = None
     normalize: bool = False
-    average: float | Callable[[Any, Any], Any] | None = None
+    average: float | None = None
     inner: optax.GradientTransformation | None = None
-    microbatch_size: int | str | None = None
+    microbatch_size: int | None = None
     skip_padding: bool | None = None
     has_aux: bool = False
     wrt: Any = None
@@ -101,9 +100,9 @@ class TrainOptions:
                 raise ValueError(f"{name} must be a function, got {value!r}")
         if self.keys is not None and not (isinstance(self.keys, tuple) and len(self.keys) == 2):
             raise ValueError(f"keys must be (sampler key, noise key), got {type(self.keys).__name__}")
-        if self.average is not None and not callable(self.average):
+        if self.average is not None:
             _validate.open_probability("average", self.average)
         if self.steps is not None:
             _validate.positive_integer("steps", self.steps)
-        if self.microbatch_size not in (None, microbatch.AUTO):
+        if self.microbatch_size is not None:
             _validate.positive_integer("microbatch_size", self.microbatch_size)

@@ -123,17 +123,14 @@ class Request:
     def given_optimizer(self) -> optax.GradientTransformation:
         """Return the optimizer; ValueError where it is missing or none of optax."""
         optimizer, average = arguments.check_optimizer(self.optimizer), self.options.average
-        return optimizer if average is None or callable(average) else averaging(optimizer, average)
+        return optimizer if average is None else averaging(optimizer, average)
 
     def shown(self, state):
         """Return the parameters of a state that may be shown: its own, or their average."""
-        average = self.options.average
-        if average is None:
-            return state.params
-        return (average if callable(average) else average_of)(state.opt_state, state.params)
+        return state.params if self.options.average is None else average_of(state.opt_state, state.params)
 
     def given_microbatch_size(self) -> int | None:
-        """Return the number of gradients at a time, where "auto" is not supported."""
+        """Return the number of gradients at a time, or None."""
         size = self.options.microbatch_size
         return None if size is None else _validate.positive_integer("microbatch_size", size)
 

@@ -102,14 +102,12 @@ def test_refused_before_anything_is_computed(monkeypatch):
     hosts.check(TrainOptions(), None)
     both = SimpleNamespace(devices=np.array([SimpleNamespace(process_index=i) for i in range(2)]))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="microbatch_size must be a number with several processes"):
-        hosts.check(SimpleNamespace(mesh=both, microbatch_size="auto"), None)
     with pytest.raises(ValueError, match="batches must not be given with several processes"):
-        hosts.check(SimpleNamespace(mesh=both, microbatch_size=None), [1])
-    hosts.check(SimpleNamespace(mesh=both, microbatch_size=None), None)
+        hosts.check(SimpleNamespace(mesh=both), [1])
+    hosts.check(SimpleNamespace(mesh=both), None)
     monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda own: np.append(own, True))
     with pytest.raises(ValueError, match=r"options must be valid on all processes, were not on \[1\]"):
-        hosts.check(SimpleNamespace(mesh=both, microbatch_size=None), None)
+        hosts.check(SimpleNamespace(mesh=both), None)
 
 
 def test_one_process_is_as_ever():

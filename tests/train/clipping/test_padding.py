@@ -1,0 +1,43 @@
+"""When padding costs nothing, and when it must cost as much as examples."""
+
+import jax
+import pytest
+
+from jaxacct import Plan
+from tests.train.test_loop import ROWS, loss, plan, run
+from train import correlated_noise
+from train.options import TrainOptions
+
+pytestmark = pytest.mark.usefixtures("shared_programs")
+
+
+def test_batches_that_are_truncated_take_the_same_time_whatever_their_size(monkeypatch):
+    """Run times would show the sizes, and the pair of truncated batches does not hold if they are known."""
+    covered = plan("poisson", dataset_size=ROWS)
+    cut = plan("poisson", dataset_size=ROWS, truncation_delta=1e-6)
+    mesh = jax.make_mesh((1,), ("data",))
+    assert correlated_noise._skips_padding(covered, TrainOptions())
+    assert not correlated_noise._skips_padding(covered, TrainOptions(skip_padding=False))
+    assert not correlated_noise._skips_padding(cut, TrainOptions())
+    assert not correlated_noise._skips_padding(covered, TrainOptions(mesh=mesh))
+    monkeypatch.setattr(Plan, "certified", True)
+    for options, message in ((dict(plan=cut), "a plan that truncates"), (dict(mesh=mesh), "with mesh")):
+        with pytest.raises(ValueError, match=f"skip_padding must not be True .*{message}|{message}"):
+            run(**options, skip_padding=True)
+
+
+def test_steps_of_padding_do_no_work_in_fit():
+    called = []
+
+    def counted(params, example):
+        jax.debug.callback(lambda: called.append(1))
+        return loss(params, example)
+
+    covered = plan("poisson", dataset_size=ROWS, rate=0.02, iterations=4)
+    run(plan=covered, loss=counted, microbatch_size=1)
+    jax.effects_barrier()
+    few = len(called)
+    run(plan=covered, loss=counted, microbatch_size=1, skip_padding=False)
+    jax.effects_barrier()
+    assert covered.max_batch_size is not None
+    assert few <= 20 and len(called) - few == 4 * covered.max_batch_size > 2 * few
