@@ -4,6 +4,7 @@ from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
     BMinSep,
+    CustomScheme,
     CyclicPoisson,
     EpochwiseAllocation,
     Mechanism,
@@ -22,6 +23,7 @@ SCHEMES = {
     "balanced-min-sep": lambda n, p, b: BalancedMinSep(n, b, n * p),
     "nested-allocation": lambda n, p, b: NestedAllocation(n, b, n * p),
     "epochwise-allocation": lambda n, p, b: EpochwiseAllocation(n, round(1 / p), b),
+    "custom": lambda n, p, b: CustomScheme([min(1.0, p * (i + 1)) for i in range(n)], b),
 }
 
 

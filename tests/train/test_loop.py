@@ -78,6 +78,7 @@ def draw_of(strategy, levels: float):
         "balanced-min-sep",
         "nested-allocation",
         "epochwise-allocation",
+        "custom",
     ],
 )
 def test_against_a_loop_in_plain_numpy(kind):
