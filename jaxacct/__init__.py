@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         FixedOrder,
         IndependentAttribution,
         MultiAttribution,
-        NestedAllocation,
         Poisson,
         TruncatedBMinSep,
     )
@@ -88,7 +87,6 @@ __all__ = [
     "IndependentAttribution",
     "Mechanism",
     "MultiAttribution",
-    "NestedAllocation",
     "NonFiniteLossError",
     "NotCertifiedError",
     "Plan",
@@ -130,7 +128,7 @@ _HOMES = {
     "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
     "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CyclicPoisson EpochwiseAllocation "
-    "FixedOrder IndependentAttribution MultiAttribution NestedAllocation Poisson TruncatedBMinSep",
+    "FixedOrder IndependentAttribution MultiAttribution Poisson TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",
     "jaxacct.strategies": "BandedInverse BandedToeplitz BufferedToeplitz Dense FiniteToeplitz Toeplitz "

@@ -32,7 +32,7 @@ FRACTIONS = 2.0 ** -np.arange(0, 14, 0.6)  # of the largest bets
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OSError, ArithmeticError, RecursionError)
 _B, _K, _P, _C = "min_separation", "participations", "sampling_probability", "cycle_length"
 # Fields of schemes, besides name and iterations.
-FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}, "nested-allocation": {_B, _K}}
+FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}}
 FIELDS |= {"b-min-sep": {_B, _P, "warm_start"}, "epochwise-allocation": {_B, "epoch_steps"}}
 FIELDS |= {"balanced-min-sep": {_B, _K, "rotated"}, "fixed-order": {_B, _K, "batch_size", "steps_per_epoch"}}
 
@@ -287,21 +287,15 @@ def distribution_of(scheme: dict) -> Scheme:
         b, place = whole("min_separation", m) if n > m else m, t % m
         left = np.where((t < m) | (place >= b), m - place, m - b + 1)
         return Scheme(n, b, 1 / left, np.maximum(t - place + m, t + b))
-    if name not in ("balanced-min-sep", "nested-allocation"):
+    if name != "balanced-min-sep":
         raise NotCovered(f"scheme {name!r:.60}")
     b, total = whole("min_separation"), _number(scheme["participations"], "participations", 1e-300, n)
-    k, balanced = math.ceil(total), name == "balanced-min-sep"
-    rotated = balanced and _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
-    _number(k, "participations", 1, n // b if rotated or not balanced else -(-n // b))
+    k, rotated = math.ceil(total), _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
+    _number(k, "participations", 1, n // b if rotated else -(-n // b))
     if k == 1:
         return Scheme(n, n, total / (n - total * t), np.full(n, n))
-    kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not
-    if balanced or b == 1:  # all patterns have one weight
-        return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
-    rows = -(-(n - t[:b]) // b)  # steps of each class, which is as likely as they are; k of them count
-    chances = rows / special.comb(rows, k)
-    visits = np.append(chances / np.cumsum(chances[::-1])[::-1], np.ones(n - b))
-    return Scheme(n, b, visits, t + b, [*kinds, (1.0, False, 0)], k)
+    kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not; all patterns have one weight
+    return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
 
 
 class Mechanism:

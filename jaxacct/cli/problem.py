@@ -20,7 +20,6 @@ from jaxacct.schemes import (
     BalancedMinSep,
     BMinSep,
     FixedOrder,
-    NestedAllocation,
     Poisson,
     Scheme,
     TruncatedBMinSep,
@@ -34,7 +33,6 @@ SchemeName = Literal[
     "balls-in-bins",
     "b-min-sep",
     "balanced-min-sep",
-    "nested-allocation",
     "epochwise-allocation",
     "multi-attribution",
     "independent-attribution",
@@ -47,7 +45,7 @@ SchemeName = Literal[
 _LIKE_B_MIN_SEP = ("truncated-b-min-sep",)
 """Schemes whose separation, bands and matrix are selected as those of `BMinSep` with the same numbers."""
 MAX_ORDERS = {name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name)}
-MAX_ORDERS |= dict.fromkeys((BalancedMinSep.name, NestedAllocation.name), 2)
+MAX_ORDERS[BalancedMinSep.name] = 2
 """Scheme -> the most replicas that it ever has tables for at a separation above 1; a test compares them."""
 _PROPOSALS_OF = {
     "truncated": (TruncatedBMinSep.name,),

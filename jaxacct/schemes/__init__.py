@@ -13,7 +13,6 @@ from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
 from jaxacct.schemes.fixed_order import FixedOrder
 from jaxacct.schemes.independent_attribution import IndependentAttribution
 from jaxacct.schemes.multi_attribution import MultiAttribution
-from jaxacct.schemes.nested_allocation import NestedAllocation
 from jaxacct.schemes.poisson import Poisson
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 
@@ -23,7 +22,6 @@ _ALL = (
     BallsInBins,
     BMinSep,
     BalancedMinSep,
-    NestedAllocation,
     EpochwiseAllocation,
     MultiAttribution,
     IndependentAttribution,
@@ -49,7 +47,6 @@ __all__ = [
     "FixedOrder",
     "IndependentAttribution",
     "MultiAttribution",
-    "NestedAllocation",
     "Poisson",
     "Scheme",
     "SideInformation",

@@ -37,11 +37,6 @@ def balanced(steps: int, separation: int, participations: float, rotated: bool) 
     return scheme | {"participations": participations, "rotated": rotated}
 
 
-def nested(steps: int, separation: int, participations: float) -> dict:
-    scheme = {"name": "nested-allocation", "iterations": steps, "min_separation": separation}
-    return scheme | {"participations": participations}
-
-
 def epochwise(steps: int, epoch: int, separation: int) -> dict:
     scheme = {"name": "epochwise-allocation", "iterations": steps, "epoch_steps": epoch}
     return scheme | {"min_separation": separation}
@@ -66,10 +61,6 @@ SETTINGS = [
     (balanced(8, 2, 2.7, False), 2, True),
     (balanced(6, 1, 2.5, True), 1, False),
     (balanced(5, 5, 0.7, True), 4, True),
-    (nested(8, 3, 2), 3, True),
-    (nested(8, 2, 2.6), 2, False),
-    (nested(5, 1, 2.5), 1, False),
-    (nested(5, 3, 0.8), 3, True),
     (epochwise(9, 3, 2), 2, True),
     (epochwise(8, 4, 3), 3, False),
     (epochwise(6, 2, 1), 1, False),
@@ -114,20 +105,13 @@ def patterns(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
 def fixed_counts(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
     """As `patterns`: all sets of k steps, and which of them are kept."""
     n, b, k = scheme["iterations"], scheme["min_separation"], math.ceil(scheme["participations"])
-    chances = {}
-    if scheme["name"] == "nested-allocation":  # of the class of a uniform step
-        for step in range(n):
-            sets = list(itertools.combinations(range(step % b if k > 1 else 0, n, b if k > 1 else 1), k))
-            for steps in sets:
-                chances[steps] = chances.get(steps, 0.0) + 1 / n / len(sets)
-    else:
-        sets = [
-            steps
-            for steps in itertools.combinations(range(n), k)
-            if all(later - step >= b for step, later in itertools.pairwise(steps))
-            and (k == 1 or not scheme["rotated"] or steps[0] + n - steps[-1] >= b)
-        ]
-        chances = dict.fromkeys(sets, 1 / len(sets))
+    sets = [
+        steps
+        for steps in itertools.combinations(range(n), k)
+        if all(later - step >= b for step, later in itertools.pairwise(steps))
+        and (k == 1 or not scheme["rotated"] or steps[0] + n - steps[-1] >= b)
+    ]
+    chances = dict.fromkeys(sets, 1 / len(sets))
     q, found = scheme["participations"] / k, {}
     for (steps, own), kept in itertools.product(chances.items(), itertools.product((False, True), repeat=k)):
         x = np.isin(np.arange(n), np.array(steps)[np.array(kept)]).astype(int)
@@ -462,7 +446,6 @@ def test_fields_of_another_scheme_do_not_lower_a_bound(scheme, accountant, field
 
 def test_participations_that_do_not_fit_are_refused():
     for scheme in (
-        {"name": "nested-allocation", "min_separation": 30, "participations": 2},
         {"name": "balanced-min-sep", "min_separation": 16, "participations": 2, "rotated": True},
         {"name": "balanced-min-sep", "min_separation": 16, "participations": 3, "rotated": False},
     ):
@@ -635,9 +618,7 @@ OURS = [
     (jaxacct.BallsInBins(10, 4), (3, 2, 1), 1.0, 0.01, 2.4, {}),
     (jaxacct.BallsInBins(100, 10), (3, 2, 1), 2.0, 1e-3, None, {}),
     (jaxacct.BalancedMinSep(20, 3, 2.5), (3, 2, 1), 2.0, 1e-2, 1.6, {}),
-    (jaxacct.NestedAllocation(20, 3, 3), (3, 2, 1), 2.0, 1e-2, 1.6, {}),
     (jaxacct.EpochwiseAllocation(20, 6, 3), (3, 2, 1), 2.0, 1e-2, 1.9, {}),
-    (jaxacct.NestedAllocation(200, 16, 3.5), (3, 2, 1), 4.0, 1e-4, None, {}),
     (jaxacct.EpochwiseAllocation(200, 50, 16), (3, 2, 1), 4.0, 1e-4, None, {}),
     (jaxacct.BalancedMinSep(200, 16, 4, rotated=True), (3, 2, 1), 4.0, 1e-4, None, {}),
     (jaxacct.FixedOrder(40, 1, 4, None, 10), (1.0,), 4.0, 1e-4, None, _accountant("unamplified")),
