@@ -5,6 +5,7 @@ notice a mean that has an error of a few per cent.
 """
 
 import ast
+import hashlib
 import itertools
 import json
 import math
@@ -668,3 +669,81 @@ def test_a_repeated_key_is_refused(tmp_path):
     (path := tmp_path / "plan.json").write_text(text.replace('"epsilon":', '"epsilon": 0.01, "epsilon":', 1))
     code, found = checker.check_file(path)
     assert code == checker.BAD_INPUT and "has a key twice" in found["reason"]
+
+
+def fixed_order_plan(tmp_path, **change):
+    """A certified plan of 20 steps in fixed order over 2,000 examples, with changed fields of its scheme."""
+    plan = jaxacct.calibrate(
+        jaxacct.FixedOrder.from_batch_size(dataset_size=2000, batch_size=100, iterations=20),
+        jaxacct.BandedToeplitz.identity(), epsilon=2.0, delta=1e-5, dataset_size=2000,
+    ).to_json()  # fmt: skip
+    sizes = {name: change.pop(name) for name in ("dataset_size",) if name in change}
+    plan = with_claim(plan, **sizes, scheme=plan["claim"]["scheme"] | change)
+    path = tmp_path / "plan.json"
+    text = json.dumps([plan["claim"], plan["evidence"]], sort_keys=True).encode()
+    path.write_text(json.dumps(plan | {"digest": hashlib.sha256(text).hexdigest()}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dataset_size": 100},  # 20 full batches of all examples: participations are 20, not 1
+        {"dataset_size": 1999},
+        {"batch_size": 101},
+        {"batch_size": None, "dataset_size": 2001},
+        {"batch_size": None, "iterations": 21},
+        {"participations": 0.4},
+        {"participations": "1"},
+        {"participations": None},
+        {"participations": True},
+        {"steps_per_epoch": 21},
+        {"steps_per_epoch": 20.0},
+        {"min_separation": 21},
+        {"dataset_size": "x"},
+        {"dataset_size": 2000.0},
+        {"batch_size": "100"},
+    ],
+    ids=str,
+)
+def test_a_fixed_order_whose_counts_do_not_follow_is_refused(change, tmp_path):
+    code, found = checker.check_file(fixed_order_plan(tmp_path, **change))
+    assert code == checker.BAD_INPUT, found
+    with pytest.raises(ValueError):
+        jaxacct.Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("change", [{}, {"batch_size": None}, {"dataset_size": 2001}, {"dataset_size": None}])
+def test_a_fixed_order_whose_counts_follow_is_certified(change, tmp_path):
+    code, found = checker.check_file(fixed_order_plan(tmp_path, **change))
+    assert code == checker.CERTIFIED, found
+
+
+def test_more_participations_of_a_fixed_order_are_refuted(tmp_path):
+    code, found = checker.check_file(fixed_order_plan(tmp_path, participations=3, steps_per_epoch=None))
+    assert code == checker.FAILED and found["bound"]["verdict"] == "refuted"
+
+
+def test_a_digest_that_does_not_fit_is_reported(tmp_path):
+    path = fixed_order_plan(tmp_path)
+    plan = json.loads(path.read_text())
+    found = checker.check(plan | {"digest": "0" * 64})
+    assert found["verdict"] == "not certified" and "digest" in found["differences"][0]
+    plan["claim"]["unknown"] = 1
+    with pytest.raises(ValueError, match="claim must have the fields"):
+        checker.check(plan)
+
+
+@pytest.mark.parametrize("json_text", [False, True])
+def test_the_command_asks_both_implementations(json_text, tmp_path, capsys, monkeypatch):
+    """Exit code 0 takes both: where the first refuses, it is 1, and the reason is told."""
+    path, options = fixed_order_plan(tmp_path), ["--json"] * json_text
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(path), *options])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "first" in said and "certified" in said
+    monkeypatch.setattr(jaxacct.Plan, "load", classmethod(lambda *_: (_ for _ in ()).throw(ValueError("no"))))
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(path), *options])
+    said = capsys.readouterr().out
+    assert ended.value.code == 1 and "no" in said and "refused" in said
