@@ -12,6 +12,7 @@ and one direction suffices by symmetry. Arrays of samples have shape (steps, sam
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -32,10 +33,14 @@ FRACTIONS = 2.0 ** -np.arange(0, 14, 0.6)  # of the largest bets
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OSError, ArithmeticError, RecursionError)
 _B, _K, _P, _C = "min_separation", "participations", "sampling_probability", "cycle_length"
 # Fields of schemes, besides name and iterations.
-FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}, "nested-allocation": {_B, _K}}
+FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}}
 FIELDS |= {"custom": {"join", "lockout", "turns", "start", "keep"}}
 FIELDS |= {"b-min-sep": {_B, _P, "warm_start"}, "epochwise-allocation": {_B, "epoch_steps"}}
 FIELDS |= {"balanced-min-sep": {_B, _K, "rotated"}, "fixed-order": {_B, _K, "batch_size", "steps_per_epoch"}}
+
+CLAIM = (
+    "adjacency budget compose_with dataset_size delta epsilon noise_multiplier scheme strategy truncate_to"
+)
 
 
 class NotCovered(Exception):
@@ -61,6 +66,8 @@ def _read_claim(data) -> Claim:
     if (data.get("schema"), data.get("schema_version")) != ("jaxacct-plan", 1) or "claim" not in data:
         raise NotCovered(f"schema {data.get('schema')!r:.40}, version {data.get('schema_version')!r:.20}")
     claim, evidence = data["claim"], data["evidence"]
+    if sorted(claim) != CLAIM.split():
+        raise ValueError(f"claim must have the fields {CLAIM}, got {sorted(claim)}")
     covered = (None,), (None,), ("zero-out", "add-or-remove-one", "replace-one")
     for name, values in zip(("compose_with", "truncate_to", "adjacency"), covered, strict=True):
         if claim[name] not in values:
@@ -71,8 +78,7 @@ def _read_claim(data) -> Claim:
     sigma = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
     epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 700), _number(claim["delta"], "delta", 1e-300, 1)
     size, reserved, failure = claim["dataset_size"], 0.0, 0.0
-    if size is not None and claim["scheme"]["name"] != "fixed-order":
-        _number(size, "dataset_size", 1, 1e15, (int,))
+    if size is not None and _number(size, "dataset_size", 1, 1e15, (int,)) and "batch_size" not in fields:
         reserved = min(1e-9, 1e-3 * delta)
     verified = delta - reserved
     if evidence["kind"] == "sampled":
@@ -305,21 +311,15 @@ def distribution_of(scheme: dict) -> Scheme:
         b, place = whole("min_separation", m) if n > m else m, t % m
         left = np.where((t < m) | (place >= b), m - place, m - b + 1)
         return Scheme(n, b, 1 / left, np.maximum(t - place + m, t + b))
-    if name not in ("balanced-min-sep", "nested-allocation"):
+    if name != "balanced-min-sep":
         raise NotCovered(f"scheme {name!r:.60}")
     b, total = whole("min_separation"), _number(scheme["participations"], "participations", 1e-300, n)
-    k, balanced = math.ceil(total), name == "balanced-min-sep"
-    rotated = balanced and _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
-    _number(k, "participations", 1, n // b if rotated or not balanced else -(-n // b))
+    k, rotated = math.ceil(total), _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
+    _number(k, "participations", 1, n // b if rotated else -(-n // b))
     if k == 1:
         return Scheme(n, n, total / (n - total * t), np.full(n, n))
-    kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not
-    if balanced or b == 1:  # all patterns have one weight
-        return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
-    rows = -(-(n - t[:b]) // b)  # steps of each class, which is as likely as they are; k of them count
-    chances = rows / special.comb(rows, k)
-    visits = np.append(chances / np.cumsum(chances[::-1])[::-1], np.ones(n - b))
-    return Scheme(n, b, visits, t + b, [*kinds, (1.0, False, 0)], k)
+    kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not; all patterns have one weight
+    return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
 
 
 def _read_table(scheme: dict) -> tuple:
@@ -589,14 +589,30 @@ def sensitivity(columns: Columns, k: int, b: int, epoch: int) -> float:
     return math.sqrt(square)
 
 
+def order_of(scheme: dict, size: int | None) -> tuple[int, int, int]:
+    """Return (most participations, fewest steps between two, steps of an epoch) of fixed-order batches."""
+    free = {"batch_size": 0, "steps_per_epoch": 1}  # where not stated
+    given = {name: free[name] if name in free and scheme[name] is None else scheme[name] for name in scheme}
+    n, b, k, epoch = (
+        _number(given[name], name, 1, 1e6, (int,)) for name in ("iterations", _B, _K, "steps_per_epoch")
+    )
+    batch = _number(given["batch_size"], "batch_size", 0, 1e15, (int,)) or k * (size or 0) / n
+    # All of n batches are full, so that some example is in n batch / size of them.
+    if size and (batch != int(batch) or batch * n > size * k or batch * min(n, max(b, epoch)) > size):
+        raise ValueError(f"participations {k} do not fit {n} batches of {batch} from {size} examples")
+    return k, b, epoch
+
+
 def analytic_delta(claim: Claim, columns: Columns) -> float:
     """Return an upper bound on both divergences by the accountant that a claim names, or raise NotCovered."""
     scheme, n = claim.scheme, len(columns.gram)
-    b, epoch = scheme.get("min_separation", scheme.get("cycle_length", 1)), scheme.get("steps_per_epoch") or 1
-    b, epoch = (_number(value, "min_separation, steps_per_epoch", 1, 1e6, (int,)) for value in (b, epoch))
-    k = math.ceil(_number(scheme.get("participations", n), "participations", 1e-300, 1e6))
+    if scheme["name"] == "fixed-order":
+        k, b, epoch = order_of(scheme, claim.dataset_size)
+    else:  # `distribution_of` has read these fields
+        b, epoch = scheme.get(_B, scheme.get("cycle_length", 1)), scheme.get("epoch_steps", 1)
+        k = math.ceil(scheme.get(_K, n))
     if claim.accountant == "unamplified":
-        length = sensitivity(Columns(columns.c, n, n), k, b, scheme.get("epoch_steps", epoch))  # rows shown
+        length = sensitivity(Columns(columns.c, n, n), k, b, epoch)  # rows shown
         return gaussian_delta(claim.epsilon, (1 + claim.mirrored) * length / claim.sigma)
     covered = scheme["name"] in ("poisson", "cyclic-poisson", "balls-in-bins") and columns.gram.shape[1] <= b
     if claim.accountant == "pld" and covered and not claim.mirrored:  # independent steps, given the class
@@ -701,6 +717,10 @@ def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
     spent = claim.verified + claim.failure * (1 - claim.verified) + claim.reserved
     if not spent <= claim.delta * (1 + 1e-12):
         differences.append(f"the budget spends {spent!r} of delta {claim.delta!r}")
+    texts = [json.dumps(x, sort_keys=True) for x in (data["claim"], [data["claim"], data["evidence"]])]
+    for text, stored in zip(texts, (data["evidence"].get("claim"), data.get("digest")), strict=True):
+        if stored not in (None, own := hashlib.sha256(text.encode()).hexdigest()):
+            differences.append(f"digest {stored!r:.70} stored, {own} found")
     dist: Any = None
     if claim.scheme["name"] != "fixed-order" or claim.accountant is None:
         dist = distribution_of(claim.scheme)
@@ -739,6 +759,16 @@ def check_file(path) -> tuple[int, dict]:
         return BAD_INPUT, {"verdict": "bad input", "reason": reason}
 
 
+def text_of(found: dict, as_json: bool) -> str:
+    """Return what `check_file` found as lines, or as one JSON object."""
+    if as_json or "reason" in found:
+        return json.dumps(found) if as_json else found["reason"]
+    lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
+    for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
+        lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
+    return "\n".join([*lines, *(f"differs {line}" for line in found["differences"])])
+
+
 def main(arguments=None) -> int:
     """Check the plan of a file; the exit code."""
     parser = argparse.ArgumentParser(description="Check a plan by the second implementation.")
@@ -746,13 +776,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     code, found = check_file(options.plan)
-    lines = [json.dumps(found)] if options.json else [found["reason"]] if "reason" in found else []
-    if not lines:
-        lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
-        for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
-            lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
-        lines += [f"differs {line}" for line in found["differences"]]
-    print(*lines, sep="\n", file=sys.stderr if code == BAD_INPUT and not options.json else sys.stdout)
+    print(text_of(found, options.json), file=sys.stderr if code == BAD_INPUT and not options.json else None)
     return code
 
 

@@ -76,7 +76,6 @@ def draw_of(strategy, levels: float):
         "cyclic-poisson",
         "b-min-sep",
         "balanced-min-sep",
-        "nested-allocation",
         "epochwise-allocation",
         "custom",
     ],

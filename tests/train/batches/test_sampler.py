@@ -13,7 +13,6 @@ from jaxacct import (
     CyclicPoisson,
     EpochwiseAllocation,
     MultiAttribution,
-    NestedAllocation,
     Poisson,
 )
 from tests.oracles import enumeration
@@ -41,7 +40,7 @@ def participation(scheme, size: int, key=KEY, most=None) -> np.ndarray:
 ALONE = [s for s, _ in SMALL if not isinstance(s, MultiAttribution)]
 
 
-FIXED_COUNTS = [BalancedMinSep(8, 3, 2), EpochwiseAllocation(8, 3, 2), NestedAllocation(8, 3, 1.5)]
+FIXED_COUNTS = [BalancedMinSep(8, 3, 2), EpochwiseAllocation(8, 3, 2)]
 
 
 @pytest.mark.parametrize("scheme", ALONE + FIXED_COUNTS, ids=str)
@@ -112,7 +111,6 @@ def test_no_more_steps_than_the_scheme_has():
         BMinSep(30, 4, 0.3),
         BalancedMinSep(30, 4, 2.5),
         EpochwiseAllocation(30, 7, 4),
-        NestedAllocation(30, 4, 2.5),
     ],
 )
 def test_a_resumed_sampler_goes_on_with_the_same_batches(scheme):
