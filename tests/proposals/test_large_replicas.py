@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
-from jaxacct import BandedToeplitz, Mechanism, Toeplitz
+from jaxacct import BandedToeplitz, CustomScheme, Mechanism, Toeplitz
 from jaxacct.proposals.families.replicas import checked_replicas, max_replicas
 from jaxacct.schemes import SCHEMES, replicas
 from jaxacct.schemes.numbers import Numbers
@@ -36,6 +36,9 @@ HAVE_REPLICAS = [name for name, kind in SCHEMES.items() if kind.replicas is not 
 
 def scheme_of(name, steps, cycle, separation):
     kind = SCHEMES[name]
+    if kind is CustomScheme:  # a rate that warms up
+        rate = np.linspace(0.5, 1, steps) / max(cycle - separation + 1, 1.5)
+        return CustomScheme(rate, min(separation, steps))
     given = {"examples_per_user": 2} if "examples_per_user" in kind.options else {}
     takes = {"min_separation": separation} if "separation" in kind.options else {}
     cycle *= 3 if given else 1  # there is less room for users
