@@ -54,7 +54,9 @@ class FromTable:
         self.table, self.size = table, size
         starts = np.append(table.start, table.never)
         numbers = generator.multinomial(size, starts / starts.sum())[:-1]
-        units = generator.permutation(size) if len(starts) > 2 or table.never else np.arange(size)
+        units = np.arange(size, dtype=np.int32 if size < 2**31 else np.int64)
+        if len(starts) > 2 or table.never:
+            generator.shuffle(units)
         firsts = np.split(units, np.cumsum(numbers))[:-1]
         length = 1 + max(len(firsts), int(table.lockout.max()))
         self.returning: list[list[list[np.ndarray]]] = [
@@ -87,15 +89,15 @@ class _Pool:
     """Set of units from which a uniform subset is taken in time proportional to its size."""
 
     def __init__(self, size: int):
+        self.size, self.count = size, 0
         self.members = np.empty(0, np.int32 if size < 2**31 else np.int64)
-        self.count = 0
 
     def add(self, groups: list[np.ndarray]) -> None:
         """Add groups of units."""
         number = sum(map(len, groups))
         if self.count + number > len(self.members):
             kept = self.members[: self.count]
-            self.members = np.empty(max(self.count + number, 2 * self.count), kept.dtype)
+            self.members = np.empty(max(self.count + number, min(2 * self.count, self.size)), kept.dtype)
             self.members[: self.count] = kept
         for group in groups:
             self.members[self.count : self.count + len(group)] = group

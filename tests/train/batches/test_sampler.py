@@ -165,4 +165,6 @@ def test_production_size_stays_small():
     sampler = Sampler(scheme, 14_745_600, 2300, KEY)
     sizes = [int(sampler.next().mask.sum()) for _ in range(300)]
     assert abs(np.mean(sizes) - 1793) < stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(1793 / 300)
-    assert sampler._pool.pool.nbytes < 60e6
+    kept = [pool.members for pool in sampler._pool.pools]
+    kept += [group for groups in sampler._pool.returning for part in groups for group in part]
+    assert sum(part.nbytes for part in kept) < 60e6
