@@ -167,4 +167,4 @@ def test_production_size_stays_small():
     assert abs(np.mean(sizes) - 1793) < stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(1793 / 300)
     kept = [pool.members for pool in sampler._pool.pools]
     kept += [group for groups in sampler._pool.returning for part in groups for group in part]
-    assert sum(part.nbytes for part in kept) < 60e6
+    assert sum(part.nbytes for part in kept) < 62e6
