@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         FixedOrder,
         IndependentAttribution,
         MultiAttribution,
-        NestedAllocation,
         Poisson,
         TruncatedBMinSep,
     )
@@ -90,7 +89,6 @@ __all__ = [
     "IndependentAttribution",
     "Mechanism",
     "MultiAttribution",
-    "NestedAllocation",
     "NonFiniteLossError",
     "NotCertifiedError",
     "Plan",
@@ -131,7 +129,7 @@ _HOMES = {
     "jaxacct.core.verify": "verify",
     "jaxacct.proposals.sampling": "sample_privacy_loss",
     "jaxacct.schemes": "SCHEMES BalancedMinSep BallsInBins BMinSep CustomScheme CyclicPoisson "
-    "EpochwiseAllocation FixedOrder IndependentAttribution MultiAttribution NestedAllocation Poisson "
+    "EpochwiseAllocation FixedOrder IndependentAttribution MultiAttribution Poisson "
     "TruncatedBMinSep",
     "jaxacct.statistics.bounds": "Budget",
     "jaxacct.statistics.hockey_stick": "NonFiniteLossError",

@@ -12,6 +12,7 @@ and one direction suffices by symmetry. Arrays of samples have shape (steps, sam
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -32,9 +33,14 @@ FRACTIONS = 2.0 ** -np.arange(0, 14, 0.6)  # of the largest bets
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, OSError, ArithmeticError, RecursionError)
 _B, _K, _P, _C = "min_separation", "participations", "sampling_probability", "cycle_length"
 # Fields of schemes, besides name and iterations.
-FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}, "nested-allocation": {_B, _K}}
+FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}}
+FIELDS |= {"custom": {"join", "lockout", "turns", "start", "keep"}}
 FIELDS |= {"b-min-sep": {_B, _P, "warm_start"}, "epochwise-allocation": {_B, "epoch_steps"}}
 FIELDS |= {"balanced-min-sep": {_B, _K, "rotated"}, "fixed-order": {_B, _K, "batch_size", "steps_per_epoch"}}
+
+CLAIM = (
+    "adjacency budget compose_with dataset_size delta epsilon noise_multiplier scheme strategy truncate_to"
+)
 
 
 class NotCovered(Exception):
@@ -60,6 +66,8 @@ def _read_claim(data) -> Claim:
     if (data.get("schema"), data.get("schema_version")) != ("jaxacct-plan", 1) or "claim" not in data:
         raise NotCovered(f"schema {data.get('schema')!r:.40}, version {data.get('schema_version')!r:.20}")
     claim, evidence = data["claim"], data["evidence"]
+    if sorted(claim) != CLAIM.split():
+        raise ValueError(f"claim must have the fields {CLAIM}, got {sorted(claim)}")
     covered = (None,), (None,), ("zero-out", "add-or-remove-one", "replace-one")
     for name, values in zip(("compose_with", "truncate_to", "adjacency"), covered, strict=True):
         if claim[name] not in values:
@@ -70,8 +78,7 @@ def _read_claim(data) -> Claim:
     sigma = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
     epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 700), _number(claim["delta"], "delta", 1e-300, 1)
     size, reserved, failure = claim["dataset_size"], 0.0, 0.0
-    if size is not None and claim["scheme"]["name"] != "fixed-order":
-        _number(size, "dataset_size", 1, 1e15, (int,))
+    if size is not None and _number(size, "dataset_size", 1, 1e15, (int,)) and "batch_size" not in fields:
         reserved = min(1e-9, 1e-3 * delta)
     verified = delta - reserved
     if evidence["kind"] == "sampled":
@@ -123,15 +130,20 @@ class Scheme:
 
     Who is eligible visits step t with probability p[t] and is eligible again at release[t]; kinds: of visits,
     (weight, whether it participates, whether it counts). Patterns have k counts, and weights that need not
-    add up to 1: log_total is ln of their sum. Steps in front of the first one are virtual.
+    add up to 1: log_total is ln of their sum. Steps in front of the first one are virtual. p, q and weights
+    may depend on the step and the counts left, (end, k + 1); spare: fewer counts than k are patterns, too.
     """
 
-    def __init__(self, steps: int, b: int, p, release, kinds=((1.0, True, 0),), k=0, q=None, cyclic=False):
-        self.steps, self.b, self.k, self.p, self.cyclic, self.end = steps, b, k, p, cyclic, p.size
-        self.q, self.kinds = 1 - p if q is None else q, [kind for kind in kinds if kind[0] > 0]
-        self.release, self.virtual, self.log_total = np.minimum(release, p.size), p.size - steps, 0.0
-        self.lags = int((self.release - np.arange(p.size)).max())
+    def __init__(self, steps, b, p, release, kinds=((1.0, True, 0),), k=0, q=None, cyclic=False, spare=False):
+        self.steps, self.b, self.k, self.cyclic, self.end, self.spare = steps, b, k, cyclic, len(p), spare
+        self.p, self.q = self._by_count(p), self._by_count(1 - p if q is None else q)
+        self.kinds = [(self._by_count(weight), *rest) for weight, *rest in kinds if np.any(weight)]
+        self.release, self.virtual, self.log_total = np.minimum(release, self.end), self.end - steps, 0.0
+        self.lags = int((self.release - np.arange(self.end)).max())
         self.log_total = float(self.log_ratio(np.zeros((steps, 1)))[0])
+
+    def _by_count(self, x):
+        return np.broadcast_to(np.reshape(x, (np.shape(x) + (1, 1))[:2]), (self.end, self.k + 1))
 
     def log_ratio(self, r):
         """Return ln f of samples, by log-ratios r of a participation at each step, (steps, samples)."""
@@ -139,14 +151,16 @@ class Scheme:
             parts = np.array_split(r, -(-r.shape[1] // 128), 1)
             return np.concatenate([self._log_ratio_on_cycle(part) for part in parts]) - self.log_total
         ahead, scale = np.zeros((self.end + 1, self.k + 1, r.shape[1]), r.dtype), 0.0
-        ahead[-1, 0] = 1.0  # total weight of what follows each step, by counts, over e^scale
+        ahead[-1, slice(self.k + 1 if self.spare else 1)] = (
+            1.0  # total weight of what follows each step, by counts, over e^scale
+        )
         x = np.exp(np.append(np.zeros((self.virtual, r.shape[1])), r, axis=0))
         for t in range(self.end - 1, -1, -1):
             then, visits = ahead[self.release[t]], 0.0
             for weight, joins, counts in self.kinds:
                 after = np.append(np.zeros_like(then[:1]), then[:-1], axis=0) if counts else then
-                visits = visits + (weight * x[t] if joins else weight) * after
-            ahead[t] = self.q[t] * ahead[t + 1] + self.p[t] * visits
+                visits = visits + weight[t][:, None] * (x[t] if joins else 1.0) * after
+            ahead[t] = self.q[t][:, None] * ahead[t + 1] + self.p[t][:, None] * visits
             if t % self.lags == 0:
                 top = np.maximum(abs(ahead[t]).max(0), 1e-300)
                 ahead[t : t + self.lags + 1] /= top
@@ -158,7 +172,10 @@ class Scheme:
         # Visit j at step s is in column s - j (b - 1): columns increase, and otherwise are free.
         k, lag, top = self.k, self.b - 1, np.maximum(r.real.max(0), 0.0)
         m = self.steps - (k - 1) * lag
-        w = sum(weight * np.exp((r if joins else 0.0) - top) for weight, joins, _ in self.kinds) * self.p[0]
+        w = (
+            sum(one[0, 0] * np.exp((r if joins else 0.0) - top) for one, joins, _ in self.kinds)
+            * self.p[0, 0]
+        )
         width = m - self.b + 1  # from the first visit on: meets two blocks of columns
         shape = -(-m // width) + 1, width, r.shape[1]
         pad = ((0, shape[0] * width - m), (0, 0))
@@ -204,7 +221,7 @@ class Pairs:
     # and has g; at lag 0 both are eligible. An event is a visit or none, (number, *kind), of each.
 
     def __init__(self, dist: Scheme, gram, strength: float):
-        none, kinds = (0, 1.0, False, 0), 2 - all(joins for _, joins, _ in dist.kinds)
+        none, kinds = (0, dist.q, False, 0), 2 - all(joins for _, joins, _ in dist.kinds)
         size = dist.end + 1, dist.lags, kinds, dist.k + 1, dist.k + 1
         if math.prod(size) > MAX_NUMBERS:
             raise NotCovered(f"pairs of patterns of {dist.steps} steps with {dist.k} participations")
@@ -213,6 +230,8 @@ class Pairs:
         for lag in range(min(gram.shape[1], dist.lags)):  # attractions by the later step
             self.met[dist.virtual + lag :, lag] = np.exp(strength * gram[lag:, lag])
         self.ahead[-1, ..., 0, 0] = 1.0
+        if dist.spare:
+            self.ahead[-1] = 1.0
         for t in range(dist.end - 1, -1, -1):
             lags = np.arange(min(dist.lags, t + 1))
             lags = lags[(lags == 0) | (dist.release[t - lags] > t)]
@@ -225,8 +244,9 @@ class Pairs:
     def _weights(self, t: int, since, free, absent, f, g):
         """Return total weights of all events at step t and of what follows, (events, states)."""
         # The other one visited at `since`, without participation if `absent`, and is eligible from `free` on.
-        p, q, release, both = self.dist.p[t], self.dist.q[t], self.dist.release[t], free <= t
-        then, once = np.where(both, t + 1, free), np.where(both, q, 1.0)
+        (p, p_too), (q, q_too) = ((x[t, f], x[t, g]) for x in (self.dist.p, self.dist.q))
+        release, both = self.dist.release[t], free <= t
+        then, once = np.where(both, t + 1, free), np.where(both, q_too, 1.0)
         lag = np.where(release > then, then - t, 0)  # of one visit at t; lasting: without a visit
         lasting = np.where(free > t + 1, t + 1 - since, 0)
         pull = np.where(both | (absent > 0), 1.0, self.met[t, np.where(both, 0, t - since)])
@@ -238,12 +258,14 @@ class Pairs:
         for (visits, w, joins, counts), (too, v, join, count) in self.events:
             if visits and too:
                 met = self.met[t, 0] if joins and join else 1.0
-                found.append(both * p**2 * w * v * met * ahead(release, 0, 0, f - counts, g - count))
+                found.append(
+                    both * p * p_too * w[t, f] * v[t, g] * met * ahead(release, 0, 0, f - counts, g - count)
+                )
             elif visits:
                 after = ahead(then, lag, int(not joins), g, f - counts)
-                found.append(p * once * w * (pull if joins else 1.0) * after)
+                found.append(p * once * w[t, f] * (pull if joins else 1.0) * after)
             elif too:
-                found.append(both * p * q * v * ahead(then, lag, int(not join), f, g - count))
+                found.append(both * p_too * q * v[t, g] * ahead(then, lag, int(not join), f, g - count))
             else:
                 found.append(q * once * ahead(t + 1, lasting, absent, f, g))
         return np.array(found)
@@ -273,6 +295,8 @@ class Pairs:
 def distribution_of(scheme: dict) -> Scheme:
     """Return the sampling scheme that a plan names."""
     name, whole = scheme["name"], lambda field, most=1e6: _number(scheme[field], field, 1, most, (int,))
+    if name == "custom":
+        return _of_table(*_read_table(scheme))
     t, p = np.arange(n := whole("iterations")), _number(scheme.get(_P, 1.0), _P, 1e-300, 1)
     if name in ("poisson", "b-min-sep"):  # a warm start has b - 1 virtual steps in front, all equally likely
         b, warm_start = (1, False) if name == "poisson" else (whole(_B), scheme["warm_start"])
@@ -287,21 +311,54 @@ def distribution_of(scheme: dict) -> Scheme:
         b, place = whole("min_separation", m) if n > m else m, t % m
         left = np.where((t < m) | (place >= b), m - place, m - b + 1)
         return Scheme(n, b, 1 / left, np.maximum(t - place + m, t + b))
-    if name not in ("balanced-min-sep", "nested-allocation"):
+    if name != "balanced-min-sep":
         raise NotCovered(f"scheme {name!r:.60}")
     b, total = whole("min_separation"), _number(scheme["participations"], "participations", 1e-300, n)
-    k, balanced = math.ceil(total), name == "balanced-min-sep"
-    rotated = balanced and _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
-    _number(k, "participations", 1, n // b if rotated or not balanced else -(-n // b))
+    k, rotated = math.ceil(total), _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
+    _number(k, "participations", 1, n // b if rotated else -(-n // b))
     if k == 1:
         return Scheme(n, n, total / (n - total * t), np.full(n, n))
-    kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not
-    if balanced or b == 1:  # all patterns have one weight
-        return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
-    rows = -(-(n - t[:b]) // b)  # steps of each class, which is as likely as they are; k of them count
-    chances = rows / special.comb(rows, k)
-    visits = np.append(chances / np.cumsum(chances[::-1])[::-1], np.ones(n - b))
-    return Scheme(n, b, visits, t + b, [*kinds, (1.0, False, 0)], k)
+    kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not; all patterns have one weight
+    return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
+
+
+def _read_table(scheme: dict) -> tuple:
+    """Return the numbers of a table, by step and by how many participations are left, as arrays."""
+    every, rows = (lambda x: x if isinstance(x, list) else [x]), scheme["join"]
+    join = np.array([[_number(x, "join", 0, 1) for x in every(row)] for row in rows])
+    steps = [_number(x, "lockout", 1, 2**31, (int,)) for x in every(scheme["lockout"])]
+    lockout = np.full(len(join), steps) if len(steps) == 1 else np.array(steps)
+    start = np.array([_number(x, "start", 0, 1) for x in every(scheme["start"])])
+    turns, keep = _number(scheme["turns"], "turns", 0, 1, (bool,)), _number(scheme["keep"], "keep", 1e-300, 1)
+    fits = lockout.shape == (n := len(join),) and start.size <= (lockout[0] if turns else n)
+    if (
+        not fits
+        or (turns and np.ptp(lockout))
+        or (join.shape[1] > 1 and join[:, 0].any())
+        or sum(start) > 1 + 1e-9
+    ):
+        raise ValueError("join, lockout, turns and start must be those of one table")
+    return join, lockout, turns, start, keep
+
+
+def _of_table(join, lockout, turns: bool, start, keep: float) -> Scheme:
+    """Return the scheme of a table: chances to join of eligible units, (steps, counts left)."""
+    (n, k), v = join.shape, start.size if start.size > 1 else 0
+    if math.fsum(start) < 1 - 1e-12 or (np.diff(np.arange(n) + lockout) < 0).any():
+        raise NotCovered("units that are never eligible, or a lockout that ends before an earlier one")
+    # In front each first step is a virtual visit. With turns every turn is a visit, participating or not.
+    before = np.broadcast_to((start / np.maximum(np.cumsum(start[::-1])[::-1], 1e-300))[:v, None], (v, k))
+    weight, none = np.broadcast_to(join if turns else 1.0, (n, k)), np.zeros((v, k))
+    kinds = [
+        (weight * keep, True, int(k > 1)),
+        (weight * (1 - keep), False, int(k > 1)),
+        (1 - weight, False, 0),
+    ]
+    kinds = [(np.append(none, one, axis=0), *rest) for one, *rest in kinds]
+    kinds.append((np.append(none + 1, np.zeros((n, k)), axis=0), False, 0))
+    visits = np.append(before, np.ones((n, k)) if turns else join, axis=0)
+    release = np.append(v + np.arange(v), v + np.arange(n) + lockout)
+    return Scheme(n, int(lockout.min()), visits, release, kinds, k - 1, spare=True)
 
 
 class Mechanism:
@@ -532,14 +589,30 @@ def sensitivity(columns: Columns, k: int, b: int, epoch: int) -> float:
     return math.sqrt(square)
 
 
+def order_of(scheme: dict, size: int | None) -> tuple[int, int, int]:
+    """Return (most participations, fewest steps between two, steps of an epoch) of fixed-order batches."""
+    free = {"batch_size": 0, "steps_per_epoch": 1}  # where not stated
+    given = {name: free[name] if name in free and scheme[name] is None else scheme[name] for name in scheme}
+    n, b, k, epoch = (
+        _number(given[name], name, 1, 1e6, (int,)) for name in ("iterations", _B, _K, "steps_per_epoch")
+    )
+    batch = _number(given["batch_size"], "batch_size", 0, 1e15, (int,)) or k * (size or 0) / n
+    # All of n batches are full, so that some example is in n batch / size of them.
+    if size and (batch != int(batch) or batch * n > size * k or batch * min(n, max(b, epoch)) > size):
+        raise ValueError(f"participations {k} do not fit {n} batches of {batch} from {size} examples")
+    return k, b, epoch
+
+
 def analytic_delta(claim: Claim, columns: Columns) -> float:
     """Return an upper bound on both divergences by the accountant that a claim names, or raise NotCovered."""
     scheme, n = claim.scheme, len(columns.gram)
-    b, epoch = scheme.get("min_separation", scheme.get("cycle_length", 1)), scheme.get("steps_per_epoch") or 1
-    b, epoch = (_number(value, "min_separation, steps_per_epoch", 1, 1e6, (int,)) for value in (b, epoch))
-    k = math.ceil(_number(scheme.get("participations", n), "participations", 1e-300, 1e6))
+    if scheme["name"] == "fixed-order":
+        k, b, epoch = order_of(scheme, claim.dataset_size)
+    else:  # `distribution_of` has read these fields
+        b, epoch = scheme.get(_B, scheme.get("cycle_length", 1)), scheme.get("epoch_steps", 1)
+        k = math.ceil(scheme.get(_K, n))
     if claim.accountant == "unamplified":
-        length = sensitivity(Columns(columns.c, n, n), k, b, scheme.get("epoch_steps", epoch))  # rows shown
+        length = sensitivity(Columns(columns.c, n, n), k, b, epoch)  # rows shown
         return gaussian_delta(claim.epsilon, (1 + claim.mirrored) * length / claim.sigma)
     covered = scheme["name"] in ("poisson", "cyclic-poisson", "balls-in-bins") and columns.gram.shape[1] <= b
     if claim.accountant == "pld" and covered and not claim.mirrored:  # independent steps, given the class
@@ -637,10 +710,17 @@ def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
     """Decide a plan's claim anew; {"verdict": .., "differences": [..], ..}, or raise NotCovered."""
     claim, notes, found, differences = _read_claim(data), data.get("notes") or {}, {}, []
     said, rng = notes.get("verdict") or {}, np.random.default_rng() if rng is None else rng
-    columns = columns_of(claim.strategy, _number(claim.scheme["iterations"], "iterations", 1, 1e6, (int,)))
+    steps = claim.scheme.get(
+        "iterations", len(claim.scheme.get("join", ()))
+    )  # a table states them by its length
+    columns = columns_of(claim.strategy, _number(steps, "iterations", 1, 1e6, (int,)))
     spent = claim.verified + claim.failure * (1 - claim.verified) + claim.reserved
     if not spent <= claim.delta * (1 + 1e-12):
         differences.append(f"the budget spends {spent!r} of delta {claim.delta!r}")
+    texts = [json.dumps(x, sort_keys=True) for x in (data["claim"], [data["claim"], data["evidence"]])]
+    for text, stored in zip(texts, (data["evidence"].get("claim"), data.get("digest")), strict=True):
+        if stored not in (None, own := hashlib.sha256(text.encode()).hexdigest()):
+            differences.append(f"digest {stored!r:.70} stored, {own} found")
     dist: Any = None
     if claim.scheme["name"] != "fixed-order" or claim.accountant is None:
         dist = distribution_of(claim.scheme)
@@ -679,6 +759,16 @@ def check_file(path) -> tuple[int, dict]:
         return BAD_INPUT, {"verdict": "bad input", "reason": reason}
 
 
+def text_of(found: dict, as_json: bool) -> str:
+    """Return what `check_file` found as lines, or as one JSON object."""
+    if as_json or "reason" in found:
+        return json.dumps(found) if as_json else found["reason"]
+    lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
+    for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
+        lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
+    return "\n".join([*lines, *(f"differs {line}" for line in found["differences"])])
+
+
 def main(arguments=None) -> int:
     """Check the plan of a file; the exit code."""
     parser = argparse.ArgumentParser(description="Check a plan by the second implementation.")
@@ -686,13 +776,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     code, found = check_file(options.plan)
-    lines = [json.dumps(found)] if options.json else [found["reason"]] if "reason" in found else []
-    if not lines:
-        lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
-        for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
-            lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
-        lines += [f"differs {line}" for line in found["differences"]]
-    print(*lines, sep="\n", file=sys.stderr if code == BAD_INPUT and not options.json else sys.stdout)
+    print(text_of(found, options.json), file=sys.stderr if code == BAD_INPUT and not options.json else None)
     return code
 
 

@@ -31,7 +31,6 @@ SearchedScheme = Literal[
     "balls-in-bins",
     "b-min-sep",
     "balanced-min-sep",
-    "nested-allocation",
     "epochwise-allocation",
     "fixed-order",
 ]

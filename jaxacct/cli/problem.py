@@ -21,7 +21,6 @@ from jaxacct.schemes import (
     BMinSep,
     CustomScheme,
     FixedOrder,
-    NestedAllocation,
     Poisson,
     Scheme,
     TruncatedBMinSep,
@@ -35,7 +34,6 @@ SchemeName = Literal[
     "balls-in-bins",
     "b-min-sep",
     "balanced-min-sep",
-    "nested-allocation",
     "epochwise-allocation",
     "custom",
     "multi-attribution",
@@ -51,7 +49,7 @@ _LIKE_B_MIN_SEP = ("truncated-b-min-sep",)
 MAX_ORDERS = {
     name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name, CustomScheme.name)
 }
-MAX_ORDERS |= dict.fromkeys((BalancedMinSep.name, NestedAllocation.name), 2)
+MAX_ORDERS[BalancedMinSep.name] = 2
 """Scheme -> the most replicas that it ever has tables for at a separation above 1; a test compares them."""
 _PROPOSALS_OF = {
     "truncated": (TruncatedBMinSep.name,),

@@ -7,12 +7,12 @@ from jaxacct.calibration.targets import implied
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.recommendation.matrices import doublings
-from jaxacct.schemes import SCHEMES, BalancedMinSep, EpochwiseAllocation, NestedAllocation, Scheme
+from jaxacct.schemes import SCHEMES, BalancedMinSep, EpochwiseAllocation, Scheme
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.strategies import BandedToeplitz, Workload, workload_named
 from jaxacct.strategies.workload import checked as checked_workload
 
-FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name, NestedAllocation.name)
+FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)
 """Schemes under which all examples participate equally often."""
 
 
@@ -76,7 +76,7 @@ def grid_of(numbers: RunNumbers, max_bands: int, scheme, bands, separation) -> l
         separations = doublings(b, min(n, math.floor(cycle)))
         if cycle == math.floor(cycle):
             separations.append(int(cycle))  # probability 1: balls-in-bins
-        if scheme in (BalancedMinSep.name, NestedAllocation.name):  # as many steps as there is room for
+        if scheme == BalancedMinSep.name:  # as many steps as there is room for
             room = n // math.ceil(round(n / cycle, 12))
             separations = [s for s in separations if s <= room]
         for s in separations if separation is None else [separation]:

@@ -14,7 +14,6 @@ from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
 from jaxacct.schemes.fixed_order import FixedOrder
 from jaxacct.schemes.independent_attribution import IndependentAttribution
 from jaxacct.schemes.multi_attribution import MultiAttribution
-from jaxacct.schemes.nested_allocation import NestedAllocation
 from jaxacct.schemes.poisson import Poisson
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 
@@ -24,7 +23,6 @@ _ALL = (
     BallsInBins,
     BMinSep,
     BalancedMinSep,
-    NestedAllocation,
     EpochwiseAllocation,
     CustomScheme,
     MultiAttribution,
@@ -52,7 +50,6 @@ __all__ = [
     "FixedOrder",
     "IndependentAttribution",
     "MultiAttribution",
-    "NestedAllocation",
     "Poisson",
     "Scheme",
     "SideInformation",

@@ -20,12 +20,12 @@ from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error, coin_bits, exponential_64
 from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities, times_log
 from jaxacct.schemes.base import ExampleScheme, SparsePositions, Sums, check_fields
-from jaxacct.schemes.batches import Batches, Eligible
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_product
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
+from jaxacct.schemes.table import SamplingTable
 
 
 def serves_gpu(dtype) -> bool:
@@ -153,10 +153,11 @@ class BMinSep(ExampleScheme):
             return None
         return SparsePositions(self.draw_positions, self.participation_rate)
 
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        eligible = self.eligible_probability if self.warm_start else 1.0
-        b, p = self.min_separation, self.sampling_probability
-        return Eligible(b, p, eligible, dataset_size, generator)
+    @functools.cached_property
+    def table(self) -> SamplingTable:
+        n, b, p = self.iterations, self.min_separation, self.sampling_probability
+        start = np.exp(self.start_log_weights())[:n] if self.warm_start else (1.0,)
+        return SamplingTable.constant(n, p, b, start=start)
 
     def draw_error(self) -> float:
         """Bound the relative error of the density of `draw_participation`.

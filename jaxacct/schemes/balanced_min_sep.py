@@ -4,7 +4,6 @@ The examples that participate most determine the privacy. With a fixed number of
 participates more than the others, so less noise is needed (proofs/fixed_counts.md).
 """
 
-import abc
 import functools
 import math
 from dataclasses import dataclass
@@ -24,108 +23,8 @@ from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import balanced_min_sep as balanced_replicas
 
 
-class FixedCount(SparseScheme, abstract=True):
-    """Scheme with k participations of each example: ceil(k) steps, each kept with probability k / ceil(k)."""
-
-    participations: float
-
-    @classmethod
-    def from_batch_size(
-        cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int, **options
-    ):
-        """Return the scheme of expected batch size `batch_size`: k = n B / |D|.
-
-        Args:
-          dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
-          iterations: number of steps n.
-          min_separation: b >= 1.
-          **options: further fields of the class, such as `rotated`.
-
-        Raises:
-          ValueError: more participations than fit into n steps.
-        """
-        n = validate.positive_integer("iterations", iterations)
-        rate = participation_rate(dataset_size, batch_size)
-        return cls(n, min_separation, round(n * rate, 12), **options)  # pyrefly: ignore[bad-argument-count]
-
-    @property
-    def max_participations(self) -> int:
-        return math.ceil(self.participations)
-
-    @property
-    def keep_probability(self) -> float:
-        """Probability with which each of `max_participations` is kept."""
-        return self.participations / self.max_participations
-
-    @property
-    def participation_rate(self) -> float:
-        """Long-run rate of participations."""
-        return self.participations / self.iterations
-
-    reveals_epochs = True
-
-    @property
-    def independent_epochs(self) -> tuple[tuple[int, int, int], ...]:
-        """Groups of a random partition of the steps, each with one participation; empty where b > 1.
-
-        A participation that is kept with a probability is in the group with the same probability or more.
-        """
-        k, kept = self.max_participations, self.keep_probability
-        if self.min_separation > 1 and k > 1:
-            return ()
-        size, longer = divmod(self.iterations, k)
-        groups = [(k - longer, size), (longer, size + 1)]
-        return tuple((number, steps, math.floor(steps / kept - steps)) for number, steps in groups if number)
-
-    def log_probability_of_none(self) -> float:
-        return self.max_participations * log_probabilities(self.keep_probability)[1]
-
-    def draw_error(self) -> float:
-        """Bound the relative error of the density of `draw_participation`.
-
-        Every participation is a uniform integer from 64 bits, and so is a rotation or a class; thinning is by
-        Bernoulli draws.
-        """
-        k = self.max_participations
-        log_error = (k + 1) * math.log1p(threefry.integers_error(self.iterations))
-        if self.keep_probability < 1:
-            log_error += math.log1p(bernoulli_error(self.keep_probability, k))
-        return math.expm1(log_error)
-
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        steps = self._steps(dataset_size, generator)
-        if self.keep_probability < 1:
-            steps = np.where(generator.random(steps.shape) < self.keep_probability, steps, self.iterations)
-        return ByStep(steps, self.iterations)
-
-    @abc.abstractmethod
-    def _steps(self, dataset_size: int, generator: np.random.Generator) -> np.ndarray:
-        """Return (dataset_size, max_participations) steps, before thinning."""
-
-    def thinned(self, key, steps):
-        """Return the steps that are kept, ascending, with n for the others."""
-        if self.keep_probability < 1:
-            steps = jnp.where(bernoulli(key, self.keep_probability, steps.shape), steps, self.iterations)
-        return jnp.sort(steps, axis=1)
-
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """Compute ln of the mean over patterns of the product of `1 - q + q e^r`, q `keep_probability`."""
-        if log_ratios.ndim == 1:
-            return self.log_likelihood_ratios(log_ratios[None])[0]
-        log_ratios = log_ratios.T
-        if self.keep_probability < 1:
-            log_p, log_q = log_probabilities(self.keep_probability)
-            log_ratios = log_q + softplus(log_ratios + (log_p - log_q))
-        return self._log_mean_over_patterns(log_ratios)
-
-    @abc.abstractmethod
-    def _log_mean_over_patterns(self, log_ratios) -> jax.Array:
-        """Compute the (num_samples,) ln of the mean over patterns from (iterations, num_samples)."""
-
-
 @dataclass(frozen=True)
-class BalancedMinSep(FixedCount):
+class BalancedMinSep(SparseScheme):
     """Balanced min-sep sampling.
 
     Each example participates at k steps, any two at least `min_separation` apart, uniformly among all such
@@ -166,6 +65,93 @@ class BalancedMinSep(FixedCount):
                 f"apart, got {self.participations!r}"
             )
 
+    @classmethod
+    def from_batch_size(
+        cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int, **options
+    ):
+        """Return the scheme of expected batch size `batch_size`: k = n B / |D|.
+
+        Args:
+          dataset_size: number of examples |D|.
+          batch_size: B, expected batch size.
+          iterations: number of steps n.
+          min_separation: b >= 1.
+          **options: `rotated`.
+
+        Raises:
+          ValueError: more participations than fit into n steps.
+        """
+        n = validate.positive_integer("iterations", iterations)
+        rate = participation_rate(dataset_size, batch_size)
+        return cls(n, min_separation, round(n * rate, 12), **options)
+
+    @property
+    def max_participations(self) -> int:
+        return math.ceil(self.participations)
+
+    @property
+    def keep_probability(self) -> float:
+        """Probability with which each of `max_participations` is kept."""
+        return self.participations / self.max_participations
+
+    @property
+    def participation_rate(self) -> float:
+        """Long-run rate of participations."""
+        return self.participations / self.iterations
+
+    reveals_epochs = True
+
+    @property
+    def independent_epochs(self) -> tuple[tuple[int, int, int], ...]:
+        """Groups of a random partition of the steps, each with one participation; empty where b > 1.
+
+        A participation that is kept with a probability is in the group with the same probability or more.
+        """
+        k, kept = self.max_participations, self.keep_probability
+        if self.min_separation > 1 and k > 1:
+            return ()
+        size, longer = divmod(self.iterations, k)
+        groups = [(k - longer, size), (longer, size + 1)]
+        return tuple((number, steps, math.floor(steps / kept - steps)) for number, steps in groups if number)
+
+    def log_probability_of_none(self) -> float:
+        return self.max_participations * log_probabilities(self.keep_probability)[1]
+
+    def draw_error(self) -> float:
+        """Bound the relative error of the density of `draw_participation`.
+
+        Every participation is a uniform integer from 64 bits, and so is a rotation; thinning is by Bernoulli
+        draws.
+        """
+        k = self.max_participations
+        log_error = (k + 1) * math.log1p(threefry.integers_error(self.iterations))
+        if self.keep_probability < 1:
+            log_error += math.log1p(bernoulli_error(self.keep_probability, k))
+        return math.expm1(log_error)
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        steps = self._steps(dataset_size, generator)
+        if self.keep_probability < 1:
+            steps = np.where(generator.random(steps.shape) < self.keep_probability, steps, self.iterations)
+        return ByStep(steps, self.iterations)
+
+    def thinned(self, key, steps):
+        """Return the steps that are kept, ascending, with n for the others."""
+        if self.keep_probability < 1:
+            steps = jnp.where(bernoulli(key, self.keep_probability, steps.shape), steps, self.iterations)
+        return jnp.sort(steps, axis=1)
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        """Compute ln of the mean over patterns of the product of `1 - q + q e^r`, q `keep_probability`."""
+        if log_ratios.ndim == 1:
+            return self.log_likelihood_ratios(log_ratios[None])[0]
+        log_ratios = log_ratios.T
+        if self.keep_probability < 1:
+            log_p, log_q = log_probabilities(self.keep_probability)
+            log_ratios = log_q + softplus(log_ratios + (log_p - log_q))
+        counts = self.max_participations, self.min_separation
+        return fixed_counts.log_mean_over_patterns(log_ratios, *counts, not self.is_linear)
+
     @property
     def num_columns(self) -> int:
         """Number m of columns: linear patterns are the subsets of m columns (`kernels.fixed_counts`)."""
@@ -205,7 +191,8 @@ class BalancedMinSep(FixedCount):
         error = functools.partial(fixed_counts.rounding_bound, k, terms, chains, none)
         return Sums(1.0, none, columns, terms, fixed_count=k, error=error)
 
-    def _steps(self, dataset_size, generator):
+    def _steps(self, dataset_size: int, generator: np.random.Generator) -> np.ndarray:
+        """Return (dataset_size, max_participations) steps, before thinning."""
         n, k, b = self.iterations, self.max_participations, self.min_separation
         if self.is_linear:
             return subsets(generator, self.num_columns, k, dataset_size) + np.arange(k) * (b - 1)
@@ -232,10 +219,6 @@ class BalancedMinSep(FixedCount):
             steps = jnp.concatenate([jnp.zeros_like(turn), others], axis=1) + turn
             steps = jnp.where(steps < n, steps, steps - n)
         return self.thinned(keep_key, steps)
-
-    def _log_mean_over_patterns(self, log_ratios):
-        counts = self.max_participations, self.min_separation
-        return fixed_counts.log_mean_over_patterns(log_ratios, *counts, not self.is_linear)
 
 
 def draw_subsets(key, columns: int, size: int, num_samples: int):

@@ -15,8 +15,9 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels.lockouts import counts_at
-from jaxacct.schemes.batches import Batches
+from jaxacct.schemes.batches import Batches, FromTable
 from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
 
 
@@ -320,6 +321,12 @@ class ExampleScheme(Scheme, abstract=True):
     others_are_independent = True
     examples_per_unit = 1
     side_information = None
+
+    table: SamplingTable
+    """Table of the sampler."""
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return FromTable(self.table, dataset_size, generator)
 
     @property
     def max_rate(self) -> float:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxacct.schemes.base import ExampleScheme, Sums
-from jaxacct.schemes.batches import Batches, FromTable
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
@@ -73,7 +72,6 @@ class CustomScheme(ExampleScheme):
 
     @functools.cached_property
     def table(self) -> SamplingTable:
-        """The table."""
         return SamplingTable(self.join, self.lockout, self.turns, self.start, self.keep)
 
     @property
@@ -110,9 +108,6 @@ class CustomScheme(ExampleScheme):
         if log_ratios.ndim == 1:
             return self.table.log_likelihood_ratios(log_ratios[:, None])[0]
         return self.table.log_likelihood_ratios(log_ratios.T)
-
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        return FromTable(self.table, dataset_size, generator)
 
     @classmethod
     def from_batch_size(cls, **sizes) -> "CustomScheme":

@@ -1,5 +1,6 @@
 """Cyclic Poisson sampling: each example draws one of b groups, which take turns (Choquette-Choo et al.)."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,10 +15,10 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_mean_of_phases, log_probabilities, phase_totals, times_log
 from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
-from jaxacct.schemes.batches import Batches, ByPhase
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_growth
 from jaxacct.schemes.replicas import cyclic as cyclic_replicas
+from jaxacct.schemes.table import SamplingTable
 
 
 class RandomPhase(ExampleScheme, abstract=True):
@@ -61,8 +62,11 @@ class RandomPhase(ExampleScheme, abstract=True):
         rounds, none = self.max_participations, self.log_probability_of_none()
         return Sums(self.sampling_probability, none, rounds, self.cycle_length, phases=True)
 
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        return ByPhase(self.cycle_length, self.sampling_probability, dataset_size, generator)
+    @functools.cached_property
+    def table(self) -> SamplingTable:
+        n, b = self.iterations, self.cycle_length
+        start = np.full(min(n, b), 1 / b)
+        return SamplingTable.constant(n, self.sampling_probability, b, turns=True, start=start)
 
     def draw_at_phase(self, key, participates):
         """Return (num_samples, rounds) bool as (num_samples, iterations) float32, at a uniform phase."""

@@ -19,9 +19,9 @@ from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import exponential_64
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.base import SparseScheme, Sums, check_fields
-from jaxacct.schemes.batches import Batches, ByEpoch
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import epochwise_allocation as epochwise_replicas
+from jaxacct.schemes.table import SamplingTable
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,12 @@ class EpochwiseAllocation(SparseScheme):
     def replicas(self) -> ModuleType:
         return epochwise_replicas if self.fixed_bins is None else balls_in_bins_replicas
 
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        return ByEpoch(self.epoch_steps, self.min_separation, dataset_size)
+    @functools.cached_property
+    def table(self) -> SamplingTable:
+        n, M, b = self.iterations, self.epoch_steps, self.min_separation
+        steps, place = np.arange(n), np.arange(n) % M
+        left = np.where(steps < M, M - place, np.minimum(M - b + 1, M - place))
+        return SamplingTable(1 / left, np.maximum(M - place, b), False, (1.0,))
 
     def draw_error(self) -> float:
         """Bound the relative error of the density that `draw_participation` draws from.

@@ -1,5 +1,6 @@
 """Poisson sampling: every example joins every batch independently."""
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,9 +11,9 @@ from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_probabilities, softplus, tree_sum
 from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
-from jaxacct.schemes.batches import Batches, EveryStep
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import poisson as poisson_replicas
+from jaxacct.schemes.table import SamplingTable
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class Poisson(ExampleScheme):
     def independent_rounds(self) -> tuple[float, int]:
         return self.sampling_probability, self.iterations
 
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        return EveryStep(self.sampling_probability, dataset_size)
+    @functools.cached_property
+    def table(self) -> SamplingTable:
+        return SamplingTable.constant(self.iterations, self.sampling_probability, 1)
 
     def draw_error(self) -> float:
         return bernoulli_error(self.sampling_probability, self.iterations)

@@ -8,7 +8,7 @@ eligible at the next step, or, where units take turns, after the lockout as well
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,10 +72,10 @@ class SamplingTable:
       ValueError: a field of another shape or outside of its range.
     """
 
-    join: np.ndarray
-    lockout: np.ndarray
+    join: Any
+    lockout: Any
     turns: bool
-    start: np.ndarray
+    start: Any
     keep: float = 1.0
 
     def __post_init__(self):
@@ -111,6 +111,13 @@ class SamplingTable:
             value.flags.writeable = False
             object.__setattr__(self, name, value)
         object.__setattr__(self, "keep", keep)
+
+    @classmethod
+    def constant(
+        cls, iterations: int, join: float, lockout: int, *, turns=False, start=(1.0,)
+    ) -> "SamplingTable":
+        """Return the table of one probability to join and one lockout for all steps."""
+        return cls(np.full(iterations, join), lockout, turns, start)
 
     # -- Sizes --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from jaxacct import (
     BandedToeplitz,
     EpochwiseAllocation,
     Mechanism,
-    NestedAllocation,
     calibrate,
 )
 from jaxacct.accountants import analytic, lognormal_sums
@@ -100,9 +99,7 @@ def k_of_n(scheme, sigma, epsilon):
     return [float(mass.ravel() @ np.maximum(one, 0)) for one in (f - alpha, 1 - alpha * f)]
 
 
-@pytest.mark.parametrize(
-    "scheme", [BalancedMinSep(3, 1, 2), BalancedMinSep(3, 1, 1.4), NestedAllocation(3, 1, 2)], ids=str
-)
+@pytest.mark.parametrize("scheme", [BalancedMinSep(3, 1, 2), BalancedMinSep(3, 1, 1.4)], ids=str)
 def test_k_of_n_steps_against_enumeration(scheme):
     """Above both divergences and below composition; with an epoch too few it would not be."""
     mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.8)

@@ -30,7 +30,6 @@ SCHEMES = {
     "b-min-sep": "b-min-sep",
     "balanced-min-sep": "balanced min-sep, k = 4",
     "epochwise-allocation": "epochwise allocation, 4 epochs",
-    "nested-allocation": "nested allocation, k = 4",
 }
 
 

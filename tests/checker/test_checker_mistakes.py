@@ -23,7 +23,6 @@ from jaxacct.proposals.families import plain_bounded
 from jaxacct.schemes.replicas import b_min_sep
 from jaxacct.schemes.replicas import balanced_min_sep as balanced
 from jaxacct.schemes.replicas import epochwise_allocation as epochwise
-from jaxacct.schemes.replicas import nested_allocation as nested
 
 PACKAGE = Path(jaxacct.__file__).parent
 B_MIN_SEP, CYCLIC, BINS = (f"schemes/replicas/{name}.py" for name in ("b_min_sep", "cyclic", "balls_in_bins"))
@@ -32,10 +31,7 @@ REPLICAS, HALF_SPACE, STATIONARY = (
     "proposals/families/half_space.py",
     "strategies/stationary.py",
 )
-BALANCED, NESTED, EPOCHWISE = (
-    f"schemes/replicas/{name}.py"
-    for name in ("balanced_min_sep", "nested_allocation", "epochwise_allocation")
-)
+BALANCED, EPOCHWISE = (f"schemes/replicas/{name}.py" for name in ("balanced_min_sep", "epochwise_allocation"))
 THRESHOLD, BOUNDS, LOSS = "proposals/threshold.py", "statistics/bounds.py", "likelihood/loss.py"
 
 # (scheme, bands, sigma, epsilon, claimed delta, options); the divergence is 1.25 to 1.5 times the delta.
@@ -61,7 +57,6 @@ SETTINGS = {
     ),
     "unamplified": ("BMinSep(40, 4, 0.1)", "BandedToeplitz.square_root(4)", 1.6, 4.0, 1e-2, "'accountant'"),
     "balanced": ("BalancedMinSep(20, 3, 2.5)", "BandedToeplitz.square_root(3)", 1.6, 2.0, 1.05e-4, "{}"),
-    "nested": ("NestedAllocation(20, 3, 3)", "BandedToeplitz.square_root(3)", 1.1, 4.0, 5.8e-5, "{}"),
     "epochwise": ("EpochwiseAllocation(20, 6, 3)", "BandedToeplitz.square_root(3)", 1.1, 4.0, 3.4e-4, "{}"),
     "replace-one": (
         "BMinSep(12, 3, 0.3)",
@@ -145,7 +140,6 @@ MISTAKES = [
     Mistake(
         BALANCED, "    return _summary(mechanism)[0]", "    return _summary(mechanism)[0] - 1", "balanced"
     ),
-    Mistake(NESTED, "    return _summary(mechanism)[0]", "    return _summary(mechanism)[0] - 1", "nested"),
     Mistake(
         EPOCHWISE, "    return _summary(mechanism)[0]", "    return _summary(mechanism)[0] - 1", "epochwise"
     ),
@@ -259,7 +253,7 @@ def _row(name, plant, scheme, sigma, epsilon, delta, adjacency="zero-out", marks
 
 SLOW = pytest.mark.slow
 FEW, BALANCED_20 = jaxacct.BMinSep(12, 3, 0.3), jaxacct.BalancedMinSep(20, 3, 2.5)
-NESTED_20, EPOCHS_20 = jaxacct.NestedAllocation(20, 3, 3), jaxacct.EpochwiseAllocation(20, 6, 3)
+EPOCHS_20 = jaxacct.EpochwiseAllocation(20, 6, 3)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +263,6 @@ NESTED_20, EPOCHS_20 = jaxacct.NestedAllocation(20, 3, 3), jaxacct.EpochwiseAllo
         _row("threshold", _twice_the_threshold, FEW, 2.4, 1.0, 2e-3, marks=SLOW),
         _row("normalizer", _less_normalizer(b_min_sep), FEW, 2.4, 1.0, 2e-3, marks=SLOW),
         _row("balanced", _less_normalizer(balanced), BALANCED_20, 1.6, 2.0, 1.05e-4, marks=SLOW),
-        _row("nested", _less_normalizer(nested), NESTED_20, 1.1, 4.0, 5.8e-5, marks=SLOW),
         _row("epochwise", _less_normalizer(epochwise), EPOCHS_20, 1.1, 4.0, 3.4e-4),
         _row("replace-one", _nothing_in_its_place, FEW, 2.4, 2.0, 3.8e-3, "replace-one"),
     ],

@@ -16,7 +16,6 @@ from jaxacct import (
     EpochwiseAllocation,
     Mechanism,
     MultiAttribution,
-    NestedAllocation,
     Plan,
     Poisson,
     Target,
@@ -83,7 +82,6 @@ SCHEMES = [
     BMinSep(6, 2, 0.4, False),
     BalancedMinSep(7, 3, 2),
     EpochwiseAllocation(8, 3, 2),
-    NestedAllocation(7, 2, 2.5),
 ]
 
 

@@ -13,7 +13,6 @@ from jaxacct import (
     IndependentAttribution,
     Mechanism,
     MultiAttribution,
-    NestedAllocation,
     Poisson,
 )
 from jaxacct.likelihood import rounding
@@ -40,7 +39,6 @@ GRID = [
     (BalancedMinSep(60, 8, 7), 8),
     (EpochwiseAllocation(300, 30, 16), 16),
     (EpochwiseAllocation(1000, 250, 200), 16),
-    (NestedAllocation(300, 16, 3.5), 16),
 ]
 
 
@@ -158,7 +156,6 @@ BROKEN = [
     pytest.param(IndependentAttribution(1000, 16, 0.0036, 2), 16, 0.8, 1, marks=pytest.mark.slow),
     (BalancedMinSep(120, 16, 3), 16, 0.4, 2),
     (EpochwiseAllocation(120, 40, 16), 16, 0.4, 2),
-    pytest.param(NestedAllocation(120, 16, 3), 16, 0.4, 2, marks=pytest.mark.slow),
     pytest.param(BalancedMinSep(1000, 64, 4), 16, 0.5, 2, marks=pytest.mark.slow),
 ]
 

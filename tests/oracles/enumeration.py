@@ -14,7 +14,6 @@ def pattern_distribution(scheme) -> dict[tuple[int, ...], float]:
         "balls-in-bins": _balls_in_bins,
         "b-min-sep": _b_min_sep,
         "balanced-min-sep": _balanced_min_sep,
-        "nested-allocation": _nested_allocation,
         "epochwise-allocation": _epochwise_allocation,
         "custom": _custom,
         "multi-attribution": _multi_attribution,
@@ -89,21 +88,6 @@ def _balanced_min_sep(scheme):
     for steps in patterns:
         for joins in itertools.product((0, 1), repeat=k):
             weight = kept ** sum(joins) * (1 - kept) ** (k - sum(joins)) / len(patterns)
-            taken = {step for step, join in zip(steps, joins, strict=True) if join}
-            x = tuple(int(i in taken) for i in range(n))
-            if weight > 0:
-                distribution[x] = distribution.get(x, 0.0) + weight
-    return distribution
-
-
-def _nested_allocation(scheme):
-    n, b, k = scheme.iterations, scheme.min_separation, math.ceil(scheme.participations)
-    kept = scheme.participations / k
-    distribution: dict[tuple[int, ...], float] = {}
-    for uniform in range(n):
-        sets = list(itertools.combinations(range(uniform % b, n, b), k))
-        for steps, joins in itertools.product(sets, itertools.product((0, 1), repeat=k)):
-            weight = kept ** sum(joins) * (1 - kept) ** (k - sum(joins)) / len(sets) / n
             taken = {step for step, join in zip(steps, joins, strict=True) if join}
             x = tuple(int(i in taken) for i in range(n))
             if weight > 0:

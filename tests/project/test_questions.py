@@ -43,8 +43,9 @@ CALIBRATE = (
 REPLACED = re.compile("|".join(rf"(?<![\d.]){re.escape(number)}(?!\d)" for number in SMALLER))
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Languages and texts, in the order of the page."""
+    return re.findall(r"```(sh|python)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def run(line: str) -> None:
@@ -88,12 +89,13 @@ def shared(tmp_path_factory) -> Path:
 
 
 def run_page(page: Path, folder: Path, shorten) -> None:
-    for block in blocks(page, "sh"):
+    for language, block in blocks(page):
+        if language == "python":
+            exec(compile(block.replace("jaxacct.train", "train"), page.name, "exec"), {"__name__": "page"})
+            continue
         for line in block.strip().splitlines():
             if not line.startswith("#"):
                 run(shorten(line))
-    for block in blocks(page, "python"):
-        exec(compile(block.replace("jaxacct.train", "train"), page.name, "exec"), {"__name__": "page"})
 
 
 @pytest.mark.usefixtures("default_promotion")

@@ -14,7 +14,6 @@ from jaxacct import (
     EpochwiseAllocation,
     FiniteToeplitz,
     Mechanism,
-    NestedAllocation,
     verify,
 )
 from jaxacct.kernels import randomness
@@ -41,10 +40,6 @@ SETTINGS = [
     (EpochwiseAllocation(8, 3, 2), 2, 0.7, False),
     (EpochwiseAllocation(7, 4, 3), 3, 0.6, True),
     (EpochwiseAllocation(8, 3, 1), 1, 0.8, False),
-    (NestedAllocation(8, 3, 2), 3, 0.7, False),
-    (NestedAllocation(7, 2, 2.5), 2, 0.6, True),
-    (NestedAllocation(7, 1, 3), 1, 0.9, False),
-    (NestedAllocation(6, 2, 0.8), 4, 0.6, False),
 ]
 
 
@@ -126,9 +121,7 @@ ATTACKED = [
     BalancedMinSep(3, 1, 1.5),
     BalancedMinSep(3, 2, 2, rotated=False),
     EpochwiseAllocation(3, 2),
-    NestedAllocation(3, 1, 1.5),
     EpochwiseAllocation(4, 3, 2),
-    NestedAllocation(4, 2, 2),
 ]
 
 

@@ -266,7 +266,7 @@ def test_fixed_numbers_of_participations_are_ranked_beside_the_others():
     best: dict[str, float] = {}
     for row in found.candidates:
         best.setdefault(row.scheme.name, row.error)
-    assert set(best) == {"b-min-sep", "balanced-min-sep", "epochwise-allocation", "nested-allocation"}
+    assert set(best) == {"b-min-sep", "balanced-min-sep", "epochwise-allocation"}
     assert best["balanced-min-sep"] == min(best.values()) < 0.95 * best["b-min-sep"]
     assert found.chosen.scheme.name == "balanced-min-sep"
     assert (

@@ -1,7 +1,4 @@
-"""Epochwise and nested allocation: likelihoods, samplers and batches against enumeration of all patterns."""
-
-import itertools
-import math
+"""Epochwise allocation: likelihoods, samplers and batches against enumeration of all patterns."""
 
 import jax
 import jax.numpy as jnp
@@ -9,33 +6,25 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BallsInBins, BMinSep, CyclicPoisson, EpochwiseAllocation, NestedAllocation
+from jaxacct import BallsInBins, BMinSep, EpochwiseAllocation
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
 
-# n is a multiple of nothing; b = 1; b = M - 1; one participation; thinning; all steps of a class.
+# n is a multiple of nothing; b = 1; b = M - 1; one participation.
 DISTRIBUTIONS = [
     EpochwiseAllocation(8, 3, 2),
     EpochwiseAllocation(8, 4, 3),
     EpochwiseAllocation(7, 3, 1),
     EpochwiseAllocation(8, 3, 3),
     EpochwiseAllocation(5, 7),
-    NestedAllocation(8, 3, 2),
-    NestedAllocation(8, 2, 2.5),
-    NestedAllocation(7, 1, 3),
-    NestedAllocation(8, 2, 4),
-    NestedAllocation(5, 2, 0.3),
 ]
 
 
 def small(steps):
-    """Every separation, and every length of an epoch or number of participations, also thinned."""
+    """Every separation and every length of an epoch."""
     for n in steps:
         for M in range(1, n + 2):
             yield from (EpochwiseAllocation(n, M, b) for b in range(1, M + 1))
-        for b in range(1, n + 1):
-            for k, less in itertools.product(range(1, n // b + 1), (0, 0.3)):
-                yield NestedAllocation(n, b, k - less)
 
 
 @pytest.mark.parametrize("steps", [(1, 3), pytest.param((2, *range(4, 9)), marks=pytest.mark.slow)])
@@ -54,7 +43,7 @@ def test_likelihoods_of_all_patterns(steps, x64):
         np.testing.assert_allclose(ours, np.log(np.exp(r @ patterns.T) @ weights), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("scheme", [DISTRIBUTIONS[i] for i in (0, 6)], ids=str)
+@pytest.mark.parametrize("scheme", [DISTRIBUTIONS[i] for i in (0, 2)], ids=str)
 def test_likelihood_and_its_gradient(scheme, x64):
     distribution = enumeration.pattern_distribution(scheme)
     patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
@@ -82,7 +71,7 @@ def test_drawn_patterns_and_batches(scheme, key):
     for step in range(scheme.iterations):
         drawn[:, step] = np.bincount(batches.draw(step, generator), minlength=len(drawn))
     assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
-    if scheme.participations > 1 if isinstance(scheme, NestedAllocation) else scheme.max_participations > 1:
+    if scheme.max_participations > 1:
         wrong = enumeration.pattern_distribution(BMinSep(scheme.iterations, 1, scheme.participation_rate))
         assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
 
@@ -100,22 +89,16 @@ def test_a_kernel_with_another_hazard_is_rejected(key):
     assert stats.chi2.sf(statistic, eligible.sum() - 1) < FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    "scheme", [EpochwiseAllocation(1000, 240, 64), NestedAllocation(1000, 64, 4)], ids=lambda s: s.name
-)
-def test_marginals_of_a_long_run(scheme, key):
+def test_marginals_of_a_long_run(key):
     """Every step has the same probability; steps of one example exclude each other, so counts vary less."""
-    num = 100_000
+    scheme, num = EpochwiseAllocation(1000, 240, 64), 100_000
     steps = np.asarray(jax.jit(lambda k: scheme.draw_positions(k, num))(key))
     gaps = np.diff(steps)
     assert steps.min() >= 0 and gaps.min() >= 64
     observed = np.bincount(np.minimum(steps, 1000).ravel(), minlength=1001)[:1000]
     expected = num * scheme.participation_probabilities()
     assert stats.chi2.sf(np.square(observed - expected) @ (1 / expected), 999) > FALSE_ALARM
-    if isinstance(scheme, NestedAllocation):
-        assert not (gaps % 64).any() and steps.max() < 1000
-    else:
-        assert (steps // 240 == np.arange(5)).all()
+    assert (steps // 240 == np.arange(5)).all()
 
 
 @pytest.mark.parametrize(
@@ -123,16 +106,10 @@ def test_marginals_of_a_long_run(scheme, key):
     [
         (EpochwiseAllocation(8, 3, 3), BallsInBins(8, 3)),
         (EpochwiseAllocation(5, 8, 2), BallsInBins(5, 8)),
-        (NestedAllocation(8, 2, 4), BallsInBins(8, 2)),
-        (NestedAllocation(8, 2, 2.8), None),
-        (NestedAllocation(6, 3, 1.4), CyclicPoisson(6, 3, 0.7)),
     ],
 )
 def test_limits(scheme, limit):
     found = enumeration.pattern_distribution(scheme)
-    if limit is None:  # not all steps of a class: no other scheme
-        assert max(map(sum, found)) == 3
-        return
     assert found == pytest.approx(enumeration.pattern_distribution(limit), abs=1e-12)
     r = jnp.asarray(np.random.default_rng(0).normal(0, 2, (4, scheme.iterations)), jnp.float32)
     ours, theirs = jax.jit(lambda r: (scheme.log_likelihood_ratios(r), limit.log_likelihood_ratios(r)))(r)
@@ -143,22 +120,11 @@ def test_bad_input():
     for make, message in (
         (lambda: EpochwiseAllocation(8, 3, 4), "min_separation must be at most epoch_steps 3"),
         (lambda: EpochwiseAllocation(8, 0), "epoch_steps must be"),
-        (lambda: NestedAllocation(8, 3, 3), "participations must be at most 2"),
-        (lambda: NestedAllocation(8, 3, 0), "participations must be"),
-        (lambda: NestedAllocation(8, 3, math.nan), "participations must be"),
-        (
-            lambda: NestedAllocation.from_batch_size(
-                dataset_size=100, batch_size=30, iterations=8, min_separation=4
-            ),
-            "participations must be at most 2",
-        ),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             make()
         assert "\n" not in str(caught.value)
     sizes = dict(dataset_size=100, batch_size=25, iterations=8)
-    assert NestedAllocation.from_batch_size(**sizes, min_separation=4) == NestedAllocation(8, 4, 2)
     assert EpochwiseAllocation.from_batch_size(**sizes, min_separation=2) == EpochwiseAllocation(8, 4, 2)
     assert EpochwiseAllocation.from_batch_size(**sizes | {"batch_size": 30}).epoch_steps == 4
-    assert NestedAllocation(9, 2, 0.5).min_separation == 9, "one participation has no distance"
     assert EpochwiseAllocation(9, 12, 2).min_separation == 12

@@ -4,10 +4,10 @@ from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
     BMinSep,
+    CustomScheme,
     CyclicPoisson,
     EpochwiseAllocation,
     Mechanism,
-    NestedAllocation,
     Plan,
     Poisson,
 )
@@ -20,8 +20,8 @@ SCHEMES = {
     "cyclic-poisson": lambda n, p, b: CyclicPoisson(n, b, min(1.0, p * b)),
     "b-min-sep": lambda n, p, b: BMinSep(n, b, p),
     "balanced-min-sep": lambda n, p, b: BalancedMinSep(n, b, n * p),
-    "nested-allocation": lambda n, p, b: NestedAllocation(n, b, n * p),
     "epochwise-allocation": lambda n, p, b: EpochwiseAllocation(n, round(1 / p), b),
+    "custom": lambda n, p, b: CustomScheme([min(1.0, p * (i + 1)) for i in range(n)], b),
 }
 
 

@@ -76,8 +76,8 @@ def draw_of(strategy, levels: float):
         "cyclic-poisson",
         "b-min-sep",
         "balanced-min-sep",
-        "nested-allocation",
         "epochwise-allocation",
+        "custom",
     ],
 )
 def test_against_a_loop_in_plain_numpy(kind):

@@ -28,6 +28,7 @@ from jaxacct.likelihood.loss import loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
 from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
+from jaxacct.schemes.replicas.base import MIN_ENTRY
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine
 from jaxacct.strategies.stationary import adds_windows
@@ -94,7 +95,10 @@ def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
         raise ValueError(f"m must be in {least}..{max_replicas(mechanism)} for this scheme, got {m}")
     log_z = module.log_normalizer(mechanism, m)
     if not math.isfinite(log_z):
-        raise ValueError(f"m = {m} replicas overflow at noise multiplier {mechanism.noise_multiplier:g}")
+        raise ValueError(
+            f"m = {m} replicas have no tables at noise multiplier {mechanism.noise_multiplier:g}: their "
+            f"numbers are beyond float64, below {MIN_ENTRY:g} of their unit, or too inexact in float32"
+        )
     relative_error, total_variation = module.errors(mechanism, m)
     if mechanism.is_upper_bound:
         total_variation += overlap_variation(mechanism, m)

@@ -22,8 +22,10 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.replicas.base import (
+    MIN_ENTRY,
     Attracting,
     draw_indices,
+    has_room,
     log_lift,
     start_distribution,
     thresholds_in_order,
@@ -78,12 +80,15 @@ def errors(mechanism: Attracting) -> tuple[float, float]:
 
     A float32 uniform, fine near 0, is compared with sums of three float32 weights, each within a dozen
     roundings. A share has the error of the sum that it ends, over itself; the largest such ratios of all
-    states are counted. The two starts have thresholds of 2^-32.
+    states are counted. The two starts have thresholds of 2^-32, the uniforms of the three comparisons of a
+    step are multiples of 2^-64. No product of a factor and a weight is below `MIN_ENTRY` in the unit of its
+    step, so that none is flushed.
     """
     scheme, odds = mechanism.scheme, _backward(mechanism).odds
     n, max_count = scheme.iterations, 2 * scheme.max_participations
     relative = 16 * _UNIT * (n * odds[0] + max_count * (2 + odds[1] * (1 + odds[2]) + odds[2]))
-    return math.expm1(min(600.0, relative)), 2 * scheme.min_separation * 2.0**-32
+    variation = 2 * scheme.min_separation * 2.0**-32 + 3 * n * 2.0**-64
+    return math.expm1(min(600.0, relative)), variation
 
 
 def log_normalizer(mechanism: Attracting) -> float:
@@ -128,12 +133,13 @@ def _backward(mechanism: Attracting) -> _Weights:
         after, size = codes.after, len(codes.after)
         inside = slice(b - 1, size - b + 1)  # codes of the free
         weights, odds = np.ones((size, size)), np.zeros(3)
+        least = min(float(part.min(where=part > 0, initial=1.0)) for part in (alone, together, stays))
         ahead, log_scale, narrow = np.empty((n, size, size), np.float32), 0.0, True
         for i in range(n - 1, -1, -1):
             largest = weights.max()
             weights /= largest
             log_scale += float(np.log(largest))
-            narrow &= bool(weights.min() > 1e-25)
+            narrow &= bool(weights.min() * least >= MIN_ENTRY)
             ahead[i] = weights
             only = alone * weights[0, after]
             either, both = only + only.T, together * weights[0, 0]
@@ -150,7 +156,7 @@ def _backward(mechanism: Attracting) -> _Weights:
         begin = size - b + np.arange(b)
         starts = np.outer(distribution, distribution) * weights[np.ix_(begin, begin)]
         log_z = float(np.log(starts.sum())) + log_scale
-    narrow &= bool(max(alone.max(), together.max()) < 1e25)
+    narrow &= all(map(has_room, (alone, together, stays)))
     if not (math.isfinite(log_z) and np.isfinite(odds).all() and narrow):
         return _Weights(math.inf, (math.inf, math.inf, math.inf), starts, ahead)
     return _Weights(log_z, (float(odds[0]), float(odds[1]), float(odds[2])), starts, ahead)

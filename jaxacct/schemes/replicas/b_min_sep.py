@@ -20,6 +20,7 @@ from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.base import (
     MAX_TABLE_BYTES,
+    MIN_ENTRY,
     Attracting,
     attractions,
     draw_indices,
@@ -61,8 +62,9 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
     Waits are as in `BMinSep.draw_error`, of one walk for all replicas. A float32 ratio is compared with a
     uniform that is fine near 0, so the hazard of a step has a relative error of a few roundings, and the
-    probability of no participation by that over 1 - p. The m starts have thresholds of 2^-32 steps. Where
-    strong attraction needs more, it is added for small tables, and `tables` refuses large ones.
+    probability of no participation by that over 1 - p. Where strong attraction needs more, it is added for
+    small tables, and `tables` refuses large ones. The m starts have thresholds of 2^-32 steps; at every step
+    the m comparisons have a uniform in steps of 2^-64, and hazards below `MIN_ENTRY` < 2^-64 are dropped.
     """
     if _by_age(mechanism, m):
         return aged.errors(mechanism)
@@ -74,7 +76,8 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     relative = math.expm1(min(600.0, 2.0**-24 * roundings))
     if table_bytes(mechanism, m) <= _SMALL_TABLES:
         relative = max(relative, _needed_of(mechanism, m))
-    return relative, m * scheme.min_separation * 2.0**-32
+    steps = 2 * m * scheme.iterations * 2.0**-64
+    return relative, m * scheme.min_separation * 2.0**-32 + steps
 
 
 @functools.lru_cache(maxsize=256)
@@ -307,7 +310,8 @@ def _add_up(row, i: int, parts, reachable, hazards) -> None:
         row[which] += part
     if hazards is not None:
         for hazard, which, part in zip(hazards, reachable[1:], parts[1:], strict=True):
-            hazard[i, : len(part)] = part / row[which]
+            share = part / row[which]
+            hazard[i, : len(part)] = np.where(share >= MIN_ENTRY, share, 0.0)
 
 
 def _rates(b: int, m: int, moves, hazards, virtual_hazards) -> np.ndarray:

@@ -147,6 +147,22 @@ def drawn_together(steps, who, iterations: int):
     return coded // 4, mine + (who // 2).astype(jnp.float32), mine
 
 
+def power_of_2(exponents):
+    """Return 2 to the power of int32 `exponents` up to 127, float32; 0 for those below -126."""
+    power = lax.bitcast_convert_type((jnp.maximum(exponents, -126) + 127) << 23, jnp.float32)
+    return jnp.where(exponents < -126, 0.0, power)
+
+
+MIN_ENTRY = 1e-30
+"""Smallest number of a float32 table in its unit that draws may depend on; 1 / this is the largest one."""
+
+
+def has_room(table: np.ndarray) -> bool:
+    """Return whether all numbers of a table but zeros are in [`MIN_ENTRY`, 1 / `MIN_ENTRY`]."""
+    least = float(table.min(where=table > 0, initial=1.0))
+    return MIN_ENTRY <= least and float(table.max(initial=0.0)) <= 1 / MIN_ENTRY and float(table.min()) >= 0
+
+
 def fits_two(mechanism: Attracting, table_bytes: float) -> bool:
     """Return whether tables of two replicas fit a device and columns b steps apart share no row."""
     return table_bytes <= 2e9 and log_lift(mechanism, 2) == 0

@@ -21,9 +21,11 @@ import numpy as np
 from jaxacct.kernels import epochs
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.schemes.replicas.base import (
+    MIN_ENTRY,
     Attracting,
     drawn_together,
     fits_two,
+    has_room,
     log_attractions,
     summary_of_two,
 )
@@ -41,8 +43,8 @@ def max_replicas(mechanism: Attracting) -> int:
     """Return 2 where the tables fit, columns b steps apart share no row and none repel; else 1."""
     M, b = mechanism.scheme.epoch_steps, mechanism.scheme.min_separation
     fits = fits_two(mechanism, table_bytes(mechanism))
-    has_room = (b - 1) * epochs.log_survival(M, b) >= _MIN_LOG_SURVIVAL
-    return 2 if fits and has_room and float(log_attractions(mechanism).min()) >= 0 else 1
+    is_likely = (b - 1) * epochs.log_survival(M, b) >= _MIN_LOG_SURVIVAL
+    return 2 if fits and is_likely and float(log_attractions(mechanism).min()) >= 0 else 1
 
 
 def table_samples(mechanism: Attracting, m: int) -> float:
@@ -90,7 +92,10 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=1)
 def _built(mechanism: Attracting) -> tuple[float, float, list[_Epoch]]:
-    """Return (ln Z_2; the largest ratio of a sum over places to its first term; tables of the epochs)."""
+    """Return (ln Z_2; the largest ratio of a sum over places to its first term; tables of the epochs).
+
+    The ratio is inf where a number of the tables is out of range in the unit of its epoch.
+    """
     scheme = mechanism.scheme
     M, b, count = scheme.epoch_steps, scheme.min_separation, scheme.max_participations
     log_attraction = log_attractions(mechanism)
@@ -101,7 +106,7 @@ def _built(mechanism: Attracting) -> tuple[float, float, list[_Epoch]]:
     corner = max(bands - 1, 1)
     before, early = np.arange(1, corner + 1)[:, None], np.arange(corner)[None]
     eligible = np.maximum(place - (M - b), 0)
-    log_z, rarest, found = 0.0, 1.0, []
+    log_z, rarest, inside, found = 0.0, 1.0, True, []
     ahead = np.ones((M, M))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for epoch in range(count - 1, -1, -1):
@@ -115,6 +120,7 @@ def _built(mechanism: Attracting) -> tuple[float, float, list[_Epoch]]:
             unit = weights.max()
             log_z += math.log(unit) if 0 < unit < math.inf else math.inf
             weights = weights / unit
+            inside &= bool(weights.min() >= MIN_ENTRY)
             probabilities = _probabilities(M, b) if epoch else np.full(M, 1 / M)
             of_second, each = _suffix_sums(probabilities[:, None] * weights)
             rarest = max(rarest, each)
@@ -132,12 +138,13 @@ def _built(mechanism: Attracting) -> tuple[float, float, list[_Epoch]]:
                 meeting, met = 0 * meeting, 0 * met
                 log_z += math.log(apart[0, 0]) if apart[0, 0] > 0 else math.inf
             found.append(_Epoch(of_second, of_first.T, meeting.T, apart, met))
+            inside &= all(map(has_room, found[-1]))
             ahead = apart[np.ix_(eligible, eligible)]
             close = M - before[:, 0]
             more = met[:, eligible]
             ahead[close] += more
             ahead[:, close] += more.T
-    return log_z, rarest, found[::-1]
+    return log_z, rarest if inside else math.inf, found[::-1]
 
 
 def _survival(epoch_steps: int, separation: int) -> np.ndarray:

@@ -13,7 +13,6 @@ from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
     EpochwiseAllocation,
-    NestedAllocation,
     calibrate,
 )
 from tests.oracles import enumeration
@@ -26,7 +25,6 @@ STRATEGY = BandedToeplitz.square_root(2)
 SETTINGS = [
     pytest.param(BalancedMinSep(8, 2, 2), 1.09, BalancedMinSep(8, 2, 4), id="balanced-min-sep"),
     pytest.param(EpochwiseAllocation(8, 4, 2), 1.10, EpochwiseAllocation(8, 2, 2), id="epochwise-allocation"),
-    pytest.param(NestedAllocation(8, 2, 2), 1.10, NestedAllocation(8, 2, 4), id="nested-allocation"),
 ]
 
 
