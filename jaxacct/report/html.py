@@ -231,8 +231,9 @@ def _to_paste(plan: Plan, second: dict | None) -> str:
     return (
         f"The model was trained{data} with differential privacy of one {unit} under {mechanism.adjacency} "
         f"adjacency, epsilon = {exact(plan.epsilon)} and delta = {exact(plan.delta)}: {batches}, "
-        f"{scheme.name} batches, clipped gradients, noise multiplier {exact(plan.noise_multiplier)} with a "
-        f"strategy matrix ({mechanism.strategy.describe()}). The guarantee was certified with jaxacct "
+        f"{scheme.name} batches, clipped gradients, noise multiplier "
+        f"{text.noise_multipliers(mechanism)}, strategy matrix ({mechanism.strategy.describe()}). "
+        f"The guarantee was certified with jaxacct "
         f"{plan.provenance.versions.get('jaxacct', '(unknown version)')} by {how}{checked} (plan SHA-256 "
         f"{plan.to_json()['digest']}). "
         "It does not cover tuning on the same data."
