@@ -20,7 +20,7 @@ from jaxacct.estimates.estimate import (
 )
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
-from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.families.extrapolation import supports
@@ -104,7 +104,7 @@ def privacy_profile(
     Raises:
       ValueError: bad arguments.
     """
-    checked(mechanism)
+    check_composition(checked(mechanism), compose_with)
     try:
         grid = np.atleast_1d(np.asarray(epsilons, np.float64))
     except (TypeError, ValueError):
