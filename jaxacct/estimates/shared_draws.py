@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness, threefry
-from jaxacct.kernels.programs import compiled
+from jaxacct.kernels.programs import check_arithmetic, compiled
 from jaxacct.likelihood.loss import column_norms, loss_of_scores, lowered_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import CACHE_NUMBERS, blocks_at_once, direction_key, few_windows, workers
@@ -75,6 +75,7 @@ def sample_privacy_losses(
     Raises:
       ValueError: bad arguments; a scheme with side information, whose Q is not one Gaussian.
     """
+    check_arithmetic()
     sigmas, mechanism = _checked(scheme, strategy, noise_multipliers)
     num_samples = _validate.positive_integer("num_samples", num_samples)
     direction = Direction.of(direction)

@@ -12,8 +12,8 @@ import numpy as np
 import scipy
 
 from jaxacct.common import validate as _validate
-from jaxacct.strategies.base import NoiseRecursion, norm_as_given, schedule_of
-from jaxacct.strategies.stationary import ComputedColumn
+from jaxacct.strategies.base import NoiseRecursion, schedule_of
+from jaxacct.strategies.stationary import ComputedColumn, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 

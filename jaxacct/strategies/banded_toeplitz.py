@@ -16,9 +16,9 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
-from jaxacct.strategies.base import norm_as_given, schedule_of
+from jaxacct.strategies.base import schedule_of
 from jaxacct.strategies.series import quotient, sums_at_lags
-from jaxacct.strategies.stationary import FirstColumn, checked_numbers
+from jaxacct.strategies.stationary import FirstColumn, checked_numbers, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.strategies.workload import Workload, checked
 
-_MIN_NORM, _MAX_NORM = 1e-290, 1e290  # times a noise multiplier, all normal numbers
-_UNIT_TOLERANCE = 1e-12  # of the norm of numbers that were rescaled already
 _NORM_ROUNDING = 2.0**-40  # relative: of a norm of at most 2**20 numbers, each of relative error 2**-52
 
 
@@ -264,29 +262,6 @@ def workload_error(
     n = _validate.positive_integer("iterations", iterations)
     sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
     return float(strategy.unit_workload_error(n, checked(workload)) * sigma**2)
-
-
-def norm_as_given(norm: float, stated: float, tolerance: float) -> float:
-    """Return the largest column norm of C as it was given, 1 where C is not rescaled.
-
-    Args:
-      norm: of the numbers given here.
-      stated: what they were divided by already; 0 if they were not.
-      tolerance: numbers whose norm differs from 1 by at most this are not rescaled.
-
-    Raises:
-      ValueError: a norm from which no noise multiplier follows, or one stated for numbers of norm other than
-        1.
-    """
-    if stated:
-        if not abs(norm - 1) <= _UNIT_TOLERANCE:
-            raise ValueError(f"given_norm must be given with a column norm of 1 only, the norm was {norm!r}")
-        norm = _validate.positive_number("given_norm", stated)
-    elif abs(norm - 1) <= tolerance:
-        return 1.0
-    if not _MIN_NORM <= norm <= _MAX_NORM:
-        raise ValueError(f"strategy must have a column norm from {_MIN_NORM} to {_MAX_NORM}, got {norm!r}")
-    return float(norm)
 
 
 def schedule_of(iterations: int, min_separation: int | None, participations: int) -> tuple[int, int]:

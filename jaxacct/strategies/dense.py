@@ -11,7 +11,8 @@ import scipy
 
 from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
-from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, norm_as_given
+from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded
+from jaxacct.strategies.stationary import norm_as_given
 from jaxacct.strategies.workload import Workload
 
 
