@@ -168,7 +168,7 @@ def check_arithmetic() -> None:
 _NUMBERS = (
     np.float32(2) ** np.arange(-20, 12, dtype=np.float32) * np.float32(1.1),
     np.float32(2) ** np.arange(-32, 0, dtype=np.float32) * np.float32(1.3),
-    np.tile(np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.5, 3e38]), 4),
+    np.tile(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.5, 3e38], np.float32), 4),
 )
 
 
