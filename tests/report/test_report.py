@@ -13,7 +13,6 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.tradeoff import EpsilonDelta
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.cli.main import main
