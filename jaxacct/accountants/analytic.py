@@ -2,7 +2,7 @@
 
 from jaxacct.accountants import ACCOUNTANTS, Accountant
 from jaxacct.common import validate as _validate
-from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 
 
 def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
@@ -13,7 +13,7 @@ def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with
 
 def best_accountant(mechanism: Mechanism, epsilon: float, compose_with=None) -> tuple[str, float]:
     """Return (name, bound) of the accountant with the smallest bound; see `Accountant.bound_at`."""
-    checked(mechanism)
+    check_composition(checked(mechanism), compose_with)
     members = [member for member in ACCOUNTANTS.values() if member.supports(mechanism, compose_with)]
     if compose_with is not None:
         outdone = frozenset().union(*(member.outdoes_composed for member in members))

@@ -71,6 +71,8 @@ class Accountant(abc.ABC):
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
         """Return why there is no bound, including adjacency; None where there is one."""
+        if compose_with is not None and mechanism.is_replace_one:
+            return f"compose_with must not be given with {mechanism.adjacency} adjacency"
         if mechanism.pair_adjacency not in self.adjacencies:
             return f"it is for {' and '.join(self.adjacencies)} adjacency, not for {mechanism.adjacency}"
         if compose_with is not None and not self.composes:

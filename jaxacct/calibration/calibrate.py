@@ -25,6 +25,7 @@ from jaxacct.core.plan import Plan
 from jaxacct.core.text import outcome_in_words
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
+from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName, check_pair
 from jaxacct.proposals import registry
 from jaxacct.schemes import Scheme
@@ -222,8 +223,10 @@ def check_options(
 ) -> None:
     """Check options of `calibrate` that do not depend on scheme and strategy, before any work.
 
-    ValueError for the first that is invalid, or that another one leaves without effect.
+    ValueError for the first that is invalid, or that another one leaves without effect, and for a compiler
+    whose arithmetic has no rounding margin.
     """
+    check_arithmetic()
     if noise_multiplier is not None:
         validate.noise_multiplier("noise_multiplier", noise_multiplier)
     for name, size in dict(max_batch_size=max_batch_size, max_samples=max_samples).items():

@@ -196,7 +196,11 @@ class Problem:
             return found, found.chosen.scheme, found.chosen.strategy
         best = next(row for row in (found.chosen, *found.candidates) if row.matrix != "buffered")
         made: Any = best.strategy
-        return found, self._scheme(name, best.scheme.min_separation), BandedToeplitz(made.coefficients)
+        return (
+            found,
+            self._scheme(name, best.scheme.min_separation),
+            BandedToeplitz(made.coefficients, made.given_norm),
+        )
 
     def build(self, **target):
         """Return (scheme, strategy); `target` is for a matrix made for one. ValueError in one line."""

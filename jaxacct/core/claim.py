@@ -11,7 +11,7 @@ from jaxacct.common import records
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import to_json
 from jaxacct.core import truncation
-from jaxacct.mechanisms.mechanism import ZERO_OUT, Mechanism
+from jaxacct.mechanisms.mechanism import ZERO_OUT, Mechanism, check_composition
 from jaxacct.schemes import SCHEMES
 from jaxacct.schemes.base import scheme_from_fields, scheme_to_json
 from jaxacct.schemes.batch_sizes import OVERFLOW, Overflow, batch_sizes, check_dataset_size, overflow
@@ -93,8 +93,7 @@ class Claim:
 
     def __post_init__(self):
         scheme = self.mechanism.scheme
-        if self.target.composed and self.mechanism.is_replace_one:
-            raise ValueError(f"compose_with must not be given with {self.mechanism.adjacency} adjacency")
+        check_composition(self.mechanism, self.target.compose_with)
         if self.dataset_size is not None:
             check_dataset_size(scheme, _validate.positive_integer("dataset_size", self.dataset_size))
         if self.truncate_to is not None:

@@ -47,8 +47,25 @@ def statement(verdict: Verdict) -> str:
         f"one {unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(verdict)}."
         f"{_risk(target, unit)} It assumes that {order}, that each "
         f"example's gradient is clipped, {truncated}and that only the noisy sums and what "
-        f"follows from them are released.{_upper_bound(mechanism)}"
+        f"follows from them are released.{_upper_bound(mechanism)}{_rescaled(mechanism)}"
     )
+
+
+def _rescaled(mechanism: Mechanism) -> str:
+    """Return which noise multiplier is for which size of the strategy matrix, if that was rescaled."""
+    if mechanism.strategy.given_norm == 1:
+        return ""
+    sizes = noise_multipliers(mechanism)
+    return f" The strategy matrix C is normalised: the noise multiplier is {sizes}."
+
+
+def noise_multipliers(mechanism: Mechanism) -> str:
+    """Return the noise multiplier, and that of the strategy matrix as given where it was rescaled."""
+    strategy, scaled = mechanism.strategy, exact(mechanism.noise_multiplier)
+    if strategy.given_norm == 1:
+        return scaled
+    as_given = exact(strategy.noise_as_given(mechanism.noise_multiplier))
+    return f"{scaled} for C divided by {exact(strategy.given_norm)}; {as_given} for the matrix as given"
 
 
 def _fixed_order(mechanism: Mechanism) -> str:
@@ -267,7 +284,7 @@ def mechanism_rows(claim: Claim) -> list[tuple[str, str]]:
     if mechanism.is_upper_bound:
         matrix += "; the noise multiplier is an upper bound"
     rows = [
-        ("noise multiplier", f"{exact(mechanism.noise_multiplier)}   (noise std per unit of clip norm)"),
+        ("noise multiplier", f"{noise_multipliers(mechanism)}   (noise std per unit of clip norm)"),
         ("scheme", repr(mechanism.scheme)),
         ("strategy", matrix),
         ("prefix-sum error", f"{mechanism.prefix_sum_error:.6g}"),

@@ -34,6 +34,7 @@ from jaxacct.core.evidence import (
     evidence_to_json,
 )
 from jaxacct.kernels import randomness
+from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.proposals import base
@@ -153,6 +154,7 @@ def verify_claim(
     `again` is evidence that fresh samples are to confirm: a checkpoint of the samples in it is another job's.
     Its proposals are used again, unless `proposal` is given or it has another rule.
     """
+    check_arithmetic()
     fleet = None if executor is None else Fleet.of(executor, claim)
     job = _job_digest(claim, stop, proposal, again)
     run_key = _run_key(job, checkpoint, key)

@@ -14,7 +14,7 @@ from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
-from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
@@ -102,7 +102,7 @@ def estimate_delta(
       ValueError: bad arguments, or an unknown proposal.
       NonFiniteLossError: a privacy loss was not finite.
     """
-    checked(mechanism)
+    check_composition(checked(mechanism), compose_with)
     epsilon = _validate.epsilon(epsilon)
     known, num_samples = _accountant(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)

@@ -20,7 +20,7 @@ from jaxacct.estimates.estimate import (
 )
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
-from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import DIRECTIONS, Proposal
 from jaxacct.proposals.families.extrapolation import supports
@@ -79,7 +79,8 @@ def privacy_profile(
     section 5). They are confidence bounds on delta, not a plan: `calibrate` includes its failure probability
     in delta.
 
-    The remove direction uses replicas and resolves small deltas. The add direction is drawn plainly, up to
+    The remove direction uses replicas, which resolve small deltas, and plain draws at the small epsilons
+    where the scale of replicas is above 1. The add direction is drawn plainly, up to
     where its divergence is exactly zero; where samples have no positive term, as many again bound it from two
     common events, if the mechanism has one Gaussian without participation
     (`proposals.extrapolation.supports`). Where losses are bounds it is drawn from the proposals of
@@ -104,7 +105,7 @@ def privacy_profile(
     Raises:
       ValueError: bad arguments.
     """
-    checked(mechanism)
+    check_composition(checked(mechanism), compose_with)
     try:
         grid = np.atleast_1d(np.asarray(epsilons, np.float64))
     except (TypeError, ValueError):
@@ -182,9 +183,15 @@ def _chosen(mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Co
 def _distributions(
     mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None
 ) -> list[tuple[Proposal, np.ndarray]]:
-    """Return proposals, each with the points it serves: one for all, or several, made for their first."""
+    """Return proposals, each with the points it serves: replicas and plain draws, or made for their first."""
     if direction == Direction.REMOVE or composed is not None or not mechanism.is_upper_bound:
-        return [(_chosen(mechanism, direction, grid, composed), grid)]
+        chosen = _chosen(mechanism, direction, grid, composed)
+        if composed is not None or chosen.scale_at is None:
+            return [(chosen, grid)]
+        # Terms of plain draws are at most 1: few large weights would decide where the scale is above.
+        is_wide = np.array([chosen.scale_at(float(epsilon)) >= 0 for epsilon in grid])
+        parts = [(proposals.plain(mechanism, direction), grid[is_wide]), (chosen, grid[~is_wide])]
+        return [(proposal, points) for proposal, points in parts if points.size]
     starts = np.unique(np.arange(_MAX_PROPOSALS) * len(grid) // _MAX_PROPOSALS)
     return [
         (best_proposal(mechanism, float(points[0]), direction, None, None), points)

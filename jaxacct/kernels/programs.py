@@ -145,6 +145,56 @@ def compiler_options(*, one_core: bool = False) -> dict[str, int]:
     return {name: value for name, value in options.items() if name not in asked and _is_known(name, value)}
 
 
+@functools.cache
+def check_arithmetic() -> None:
+    """Refuse a compiler that reorders sums or takes NaN for a number, as with XLA's fast-math flags.
+
+    The rounding margins rest on compensated sums of float32, and refusals of NaN on its comparisons. The
+    numbers are arguments of the program, so that the compiler cannot compute them beforehand.
+
+    Raises:
+      ValueError: compiled arithmetic that is not that of NumPy.
+    """
+    found = [np.asarray(each) for each in _compiled_arithmetic(*_NUMBERS)]
+    with np.errstate(all="ignore"):
+        expected = _arithmetic(np, *_NUMBERS)
+    if not all(np.array_equal(*pair, equal_nan=True) for pair in zip(found, expected, strict=True)):
+        raise ValueError(
+            "XLA_FLAGS must not let the compiler reorder sums or ignore NaN, as --xla_cpu_enable_fast_math "
+            f"does, got {os.environ.get('XLA_FLAGS', '')!r:.200}: rounding would not be within its margins"
+        )
+
+
+_NUMBERS = (
+    np.float32(2) ** np.arange(-20, 12, dtype=np.float32) * np.float32(1.1),
+    np.float32(2) ** np.arange(-32, 0, dtype=np.float32) * np.float32(1.3),
+    np.tile(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.5, 3e38], np.float32), 4),
+)
+
+
+def _arithmetic(xp, sums, remainders, losses):
+    """Return sums whose rounding is observed, and what becomes of losses that are not finite."""
+    total = sums + remainders
+    largest = xp.maximum(losses, np.float32(0))
+    return (
+        (sums - (total - (total - sums))) + (remainders - (total - sums)),  # what the sum rounded off
+        (total - sums) - remainders,
+        xp.isnan(losses),
+        xp.isfinite(losses),
+        losses != losses,
+        losses > np.float32(0),
+        xp.where(losses == losses, np.float32(1), np.float32(2)),
+        xp.isnan(largest),
+        xp.isnan(losses - losses),
+        xp.isnan(xp.exp(losses)),
+    )
+
+
+@compiled(static=0)
+def _compiled_arithmetic(*numbers):
+    return _arithmetic(jnp, *numbers)
+
+
 def _is_known(name: str, value: int) -> bool:
     try:
         jax.jit(jnp.negative, compiler_options={name: value}).lower(jnp.float32(0)).compile()

@@ -105,6 +105,12 @@ class Mechanism:
         return self.strategy.is_toeplitz and not self.is_upper_bound
 
 
+def check_composition(mechanism: Mechanism, compose_with) -> None:
+    """Refuse to compose an event with replace-one adjacency: its losses are those of zero-out; ValueError."""
+    if compose_with is not None and mechanism.is_replace_one:
+        raise ValueError(f"compose_with must not be given with {mechanism.adjacency} adjacency")
+
+
 def checked(mechanism) -> Mechanism:
     """Return `mechanism` if it is a `Mechanism`; ValueError otherwise."""
     return _validate.instance("mechanism", mechanism, Mechanism, "a jaxacct.Mechanism")

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import randomness, threefry
-from jaxacct.kernels.programs import compiled
+from jaxacct.kernels.programs import check_arithmetic, compiled
 from jaxacct.likelihood.loss import loss_of_mirrored, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.composed import Composed
@@ -217,8 +217,10 @@ def draw_in_batches(
 ) -> Iterator[Draws]:
     """Yield the draws of consecutive blocks, in order, with every core of a CPU busy.
 
-    Memory is set by the blocks drawn at once, never by `num_blocks`.
+    Memory is set by the blocks drawn at once, never by `num_blocks`. ValueError for a compiler whose
+    arithmetic has no rounding margin.
     """
+    check_arithmetic()
     at_once = blocks_at_once(proposal.mechanism, dtype)
     starts = range(first_block, first_block + num_blocks, at_once)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accountants import analytic
+from jaxacct.accountants.tradeoff import EpsilonDelta
 from jaxacct.calibration.choice import choice_of
 from jaxacct.common.files import write_atomically
 from jaxacct.common.progress import Progress
@@ -34,21 +35,24 @@ def measure(plan: Plan, draws: int, key=None, progress: Progress | None = None) 
     """Return the privacy profile from `draws` fresh samples for each direction, with 99.9 % bands in all.
 
     For a composed plan the profile of both mechanisms. For truncated batches the reserve at each epsilon
-    (`truncation.reserve`) is added to the upper ends, and the lower ends are 0.
+    (`truncation.reserve`) is added to the upper ends, and the lower ends are 0. No band is above what the
+    certified point implies.
     """
     grid = np.linspace(0, 1.5 * plan.epsilon if plan.epsilon > 0 else _FURTHEST, _points(plan))
     options: dict[str, Any] = dict(num_samples=draws, confidence=CONFIDENCE, key=key, progress=progress)
     found = privacy_profile(plan.mechanism, grid, compose_with=plan.compose_with, **options)
-    if plan.truncation_delta is None:
-        return found
-    added = np.array([_cuts_add(plan, float(epsilon)) for epsilon in grid])
+    implied = EpsilonDelta(plan.epsilon, plan.delta).delta(grid)
+    added = np.zeros_like(grid)
+    if plan.truncation_delta is not None:
+        added = np.array([_cuts_add(plan, float(epsilon)) for epsilon in grid])
 
-    def with_cuts(lower, estimate, upper):
-        del lower
-        return np.stack([np.zeros_like(upper), estimate, np.minimum(1.0, upper + added)])
+    def bounded(lower, estimate, upper):
+        if plan.truncation_delta is not None:
+            lower = np.zeros_like(lower)
+        return np.minimum(np.stack([lower, estimate, upper + added]), implied)
 
-    sides = {direction: with_cuts(*bands) for direction, bands in found.directions.items()}
-    lower, estimate, upper = with_cuts(found.lower, found.estimate, found.upper)
+    sides = {direction: bounded(*bands) for direction, bands in found.directions.items()}
+    lower, estimate, upper = bounded(found.lower, found.estimate, found.upper)
     return replace(found, lower=lower, estimate=estimate, upper=upper, directions=sides)
 
 
@@ -231,8 +235,9 @@ def _to_paste(plan: Plan, second: dict | None) -> str:
     return (
         f"The model was trained{data} with differential privacy of one {unit} under {mechanism.adjacency} "
         f"adjacency, epsilon = {exact(plan.epsilon)} and delta = {exact(plan.delta)}: {batches}, "
-        f"{scheme.name} batches, clipped gradients, noise multiplier {exact(plan.noise_multiplier)} with a "
-        f"strategy matrix ({mechanism.strategy.describe()}). The guarantee was certified with jaxacct "
+        f"{scheme.name} batches, clipped gradients, noise multiplier "
+        f"{text.noise_multipliers(mechanism)}, strategy matrix ({mechanism.strategy.describe()}). "
+        f"The guarantee was certified with jaxacct "
         f"{plan.provenance.versions.get('jaxacct', '(unknown version)')} by {how}{checked} (plan SHA-256 "
         f"{plan.to_json()['digest']}). "
         "It does not cover tuning on the same data."

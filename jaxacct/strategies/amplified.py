@@ -67,7 +67,7 @@ def amplified(
         bounds=[(0.0, None)] * (bands - 1),
         options={"maxiter": 200, "maxcor": 10, "ftol": 1e-10, "gtol": 1e-7},
     )
-    return BandedToeplitz(tuple(np.append(1.0, found.x)))
+    return BandedToeplitz.scaled(np.append(1.0, found.x))
 
 
 def _lags(c: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 Losses are bounds as in `strategies.toeplitz`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +13,7 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.strategies.base import NoiseRecursion, schedule_of
-from jaxacct.strategies.stationary import ComputedColumn
+from jaxacct.strategies.stationary import ComputedColumn, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
@@ -25,6 +26,7 @@ class BandedInverse(ComputedColumn):
     Attributes:
       inverse: (inverse bands,) first column of `C^{-1}`, scaled so that C has column norm 1.
       iterations: n, the size of C.
+      given_norm: column norm that C had before it was scaled; 0, the default, to compute it.
 
     Raises:
       ValueError: C has a negative entry, or invalid numbers.
@@ -32,6 +34,7 @@ class BandedInverse(ComputedColumn):
 
     inverse: tuple[float, ...]
     iterations: int
+    given_norm: float = dataclasses.field(default=0.0, compare=False, repr=False)
     kind: ClassVar[str] = "banded-inverse"
 
     def __post_init__(self):
@@ -44,7 +47,8 @@ class BandedInverse(ComputedColumn):
         first = _inverse_series(given, n)
         if not (np.isfinite(first).all() and (first >= 0).all()):
             raise ValueError("inverse must give a C without negative entries")
-        norm = float(np.linalg.norm(first))
+        norm = float(first.max() * np.linalg.norm(first / first.max()))
+        object.__setattr__(self, "given_norm", norm_as_given(norm, self.given_norm, 1e-12))
         if abs(norm - 1) > 1e-12:  # dividing again would change numbers read from a plan
             given = given * norm
         object.__setattr__(self, "iterations", n)
@@ -104,7 +108,8 @@ class BandedInverse(ComputedColumn):
             return found.unit_workload_error(n, workload) * found.squared_sensitivity(n, separation, k)
 
         tried = _candidates(workload.error_of(n, bands), n, bands, separation, k)
-        return min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
+        found = min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
+        return dataclasses.replace(found, given_norm=1.0)  # the scale of a search has no meaning
 
     def noise_recursion(self) -> NoiseRecursion:
         return NoiseRecursion(np.array(self.inverse), of_inverse=True)

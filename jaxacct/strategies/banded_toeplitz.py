@@ -3,6 +3,7 @@
 No function forms an n x n matrix.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
 from jaxacct.strategies.base import schedule_of
 from jaxacct.strategies.series import quotient, sums_at_lags
-from jaxacct.strategies.stationary import FirstColumn, checked_numbers
+from jaxacct.strategies.stationary import FirstColumn, checked_numbers, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
@@ -26,8 +27,9 @@ class BandedToeplitz(FirstColumn):
     """Banded Toeplitz strategy matrix, given by the non-zero entries of its first column.
 
     Attributes:
-      coefficients: (bands,) non-negative numbers, the first above 0, of any positive scale; stored in
+      coefficients: (bands,) non-negative numbers, the first above 0, of norm 1e-290 to 1e290; stored in
         float64 scaled to norm 1, without trailing zeros.
+      given_norm: their norm before they were scaled; 0, the default, to compute it.
 
     Raises:
       ValueError: anything else.
@@ -38,6 +40,7 @@ class BandedToeplitz(FirstColumn):
     """
 
     coefficients: tuple[float, ...]
+    given_norm: float = dataclasses.field(default=0.0, compare=False, repr=False)
     kind: ClassVar[str] = "banded-toeplitz"
 
     def __post_init__(self):
@@ -48,7 +51,8 @@ class BandedToeplitz(FirstColumn):
             raise ValueError(f"coefficients must be finite and at least 0, one was {worst!r}")
         if values[0] <= 0:
             raise ValueError("coefficients must begin with a number above 0, began with 0.0")
-        peak = values.max()
+        peak = float(values.max())
+        given_norm = norm_as_given(peak * float(np.linalg.norm(values / peak)), self.given_norm, 1e-14)
         if not 1e-100 < peak < 1e100:  # squares would over- or underflow
             values = values / peak
         norm = np.linalg.norm(values)
@@ -59,6 +63,7 @@ class BandedToeplitz(FirstColumn):
             raise ValueError(f"coefficients must begin above 1e-308 times the largest, {peak!r}")
         values = np.trim_zeros(values, "b")
         object.__setattr__(self, "coefficients", tuple(values.tolist()))
+        object.__setattr__(self, "given_norm", given_norm)
 
     def check(self, scheme) -> None:
         """Refuse overlapping participations."""
@@ -69,17 +74,22 @@ class BandedToeplitz(FirstColumn):
             )
 
     def to_json(self) -> dict:
-        """Return the coefficients, without a kind."""
-        return {"coefficients": list(self.coefficients)}
+        """Return the coefficients and their norm as given, without a kind."""
+        return {"coefficients": list(self.coefficients), "given_norm": self.given_norm}
 
     @classmethod
     def from_json(cls, data: dict) -> "BandedToeplitz":
-        return cls(tuple(data["coefficients"]))
+        return cls(tuple(data["coefficients"]), data["given_norm"])
 
     @classmethod
     def identity(cls) -> "BandedToeplitz":
         """Return one band: independent noise, DP-SGD."""
         return cls((1.0,))
+
+    @classmethod
+    def scaled(cls, coefficients: np.ndarray) -> "BandedToeplitz":
+        """Return the strategy of coefficients whose scale has no meaning, as those of a search."""
+        return dataclasses.replace(cls(tuple(coefficients)), given_norm=1.0)
 
     @classmethod
     def square_root(cls, bands: int) -> "BandedToeplitz":
@@ -138,7 +148,7 @@ class BandedToeplitz(FirstColumn):
             options={"maxiter": 500, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-9},
         )
         best = np.append(1.0, result.x)
-        return cls(tuple(best if log_error(best)[0] <= log_error(start)[0] else start))
+        return cls.scaled(best if log_error(best)[0] <= log_error(start)[0] else start)
 
     @classmethod
     def from_file(cls, path) -> "BandedToeplitz":

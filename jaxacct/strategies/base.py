@@ -15,6 +15,8 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.strategies.workload import Workload, checked
 
+_NORM_ROUNDING = 2.0**-40  # relative: of a norm of at most 2**20 numbers, each of relative error 2**-52
+
 
 class NoiseRecursion(NamedTuple):
     """Streaming of `w = C^{-1} z` by the coefficients of C, or of its inverse where that is banded.
@@ -67,6 +69,15 @@ class Strategy(abc.ABC):
         super().__init_subclass__(**options)
         if not hasattr(cls, "is_toeplitz"):
             raise TypeError(f"strategy {cls.__name__} must state whether it is Toeplitz")
+
+    @property
+    @abc.abstractmethod
+    def given_norm(self) -> float:
+        """Largest column norm of C as it was given; C is that divided by it."""
+
+    def noise_as_given(self, noise_multiplier: float) -> float:
+        """Return the noise multiplier of C as it was given, rounded up: the same noise, not yet divided."""
+        return noise_multiplier * self.given_norm * (1 + _NORM_ROUNDING)
 
     @property
     @abc.abstractmethod

@@ -71,6 +71,11 @@ class BufferedToeplitz(ComputedColumn):
             raise ValueError(f"weights must add up to at most 1, added up to {float(weights.sum())!r}")
 
     @property
+    def given_norm(self) -> float:
+        """Norm of the first column that begins with 1."""
+        return float(np.linalg.norm(_column(np.array(self.decays), np.array(self.weights), self.iterations)))
+
+    @property
     def buffers(self) -> int:
         """Number of running sums that make the noise."""
         return len(self.decays)

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import scipy
 from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded
+from jaxacct.strategies.stationary import norm_as_given
 from jaxacct.strategies.workload import Workload
 
 
@@ -21,12 +22,14 @@ class Dense(Strategy):
 
     Attributes:
       matrix: (n, n) float64, scaled so that the largest column norm is 1. O(n^2) memory and work per sample.
+      given_norm: largest column norm that the matrix had before it was scaled; 0, the default, to compute it.
 
     Raises:
       ValueError: another shape, entries above the diagonal, negative or non-finite ones.
     """
 
     matrix: np.ndarray
+    given_norm: float = field(default=0.0, compare=False, repr=False)
     kind: ClassVar[str] = "dense"
     is_toeplitz: ClassVar[bool] = False
 
@@ -38,7 +41,9 @@ class Dense(Strategy):
             raise ValueError("matrix must have finite entries of at least 0")
         if np.triu(matrix, 1).any() or not (np.diag(matrix) > 0).all():
             raise ValueError("matrix must be lower triangular with a diagonal above 0")
-        norm = np.linalg.norm(matrix, axis=0).max()
+        peak = float(matrix.max())
+        norm = peak * float(np.linalg.norm(matrix / peak, axis=0).max())
+        object.__setattr__(self, "given_norm", norm_as_given(norm, self.given_norm, 1e-12))
         if abs(norm - 1) > 1e-12:
             matrix = matrix / norm
         object.__setattr__(self, "matrix", read_only(matrix))

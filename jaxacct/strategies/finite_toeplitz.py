@@ -7,7 +7,7 @@ later one from the end.
 """
 
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ class FiniteToeplitz(FirstColumn):
     Attributes:
       coefficients: as for `BandedToeplitz`, (bands,); stored scaled to norm 1.
       iterations: n, the size of C, at least `bands`: the first column has norm 1.
+      given_norm: as for `BandedToeplitz`.
 
     Raises:
       ValueError: as `BandedToeplitz`, or fewer steps than bands.
@@ -44,15 +45,18 @@ class FiniteToeplitz(FirstColumn):
 
     coefficients: tuple[float, ...]
     iterations: int
+    given_norm: float = field(default=0.0, compare=False, repr=False)
     kind: ClassVar[str] = "finite-toeplitz"
 
     def __post_init__(self):
         n = _validate.positive_integer("iterations", self.iterations)
-        coefficients = BandedToeplitz(self.coefficients).coefficients
+        scaled = BandedToeplitz(self.coefficients, self.given_norm)
+        coefficients = scaled.coefficients
         if len(coefficients) > n:
             raise ValueError(f"coefficients must be at most iterations {n} numbers, got {len(coefficients)}")
         object.__setattr__(self, "iterations", n)
         object.__setattr__(self, "coefficients", coefficients)
+        object.__setattr__(self, "given_norm", scaled.given_norm)
 
     def check(self, scheme) -> None:
         """Refuse overlapping participations."""
@@ -125,10 +129,14 @@ def ending(strategy: Strategy, scheme) -> Strategy:
     if not isinstance(strategy, BandedToeplitz):
         return strategy
     if scheme.patterns is not None:
-        return strategy if strategy.bands <= scheme.min_separation else Toeplitz(strategy.coefficients)
+        return (
+            strategy
+            if strategy.bands <= scheme.min_separation
+            else Toeplitz(strategy.coefficients, strategy.given_norm)
+        )
     n, bands = scheme.iterations, strategy.bands
     if bands <= n <= MAX_STEPS_PER_BAND * (bands - 1):
-        finite = FiniteToeplitz(strategy.coefficients, n)
+        finite = FiniteToeplitz(strategy.coefficients, n, strategy.given_norm)
         if _max_replicas(scheme, finite) >= _max_replicas(scheme, strategy):
             return finite
     return strategy

@@ -19,6 +19,7 @@ import numpy as np
 import scipy
 from jax import lax
 
+from jaxacct.common import validate as _validate
 from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import any_left
@@ -26,6 +27,9 @@ from jaxacct.strategies import overlaps
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, check_iterations
 from jaxacct.strategies.series import quotient
 from jaxacct.strategies.workload import Workload
+
+_MIN_NORM, _MAX_NORM = 1e-290, 1e290  # times a noise multiplier, all normal numbers
+_UNIT_TOLERANCE = 1e-12  # of the norm of numbers that were rescaled already
 
 
 @functools.lru_cache(maxsize=64)
@@ -365,3 +369,26 @@ def checked_numbers(name: str, given) -> np.ndarray:
     if values.ndim != 1 or not values.size:
         raise ValueError(f"{name} must be a non-empty list, got shape {values.shape}")
     return values
+
+
+def norm_as_given(norm: float, stated: float, tolerance: float) -> float:
+    """Return the largest column norm of C as it was given, 1 where C is not rescaled.
+
+    Args:
+      norm: of the numbers given here.
+      stated: what they were divided by already; 0 if they were not.
+      tolerance: numbers whose norm differs from 1 by at most this are not rescaled.
+
+    Raises:
+      ValueError: a norm from which no noise multiplier follows, or one stated for numbers of norm other than
+        1.
+    """
+    if stated:
+        if not abs(norm - 1) <= _UNIT_TOLERANCE:
+            raise ValueError(f"given_norm must be given with a column norm of 1 only, the norm was {norm!r}")
+        norm = _validate.positive_number("given_norm", stated)
+    elif abs(norm - 1) <= tolerance:
+        return 1.0
+    if not _MIN_NORM <= norm <= _MAX_NORM:
+        raise ValueError(f"strategy must have a column norm from {_MIN_NORM} to {_MAX_NORM}, got {norm!r}")
+    return float(norm)

@@ -6,6 +6,7 @@ subtracting `cross_terms` from every participation lowers it. So the certificate
 plans state that.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,13 +22,17 @@ class Toeplitz(FirstColumn):
     Attributes:
       coefficients: as for `BandedToeplitz`: the first column, stored scaled to norm 1. May be longer than the
         minimum separation of a scheme.
+      given_norm: as for `BandedToeplitz`.
     """
 
     coefficients: tuple[float, ...]
+    given_norm: float = dataclasses.field(default=0.0, compare=False, repr=False)
     kind: ClassVar[str] = "toeplitz"
 
     def __post_init__(self):
-        object.__setattr__(self, "coefficients", BandedToeplitz(self.coefficients).coefficients)
+        scaled = BandedToeplitz(self.coefficients, self.given_norm)
+        object.__setattr__(self, "coefficients", scaled.coefficients)
+        object.__setattr__(self, "given_norm", scaled.given_norm)
 
     def check(self, scheme) -> None:
         check_is_bounded(scheme)

@@ -234,8 +234,15 @@ def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
         assert np.all(side[2] >= exact) and not side[0].any()
         np.testing.assert_allclose(side[1], exact, atol=0.02)
     assert exact[0] - gaussian_delta(0.0, 2.0, 1.0) > 0.03  # without the other one it would be seen
-    monkeypatch.setattr("jaxacct.report.html.privacy_profile", lambda *_, **options: options["compose_with"])
-    assert measure(whole("composed"), 10) == whole("composed").compose_with
+
+    def one_point(mechanism, grid, **options):
+        asked.append(options["compose_with"])
+        bands = np.zeros((3, grid.size))
+        return Profile(grid, *bands, {"remove": bands, "add": bands}, 0.999, 10, {})
+
+    monkeypatch.setattr("jaxacct.report.html.privacy_profile", one_point)
+    measure(whole("composed"), 10)
+    assert asked[1:] == [whole("composed").compose_with]
 
 
 def test_bands_of_a_plan_with_cuts_are_raised_by_what_cuts_may_add(monkeypatch):
@@ -254,11 +261,13 @@ def test_bands_of_a_plan_with_cuts_are_raised_by_what_cuts_may_add(monkeypatch):
         for e in map(float, found.epsilons)
     ]
     assert min(added) > 0 and max(added) == added[0]
-    np.testing.assert_allclose(found.upper, 0.03 + np.array(added), rtol=1e-12)
+    implied = EpsilonDelta(plan.epsilon, plan.delta).delta(found.epsilons)
+    np.testing.assert_allclose(found.upper, np.minimum(0.03 + np.array(added), implied), rtol=1e-12)
+    assert found.upper[0] == 0.03 + added[0] > 0.03
     np.testing.assert_allclose(found.directions["add"][2], found.upper)
     assert not found.lower.any() and seen["compose_with"] is None
     monkeypatch.setattr(truncation, "covers", lambda *_: False)
-    assert np.all(measure(plan, 10).upper == 1)
+    assert np.all(measure(plan, 10).upper == implied)
 
 
 def test_reconstruction_is_bounded_and_would_not_be_with_less_noise():

@@ -221,7 +221,7 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     with pytest.raises(ValueError, match="for another mechanism"):
         loaded(dataclasses.replace(plan, claim=claim_with(plan.claim, strategy=whole)))
     with pytest.raises(ValueError, match="digest does not match"):
-        edited = stored["claim"] | {"strategy": {"coefficients": list(coefficients)}}
+        edited = stored["claim"] | {"strategy": {"coefficients": list(coefficients), "given_norm": 1.0}}
         Plan.from_json(stored | {"claim": edited})
     extended = Mechanism(scheme, whole, sigma)
     assert claim_with(plan.claim, strategy=whole).digest != plan.claim.digest

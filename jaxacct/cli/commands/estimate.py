@@ -11,6 +11,7 @@ from jaxacct.cli.problem import Problem
 from jaxacct.cli.usage import Flat, Integer, Number, OfRun
 from jaxacct.common import validate
 from jaxacct.common.progress import watch
+from jaxacct.core.text import noise_multipliers
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
 from jaxacct.estimates.profile import privacy_profile
 from jaxacct.mechanisms.mechanism import AdjacencyName, Mechanism
@@ -81,6 +82,8 @@ def command(
             kind = f"from {found.num_samples:,} samples for each direction" if found.num_samples else "exact"
             ends = f"{100 * found.confidence:g}% interval [{found.low:.4g}, {found.high:.4g}]"
             print(f"{value}, {ends}\n{kind}: {parts}")
+        if mechanism.strategy.given_norm != 1:
+            print(f"noise multiplier {noise_multipliers(mechanism)}")
     drawn = [] if samples is None else [samples]
     output.draw(plot, "privacy_losses", mechanism, found.value if epsilon is None else epsilon, *drawn)
     return 0
@@ -99,5 +102,7 @@ def _show_risk(mechanism: Mechanism, fpr: float, samples, confidence: float, pro
         f"estimate, not a guarantee: true positive rate {value:.4g} at false positive rate {fpr:g}, "
         f"{100 * confidence:g}% interval [{low:.4g}, {high:.4g}]"
     )
+    if mechanism.strategy.given_norm != 1:
+        text += f"\nnoise multiplier {noise_multipliers(mechanism)}"
     output.show(found if as_json else text, as_json)
     return 0

@@ -7,6 +7,7 @@ from jaxacct.cli.problem import coefficients
 from jaxacct.cli.usage import Integer, Number
 from jaxacct.common import validate
 from jaxacct.common.progress import watch
+from jaxacct.common.records import exact
 from jaxacct.schemes import BMinSep
 from jaxacct.strategies import OPTIMISED, by_name, prefix_sum_error, workload_error, workload_named
 
@@ -64,16 +65,19 @@ def command(
             matrix = by_name(strategy, bands, scheme, **options)
         at: dict[str, Any] = dict(iterations=iterations, noise_multiplier=noise_multiplier)
         errors: dict[str, Any] = {"prefix_sum_error": prefix_sum_error(matrix, **at)}
+        scale = {"given_norm": matrix.given_norm}
         if workload != "prefix-sum":
             errors |= {
                 "workload": workload,
                 "workload_error": workload_error(matrix, workload=made_for, **at),
             }
     if json:
-        output.show({"coefficients": matrix.array.tolist()} | errors, True)
+        output.show({"coefficients": matrix.array.tolist()} | scale | errors, True)
     else:
         error = f"mean squared prefix-sum error {errors['prefix_sum_error']:.6g}"
         print(f"{matrix.bands} bands, {error} over {iterations} steps")
+        if matrix.given_norm != 1:
+            print(f"C has column norm 1: divided by {exact(matrix.given_norm)}")
         if workload != "prefix-sum":
             print(f"mean squared error of the iterates of {workload}: {errors['workload_error']:.6g}")
         if not out:
