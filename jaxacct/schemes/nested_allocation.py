@@ -79,7 +79,7 @@ class NestedAllocation(FixedCount):
     def sums(self) -> Sums:
         k, b, turns = self.max_participations, self.min_separation, self._max_turns
         none = self.log_probability_of_none()
-        chains = float(fixed_counts.log_choose(turns, min(k, turns // 2)))
+        chains = fixed_counts.log_choose(turns, min(k, turns // 2))
         error = functools.partial(fixed_counts.rounding_bound, k, b, chains, none)
         return Sums(1.0, none, self.iterations, b, fixed_count=k, error=error)
 
@@ -119,7 +119,7 @@ class NestedAllocation(FixedCount):
             some = ratios[:rows, of_it]
             if some.shape[1]:
                 total = fixed_counts.log_sum_of_patterns(some.reshape(rows, -1), k, 1)
-                each = math.log(rows / n) - float(fixed_counts.log_choose(rows, k))
+                each = math.log(rows / n) - fixed_counts.log_choose(rows, k)
                 classes.append(total.reshape(-1, samples) + each)
         values = jnp.concatenate(classes)
         top = lax.stop_gradient(values.max(axis=0))

@@ -93,7 +93,7 @@ def _weights(mechanism: Attracting) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     steps = np.where(is_first, first[:, None], second[:, None]) + b * turn
     lag = (second - first)[:, None]
     lag = np.where(is_first, b - lag, lag)
-    each = np.exp(-(fixed_counts.log_choose(turns, k) / k))
+    each = np.exp(-np.array([fixed_counts.log_choose(int(rows), k) for rows in turns]) / k)
     each = np.where(is_first, each[first][:, None], each[second][:, None]) * (steps < n)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         row = np.clip(n - 1 - steps, 0, len(log_attraction) - 1)
