@@ -163,15 +163,13 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         step.init(params),
         _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size),
         rounds,
-        claim=plan.lasting(),
+        claim=plan.to_json(),
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
         statement=plan.statement(),
         frozen=loss.digests,
         described=dict(clip_norms=norms),
-        # Stored draws do not show how they were obtained: they are drawn again.
-        before_first=(lambda: plan.verify(progress=options.progress)) if options.verify else None,
     )
 
 

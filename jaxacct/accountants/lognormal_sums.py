@@ -59,9 +59,12 @@ def divergence_bound(
     epsilon = min(epsilon, _MAX_EPSILON)
     of = _remove if direction == Direction.REMOVE else _add
     found = of(mixture, epsilon, side, points or _points(mixture, side))
-    # NaN gives the trivial bound.
-    found = float(found) if 0 <= found <= 1 else float(side > 0)
-    return min(found, participation)
+    return min(_probability(found, side), participation)
+
+
+def _probability(bound: float, side: int) -> float:
+    """Return a bound as one on a probability; the trivial one for NaN."""
+    return float(side > 0) if math.isnan(bound) else min(1.0, max(0.0, bound))
 
 
 def _points(mixture: Mixture, side: int) -> int:
@@ -134,9 +137,10 @@ class _Sums:
         tilted = [_Tilted.by(self, weights, tilt, steep) for tilt in tilts]
         best = min(tilted, key=lambda one: one.rounding + one.wrapped)
         value, off = float(np.sum(best.terms())), best.relative  # a pairwise sum
-        high = (max(0.0, value) + best.rounding) * (1 + off)
-        low = max(0.0, value - best.rounding) * max(0.0, 1 - off)  # both factors may be negative
-        return max(0.0, low - best.wrapped), high
+        # NumPy's maximum keeps a NaN, which `_probability` then refuses.
+        high = np.maximum(0.0, value) + best.rounding
+        low = np.maximum(0.0, value - best.rounding) * max(0.0, 1 - off)  # both factors may be negative
+        return float(np.maximum(0.0, low - best.wrapped)), float(high * (1 + off))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +223,7 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
         allowed = min(allowed / 10, _RESERVED * counted)
     # pyrefly: ignore[unbound-name]
     counted, reserved = _remove_up_to(mixture, threshold, cut, side, points)
-    return min(1.0, max(counted + reserved, SMALLEST if side > 0 else 0.0))
+    return float(np.maximum(counted + reserved, SMALLEST if side > 0 else 0.0))
 
 
 def _remove_up_to(
@@ -251,7 +255,7 @@ def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
     top = float(places[-1])
     # Beyond K, 1 - K / S is concave in the sum of the others: with their mean it is at most
     # 1 - (K / X) (1 - mean / X).
-    each = max(float(dist.masses @ places) + dist.max_weighted for dist in dists)
+    each = float(np.max([dist.masses @ places + dist.max_weighted for dist in dists]))
     less = np.where(top > thresholds, thresholds * max(0.0, 1 - mixture.terms * each * (1 + 1e-9) / top), 0.0)
     beyond, others = np.zeros(thresholds.size), 0.0
     for part, dist in zip(mixture.phases, dists, strict=True):
@@ -259,7 +263,7 @@ def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
         beyond += part.number / mixture.total * tail
         others += part.number * dist.max_beyond
     # A size-biased X on the lattice has the mass E X^, which is 1 up to rounding.
-    return beyond * (1 + 1e-9), others * max(1.0, each) * (1 + 1e-9)
+    return beyond * (1 + 1e-9), float(others * np.maximum(1.0, each)) * (1 + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -307,7 +311,7 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
         for part in mixture.phases:
             below, _, error = tails_of(part.mu, np.array([near]), 1.0)
             rest += part.number * float(below[0]) * (1 + error)
-        return min(1.0, max(SMALLEST, rest * (1 + 1e-9))) if side > 0 else 0.0
+        return float(np.maximum(rest * (1 + 1e-9), SMALLEST)) if side > 0 else 0.0
     step = (threshold - terms * low) / (points // 4 - 8)
     top = min(highest(mixture, -1), threshold - (terms - 1) * low)
     lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
@@ -317,9 +321,9 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     weights = np.maximum(0.0, threshold - lattice.sums) * (math.exp(epsilon) / mixture.total)
     bounds = _Sums(mixture, lattice, dists, None).mean(weights, (0.0, tilt), steep)
     if side < 0:
-        return min(1.0, bounds[0])
+        return bounds[0]
     beyond = sum(part.number * dist.max_beyond for part, dist in zip(mixture.phases, dists, strict=True))
-    return min(1.0, max(SMALLEST, bounds[1] + beyond * (1 + 1e-9)))
+    return float(np.maximum(bounds[1] + beyond * (1 + 1e-9), SMALLEST))
 
 
 # -- Tables for composition ------------------------------------------------------------------------------

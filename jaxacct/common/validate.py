@@ -4,7 +4,8 @@ import math
 import numbers
 
 # Largest integer: arrays of that length, or times a block of samples, exceed any machine.
-_MOST = {"iterations": 2**20, "bands": 2**20, "examples_per_user": 1000}
+_LENGTHS = "iterations", "bands", "min_separation", "cycle_length", "epoch_steps", "steps_per_epoch"
+_MOST = dict.fromkeys(_LENGTHS, 2**20) | {"examples_per_user": 1000}
 
 MIN_SCALE, MAX_SCALE = 1e-30, 1e30
 MIN_NOISE, MAX_NOISE = 1e-9, 1e9  # their squares are well within float32

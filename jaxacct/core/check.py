@@ -252,7 +252,7 @@ def _by_mean(of: Resolved, side: data.Mean, rule: str, q: float) -> DirectionVer
     if (rule == "anytime") != bool(side.bets):
         raise ValueError("bets must be given for the anytime rule alone")
     check_margin(side.margin, of.margin)
-    if side.proposal.family == "plain" and not _fit_together(of, side.margin, terms, losses):
+    if not _fit_together(of, side.margin, terms, losses):
         raise ValueError("the terms are not those that the losses have at this epsilon")
     if accepts(terms, of.threshold, rule, q, side.bets, side.bet_weights):
         outcome = Outcome.MEAN_BELOW
@@ -344,30 +344,38 @@ def _verdict(
 
 
 def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.ndarray) -> bool:
-    """Return whether plain samples, whose terms are functions of their losses, may have both histograms.
+    """Return whether samples may have both histograms.
 
-    Each bin of losses has a smallest and a largest term; the number of terms above any edge must agree with
+    Each bin of losses has a smallest and a largest term, by the weights of its losses where weights are a
+    function of the loss, by any weight above 0 otherwise; the number of terms above any edge must agree with
     the bins. So samples that were counted for one epsilon are rejected for another.
     """
-    sign, number = of.proposal.direction.sign, losses.size
+    sign, number, proposal = of.proposal.direction.sign, losses.size, of.proposal
     lower = (np.arange(number) - number // 2) * hockey_stick.LOSS_BIN_WIDTH
     upper = lower + hockey_stick.LOSS_BIN_WIDTH
     lower[0], upper[-1] = -np.inf, np.inf
-    scale = math.exp(of.proposal.weight_error(margin) - of.proposal.log_scale)
+    ends = (lower, upper) if sign > 0 else (upper, lower)
+    least, most = (of.drawn_profile(of.epsilon - margin - sign * end) for end in ends)
+    if np.isnan((least + most)[losses > 0]).any():
+        raise ValueError("the losses must have terms that are numbers")
+    if proposal.log_weight_at is None:
+        smallest = np.where(least > 0, 0.0 if proposal.has_zero_weights else bounds.TERM_EDGES[1], 0.0)
+        largest = np.where(most > 0, 1.0, 0.0)
+    else:
+        logs = np.stack([proposal.log_weight_at(end) for end in (lower, upper)])
+        # Slack for the last digit of another machine's functions, and for float32 weights.
+        sizes = np.abs(logs, out=np.zeros_like(logs), where=np.isfinite(logs))
+        slack = 1e-9 + 2.0**-20 * (sizes.max(axis=0) + abs(proposal.log_normalizer)) * (proposal.replicas > 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            smallest = least * (np.exp(logs.min(axis=0) - slack) * of.unit(margin))
+            largest = np.where(most > 0, most * (np.exp(logs.max(axis=0) + slack) * of.unit(margin)), 0.0)
 
-    def above_edges(ends, slack):
-        values = of.profile(of.epsilon - margin - sign * ends) * scale * slack
+    def above_edges(values):
         values, made = np.clip(values, 0.0, 1.0), np.zeros(terms.size, np.int64)
-        if np.isnan(values[losses > 0]).any():
-            raise ValueError("the losses must have terms that are numbers")
         positive = values > 0
         np.add.at(made, bounds.bins_of(values[positive]), losses[positive])
         made[0] = losses[~positive].sum()
         return np.cumsum(made[::-1])
 
-    # Slack for the last digit of another machine's functions.
-    smallest, largest = (lower, upper) if sign > 0 else (upper, lower)
     found = np.cumsum(terms[::-1])
-    return bool(
-        (above_edges(smallest, 1 - 1e-9) <= found).all() and (found <= above_edges(largest, 1 + 1e-9)).all()
-    )
+    return bool((above_edges(smallest) <= found).all() and (found <= above_edges(largest)).all())

@@ -303,7 +303,8 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
     most = unamplified.epsilon_at(mechanism, delta)
 
     def is_below(epsilon):
-        return _distribution_at(mechanism, epsilon, direction, delta).log_scale <= math.log(delta)
+        chosen = _distribution_at(mechanism, epsilon, direction, delta)
+        return math.exp(min(chosen.log_scale, 0.0)) + chosen.left_out <= delta
 
     if most == 0 or (most < math.inf and not is_below(most)):
         return most

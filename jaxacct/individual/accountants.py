@@ -64,7 +64,9 @@ def _scanned(accountant, state, norms):
 
 @dataclass(frozen=True)
 class GDPIndividualAccountant(OfSquares, _OfNorms):
-    """Full-batch Gaussian steps: the individual mu is `sqrt(sum norm^2) / (sigma C)`; exact.
+    """Full-batch Gaussian steps: the individual mu is `sqrt(sum norm^2) / (sigma C)`; exact, rounded up.
+
+    A norm above 0 counts as a squared mu of at least 2^-100, as smaller squares may underflow.
 
     Attributes:
       noise_multiplier: sigma, noise standard deviation per unit of clip norm.
@@ -86,7 +88,11 @@ class GDPIndividualAccountant(OfSquares, _OfNorms):
         norms = jnp.asarray(norms, state.spent.dtype)
         norms = jnp.where(norms >= 0, norms, jnp.inf)
         mu = norms * (1.0 / (self.noise_multiplier * self.clip_norm))
-        total, rest = add_exactly(state.spent, state.rest, jnp.square(mu))
+        # As integers: hardware may take a subnormal norm for 0.
+        bits = jnp.int64 if norms.dtype == jnp.float64 else jnp.int32
+        is_positive = jax.lax.bitcast_convert_type(jnp.abs(norms), bits) > 0
+        square = jnp.maximum(jnp.square(mu), jnp.where(is_positive, 2.0**-100, 0.0))
+        total, rest = add_exactly(state.spent, state.rest, square)
         broken = ~jnp.isfinite(total)
         return FilterState(
             jnp.where(broken, jnp.inf, total), jnp.where(broken, 0, rest), state.active, state.step + 1

@@ -5,7 +5,8 @@ and on previous releases alone, never on the batch. It fails closed: an example 
 infinite is inactive, and contributes nothing to the sum.
 
 Sums have two parts (`spent` and its rounding compensation `rest`), so a million steps lose no accuracy, even
-in float32. Comparisons allow a relative slack, which every reported value includes.
+in float32. Squared mu may exceed a budget by half of a relative slack, whose other half covers the rounding
+of squares and sums; every reported value includes the slack. Renyi divergences stay below the budget.
 
 Source: arXiv 2209.15596, algorithms 1 and 2; proofs/individual.md.
 """
@@ -63,11 +64,11 @@ def _of_the_examples(state: FilterState, cost):
 
 
 def _charge(state: FilterState, cost, budget):
-    """Return the state after a step: active where the sum with `cost` is within `budget`."""
+    """Return whether the sum with `cost` is at most `budget`, and that sum: (fits, total, rest)."""
     cost = _of_the_examples(state, cost)
     total, rest = add_exactly(state.spent, state.rest, cost)
     # Written so that NaN compares false: an example with an unknown cost is inactive.
-    fits = (total <= budget * (1 + slack(state.spent.dtype))) & (cost >= 0) & jnp.isfinite(cost)
+    fits = (total <= budget) & (cost >= 0) & jnp.isfinite(cost)
     return fits, total, rest
 
 
@@ -102,6 +103,10 @@ class _MuFilter:
     def from_epsilon_delta(cls, epsilon: float, delta: float, **options):
         """Return the filter of the largest B that is (epsilon, delta)-DP with all roundings in float32."""
         return cls(gdp_mu(epsilon, delta) * _BELOW, **options)
+
+    def _limit(self, state: FilterState) -> float:
+        """Return the largest sum of squares that fits, as a sum of that dtype: half of the slack is used."""
+        return self.budget_mu**2 * (1 + slack(state.spent.dtype) / 2)
 
 
 class OfExamples:
@@ -149,7 +154,7 @@ class GDPFilter(_MuFilter):
         # A halted filter stays halted: the algorithm does not allow a later, cheaper mechanism.
         mu = _of_the_examples(state, mu)
         mu = jnp.where(state.active & (mu >= 0), mu, jnp.nan)
-        active, total, rest = _charge(state, jnp.square(mu), self.budget_mu**2)
+        active, total, rest = _charge(state, jnp.square(mu), self._limit(state))
         return _keep(state, active, total, rest), active[0]
 
 
@@ -179,7 +184,7 @@ class IndividualGDPFilter(OfSquares, _MuFilter):
             raise ValueError("spend_exactly needs step_and_scale: contributions have to be scaled")
         mu = _of_the_examples(state, mu)
         mu = jnp.where((mu >= 0) & (self.readmit | state.active), mu, jnp.nan)
-        active, total, rest = _charge(state, jnp.square(mu), self.budget_mu**2)
+        active, total, rest = _charge(state, jnp.square(mu), self._limit(state))
         return _keep(state, active, total, rest), active
 
     def step_and_scale(self, state: FilterState, mu) -> tuple[FilterState, jax.Array]:
@@ -245,7 +250,8 @@ class IndividualRDPFilter(OfExamples):
         """Return (state, (num_examples,) bool: may participate); `rdp` is of this step, at `order`."""
         rdp = _of_the_examples(state, rdp)
         rdp = jnp.where(self.readmit | state.active, rdp, jnp.nan)
-        active, total, rest = _charge(state, rdp, self.budget)
+        # Half of the slack covers the rounding of sums.
+        active, total, rest = _charge(state, rdp, self.budget * (1 - slack(state.spent.dtype) / 2))
         return _keep(state, active, total, rest), active
 
     def epsilon(self, state: FilterState, delta: float) -> np.ndarray:

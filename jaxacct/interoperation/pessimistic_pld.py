@@ -25,7 +25,7 @@ from jaxacct.accountants.composition import Steps, composed_delta, curve_of_pld
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates.profile import Profile, privacy_profile
-from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, checked
 from jaxacct.statistics import roots
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
@@ -44,19 +44,24 @@ class PessimisticPLD:
       distributions: of dp-accounting, the same steps for export.
       failure_probability: included in every `delta` and `epsilon`; add it to results derived from `pld`.
       interval: `value_discretization_interval` of the distributions.
+      adjacency: that of the composed mechanisms, one of `ADJACENCIES`.
     """
 
     steps: Steps
     distributions: tuple[Any, ...]
     failure_probability: float
     interval: float
+    adjacency: str = ADJACENCIES[0]
+
+    def __post_init__(self):
+        _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
 
     @functools.cached_property
     def pld(self) -> Any:
-        """`dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, of zero-out neighbours.
+        """`PrivacyLossDistribution` of `dp_accounting.pld.privacy_loss_distribution`, by `adjacency`.
 
-        (`REPLACE_SPECIAL`.) dp-accounting does not bound the rounding of compositions: for guarantees use
-        `delta` and `epsilon`.
+        (Zero-out is `REPLACE_SPECIAL`.) dp-accounting does not bound the rounding of compositions: for
+        guarantees use `delta` and `epsilon`.
         """
         return functools.reduce(lambda one, other: one.compose(other), self.distributions)
 
@@ -76,21 +81,27 @@ class PessimisticPLD:
             lambda epsilon: composed_delta(self.steps, epsilon) <= left, 0.0, LARGEST, relative=_EPSILON_ERROR
         )[1]
 
-    def compose(self, other) -> "PessimisticPLD":
+    def compose(self, other, adjacency: str = ADJACENCIES[0]) -> "PessimisticPLD":
         """Compose with another of these, or with a PLD of dp-accounting of the same discretization.
 
         Args:
-          other: a PLD of dp-accounting must not be composed already.
+          other: of the same adjacency. A PLD of dp-accounting must not be composed already.
+          adjacency: of a PLD of dp-accounting, which does not hold it.
+
+        Raises:
+          ValueError: another adjacency or discretization.
         """
         if not isinstance(other, PessimisticPLD):
             self.distributions[0].compose(other)  # refuses another discretization
             curve = curve_of_pld(other, self.interval)
-            other = PessimisticPLD((((curve, curve), 1),), (other,), 0.0, self.interval)
+            other = PessimisticPLD((((curve, curve), 1),), (other,), 0.0, self.interval, adjacency)
+        if other.adjacency != self.adjacency:
+            raise ValueError(f"adjacency must be {self.adjacency} to be composed, got {other.adjacency}")
         if other.interval != self.interval:
             raise ValueError(f"interval must be {self.interval!r} to be composed, got {other.interval!r}")
         failure = min(1.0, self.failure_probability + other.failure_probability)
         parts = self.steps + other.steps, self.distributions + other.distributions
-        return PessimisticPLD(*parts, failure, self.interval)
+        return PessimisticPLD(*parts, failure, self.interval, self.adjacency)
 
 
 def dominating_pld(
@@ -141,15 +152,18 @@ def dominating_pld(
         key=key,
         progress=progress,
     )
-    return pld_of_profile(profile, interval)
+    return pld_of_profile(profile, interval, mechanism.adjacency)
 
 
-def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticPLD:
+def pld_of_profile(
+    profile: Profile, interval: float = INTERVAL, adjacency: str = ADJACENCIES[0]
+) -> PessimisticPLD:
     """Return the distribution of given bands: of the upper ends of both directions.
 
     Args:
       profile: of both directions.
       interval: `value_discretization_interval` of dp-accounting.
+      adjacency: of the profile's mechanism.
 
     Raises:
       ValueError: the first epsilon is not 0, or one is no multiple of `interval`.
@@ -173,7 +187,7 @@ def pld_of_profile(profile: Profile, interval: float = INTERVAL) -> PessimisticP
     exported = (_distribution(curve, interval) for curve in curves)
     distribution = privacy_loss_distribution.PrivacyLossDistribution(*exported)
     steps = ((curves, 1),)
-    return PessimisticPLD(steps, (distribution,), 1 - profile.confidence, interval)
+    return PessimisticPLD(steps, (distribution,), 1 - profile.confidence, interval, adjacency)
 
 
 def _distribution(curve: ChordCurve, interval: float):

@@ -17,7 +17,6 @@ import math
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy.special import gammaln
 
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, compensated_step, tree_sum
 
@@ -35,11 +34,34 @@ def log_num_patterns(iterations: int, count: int, separation: int, rotated: bool
     return math.log(math.comb(m, count))
 
 
-def log_choose(n, k):
-    """Ln C(n, k), -inf where k > n; float64."""
-    with np.errstate(invalid="ignore"):
-        ways = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(np.maximum(n - k, 0) + 1.0)
-    return np.where(n >= k, ways, -np.inf)
+def log_choose(n: int, k: int) -> float:
+    """Return ln C(n, k) of the exact integer, float64; -inf where k > n."""
+    return math.log(math.comb(n, k)) if n >= k else -math.inf
+
+
+def column_probabilities(columns: int, count: int, number: int) -> np.ndarray:
+    """Return (columns,) the probability of each column to be that of participation `number`, from 0.
+
+    `C(v, number) C(columns - 1 - v, count - 1 - number)` over their sum, for a uniform subset of `count`
+    columns. Logarithms are added up from the largest one on, in blocks, so that the relative error is about
+    `2^-51 sqrt(columns)` times the size of the logarithm.
+    """
+    m, after = columns, count - 1 - number
+    v = np.arange(number, m - after - 1.0)  # columns with a next one
+    steps = np.log1p(number / (v + 1 - number)) + np.log1p(-after / (m - 1 - v))
+    top = int(np.count_nonzero(steps > 0))
+    logs = np.concatenate([-_running(steps[:top][::-1])[::-1], [0.0], _running(steps[top:])])
+    found = np.zeros(m)
+    found[number : m - after] = np.exp(logs)
+    return found / math.fsum(found)
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    """Return running sums by blocks, whose errors grow with the root of their number."""
+    width = max(1, math.isqrt(values.size))
+    rows = np.append(values, np.zeros(-values.size % width)).reshape(-1, width).cumsum(axis=1)
+    before = np.append(0.0, rows[:-1, -1].cumsum())[: len(rows)]
+    return (rows + before[:, None]).ravel()[: values.size]
 
 
 def log_sum_of_patterns(log_ratios, count: int, separation: int):
@@ -208,6 +230,7 @@ def rounding_bound(
 
 
 __all__ = [
+    "column_probabilities",
     "log_choose",
     "log_mean_over_patterns",
     "log_num_patterns",

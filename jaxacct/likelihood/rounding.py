@@ -239,8 +239,7 @@ def log_count_tail(scheme, count: int) -> float:
     each, more = divmod(count, sums.processes)
     even = (sums.processes - more) * _log_sets(scheme, each)
     even += more * _log_sets(scheme, each + 1) if more else 0.0
-    ways = gammaln(count + sums.processes) - gammaln(count + 1) - gammaln(sums.processes)
-    return min(0.0, float(ways) + even)
+    return min(0.0, _log_choose(count + sums.processes - 1, count) + even)
 
 
 def _log_sets(scheme, count: int) -> float:
@@ -249,8 +248,13 @@ def _log_sets(scheme, count: int) -> float:
     places = sums.steps if sums.phases else scheme.iterations - (count - 1) * (scheme.min_separation - 1)
     if count > places:
         return 0.0 if count == 0 else -math.inf
-    ways = gammaln(places + 1) - gammaln(count + 1) - gammaln(places - count + 1)
-    return float(ways) + count * math.log(sums.probability)
+    return _log_choose(places, count) + count * math.log(sums.probability)
+
+
+def _log_choose(n: int, k: int) -> float:
+    """Return ln C(n, k), rounded up: each of the three parts has an error of a few units of float64."""
+    parts = [float(gammaln(size + 1)) for size in (n, k, n - k)]
+    return parts[0] - parts[1] - parts[2] + 2.0**-49 * math.fsum(parts)
 
 
 def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:

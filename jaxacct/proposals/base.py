@@ -134,6 +134,10 @@ class Proposal:
     below: Callable[[], "Proposal"] | None = None
     """Function that returns the same distribution with terms that are lower bounds; None if losses are exact
     or have no lower bound (`mean_overlaps.from_below`)."""
+    log_weight_at: Callable[[np.ndarray], np.ndarray] | None = None
+    """Function that returns ln w of losses, monotone; None where weights depend on more than the loss."""
+    has_zero_weights: bool = False
+    """Whether draws may have weight 0."""
     words: int = 1
     """Number of the method that makes draws from random words; a resumed run must have the same one."""
 
@@ -325,6 +329,7 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
         lowest=0.0,
         profile=None,
         tables=tables,
+        log_weight_at=np.zeros_like,
         words=words,
     )
 

@@ -106,6 +106,16 @@ class Resolved:
     threshold: float
 
     @property
+    def drawn_profile(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Function g of the terms `w g(t)` of samples."""
+        return self.profile if self.proposal.profile is None else self.proposal.profile
+
+    def unit(self, margin: float) -> float:
+        """Return the factor of weighted terms: 1 / M, with the error of weights; infinite beyond float64."""
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.proposal.weight_error(margin) - self.proposal.log_scale))
+
+    @property
     def needs_samples(self) -> bool:
         """Whether the bound on terms alone does not certify: a mean of terms in [0, 1] is at most 1."""
         return not self.threshold >= 1
@@ -117,11 +127,12 @@ class Resolved:
 
     def terms(self, draws, margin: float) -> np.ndarray:
         """Return terms in [0, 1] of samples at `epsilon - margin`, rounded up."""
-        proposal = self.proposal
-        profile = self.profile if proposal.profile is None else proposal.profile
-        weighted = hockey_stick.weighted_terms(draws, proposal.direction, self.epsilon - margin, profile)
-        slack = proposal.weight_error(margin)
-        return np.minimum(1.0, weighted * math.exp(slack - proposal.log_scale))
+        epsilon, direction = self.epsilon - margin, self.proposal.direction
+        weighted = hockey_stick.weighted_terms(draws, direction, epsilon, self.drawn_profile)
+        positive = weighted[weighted > 0]
+        found = np.zeros_like(weighted)
+        found[weighted > 0] = np.minimum(1.0, positive * self.unit(margin))
+        return found
 
     def count(self, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
         """Return histograms (terms, losses) of the blocks first..last-1 of a stream, int64."""

@@ -167,13 +167,8 @@ class BalancedMinSep(SparseScheme):
         if self.rotated:
             return np.full(n, self.participation_rate)
         found, v = np.zeros(n), np.arange(m)
-        for j in range(k):  # j others in columns before v, k - 1 - j after
-            ways = (
-                fixed_counts.log_choose(v, j)
-                + fixed_counts.log_choose(m - 1 - v, k - 1 - j)
-                - fixed_counts.log_choose(m, k)
-            )
-            found[j * (self.min_separation - 1) + v] += np.exp(ways)
+        for j in range(k):
+            found[j * (self.min_separation - 1) + v] += fixed_counts.column_probabilities(m, k, j)
         return self.keep_probability * found
 
     @property
@@ -186,7 +181,7 @@ class BalancedMinSep(SparseScheme):
     def sums(self) -> Sums:
         columns, k = self.num_columns, self.max_participations
         terms = 1 if self.is_linear else columns * k
-        chains = float(fixed_counts.log_choose(columns, min(k, columns // 2)))
+        chains = fixed_counts.log_choose(columns, min(k, columns // 2))
         none = self.log_probability_of_none()
         error = functools.partial(fixed_counts.rounding_bound, k, terms, chains, none)
         return Sums(1.0, none, columns, terms, fixed_count=k, error=error)

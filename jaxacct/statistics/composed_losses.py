@@ -46,7 +46,8 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     if not parts:
         return SMALLEST
     epsilon = min(epsilon, _MAX_EPSILON)
-    return _bounded(_Sums.of(_Rough.of(parts), epsilon).bound(epsilon))
+    by_parts = float(_sum_of_deltas(parts, np.array([epsilon]))[0])
+    return min(_bounded(_Sums.of(_Rough.of(parts), epsilon).bound(epsilon)), _bounded(by_parts))
 
 
 def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
@@ -64,7 +65,27 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
             found[end:] = found[end - 1]
             break
         at = end
-    return np.minimum.accumulate(np.array([_bounded(one) for one in found]))
+    found = np.array([_bounded(one) for one in found])
+    if parts:
+        found = np.minimum(found, [_bounded(one) for one in _sum_of_deltas(parts, epsilons)])
+    return np.minimum.accumulate(found)
+
+
+def _sum_of_deltas(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
+    """Return upper bounds by basic composition, `sum of count H(x)` for x with `sum of count x <= epsilon`.
+
+    From the largest loss of all parts on this is the rounding error alone, where a lattice, whose losses are
+    rounded up, has none (proofs/composed_losses.md, section 5).
+    """
+    largest = [max(0.0, float(part.curve.nodes()[-1])) for part in parts]
+    total = math.fsum(part.count * loss for part, loss in zip(parts, largest, strict=True))
+    shares = epsilons * (1 - 8 * UNIT) / total if total > 0 else np.zeros(epsilons.size)
+    found = np.zeros(epsilons.size)
+    for (curve, count), loss in zip(parts, largest, strict=True):
+        x = shares * loss
+        values, before = curve.at(x), curve.at(x - 8 * UNIT * (1 + x))
+        found += count * (values.deltas + values.error * before.tails + _TINY)
+    return found * (1 + 1e-9)
 
 
 def _bounded(bound: float) -> float:
@@ -293,7 +314,8 @@ class _Sums:
         if not exponent <= _MAX_SCALE:
             return math.inf  # weights of relevant size may underflow
         scale = math.exp(exponent)
-        return (max(0.0, value) + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.reserved
+        counted = float(np.maximum(0.0, value))  # keeps NaN, for which `_bounded` returns 1
+        return (counted + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.reserved
 
     def bound(self, epsilon: float) -> float:
         """Return an upper bound on H(epsilon)."""

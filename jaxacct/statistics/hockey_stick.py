@@ -171,14 +171,15 @@ def checked_counts(sparse, size: int, name: str) -> np.ndarray:
 
     ValueError, which names the field, for anything else: a repeated index would hide all but its last count.
     """
-    counts, before = np.zeros(size, np.int64), -1
+    counts, before, total = np.zeros(size, np.int64), -1, 0
     for pair in sparse:
         index, count = pair
         if type(index) is not int or type(count) is not int:
             raise ValueError(f"{name} must hold pairs of integers, held {pair!r}")
         if not before < index < size:
             raise ValueError(f"{name} must have strictly ascending indices below {size}, got {index}")
-        if not 0 < count < 2**62:
-            raise ValueError(f"{name} must have counts above 0, got {count} at {index}")
+        total += count  # a Python integer, which cannot wrap around
+        if not (count > 0 and total < 2**62):
+            raise ValueError(f"{name} must have counts above 0, below 2^62 together, got {count} at {index}")
         counts[index], before = count, index
     return counts

@@ -91,7 +91,7 @@ def tilted(masses: np.ndarray, exponents: np.ndarray) -> np.ndarray:
 
 def log_sum(exponents: np.ndarray, masses: np.ndarray) -> float:
     """Return `ln sum masses e^exponents`; minus infinity where all masses are 0."""
-    used = masses > 0
+    used = masses != 0  # NaN, too
     if not used.any():
         return -math.inf
     top = float(exponents[used].max())

@@ -56,10 +56,7 @@ GPU_WORDS, GPU_TESTS = "train/noise/gpu_keystream.py", "tests/train/noise/test_g
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
 GROUPS, CLIP_NORMS = "tests/train/clipping/test_groups.py", "tests/train/test_clip_norms.py"
 CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
-DRAWN, PARTICIPATION_TESTS = (
-    "tests/accountants/tradeoff/test_sampled_plan.py",
-    "tests/accountants/tradeoff/test_participation.py",
-)
+PARTICIPATION_TESTS = "tests/accountants/tradeoff/test_participation.py"
 INTERPOLATION = "tests/accountants/tradeoff/test_interpolation.py"
 FINITE = "tests/strategies/test_finite_horizon.py"
 ADVANTAGE, PAPER = "tests/estimates/test_advantage.py", "tests/benchmarks/test_paper.py"
@@ -235,9 +232,9 @@ MUTANTS = [
     ),
     Mutant(
         CORE_CHECK,
+        "if not _fit_together",
         'if side.proposal.family == "plain" and not _fit_together',
-        'if side.proposal.family == "none" and not _fit_together',
-        "tests/core/test_plan.py",
+        "tests/core/test_loading.py",
     ),
     Mutant(
         CORE_VERIFY,
@@ -695,24 +692,6 @@ MUTANTS = [
     Mutant(LATTICE_OF_X, "kept = max(1, int", "kept = max(0, int", ALLOCATION),
     # One key for two purposes, and allowances for how draws are made.
     Mutant(
-        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "_PILOT, _DRAWS = 0, 1",
-        "_PILOT, _DRAWS = 1, 1",
-        STREAMS,
-    ),
-    Mutant(
-        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "randomness.checked_key(key), _DRAWS)",
-        "randomness.checked_key(key), _PILOT)",
-        STREAMS,
-    ),
-    Mutant(
-        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "(self._scale * (1 + distribution.draw_error()))",
-        "self._scale",
-        DRAWN,
-    ),
-    Mutant(
         "jaxacct/accountants/tradeoff/curves/composition.py",
         "slack = 4 * count * 2.0**-53 * math.log2(points + 2) + 4 * len(parts) * TAIL + _EDGE",
         "slack = 0.0",
@@ -1116,7 +1095,6 @@ MUTANTS = [
     Mutant("train/convex.py", "state.step + jnp.uint32(1)", "state.step", CONVEX),
     Mutant("train/batch_clipping.py", "2 * plan.sigma)", "plan.sigma)", BATCHES),
     Mutant("train/batches/sampler.py", "if drawn is not None and drawn != self.state:", "if False:", BATCHES),
-    Mutant("train/batch_clipping.py", "if options.verify else None", "if False else None", DRAWN),
     Mutant("train/procedures.py", "if value is not each.default and", "if False and", f"{BATCHES} {CONVEX}"),
     Mutant(
         SOURCES,
@@ -1242,24 +1220,6 @@ MUTANTS = [
         CONVEX,
     ),
     Mutant("jaxacct/accountants/tradeoff/last_iterate/losses.py", "norm**2 / 2\n", "norm**2 / 4\n", CONVEX),
-    Mutant(
-        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "if evidence.target != digest(",
-        "if False and digest(",
-        DRAWN,
-    ),
-    Mutant(
-        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "self._budget.delta_v / (",
-        "1.05 * self._budget.delta_v / (",
-        DRAWN,
-    ),
-    Mutant(
-        "jaxacct/accountants/tradeoff/generalized_dpsgd/mixture_certificate.py",
-        "evidence.counts[-1][0] > distribution.most()",
-        "False",
-        DRAWN,
-    ),
     # The n x n mechanism.
     Mutant(
         "jaxacct/strategies/finite_toeplitz.py",

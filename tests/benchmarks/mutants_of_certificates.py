@@ -406,7 +406,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("items=(*line.lines, *end_lines(line.left_out)),", "items=line.lines,"),
     ],
     ("jaxacct/core/check.py", "tests/core/test_plan.py"): [
-        ('if side.proposal.family == "plain" and not _fit_together(', "if False and not _fit_together("),
+        ("if not _fit_together(", "if False and not _fit_together("),
         ("if keys[0] is not None and keys[0] == keys[1]:", "if False:"),
     ],
     ("jaxacct/core/check.py", "tests/core/test_guards.py"): [

@@ -103,7 +103,8 @@ def _clones_delta(n: int, probability: float, own: float, epsilon: float) -> flo
     counts = np.arange(low, high + 1)
     clones = scipy.stats.binom(n - 1, probability)
     w = 1 / (1 + math.exp(-own))
-    gain, loss = w - math.exp(epsilon) * (1 - w), math.exp(epsilon) * w - (1 - w)
+    # w - e^epsilon (1 - w) and e^epsilon w - (1 - w), where 1 - w = w e^-own: of positive terms only.
+    gain, loss = -w * math.expm1(epsilon - own), w * (math.expm1(epsilon) - math.expm1(-own))
     turn = np.floor(loss / (gain + loss) * (counts + 1))
     # The event A + D >= a is the best one for some a next to `turn`.
     terms = [

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import scipy
@@ -69,6 +70,21 @@ def test_noise_and_epsilons_agree():
 def test_bad_input(arguments, name):
     with pytest.raises(ValueError, match=name):
         shuffled.compare_noise_multipliers(*arguments)
+
+
+@pytest.mark.parametrize(("own", "epsilon"), [(34.0, 33.9), (36.5, 36.0), (1e-9, 0.0), (0.5, 0.4999999)])
+def test_the_pair_of_the_upper_bound_where_its_weights_cancel(own, epsilon):
+    """One example beside it, by 60 digits: bounds within 1e-8 of the truth and never below it."""
+    with mpmath.workdps(60):
+        c = mpmath.mpf("0.25")
+        w, e = 1 / (1 + mpmath.exp(-mpmath.mpf(own))), mpmath.exp(mpmath.mpf(epsilon))
+        # C is shown: the divergence is the mean of both.
+        alone = max(0, w - e * (1 - w))
+        masses = [((1 - w) / 2, w / 2), (mpmath.mpf(1) / 2, mpmath.mpf(1) / 2), (w / 2, (1 - w) / 2)]
+        other = sum(max(0, a - e * b) for a, b in masses)
+        exact = (1 - c) * alone + c * other
+        found = shuffled._clones_delta(2, 0.25, own, epsilon)
+        assert exact <= found <= exact * (1 + 1e-8)
 
 
 @pytest.mark.parametrize(("n", "probability", "own"), [(1, 0.3, 0.7), (7, 0.4, 1.2), (12, 0.9, 2.5)])

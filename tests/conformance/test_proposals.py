@@ -22,10 +22,12 @@ from jaxacct import (
     Toeplitz,
     TruncatedBMinSep,
 )
+from jaxacct.core.check import _fit_together
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.registry import FAMILIES
+from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
 from tests.draws import draws_of, mean_interval
@@ -131,6 +133,9 @@ def test_requirements(direction, name):
     shared = slice(3 * randomness.BLOCK_SIZE, 3 * randomness.BLOCK_SIZE + later.loss.size)
     np.testing.assert_array_equal(draws.loss[shared], later.loss)
     np.testing.assert_array_equal(draws.log_weight[shared], later.log_weight)
+    resolved = Resolved(proposal, epsilon, hockey_stick.hockey_stick, (), 0.5)
+    counted = bounds.bin_terms(resolved.terms(draws, 1e-3)), hockey_stick.bin_losses(draws.loss)
+    assert counted[0][1:].any() and _fit_together(resolved, 1e-3, *counted), "a plan would be refused"
     terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
     assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
     low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)

@@ -21,10 +21,10 @@ from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.families import extrapolation, half_space, mean_overlaps, overlaps, pair_weights
-from jaxacct.proposals.threshold import budget_lines, threshold
+from jaxacct.proposals.threshold import Resolved, budget_lines, threshold
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, TabulatedProfile
-from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.statistics.hockey_stick import NonFiniteLossError, hockey_stick
 from jaxacct.statistics.lines import KINDS, BudgetLine, total
 from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_guards import BUDGET, a_line, of
@@ -312,3 +312,12 @@ def test_terms_of_a_composed_line_are_above_the_profile_by_an_allowance():
     with np.errstate(divide="ignore"):
         product = 1.5 * dense + np.log(composed.above_floor(dense))
     assert composed.log_max(1.5) >= product.max() + 2e-9
+
+
+def test_terms_of_a_scale_beyond_float64_are_rounded_up():
+    """1 / M exceeds float64; terms are 0 where they are, 1 elsewhere."""
+    mechanism = Mechanism(BMinSep(2, 1, 0.3), BandedToeplitz.identity(), 2.0)
+    proposal = dataclasses.replace(plain(mechanism, "remove"), log_scale=-800.0)
+    resolved = Resolved(proposal, 1.0, hockey_stick, (), 2.0)
+    draws = Draws(np.array([0.5, 3.0]), np.array([0.0, -700.0]))
+    assert resolved.terms(draws, 0.0).tolist() == [0.0, 1.0]

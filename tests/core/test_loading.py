@@ -5,6 +5,7 @@ digest too (`tests/stored_plans.py`), so that only what is forged can give a for
 """
 
 import dataclasses
+import math
 
 import dp_accounting as dp
 import numpy as np
@@ -14,6 +15,7 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     Budget,
+    CyclicPoisson,
     IndependentAttribution,
     Mechanism,
     Plan,
@@ -33,7 +35,7 @@ from jaxacct.proposals.families import extrapolation
 from jaxacct.proposals.families.extrapolation import at_distances
 from jaxacct.schemes.batch_sizes import overflow
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, Direction, loss_bounds
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import Dense
 from jaxacct.verification.replay import Replayed, replay
@@ -83,8 +85,19 @@ def hopeless(plan, direction):
     if is_line(plan, direction):
         second[0] = number
     else:
-        second[-1 if direction == "remove" else 0] = number
+        second[place_of_the_largest_term(plan, direction)] = number
     return [first, second]
+
+
+def place_of_the_largest_term(plan, direction) -> int:
+    """Return a bin: `(1 - e^{epsilon - L}) e^{(1 - m) L}` is largest at `L = epsilon + ln(m / (m - 1))`."""
+    m = plan.verdict.remove.replicas
+    if direction == "add":
+        return 0
+    if m < 2 or plan.compose_with is not None:
+        return -1
+    most = plan.epsilon + math.log(m / (m - 1))
+    return math.floor(most / LOSS_BIN_WIDTH) + len(loss_bounds("remove")) // 2
 
 
 @EACH
@@ -112,6 +125,45 @@ def test_no_margin_below_the_one_that_is_needed_is_loaded(kind, share):
         assert 0 < needed <= getattr(plan.evidence, direction).margin
         with pytest.raises(ValueError, match="the margin for rounding is"):
             loaded(with_side(plan, direction, margin=share * needed))
+
+
+@EACH
+def test_histograms_that_contradict_each_other_are_not_loaded(kind):
+    """The attack: losses beyond epsilon whose terms are 0, which any mean test accepts; and the reverse."""
+    plan = whole(kind)
+    for direction in sampled_directions(plan):
+        if is_line(plan, direction):
+            continue
+        terms, losses = histograms(plan, direction)
+        none, above, below = np.zeros_like(terms), np.zeros_like(losses), np.zeros_like(losses)
+        sign = Direction(direction).sign
+        place = losses.size // 2 + sign * math.ceil((plan.epsilon + 1) / LOSS_BIN_WIDTH)
+        none[0] = above[place] = losses.sum()
+        below[0 if sign > 0 else -1] = losses.sum()
+        for parts in [(none, above), *([(terms, below)] if terms[1:].any() else [])]:
+            with pytest.raises(ValueError, match="the terms are not those that the losses have"):
+                loaded(with_histograms(plan, direction, parts))
+
+
+def test_terms_of_replicas_are_those_of_the_weights_of_their_losses():
+    """The attack: as many terms above 0 as losses above epsilon, all of them tiny."""
+    plan = whole("replicas")
+    terms, losses = histograms(plan, "remove")
+    tiny = np.zeros_like(terms)
+    tiny[0], tiny[1] = terms[0], terms[1:].sum()
+    with pytest.raises(ValueError, match="the terms are not those that the losses have"):
+        loaded(with_histograms(plan, "remove", (tiny, losses)))
+
+
+@EACH
+def test_counts_do_not_wrap_around(kind):
+    """Four bins of 2^61 are 0 in 64 bits, and less with what else there is."""
+    plan = whole(kind)
+    direction = sampled_directions(plan)[0]
+    name = "near_counts" if is_line(plan, direction) else "term_counts"
+    many = tuple((place, 2**61) for place in range(4))
+    with pytest.raises(ValueError, match="below 2\\^62 together"):
+        loaded(with_side(plan, direction, **{name: many}))
 
 
 DERIVED = ("scale", "log_scale", "threshold", "items", "lines", "estimate", "outcome", "accepted", "verdict")
@@ -420,3 +472,16 @@ def test_cuts_are_known_to_the_likelihood_of_disjoint_columns_alone(strategy):
     # The same scheme where nothing is cut: still Q is a mixture.
     with pytest.raises(ValueError, match="must be banded Toeplitz for truncated-b-min-sep"):
         Mechanism(TruncatedBMinSep(6, 2, 0.3, 6, 6), strategy, 1.5)
+
+
+@pytest.mark.parametrize("length", [2**32 - 1, 2**32, 2**45])
+@pytest.mark.parametrize("name", ["min_separation", "cycle_length"])
+def test_lengths_that_fill_the_memory_are_refused(name, length):
+    """In one line, where a file is read, too."""
+    kind = BMinSep if name == "min_separation" else CyclicPoisson
+    with pytest.raises(ValueError, match=f"{name} must be at most 1048576, got {length}"):
+        kind(24, length, 0.05)
+    if name == "cycle_length":
+        data = as_json(whole("plain"))
+        with pytest.raises(ValueError, match="cycle_length must be at most"):
+            Plan.from_json(changed(data, ("claim", "scheme", name), length))

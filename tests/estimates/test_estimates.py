@@ -7,6 +7,7 @@ Binomial(runs, <= 1 - c); tests fail beyond its quantile of `FALSE_ALARM`.
 import dataclasses
 import functools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -343,3 +344,17 @@ def test_bounds_that_are_not_exact_do_not_replace_samples():
     found = estimate_delta(replaced, 1.0)
     assert found.num_samples == 0 and found.directions["remove"] == found.directions["add"] == found.value
     assert found.value > estimate_delta(MECHANISM, 1.0).value
+
+
+def test_a_proven_epsilon_includes_what_a_proposal_leaves_out(monkeypatch):
+    """A scale of e^-epsilon and half of delta left out, as 2^-60 is for replace-one."""
+
+    def chosen(_, epsilon, *__):
+        return SimpleNamespace(log_scale=-epsilon, left_out=5e-7)
+
+    monkeypatch.setattr(estimate, "_distribution_at", chosen)
+    monkeypatch.setattr(estimate.unamplified, "epsilon_at", lambda *_: math.inf)
+    found = proven_epsilon.__wrapped__(
+        Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 2.0), "remove", 1e-6
+    )
+    assert math.exp(-found) + 5e-7 <= 1e-6 and found == pytest.approx(math.log(2e6), rel=0.05)

@@ -1,5 +1,7 @@
 """Subsampled pairs, the Fourier accountant and individual accountants: exact values, dp-accounting."""
 
+import math
+
 import dp_accounting
 import jax
 import numpy as np
@@ -261,3 +263,18 @@ def test_losses_beyond_a_narrow_grid_are_added(half_width, count):
 def test_a_grid_whose_exponentials_overflow_is_refused():
     with pytest.raises(ValueError, match="half_width must be at most 700"):
         FourierAccountant(1.0, (1.0,), 720.0, 2**12)
+
+
+@pytest.mark.parametrize(("noise", "clip"), [(1e9, 1e9), (1e9, 1e-9), (1e-9, 1e9), (1e-9, 1e-9), (1.0, 1.0)])
+def test_mu_of_full_batches_is_not_below_the_truth_over_the_whole_range(noise, clip):
+    """Norms from C down to 1e-30 of it: squares that underflow are charged as more than they are."""
+    accountant = GDPIndividualAccountant(noise, clip)
+    norms = np.float32(clip) * np.array([0.0, 1e-30, 1e-22, 1e-18, 1e-9, 0.3, 1.0], np.float32)
+    state = accountant.init(norms.size)
+    for _ in range(3):
+        state = accountant.update(state, norms)
+    truth = math.sqrt(3) * norms.astype(float) / (noise * clip)
+    found = accountant.mu(state)
+    assert (found >= truth).all() and found[0] == 0
+    floor = (norms > 0) * math.sqrt(3) * 2.0**-50
+    assert (found <= (truth + floor) * (1 + 1e-5)).all()

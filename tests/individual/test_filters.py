@@ -1,5 +1,7 @@
 """Filters: counts of charged steps, rounding, NaN, adversarial adaptive sequences."""
 
+import fractions
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +78,12 @@ def test_readmission():
             state, active = privacy_filter.step(state, jnp.array([cost]))
             seen.append(bool(active[0]))
         assert seen == expected
+        renyi = IndividualRDPFilter(8, 1.0, readmit=readmit)
+        state, seen = renyi.init(1), []
+        for cost in costs:
+            state, active = renyi.step(state, jnp.array([0.99 * cost]))
+            seen.append(bool(active[0]))
+        assert seen == expected
     halting, state, seen = GDPFilter(1.0), GDPFilter(1.0).init(), []
     for cost in costs:
         state, active = halting.step(state, cost)
@@ -97,6 +105,40 @@ def test_spending_exactly(wide):
         assert spent <= 1 and spent == pytest.approx(1, rel=1e-5)
         with pytest.raises(ValueError, match="step_and_scale"):
             privacy_filter.step(state, jnp.array([0.6]))
+
+
+def exact_sum(costs, square: bool) -> fractions.Fraction:
+    return sum(fractions.Fraction(float(cost)) ** (1 + square) for cost in costs)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("kind", [GDPFilter, IndividualGDPFilter, IndividualRDPFilter])
+def test_no_costs_add_up_to_more_than_is_promised(kind, wide):
+    """Adversarial costs, in exact numbers: a last one that is the largest that the filter lets through.
+
+    Of squared mu, B^2 and its slack are promised; of Renyi divergences, the budget.
+    """
+    renyi, rng = kind is IndividualRDPFilter, np.random.default_rng(0)
+    most = fractions.Fraction(0)
+    with jax.enable_x64(wide):
+        for budget in (1.0, 0.7, 1.9999999):
+            given = kind(8, budget) if renyi else kind(budget)
+            step, cost_of = jax.jit(given.step), (lambda x: x) if renyi else np.sqrt
+            dtype = given.init(1).spent.dtype
+            allowed = fractions.Fraction(budget) ** (1 if renyi else 2)
+            state, costs = given.init(1), []
+            for part in rng.dirichlet(np.ones(20)) * float(allowed) * 0.9:
+                costs.append(dtype.type(cost_of(part)))
+                state, active = step(state, jnp.array([costs[-1]]))
+                assert np.all(active)
+            low, high = dtype.type(0), dtype.type(cost_of(float(allowed)))  # bisection down to one unit
+            while np.nextafter(low, high) < high:
+                middle = dtype.type((low + high) / 2)
+                fits = bool(np.all(step(state, jnp.array([middle]))[1]))
+                low, high = (middle, high) if fits else (low, middle)
+            most = max(most, exact_sum([*costs, low], square=not renyi) / allowed)
+    slack = 1e-12 if wide else 2.0**-20
+    assert 1 - 2 * slack < most <= 1 + (0 if renyi else fractions.Fraction(slack))
 
 
 def test_bad_input():

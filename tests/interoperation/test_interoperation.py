@@ -316,3 +316,24 @@ def test_coefficients():
     for bad in ([1.0, 0.5], [[1.0]], [math.nan], [], larger):
         with pytest.raises(ValueError, match="norm 1"):
             strategy_of(bad)
+
+
+def test_only_what_is_of_one_adjacency_composes():
+    """The attack: a Gaussian event of zero-out is half as far apart as one of replace-one."""
+    remove, add = sampled_deltas(GRID, 0.8, 0.2)
+    both = np.maximum(remove, add)
+    found = pld_of_profile(profile_of(GRID, both, both), adjacency="replace-one")
+    gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+        2.0, neighboring_relation=ZERO_OUT, value_discretization_interval=INTERVAL
+    )
+    for other in (gaussian, exported()):
+        with pytest.raises(ValueError, match="adjacency must be replace-one to be composed, got zero-out"):
+            found.compose(other)
+    with pytest.raises(ValueError, match="adjacency must be zero-out to be composed, got replace-one"):
+        exported().compose(found)
+    assert found.compose(gaussian, "replace-one").compose(found).adjacency == "replace-one"
+    with pytest.raises(ValueError, match="adjacency must be"):
+        found.compose(gaussian, "replace-two")
+    mechanism = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 2.0, "replace-one")
+    drawn = dominating_pld(mechanism, max_epsilon=1.0, points=2, num_samples=2048)
+    assert drawn.adjacency == "replace-one"

@@ -1,15 +1,18 @@
 """Balanced min-sep sampling: likelihoods, samplers and batches against enumeration of all patterns."""
 
+import fractions
 import itertools
 import math
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
 
 from jaxacct.kernels import fixed_counts
+from jaxacct.likelihood import rounding
 from jaxacct.schemes import BalancedMinSep, BMinSep
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
@@ -141,3 +144,27 @@ def test_bad_input():
     made = BalancedMinSep.from_batch_size(dataset_size=100, batch_size=25, iterations=8, min_separation=4)
     assert made == BalancedMinSep(8, 4, 2) and made.expected_batch_sizes(100).tolist() == [25.0] * 8
     assert BalancedMinSep(9, 2, 0.5) == BalancedMinSep(9, 9, 0.5), "one participation has no distance"
+
+
+@pytest.mark.parametrize(("m", "k"), [(5, 5), (9, 1), (40, 7), (3001, 60), (2**20, 3)])
+def test_probabilities_of_columns_are_those_of_integers(m, k):
+    """By ratios of exact binomials, at the ends and in the middle; logarithms of factorials lose 1e-8."""
+    for number in {0, k // 2, k - 1}:
+        found = fixed_counts.column_probabilities(m, k, number)
+        assert found.shape == (m,) and math.fsum(found) == pytest.approx(1, rel=1e-14)
+        for v in {0, number, m // 3, m // 2, m - k + number, m - 1}:
+            ways = math.comb(v, number) * math.comb(m - 1 - v, k - 1 - number)
+            exact = float(fractions.Fraction(ways, math.comb(m, k)))
+            assert found[v] == pytest.approx(exact, rel=2e-12, abs=0), (number, v)
+
+
+def test_logarithms_of_binomials_that_bounds_depend_on():
+    """Of exact integers, and rounded up by what gammaln may lose."""
+    for n, k in ((10, 3), (2000, 1000), (2**20, 9)):
+        with mpmath.workdps(40):
+            exact = mpmath.log(math.comb(n, k))
+            assert abs(fixed_counts.log_choose(n, k) / exact - 1) < 1e-15
+            above = rounding._log_choose(n, k) - exact
+            parts = sum(mpmath.loggamma(size + 1) for size in (n, k, n - k))
+            assert 0.5 < above / (2.0**-49 * parts) < 1.5
+    assert fixed_counts.log_choose(2, 3) == -math.inf

@@ -413,3 +413,12 @@ def test_wealth_is_no_more_than_what_was_put_in(theta):
     for of_heads, of_tails in (fair, other):
         mean = theta * math.exp(of_heads) + (1 - theta) * math.exp(of_tails)
         assert 0.1 < mean <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("total", [1 + 1e-9, 1.005, 1.01])
+def test_weights_of_bets_are_a_distribution(total):
+    """The attack: a wealth that begins above 1 is accepted more often than q; rounding alone is allowed."""
+    counts, bets = coins(0, 10), np.array([0.3, 0.6])
+    with pytest.raises(ValueError, match="of sum at most 1"):
+        bounds.log_wealth(counts, 0.1, bets, np.array([0.5, total - 0.5]))
+    bounds.log_wealth(counts, 0.1, bets, np.array([0.5, 0.5 + 2.0**-52]))

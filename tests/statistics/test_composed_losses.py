@@ -18,6 +18,7 @@ from jaxacct.statistics.loss_curves import (
     ChordCurve,
     DiscreteLaplacePair,
     GaussianPair,
+    LaplacePair,
     LossCurve,
     Sampled,
     SampledAntipodal,
@@ -142,6 +143,39 @@ def test_a_delta_that_cannot_be_shown_is_refused():
     assert analytic.delta_by("unamplified", mechanism, 300.0) == 1e-200  # 0 in float64
     with pytest.raises(ValueError, match=r"delta must be larger for .* 1e-250"):
         calibrate(Poisson(4, 0.5), IDENTITY, epsilon=1.0, delta=1e-250, accountant="pld", grid_ratio=2.0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("pair", "largest"),
+    [(LaplacePair(1.0), 1.0), (LaplacePair(3.0), 1 / 3), (DiscreteLaplacePair(0.5, 2), 1.0)],
+)
+def test_at_the_largest_loss_is_hardly_any_divergence(pair, largest, count):
+    """Bounded losses end: from there on the divergence is 0, and the bound of the order of rounding."""
+    part = [Part(both_directions(pair, 1.0)[0], count)]
+    epsilons = count * largest * np.array([1.0, 1 + 1e-12, 1.001, 2.0])
+    found = [divergence_bound(part, float(epsilon)) for epsilon in epsilons]
+    assert max(found) < 1e-13 and found[2] == found[3] == composed_losses.SMALLEST
+    assert (divergence_table(part, epsilons) <= found).all()
+    below = count * largest * (1 - 1e-9)
+    if isinstance(pair, LaplacePair) and count == 1:
+        # P(loss = 1/scale) is 1/2, and 1 - e^-t beyond.
+        exact = -math.expm1(below - largest) / 2
+        assert exact <= divergence_bound(part, below) <= exact * (1 + 1e-4)
+
+
+def test_deltas_of_parts_add_up_only_where_their_epsilons_do():
+    """Basic composition of different steps, against the convolution of two discrete Laplace losses."""
+    pairs = DiscreteLaplacePair(0.5, 2), DiscreteLaplacePair(0.8, 1)
+    parts = [Part(both_directions(pair, 1.0)[0], 1) for pair in pairs]
+    places = np.arange(-80, 81)
+    weights = [np.exp(-pair.a * np.abs(places - at)) for pair in pairs for at in (0, pair.shift)]
+    p1, q1, p2, q2 = (each / each.sum() for each in weights)
+    p, q = np.multiply.outer(p1, p2), np.multiply.outer(q1, q2)
+    for epsilon in (0.0, 0.3, 0.9, 1.3, 1.79):
+        exact = np.maximum(p - math.exp(epsilon) * q, 0).sum()
+        by_parts = composed_losses._sum_of_deltas(parts, np.array([epsilon]))[0]
+        assert exact - 1e-14 <= divergence_bound(parts, epsilon) <= by_parts * (1 + 1e-12)
 
 
 # -- Whatever the search finds, the bound is one --------------------------------------------------------

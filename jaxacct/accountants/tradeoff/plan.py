@@ -3,21 +3,12 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from jaxacct.accountants.tradeoff.curves.terms import Terms, last_iterate, sampling_revealed
+from jaxacct.accountants.tradeoff.curves.terms import Terms, last_iterate
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD, calibrate_sigma
-from jaxacct.accountants.tradeoff.generalized_dpsgd.mixture_certificate import (
-    MixtureEvidence,
-    calibrate_mixture,
-    certify_mixture,
-    flaws,
-    replayed,
-)
-from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SampledDistribution
 from jaxacct.accountants.tradeoff.last_iterate.calibration import METHODS, calibrate_noise
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
 from jaxacct.common.stored_plan import StoredPlan
-from jaxacct.kernels.randomness import checked_key
 
 
 @dataclass(frozen=True)
@@ -69,14 +60,6 @@ class GeneralPlan(StoredPlan):
         """Whether the noise gives the guarantee, recomputed."""
         return bool(self.run.curve(self.sigma).delta(self.epsilon) <= self.delta)
 
-    def verify(self, *, progress=None) -> None:
-        """Do nothing: `certified` recomputes everything."""
-        del progress
-
-    def lasting(self) -> dict:
-        """Return the fields that a continued run must share: all but evidence, which may be drawn again."""
-        return {name: value for name, value in self.to_json().items() if name != "evidence"}
-
     @property
     def terms(self) -> Terms:
         """Adversary and adjacency."""
@@ -89,93 +72,6 @@ class GeneralPlan(StoredPlan):
             f"{self.group_size} of {self.dataset_size} records, against an adversary who sees which records "
             f"are in which batch and everything else but the noise; {self.run.clip} clipping, "
             f"{self.sampling}, {self.num_epochs} epochs, noise {exact(self.sigma)} times twice the clip norm."
-        )
-
-
-@dataclass(frozen=True)
-class SampledGeneralPlan(GeneralPlan):
-    """Plan of generalised DP-SGD, by samples of its participation distribution.
-
-    For sizes whose exact distribution takes too long to compute.
-
-    Attributes:
-      evidence: the samples; delta includes their failure probability.
-    """
-
-    evidence: MixtureEvidence | None = None
-
-    schema = "jaxacct-general-dpsgd-sampled"
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not isinstance(self.evidence, MixtureEvidence):
-            raise ValueError(
-                f"evidence must be draws of the distribution, got {type(self.evidence).__name__}"
-            )
-
-    @classmethod
-    def calibrate(
-        cls, epsilon: float, delta: float, *, num_samples: int = 2**18, key=None, progress=None, **sizes
-    ) -> "SampledGeneralPlan":
-        """Return a plan with little excess noise, certified by samples: more of them need less noise.
-
-        The JAX key is from the operating system by default. `progress` is called with ("participations",
-        samples, maximum). ValueError where the samples do not show the guarantee.
-        """
-        distribution = SampledDistribution(GeneralDPSGD(**sizes))
-        key = checked_key(key)
-        sigma = calibrate_mixture(distribution, epsilon, delta, num_samples=num_samples, key=key)
-        evidence = certify_mixture(
-            distribution, sigma, epsilon, delta, num_samples=num_samples, key=key, progress=progress
-        )
-        return cls(sigma=sigma, epsilon=epsilon, delta=delta, evidence=evidence, **asdict(distribution.run))
-
-    @property
-    def distribution(self) -> SampledDistribution:
-        """Sampled distribution."""
-        return SampledDistribution(self.run)
-
-    @property
-    def draws(self) -> MixtureEvidence:
-        """Evidence, which is never missing."""
-        assert self.evidence is not None
-        return self.evidence
-
-    @property
-    def flaws(self) -> list[str]:
-        """Why the samples do not show the guarantee, one line each; empty if they do."""
-        return flaws(self.draws, self.distribution, self.sigma, self.epsilon, self.delta)
-
-    @property
-    def certified(self) -> bool:
-        """Whether the stored samples show the guarantee, recomputed."""
-        return not self.flaws
-
-    def verify(self, *, num_samples: int | None = None, key=None, progress=None) -> MixtureEvidence:
-        """Return fresh samples that show the guarantee, at most 2^20 or 8 times as many; or ValueError."""
-        max_samples = max(2**20, 8 * self.draws.num_samples) if num_samples is None else num_samples
-        return certify_mixture(
-            self.distribution,
-            self.sigma,
-            self.epsilon,
-            self.delta,
-            num_samples=max_samples,
-            key=key,
-            progress=progress,
-        )
-
-    def replay(self) -> bool:
-        """Return whether the stored key draws the stored counts."""
-        return replayed(self.draws, self.distribution)
-
-    @property
-    def terms(self) -> Terms:
-        return sampling_revealed(self.group_size, "certified")
-
-    def statement(self) -> str:
-        return (
-            f"{super().statement()} Certified by {self.draws.num_samples:,} draws of the batches, with the "
-            "probability that they mislead in delta."
         )
 
 
@@ -312,4 +208,4 @@ def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diamet
     return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)
 
 
-PLANS = {kind.schema: kind for kind in (GeneralPlan, SampledGeneralPlan, LastIteratePlan)}
+PLANS = {kind.schema: kind for kind in (GeneralPlan, LastIteratePlan)}

@@ -13,7 +13,7 @@ from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
 from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import noisy_cgd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_gd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import noisy_sgd_accountant
-from jaxacct.accountants.tradeoff.plan import PLANS, GeneralPlan, LastIteratePlan, SampledGeneralPlan
+from jaxacct.accountants.tradeoff.plan import PLANS, GeneralPlan, LastIteratePlan
 from jaxacct.cli.output import show
 from jaxacct.cli.usage import Integer, Number, new_app
 from jaxacct.common import files, validate
@@ -101,7 +101,6 @@ def general_command(
     epsilon: Number | None = None,
     plot: str | None = None,
     out: str | None = None,
-    draws: Integer | None = None,
     json: bool = False,
 ) -> int:
     """Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual or batch clipping.
@@ -118,16 +117,12 @@ def general_command(
       epsilon: target, to calibrate sigma.
       plot: write the trade-off curves to this PNG.
       out: with epsilon, write the plan here, for `python -m train`.
-      draws: with epsilon, certify by at most so many draws of the batches in place of their exact
-        distribution, which takes long for large groups and many terms.
       json: print one JSON object.
     """
     plots.check_plot(plot)
-    if draws is not None and (epsilon is None or plot is not None):
-        raise ValueError("draws must be given with epsilon, and without plot")
     if (sigma is None) == (epsilon is None):
         raise ValueError("sigma (to evaluate) or epsilon (to calibrate) must be given, and not both")
-    _check_out(out, GeneralPlan if draws is None else SampledGeneralPlan, "sigma", sigma)
+    _check_out(out, GeneralPlan, "sigma", sigma)
     sizes: dict[str, Any] = dict(
         dataset_size=dataset_size,
         num_microbatches=num_microbatches,
@@ -139,16 +134,10 @@ def general_command(
     run = GeneralDPSGD(**sizes)
     if sigma is None:
         assert epsilon is not None
-        drawn = {} if draws is None else {"num_samples": draws}
-        plan = (SampledGeneralPlan if drawn else GeneralPlan).calibrate(epsilon, delta, **drawn, **sizes)
+        plan = GeneralPlan.calibrate(epsilon, delta, **sizes)
         sigma = plan.sigma
         if out is not None:
             plan.save(out)
-        if isinstance(plan, SampledGeneralPlan):
-            found = {"epsilon": epsilon, "delta": delta, "sigma": sigma, "noise_multiplier": 2 * sigma}
-            found |= {"clip": run.clip, "draws": plan.draws.num_samples, **plan.terms.to_json()}
-            tell(found | {"warnings": run.warnings(epsilon, delta)}, json)
-            return 0
     found_epsilon = float(run.epsilon(delta, sigma))
     one = GeneralDPSGD(dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, 1)
     per_record = math.sqrt(one.most()) / sigma

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.lockouts import counts_at
@@ -126,7 +127,21 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         profile=None,
         scale_at=lambda other: log_scale(log_z, m, other + log_floor),
         log_normalizer=log_z,
+        log_weight_at=_log_weight_at(drawn),
+        has_zero_weights=_may_not_fit(drawn),
     )
+
+
+def _log_weight_at(drawn: Replicas) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return ln w of losses; None for replace-one, overlapping columns and vectors that may not fit."""
+    mechanism = drawn.mechanism
+    if mechanism.is_replace_one or mechanism.is_upper_bound or _may_not_fit(drawn):
+        return None
+    return lambda losses: drawn.log_normalizer + (1 - drawn.m) * losses
+
+
+def _may_not_fit(drawn: Replicas) -> bool:
+    return hasattr(drawn.module, "draw_fitting")
 
 
 def _floor(mechanism: Mechanism) -> tuple[float, float]:
@@ -172,7 +187,7 @@ def around_the_smallest_scale(
 
 def _drawer_of(drawn: Replicas) -> Callable[..., Draws]:
     losses_of = losses_of_mirrored if drawn.mechanism.is_replace_one else _losses
-    if hasattr(drawn.module, "draw_fitting"):
+    if _may_not_fit(drawn):
         return _fitting_drawer(drawn.module, drawn.m, losses_of)
     if drawn.mechanism.is_upper_bound:
         return _overlapping_drawer(drawn.module)

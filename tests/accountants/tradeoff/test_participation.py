@@ -28,7 +28,7 @@ from jaxacct.accountants.tradeoff import (
     self_compose_pmf,
     shuffled_batch_clip_mu,
 )
-from jaxacct.accountants.tradeoff.generalized_dpsgd.sampled_participation import SampledDistribution
+from jaxacct.accountants.tradeoff.generalized_dpsgd import sampled_participation
 from tests.oracles.tails import chernoff_tail
 
 
@@ -280,7 +280,7 @@ def test_monte_carlo_twin(key, monkeypatch):
     assert abs(estimate - true) < 4 * math.sqrt(pmf.prob @ (deltas - true) ** 2 / 20_000) + 1e-12
     assert estimate < upper < true + 0.01 and upper > true
     # The bound includes the relative error of the probabilities of samples.
-    monkeypatch.setattr(SampledDistribution, "draw_error", lambda self: 0.5)
+    monkeypatch.setattr(sampled_participation, "draw_error", lambda run: 0.5)
     assert mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)[1] == pytest.approx(1.5 * upper)
 
 

@@ -204,10 +204,7 @@ def _all_hit(k: int, within: list[int]) -> int:
 def check_group(group_size: int, max_size: int) -> None:
     """Refuse a group whose exact distribution takes more than about a minute."""
     if group_size > max_size:
-        raise ValueError(
-            f"group_size must be at most {max_size} for an exact distribution, got {group_size}: "
-            "certify by draws (SampledGeneralPlan, or --draws)"
-        )
+        raise ValueError(f"group_size must be at most {max_size} for an exact distribution, got {group_size}")
 
 
 @functools.lru_cache(maxsize=32)
@@ -336,10 +333,7 @@ def _dense(a: ParticipationPMF) -> np.ndarray:
 
 def _refuse_products(first: float, second: float) -> None:
     if first * second > _MAX_PRODUCTS:
-        raise ValueError(
-            f"num_epochs or group_size must be smaller: c^2 has {first + second:.3g} values; "
-            "certify by draws (SampledGeneralPlan, or --draws)"
-        )
+        raise ValueError(f"num_epochs or group_size must be smaller: c^2 has {first + second:.3g} values")
 
 
 def _convolve(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -5,8 +5,7 @@ also checks the exact distribution. A delta averages the exact deltas of the sam
 """
 
 import functools
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,32 +20,13 @@ from jaxacct.kernels.randomness import multiply_high
 from jaxacct.statistics import bounds
 
 
-@dataclass(frozen=True)
-class SampledDistribution:
-    """Sampled distribution of c^2 of a run; batches must not depend on data (proofs/tradeoff.md)."""
+def draw_error(run: GeneralDPSGD) -> float:
+    """Return a bound on the relative error of the probability of any sample of c^2.
 
-    run: GeneralDPSGD
-
-    def draw(self, key, num_samples: int) -> np.ndarray:
-        """Return (num_samples,) int64 independent samples of c^2."""
-        return np.asarray(sample_participation(key, **asdict(self.run), num_samples=num_samples), np.int64)
-
-    def most(self) -> int:
-        """Return the largest possible c^2."""
-        return self.run.most()
-
-    def draw_error(self) -> float:
-        """Return a bound on the relative error of any sample's probability.
-
-        Every position is one of N values of `floor(x span / 2^64)`: relative error of at most N 2^-64.
-        """
-        run = self.run
-        draws = run.num_epochs * (1 if run.sampling == "shuffling" else run.rounds_per_epoch)
-        return float(np.expm1(draws * run.group_size * run.dataset_size * 2.0**-64))
-
-    def describe(self) -> dict[str, Any]:
-        """Return everything that it depends on, in JSON values."""
-        return {"kind": "generalised-dp-sgd"} | asdict(self.run)
+    Every position is one of N values of `floor(x span / 2^64)`: relative error of at most N 2^-64.
+    """
+    draws = run.num_epochs * (1 if run.sampling == "shuffling" else run.rounds_per_epoch)
+    return float(np.expm1(draws * run.group_size * run.dataset_size * 2.0**-64))
 
 
 def sample_participation(
@@ -156,7 +136,7 @@ def mc_mixture_delta(
     arrays.scale("sigma", sigma)
     _validate.open_probability("confidence", confidence)
     sizes = dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size
-    error = SampledDistribution(GeneralDPSGD(*sizes)).draw_error()
+    error = draw_error(GeneralDPSGD(*sizes))
     drawn = sample_participation(
         key, dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling, num_samples
     )

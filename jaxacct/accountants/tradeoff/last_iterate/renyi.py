@@ -6,6 +6,7 @@ valid.
 
 import math
 
+import numpy as np
 from scipy import optimize
 
 from jaxacct.common import validate as _validate
@@ -53,4 +54,4 @@ def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
         method="bounded",
         options={"xatol": 1e-10},
     )
-    return max(0.0, min(float(found.fun), value(1 + math.exp(best))))
+    return float(np.maximum(0.0, np.fmin(found.fun, value(1 + math.exp(best)))))  # NaN where both are
