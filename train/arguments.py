@@ -2,10 +2,12 @@
 
 import inspect
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen, nnx
@@ -25,8 +27,8 @@ def check_model(model) -> None:
         raise ValueError(f"{allowed}, got the class {model.__name__}" + (hint and f": {hint}"))
     if isinstance(model, linen.Module):
         raise ValueError(
-            f"{allowed}, got a linen module: give its parameters, model.init(key, x), and a loss that calls "
-            "model.apply"
+            f"{allowed}, got a linen module: give its parameters, model.init(key, x)['params'], and a loss "
+            "that calls model.apply({'params': params}, ..)"
         )
     if isinstance(model, nnx.Optimizer):
         raise ValueError(
@@ -38,7 +40,54 @@ def check_model(model) -> None:
     for path, leaf in jax.tree.leaves_with_path(model):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise ValueError(f"{allowed}, got {_shown(leaf)}" + (f" at {name}" if name else ""))
+            hint = _hint_of_library(model)
+            raise ValueError(f"{allowed}, got {_shown(leaf)}" + (f" at {name}" if name else "") + hint)
+
+
+_HINTS = {
+    "equinox": "params, static = eqx.partition(model, eqx.is_inexact_array), and a loss that calls "
+    "eqx.combine(params, static)",
+    "haiku": "give transformed.init(key, x), and a loss that calls transformed.apply(params, key, x)",
+    "keras": "give [v.value for v in model.trainable_variables], and a loss that calls "
+    "model.stateless_call(params, fixed, x)",
+    "transformers": "give model.params, and a loss that calls model(.., params=params)",
+    "torch": "PyTorch's modules are not of JAX; load_weights loads a .safetensors file into a model that is",
+}
+"""Library -> how its models are given."""
+
+
+def _hint_of_library(model) -> str:
+    libraries = [kind.__module__.partition(".")[0] for kind in type(model).__mro__]
+    return next((f": {_HINTS[name]}" for name in libraries if name in _HINTS), "")
+
+
+def check_trained(model) -> None:
+    """ValueError for a pytree of more than parameters, all of which would get gradients and noise."""
+    if isinstance(model, nnx.Module):
+        return
+    if hasattr(model, "params") and hasattr(model, "opt_state"):
+        raise ValueError(f"model must be parameters alone, got a {type(model).__name__}: give its .params")
+    nodes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nnx.Module))
+    module = next((node for node in nodes if isinstance(node, nnx.Module)), None)
+    if module is not None:
+        raise ValueError(
+            f"model must be one nnx.Module, got a {type(model).__name__} that holds {type(module).__name__}: "
+            "make its modules attributes of one, or an nnx.List or nnx.Dict of one"
+        )
+    if isinstance(model, Mapping) and ("batch_stats" in model or ("params" in model and len(model) > 1)):
+        others = ", ".join(str(name) for name in model if name != "params")
+        raise ValueError(
+            f"model must be parameters alone, got the collections {others} as well: give init(..)['params'], "
+            "and bind the others to the loss by jax.tree_util.Partial(loss, others)"
+        )
+    for path, leaf in jax.tree.leaves_with_path(model):
+        dtype = jnp.result_type(leaf)
+        if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 2:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise ValueError(
+                f"model must have floats of 16 bits or more, got {dtype} at {name}: a step would be rounded "
+                "away; keep float32 or bfloat16, and cast in the loss"
+            )
 
 
 def check_optimizer(optimizer) -> optax.GradientTransformation:
@@ -83,8 +132,41 @@ def check_data(data) -> None:
         return
     if data is None or inspect.isclass(data) or path or isinstance(data, bytes):
         raise ValueError(f"{allowed}, got {_shown(data)}")
-    if hasattr(data, "__next__") or (callable(data) and not hasattr(data, "__getitem__")):
-        raise ValueError(f"{allowed}, got a {type(data).__name__}: batches are drawn at random")
+    kind = type(data).__name__
+    hint = _hint_of_data(data)
+    if hint is None and (hasattr(data, "__next__") or (callable(data) and not hasattr(data, "__getitem__"))):
+        hint = "batches are drawn at random"
+    if hint is not None:
+        raise ValueError(f"{allowed}, got a {kind}: {hint}")
+
+
+def _hint_of_data(data) -> str | None:
+    """Return what helps with data that have no rows by index; None for others."""
+    if isinstance(data, list) and data and isinstance(data[0], Mapping):
+        return "stack its rows, {name: np.stack([row[name] for row in data]) for name in data[0]}"
+    if isinstance(data, list) and data and type(data[0]) is tuple:
+        return "stack its rows, tuple(np.stack(column) for column in zip(*data))"
+    if not jax.tree_util.all_leaves([data]):
+        return None  # a pytree
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # of pandas, Polars
+        return "give its columns by name, {name: data[name].to_numpy() for name in data.columns}"
+    if isinstance(data, Mapping) and hasattr(data, "files"):
+        return "an archive of np.load; give its arrays, {name: data[name] for name in data}"
+    if isinstance(data, Mapping):
+        return f"give one of its parts, data[{next(iter(data), 'train')!r}], or a dictionary of arrays"
+    has_rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    has_batches = hasattr(data, "take") and hasattr(data, "fingerprint")
+    if not hasattr(data, "__iter__") or has_rows or has_batches or hasattr(data, "__array__"):
+        return None
+    library = type(data).__module__.partition(".")[0]
+    given = {
+        "datasets": "a data set that is loaded without streaming=True",
+        "grain": "the MapDataset before to_iter_dataset(), or the data_source",
+    }.get(library, "its data set, .dataset" if hasattr(data, "dataset") else "something with rows by index")
+    return (
+        f"batches are drawn at random, so give {given}; a plan of --scheme fixed-order takes a loader as "
+        "batches="
+    )
 
 
 def _shown(value: Any) -> str:

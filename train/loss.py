@@ -6,6 +6,7 @@ Both are public, and arguments of the step rather than literals of its program; 
 import contextlib
 import functools
 import hashlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen, nnx
+from flax import errors, linen, nnx
 
 from .clipping import programs as _programs
 
@@ -93,21 +94,34 @@ def as_loss(loss, key=None) -> Loss:
     return Loss(function, frozen, key)
 
 
-def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, key=None):
+_RAW = "outside of variables: make it an nnx.Param to train it, or an nnx.Variable (or give wrt=) to keep it"
+
+
+def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=None, key=None):
     """Return `(Loss, params)` of an nnx model and `loss(model, example) -> scalar`.
 
     With a `key`, a public `jax.random` key, the loss is of (model, example, key), and the streams of the
-    model (of `nnx.Dropout`, say) are seeded for every step and example. Variables that `wrt` does not select
-    are frozen. ValueError for batch norm with the statistics of a batch, and when traced for a loss that
-    writes to the model.
+    model (of `nnx.Dropout`, say) are seeded for every step and example. Variables that `wrt` (`nnx.Param` by
+    default) does not select are frozen. ValueError for batch norm with the statistics of a batch, and when
+    traced for a loss that writes to the model.
     """
     refuse_batch_statistics(model)
+    wrt, is_default = nnx.Param if wrt is None else wrt, wrt is None
+    rescaled = any(isinstance(node, nnx.SpectralNorm | nnx.WeightNorm) for _, node in nnx.iter_graph(model))
     try:
         graph, params, streams, others = nnx.split(model, wrt, nnx.RngState, ...)
     except (TypeError, ValueError):
         raise ValueError(f"wrt must be an nnx filter of some variables, got {wrt!r}") from None
+    raw = [
+        _name(path)
+        for path, leaf in nnx.to_flat_state(others)
+        if not isinstance(leaf, nnx.Variable) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    ]
+    hint = f", and has the array {', '.join(raw[:3])} {_RAW}" if raw else ""
     if not jax.tree.leaves(params):
-        raise ValueError(f"wrt must select parameters of the model, {wrt!r} selects none")
+        raise ValueError(f"wrt must select parameters of the model, {wrt!r} selects none{hint}")
+    if raw and is_default:
+        warnings.warn(f"model is trained in part{hint}", stacklevel=2)
     for path, leaf in jax.tree.leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise ValueError(
@@ -128,7 +142,7 @@ def nnx_loss(model: nnx.Module, loss: Callable[..., jax.Array], wrt=nnx.Param, k
 
         given = params, streams, frozen["variables"]
         value, after = traced(*given, args)
-        _refuse_writes(traced, given, args, after, seeded=key is not None)
+        _refuse_writes(traced, given, args, after, seeded=key is not None, rescaled=rescaled)
         return value
 
     return Loss(function, {"variables": others, "streams": streams}, key), params
@@ -176,6 +190,19 @@ def no_batch_statistics():
         yield
 
 
+def error_of_loss(error: Exception, *, has_key: bool) -> str:
+    """Return one line on what a loss raised: its own error, how it was called, and what helps."""
+    first = next(iter(str(error).splitlines()), "").rstrip(".")
+    called = "(model or params, one example without a batch axis" + (", key)" if has_key else ")")
+    line = f"{type(error).__name__}: {first}, raised by loss{called}"
+    if isinstance(error, errors.InvalidRngError) or any(word in first for word in ("deterministic", "rngs")):
+        line += (
+            ": model.eval() or deterministic=True drops nothing; for dropout give TrainOptions(loss_key=0), "
+            "which gives the loss a key, rngs={'dropout': key} in linen, and seeds the rngs= of nnx layers"
+        )
+    return line
+
+
 def _seeded(streams, key):
     """Return the streams of a model, each seeded from a key of its own."""
 
@@ -190,7 +217,7 @@ def _seeded(streams, key):
     return nnx.from_flat_state([(path, begin(i, variable)) for i, (path, variable) in enumerate(flat)])
 
 
-def _refuse_writes(traced, given, args, after, *, seeded: bool) -> None:
+def _refuse_writes(traced, given, args, after, *, seeded: bool, rescaled: bool) -> None:
     """Raise ValueError where the loss changed a variable of the model.
 
     The same traced value means no change. Transformations like `nnx.remat` return every variable as another
@@ -218,7 +245,11 @@ def _refuse_writes(traced, given, args, after, *, seeded: bool) -> None:
 
     for path, same in zip(suspects, _programs.pairs(changed, *shapes), strict=True):
         if not same:
-            hint = "; give loss_key to draw from it" if isinstance(before[path], nnx.RngState) else ""
+            hint = ""
+            if isinstance(before[path], nnx.RngState):
+                hint = "; give loss_key to draw from it, and nnx.RNN its initial_carry= where it draws that"
+            elif rescaled:
+                hint = "; nnx.SpectralNorm and nnx.WeightNorm write to a copy, nnx.clone(model) in the loss"
             raise WritingLossError(
                 f"loss must not write to the model, wrote to {_name(path)}: one example would be seen by "
                 f"others, or the value lost{hint}"

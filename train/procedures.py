@@ -141,12 +141,13 @@ class Request:
     def functional(self) -> tuple[Loss, Any]:
         """Return `(Loss, params)`; trained parameters are copied, as steps donate their state."""
         arguments.check_model(self.model)
+        arguments.check_trained(self.model)
         arguments.check_callable("loss", self.loss, "loss(model, example) -> number")
         key, wrt = public_key(self.options.loss_key), self.options.wrt
         if isinstance(self.loss, Loss) and key is not None:
             raise ValueError("loss_key must not be given with a train.loss.Loss, which has its own")
         if isinstance(self.model, nnx.Module):
-            loss, params = nnx_loss(self.model, self.loss, nnx.Param if wrt is None else wrt, key)
+            loss, params = nnx_loss(self.model, self.loss, wrt, key)
         elif wrt is not None:
             raise ValueError(
                 "wrt must not be given for a pytree of parameters: bind what is frozen to the loss by "

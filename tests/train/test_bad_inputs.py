@@ -1,13 +1,18 @@
 """Bad arguments of `fit` are refused in one line that names the argument, before any file is made."""
 
 import re
+import warnings
 
+import datasets
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 from flax import linen, nnx
+from flax.training.train_state import TrainState
 
 from tests.train.fitting import fit
 from tests.train.plans import plan
@@ -16,11 +21,71 @@ from tests.train.test_loop import PARAMS, ROWS, data, loss
 pytestmark = pytest.mark.usefixtures("default_promotion")
 
 MODEL = "model must be an nnx.Module or a pytree of arrays, got "
-LOSS = "loss must take (params, one example without a batch axis): "
+RAISED = ", raised by loss(model or params, one example without a batch axis"
 FUNCTION = "loss must be a function, loss(model, example) -> number, got "
 DATA = "data must be arrays with a row for each example"
 PLAN = "plan must be a plan of correlated-noise, general-dpsgd, last-iterate, dice, got "
 X = np.zeros((ROWS, 3), np.float32)
+ROW_BY_ROW = [{"x": x, "y": y} for x, y in zip(data()["x"], data()["y"], strict=True)]
+COLUMNS = datasets.Dataset.from_dict(data())
+GRAIN = grain.MapDataset.source(ROW_BY_ROW)
+ALONE = "model must be parameters alone, got "
+AT_RANDOM = "batches are drawn at random, so give "
+DROPOUT = "model.eval() or deterministic=True drops nothing; for dropout give TrainOptions(loss_key=0)"
+
+
+class Loader:
+    """As PyTorch's: batches in order, of a data set."""
+
+    dataset = ROW_BY_ROW
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+    def __len__(self):
+        return 6
+
+
+def of_library(name):
+    """An object of another library's class, as the first part of its module says."""
+    return type("Model", (), {"__module__": f"{name}.src.models"})()
+
+
+def of_call(model, example):
+    return (model(example["x"]) - example["y"]) ** 2
+
+
+class Calls(nnx.Module):
+    """A layer on the inputs, or on them as a sequence; the sum of what it returns."""
+
+    def __init__(self, make, sequence=False):
+        self.layer, self.sequence = make(nnx.Rngs(0)), sequence
+
+    def __call__(self, x):
+        return jnp.sum(self.layer(x[:, None] * jnp.ones(4) if self.sequence else x))
+
+
+class Raw(nnx.Module):
+    """A weight that is an array rather than a variable."""
+
+    def __init__(self, bias=False):
+        self.w = jnp.zeros(3)
+        if bias:
+            self.b = nnx.Param(jnp.zeros(()))
+
+    def __call__(self, x):
+        return x @ self.w + (self.b[...] if hasattr(self, "b") else 0)
+
+
+def of_nnx(make, sequence=False):
+    return dict(model=Calls(make, sequence), loss=of_call)
+
+
+def dropped(params, example):
+    return linen.Dropout(0.5, deterministic=False).apply({}, example["x"] * params["w"]).sum()
+
+
+WROTE = "loss must not write to the model, wrote to layer."
 
 
 def swapped(params, example):
@@ -32,7 +97,10 @@ BAD = {
         dict(model=nnx.Linear),
         MODEL + "the class Linear: give an instance, Linear(..., rngs=nnx.Rngs(0))",
     ),
-    "linen": (dict(model=linen.Dense(1)), MODEL + "a linen module: give its parameters, model.init(key, x)"),
+    "linen": (
+        dict(model=linen.Dense(1)),
+        MODEL + "a linen module: give its parameters, model.init(key, x)['params']",
+    ),
     "no model": (dict(model=None), MODEL + "None, which has none"),
     "no parameters": (dict(model={}), MODEL + "{}, which has none"),
     "a name": (dict(model="linear"), MODEL + "'linear'"),
@@ -44,21 +112,95 @@ BAD = {
     ),
     "no loss": (dict(loss=None), FUNCTION + "None"),
     "a loss's name": (dict(loss="mse"), FUNCTION + "'mse'"),
-    "one argument": (dict(loss=lambda params: 0.0), LOSS + "<lambda>() takes 1 positional"),
-    "three arguments": (dict(loss=lambda p, e, key: 0.0), LOSS + "<lambda>() missing 1 required"),
-    "another column": (dict(loss=lambda p, e: e["z"]), LOSS + "KeyError: 'z'"),
+    "one argument": (
+        dict(loss=lambda params: 0.0),
+        "TypeError: <lambda>() takes 1 positional argument but 2 were given" + RAISED + ")",
+    ),
+    "three arguments": (
+        dict(loss=lambda p, e, key: 0.0),
+        "TypeError: <lambda>() missing 1 required positional argument: 'key'" + RAISED + ")",
+    ),
+    "another column": (dict(loss=lambda p, e: e["z"]), "KeyError: 'z'" + RAISED + ")"),
     "attributes": (
         dict(loss=lambda p, e: p.w.sum()),
-        LOSS + "AttributeError: 'dict' object has no attribute 'w'",
+        "AttributeError: 'dict' object has no attribute 'w'" + RAISED,
     ),
-    "a batch": (dict(loss=lambda p, e: e["x"][:, 0].sum()), LOSS + "Too many indices"),
-    "NumPy": (dict(loss=lambda p, e: np.asarray(p["w"]).sum()), LOSS + "The numpy.ndarray conversion"),
+    "a batch": (dict(loss=lambda p, e: e["x"][:, 0].sum()), "IndexError: Too many indices"),
+    "NumPy": (
+        dict(loss=lambda p, e: np.asarray(p["w"]).sum()),
+        "TracerArrayConversionError: The numpy.ndarray conversion",
+    ),
     "a branch": (
         dict(loss=lambda p, e: p["b"] if p["b"] > 0 else 0.0),
-        LOSS + "Attempted boolean conversion",
+        "TracerBoolConversionError: Attempted boolean conversion",
     ),
-    "a division": (dict(loss=lambda p, e: 1 / 0), LOSS + "ZeroDivisionError: division by zero"),
+    "a division": (dict(loss=lambda p, e: 1 / 0), "ZeroDivisionError: division by zero" + RAISED),
     "nothing returned": (dict(loss=lambda p, e: None), "loss must return one number for one example"),
+    "no key argument": (
+        dict(loss_key=1),
+        "TypeError: loss() takes 2 positional arguments but 3 were given" + RAISED + ", key)",
+    ),
+    "no dropout key": (dict(loss=dropped), "InvalidRngError: None needs PRNG"),
+    "nnx.Dropout without a key": (
+        of_nnx(lambda rngs: nnx.Sequential(nnx.Linear(3, 4, rngs=rngs), nnx.Dropout(0.5))),
+        "ValueError: `deterministic` is False, but no `rngs` argument was provided to Dropout" + RAISED,
+    ),
+    "attention without deterministic": (
+        of_nnx(lambda rngs: nnx.MultiHeadAttention(1, 4, dropout_rate=0.1, decode=False, rngs=rngs), True),
+        "ValueError: No `deterministic` argument was provided to MultiHeadAttention" + RAISED,
+    ),
+    "nnx.RNN": (of_nnx(lambda rngs: nnx.RNN(nnx.SimpleCell(4, 2, rngs=rngs)), True), WROTE),
+    "nnx.SpectralNorm": (
+        of_nnx(lambda rngs: nnx.SpectralNorm(nnx.Linear(3, 4, rngs=rngs), rngs=rngs)),
+        WROTE,
+    ),
+    "nnx.WeightNorm": (of_nnx(lambda rngs: nnx.WeightNorm(nnx.Linear(3, 4, rngs=rngs), rngs=rngs)), WROTE),
+    "a train state": (
+        dict(model=TrainState.create(apply_fn=loss, params=PARAMS, tx=optax.sgd(0.1))),
+        ALONE + "a TrainState: give its .params",
+    ),
+    "collections": (
+        dict(model={"params": PARAMS, "batch_stats": {"mean": X[0]}}),
+        ALONE + "the collections batch_stats as well: give init(..)['params'], and bind the others",
+    ),
+    "statistics alone": (dict(model={"batch_stats": {"mean": X[0]}}), ALONE + "the collections batch_stats"),
+    "modules in a tuple": (
+        dict(model=(Raw(True), nnx.BatchNorm(3, rngs=nnx.Rngs(0)))),
+        "model must be one nnx.Module, got a tuple that holds Raw: make its modules attributes of one",
+    ),
+    "modules in a list in a dictionary": (
+        dict(model={"all": [Raw(True)]}),
+        "model must be one nnx.Module, got a dict that holds Raw",
+    ),
+    "raw arrays": (
+        dict(model=Raw(), loss=of_call),
+        "wrt must select parameters of the model, <class 'flax.nnx.variablelib.Param'> selects none, and has "
+        "the array w outside of variables: make it an nnx.Param to train it",
+    ),
+    "float8": (
+        dict(model=jax.tree.map(lambda leaf: leaf.astype(jnp.float8_e4m3fn), PARAMS)),
+        "model must have floats of 16 bits or more, got float8_e4m3fn at b",
+    ),
+    "float8 data": (
+        dict(data=jax.tree.map(lambda leaf: leaf.astype(jnp.float8_e4m3fn), data())),
+        "TypePromotionError: Input dtypes",
+    ),
+    "Equinox": (dict(model=of_library("equinox")), MODEL),
+    "Haiku": (dict(model=of_library("haiku")), MODEL),
+    "Keras": (dict(model=of_library("keras")), MODEL),
+    "Hugging Face's models": (dict(model=of_library("transformers")), MODEL),
+    "PyTorch": (dict(model=of_library("torch")), MODEL),
+    "rows in a list": (
+        dict(data=ROW_BY_ROW),
+        DATA + ", have rows by index or be a .parquet file, got a list: stack its rows, {name: np.stack(",
+    ),
+    "pairs in a list": (dict(data=[(x, 1.0) for x in X]), DATA),
+    "pandas": (dict(data=pandas.DataFrame({"y": data()["y"]})), DATA),
+    "a loader": (dict(data=Loader()), DATA),
+    "streaming": (dict(data=COLUMNS.to_iterable_dataset()), DATA),
+    "a DatasetDict": (dict(data=datasets.DatasetDict({"train": COLUMNS})), DATA),
+    "a data set of Grain": (dict(data=GRAIN.to_iter_dataset()), DATA),
+    "an iterator of Grain": (dict(data=iter(GRAIN.to_iter_dataset())), DATA),
     "no data": (dict(data=None), DATA + ", have rows by index or be a .parquet file, got None"),
     "a table's name": (
         dict(data="train.csv"),
@@ -121,6 +263,31 @@ BAD = {
 }
 
 
+# Case of `BAD` -> what helps, further on in its line.
+HELPS = {
+    "no dropout key": DROPOUT,
+    "nnx.Dropout without a key": DROPOUT,
+    "attention without deterministic": DROPOUT,
+    "nnx.RNN": "give loss_key to draw from it, and nnx.RNN its initial_carry=",
+    "nnx.SpectralNorm": "nnx.clone(model) in the loss",
+    "nnx.WeightNorm": "nnx.clone(model) in the loss",
+    "float8 data": "x.astype('float32')" + RAISED,
+    "Equinox": "eqx.partition(model, eqx.is_inexact_array)",
+    "Haiku": "transformed.init(key, x)",
+    "Keras": "model.stateless_call(params, fixed, x)",
+    "Hugging Face's models": "give model.params",
+    "PyTorch": "load_weights",
+    "pairs in a list": "tuple(np.stack(column) for column in zip(*data))",
+    "pandas": "{name: data[name].to_numpy() for name in data.columns}",
+    "a loader": AT_RANDOM
+    + "its data set, .dataset; a plan of --scheme fixed-order takes a loader as batches=",
+    "streaming": AT_RANDOM + "a data set that is loaded without streaming=True",
+    "a DatasetDict": "a DatasetDict: give one of its parts, data['train']",
+    "a data set of Grain": AT_RANDOM + "the MapDataset before to_iter_dataset()",
+    "an iterator of Grain": AT_RANDOM + "the MapDataset before to_iter_dataset()",
+}
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_one_line_names_the_argument(name, tmp_path):
     change, message = BAD[name]
@@ -128,7 +295,7 @@ def test_one_line_names_the_argument(name, tmp_path):
     given |= dict(optimizer=optax.sgd(0.1), out=tmp_path / "run") | change
     with pytest.raises(ValueError, match="^" + re.escape(message)) as refused:
         fit(**given)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and HELPS.get(name, "") in str(refused.value)
     assert not list(tmp_path.rglob("secret.json"))
 
 
@@ -155,3 +322,32 @@ def test_the_error_of_a_loss_keeps_its_traceback():
     with pytest.raises(ValueError) as refused:
         fit(covered, {"w": jnp.zeros(3)}, lambda p, e: e["z"], data(), optax.sgd(0.1))
     assert isinstance(refused.value.__cause__, KeyError)
+
+
+def test_an_archive_is_refused(tmp_path):
+    np.savez(tmp_path / "rows.npz", **data())
+    covered = plan("poisson", dataset_size=ROWS, iterations=2)
+    with pytest.raises(
+        ValueError, match=r"an archive of np\.load; give its arrays, {name: data.name. for name in"
+    ):
+        fit(covered, PARAMS, loss, np.load(tmp_path / "rows.npz"), optax.sgd(0.1))
+
+
+def test_an_array_beside_parameters_is_warned_of():
+    """It is not trained, unless the caller says that this is meant."""
+    covered = plan("poisson", dataset_size=ROWS, iterations=2)
+    with pytest.warns(
+        UserWarning, match="trained in part, and has the array w outside of variables: make it an"
+    ):
+        fit(covered, Raw(True), of_call, data(), optax.sgd(0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(covered, Raw(True), of_call, data(), optax.sgd(0.1), wrt=nnx.Param)
+
+
+@pytest.mark.parametrize("norm", [nnx.SpectralNorm, nnx.WeightNorm])
+def test_what_the_hint_for_rescaled_layers_says_trains(norm):
+    covered = plan("poisson", dataset_size=ROWS, iterations=2)
+    model = Calls(lambda rngs: norm(nnx.Linear(3, 4, rngs=rngs), rngs=rngs))
+    found = fit(covered, model, lambda m, e: of_call(nnx.clone(m), e), data(), optax.sgd(0.1))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found.params))

@@ -264,7 +264,7 @@ BAD = [
     (dict(wrt=nnx.Any(nnx.LoRAParam, nnx.RngCount)), r"wrt must select floating-point arrays.*uint32"),
     (dict(loss_key=True), "loss_key must be an integer"),
     (dict(loss_key=jax.random.split(jax.random.key(0))), "loss_key must be an integer"),
-    (dict(loss_key=1), "loss must take"),
+    (dict(loss_key=1), "positional arguments? but 3 were given, raised by loss"),
     (dict(model={"w": jnp.zeros(3)}), "wrt must not be given for a pytree"),
     (dict(loss=as_loss(squared), loss_key=1), r"loss_key must not be given with a train\.loss\.Loss"),
 ]

@@ -13,6 +13,7 @@ import numpy as np
 
 from . import ghost
 from .grid import Grid
+from .rows_apart import OneAtATimeError
 
 PER_EXAMPLE, GHOST, AUTO = "per_example", "ghost", "auto"
 MIN_ENTRIES = 1024
@@ -52,6 +53,8 @@ def choose(
     given = dict(grid=grid, microbatch_size=microbatch_size, has_aux=has_aux, devices=devices)
     try:
         fast, scale = ghost.suits(loss, params, batch, **given)
+    except OneAtATimeError as error:
+        return Choice(PER_EXAMPLE, str(error))
     except ghost.TooCoarseError:
         return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
     if fast < MIN_FAST_SHARE:

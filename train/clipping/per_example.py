@@ -14,7 +14,8 @@ from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
 from ..in_memory import in_memory, true_of
-from ..loss import WritingLossError, no_batch_statistics
+from ..loss import Numbered, WritingLossError, error_of_loss, no_batch_statistics
+from . import one_example as _one_example
 from . import rows_apart as _rows_apart
 from .convolutions import without_batch_groups
 from .grid import MAX_BATCH, Grid, GridSum, RoundedSum
@@ -117,7 +118,11 @@ def clipped_gradient_sum(
 
     def of_rows(whole, *given):
         loss, params = whole
-        check_loss(loss, params, given[0], own, has_aux)  # as it is run
+        # As it is run.
+        alone = check_loss(loss, params, given[0], own, has_aux, one_at_a_time=True)
+
+        def of_each(rows):
+            return jax.lax.map(one, rows) if alone else jax.vmap(one)(rows)
 
         def one(example):
             found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
@@ -127,7 +132,7 @@ def clipped_gradient_sum(
             return gradient, (jnp.isfinite(value), shown)
 
         def clipped(rows, real):
-            found = clip_in_memory(lambda: jax.vmap(one)(rows), true_of(rows), grid, groups, normalize)
+            found = clip_in_memory(lambda: of_each(rows), true_of(rows), grid, groups, normalize)
             (kept, counts, norms, long), (finite, shown) = found
             counts = _where_row(real & kept & finite, counts)
             norms, shown = _where_row(real, (norms, shown))
@@ -332,8 +337,17 @@ def check_rows(batch, size: int) -> None:
             raise ValueError(f"batch must have {size} rows like mask, got an array of shape {np.shape(leaf)}")
 
 
-def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
-    """Refuse a loss of another shape than () for one example, or of other numbers than real ones."""
+def check_loss(loss, params, batch, size: int, has_aux: bool = False, *, one_at_a_time: bool = False) -> bool:
+    """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
+
+    Returns:
+      Whether examples must be computed one at a time: False unless that is allowed by `one_at_a_time`.
+
+    Raises:
+      OneAtATimeError: a loss that must, where it is not allowed.
+      ValueError: any other loss that does not return one number for one example, raises, writes to its model,
+        takes the statistics of a batch, or may mix examples.
+    """
     check_real("params", params)
     check_rows(batch, size)
 
@@ -342,15 +356,11 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
 
     try:
         with no_batch_statistics():
-            shape = jax.eval_shape(loss, params, of_one(batch))
+            program, shape = jax.make_jaxpr(loss, return_shape=True)(params, of_one(batch))
     except WritingLossError as error:
         raise WritingLossError(*error.args) from None
     except Exception as error:  # whatever the caller's function raises; the traceback shows where
-        kind = "" if isinstance(error, TypeError | ValueError | IndexError) else f"{type(error).__name__}: "
-        first = next(iter(str(error).splitlines()), "")
-        raise ValueError(
-            f"loss must take (params, one example without a batch axis): {kind}{first}"
-        ) from error
+        raise ValueError(error_of_loss(error, has_key=isinstance(batch, Numbered))) from error
     if has_aux:
         two = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], dict)
         if not two or not all(
@@ -366,7 +376,6 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> None:
         )
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
+    _one_example.check(program.jaxpr, len(jax.tree.leaves(params)))
     gradient = jax.make_jaxpr(jax.grad(loss, has_aux=has_aux))(params, of_one(batch))
-    why = _rows_apart.why_not(gradient.jaxpr)
-    if why is not None:
-        raise ValueError(f"loss must keep examples apart: {why}")
+    return _rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time)
