@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -27,12 +26,13 @@ from jaxacct.strategies import BandedToeplitz
 from . import by_device as _by_device
 from .batches.sampler import Replayed, make_generator
 from .clipping.grid import Grid, GridSum
-from .clipping.per_example import clip_rows_to_grid
+from .clipping.per_example import check_real, clip_rows_to_grid
 from .loss import as_loss, numbered
 from .optimizers import Privatizer, privatize
 from .procedures import Procedure, Request, Result
 from .run import take_steps
 from .step import PrivateStep, make_step
+from .stored import stored
 
 
 def mean_gradient_term(loss: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -202,14 +202,42 @@ def _rounds(plan: GeneralPlan, generator: np.random.Generator) -> Iterator[np.nd
 def clip_by_l2_norm(tree, clip_norm: float) -> Any:
     """Return a pytree scaled to a global norm of at most `clip_norm`; training clips on the grid instead.
 
+    What is returned has this norm with its roundings; an update that is not finite, or that is too long all
+    the same, counts as zero.
+
     Args:
-      tree: pytree of floating-point arrays.
+      tree: pytree of arrays of real floating-point numbers.
       clip_norm: C, above 0.
+
+    Raises:
+      ValueError: bad arguments.
     """
     _validate.positive_number("clip_norm", clip_norm)
-    norm = jnp.linalg.norm(jax.flatten_util.ravel_pytree(tree)[0].astype(jnp.float32))
-    scale = 1 / jnp.maximum(1.0, norm / clip_norm)
-    return jax.tree.map(lambda leaf: leaf * scale, tree)
+    tree = jax.tree.map(jnp.asarray, tree)
+    check_real("tree", tree)
+    leaves = jax.tree.leaves(tree)
+    with jax.enable_x64(True):
+        # Rounding of each entry, and of a norm.
+        room = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=0.0)
+        room += sum(leaf.size for leaf in leaves) * 2.0**-52
+        norm = _scaled_norm(tree)
+        scale = jnp.where(norm <= clip_norm, 1.0, clip_norm / norm * (1 - room))
+
+        def clipped(leaf):
+            smallest = float(jnp.finfo(leaf.dtype).tiny)  # below it rounding is not relative
+            scaled = leaf.astype(jnp.float64) * scale
+            return jnp.where(jnp.abs(scaled) < smallest, 0.0, scaled).astype(leaf.dtype)
+
+        nothing = functools.partial(jax.tree.map, jnp.zeros_like)
+        return stored(jax.tree.map(clipped, tree), lambda kept: _scaled_norm(kept) <= clip_norm, nothing)
+
+
+def _scaled_norm(tree) -> jax.Array:
+    """Return the global norm, float64, whose squares neither under- nor overflow."""
+    wide = [leaf.astype(jnp.float64).reshape(-1) for leaf in jax.tree.leaves(tree)]
+    flat = jnp.concatenate([jnp.zeros(1, jnp.float64), *wide])
+    largest = jnp.max(jnp.abs(flat))
+    return largest * jnp.sqrt(jnp.sum(jnp.square(flat / jnp.where(largest > 0, largest, 1.0))))
 
 
 class RoundInfo(NamedTuple):

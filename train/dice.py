@@ -10,6 +10,7 @@ Gradients and the clipped error are rounded towards zero onto a public grid, so 
 integers with integer noise: the release is a function of what was accounted for.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,10 +35,12 @@ from .noise.normals import key_of_run, standard_normals
 from .procedures import Procedure, Request, Result
 from .run import take_steps
 from .step import StepInfo
+from .stored import stored
 
 _BITS = 20  # the clip norm in grid units is 2^20
-# Raw gradients are scaled to at most this many clip norms: the error stays finite, whatever the data.
-_MAX_RESIDUAL = 2.0**40
+# Clip norms that raw gradients, and the error after each step, are scaled to at most: no number of steps, and
+# no data, takes the error beyond float32's 2^127.
+_MAX_RESIDUAL, _MAX_CLIP_NORM = 2.0**40, 2.0**60
 _AUTOMATIC = 0.01
 
 
@@ -72,6 +75,8 @@ class DiceRule:
         size = _validate.positive_integer("batch_size", self.batch_size)
         if self.reset_every is not None:
             _validate.positive_integer("reset_every", self.reset_every)
+        if self.grid.clip_norm > _MAX_CLIP_NORM:
+            raise ValueError(f"clip_norm must be at most {_MAX_CLIP_NORM:.4g}, got {self.clip_norm:g}")
         if max(sigma, c2) * size / self.grid.unit > 2.0**46:
             raise ValueError(
                 "noise_std and error_clip_norm must be smaller beside clip_norm / batch_size: no grid fits"
@@ -95,10 +100,15 @@ class DiceRule:
         """
         _by_device.refuse_several_devices(gradients=gradients, mask=mask)
         with jax.enable_x64(True):
-            kept, counts, norms, _ = clip_rows_to_grid(gradients, self.grid, normalize=self.automatic)
-            keep = kept & mask
-            raw = jax.vmap(lambda g: _bounded(g, self.clip_norm * _MAX_RESIDUAL))(gradients)
-            return (_sum_where(keep, counts), _sum_where(keep, raw)), norms
+            options = dict(normalize=self.automatic, counted=mask)
+            kept, counts, norms, _ = clip_rows_to_grid(gradients, self.grid, **options)
+            raw = jax.vmap(self._bounded)(gradients)
+            return (_sum_where(kept, counts), _sum_where(kept, raw)), norms
+
+    def _bounded(self, tree):
+        """Return a pytree, scaled down where its norm is beyond `_MAX_RESIDUAL` clip norms; float64."""
+        scale = jnp.minimum(1.0, self.clip_norm * _MAX_RESIDUAL / jnp.maximum(global_norm(tree), 1e-300))
+        return jax.tree.map(lambda leaf: jnp.nan_to_num(leaf.astype(jnp.float64)) * scale, tree)
 
     def release(self, state: "DiceState", clipped, raw):
         """Return (`v + w`, the state after it) from the sums over a whole batch."""
@@ -112,13 +122,14 @@ class DiceRule:
             v = jax.tree.map(jnp.add, clipped, fed_back)
 
             def kept(e, g, n):
-                return (e.astype(jnp.float64) + g / self.batch_size - n / units).astype(jnp.float32)
+                return e.astype(jnp.float64) + g / self.batch_size - n / units
 
             def noisy(n, w):
                 return ((n + jnp.round(self.noise_std * units * w)) / units).astype(jnp.float32)
 
             released = jax.tree.map(noisy, v, _normals(state.key, state.count, v))
-            after = jax.tree.map(kept, error, raw, v)
+            after = self._bounded(jax.tree.map(kept, error, raw, v))
+            after = jax.tree.map(lambda e: e.astype(jnp.float32), after)
         return released, DiceState(state.count + 1, after, state.key)
 
 
@@ -148,8 +159,8 @@ def dice_aggregate(
       key: as of `train.optimizers.privatize`.
 
     Raises:
-      ValueError: bad arguments; `init` without a key where JAX traces a program; updates without a common
-        leading axis, or of another length than `batch_size` without a mask.
+      ValueError: bad arguments, as a clip norm above 2^60; `init` without a key where JAX traces a program;
+        updates without a common leading axis, or of another length than `batch_size` without a mask.
     """
     rule = DiceRule(clip_norm, error_clip_norm, noise_std, batch_size, automatic, reset_every)
 
@@ -199,19 +210,20 @@ def _sum_where(keep, tree):
     return jax.tree.map(total, tree)
 
 
-def _bounded(gradient, max_norm: float):
-    """Return the raw gradient, scaled down where its norm is beyond `max_norm`; float64."""
-    scale = jnp.minimum(1.0, max_norm / jnp.maximum(global_norm(gradient), 1e-300))
-    return jax.tree.map(lambda g: jnp.nan_to_num(g.astype(jnp.float64)) * scale, gradient)
-
-
 def _clip_to_units(error, c2: float, units: float, automatic: bool):
-    """Return `clip(e, C2)` in whole units, each entry rounded towards zero, of norm at most C2."""
-    norm = global_norm(error)
+    """Return `clip(e, C2)` in whole units, each entry rounded towards zero, of norm at most C2.
+
+    The integers are stored, and their norm is checked there: an error that was computed again for the sum is
+    not rounded as for its norm (`train.clipping.per_example.clip_rows_to_grid`).
+    """
+    norm, entries = global_norm(error), sum(leaf.size for leaf in jax.tree.leaves(error))
     scale = c2 / (norm + _AUTOMATIC) if automatic else jnp.minimum(1.0, c2 / jnp.maximum(norm, 1e-300))
-    # A little less, for the rounding of the norm itself.
-    factor = scale * (units * (1 - 2.0**-40))
-    return jax.tree.map(lambda e: jnp.trunc(e.astype(jnp.float64) * factor), error)
+    # Rounding of a norm: of each square and of each addition.
+    room = (2.0**12 + entries) * 2.0**-52
+    factor = scale * (units * (1 - 2 * room))
+    clipped = jax.tree.map(lambda e: jnp.trunc(e.astype(jnp.float64) * factor), error)
+    limit, nothing = c2 * units * (1 - room), functools.partial(jax.tree.map, jnp.zeros_like)
+    return stored(clipped, lambda n: global_norm(n) <= limit, nothing)
 
 
 def _normals(key, step, like):

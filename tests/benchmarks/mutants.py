@@ -52,6 +52,7 @@ CORRELATED, FOLLOWED = "train/correlated_noise.py", "train/individual/steps.py"
 BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
 LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
 RELEASED = "tests/train/clipping/test_released_numbers.py"
+CANCELLING, DICE = "tests/train/clipping/test_cancelling.py", "tests/train/test_dice.py"
 GPU_WORDS, GPU_TESTS = "train/noise/gpu_keystream.py", "tests/train/noise/test_gpu_keystream.py"
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
 GROUPS, CLIP_NORMS = "tests/train/clipping/test_groups.py", "tests/train/test_clip_norms.py"
@@ -772,23 +773,32 @@ MUTANTS = [
     # Training.
     Mutant(
         "train/clipping/per_example.py",
-        "_where_row(real & kept & finite, counts)",
-        "_where_row(real & kept, counts)",
+        "normalize, real & finite)",
+        "normalize, real)",
         CLIPPING,
     ),
     Mutant(
         "train/clipping/per_example.py",
-        "in_memory(scaled, true)",
-        "scaled()",
-        RELEASED,
+        "stored((kept, where_row(kept, leaves)), lambda state: are_short(state).all(), mend)",
+        "mend((kept, where_row(kept, leaves)))",
+        CANCELLING,
     ),
-    Mutant("train/in_memory.py", "if leaf.size]", "]", RELEASED),
     Mutant(
-        "train/in_memory.py",
-        "lambda: lax.optimization_barrier(function())",
-        "function",
-        RELEASED,
+        "train/stored.py",
+        "lax.while_loop(lambda state: ~is_sound(state), mend, values)",
+        "lax.cond(is_sound(values), lambda: values, lambda: mend(values))",
+        CANCELLING,
     ),
+    Mutant("train/dice.py", "counted=mask)", "counted=True)", DICE),
+    Mutant("train/dice.py", "> 2.0**46:", "> 2.0**60:", DICE),
+    Mutant("train/dice.py", "limit, nothing = c2 * units * (1 - room)", "limit, nothing = c2 * units", DICE),
+    Mutant(
+        "train/dice.py",
+        "self._bounded(jax.tree.map(kept, error, raw, v))",
+        "jax.tree.map(kept, error, raw, v)",
+        DICE,
+    ),
+    Mutant("train/dice.py", "_MAX_CLIP_NORM = 2.0**40, 2.0**60", "_MAX_CLIP_NORM = 2.0**40, 2.0**90", DICE),
     Mutant(
         "train/step.py",
         "        shared |= dict(equal_rows=private.mechanism.is_add_or_remove)\n",
@@ -812,7 +822,7 @@ MUTANTS = [
     Mutant("train/clipping/groups.py", "math.floor(share *", "math.ceil(share *", GROUPS),
     Mutant("train/clipping/groups.py", " or sum(exact) > 1", "", GROUPS),
     Mutant("train/clipping/per_example.py", "<= float(limit)", "<= 4.0**grid.bits", GROUPS),
-    Mutant("train/clipping/per_example.py", "kept &= sum(", "kept = sum(", GROUPS),
+    Mutant("train/clipping/per_example.py", "short &= sum(", "short = sum(", GROUPS),
     Mutant("train/clipping/ghost.py", "weights[at]", "weights[0]", f"{GROUPS} {GHOST}"),
     # Clipping without gradients of examples.
     Mutant("train/clipping/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
@@ -825,13 +835,13 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/ghost.py",
-        "in_memory(lambda: found_in(rows), true_of(rows))",
-        "found_in(rows)",
-        GHOST,
+        "stored((arrays, finite), _all_finite, _without_infinite_rows)",
+        "_without_infinite_rows((arrays, finite))",
+        CANCELLING,
     ),
     Mutant(
         "train/clipping/parts.py",
-        "jnp.where(jnp.isfinite(array) & (jnp.abs(array) >= _LEAST), array, 0.0)",
+        "jnp.where(jnp.abs(array) < _LEAST, 0.0, array)",
         "array",
         GHOST,
     ),

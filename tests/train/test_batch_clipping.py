@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import json
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import stats
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.train.fitting import fit
@@ -61,6 +63,24 @@ def test_clip_by_norm():
     np.testing.assert_array_equal(clipped(0 * v, 1.0), 0)
 
 
+@pytest.mark.parametrize("size", [1e-44, 1e-35, 1e-20, 1.0, 1e30, 3e38])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_nothing_longer_than_the_clip_norm_is_returned(size, dtype):
+    """Also where squares of float32 underflow or overflow; norms by exact fractions."""
+    v = np.random.default_rng(0).normal(size=50).clip(-1, 1).astype(np.float32)
+    v = {"a": jnp.asarray(size * v[:30], dtype), "b": np.float32(size * v[30:])}
+    for clip_norm in (1e-3 * size, size, 1e-40, 2.0):
+        found = jax.jit(clip_by_l2_norm, static_argnums=1)(v, clip_norm)
+        square = sum(Fraction(float(x)) ** 2 for leaf in found.values() for x in np.ravel(leaf))
+        whole = sum(Fraction(float(x)) ** 2 for leaf in v.values() for x in np.ravel(leaf))
+        assert square <= Fraction(clip_norm) ** 2 * Fraction(1 + 2.0**-45)
+        # Nearly as long as it may be; of what is below the least normal float32 nothing need be left.
+        if min(clip_norm, size) > 1e-37:
+            assert square >= 0.97 * min(whole, Fraction(clip_norm) ** 2)
+    for bad in (np.nan, np.inf):
+        assert not any(np.any(leaf) for leaf in clip_by_l2_norm(v | {"c": np.float32([bad])}, 1.0).values())
+
+
 def test_samplers():
     for m, s in ((3, 2), (1, 4), (12, 1)):
         shuffled = epoch_batches((1, 2, 3, 4), 12, m, s, "shuffling")
@@ -83,8 +103,6 @@ def test_samplers_follow_the_distribution_of_the_accountant(sampling):
     """Squared counts of two records over 4000 epochs, chi-square at false alarm 1e-6."""
     from collections import Counter
 
-    from scipy import stats
-
     from jaxacct.accountants.tradeoff import participation_pmf
 
     generator, counts = make_generator((5, 6, 7, 8)), Counter()
@@ -96,6 +114,16 @@ def test_samplers_follow_the_distribution_of_the_accountant(sampling):
     assert set(counts) <= set(distribution.squared_sensitivity.tolist())
     seen = np.array([counts[int(y)] for y in distribution.squared_sensitivity])
     assert stats.chisquare(seen, distribution.prob * (seen.sum() / distribution.prob.sum())).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+def test_every_place_of_a_round_is_as_likely_for_a_record(sampling):
+    """Places of each of 8 records in rounds of 2 terms of 2; chi-square, false alarm 1e-6 of all together."""
+    generator, counts = make_generator((5, 6, 7, 8)), np.zeros((8, 4))
+    for _ in range(500):
+        for one in epoch_batches(generator, 8, 2, 2, sampling):
+            counts[one.ravel(), np.arange(4)] += 1
+    assert counts.sum() == 4000 and min(stats.chisquare(counts, axis=1).pvalue) > 1e-6 / 8
 
 
 @functools.cache

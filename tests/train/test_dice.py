@@ -1,12 +1,16 @@
 """DiceSGD on toy problems with known answers, its sensitivity, and what must not leak."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from train.dice import DiceState, dice_adam, dice_aggregate, dice_sgd, release, reset_error
+from train import dice
+from train.dice import DiceRule, DiceState, dice_adam, dice_aggregate, dice_sgd, release, reset_error
+from train.noise.normals import LARGEST
 
 KEY = np.arange(8, dtype=np.uint32)
 UNIT = 2.0**-18  # of the grids here, on the mean, with room
@@ -155,6 +159,90 @@ def _is_dice(node):
 def test_bad_input(options, words):
     with pytest.raises(ValueError, match=words):
         aggregate(**options)
+
+
+def rule_with(**options):
+    return DiceRule(**dict(clip_norm=1.0, error_clip_norm=1.0, noise_std=0.0, batch_size=1) | options)
+
+
+@pytest.mark.parametrize("name", ["noise_std", "error_clip_norm"])
+def test_the_largest_noise_and_error_of_a_grid(name):
+    """2^46 units of a mean: with noise of 12 deviations all sums are below 2^53, and exact."""
+    assert (LARGEST + 2) * 2.0**46 < 2.0**52
+    rule_with(**{name: 2.0**26})
+    rule_with(**{name: 2.0**24}, batch_size=4)
+    for more in (dict(batch_size=1), dict(batch_size=2)):
+        with pytest.raises(ValueError, match="no grid fits"):
+            rule_with(**{name: 2.0**26 * (1 + 1e-9)}, **more)
+
+
+def test_a_clip_norm_beyond_float32_is_refused():
+    rule_with(clip_norm=2.0**60)
+    with pytest.raises(ValueError, match=r"clip_norm must be at most 1.153e\+18, got 3e\+25"):
+        rule_with(clip_norm=3e25)
+
+
+@pytest.mark.parametrize("sizes", [(3.4e38, 3.4e38), (1e-45, 3.4e38)])
+def test_no_number_of_steps_takes_the_error_beyond_float32(sizes):
+    """At the largest clip norm, gradients as large as there are take it to its bound, and no further."""
+    rule = aggregate(clip_norm=2.0**60, error_clip_norm=1e-3, batch_size=1)
+    rows = jnp.outer(jnp.float32(sizes), jnp.float32([1, -1, 1]))
+    gradients = {"w": rows[:, :2], "b": rows[:, 2]}
+
+    @jax.jit
+    def run(state):
+        def step(_, state):
+            return rule.update(gradients, state, mask=np.ones(2, bool))[1]
+
+        state = jax.lax.fori_loop(0, 100, step, state)
+        return state, rule.update(gradients, state, mask=np.ones(2, bool))
+
+    state = rule.init(tree(np.zeros(3)))
+    for _ in range(3):
+        state, (v, after) = run(state)
+        largest = np.linalg.norm(flat(state.error).astype(float))
+        assert np.isfinite(flat(v)).all() and largest <= 2.0**100 * (1 + 1e-6)
+        # It has reached its bound: further steps add nothing.
+        assert largest > 2.0**100 * 0.99 and np.isfinite(flat(after.error)).all()
+
+
+def test_the_norm_of_what_is_fed_back_is_checked_with_room_for_its_rounding(monkeypatch):
+    """Integers whose exact norm is C2 are not sound, whatever made them; those a little shorter are."""
+    seen, real = [], dice.stored
+
+    def stored(values, is_sound, mend):
+        seen.append(is_sound)
+        return real(values, is_sound, mend)
+
+    monkeypatch.setattr(dice, "stored", stored)
+    for entries, c2 in ((1, 1.0), (2**16, 0.5)):
+        rule, error = rule_with(error_clip_norm=c2), {"w": jnp.full(entries, 3e7, jnp.float32)}
+        state = DiceState(jnp.zeros((), jnp.int32), error, jnp.asarray(KEY))
+        with jax.enable_x64(True):
+            nothing = {"w": jnp.zeros(entries, jnp.float64)}
+            v, _ = rule.release(state, nothing, nothing)
+            (is_sound,) = [each for each in seen if not seen.clear()]
+            whole = c2 * 2.0**20 / entries**0.5  # whole units, of exactly the norm C2 together
+            room = (2.0**12 + entries) * 2.0**-52
+            assert whole == int(whole) and not is_sound({"w": jnp.full(entries, whole)})
+            assert not is_sound({"w": jnp.full(entries, whole).at[0].set(jnp.nan)})
+            # Squares and sums are rounded by 2^-53 each, all of them together by less than the room.
+            assert not is_sound({"w": jnp.full(entries, whole * (1 - room / 2))})
+            assert is_sound({"w": jnp.full(entries, whole * (1 - 3 * room / 2))})
+        # What is fed back is nearly C2, and no more, exactly.
+        units = [Fraction(float(x)) * 2**20 for x in np.asarray(v["w"])]
+        square = sum(x * x for x in units)
+        assert (c2 * 2**20 - 2 * entries**0.5) ** 2 <= square <= (c2 * 2**20) ** 2
+
+
+def test_what_is_fed_back_comes_out_of_the_loop(monkeypatch):
+    monkeypatch.setattr(dice, "stored", lambda values, *_: jax.tree.map(jnp.zeros_like, values))
+    rule, error = rule_with(), {"w": jnp.ones(3, jnp.float32)}
+    state = DiceState(jnp.zeros((), jnp.int32), error, jnp.asarray(KEY))
+    with jax.enable_x64(True):
+        nothing = {"w": jnp.zeros(3, jnp.float64)}
+        v, _ = rule.release(state, nothing, nothing)
+    assert not np.any(v["w"])
 
 
 def test_bad_updates():

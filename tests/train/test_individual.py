@@ -249,6 +249,16 @@ def test_the_charge_is_never_below_what_enters_the_sum():
     assert np.isinf(tracker.renyi_epsilon(records, DELTA)).all()
 
 
+def test_costs_of_a_step_are_rounded_up():
+    """The float32 of every bucket is the next above the divergence, computed again for each by itself."""
+    tracker = IndividualAccounting(1.2, DELTA, buckets=40).tracker(0.5, 3.0)
+    costs, order = tracker._costs(), tracker.filter.order
+    assert costs.dtype == np.float32 and len(costs) == 41
+    for cost, sigma in zip(costs.tolist(), tracker.accountant.charged_sigmas, strict=True):
+        (exact,) = subsampled_gaussian_rdp(0.5, float(sigma), (order,)).ravel()
+        assert exact <= cost <= exact * (1 + 2.0**-23)
+
+
 REFUSED = [
     (
         plan("poisson", dataset_size=ROWS),

@@ -71,6 +71,26 @@ def test_a_scheme_that_cuts_batches_takes_the_same_time_for_all_of_them(name, mo
         run(plan=covered, skip_padding=True)
 
 
+class Asked(Exception):
+    """Raised in place of the step that a run asks for."""
+
+
+@pytest.mark.parametrize(
+    ("cut", "skips"), [(dict(truncation_delta=1e-6, max_batch_size=20), False), ({}, True)]
+)
+def test_what_a_run_asks_of_its_step_by_default(cut, skips, monkeypatch):
+    """Run times show the sizes of batches, where no guarantee depends on them alone."""
+
+    def asked(*_, skip_padding, **others):
+        raise Asked(skip_padding)
+
+    monkeypatch.setattr(Plan, "certified", True)
+    monkeypatch.setattr(correlated_noise, "make_step", asked)
+    with pytest.raises(Asked) as found:
+        run(plan=plan("poisson", dataset_size=ROWS, sigma=3.0, **cut))
+    assert found.value.args == (skips,)
+
+
 def test_every_scheme_that_cuts_is_looked_at():
     assert CUT == ["truncated-b-min-sep"]
 

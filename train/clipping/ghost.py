@@ -21,13 +21,13 @@ from jax import lax
 from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
-from ..in_memory import in_memory, true_of
+from ..stored import stored
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
 from .groups import Groups
 from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, parts_of, plain
-from .per_example import ClippedSum, Microbatches, check_loss, check_rows, power_of_two
+from .per_example import ClippedSum, Microbatches, check_loss, check_rows, power_of_two, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -213,7 +213,8 @@ def _of_rows(
 
     def accumulate(total, inputs):
         rows, real = inputs
-        arrays, finite, shown = in_memory(lambda: found_in(rows), true_of(rows))
+        arrays, finite, shown = found_in(rows)
+        arrays, finite = stored((arrays, finite), _all_finite, _without_infinite_rows)
         parts = parts_of(program.taps, arrays)
         squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
         for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
@@ -332,7 +333,7 @@ def _fitting(program: _uses.Program, params) -> int:
 
 
 def _found(program: _uses.Program, leaves, example, has_aux: bool):
-    """Of one example: what each parameter's part is made of; whether it is all finite; loss and aux by name.
+    """Of one example: what each parameter's part is made of; if its loss is finite; loss and aux by name.
 
     That is a gradient, or what an equation is given and the cotangent of what it gives.
     """
@@ -354,10 +355,23 @@ def _found(program: _uses.Program, leaves, example, has_aux: bool):
     for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
         found[tap.leaf] = _kept(tap, other, cotangent)
     arrays, finite = [found[leaf] for leaf in range(len(leaves))], jnp.isfinite(number)
-    for array in jax.tree.leaves(arrays):
-        finite &= jnp.isfinite(array.astype(jnp.float32)).all()
     shown = {name: jnp.float32(value) for name, value in ({"": number} | aux).items()}
     return jax.tree.map(plain, arrays), finite, shown
+
+
+def _finite_rows(state) -> jax.Array:
+    """Return (rows,) bool: whether all numbers of a row are finite, of (arrays, ...)."""
+    finite = [jnp.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in jax.tree.leaves(state[0])]
+    return functools.reduce(jnp.logical_and, finite)
+
+
+def _all_finite(state) -> jax.Array:
+    return _finite_rows(state).all()
+
+
+def _without_infinite_rows(state):
+    finite = _finite_rows(state)
+    return where_row(finite, state[0]), state[1] & finite
 
 
 def _kept(tap: _uses.Tap, other, cotangent) -> tuple[jax.Array, ...]:

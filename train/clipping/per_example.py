@@ -13,8 +13,8 @@ import numpy as np
 from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
-from ..in_memory import in_memory, true_of
 from ..loss import Numbered, WritingLossError, error_of_loss, no_batch_statistics
+from ..stored import stored
 from . import one_example as _one_example
 from . import rows_apart as _rows_apart
 from .convolutions import without_batch_groups
@@ -132,17 +132,16 @@ def clipped_gradient_sum(
             return gradient, (jnp.isfinite(value), shown)
 
         def clipped(rows, real):
-            found = clip_in_memory(lambda: of_each(rows), true_of(rows), grid, groups, normalize)
-            (kept, counts, norms, long), (finite, shown) = found
-            counts = _where_row(real & kept & finite, counts)
-            norms, shown = _where_row(real, (norms, shown))
+            gradients, (finite, shown) = of_each(rows)
+            _, counts, norms, long = clip_rows_to_grid(gradients, grid, groups, normalize, real & finite)
+            norms, shown = where_row(real, (norms, shown))
             return counts, norms, real & long, shown
 
         def admitted(admit, rows, sampled, kept):
             counts, norms, long, shown = clipped(rows, jnp.ones_like(sampled))
             kept, let_in = admit(kept, jax.vmap(_square)(counts))
             counted = sampled & let_in
-            counts, norms, shown = _where_row(counted, (counts, norms, shown))
+            counts, norms, shown = where_row(counted, (counts, norms, shown))
             return counts, norms, counted & long, shown, kept
 
         def accumulate(total, inputs):
@@ -236,7 +235,7 @@ def _square(counts) -> jax.Array:
         return sum(jax.tree.leaves(squares), jnp.zeros((), jnp.float64))
 
 
-def _where_row(keep, tree):
+def where_row(keep, tree):
     """Return a pytree of arrays (rows, ...) with zeros in the rows that are not kept."""
 
     def kept(leaf):
@@ -245,45 +244,39 @@ def _where_row(keep, tree):
     return jax.tree.map(kept, tree)
 
 
-def clip_rows_to_grid(gradients, grid: Grid, groups: Groups | None = None, normalize: bool = False):
+def clip_rows_to_grid(
+    gradients, grid: Grid, groups: Groups | None = None, normalize: bool = False, counted=True
+):
     """Return (kept, gradients in grid units, norms before, whether a group was clipped), of (rows, ...).
 
     Whole units, exactly of norm at most 2^bits, and of each group at most its own. A gradient is not kept,
-    and zero, where it is not finite, or would be too long after scaling.
+    and zero, where it is not `counted` ((rows,) bool) or not finite, or would be too long after scaling.
+
+    The integers are stored, and then checked: a compiler may compute a gradient once for the check and once
+    for the sum, and round it otherwise where a product and a sum become one operation. Of a difference that
+    cancels, what is summed would then be thousands of times as long as what was checked.
     """
-    return clip_in_memory(lambda: (gradients, ()), true_of(gradients), grid, groups, normalize)[0]
-
-
-def clip_in_memory(
-    function: Callable[[], tuple[Any, Any]],
-    true: jax.Array,
-    grid: Grid,
-    groups: Groups | None = None,
-    normalize: bool = False,
-):
-    """Return (`clip_rows_to_grid` of gradients, others), which `function()` returns.
-
-    Integers are in memory before they are checked. A compiler may compute a gradient once for the check and
-    once for the sum, and round it otherwise where a product and a sum become one operation: of a difference
-    that cancels, what is summed would then be thousands of times as long as what was checked.
-
-    `true` is a () bool that is True, as for `train.in_memory.in_memory`.
-    """
-
-    def scaled():
-        gradients, others = function()
-        scale = functools.partial(_scaled_to_grid, grid=grid, groups=groups, normalize=normalize)
-        return jax.vmap(scale)(gradients), others
-
-    (counts, kept, norms, long), others = in_memory(scaled, true)
-    leaves = jax.tree.leaves(counts)
+    scale = functools.partial(_scaled_to_grid, grid=grid, groups=groups, normalize=normalize)
+    counts, finite, norms, long = jax.vmap(scale)(gradients)
+    leaves, structure = jax.tree.flatten(counts)
     groups = Groups.one(len(leaves)) if groups is None else groups
-    with jax.enable_x64(True):
-        # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact. It
-        # fails closed: a group that fails takes the others along.
-        for part, limit in zip(groups.split(leaves), groups.limits(grid), strict=True):
-            kept &= sum(jax.vmap(_square)(n) for n in part) <= float(limit)
-    return (kept, _where_row(kept, counts), norms, long), others
+
+    def are_short(state):
+        short = jnp.ones_like(finite)
+        with jax.enable_x64(True):
+            # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact.
+            # It fails closed: a group that fails takes the others along.
+            for part, limit in zip(groups.split(state[1]), groups.limits(grid), strict=True):
+                short &= sum(jax.vmap(_square)(n) for n in part) <= float(limit)
+        return short
+
+    def mend(state):
+        short = are_short(state)
+        return state[0] & short, where_row(short, state[1])
+
+    kept = finite & counted
+    kept, leaves = stored((kept, where_row(kept, leaves)), lambda state: are_short(state).all(), mend)
+    return kept, jax.tree.unflatten(structure, leaves), norms, long
 
 
 def _scaled_to_grid(gradient, grid: Grid, groups: Groups | None, normalize: bool):

@@ -12,6 +12,7 @@ are kept instead: `W_t = floor(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}) + 1/2)`
 exponentials running sums of the W are, two copies each, however many bands.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
-from ..in_memory import in_memory
+from ..stored import stored
 from .keystream import Room
 from .normals import LARGEST, Part, fresh_key, key_of_run, normals_of, pairs_of, standard_normals, whole
 
@@ -118,7 +119,8 @@ def draw(
     else:
         if normals is None:
             normals = normals_of(state.key, state.step, [jnp.shape(leaf) for leaf in jax.tree.leaves(params)])
-        made = in_memory(lambda: solve(strategy, levels, state, normals), state.step >= 0)
+        made = solve(strategy, levels, state, normals)
+        made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
         recent = store(strategy, levels, state, made)
     after = NoiseState(state.step + 1, recent, state.key)
     return jax.tree.unflatten(structure, [drawn for drawn, *_ in made]), after
@@ -169,7 +171,7 @@ def solve_words(
 
         pair = [stream.fresh(levels, z) for z in pairs_of(each)]
         if stream.writes_two:
-            both = in_memory(lambda: _packed(*pair), state.step >= 0)
+            both = _stored(_packed(*pair))
             pair = [both.astype(jnp.int32), (both >> 32).astype(jnp.int32)]
         return tuple(_packed(*numbers) for numbers in zip(*of_one(pair, ring, halves), strict=True))
 
@@ -246,6 +248,16 @@ def store(strategy: Strategy, levels: float, state: NoiseState, made: list[tuple
         _, of_one = _stream_of(strategy).at(levels, state.step)
         rings = [of_one(ring, *each) for ring, each in zip(rings, made, strict=True)]
     return jax.tree.unflatten(structure, rings)
+
+
+def _stored(integers):
+    """Return a pytree of integers that are stored before they are read; none may be the lowest number."""
+
+    def is_sound(state):
+        return jnp.stack([(n > jnp.iinfo(n.dtype).min).all() for n in jax.tree.leaves(state)]).all()
+
+    raised = functools.partial(jax.tree.map, lambda n: jnp.maximum(n, jnp.iinfo(n.dtype).min + 1))
+    return stored(integers, is_sound, raised)
 
 
 def _packed(low, high) -> jax.Array:
@@ -349,13 +361,10 @@ class _RunningSums:
 
         def store(parts, drawn):
             for j in buffers:
-
-                def split(parts=parts, j=j):
-                    units_of = (decays[j] * summed(parts, j) + drawn.astype(jnp.float64)) / units[j]
-                    whole = jnp.round(units_of)
-                    return whole.astype(jnp.int32), jnp.round((units_of - whole) / _FINE).astype(jnp.int32)
-
-                for at, part in zip((j, j + len(buffers)), in_memory(split, step >= 0), strict=True):
+                units_of = (decays[j] * summed(parts, j) + drawn.astype(jnp.float64)) / units[j]
+                whole = _stored(jnp.round(units_of).astype(jnp.int32))
+                fraction = jnp.round((units_of - whole.astype(jnp.float64)) / _FINE).astype(jnp.int32)
+                for at, part in ((j, whole), (j + len(buffers), fraction)):
                     parts = jax.lax.dynamic_update_index_in_dim(parts, part, at, 0)
             return parts
 

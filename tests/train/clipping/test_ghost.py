@@ -347,45 +347,6 @@ def test_padding_and_poison_are_exactly_nothing():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(summed()(batch, np.zeros(4, bool))))
 
 
-def test_what_is_read_twice_is_in_memory():
-    """Norms and totals, all that is float64, get what the loss gives out of a branch, not computed again."""
-
-    def loss(params, example):
-        return jnp.sum(jnp.tanh(example @ params))
-
-    program = jax.make_jaxpr(functools.partial(ghost_gradient_sum, loss, grid=GRID, microbatch_size=2))
-    outer = program(jnp.ones((3, 2)), jnp.ones((4, 3)), np.ones(4, bool)).jaxpr
-    (body,) = (eqn.params["jaxpr"].jaxpr for eqn in outer.eqns if eqn.primitive.name == "scan")
-    # Within the branch whose results norms and totals read, and nowhere else.
-    (branch,) = (eqn for eqn in body.eqns if "tanh" in str(eqn))
-    assert branch.primitive.name == "cond"
-    assert all(var.aval.dtype != np.float64 for var in branch.outvars)
-    assert sum(var.aval.dtype == np.float64 for eqn in body.eqns for var in eqn.outvars) > 5
-    args = {"left": np.ones((4, 4, HEIGHT), np.float32), "right": np.ones((4, 4, WIDTH), np.float32)}
-    constant = functools.partial(
-        ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), mask=np.ones(4, bool)
-    )
-    for compiled in (summed().lower(args, np.ones(4, bool)), jax.jit(functools.partial(
-        constant, grid=GRID, microbatch_size=2)).lower(args)):  # fmt: skip
-        # XLA does not see through it, be the mask known to it or not.
-        assert " conditional(" in compiled.compile().as_text()
-
-
-def test_nor_is_it_computed_again_without_jit(monkeypatch):
-    """The condition is known there, but an argument of the branch's own program."""
-    seen, real = [], ghost.in_memory
-
-    def in_memory(function, true):
-        seen.append([eqn.primitive.name for eqn in jax.make_jaxpr(lambda t: real(function, t))(true).eqns])
-        return real(function, true)
-
-    monkeypatch.setattr(ghost, "in_memory", in_memory)
-    batch = {"left": np.ones((2, POSITIONS, HEIGHT)), "right": np.ones((2, POSITIONS, WIDTH))}
-    options = dict(grid=GRID, microbatch_size=1)
-    ghost_gradient_sum(bilinear, jnp.zeros((HEIGHT, WIDTH)), batch, np.ones(2, bool), **options)
-    assert seen and all("cond" in names for names in seen)
-
-
 def test_budget():
     """All that moves a total fits into the clip norm, and what does not is refused in a line."""
     for bits, parameters, batch, depth in (

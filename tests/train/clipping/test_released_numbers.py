@@ -19,7 +19,6 @@ from scipy import stats
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
 from train.clipping.grid import Grid, GridSum
 from train.clipping.groups import Groups
-from train.in_memory import in_memory
 from train.noise import recursion as noise
 from train.optimizers import privatize
 from train.step import CLIPPINGS
@@ -336,54 +335,3 @@ def test_a_mesh_releases_the_same_integers():
         [sys.executable, "-c", MESH], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.stdout.strip() == "same", done.stderr[-2000:]
-
-
-def cancelling(width: int, rows: int):
-    """Rows whose gradient `a b + c` is rounding alone: 0 in two operations, thousands in a fused one."""
-    generator = np.random.default_rng(width)
-    a, b = (np.float32(1e5 * generator.normal(size=(rows, width))) for _ in range(2))
-    return {"a": a, "b": b, "c": -(a * b)}
-
-
-def linear(params, example):
-    return jnp.sum(params["w"] * (example["a"] * example["b"] + example["c"]))
-
-
-# As XLA compiles without the flags of `tests/conftest.py`; a version that does not know one stops.
-AS_USERS_COMPILE = {"xla_backend_optimization_level": 3, "xla_cpu_parallel_codegen_split_count": 32} | (
-    {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
-)
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("kind", CLIPPINGS)
-@pytest.mark.parametrize("width", [2, 3])
-def test_what_is_summed_is_what_was_checked(width, kind, normalize):
-    """Attack: a gradient that is computed again for the sum may be thousands of times as long as checked."""
-    rows, grid = cancelling(width, 4), Grid(1.0, 20)
-    options = dict(grid=grid, microbatch_size=4, normalize=normalize)
-    total = jax.jit(
-        lambda *given: CLIPPINGS[kind](linear, *given, **options).total, compiler_options=AS_USERS_COMPILE
-    )
-    masks = [np.ones(4, bool), *(np.arange(4) != left_out for left_out in range(4))]
-    whole, *others = (total({"w": jnp.zeros(width)}, rows, mask).units()["w"] for mask in masks)
-    for other in others:
-        assert sum(int(n) ** 2 for n in whole - other) <= 4**20
-
-
-@pytest.mark.parametrize("kind", CLIPPINGS)
-def test_empty_arrays_do_not_make_the_branch_a_constant(kind):
-    """Of one with a width of 0 nothing can be summed that a compiler does not know."""
-    rows = {"0": np.zeros((4, 0), np.float32)} | cancelling(2, 4)
-    params = {"0": jnp.zeros(0), "w": jnp.zeros(2)}
-    options = dict(grid=Grid(1.0, 20), microbatch_size=4)
-    program = jax.jit(lambda *given: CLIPPINGS[kind](linear, *given, **options).total)
-    assert " conditional(" in program.lower(params, rows, np.ones(4, bool)).compile().as_text()
-
-
-def test_the_branch_holds_a_barrier():
-    """Without one XLA on GPUs turns it into a `select`, as the test before this one sees there."""
-    program = jax.make_jaxpr(lambda x, true: in_memory(lambda: x * 2, true))(1.0, True)
-    (branch,) = (eqn for eqn in program.eqns if eqn.primitive.name == "cond")
-    names = [[eqn.primitive.name for eqn in each.eqns] for each in branch.params["branches"]]
-    assert "optimization_barrier" in names[1]
