@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -95,6 +96,58 @@ def privatize(mechanism: Mechanism, *, clip_norm: float, expected_batch_size: fl
     """
     expected = _validate.positive_number("expected_batch_size", expected_batch_size)
     return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key)
+
+
+def copied(tree) -> Any:
+    """Return a pytree with every leaf, a number perhaps, as an array of its own; steps donate their state."""
+
+    def copy(leaf):
+        return leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
+
+    def strong(leaf):
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if leaf.weak_type else leaf
+
+    return jax.tree.map(lambda leaf: strong(copy(leaf)), tree)
+
+
+def updated_shapes(optimizer: optax.GradientTransformation, opt_state, params) -> Any:
+    """Return the shapes of the optimizer's state after a step, in which it gets the noisy gradient alone.
+
+    Raises:
+      ValueError: for an optimizer that needs more: the loss, its gradient or per-example gradients.
+    """
+
+    def is_private(node) -> bool:
+        return isinstance(node, optax.contrib.DifferentiallyPrivateAggregateState)
+
+    if any(map(is_private, jax.tree.leaves(opt_state, is_leaf=is_private))):
+        raise ValueError(
+            "optimizer must not clip or add noise for privacy, as optax.contrib.dpsgd and "
+            "differentially_private_aggregate do: the plan's clipping and noise come before it; give the "
+            "optimizer alone"
+        )
+    gradient = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), params)
+
+    def update(gradient, opt_state, params):
+        return optimizer.update(gradient, opt_state, params)[1]
+
+    def update_with_loss(gradient, opt_state, params):
+        value = jnp.zeros(())
+        given = dict(value=value, grad=gradient, value_fn=lambda *_, **__: value)
+        given |= dict(obj_fn=lambda *_, **__: value, grad_fn=lambda *_, **__: gradient)
+        return optax.with_extra_args_support(optimizer).update(gradient, opt_state, params, **given)[1]
+
+    try:
+        return jax.eval_shape(update, gradient, opt_state, params)
+    except (TypeError, ValueError) as error:
+        try:
+            jax.eval_shape(update_with_loss, gradient, opt_state, params)
+        except Exception:  # it fails for another reason, which the first error says
+            raise error from None
+    raise ValueError(
+        "optimizer must need the noisy gradient alone, this one also needs the loss or its gradient without "
+        "noise (value, grad, value_fn, obj_fn or grad_fn of its update): no guarantee covers them"
+    )
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:
