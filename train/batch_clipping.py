@@ -187,7 +187,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         clipping=choose(terms.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=grid),
         described=dict(clip_norms=norms),
         # Stored draws do not show how they were obtained: they are drawn again.
-        before_first=(lambda: plan.verify(progress=options.progress)) if options.verify else None,
+        before_first=(lambda: plan.verify(progress=options.progress or None)) if options.verify else None,
     )
 
 

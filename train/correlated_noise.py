@@ -101,7 +101,7 @@ def train(plan: Plan, request: Request) -> Result:
             clip_norms=norms,
             microbatch_size=micro,
         ),
-        before_first=(lambda: _verify(plan, options.progress)) if options.verify else None,
+        before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
     )
 

@@ -40,7 +40,7 @@ from .clipping.per_example import (
 from .correlated_noise import Rows
 from .loss import Loss, as_loss, numbered
 from .noise.normals import key_of_run, standard_normals
-from .optimizers import copied, updated_shapes
+from .optimizers import begun, copied
 from .procedures import Procedure, Request, Result
 from .run import take_steps
 from .step import StepInfo, info_of
@@ -311,8 +311,7 @@ class DiceStep:
         ValueError for an optimizer that needs more than the noisy gradient.
         """
         params = copied(params)
-        opt_state = copied(self._optimizer.init(params))
-        updated_shapes(self._optimizer, opt_state, params)
+        opt_state, _ = begun(self._optimizer, params)
         return DiceTrainState(params, opt_state, copied(_fresh(params, self._key)))
 
     def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:

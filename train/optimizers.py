@@ -105,21 +105,39 @@ def copied(tree) -> Any:
         return leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
 
     def strong(leaf):
-        return jax.lax.convert_element_type(leaf, leaf.dtype) if leaf.weak_type else leaf
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
     return jax.tree.map(lambda leaf: strong(copy(leaf)), tree)
 
 
-def updated_shapes(optimizer: optax.GradientTransformation, opt_state, params) -> Any:
-    """Return the shapes of the optimizer's state after a step, in which it gets the noisy gradient alone.
+def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tuple[Any, Any]:
+    """Return the optimizer's first state for `params`, a copy, and the shapes of the state after a step.
+
+    An update receives the noisy gradient, the state and the parameters, and nothing else.
 
     Raises:
-      ValueError: for an optimizer that needs more: the loss, its gradient or per-example gradients.
+      ValueError: for an optimizer that needs more: the loss, its gradient or gradients of examples; or that
+        fails for these parameters.
     """
 
     def is_private(node) -> bool:
         return isinstance(node, optax.contrib.DifferentiallyPrivateAggregateState)
 
+    def update(gradient, opt_state, params):
+        return optimizer.update(gradient, opt_state, params)[1]
+
+    def update_with_loss(gradient, opt_state, params):
+        def value_fn(params):
+            return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params)), jnp.zeros(()))
+
+        given: dict[str, Any] = dict(value=value_fn(params), grad=gradient)
+        given |= dict(value_fn=value_fn, obj_fn=value_fn, grad_fn=jax.grad(value_fn))
+        return optax.with_extra_args_support(optimizer).update(gradient, opt_state, params, **given)[1]
+
+    try:
+        opt_state = copied(optimizer.init(params)) if opt_state is None else opt_state
+    except Exception as error:  # whatever a transformation raises
+        raise ValueError(f"optimizer must begin with the model's parameters, {_raised(error)}") from error
     if any(map(is_private, jax.tree.leaves(opt_state, is_leaf=is_private))):
         raise ValueError(
             "optimizer must not clip or add noise for privacy, as optax.contrib.dpsgd and "
@@ -127,27 +145,25 @@ def updated_shapes(optimizer: optax.GradientTransformation, opt_state, params) -
             "optimizer alone"
         )
     gradient = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), params)
-
-    def update(gradient, opt_state, params):
-        return optimizer.update(gradient, opt_state, params)[1]
-
-    def update_with_loss(gradient, opt_state, params):
-        value = jnp.zeros(())
-        given = dict(value=value, grad=gradient, value_fn=lambda *_, **__: value)
-        given |= dict(obj_fn=lambda *_, **__: value, grad_fn=lambda *_, **__: gradient)
-        return optax.with_extra_args_support(optimizer).update(gradient, opt_state, params, **given)[1]
-
     try:
-        return jax.eval_shape(update, gradient, opt_state, params)
-    except (TypeError, ValueError) as error:
+        return opt_state, jax.eval_shape(update, gradient, opt_state, params)
+    except Exception as error:
         try:
             jax.eval_shape(update_with_loss, gradient, opt_state, params)
-        except Exception:  # it fails for another reason, which the first error says
-            raise error from None
-    raise ValueError(
-        "optimizer must need the noisy gradient alone, this one also needs the loss or its gradient without "
-        "noise (value, grad, value_fn, obj_fn or grad_fn of its update): no guarantee covers them"
-    )
+        except Exception:
+            needs = f"optimizer must accept a gradient like the parameters, {_raised(error)}"
+        else:
+            needs = (
+                "optimizer must need the noisy gradient alone, this one also needs the loss or its gradient "
+                "without noise (value, grad, value_fn, obj_fn or grad_fn of its update): no guarantee covers "
+                "them"
+            )
+        raise ValueError(needs) from error
+
+
+def _raised(error: Exception) -> str:
+    """Return what an optimizer raised, in one line."""
+    return f"raised {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:

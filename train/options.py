@@ -80,7 +80,7 @@ class TrainOptions:
         once. Takes as long as certification.
       checkpoint_every: steps between checkpoints.
       progress: called with ("training", steps done, total steps); by default a bar on an interactive terminal
-        or in a notebook; False for none.
+        or in a notebook; False for none, and for no line about the clipping.
       callback: called with (step, metrics) of every step, a few steps late. **Private**: no guarantee covers
         the metrics (`train.metrics` writes them for TensorBoard).
       prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.

@@ -28,7 +28,7 @@ from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
 from .noise.normals import next_key, normals_of
 from .noise.prefetch import Ahead
 from .noise.recursion import Fresh, NoiseState
-from .optimizers import Privatizer, copied, updated_shapes
+from .optimizers import Privatizer, begun, copied
 
 # How gradients are clipped and added up -> what does it; `AUTO` stands for one of them.
 CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
@@ -115,13 +115,13 @@ class PrivateStep:
           ValueError: for an optimizer whose state never settles, or that needs more than the noisy gradient.
         """
         params = copied(params)
-        opt_state = copied(self._optimizer.init(params))
+        opt_state, after = begun(self._optimizer, params)
         for _ in range(3):
-            after = updated_shapes(self._optimizer, opt_state, params)
             before = [jnp.result_type(leaf) for leaf in jax.tree.leaves(opt_state)]
             if before == [leaf.dtype for leaf in jax.tree.leaves(after)]:
                 return TrainState(params, copied(self._private.init(params)), opt_state)
             opt_state = jax.tree.map(lambda leaf, to: jnp.asarray(leaf, to.dtype), opt_state, after)
+            _, after = begun(self._optimizer, params, opt_state)
         raise ValueError("optimizer must keep the dtypes of its state from step to step")
 
     def __call__(

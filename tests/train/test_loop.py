@@ -24,7 +24,8 @@ from jaxacct.common.files import write_atomically
 from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan, plan_of
-from train import loop, run_folder
+from train import loop
+from train.batches.committed import keyed
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.noise import recursion as noise
@@ -610,7 +611,7 @@ def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypat
             (folder / "secret.json").write_text(json.dumps(content))
         with pytest.raises(ValueError, match=message):
             run(out=folder, checkpoint_every=6)
-    other = run_folder._keyed([5, 6, 7, 8], ArrayRows(data()).fingerprint())
+    other = keyed([5, 6, 7, 8], ArrayRows(data()).fingerprint())
     (folder / "secret.json").write_text(json.dumps({"sampler_key": [5, 6, 7, 8], "data": other}))
     with pytest.raises(ValueError, match=r"checkpoints of another run than its secret\.json"):
         run(out=folder, checkpoint_every=6)
