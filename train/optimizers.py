@@ -1,5 +1,7 @@
 """optax transformations: the privatizer that goes before any optimizer, and the paper's learning rate."""
 
+import contextlib
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,13 +128,20 @@ def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tu
     def update(gradient, opt_state, params):
         return optimizer.update(gradient, opt_state, params)[1]
 
-    def update_with_loss(gradient, opt_state, params):
-        def value_fn(params):
+    def with_loss(gradient, opt_state, params, *, functions: bool):
+        def loss(params):
             return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params)), jnp.zeros(()))
 
-        given: dict[str, Any] = dict(value=value_fn(params), grad=gradient)
-        given |= dict(value_fn=value_fn, obj_fn=value_fn, grad_fn=jax.grad(value_fn))
+        given: dict[str, Any] = dict(value=loss(params), grad=gradient, value_fn=loss)
+        given |= dict(obj_fn=loss, grad_fn=jax.grad(loss)) if functions else {}
         return optax.with_extra_args_support(optimizer).update(gradient, opt_state, params, **given)[1]
+
+    def needs_loss() -> bool:
+        for functions in (False, True):  # line searches accept no others
+            with contextlib.suppress(Exception):
+                jax.eval_shape(functools.partial(with_loss, functions=functions), gradient, opt_state, params)
+                return True
+        return False
 
     try:
         opt_state = copied(optimizer.init(params)) if opt_state is None else opt_state
@@ -148,17 +157,14 @@ def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tu
     try:
         return opt_state, jax.eval_shape(update, gradient, opt_state, params)
     except Exception as error:
-        try:
-            jax.eval_shape(update_with_loss, gradient, opt_state, params)
-        except Exception:
-            needs = f"optimizer must accept a gradient like the parameters, {_raised(error)}"
-        else:
-            needs = (
-                "optimizer must need the noisy gradient alone, this one also needs the loss or its gradient "
-                "without noise (value, grad, value_fn, obj_fn or grad_fn of its update): no guarantee covers "
-                "them"
-            )
-        raise ValueError(needs) from error
+        if not needs_loss():
+            raise ValueError(
+                f"optimizer must accept a gradient like the parameters, {_raised(error)}"
+            ) from error
+        raise ValueError(
+            "optimizer must need the noisy gradient alone, this one also needs the loss or its gradient "
+            "without noise (value, grad, value_fn, obj_fn or grad_fn of its update): no guarantee covers them"
+        ) from error
 
 
 def _raised(error: Exception) -> str:

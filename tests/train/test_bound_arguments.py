@@ -119,7 +119,7 @@ def test_a_bound_argument_is_refused_elsewhere(name, begun, monkeypatch):
 def test_what_elastic_lists_may_change_elsewhere(name, begun, finished, tmp_path, monkeypatch):
     shutil.copytree(begun, tmp_path / "run")
     monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
-    with pytest.warns(UserWarning, match="continues elsewhere from step 4 .versions"):
+    with pytest.warns(UserWarning, match="continues elsewhere from step 8 .versions"):
         moved = run(out=tmp_path / "run", elastic=True, **BOUND[name][0])
     np.testing.assert_allclose(flat(moved.params), flat(finished[1].params), rtol=1e-4, atol=1e-5)
 
