@@ -916,7 +916,7 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
-    Mutant(CORRELATED, "            clipping=clipping,\n", "", GHOST),
+    Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", GHOST),
     Mutant(CORRELATED, "            clip_groups=described_groups,\n", "", GROUPS),
     Mutant(
         "train/noise/normals.py",
