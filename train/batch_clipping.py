@@ -24,10 +24,12 @@ from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
 from . import by_device as _by_device
+from . import traces
 from .batches.sampler import Replayed, make_generator
+from .clipping.automatic import choose
 from .clipping.grid import Grid, GridSum
 from .clipping.per_example import check_real, clip_rows_to_grid
-from .loss import as_loss, numbered
+from .loss import Loss, as_loss, numbered
 from .optimizers import Privatizer, privatize
 from .procedures import Procedure, Request, Result
 from .run import take_steps
@@ -131,9 +133,16 @@ def make_round(
     the records of each term; the mean gradient by default. `norms` are as of `train.step.make_step`.
     """
     private = private_rounds(plan, clip_norm=clip_norm, key=key)
-    term = mean_gradient_term if inner is None else lambda loss: optimizer_term(loss, inner)
-    wrapped = as_loss(loss).wrapped(term)
-    return make_step(wrapped, private, optimizer, microbatch_size=terms_at_once, norms=norms)
+    terms = _term_loss(loss, inner)
+    return make_step(terms, private, optimizer, microbatch_size=terms_at_once, norms=norms)
+
+
+def _term_loss(loss: Callable[..., jax.Array], inner: optax.GradientTransformation | None) -> Loss:
+    """Return the loss whose gradient is one term."""
+    loss = as_loss(loss)
+    if inner is None:
+        return loss.wrapped(mean_gradient_term)
+    return loss.wrapped(lambda each: optimizer_term(each, inner))
 
 
 def _train(plan: GeneralPlan, request: Request) -> Result:
@@ -147,21 +156,25 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
     clip_norm, norms = request.given_clip_norm(plan.iterations)
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
+    optimizer = request.given_optimizer()
     step = make_round(
         plan,
         loss,
-        request.given_optimizer(),
+        optimizer,
         clip_norm=clip_norm,
         inner=options.inner,
         key=noise_key,
         terms_at_once=request.given_microbatch_size(),
         norms=norms,
     )
+    terms = _term_loss(loss, options.inner)
+    batch = _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size)
+    grid = private_rounds(plan, clip_norm=clip_norm).grid
     return take_steps(
         request,
         step,
         step.init(params),
-        _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size),
+        batch,
         rounds,
         claim=plan.to_json(),
         clip_norm=clip_norm,
@@ -169,6 +182,9 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
         statement=plan.statement(),
         frozen=loss.digests,
+        traces=functools.partial(traces.of_parts, terms, optimizer),
+        # As every step chooses.
+        clipping=choose(terms.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=grid),
         described=dict(clip_norms=norms),
     )
 

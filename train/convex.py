@@ -252,7 +252,8 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
             sampler_key=sampler_key,
             source_at=lambda key, drawn: Replayed(lambda generator: _batches(plan, generator), key, drawn),
             statement=plan.statement(),
-            frozen=dict,  # the loss is all in its program
+            frozen=dict,  # the loss reads nothing else
+            traces=lambda state, rows: {"loss": repr(loss)},
             released=lambda weights: np.asarray(jnp.round(weights / fine) * fine),
             only_last=True,
         )

@@ -1,25 +1,23 @@
 """Per-example clipped gradients with correlated noise: the procedure of a `jaxacct.Plan`."""
 
-import logging
+import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxacct.common.files import read_json
 from jaxacct.core.plan import Plan
 
 from . import by_device as _by_device
-from . import hosts
+from . import hosts, traces
 from .batches import fingerprints
 from .batches.attribution import expected_batch_sizes
 from .batches.given import GivenBatches, Present
 from .batches.graph import Attribution, check_graph
 from .batches.sampler import Sampler, batch_sizes
 from .clipping import ghost
-from .clipping.automatic import AUTO, PER_EXAMPLE, choose
+from .clipping.automatic import AUTO, PER_EXAMPLE, Choice, choose
 from .clipping.groups import partition
 from .clipping.per_example import default_microbatch_size
 from .individual.steps import follow
@@ -27,10 +25,8 @@ from .loss import numbered
 from .optimizers import Privatizer, privatize
 from .options import TrainOptions
 from .procedures import Procedure, Request, Result
-from .run import take_steps
+from .run import stored, take_steps
 from .step import CLIPPINGS, make_step
-
-_log = logging.getLogger("jaxacct.train")
 
 
 def train(plan: Plan, request: Request) -> Result:
@@ -61,14 +57,14 @@ def train(plan: Plan, request: Request) -> Result:
         groups, described_groups = partition(params, options.clip_groups, clip_norm, request.model)
         groups.limits(private.grid)
     shared: dict[str, Any] = dict(normalize=options.normalize, has_aux=options.has_aux)
-    micro, clipping = None, PER_EXAMPLE
+    micro, clipping = None, Choice(PER_EXAMPLE, "individual charges the gradient of each example")
     if options.individual is None:
         batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
         clipping = _clipping(request, loss, params, batch, private)
-        shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping)
+        shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping.clipping)
         shared |= dict(groups=groups, mesh=mesh, norms=norms)
 
-        micro = _microbatch_size(request, loss, params, batch, clipping)
+        micro = _microbatch_size(request, loss, params, batch, clipping.clipping)
         parts: dict[str, Any] = dict(
             step=make_step(loss, private, optimizer, microbatch_size=micro, **shared),
             batch=batch,
@@ -94,14 +90,17 @@ def train(plan: Plan, request: Request) -> Result:
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         frozen=loss.digests,
+        traces=functools.partial(traces.of_parts, loss, optimizer, has_aux=options.has_aux),
+        clipping=clipping,
         described=dict(
             batches=None if given is None else given.described(),
-            clipping=clipping,
+            clipping=clipping.clipping,
+            normalize=options.normalize,
             clip_groups=described_groups,
             clip_norms=norms,
             microbatch_size=micro,
         ),
-        before_first=(lambda: _verify(plan, options.progress)) if options.verify else None,
+        before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
     )
 
@@ -154,15 +153,15 @@ def _rows(plan: Plan, request: Request, graph: Attribution | None):
     return GraphRows(request.rows(graph.dataset_size, "graph's"), graph)
 
 
-def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer) -> str:
-    """Return the kind of clipping: the given one, that of the run in the folder, or a chosen one."""
+def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer) -> Choice:
+    """Return the clipping: the given one, that of the run in the folder, or a chosen one."""
     options = request.options
     if options.clipping != AUTO:
-        return options.clipping
-    found = hosts.first(lambda: _stored_clipping(request.out))
+        return Choice(options.clipping, "as given")
+    found = hosts.first(lambda: stored(request.out, "clipping"))
     if found in CLIPPINGS:
-        return found
-    found = choose(
+        return Choice(found, "as the run in the folder began")
+    return choose(
         loss.at(0),
         params,
         batch.take(np.zeros(0, np.int64))[0],
@@ -170,15 +169,6 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
         has_aux=options.has_aux,
         devices=0 if batch.mesh is None else batch.mesh.size,
     )
-    _log.info("clipping is %r: %s", *found)
-    return found.clipping
-
-
-def _stored_clipping(out):
-    """Return the kind of clipping that the run in a folder began with, or None."""
-    path = None if out is None else Path(out) / "run.json"
-    found = read_json(path, "run") if path is not None and path.exists() else {}
-    return found.get("clipping") if isinstance(found, dict) else None
 
 
 def _microbatch_size(request: Request, loss, params, batch, clipping: str) -> int:

@@ -25,16 +25,25 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common import validate as _validate
 
 from . import by_device as _by_device
+from . import traces
 from .batches.sampler import Replayed, Sampler
+from .clipping.automatic import PER_EXAMPLE, Choice
 from .clipping.convolutions import without_batch_groups
 from .clipping.grid import Grid
-from .clipping.per_example import Microbatches, check_loss, clip_rows_to_grid, global_norm
+from .clipping.per_example import (
+    Microbatches,
+    check_loss,
+    clip_rows_to_grid,
+    clipped_share,
+    global_norm,
+)
 from .correlated_noise import Rows
 from .loss import Loss, as_loss, numbered
 from .noise.normals import key_of_run, standard_normals
+from .optimizers import begun, copied
 from .procedures import Procedure, Request, Result
 from .run import take_steps
-from .step import StepInfo
+from .step import StepInfo, info_of
 from .stored import stored
 
 _BITS = 20  # the clip norm in grid units is 2^20
@@ -301,18 +310,20 @@ class DiceStep:
             covered = state.private_dice.count < plan.iterations
             released = jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), released)
             updates, opt_state = optimizer.update(released, state.opt_state, state.params)
-            real = jnp.maximum(1, mask.sum())
-            clipped_share = jnp.sum((norms > plan.clip_norm) & mask) / real
-            median = jnp.nanmedian(jnp.where(mask, norms, jnp.nan))
-            mean = jnp.where(mask, values, 0).sum() / real.astype(values.dtype)
-            info = StepInfo(mean, clipped_share, median)
+            clipped = clipped_share(norms > plan.clip_norm, mask, norms, values)
+            info = info_of(values, norms, mask, clipped)
             return DiceTrainState(optax.apply_updates(state.params, updates), opt_state, dice), info
 
         self._jitted, self._loss = jax.jit(step, donate_argnums=0), as_loss(loss)
 
     def init(self, params) -> DiceTrainState:
-        """Return the state before the first step, with a noise key of its own unless one was given."""
-        return DiceTrainState(params, self._optimizer.init(params), _fresh(params, self._key))
+        """Return the state before the first step, a copy, with a noise key of its own unless one was given.
+
+        ValueError for an optimizer that needs more than the noisy gradient.
+        """
+        params = copied(params)
+        opt_state, _ = begun(self._optimizer, params)
+        return DiceTrainState(params, opt_state, copied(_fresh(params, self._key)))
 
     def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:
         return self._jitted(state, batch, mask, self._loss)
@@ -365,7 +376,8 @@ def _train(plan: DicePlan, request: Request) -> Result:
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
     micro = request.given_microbatch_size()
-    step = DiceStep(plan, loss, request.given_optimizer(), key=noise_key, microbatch_size=micro)
+    optimizer = request.given_optimizer()
+    step = DiceStep(plan, loss, optimizer, key=noise_key, microbatch_size=micro)
 
     def source_at(key, drawn):
         if plan.sampling == "shuffling":
@@ -384,6 +396,8 @@ def _train(plan: DicePlan, request: Request) -> Result:
         source_at=source_at,
         statement=plan.statement(),
         frozen=loss.digests,
+        traces=functools.partial(traces.of_parts, loss, optimizer),
+        clipping=Choice(PER_EXAMPLE, "the error that is fed back needs the gradients of examples"),
     )
 
 

@@ -84,7 +84,7 @@ def fit(
         arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")
     evaluate = None if evaluate is None else _in_numbers(evaluate)
     show = options.progress is None and is_interactive()
-    if isinstance(options.progress, bool):
+    if options.progress is True:
         options = replace(options, progress=None)
     request = Request(model, loss, data, optimizer, clip_norm, out, evaluate, batches, options)
     procedure.check(plan, request)

@@ -1,11 +1,14 @@
 """optax transformations: the privatizer that goes before any optimizer, and the paper's learning rate."""
 
+import contextlib
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -95,6 +98,78 @@ def privatize(mechanism: Mechanism, *, clip_norm: float, expected_batch_size: fl
     """
     expected = _validate.positive_number("expected_batch_size", expected_batch_size)
     return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key)
+
+
+def copied(tree) -> Any:
+    """Return a pytree with every leaf, a number perhaps, as an array of its own; steps donate their state."""
+
+    def copy(leaf):
+        return leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
+
+    def strong(leaf):
+        return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+    return jax.tree.map(lambda leaf: strong(copy(leaf)), tree)
+
+
+def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tuple[Any, Any]:
+    """Return the optimizer's first state for `params`, a copy, and the shapes of the state after a step.
+
+    An update receives the noisy gradient, the state and the parameters, and nothing else.
+
+    Raises:
+      ValueError: for an optimizer that needs more: the loss, its gradient or gradients of examples; or that
+        fails for these parameters.
+    """
+
+    def is_private(node) -> bool:
+        return isinstance(node, optax.contrib.DifferentiallyPrivateAggregateState)
+
+    def update(gradient, opt_state, params):
+        return optimizer.update(gradient, opt_state, params)[1]
+
+    def with_loss(gradient, opt_state, params, *, functions: bool):
+        def loss(params):
+            return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params)), jnp.zeros(()))
+
+        given: dict[str, Any] = dict(value=loss(params), grad=gradient, value_fn=loss)
+        given |= dict(obj_fn=loss, grad_fn=jax.grad(loss)) if functions else {}
+        return optax.with_extra_args_support(optimizer).update(gradient, opt_state, params, **given)[1]
+
+    def needs_loss() -> bool:
+        for functions in (False, True):  # line searches accept no others
+            with contextlib.suppress(Exception):
+                jax.eval_shape(functools.partial(with_loss, functions=functions), gradient, opt_state, params)
+                return True
+        return False
+
+    try:
+        opt_state = copied(optimizer.init(params)) if opt_state is None else opt_state
+    except Exception as error:  # whatever a transformation raises
+        raise ValueError(f"optimizer must begin with the model's parameters, {_raised(error)}") from error
+    if any(map(is_private, jax.tree.leaves(opt_state, is_leaf=is_private))):
+        raise ValueError(
+            "optimizer must not clip or add noise for privacy, as optax.contrib.dpsgd and "
+            "differentially_private_aggregate do: the plan's clipping and noise come before it; give the "
+            "optimizer alone"
+        )
+    gradient = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), params)
+    try:
+        return opt_state, jax.eval_shape(update, gradient, opt_state, params)
+    except Exception as error:
+        if not needs_loss():
+            raise ValueError(
+                f"optimizer must accept a gradient like the parameters, {_raised(error)}"
+            ) from error
+        raise ValueError(
+            "optimizer must need the noisy gradient alone, this one also needs the loss or its gradient "
+            "without noise (value, grad, value_fn, obj_fn or grad_fn of its update): no guarantee covers them"
+        ) from error
+
+
+def _raised(error: Exception) -> str:
+    """Return what an optimizer raised, in one line."""
+    return f"raised {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:

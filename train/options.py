@@ -16,13 +16,39 @@ from .clipping.groups import ClipGroups
 from .individual import IndividualAccounting
 from .step import CLIPPINGS
 
+MAY_CHANGE: dict[str, str] = {
+    "out": "where the folder is",
+    "evaluate": "it reads what is released, and steps do not depend on it",
+    "steps": "neither noise nor batches depend on it; not below the newest checkpoint",
+    "checkpoint_every": "how much an interruption loses",
+    "progress": "it is only shown",
+    "callback": "private, as the log",
+    "keys": "those that are stored count",
+    "verify": "the folder records whether the plan was verified",
+    "prefetch": "the batches are the same, in the same order",
+    "elastic": "it allows what `ELASTIC` lists",
+}
+"""Arguments of `fit` that the call which continues a run may change: name -> why. Values of the initial
+parameters count in a new run only. Everything else is bound."""
+
+ELASTIC: dict[str, str] = {
+    "mesh": "devices",
+    "microbatch_size": "memory",
+    "skip_padding": "run time",
+}
+"""Arguments that may change as well with `elastic`, and only where the machine, its devices, compiler flags
+or package versions do; sums then differ by rounding. Never the traced loss, the optimizer, the data, the clip
+norm or another option."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """How a run is computed, followed and kept; an option that does not apply to a plan is refused.
 
     Attributes:
-      steps: number of steps, at most the plan's; by default all of them.
+      steps: number of steps, at most the plan's; by default all of them. A run in a folder may end earlier or
+        go on later than it began with, under the same guarantee. Choose by what is public: `evaluate`, not
+        `callback` or the private log.
       clip: "individual", "batch" or "mixed", to be checked against the plan.
       clipping: "ghost" (`train.clipping.ghost`) is much faster where parameters are many and examples short;
         gradients are scaled to slightly less than `clip_norm`. "per_example": gradients of examples. "auto":
@@ -54,12 +80,12 @@ class TrainOptions:
         once. Takes as long as certification.
       checkpoint_every: steps between checkpoints.
       progress: called with ("training", steps done, total steps); by default a bar on an interactive terminal
-        or in a notebook; False for none.
+        or in a notebook; False for none, and for no line about the clipping.
       callback: called with (step, metrics) of every step, a few steps late. **Private**: no guarantee covers
         the metrics (`train.metrics` writes them for TensorBoard).
       prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.
       elastic: continue a run on other devices, processors, compiler flags or package versions, with a
-        warning: the bits are then no longer reproduced. Refused by default.
+        warning: the bits are then no longer reproduced. `ELASTIC` lists what may change. Refused by default.
       keys: (sampler key, noise key); by default from the operating system. Fix them in tests only.
     """
 

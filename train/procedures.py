@@ -18,6 +18,7 @@ from .batches import sampler
 from .batches.sources import as_rows
 from .clipping import norms_by_step
 from .loss import Loss, as_loss, nnx_loss, public_key
+from .optimizers import copied
 from .options import TrainOptions
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Result:
       steps: number of steps.
       evaluation: what `evaluate` returned at the end.
       statement: the guarantee, in a sentence.
+      clipping: how gradients were clipped, and why; None for a `LastIteratePlan`, whose losses are bounded.
       private_individual: with `individual`, every example's own loss. **Private**: not covered.
       opt_state: the optimizer's last state, None without an optimizer. A function of noisy gradients, so the
         guarantee covers it.
@@ -71,6 +73,7 @@ class Result:
     steps: int
     evaluation: dict[str, float]
     statement: str
+    clipping: str | None = None
     private_individual: "PrivateLosses | None" = field(default=None, repr=False)
     opt_state: Any = field(default=None, repr=False)
 
@@ -156,7 +159,7 @@ class Request:
         else:
             loss, params = as_loss(self.loss, key), self.model
         loss = jax.tree.map(jax.numpy.asarray, loss)
-        return loss, jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), params)
+        return loss, copied(params)
 
 
 @dataclass(frozen=True)

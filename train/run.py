@@ -3,20 +3,26 @@
 import contextlib
 import json
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from . import hosts, machine, run_folder
+from jaxacct.common.files import read_json
+
+from . import hosts, interrupts, machine, run_folder
 from .batches import fingerprints
 from .batches import prefetch as prefetching
 from .batches.given import BatchesError
 from .batches.sampler import SamplerState
+from .clipping.automatic import Choice
 from .loss import digest
 from .procedures import Request, Result
 from .run_folder import RunFolder
+from .trained import Watch
 
 if TYPE_CHECKING:
     from .individual import PrivateLosses
@@ -37,6 +43,8 @@ def take_steps(
     source_at: Callable[[Any, SamplerState | None], Any],
     statement: str,
     frozen: Callable[[], dict[str, str]],
+    traces: Callable[[Any, Any], dict[str, str]],
+    clipping: Choice | None = None,
     described: dict[str, Any] | None = None,
     before_first: Callable[[], None] | None = None,
     released: Callable[[Any], Any] = lambda params: params,
@@ -50,7 +58,8 @@ def take_steps(
     arguments for these examples, and `batch.rows` has a `fingerprint()`. `source_at` is: (sampler key, state
     of the sampler or None) -> batches, with `next()` and `state`. A resumed run must share `claim`, the JSON
     values of the plan, `described`, what `frozen()` returns (digests, by name, of what the loss reads beside
-    the parameters) and `bound`, private texts of which only keyed digests are stored. `before_first` is
+    the parameters), `traces(state, rows)` (those of the traced loss and optimizer) and `bound`, private texts
+    of which only keyed digests are stored. `clipping` is printed and part of the result. `before_first` is
     called before the first step of this call, once in a run with a folder. `released` is what is shown of the
     last state's parameters; with `only_last` earlier ones stay hidden, also from `evaluate`: they are in
     checkpoints, which are secret. `report` is: (last state, steps) -> every example's own loss.
@@ -70,6 +79,7 @@ def take_steps(
         stack.enter_context(jax.debug_nans(False))
         stack.enter_context(jax.debug_infs(False))
         folder, drawn, verified = None, None, False
+        given = described.get("batches") is not None
         if hosts.several():
             rows, params = batch.rows.fingerprint(), digest(hosts.local(state.params))
             kept = request.out is not None
@@ -78,14 +88,14 @@ def take_steps(
         if request.out is not None:
             # A resumed run uses the key that it began with.
             described |= {"frozen": frozen(), "generator": run_folder.generator()}
+            described |= traces(state, batch.take(np.zeros(0, np.int64))[0])
             private = {"data": batch.rows.fingerprint()} | (bound or {})
-            replays = described.get("batches") is None
 
             def begin():
                 nonlocal folder, state
                 folder = stack.enter_context(RunFolder(request.out))
                 key = folder.begin(described, sampler_key, private, options.elastic)
-                state, drawn = folder.restore(state, replays=replays) or (state, None)
+                state, drawn = folder.restore(state) or (state, None)
                 if drawn is not None and drawn.key != tuple(key):
                     raise ValueError(
                         f"out {request.out} holds checkpoints of another run than its secret.json"
@@ -101,6 +111,20 @@ def take_steps(
             folder.went_on(source.state.step)
         if folder and drawn is None:
             folder.save(state, source.state)
+        if clipping is not None:
+            reason = stored(request.out, "clipping_reason")
+            clipping = clipping if reason is None else clipping._replace(reason=reason)
+            if folder and reason is None:
+                folder.note(clipping_reason=clipping.reason)
+            if options.progress is not False:
+                print(f"clipping: {clipping}", file=sys.stderr)
+        if source.state.step == 0:
+            # What fails at the end of a run fails before its first step.
+            begun = released(request.shown(hosts.local(state)))
+            if folder:
+                folder.try_model(begun)
+            if evaluate:
+                evaluate(begun)
         # A run that began unverified is verified at the first call that asks for it.
         if before_first and not verified:
             before_first()
@@ -116,34 +140,55 @@ def take_steps(
             folder.log({"step": source.state.step, "evaluation": _finite(shown(state))})
         coming = prefetching.batches(source, batch, source.state.step, steps)
         with prefetching.ahead(coming, options.prefetch) as ready:
-            state = _loop(step, state, ready, steps, folder, shown if seen else None, options)
+            after = (folder, shown if seen else None, options)
+            state = _loop(step, state, ready, steps, *after, given=given)
         state = hosts.local(state)
         params = released(request.shown(state))
         evaluation = evaluate(params) if evaluate else {}
         losses = None if report is None else report(state, steps)
         opt_state = getattr(state, "opt_state", None)
-        result = Result(params, steps, evaluation, statement, losses, opt_state)
+        how = None if clipping is None else str(clipping)
+        result = Result(params, steps, evaluation, statement, how, losses, opt_state)
         if folder:
-            folder.save_model(params)
-            folder.finish({"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement})
+            folder.save_model(params, steps)
+            ended = {"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement}
+            folder.finish(ended | ({} if how is None else {"clipping": how}))
         return result
 
 
-def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
-    waiting, ready, drawn = [], iter(ready), None
+def stored(out, name: str) -> Any:
+    """Return what the run in a folder began with by this name, or None."""
+    path = None if out is None else Path(out) / "run.json"
+    found = read_json(path, "run") if path is not None and path.exists() else {}
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def _loop(step, state, ready, steps, folder, evaluate, options, *, given: bool) -> Any:
+    """Return the state after all steps; `given` says that batches come from a loader of the user's own."""
+    with interrupts.postponed(folder is not None) as interrupted:
+        return _steps(step, state, ready, steps, folder, evaluate, options, given, interrupted)
+
+
+def _steps(step, state, ready, steps, folder, evaluate, options, given, interrupted) -> Any:
+    waiting, ready, drawn, watch = [], iter(ready), None, Watch()
     while True:
         try:
-            rows, mask, drawn = next(ready)
+            rows, mask, coming = next(ready)
+            if folder:
+                folder.commit(coming)
         except StopIteration:
             return state
         except BatchesError:
             if folder and drawn is not None:
                 folder.save(state, drawn)
             raise
-        state, info = step(state, rows, mask)
-        done = drawn.step
-        keep = done % options.checkpoint_every == 0 or done == steps
-        if folder or options.callback:
+        drawn = coming
+        # Where batches are a loader's the noise depends on them: it is never that of other batches, not even
+        # in a copy of the folder.
+        state, info = step(state, rows, mask, drawn.digest) if given else step(state, rows, mask)
+        done, stop = drawn.step, interrupted.is_set()
+        keep = done % options.checkpoint_every == 0 or done == steps or stop
+        if folder or options.callback or watch.is_open:
             waiting.append((done, info))
         if waiting and (done % _LOG_EVERY == 0 or keep):
             # Of this step only if it is kept: waiting for its numbers would leave the device without work.
@@ -151,8 +196,13 @@ def _loop(step, state, ready, steps, folder, evaluate, options) -> Any:
             found, waiting = [(at, _floats(seen)) for at, seen in waiting[:ended]], waiting[ended:]
             if folder:
                 folder.log_private([{"step": at, **values} for at, values in found])
-            for at, values in found if options.callback else []:
-                options.callback(at, values)
+            for at, values in found:
+                watch.see(values, last=at == steps)
+                if options.callback:
+                    options.callback(at, values)
+        if folder and stop and done < steps:
+            folder.save(state, drawn)
+            raise KeyboardInterrupt
         if folder and keep:
             folder.save(state, drawn)
             if evaluate and done < steps:

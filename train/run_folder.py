@@ -1,11 +1,11 @@
 """The folder of one training run: what it is, its secrets, its checkpoints, its logs.
 
     run.json               what is run; a resumed call must describe the same (public)
-    secret.json            sampler key, keyed digests of what is private (mode 600)
+    secret.json            sampler key, keyed digests of what is private, last step that was shown (mode 600)
     checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700);
                            private_individual/: every example's own privacy loss; private_dice/: the error
     private/               metrics.jsonl: loss, clipped fraction, norms: no guarantee covers these (mode 700,
-                           so that size and time of the log are not visible either)
+                           so that size and time of the log are not visible either); batches: keyed digests
     metrics.jsonl          step, evaluation on public data; no times: they show batch sizes, which are private
     model/                 Orbax: the trained parameters, covered by the guarantee; no times
     result.json            the end of the run and its guarantee
@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import warnings
 from pathlib import Path
 
@@ -31,13 +32,14 @@ from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
 from . import hosts
+from .batches.committed import Committed, keyed
 from .batches.sampler import SamplerState
 from .clipping.grid import Grid
 from .loss import digest
 from .noise.normals import ARRANGEMENT, standard_normals
 from .saved_model import write_model
 
-_PRIVATE_LOG = "private/metrics.jsonl"
+_PRIVATE_LOG, _BATCHES = "private/metrics.jsonl", "private/batches"
 # What a run is bound to by digests under its secret key: name in secret.json -> words of the refusal.
 _PRIVATE = {
     "data": "on other data",
@@ -46,13 +48,15 @@ _PRIVATE = {
 # What a run is bound to by digests or long lists, which say nothing to a reader: what may have changed.
 _DIGESTS = {
     "plan": "plan",
+    "loss": "loss, or a release of JAX that traces it otherwise",
+    "optimizer": "optimizer, or a release of JAX that traces it otherwise",
     "program": "program (model, loss, optimizer, batch, or a release of jaxacct that computes otherwise)",
     "generator": "generator of noise (a release that draws otherwise)",
     "clip_groups": "partition of the parameters, or other norms of its parts (clip_groups)",
     "clip_norms": "clip_norm of some step",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
-# What may change where a run continues elsewhere, and which of it shows that it does.
+# What may change where a run continues elsewhere, and which of it shows that it does (`options.MAY_CHANGE`).
 _ELSEWHERE = ("versions", "device", "devices", "flags", "processor")
 _ELASTIC = {"program", "microbatch_size", *_ELSEWHERE}
 _NUM_KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
@@ -84,10 +88,11 @@ class RunFolder:
         self.folder = Path(folder).absolute()
         self._lock = Checkpoint(self.folder, "out")
         self._moved: tuple[dict, str] | None = None
+        self._committed: Committed | None = None
         for name in ("checkpoints", "private"):
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
             (self.folder / name).chmod(0o700)  # an existing one may be open to others
-        for name in ("secret.json", _PRIVATE_LOG):
+        for name in ("secret.json", _PRIVATE_LOG, _BATCHES):
             if (self.folder / name).exists():
                 (self.folder / name).chmod(0o600)
         options = ocp.CheckpointManagerOptions(
@@ -102,6 +107,8 @@ class RunFolder:
         return self
 
     def __exit__(self, *_):
+        if self._committed:
+            self._committed.close()
         self._manager.close()
         self._lock.close()
 
@@ -110,8 +117,9 @@ class RunFolder:
 
         `described` is public; of the texts `private`, by the names of `_PRIVATE`, keyed digests are stored.
         With `elastic` devices and versions may differ, and with them the program: `went_on` is to be called
-        once the state is restored. Refused by a ValueError: another run; one of which something was shown and
-        no checkpoint is left; with `elastic`, another generator of noise, or steps that were shown.
+        once the state is restored. Another number of steps is accepted that no checkpoint is beyond: neither
+        noise nor batches depend on it. Refused by a ValueError: another run; one of which something was shown
+        and no checkpoint is left; with `elastic`, another generator of noise, or steps that were shown.
         """
         run, secret = self.folder / "run.json", self.folder / "secret.json"
         if self._manager.latest_step() is None and (shown := self._shown()):
@@ -126,21 +134,23 @@ class RunFolder:
                     "must not be used twice; begin in a new folder"
                 )
             key = [int(word) for word in key]
-            digests = {name: _keyed(key, text) for name, text in private.items()}
+            digests = {name: keyed(key, text) for name, text in private.items()}
             # The secret last: as long as it is missing, nothing was drawn.
             write_atomically(run, json.dumps(described, indent=1) + "\n")
             write_atomically(secret, json.dumps({"sampler_key": key, **digests}), secret=True)
             return key
-        self._compare(read_json(run, "run"), described, elastic)
-        kept = read_json(secret, "secret")
+        stored, kept = read_json(run, "run"), read_json(secret, "secret")
+        self._compare(stored, described, elastic)
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(
                 f"secret {secret} must hold a sampler key of four words and a digest of the data"
             )
         for name, other in _PRIVATE.items():
-            given = _keyed(kept["sampler_key"], private[name]) if name in private else None
+            given = keyed(kept["sampler_key"], private[name]) if name in private else None
             if kept.get(name) != given:
                 raise ValueError(f"out {self.folder} holds a run {other}; its noise must not be used twice")
+        if stored.get("steps") != described.get("steps"):
+            self.note(steps=described["steps"])
         return kept["sampler_key"]
 
     @property
@@ -158,6 +168,12 @@ class RunFolder:
         other = {name: value for name, value in described.items() if stored.get(name) != value}
         if "generator" in other and _same_numbers(stored.get("generator"), other["generator"]):
             del other["generator"]
+        reached = self._manager.latest_step() or 0
+        if other.pop("steps", reached) < reached:
+            raise ValueError(
+                f"steps must be at least {reached}, as the run in {self.folder} is there, got "
+                f"{described['steps']}"
+            )
         moved = [name for name in _ELSEWHERE if name in other]
         if other and (not elastic or not moved or set(other) - _ELASTIC):
             strict = [name for name in other if name not in _ELASTIC] or moved or list(other)
@@ -170,25 +186,41 @@ class RunFolder:
             )
         if not other:
             return
-        step = self._manager.latest_step() or 0
-        if self._shown() > step:
+        if self._shown() > reached:
             raise ValueError(
                 f"out {self.folder} has shown step {self._shown()} and has no checkpoint of it: elsewhere "
                 "its noise would be used twice; continue where the run began, or begin in a new folder"
             )
         before = {name: stored.get(name) for name in sorted(_ELASTIC)}
         changes = "; ".join(f"{name} {stored.get(name)!r}, now {other[name]!r}" for name in moved)
-        earlier = [*stored.get("earlier", []), before | {"until": step}]
+        earlier = [*stored.get("earlier", []), before | {"until": reached}]
         self._moved = stored | described | {"earlier": earlier}, changes
 
     def _shown(self) -> int:
         """Return the last step of which something is public: an evaluation, or the model at the end."""
-        path = self.folder / "run.json"
-        run = read_json(path, "run") if path.exists() else {}
-        steps = [int(run.get("shown", 0)), *(at for at, _ in _lines(self.folder / "metrics.jsonl"))]
+        path = self.folder / "secret.json"
+        secret = read_json(path, "secret") if path.exists() else {}
+        steps = [int(secret.get("shown", 0)), *(at for at, _ in _lines(self.folder / "metrics.jsonl"))]
         if (self.folder / "model").exists() or (self.folder / "result.json").exists():
-            steps.append(int(run.get("steps", 1)))
+            steps.append(1)
         return max(steps)
+
+    def show(self, step: int) -> None:
+        """Store, before anything of a step is public, that it is; moving what was published changes nothing.
+
+        Whoever trains with these secrets again needs the file that says so.
+        """
+        path = self.folder / "secret.json"
+        secret = read_json(path, "secret")
+        if int(secret.get("shown", 0)) < step:
+            write_atomically(path, json.dumps(secret | {"shown": step}), secret=True)
+
+    def commit(self, drawn: SamplerState) -> None:
+        """Commit the batches up to `drawn.step`, as `Committed.add`, before noise of their step is drawn."""
+        if self._committed is None:
+            step = self._manager.latest_step() or 0
+            self._committed = Committed(self.folder / _BATCHES, drawn.key, step)
+        self._committed.add(drawn)
 
     def went_on(self, step: int) -> None:
         """Warn of a run that continues elsewhere, and record it; does nothing for others."""
@@ -198,8 +230,8 @@ class RunFolder:
         self._moved = None
         warnings.warn(
             f"the run in {self.folder} continues elsewhere from step {step} ({changes}): the same plan, "
-            "data, batches and noise, but not the same bits as where it began; whether model, loss and "
-            "optimizer are the same is not checked. The guarantee stands",
+            "data, batches, noise, loss and optimizer, but not the same bits as where it began. The "
+            "guarantee stands",
             stacklevel=2,
         )
         write_atomically(self.folder / "run.json", json.dumps(described, indent=1) + "\n")
@@ -208,6 +240,8 @@ class RunFolder:
         """Checkpoint the state after `drawn.step` steps, atomically; CheckpointError for a full disk, say."""
         if drawn.step in self._manager.all_steps():
             return
+        if self._committed:
+            self._committed.flush()
         state = hosts.on_host(state)
         sampler = {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
         items = {name: ocp.args.StandardSave(leaves) for name, leaves in _parts(state).items()}
@@ -221,12 +255,11 @@ class RunFolder:
                 f"{_in_one_line(error)}; run the same command again once there is room"
             ) from error
 
-    def restore(self, like, *, replays: bool = True):
+    def restore(self, like):
         """Return (state, sampler state) of the newest checkpoint, or None before the first.
 
-        Logs are truncated to its step. `like` is a state of the same structure, shapes and shardings.
-        `replays` is whether the batches after the checkpoint are certainly the original ones: a ValueError
-        where they may be others and a later step was shown.
+        Logs are truncated to its step. `like` is a state of the same structure, shapes and shardings. A
+        ValueError where a later step was shown and its batches are not committed: they may be others.
         """
         step = self._manager.latest_step()
         if step is None:
@@ -256,13 +289,14 @@ class RunFolder:
         # Orbax notices a changed byte of its own tables, and not one of a large array.
         if checksum != _checksum(kept, state):
             raise self._damaged(step, "it is not what was written")
-        if (shown := self._shown()) > step and not replays:
-            raise ValueError(
-                f"out {self.folder} has shown step {shown} and has no checkpoint of it: another order of "
-                "batches would use its noise twice; begin in a new folder"
-            )
-        if shown > step:
-            self.note(shown=shown)  # the lines below are removed, what they showed stays shown
+        if (shown := self._shown()) > step:
+            self._committed = Committed(self.folder / _BATCHES, kept["key"], step)
+            if self._committed.last < shown:
+                raise ValueError(
+                    f"out {self.folder} has shown step {shown} and has neither a checkpoint of it nor its "
+                    "batches: others would use its noise twice; begin in a new folder"
+                )
+            self.show(shown)  # the lines below are removed, what they showed stays shown
         for name in ("metrics.jsonl", _PRIVATE_LOG):
             path = self.folder / name
             if path.exists():
@@ -282,6 +316,7 @@ class RunFolder:
 
     def log(self, line: dict) -> None:
         """Append to metrics.jsonl: public values only."""
+        self.show(line["step"])
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -291,8 +326,21 @@ class RunFolder:
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
             file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
-    def save_model(self, params) -> None:
-        """Write the parameters alone to model/."""
+    def try_model(self, params) -> None:
+        """Write the parameters and remove them; ValueError where that fails, before a run ends with it."""
+        trial = self.folder / "private" / "trial"
+        try:
+            write_model(trial, params)
+        except Exception as error:  # whatever Orbax raises
+            raise ValueError(
+                f"model must have parameters that can be written to {self.folder}: {_in_one_line(error)}"
+            ) from error
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
+
+    def save_model(self, params, step: int) -> None:
+        """Write the parameters alone to model/, those after `step` steps."""
+        self.show(step)
         write_model(self.folder, params)
 
     def finish(self, result: dict) -> None:
@@ -348,8 +396,3 @@ def _placed(leaf):
 def _in_one_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type where the message is empty."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def _keyed(key: list[int], text: str) -> str:
-    """Return a digest that reveals nothing about the text without the key."""
-    return hashlib.blake2b(text.encode(), key=np.array(key, np.uint32).tobytes(), digest_size=16).hexdigest()

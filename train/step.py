@@ -5,6 +5,7 @@ nnx model into that form. Over a mesh each device computes its own rows, and the
 What the loss reads beside the parameters (`train.loss`) is an argument of the program as well.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import chex
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxacct.common import validate as _validate
@@ -23,10 +25,10 @@ from .clipping.groups import Groups
 from .clipping.norms_by_step import divided, multiplied, shares_of
 from .clipping.per_example import ClippedSum, clipped_gradient_sum
 from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
-from .noise.normals import normals_of
+from .noise.normals import next_key, normals_of
 from .noise.prefetch import Ahead
 from .noise.recursion import Fresh, NoiseState
-from .optimizers import Privatizer
+from .optimizers import Privatizer, begun, copied
 
 # How gradients are clipped and added up -> what does it; `AUTO` stands for one of them.
 CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
@@ -49,9 +51,35 @@ class StepInfo(NamedTuple):
 
     loss: jax.Array
     clipped_fraction: jax.Array
+    """Share of the examples that count whose gradient was scaled down."""
     median_norm: jax.Array
+    dropped: jax.Array
+    """() int32: examples that count as zero, as their loss or gradient is not finite."""
+    largest_norm: jax.Array
+    """Largest gradient norm of the examples that count, before clipping; NaN where none does."""
     aux: Any = None
     """Means over the real examples of what the loss returned beside its value, by name."""
+
+
+def info_of(losses, norms, mask, clipped, aux=None) -> StepInfo:
+    """Return the private log of a step.
+
+    Args:
+      losses: (batch,) losses, not finite where a gradient is dropped for it.
+      norms: (batch,) gradient norms before clipping, not finite likewise.
+      mask: (batch,) bool, sampled examples.
+      clipped: share of gradients that were scaled down.
+      aux: means over the sampled examples, by name.
+    """
+    counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
+    return StepInfo(
+        jnp.where(mask, losses, 0).sum() / jnp.maximum(1, mask.sum()).astype(losses.dtype),
+        clipped,
+        jnp.nanmedian(jnp.where(mask, norms, jnp.nan)),
+        jnp.sum(mask & ~counted),
+        jnp.where(counted.any(), jnp.max(norms, where=counted, initial=0.0), jnp.nan),
+        aux,
+    )
 
 
 class PrivateStep:
@@ -74,36 +102,67 @@ class PrivateStep:
         self._loss, self._private, self._optimizer = loss, private, optimizer
         self._ahead = Ahead(private)
         self._begun = False
+        self._in_use = threading.Lock()
+        self._key: tuple[Any, Any] = None, None  # that of the last state, and its words
 
     def init(self, params) -> TrainState:
-        """Return the state before the first step, with the dtypes that every later one has.
+        """Return the state before the first step, a copy, with the dtypes that every later one has.
 
         An optimizer may begin in the parameters' dtype and go on in its updates' (momentum of bfloat16
         parameters does); a state that was restored into the first would be rounded.
 
         Raises:
-          ValueError: for an optimizer whose state never settles.
+          ValueError: for an optimizer whose state never settles, or that needs more than the noisy gradient.
         """
-        update = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), params)
-        opt_state = self._optimizer.init(params)
+        params = copied(params)
+        opt_state, after = begun(self._optimizer, params)
         for _ in range(3):
-            _, after = jax.eval_shape(self._optimizer.update, update, opt_state, params)
             before = [jnp.result_type(leaf) for leaf in jax.tree.leaves(opt_state)]
             if before == [leaf.dtype for leaf in jax.tree.leaves(after)]:
-                return TrainState(params, self._private.init(params), opt_state)
+                return TrainState(params, copied(self._private.init(params)), opt_state)
             opt_state = jax.tree.map(lambda leaf, to: jnp.asarray(leaf, to.dtype), opt_state, after)
+            _, after = begun(self._optimizer, params, opt_state)
         raise ValueError("optimizer must keep the dtypes of its state from step to step")
 
-    def __call__(self, state: TrainState, batch, mask) -> tuple[TrainState, StepInfo]:
+    def __call__(
+        self, state: TrainState, batch, mask, digest: str | None = None
+    ) -> tuple[TrainState, StepInfo]:
+        """Return the state after the step, and its private log; ValueError where two threads call at once.
+
+        With `digest`, a text that determines this batch and all before it, the noise is drawn with a new key,
+        a function of the state's and of the text: no two batches have the same noise.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise ValueError("step must be called by one thread at a time: make one for each thread")
+        try:
+            return self._stepped(state, batch, mask, digest)
+        finally:
+            self._in_use.release()
+
+    def _stepped(self, state: TrainState, batch, mask, digest: str | None):
         if not self._begun:
             self._begun, state = True, _bound_together(state, self._loss)
         specs = _by_device.specs_of(self._mesh, state.params)
+        if digest is not None:
+            state, words = self._bound_to(digest, state)
+            after, info = self._jitted(state, batch, mask, self._loss, None, specs)
+            self._key = after.noise.key, words
+            return after, info
         fresh, before = self._ahead.take(state.noise), state.noise
         if fresh is not None:
             # The thread writes to what is kept, at the same time.
             state = state._replace(noise=before._replace(recent=None))
         after, info = self._jitted(state, batch, mask, self._loss, fresh, specs)
         return after._replace(noise=self._ahead.begin(before, after.noise, info.loss)), info
+
+    def _bound_to(self, digest: str, state: TrainState) -> tuple[TrainState, Any]:
+        """Return the state with the next key, and the words of it."""
+        old, words = state.noise.key, self._key[1]
+        if old is not self._key[0]:
+            words = np.asarray(old)  # waits for the step before, so it is done once
+        words = next_key(words, digest)
+        new = jax.device_put(words, old.sharding) if getattr(old, "committed", False) else jnp.asarray(words)
+        return state._replace(noise=state.noise._replace(key=new)), words
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program, which draws its noise itself."""
@@ -233,10 +292,8 @@ def advance(
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     real = jnp.maximum(1, mask.sum())
-    median = jnp.nanmedian(jnp.where(mask, found.norms, jnp.nan))
     aux = jax.tree.map(lambda leaf: leaf.sum() / real.astype(leaf.dtype), found.aux)
-    loss = found.losses.sum() / real.astype(found.losses.dtype)
-    info = StepInfo(loss, found.clipped_fraction, median, aux)
+    info = info_of(found.losses, found.norms, mask, found.clipped_fraction, aux)
     return TrainState(params, noise, opt_state), info
 
 

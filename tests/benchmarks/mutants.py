@@ -48,6 +48,8 @@ SAMPLER, NOISE, CLIPPING = (
 )
 DRAWN_AHEAD = "tests/train/noise/test_ahead.py"
 FOLDER, STORED, RUN = "train/run_folder.py", "train/saved_model.py", "train/run.py"
+TWICE, WHOLE = "tests/train/test_noise_twice.py", "tests/train/test_whole_runs.py"
+CALLS = "tests/train/test_mutants_of_training.py"
 CORRELATED, FOLLOWED = "train/correlated_noise.py", "train/individual/steps.py"
 BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
 LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
@@ -903,7 +905,7 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
-    Mutant(CORRELATED, "            clipping=clipping,\n", "", GHOST),
+    Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", GHOST),
     Mutant(CORRELATED, "            clip_groups=described_groups,\n", "", GROUPS),
     Mutant(
         "train/noise/normals.py",
@@ -1196,7 +1198,21 @@ MUTANTS = [
         "np.where(inside, coordinates, REAL)",
         AUDIT,
     ),
-    Mutant("train/run_folder.py", "if self._shown() > step:", "if False:", ELASTIC),
+    Mutant(FOLDER, "if self._shown() > reached:", "if False:", ELASTIC),
+    Mutant(FOLDER, "if self._committed.last < shown:", "if False:", TWICE),
+    Mutant(FOLDER, 'steps = [int(secret.get("shown", 0)), ', "steps = [0, ", TWICE),
+    Mutant(FOLDER, 'if other.pop("steps", reached) < reached:', 'if other.pop("steps", 0) < 0:', WHOLE),
+    Mutant(RUN, "                folder.commit(coming)\n", "                pass\n", TWICE),
+    Mutant(RUN, "step(state, rows, mask, drawn.digest) if given else", "", TWICE),
+    Mutant("train/batches/committed.py", "elif there != digest:", "elif False:", TWICE),
+    Mutant("train/batches/given.py", "content.update(np.ascontiguousarray", "(np.ascontiguousarray", TWICE),
+    Mutant("train/traces.py", "loss.at(0), has_aux", "lambda p, e: p, has_aux", TWICE),
+    Mutant("train/step.py", "jnp.sum(mask & ~counted)", "jnp.sum(~counted)", WHOLE),
+    Mutant("train/interrupts.py", "        asked.set()\n", "", WHOLE),
+    Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", CALLS),
+    Mutant(FOLLOWED, "    if mechanism.strategy.noise_copies:", "    if False:", CALLS),
+    Mutant("train/individual/accounting.py", "best.budget, self.readmit)", "best.budget)", CALLS),
+    Mutant("train/lora.py", "np.concatenate(parts)[: len(rows)]", "np.concatenate(parts)", CALLS),
     Mutant(
         "train/run_folder.py",
         "(not elastic or not moved or set(other) - _ELASTIC)",

@@ -23,7 +23,7 @@ from train import correlated_noise, loop, machine
 from train.batches.sampler import Sampler
 from train.clipping.groups import ClipGroups
 from train.individual import IndividualAccounting
-from train.options import TrainOptions
+from train.options import ELASTIC, MAY_CHANGE, TrainOptions
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -33,38 +33,38 @@ CLIPPED_APART = ClipGroups([lambda path, value: "b" in path, ...])
 BOUND = {
     "plan": (dict(plan=plan(dataset_size=ROWS, sigma=1.1)), "another plan"),
     "model": (dict(model={"w": jnp.zeros((3, 1)), "b": jnp.zeros(())}), "one number|another program"),
-    "loss": (dict(loss=lambda p, e: 2 * loss(p, e)), "another program"),
+    "loss": (dict(loss=lambda p, e: 2 * loss(p, e)), "another loss"),
     "data": (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
-    "optimizer": (dict(optimizer=optax.sgd(0.1)), "another program"),
+    "optimizer": (dict(optimizer=optax.sgd(0.1)), "another optimizer"),
     "clip_norm": (dict(clip_norm=2.0), "another clip_norm"),
     "clip": (dict(clip="batch"), "clip must be 'individual'"),
     "inner": (dict(inner=optax.sgd(0.1)), "inner must not be given"),  # bound below, for its kind of plan
-    "steps": (dict(steps=11), "another steps"),
     "microbatch_size": (dict(microbatch_size=1), "another program"),
-    "normalize": (dict(normalize=True), "another program"),
+    "normalize": (dict(normalize=True), "another normalize"),
     "mesh": (dict(mesh=jax.make_mesh((1,), ("data",))), "another program"),
     "graph": (dict(graph="papers"), "graph"),  # its bytes are data: below
     "individual": (dict(individual=IndividualAccounting()), "individual needs a plan"),  # bound below
     "wrt": (dict(wrt=nnx.Param), "wrt must not be given"),  # bound below, for modules
     "loss_key": (dict(loss_key=1, loss=lambda p, e, key: loss(p, e)), "another frozen part"),
     "skip_padding": (dict(skip_padding=False), "another program"),
-    "has_aux": (dict(has_aux=True, loss=lambda p, e: (loss(p, e), {"b": p["b"]})), "another program"),
+    "has_aux": (dict(has_aux=True, loss=lambda p, e: (loss(p, e), {"b": p["b"]})), "another loss"),
     "clipping": (dict(clipping="ghost"), "another clipping"),
-    "average": (dict(average=0.9), "another program"),
+    "average": (dict(average=0.9), "another optimizer"),
     "batches": (dict(batches=[np.arange(3)]), "batches must not be given"),
     "clip_groups": (dict(clip_groups=CLIPPED_APART), "another partition"),
 }
-# Argument of `fit` -> a change that such a call may make, and why it changes neither run nor statement.
-HARMLESS = {
-    "out": (dict(), "where the run is"),
-    "evaluate": (dict(evaluate=lambda params: {"size": 0.0}), "reads what is released; its result is not"),
-    "checkpoint_every": (dict(checkpoint_every=5), "says only when a crash loses what"),
-    "progress": (dict(progress=lambda *seen: None), "shows steps"),
-    "keys": (dict(keys=OTHER_KEYS), "those that are stored count"),
-    "verify": (dict(verify=False), "run.json remembers whether the plan was verified"),
-    "prefetch": (dict(prefetch=0), "same batches in the same order"),
-    "callback": (dict(callback=lambda step, seen: None), "private, as the log"),
-    "elastic": (dict(elastic=True), "warns where anything changed; see test_elastic"),
+# Argument of `fit` -> a change that such a call may make, which changes neither run nor statement.
+HARMLESS: dict[str, dict[str, Any]] = {
+    "out": dict(),
+    "evaluate": dict(evaluate=lambda params: {"size": 0.0}),
+    "steps": dict(),  # see `test_a_run_ends_earlier_or_goes_on_later`
+    "checkpoint_every": dict(checkpoint_every=5),
+    "progress": dict(progress=lambda *seen: None),
+    "keys": dict(keys=OTHER_KEYS),
+    "verify": dict(verify=False),
+    "prefetch": dict(prefetch=0),
+    "callback": dict(callback=lambda step, seen: None),
+    "elastic": dict(elastic=True),
 }
 
 
@@ -73,6 +73,7 @@ def test_every_argument_is_bound_or_harmless():
     options = {field.name for field in dataclasses.fields(TrainOptions)}
     arguments = (set(inspect.signature(loop.fit).parameters) | options) - {"options"}
     assert arguments == BOUND.keys() | HARMLESS.keys() and not BOUND.keys() & HARMLESS.keys()
+    assert HARMLESS.keys() == MAY_CHANGE.keys() and ELASTIC.keys() < BOUND.keys()
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,34 @@ def test_a_bound_argument_is_refused(name, finished):
     assert before == ((folder / "result.json").read_bytes(), (folder / "run.json").read_bytes())
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run of twelve steps that crashed after eight, of which nothing was shown."""
+    folder = tmp_path_factory.mktemp("begun")
+    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
+        run(out=folder, checkpoint_every=4)
+    return folder
+
+
+@pytest.mark.parametrize("name", BOUND.keys() - ELASTIC.keys())
+def test_a_bound_argument_is_refused_elsewhere(name, begun, monkeypatch):
+    """Attack: in a copy of the folder the same noise would be added to another sum, and both published."""
+    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+    change, words = BOUND[name]
+    with pytest.raises(ValueError, match=words) as refused:
+        run(out=begun, elastic=True, **change)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ELASTIC)
+def test_what_elastic_lists_may_change_elsewhere(name, begun, finished, tmp_path, monkeypatch):
+    shutil.copytree(begun, tmp_path / "run")
+    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+    with pytest.warns(UserWarning, match="continues elsewhere from step 8 .versions"):
+        moved = run(out=tmp_path / "run", elastic=True, **BOUND[name][0])
+    np.testing.assert_allclose(flat(moved.params), flat(finished[1].params), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("steps", [12, 8])
 def test_harmless_arguments_change_nothing(steps, finished, tmp_path):
     """All at once: of a run that has ended, and of one that goes on from step 8."""
@@ -102,7 +131,7 @@ def test_harmless_arguments_change_nothing(steps, finished, tmp_path):
     shutil.copytree(folder, tmp_path / "run")
     if steps == 8:
         shutil.rmtree(tmp_path / "run/checkpoints/12")
-    changes = {name: value for change, _ in HARMLESS.values() for name, value in change.items()}
+    changes = {name: value for change in HARMLESS.values() for name, value in change.items()}
     other_values = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
     again = run(out=tmp_path / "run", model=other_values, **changes)
     np.testing.assert_array_equal(flat(again.params), flat(whole.params))
@@ -138,7 +167,7 @@ def test_the_inner_optimizer_is_bound(tmp_path):
     rounds = GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, sampling="shuffling", group_size=1, **fields)
     run(plan=rounds, out=tmp_path, inner=optax.sgd(0.1))
     for inner in (None, optax.sgd(0.2)):
-        with pytest.raises(ValueError, match="another program"):
+        with pytest.raises(ValueError, match="another loss"):
             run(plan=rounds, out=tmp_path, inner=inner)
 
 

@@ -24,7 +24,8 @@ from jaxacct.common.files import write_atomically
 from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan, plan_of
-from train import loop, run_folder
+from train import loop
+from train.batches.committed import keyed
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.noise import recursion as noise
@@ -210,10 +211,10 @@ def test_resumed_after_a_crash_it_ends_with_the_same_bits(
 
 OTHERS = [
     (dict(clip_norm=2.0), "another clip_norm: 1.0, now 2.0"),
-    (dict(optimizer=optax.sgd(0.1)), "another program"),
-    (dict(loss=lambda p, e: 2 * loss(p, e)), "another program"),
+    (dict(optimizer=optax.sgd(0.1)), "another optimizer"),
+    (dict(loss=lambda p, e: 2 * loss(p, e)), "another loss"),
     (dict(plan=plan(dataset_size=ROWS, sigma=1.1)), "another plan"),
-    (dict(steps=11), "another steps"),
+    (dict(steps=11), "steps must be at least 12, as the run in .* is there, got 11"),
     (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
 ]
 
@@ -344,9 +345,11 @@ def test_evaluation_and_progress(tmp_path):
 
 
 def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
-    """No output without an interactive terminal, or on request."""
+    """No output but the clipping without an interactive terminal, none on request."""
     plan(dataset_size=ROWS).save(tmp_path / "plan.json")
     assert run(plan=tmp_path / "plan.json").statement == run(plan=str(tmp_path / "plan.json")).statement
+    assert capsys.readouterr() == ("", 2 * "clipping: per_example (4 parameters are few)\n")
+    run(progress=False)
     assert capsys.readouterr() == ("", "")
     shown = []
     monkeypatch.setattr(loop, "is_interactive", lambda: True)
@@ -608,7 +611,7 @@ def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypat
             (folder / "secret.json").write_text(json.dumps(content))
         with pytest.raises(ValueError, match=message):
             run(out=folder, checkpoint_every=6)
-    other = run_folder._keyed([5, 6, 7, 8], ArrayRows(data()).fingerprint())
+    other = keyed([5, 6, 7, 8], ArrayRows(data()).fingerprint())
     (folder / "secret.json").write_text(json.dumps({"sampler_key": [5, 6, 7, 8], "data": other}))
     with pytest.raises(ValueError, match=r"checkpoints of another run than its secret\.json"):
         run(out=folder, checkpoint_every=6)

@@ -12,15 +12,16 @@ sampled   the number of rows, `SAMPLED_ROWS` of them evenly spaced (the first an
 import hashlib
 import mmap
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
-from ..clipping.rows_apart import programs_in
+from ..clipping.rows_apart import is_program, programs_in
 
 CONTENT, SAMPLED = "content", "sampled"
 CONTENT_LIMIT = 2**32
@@ -61,11 +62,70 @@ def of_program(traced: jax.stages.Traced) -> str:
     """Return the digest of what is computed and of all constants, in the text or beside it."""
     content = hashlib.sha256(traced.lower().as_text().encode())
     for value in _constants(traced.jaxpr):
-        if jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
-        array = np.asarray(value)
-        content.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())
+        content.update(_content(value))
     return content.hexdigest()
+
+
+def of_trace(traced: ClosedJaxpr) -> str:
+    """Return the digest of a program as it was traced: primitives, their arguments, constants.
+
+    It is that of every machine. A release of JAX that traces otherwise gives another one.
+    """
+    content = hashlib.sha256()
+    for part in _traced(traced):
+        content.update(part if isinstance(part, bytes) else f"{part}\n".encode())
+    return content.hexdigest()
+
+
+def _traced(program) -> Iterable[Any]:
+    """Yield texts and bytes that determine a program, with its variables numbered in order."""
+    jaxpr, numbers = getattr(program, "jaxpr", program), {}
+
+    def named(var) -> Any:
+        if isinstance(var, Literal):
+            return _content(var.val)
+        return f"{numbers.setdefault(var, len(numbers))} {_ADDRESS.sub('', str(var.aval))}"
+
+    yield from map(_content, getattr(program, "consts", ()))
+    yield from map(named, (*jaxpr.constvars, *jaxpr.invars))
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        yield from map(named, (*eqn.invars, *eqn.outvars))
+        for name, value in sorted(eqn.params.items()):
+            # What the call of a traced function adds says where it is computed.
+            if value is not None and (eqn.primitive.name not in _CALLS or name == "jaxpr"):
+                yield name
+                yield from _parameter(value)
+    yield from map(named, jaxpr.outvars)
+    yield "end"
+
+
+def _parameter(value) -> Iterable[Any]:
+    """Yield texts and bytes that determine a parameter of a primitive."""
+    if is_program(value):
+        yield from _traced(value)
+    elif isinstance(value, tuple | list):
+        yield len(value)
+        for each in value:
+            yield from _parameter(each)
+    elif isinstance(value, jax.Array | np.ndarray):
+        yield _content(value)
+    elif callable(value) and not isinstance(value, type):
+        yield getattr(value, "__name__", type(value).__name__)
+    else:
+        yield _ADDRESS.sub("", repr(value))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_CALLS = "jit", "pjit"
+
+
+def _content(value) -> bytes:
+    """Return dtype, shape and bytes of a constant."""
+    if jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return f"{array.dtype} {array.shape}\n".encode() + array.tobytes()
 
 
 def _constants(part) -> Iterable[Any]:

@@ -30,6 +30,10 @@ class Choice(NamedTuple):
     clipping: str
     reason: str
 
+    def __str__(self) -> str:
+        """Return both as one text, for messages and results."""
+        return f"{self.clipping} ({self.reason})"
+
 
 def choose(
     loss: Callable[..., Any],

@@ -27,7 +27,15 @@ from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
 from .groups import Groups
 from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, parts_of, plain
-from .per_example import ClippedSum, Microbatches, check_loss, check_rows, power_of_two, where_row
+from .per_example import (
+    ClippedSum,
+    Microbatches,
+    check_loss,
+    check_rows,
+    clipped_share,
+    power_of_two,
+    where_row,
+)
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -164,7 +172,7 @@ def ghost_gradient_sum(
     with jax.enable_x64(True):
         total, (norms, long, shown) = _by_device.over_rows(of_rows, add, mesh)((loss, params), batch, mask)
     losses = shown.pop("")
-    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
+    clipped = clipped_share(long, mask, norms, losses)
     return ClippedSum(total, norms, losses, clipped, shown)
 
 

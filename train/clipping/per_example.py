@@ -41,7 +41,7 @@ class ClippedSum(NamedTuple):
     losses: jax.Array
     """(batch,) float32: losses, 0 where padded."""
     clipped_fraction: jax.Array
-    """Share of the real examples whose gradient was scaled down."""
+    """Share of the real examples that count whose gradient was scaled down."""
     aux: dict[str, jax.Array]
     """(batch,) float32 each: what the loss returned beside its value, 0 where padded."""
     records: Any = ()
@@ -161,8 +161,14 @@ def clipped_gradient_sum(
     over_rows = _by_device.over_rows(of_rows, GridSum.across, mesh)
     total, (norms, long, shown, records) = over_rows((loss, params), batch, mask, records)
     losses = shown.pop("")
-    clipped = jnp.sum(long & mask) / jnp.maximum(1, mask.sum())
+    clipped = clipped_share(long, mask, norms, losses)
     return ClippedSum(total, norms, losses, clipped, shown, records)
+
+
+def clipped_share(long, mask, norms, losses) -> jax.Array:
+    """Return the share of `long` among the examples of `mask` with a finite norm and loss, all (batch,)."""
+    counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
+    return jnp.sum(long & counted) / jnp.maximum(1, counted.sum())
 
 
 def power_of_two(size: int) -> int:

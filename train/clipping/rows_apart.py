@@ -160,9 +160,10 @@ def why_not(jaxpr, allowed: frozenset = frozenset()) -> str | None:
 
 def programs_in(params) -> list:
     """Return the programs among the parameters of an equation, with their constants where they have some."""
-    leaves = jax.tree.leaves(params, is_leaf=_is_program)
-    return [leaf for leaf in leaves if _is_program(leaf)]
+    leaves = jax.tree.leaves(params, is_leaf=is_program)
+    return [leaf for leaf in leaves if is_program(leaf)]
 
 
-def _is_program(part) -> bool:
+def is_program(part) -> bool:
+    """Return whether a parameter of an equation is a program."""
     return hasattr(getattr(part, "jaxpr", part), "eqns")

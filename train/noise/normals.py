@@ -11,6 +11,7 @@ does; they are the same words.
 """
 
 import functools
+import hashlib
 import itertools
 import math
 import os
@@ -63,6 +64,12 @@ def key_of_run(given, params) -> jax.Array:
     if words.shape != (8,):
         raise ValueError(f"key must be 8 words of 32 bits, got shape {words.shape}")
     return words
+
+
+def next_key(words, text: str) -> np.ndarray:
+    """Return the noise key, (8,) uint32, after the key `words` and a text: a function of both, one way."""
+    digest = hashlib.blake2b(text.encode(), key=np.asarray(words, np.uint32).tobytes(), digest_size=32)
+    return np.frombuffer(digest.digest(), np.uint32)
 
 
 @functools.cache

@@ -1,0 +1,205 @@
+"""Attacks on runs whose noise is used twice: two models with one noise differ by an exact sum of gradients.
+
+Each attack copies or empties a folder, continues it with something else, and reads the difference of what two
+runs publish. Where it is not refused, the noise of both must differ.
+"""
+
+import shutil
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxacct import BufferedToeplitz, FixedOrder, Mechanism
+from tests.train.plans import plan, plan_of
+from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
+from train import fit, machine
+from train.batches.committed import Committed
+from train.batches.given import BatchesError
+from train.batches.sampler import Sampler, SamplerState
+from train.noise.normals import next_key
+from train.optimizers import privatize
+from train.options import TrainOptions
+from train.step import make_step
+
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
+
+SIGMA, STEPS, SIZE = 100.0, 12, 4
+SCHEME = FixedOrder(STEPS, 1, 3, SIZE, 5)
+LOUD = plan_of(Mechanism(SCHEME, BufferedToeplitz((0.9, 0.3), (0.2, 0.4), STEPS), SIGMA), 20)
+
+
+def order() -> np.ndarray:
+    generator = np.random.default_rng(0)
+    return np.concatenate([generator.permutation(20).reshape(5, SIZE) for _ in range(3)])[:STEPS]
+
+
+def pairs(changed: int | None = None) -> list:
+    """Batches with rows; in step `changed` the first record is another one."""
+    rows = {name: each[:20] for name, each in data().items()}
+    found = [(ids, {name: each[ids] for name, each in rows.items()}) for ids in order()]
+    if changed is not None:
+        x = found[changed][1]["x"].copy()
+        x[0] = 7.0
+        found[changed] = found[changed][0], found[changed][1] | {"x": x}
+    return found
+
+
+def train(batches, out, rows=None, **options):
+    options = TrainOptions(keys=KEYS, **({"checkpoint_every": 5} | options))
+    return fit(LOUD, PARAMS, loss, rows, optax.sgd(1.0), out=out, batches=batches, options=options)
+
+
+def stopped(after: int, out, batches, rows=None, **options):
+    """A run that ends after this many steps, the last of them in no checkpoint."""
+
+    def stop(step, info):
+        if step >= after:
+            raise Crash
+
+    with pytest.raises(Crash):
+        train(batches, out, rows, callback=stop, **options)
+
+
+def test_another_loss_elsewhere_is_refused(tmp_path, monkeypatch):
+    """Attack: the difference of both models was the sum of the last batch, to 2e-4 at noise 100."""
+    loud = plan("poisson", dataset_size=ROWS, sigma=SIGMA)
+    options = dict(plan=loud, optimizer=optax.sgd(1.0), checkpoint_every=11)
+    with crash_at(Sampler, "next", 12), pytest.raises(Crash):
+        run(out=tmp_path / "one", **options)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    run(out=tmp_path / "one", **options)
+    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+    for other in (lambda p, e: 0.0 * loss(p, e), lambda p, e: loss(p, e) + 0.0 * p["b"] ** 2):
+        with pytest.raises(ValueError, match="another loss, or a release of JAX"):
+            run(out=tmp_path / "copy", loss=other, elastic=True, **options)
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_other_batches_of_a_step_that_was_begun_are_refused(with_rows, tmp_path):
+    """Attack: rows, or ids, of steps after the checkpoint, whose noise was drawn for the first ones."""
+    out, rows = tmp_path / "run", None if with_rows else {name: each[:20] for name, each in data().items()}
+    good = pairs() if with_rows else order()
+    stopped(8, out, good, rows)
+    assert sorted(int(each.name) for each in (out / "checkpoints").iterdir())[-1] == 5
+    swapped = order()
+    swapped[[5, 6]] = swapped[[6, 5]]
+    with pytest.raises(BatchesError, match="the same as before at step 5, with the same rows") as refused:
+        train(pairs(5) if with_rows else swapped, out, rows)
+    assert "\n" not in str(refused.value)
+    whole = train(good, None, rows)
+    np.testing.assert_array_equal(flat(train(good, out, rows).params), flat(whole.params))
+
+
+def test_other_rows_of_steps_that_are_done_are_refused(tmp_path):
+    """Mutant C05: ids stay, one row of step 2 is another one."""
+    stopped(8, tmp_path, pairs())
+    with pytest.raises(BatchesError, match="the same as before up to step 5"):
+        train(pairs(2), tmp_path)
+
+
+def test_copies_with_other_rows_have_other_noise(tmp_path):
+    """Attack: copied before the last step, each copy with another record: their difference was its gradient.
+
+    Of independent noise each of 4 numbers has the standard deviation 100 sqrt(2) / 4; all are below .3 with
+    probability 2e-9.
+    """
+    stopped(12, tmp_path / "one", pairs(), checkpoint_every=11)
+    shutil.rmtree(tmp_path / "one/private")  # as if it had been copied before step 12 began
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    models = [flat(train(batches, tmp_path / name).params) for name, batches in
+              (("one", pairs()), ("copy", pairs(11)))]  # fmt: skip
+    assert np.abs(models[0] - models[1]).max() > 0.3
+    np.testing.assert_array_equal(models[0], flat(train(pairs(), None).params))
+
+
+def test_no_two_texts_have_one_key():
+    """The key of a step is a function of all keys and texts before it."""
+    keys = [next_key(KEYS[1], text) for text in ("a", "b")] + [next_key(KEYS[1] + 1, "a"), KEYS[1]]
+    assert len({tuple(np.asarray(key).tolist()) for key in keys}) == 4
+    assert all(key.shape == (8,) and key.dtype == np.uint32 for key in keys[:3])
+
+
+def test_a_finished_run_whose_files_were_moved_away_is_refused(tmp_path):
+    """Attack: trained again, the same batches would have new noise; the mean of both has noise / sqrt(2)."""
+    evaluate = dict(evaluate=lambda params: {"size": 0.0}, checkpoint_every=5)
+    run(out=tmp_path, **evaluate)
+    for name in ("model", "result.json", "metrics.jsonl", "checkpoints", "private"):
+        path = tmp_path / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for elastic in (False, True):
+        with pytest.raises(ValueError, match="has shown step 12 of a run and has no checkpoints") as refused:
+            run(out=tmp_path, elastic=elastic, keys=None, **evaluate)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_shown_step_without_its_batches_is_refused(tmp_path):
+    """Attack: the record of batches is removed with the newest checkpoints; others may follow."""
+    train(pairs(), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints/12")
+    with pytest.raises(BatchesError, match="the same as before at step 11"):
+        train(pairs(11), tmp_path)
+    (tmp_path / "private/batches").unlink()
+    with pytest.raises(
+        ValueError, match="has shown step 12 and has neither a checkpoint of it nor its batches"
+    ):
+        train(pairs(11), tmp_path)
+
+
+def test_lines_that_were_never_finished_are_dropped(tmp_path):
+    """Step 3 was killed while it was committed: it is committed again, the others are as they were."""
+    path, key = tmp_path / "batches", (1, 2, 3, 4)
+    states = [SamplerState(key, step, f"digest {step}") for step in range(1, 5)]
+    first = Committed(path, key, 0)
+    for state in states:
+        first.add(state)
+    first.flush()
+    first.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2 + 3])
+    again = Committed(path, key, 1)
+    assert again.last == 2
+    for state in states[1:]:
+        again.add(state)
+    again.close()
+    assert path.read_bytes() == whole and b"digest" not in whole
+    other = Committed(path, key, 1)
+    with pytest.raises(BatchesError, match="at step 2"):
+        other.add(SamplerState(key, 3, "other"))
+    other.close()
+
+
+def test_two_threads_on_one_step(monkeypatch):
+    """The second one is refused in one line, and the first one ends as if there had been none."""
+    private = privatize(
+        plan("poisson", dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0, key=KEYS[1]
+    )
+    step, batch = make_step(loss, private, optax.sgd(0.1)), jax.tree.map(lambda leaf: leaf[:4], data())
+    arguments = batch, np.ones(4, bool)
+    expected, _ = step(step.init(PARAMS), *arguments)
+    inside, go, found = threading.Event(), threading.Event(), []
+    real = type(step._ahead).take
+
+    def slow(self, state):
+        inside.set()
+        go.wait(30)
+        return real(self, state)
+
+    monkeypatch.setattr(type(step._ahead), "take", slow)
+    thread = threading.Thread(target=lambda: found.append(step(step.init(PARAMS), *arguments)[0]))
+    thread.start()
+    assert inside.wait(30)
+    other = step.init(PARAMS)
+    try:
+        with pytest.raises(ValueError, match="step must be called by one thread at a time") as refused:
+            go.set() if not step._in_use.locked() else None
+            step(other, *arguments)
+    finally:
+        go.set()
+        thread.join(30)
+    assert "\n" not in str(refused.value)
+    np.testing.assert_array_equal(flat(found[0].params), flat(expected.params))
+    assert jnp.isfinite(flat(step(other, *arguments)[0].params)).all()
