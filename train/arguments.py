@@ -126,9 +126,11 @@ def check_out(out) -> None:
 
 def check_data(data) -> None:
     """ValueError for what has no rows by index."""
-    allowed = "data must be arrays with a row for each example, have rows by index or be a .parquet file"
+    allowed = (
+        "data must be arrays with a row for each example, have rows by index or be a .parquet or .npz file"
+    )
     path = isinstance(data, str | os.PathLike)
-    if path and os.fspath(data).endswith(".parquet"):
+    if path and os.fspath(data).endswith((".parquet", ".npz")):
         return
     if data is None or inspect.isclass(data) or path or isinstance(data, bytes):
         raise ValueError(f"{allowed}, got {_shown(data)}")

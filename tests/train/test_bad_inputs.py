@@ -192,7 +192,8 @@ BAD = {
     "PyTorch": (dict(model=of_library("torch")), MODEL),
     "rows in a list": (
         dict(data=ROW_BY_ROW),
-        DATA + ", have rows by index or be a .parquet file, got a list: stack its rows, {name: np.stack(",
+        DATA
+        + ", have rows by index or be a .parquet or .npz file, got a list: stack its rows, {name: np.stack(",
     ),
     "pairs in a list": (dict(data=[(x, 1.0) for x in X]), DATA),
     "pandas": (dict(data=pandas.DataFrame({"y": data()["y"]})), DATA),
@@ -201,14 +202,14 @@ BAD = {
     "a DatasetDict": (dict(data=datasets.DatasetDict({"train": COLUMNS})), DATA),
     "a data set of Grain": (dict(data=GRAIN.to_iter_dataset()), DATA),
     "an iterator of Grain": (dict(data=iter(GRAIN.to_iter_dataset())), DATA),
-    "no data": (dict(data=None), DATA + ", have rows by index or be a .parquet file, got None"),
+    "no data": (dict(data=None), DATA + ", have rows by index or be a .parquet or .npz file, got None"),
     "a table's name": (
         dict(data="train.csv"),
-        DATA + ", have rows by index or be a .parquet file, got 'train.csv'",
+        DATA + ", have rows by index or be a .parquet or .npz file, got 'train.csv'",
     ),
     "a generator": (
         dict(data=(row for row in X)),
-        DATA + ", have rows by index or be a .parquet file, got a generator: batches",
+        DATA + ", have rows by index or be a .parquet or .npz file, got a generator: batches",
     ),
     "numbers": (dict(data=[1, 2, 3]), DATA + ", got a single number in 0"),
     "one number": (dict(data=np.float32(3)), DATA + ", got a single number in data"),

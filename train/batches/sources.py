@@ -45,6 +45,8 @@ def as_rows(data):
     if isinstance(data, ArrayRows | SourceRows):
         return data
     if isinstance(data, str | os.PathLike):
+        if os.fspath(data).endswith(".npz"):
+            return ArrayRows(_archived(data))
         from .tables import parquet_table
 
         return SourceRows(parquet_table(data))
@@ -65,6 +67,18 @@ def as_rows(data):
     if mapped and sum(leaf.nbytes for leaf in leaves) > fingerprints.CONTENT_LIMIT:
         return SourceRows(MemoryMapped(data))
     return ArrayRows(data)
+
+
+def _archived(path) -> dict[str, np.ndarray]:
+    """Return the arrays of a `.npz` file by name, in memory; ValueError for other files."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # zip, zlib and header errors of a damaged file
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(
+            f"data {os.fspath(path)} must be a .npz file of arrays of numbers: {first}"
+        ) from None
 
 
 _ROW_FORMATS = (None, "numpy", "custom", "jax", "torch", "tensorflow")

@@ -37,7 +37,9 @@ class ArrowTable(Indexed):
 def parquet_table(path: str | os.PathLike) -> ArrowTable:
     """Return the rows of a Parquet file, or of a folder of them, in memory."""
     if Path(path).suffix != ".parquet":
-        raise ValueError(f"data must be arrays, rows by index or a .parquet file, got {os.fspath(path)!r}")
+        raise ValueError(
+            f"data must be arrays, rows by index, a .parquet or a .npz file, got {os.fspath(path)!r}"
+        )
     try:
         return ArrowTable(parquet.read_table(path))
     except (OSError, pyarrow.ArrowException) as error:

@@ -1,10 +1,14 @@
 """Data as its user formatted it: transforms and columns of Hugging Face, and numbers of 64 bits."""
 
+from pathlib import Path
+
 import datasets
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
+import jaxacct
 from jaxacct import FixedOrder
 from tests.train.test_loop import ROWS, data, run
 from train.batches.given import GivenBatches
@@ -131,3 +135,36 @@ def test_records_are_refused_with_the_line_that_helps():
     with pytest.raises(ValueError, match=r"must be numbers, got \|V4 in data"):
         ArrayRows(np.zeros(2, "V4"))
     check_numbers((), np.zeros(2, jax.numpy.bfloat16))
+
+
+def test_an_archive_of_arrays_by_its_path(tmp_path):
+    """The trained bits of its arrays; a damaged file, a text and one that needs pickle are refused."""
+    path = tmp_path / "rows.npz"
+    np.savez(path, **data())
+    plain = run(steps=2).params["w"]
+    for given in (path, str(path)):
+        np.testing.assert_array_equal(run(data=given, steps=2).params["w"], plain)
+    np.savez(tmp_path / "objects.npz", x=np.array([None] * ROWS))
+    (tmp_path / "text.npz").write_text("x")
+    (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:200])
+    for name in ("objects", "text", "cut", "missing"):
+        with pytest.raises(
+            ValueError, match=rf"{name}\.npz must be a \.npz file of arrays of numbers: "
+        ) as refused:
+            as_rows(tmp_path / f"{name}.npz")
+        assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_images_by_the_lines_of_the_guide(tmp_path, monkeypatch):
+    guide = (Path(jaxacct.__file__).parent / "guides/data.md").read_text()
+    lines = next(part for part in guide.split("```") if "Image.open" in part)
+    for name, color in (("cat/1", 0), ("dog/1", 255), ("dog/2", 51)):
+        path = tmp_path / f"images/{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 5, 3), color, np.uint8)).save(path)
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(lines.removeprefix("python"), found)
+    rows = as_rows(found["data"]).take(np.arange(3), 3)
+    assert rows["x"].shape == (3, 4, 5, 3) and rows["y"].tolist() == [0, 1, 1]
+    np.testing.assert_allclose(rows["x"][:, 0, 0, 0], [0, 1, 0.2], rtol=1e-6)

@@ -529,7 +529,7 @@ def test_bad_parquet_files(tmp_path):
         ("no.parquet", "must be a Parquet file: "),
         ("text.parquet", "must be a Parquet file: "),
         ("names.parquet", "column name must hold numbers or lists of them, holds string: select others"),
-        ("rows.csv", r"data must be arrays, rows by index or a \.parquet file, got "),
+        ("rows.csv", r"data must be arrays, rows by index, a \.parquet or a \.npz file, got "),
     ):
         with pytest.raises(ValueError, match=message) as refused:
             as_rows(tmp_path / name)
