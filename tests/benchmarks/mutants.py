@@ -1650,9 +1650,21 @@ MUTANTS = [
     ),
     Mutant(
         APART,
-        "            if (found := why_not(inner)) is not None:\n                return found\n",
+        "            if (found := why_not(inner, allowed)) is not None:\n                return found\n",
         "            return why_not(inner)\n",
         ROWS_APART,
+    ),
+    Mutant(
+        "train/clipping/per_example.py",
+        "jax.lax.map(one, rows) if alone else jax.vmap(one)(rows)",
+        "jax.vmap(one)(rows)",
+        "tests/train/clipping/test_one_at_a_time.py",
+    ),
+    Mutant(
+        "train/clipping/per_example.py",
+        "_one_example.check(program.jaxpr, len(jax.tree.leaves(params)))",
+        "pass",
+        "tests/train/clipping/test_one_example.py",
     ),
     Mutant(CHECK, "(pull if joins else 1.0) * after", "after", CHECKER),
     Mutant(CHECK, "+ (1 - m) * epsilon", "- m * epsilon", CHECKER),
