@@ -21,8 +21,8 @@ from jax import lax
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, compensated_step, tree_sum
 
 
-def num_columns(iterations: int, count: int, separation: int) -> int:
-    """Return m, the number of columns; at least `count` where there is a pattern."""
+def num_columns(iterations, count, separation):
+    """Return m, the number of columns, of integers or arrays; at least `count` where there is a pattern."""
     return iterations - (count - 1) * (separation - 1)
 
 

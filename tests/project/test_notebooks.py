@@ -65,7 +65,7 @@ def calibrated():
     return calibrate
 
 
-def no_steps(step, state, ready, *_):
+def no_steps(step, state, ready, *_, **__):
     """All of a run but its steps, whose program is traced and never compiled."""
     for _ in ready:
         pass
