@@ -415,8 +415,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/replicas/cuts.py",
-        "p**2 * joins[i] * two",
-        "p**2 * joins[i] ** 2 * two",
+        "p**2 * distribution[i] * two",
+        "p**2 * distribution[i] ** 2 * two",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
