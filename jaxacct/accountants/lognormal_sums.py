@@ -59,12 +59,9 @@ def divergence_bound(
     epsilon = min(epsilon, _MAX_EPSILON)
     of = _remove if direction == Direction.REMOVE else _add
     found = of(mixture, epsilon, side, points or _points(mixture, side))
-    return min(_probability(found, side), participation)
-
-
-def _probability(bound: float, side: int) -> float:
-    """Return a bound as one on a probability; the trivial one for NaN."""
-    return float(side > 0) if math.isnan(bound) else min(1.0, max(0.0, bound))
+    # NaN, and what is no probability, gives the trivial bound.
+    found = float(found) if 0 <= found <= 1 else float(side > 0)
+    return min(found, participation)
 
 
 def _points(mixture: Mixture, side: int) -> int:
@@ -137,7 +134,7 @@ class _Sums:
         tilted = [_Tilted.by(self, weights, tilt, steep) for tilt in tilts]
         best = min(tilted, key=lambda one: one.rounding + one.wrapped)
         value, off = float(np.sum(best.terms())), best.relative  # a pairwise sum
-        # NumPy's maximum keeps a NaN, which `_probability` then refuses.
+        # NumPy's maximum keeps a NaN, for which `divergence_bound` is trivial.
         high = np.maximum(0.0, value) + best.rounding
         low = np.maximum(0.0, value - best.rounding) * max(0.0, 1 - off)  # both factors may be negative
         return float(np.maximum(0.0, low - best.wrapped)), float(high * (1 + off))

@@ -151,6 +151,17 @@ def test_what_is_beyond_a_lattice_is_reserved(direction, reach, monkeypatch):
     assert exact <= found <= exact + 3 * 3 * float(phi(-reach + (direction == "remove") * 0.5))
 
 
+@pytest.mark.parametrize("reach", [1.0, 1.5])
+def test_a_participation_beyond_the_lattice_counts(reach, monkeypatch):
+    """One phase: no other X may be beyond, so that the counted part alone covers the truth."""
+    monkeypatch.setattr(lognormal_lattice, "REACH", reach)
+    mixture, threshold = Mixture((Phases(1, 0.5),)), math.exp(0.5)
+    cut = lognormal_sums._Cut.at(mixture, threshold, 1.0)
+    counted, _ = lognormal_sums._remove_up_to(mixture, threshold, cut, 1, 2**14)
+    exact = gaussian(mpmath.mpf("0.5"), 0.5)
+    assert exact <= counted <= 3 * exact
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_grids_lose_no_mass(direction):
     """Mass below the grid is at its first loss, mass above it is infinite: all together it is 1."""
