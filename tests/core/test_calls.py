@@ -1,0 +1,72 @@
+"""Calls of functions that are tested themselves: what they are asked for, and what becomes of the answer."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import BandedToeplitz, Mechanism, Poisson, privacy_profile
+from jaxacct.core.check import Outcome
+from jaxacct.core.text import outcome_in_words
+from jaxacct.estimates import profile
+from jaxacct.verification import replay as again
+from tests.stored_plans import whole
+
+
+def test_the_mean_term_is_shown_in_the_units_of_its_threshold():
+    side = whole("replicas").verdict.remove
+    assert abs(np.log(side.scale)) > 0.1
+    shown = re.search(r"mean term (\S+) < threshold (\S+),", outcome_in_words(side))
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(side.estimate / side.scale, rel=5e-3)
+    assert float(shown[2]) == pytest.approx(side.threshold, rel=5e-3)
+    assert float(shown[1]) < float(shown[2])
+
+
+def test_a_replay_is_accepted_where_its_own_draws_prove_the_claim(monkeypatch):
+    """What is drawn again decides, by the check of its direction."""
+    checked = []
+
+    def refused(claim, direction, side, evidence):
+        checked.append((direction, side.num_samples))
+        return dataclasses.replace(real(claim, direction, side, evidence), outcome=Outcome.MEAN_ABOVE)
+
+    real, plan = again.check_direction, whole("plain")
+    assert all(one.accepted for one in again.replay(plan))
+    monkeypatch.setattr(again, "check_direction", refused)
+    assert [one.accepted for one in again.replay(plan) if one.drawn] == [False] * len(checked)
+    assert checked
+
+
+@pytest.mark.parametrize("proposal", [None, "plain"])
+def test_a_plan_is_verified_by_the_proposal_that_is_asked_for(proposal):
+    plan = whole("replicas")
+    stored = plan.verdict.remove.proposal
+    assert stored != "plain"
+    found = plan.verify(proposal=proposal, max_samples=2048, key=jax.random.key(0))
+    assert found.remove is not None and found.remove.proposal == (proposal or stored)
+
+
+@pytest.mark.parametrize("has_line", [True, False])
+def test_bands_of_a_profile_share_their_failure_probability(has_line, monkeypatch):
+    """All intervals of both directions and of the line fail with at most 1 - confidence together."""
+    spent = []
+
+    def bands(chosen, below, grid, draw, q, other):
+        spent.append(q * len(grid))
+        return np.tile([[0.0], [0.0], [0.5]], len(grid))
+
+    def line(mechanism, epsilons, num_samples, q, *_):
+        spent.append(q * len(epsilons))
+        return np.ones(len(epsilons))
+
+    monkeypatch.setattr(profile.interval, "bands_of_both", bands)
+    monkeypatch.setattr(profile, "line_bounds", line)
+    monkeypatch.setattr(profile, "supports", lambda _: has_line)
+    monkeypatch.setattr(profile, "is_uninformative", lambda one, _: np.full(one.shape[1], has_line))
+    mechanism = Mechanism(Poisson(4, 0.9), BandedToeplitz.identity(), 1.0)
+    privacy_profile(mechanism, [0.1, 0.5, 1.0, 2.0], confidence=0.9, num_samples=10)
+    assert len(spent) >= 2 + has_line
+    assert sum(spent) == pytest.approx(0.1, rel=1e-12)
