@@ -759,16 +759,6 @@ def check_file(path) -> tuple[int, dict]:
         return BAD_INPUT, {"verdict": "bad input", "reason": reason}
 
 
-def text_of(found: dict, as_json: bool) -> str:
-    """Return what `check_file` found as lines, or as one JSON object."""
-    if as_json or "reason" in found:
-        return json.dumps(found) if as_json else found["reason"]
-    lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
-    for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
-        lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
-    return "\n".join([*lines, *(f"differs {line}" for line in found["differences"])])
-
-
 def main(arguments=None) -> int:
     """Check the plan of a file; the exit code."""
     parser = argparse.ArgumentParser(description="Check a plan by the second implementation.")
@@ -776,7 +766,13 @@ def main(arguments=None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     code, found = check_file(options.plan)
-    print(text_of(found, options.json), file=sys.stderr if code == BAD_INPUT and not options.json else None)
+    lines = [json.dumps(found)] if options.json else [found["reason"]] if "reason" in found else []
+    if not lines:
+        lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
+        for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
+            lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
+        lines += [f"differs {line}" for line in found["differences"]]
+    print(*lines, sep="\n", file=sys.stderr if code == BAD_INPUT and not options.json else sys.stdout)
     return code
 
 
