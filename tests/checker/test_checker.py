@@ -763,3 +763,11 @@ def test_the_command_asks_both_implementations(json_text, tmp_path, capsys, monk
         main(["check", str(path), *options])
     said = capsys.readouterr().out
     assert ended.value.code == 1 and "no" in said and "refused" in said
+
+
+def test_mass_beyond_the_lattice_counts(monkeypatch):
+    """On a lattice that ends after two standard deviations the bound is above the divergence all the same."""
+    lattice, arguments = checker._lattice, (3, 0.5, 1.0, 3.0, 1e-3)
+    exact = checker.poisson_delta(*arguments)
+    monkeypatch.setattr(checker, "_lattice", lambda p, sigma, h, reach: lattice(p, sigma, h, 2.0))
+    assert checker.poisson_delta(*arguments) >= exact
