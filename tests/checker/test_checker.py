@@ -51,7 +51,7 @@ def custom(join, lockout, turns=False, start=(1.0,), keep=1.0) -> dict:
 
 
 # (plan's scheme, bands, whether C is n x n): cold and warm, n no multiple of b, n < b, p = 1, b = 1; fixed
-# counts, all kept or not, on a cycle or not; classes of unequal sizes; last epochs that end early.
+# counts, all kept or not, on a cycle or not; last epochs that end early.
 SETTINGS = [
     ({"name": "poisson", "iterations": 5, "sampling_probability": 0.3}, 1, False),
     (renewal(7, 3, 0.4, False), 3, True),
@@ -236,7 +236,7 @@ def test_likelihoods_rates_and_normalizers_against_enumeration(setting):
         assert math.isclose(pairs.log_z, log_z, rel_tol=1e-10)
 
 
-DRAWN = (0, 2, 3, 6, 8, 11, 12, 13, 14, 15, 16, 17, 20, 21)
+DRAWN = (0, 2, 3, 6, 8, 11, 12, 13, 14, 15, 16, 17)
 
 
 @pytest.mark.parametrize("setting", [SETTINGS[i] for i in DRAWN], ids=[IDS[i] for i in DRAWN])
@@ -550,7 +550,9 @@ def test_it_runs_alone_and_as_a_command(plan_path, tmp_path, capsys):
             main(["check", str(plan_path), *options])
         assert stop.value.code == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("certified: (1, 0.01)") and json.loads(printed.splitlines()[-1])
+    assert printed.startswith(
+        "first implementation: certified\ncertified: (1, 0.01) by the second"
+    ) and json.loads(printed.splitlines()[-1])
 
 
 def test_a_report_says_whether_both_implementations_agree(plan_path, tmp_path, capsys, monkeypatch):
@@ -643,7 +645,7 @@ OURS = [
     (jaxacct.FixedOrder(12, 9, 2, None, 9), (3, 2, 1), 4.0, 1e-3, None, _accountant("unamplified")),
     (jaxacct.BMinSep(40, 3, 0.05), (3, 2, 1), 2.0, 1e-4, None, {"adjacency": "replace-one"}),
 ]
-FAST = 1, 2, 6, 10, 11, 15, 16
+FAST = 1, 2, 6, 10, 13, 14
 
 
 @pytest.mark.parametrize(
@@ -713,9 +715,7 @@ def fixed_order_plan(tmp_path, **change):
         {"participations": "1"},
         {"participations": None},
         {"participations": True},
-        {"steps_per_epoch": 21},
         {"steps_per_epoch": 20.0},
-        {"min_separation": 21},
         {"dataset_size": "x"},
         {"dataset_size": 2000.0},
         {"batch_size": "100"},
@@ -763,3 +763,11 @@ def test_the_command_asks_both_implementations(json_text, tmp_path, capsys, monk
         main(["check", str(path), *options])
     said = capsys.readouterr().out
     assert ended.value.code == 1 and "no" in said and "refused" in said
+
+
+def test_mass_beyond_the_lattice_counts(monkeypatch):
+    """On a lattice that ends after two standard deviations the bound is above the divergence all the same."""
+    lattice, arguments = checker._lattice, (3, 0.5, 1.0, 3.0, 1e-3)
+    exact = checker.poisson_delta(*arguments)
+    monkeypatch.setattr(checker, "_lattice", lambda p, sigma, h, reach: lattice(p, sigma, h, 2.0))
+    assert checker.poisson_delta(*arguments) >= exact

@@ -47,7 +47,8 @@ from jaxacct.strategies import Toeplitz
 from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
 from tests.proposals_by_name import proposal_by_name
-from tests.stored_plans import claim_with, forged, with_side
+from tests.stored_plans import KINDS, claim_with, forged, with_side
+from tests.stored_plans import whole as stored_plan
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
 BUDGET = Budget.split(1e-2)
@@ -638,6 +639,17 @@ ANALYTIC = Plan(
     Claim(dataclasses.replace(MECHANISM, noise_multiplier=12.0), Target.at(1.0, 1e-3), None, None),
     Bound("unamplified"),
 )
+
+
+FIXTURES = [kind for kind in KINDS if kind != "analytic"]
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "plain" else pytest.mark.slow) for kind in FIXTURES]
+)
+def test_stored_fixtures_are_drawn_again(kind):
+    """Up to rounding of the machine: one sample in twenty may have another bin."""
+    assert all(seen.close and seen.accepted for seen in replay(stored_plan(kind)))
 
 
 def replayed(plan: Plan, path, capsys, *options) -> tuple[int, str]:

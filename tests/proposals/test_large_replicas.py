@@ -36,9 +36,11 @@ HAVE_REPLICAS = [name for name, kind in SCHEMES.items() if kind.replicas is not 
 
 def scheme_of(name, steps, cycle, separation):
     kind = SCHEMES[name]
-    if kind is CustomScheme:  # a rate that warms up
-        rate = np.linspace(0.5, 1, steps) / max(cycle - separation + 1, 1.5)
-        return CustomScheme(rate, min(separation, steps))
+    if name == CustomScheme.name:  # the table of `BalancedMinSep`
+        most = math.ceil(steps / cycle)
+        left, step = np.arange(most + 1), np.arange(steps)[:, None]
+        columns = np.maximum(steps - step - (left - 1) * (separation - 1), 1)
+        return CustomScheme(join=np.minimum(left / columns, 1.0), lockout=separation)
     given = {"examples_per_user": 2} if "examples_per_user" in kind.options else {}
     takes = {"min_separation": separation} if "separation" in kind.options else {}
     cycle *= 3 if given else 1  # there is less room for users

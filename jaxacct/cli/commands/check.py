@@ -1,9 +1,7 @@
 """`jaxacct check`."""
 
-import sys
-
 from jaxacct import checker
-from jaxacct.common.files import read_json
+from jaxacct.common.files import read_json, to_json
 from jaxacct.core.plan import Plan
 
 
@@ -23,14 +21,12 @@ def command(plan: str, /, *, json: bool = False) -> int:
         first = {"verdict": "certified"}
     except ValueError as error:
         first = {"verdict": "refused", "reason": str(error)}
+    refused = checker.FAILED if "reason" in first else checker.CERTIFIED
+    if not json:
+        print(f"first implementation: {': '.join(first.values())}")
+        return checker.main([plan]) or refused
     code, found = checker.check_file(plan)
-    if code == checker.CERTIFIED and first["verdict"] != "certified":
-        code, found = checker.FAILED, found | {"verdict": "not certified"}
-    found |= {"first_implementation": first}
-    if json:
-        print(checker.text_of(found, True))
-        return code
-    place = sys.stderr if code == checker.BAD_INPUT else sys.stdout
-    print(f"first implementation: {': '.join(first.values())}", file=place)
-    print(f"second implementation: {checker.text_of(found, False)}", file=place)
-    return code
+    if refused and code == checker.CERTIFIED:
+        found["verdict"] = "not certified"
+    print(to_json(found | {"first_implementation": first}))
+    return code or refused

@@ -107,7 +107,7 @@ def _log_total(mechanism: Attracting) -> float:
 def _hazards(scheme) -> np.ndarray:
     """Return (n + b, k + 1) float64: the share of patterns of f steps from step i on that have step i."""
     n, b, f = scheme.iterations, scheme.min_separation, np.arange(scheme.max_participations + 1)
-    columns = fixed_counts.num_columns(n - np.arange(n + b)[:, None], f, b)
+    columns = fixed_counts.num_columns(n - np.arange(n + b)[:, None], f, b)  # pyrefly: ignore[bad-argument-type]
     return np.where((f > 0) & (columns >= f), f / np.maximum(columns, 1), 0.0)
 
 

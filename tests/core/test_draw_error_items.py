@@ -1,0 +1,141 @@
+"""Every `draw_error` and every error of a replica module, recomputed: two-sided, so that no term is left out.
+
+Allowances are far above measured errors, so draws do not show a term that is missing.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BalancedMinSep,
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CyclicPoisson,
+    EpochwiseAllocation,
+    Mechanism,
+    MultiAttribution,
+    Poisson,
+    TruncatedBMinSep,
+)
+from jaxacct.kernels import epochs, lockouts
+from jaxacct.proposals.base import plain
+from jaxacct.schemes.replicas import base
+
+U = 2.0**-24
+
+
+def coin(p, trials):
+    """Threshold of 32 bits, of 64 where a side is rarer than 2^-10; half a step for each trial."""
+    step = 2.0**-33 if 2.0**-10 <= p <= 1 - 2.0**-10 else 2.0**-65
+    return math.expm1(trials * step / min(p, 1 - p))
+
+
+def integer(below):
+    return below * (2.0**-32 if below <= 2**16 else 2.0**-31)
+
+
+def product(*errors):
+    return math.expm1(sum(map(math.log1p, errors)))
+
+
+DRAW_ERRORS = [
+    (Poisson(40, 0.3), coin(0.3, 40)),
+    (Poisson(40, 1e-5), coin(1e-5, 40)),
+    (CyclicPoisson(41, 4, 0.3), product(coin(0.3, 11), integer(4))),
+    (BallsInBins(41, 4), integer(4)),
+    (BMinSep(41, 4, 0.3, False), math.expm1(10 * U * (82 + 11 + 1))),
+    (BalancedMinSep(41, 4, 3), product(*4 * [integer(41)])),
+    (BalancedMinSep(41, 4, 2.5, rotated=False), product(*4 * [integer(41)], coin(2.5 / 3, 3))),
+    (EpochwiseAllocation(41, 8, 3), product(*6 * [integer(8)], math.expm1(30 * U * (5 * 2 + 6)))),
+    (EpochwiseAllocation(41, 8, 1), product(*6 * [integer(8)])),
+]
+
+
+@pytest.mark.parametrize("scheme, expected", DRAW_ERRORS, ids=str)
+def test_errors_of_draws(scheme, expected):
+    assert scheme.draw_error() == pytest.approx(expected, rel=1e-9)
+    at = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
+    assert plain(at, "remove").relative_error == pytest.approx(expected, rel=1e-9)
+    assert plain(at, "add").relative_error == 0
+
+
+def test_a_warm_start_adds_its_draws():
+    cold, warm = (BMinSep(41, 4, 0.3, start).draw_error() for start in (False, True))
+    assert warm == pytest.approx(product(cold, coin(1 / 1.9, 1), integer(4)), rel=1e-6)
+
+
+def test_errors_of_batch_sizes_and_of_participations_multiply():
+    scheme = TruncatedBMinSep(120, 4, 0.1, 50, 600)
+    relative, variation = scheme.side_information.error()
+    of = plain(Mechanism(scheme, BandedToeplitz.identity(), 2.5), "remove")
+    assert relative > 0
+    assert of.relative_error == pytest.approx(product(relative, scheme.draw_error()), rel=1e-9)
+    assert of.total_variation == variation
+
+
+def one(scheme, sigma=1.5, bands=1):
+    return Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+
+
+@pytest.mark.parametrize("p, magnified", [(0.05, 1.0), (0.5, 1.0), (0.9, 5.0), (0.99, 50.0)])
+def test_errors_of_b_min_sep_pairs(p, magnified):
+    scheme, m = BMinSep(400, 400, p, False), 2
+    relative, variation = scheme.replicas.errors(one(scheme, 50.0), m)
+    walks = 400 + 2 * scheme.max_participations
+    assert relative >= math.expm1(U * 20 * m * walks * magnified) * (1 - 1e-9)
+    if magnified == 1:
+        assert relative == pytest.approx(math.expm1(U * 20 * m * walks), rel=1e-9)
+    assert variation == pytest.approx(m * 400 * 2.0**-32 + 2 * m * 400 * 2.0**-64, rel=1e-12)
+
+
+def test_errors_of_modules_with_thresholds():
+    poisson, bins, users = Poisson(40, 0.3), BallsInBins(40, 4), MultiAttribution(60, 4, 0.02, 3)
+    assert poisson.replicas.errors(one(poisson), 3) == (0.0, 40 * 4 * 2.0**-33)
+    assert bins.replicas.errors(one(bins), 3) == (0.0, 3 * 4 * 2.0**-32)
+    assert users.replicas.errors(one(users), 2) == (0.0, (60 * 16 + 8) * 2.0**-32)
+
+
+def test_errors_of_cyclic_chains():
+    scheme, m, sigma, p = CyclicPoisson(40, 4, 0.3), 3, 1.5, 0.3
+    largest = m**2 / sigma**2 - math.log(p) - math.log1p(-p)
+    relative, variation = scheme.replicas.errors(one(scheme, sigma), m)
+    assert relative == pytest.approx(math.expm1(30 * U * (20 + 8 * largest)), rel=1e-6)
+    assert variation == pytest.approx(30 * 2.0**-22 + m * 4 * 2.0**-32, rel=1e-12)
+
+
+def test_errors_of_events():
+    """16 roundings of a step and 20 of an event for the rarest one, 20 for any; 2 k of them in a pair."""
+    for rarest, events in ((1.0, 1), (50.0, 6), (900.0, 4)):
+        expected = math.expm1(events * U * (36 * rarest + 20))
+        assert base.error_of_events(rarest, events) == pytest.approx(expected, rel=1e-12)
+    assert base.error_of_events(1e6, 4) == math.inf
+    assert base.error_of_events(math.nan, 4) == math.inf
+    # One of three steps each, and which of both is the later one: U / event is 9 / (1 + 2 2) at best.
+    for scheme in (BalancedMinSep(30, 4, 3), EpochwiseAllocation(30, 10, 4)):
+        relative, variation = scheme.replicas.errors(one(scheme), 2)
+        k = scheme.max_participations
+        rarest = (math.log1p(relative) / (2 * k * U) - 20) / 36
+        assert rarest > 10
+        assert variation == k * (2.0**-40 if isinstance(scheme, BalancedMinSep) else 2.0**-39)
+
+
+def test_rounding_of_sums_over_epochs():
+    count, M, b, ratio, error = 5, 100, 30, 3.0, 7.0
+    offset, largest = -(b - 1) * math.log((M - b) / (M - b + 1)), count * ratio
+    items = [
+        error,
+        11 * (2 * largest + offset),
+        7 * largest + 6 * offset + 8 * 7 + 12,
+        4 * largest + 2 * offset,
+    ]
+    assert epochs.rounding_bound(count, M, b, ratio, error) == pytest.approx(U * count * sum(items), rel=1e-9)
+
+
+def test_a_replica_is_free_again_at_the_step_of_its_release(key):
+    """Both replicas join at step 0 and at step b: the first one is in both, and nobody else can be."""
+    positions, counts = np.tile([0, 5], (50, 1)), np.full((50, 2), 2.0, np.float32)
+    shares = lockouts.shares_of_one(key, positions.astype(np.int32), counts, 2, 5)
+    np.testing.assert_array_equal(shares, np.ones((50, 2)))
