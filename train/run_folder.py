@@ -168,6 +168,7 @@ class RunFolder:
         other = {name: value for name, value in described.items() if stored.get(name) != value}
         if "generator" in other and _same_numbers(stored.get("generator"), other["generator"]):
             del other["generator"]
+        other.pop("clipping_reason", None)  # a text
         reached = self._manager.latest_step() or 0
         if other.pop("steps", reached) < reached:
             raise ValueError(
