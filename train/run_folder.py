@@ -209,7 +209,7 @@ class RunFolder:
     def show(self, step: int) -> None:
         """Store, before anything of a step is public, that it is; moving what was published changes nothing.
 
-        Whoever trains with these secrets again needs the file that says so.
+        Training with these secrets again needs the file that says so.
         """
         path = self.folder / "secret.json"
         secret = read_json(path, "secret")
