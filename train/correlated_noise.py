@@ -160,7 +160,7 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
         return Choice(options.clipping, "as given")
     found = hosts.first(lambda: stored(request.out, "clipping"))
     if found in CLIPPINGS:
-        return Choice(found, "as the run in the folder began")
+        return Choice(found, hosts.first(lambda: stored(request.out, "clipping_reason")))
     return choose(
         loss.at(0),
         params,

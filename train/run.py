@@ -87,6 +87,8 @@ def take_steps(
             state = hosts.spread(mesh, state)
         if request.out is not None:
             # A resumed run uses the key that it began with.
+            if clipping is not None:
+                described |= {"clipping_reason": clipping.reason}
             described |= {"frozen": frozen(), "generator": run_folder.generator()}
             described |= traces(state, batch.take(np.zeros(0, np.int64))[0])
             private = {"data": batch.rows.fingerprint()} | (bound or {})
@@ -114,8 +116,6 @@ def take_steps(
         if clipping is not None:
             reason = stored(request.out, "clipping_reason")
             clipping = clipping if reason is None else clipping._replace(reason=reason)
-            if folder and reason is None:
-                folder.note(clipping_reason=clipping.reason)
             if options.progress is not False:
                 print(f"clipping: {clipping}", file=sys.stderr)
         if source.state.step == 0:

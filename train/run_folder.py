@@ -168,6 +168,7 @@ class RunFolder:
         other = {name: value for name, value in described.items() if stored.get(name) != value}
         if "generator" in other and _same_numbers(stored.get("generator"), other["generator"]):
             del other["generator"]
+        other.pop("clipping_reason", None)  # a text
         reached = self._manager.latest_step() or 0
         if other.pop("steps", reached) < reached:
             raise ValueError(
@@ -208,7 +209,7 @@ class RunFolder:
     def show(self, step: int) -> None:
         """Store, before anything of a step is public, that it is; moving what was published changes nothing.
 
-        Whoever trains with these secrets again needs the file that says so.
+        Training with these secrets again needs the file that says so.
         """
         path = self.folder / "secret.json"
         secret = read_json(path, "secret")

@@ -59,9 +59,9 @@ def test_an_interrupted_run_keeps_its_average(stop, tmp_path):
         run(out=tmp_path, **options)
     part = run(out=tmp_path, **options)
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
-    with pytest.raises(ValueError, match="another program"):
+    with pytest.raises(ValueError, match="another optimizer"):
         run(out=tmp_path, **options | {"average": 0.8})
-    with pytest.raises(ValueError, match="another program"):
+    with pytest.raises(ValueError, match="another optimizer"):
         run(out=tmp_path, checkpoint_every=4)
 
 

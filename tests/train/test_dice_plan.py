@@ -132,7 +132,7 @@ def test_resumed_it_ends_with_the_same_bits_and_keeps_its_secrets(tmp_path, monk
     assert "private_dice" in {path.name for path in (tmp_path / "whole/checkpoints").glob("*/*")}
     assert stat.S_IMODE((tmp_path / "whole/checkpoints").stat().st_mode) == 0o700
     for options, message in [
-        (dict(optimizer=optax.sgd(0.1)), "another program"),
+        (dict(optimizer=optax.sgd(0.1)), "another optimizer"),
         (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -42,7 +42,7 @@ def test_a_run_does_not_go_on_with_another_constant(tmp_path):
     done = subprocess.run(
         command, env=os.environ | APART, cwd=Path(__file__).parents[3], capture_output=True, text=True
     )
-    assert "holds a run with another program" in done.stdout, done.stderr[-2000:]
+    assert "holds a run with another loss" in done.stdout, done.stderr[-2000:]
 
 
 def programs(by):
