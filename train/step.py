@@ -55,7 +55,7 @@ class StepInfo(NamedTuple):
     median_norm: jax.Array
     dropped: jax.Array
     """() int32: examples that count as zero, as their loss or gradient is not finite."""
-    largest_norm: jax.Array
+    max_norm: jax.Array
     """Largest gradient norm of the examples that count, before clipping; NaN where none does."""
     aux: Any = None
     """Means over the real examples of what the loss returned beside its value, by name."""

@@ -28,8 +28,8 @@ class Watch:
 
     def see(self, metrics: dict[str, float | None], *, last: bool) -> None:
         """Look at one step; `last` is whether it is the run's last one."""
-        norm = metrics.get("largest_norm")
-        if not self.is_open or "largest_norm" not in metrics:
+        norm = metrics.get("max_norm")
+        if not self.is_open or "max_norm" not in metrics:
             self.is_open = False
             return
         self._steps += 1

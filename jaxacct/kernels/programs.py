@@ -149,7 +149,7 @@ def compiler_options(*, one_core: bool = False) -> dict[str, int]:
 def check_arithmetic() -> None:
     """Refuse a compiler that reorders sums or takes NaN for a number, as with XLA's fast-math flags.
 
-    The rounding margins rest on compensated sums of float32, and refusals of NaN on its comparisons. The
+    The rounding margins need compensated sums of float32, and refusals of NaN on its comparisons. The
     numbers are arguments of the program, so that the compiler cannot compute them beforehand.
 
     Raises:

@@ -752,7 +752,7 @@ def test_a_digest_that_does_not_fit_is_reported(tmp_path):
 
 @pytest.mark.parametrize("json_text", [False, True])
 def test_the_command_asks_both_implementations(json_text, tmp_path, capsys, monkeypatch):
-    """Exit code 0 takes both: where the first refuses, it is 1, and the reason is told."""
+    """Exit code 0 takes both: where the first refuses, it is 1, and the reason is printed."""
     path, options = fixed_order_plan(tmp_path), ["--json"] * json_text
     with pytest.raises(SystemExit) as ended:
         main(["check", str(path), *options])

@@ -135,7 +135,7 @@ def test_rounding_of_sums_over_epochs():
 
 
 def test_a_replica_is_free_again_at_the_step_of_its_release(key):
-    """Both replicas join at step 0 and at step b: the first one is in both, and nobody else can be."""
+    """Both replicas join at step 0 and at step b: the first one is in both, and no other one can be."""
     positions, counts = np.tile([0, 5], (50, 1)), np.full((50, 2), 2.0, np.float32)
     shares = lockouts.shares_of_one(key, positions.astype(np.int32), counts, 2, 5)
     np.testing.assert_array_equal(shares, np.ones((50, 2)))

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from tests.train.clipping.test_released_numbers import AS_USERS_COMPILE, cancelling, linear
+from tests.train.clipping.test_cancelling import AS_USERS_COMPILE, cancelling, linear
 from tests.train.plans import plan_of
 from tests.train.test_loop import KEYS, ROWS, data, flat, run
 from train.batches.sampler import Sampler

@@ -105,7 +105,7 @@ def begun(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", BOUND.keys() - ELASTIC.keys())
+@pytest.mark.parametrize("name", [name for name in BOUND if name not in ELASTIC])
 def test_a_bound_argument_is_refused_elsewhere(name, begun, monkeypatch):
     """Attack: in a copy of the folder the same noise would be added to another sum, and both published."""
     monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})

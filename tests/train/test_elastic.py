@@ -50,7 +50,7 @@ def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
     whole = run(callback=lambda *each: bare.append(each))
     np.testing.assert_allclose(flat(moved.params), flat(whole.params), rtol=1e-4, atol=1e-5)
     assert [step for step, _ in bare] == list(range(1, 13))  # without a folder too
-    assert set(bare[0][1]) == {"loss", "clipped_fraction", "median_norm", "dropped", "largest_norm"}
+    assert set(bare[0][1]) == {"loss", "clipped_fraction", "median_norm", "dropped", "max_norm"}
     (earlier,) = json.loads((tmp_path / "run.json").read_text())["earlier"]
     assert earlier["until"] == 4 and earlier["versions"]["numpy"] == np.__version__
     # There it is at home now.

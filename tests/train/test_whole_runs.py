@@ -155,9 +155,9 @@ def test_a_run_that_trains_on_nothing_is_named_once(given, words, dice, tmp_path
     sampled = np.array([info["dropped"] for info in seen])
     assert (sampled > 0).all() if given is undefined else not sampled.any()
     if given is undefined:
-        assert all(info["clipped_fraction"] == 0 and info["largest_norm"] is None for info in seen)
+        assert all(info["clipped_fraction"] == 0 and info["max_norm"] is None for info in seen)
     elif given is flat_loss:
-        assert all(info["largest_norm"] == 0 for info in seen)
+        assert all(info["max_norm"] == 0 for info in seen)
 
 
 def test_dropped_examples_are_counted_and_not_clipped():
@@ -172,12 +172,12 @@ def test_dropped_examples_are_counted_and_not_clipped():
     for info in seen:
         assert info["dropped"] == 20
         assert info["clipped_fraction"] == pytest.approx(np.mean(norms[20:] > 1))
-        assert info["largest_norm"] == pytest.approx(norms[20:].max(), rel=1e-3)
+        assert info["max_norm"] == pytest.approx(norms[20:].max(), rel=1e-3)
 
 
 def test_nothing_is_said_of_steps_without_examples():
     """Poisson batches may be empty for long; and the last step of a short run is waited for."""
-    empty = {"largest_norm": None, "dropped": 0.0}
+    empty = {"max_norm": None, "dropped": 0.0}
     watch = Watch()
     for step in range(1, 30):
         watch.see(empty, last=step == 29)

@@ -254,7 +254,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     start_key, step_key = threefry.split(key)
     first = _first_steps(start_key, num_samples, arrays["starts"], len(table.start))
     words = threefry.two_words(step_key, (n, num_samples))
-    nobody = jnp.full((2, num_samples), -2 * longest - 2, jnp.int32)
+    never = jnp.full((2, num_samples), -2 * longest - 2, jnp.int32)
     left = jnp.full((2, num_samples), K - 1, jnp.int32)
 
     def step(carry, given):
@@ -282,7 +282,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         outcome = jnp.where(both, pairs[:, from_both], jnp.where(eligible, alone, 2))
         joins, kept = eligible & (outcome < 2), eligible & (outcome == 0)
         wait = jnp.where(joins | table.turns, lockout, 1)
-        last = jnp.where(kept, i, jnp.where(eligible, nobody, last))
+        last = jnp.where(kept, i, jnp.where(eligible, never, last))
         free = jnp.where(eligible, i + wait, free)
         left = left - joins.astype(jnp.int32) if K > 1 else left
         return (free.astype(jnp.int32), last.astype(jnp.int32), left), kept
@@ -293,7 +293,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
         arrays["lockout"],
         *(jnp.moveaxis(arrays[k], 1, 0) for k in ("both", "one")),
     )
-    _, kept = lax.scan(step, (first, nobody, left), given)
+    _, kept = lax.scan(step, (first, never, left), given)
     counts = kept.astype(jnp.float32)
     return counts.sum(axis=1).T, counts[:, 0].T, jnp.zeros(num_samples)
 

@@ -233,7 +233,7 @@ def steps_in_a_scan(kind):
 
 
 def program_of_constants(kind):
-    """A step of a program that knows the first leaf of its batch and the state."""
+    """A step of a program in which the first leaf of its batch and the state are constants."""
     step, first = steps_of(kind, True)
     run = compiled(lambda rows, mask: step(first(jnp.zeros(3)), FIRST | rows, mask)[0].params["w"])
     return lambda rows, mask: run(rows, mask)
