@@ -47,8 +47,7 @@ from .step import StepInfo, info_of
 from .stored import stored
 
 _BITS = 20  # the clip norm in grid units is 2^20
-# Clip norms that raw gradients, and the error after each step, are scaled to at most: no number of steps, and
-# no data, takes the error beyond float32's 2^127.
+# Clip norms that raw gradients and the error are scaled to at most: no steps take it beyond float32's 2^127.
 _MAX_RESIDUAL, _MAX_CLIP_NORM = 2.0**40, 2.0**60
 _AUTOMATIC = 0.01
 
@@ -87,9 +86,7 @@ class DiceRule:
         if self.grid.clip_norm > _MAX_CLIP_NORM:
             raise ValueError(f"clip_norm must be at most {_MAX_CLIP_NORM:.4g}, got {self.clip_norm:g}")
         if max(sigma, c2) * size / self.grid.unit > 2.0**46:
-            raise ValueError(
-                "noise_std and error_clip_norm must be smaller beside clip_norm / batch_size: no grid fits"
-            )
+            raise ValueError("noise_std and error_clip_norm must be smaller beside clip_norm: no grid fits")
 
     @property
     def grid(self) -> Grid:
@@ -109,8 +106,9 @@ class DiceRule:
         """
         _by_device.refuse_several_devices(gradients=gradients, mask=mask)
         with jax.enable_x64(True):
-            options = dict(normalize=self.automatic, counted=mask)
-            kept, counts, norms, _ = clip_rows_to_grid(gradients, self.grid, **options)
+            kept, counts, norms, _ = clip_rows_to_grid(
+                gradients, self.grid, None, self.automatic, counted=mask
+            )
             raw = jax.vmap(self._bounded)(gradients)
             return (_sum_where(kept, counts), _sum_where(kept, raw)), norms
 
@@ -137,8 +135,7 @@ class DiceRule:
                 return ((n + jnp.round(self.noise_std * units * w)) / units).astype(jnp.float32)
 
             released = jax.tree.map(noisy, v, _normals(state.key, state.count, v))
-            after = self._bounded(jax.tree.map(kept, error, raw, v))
-            after = jax.tree.map(lambda e: e.astype(jnp.float32), after)
+            after = optax.tree.cast(self._bounded(jax.tree.map(kept, error, raw, v)), jnp.float32)
         return released, DiceState(state.count + 1, after, state.key)
 
 
@@ -220,15 +217,10 @@ def _sum_where(keep, tree):
 
 
 def _clip_to_units(error, c2: float, units: float, automatic: bool):
-    """Return `clip(e, C2)` in whole units, each entry rounded towards zero, of norm at most C2.
-
-    The integers are stored, and their norm is checked there: an error that was computed again for the sum is
-    not rounded as for its norm (`train.clipping.per_example.clip_rows_to_grid`).
-    """
-    norm, entries = global_norm(error), sum(leaf.size for leaf in jax.tree.leaves(error))
+    """Return `clip(e, C2)` in whole units, rounded towards zero, stored, and of norm at most C2 there."""
+    norm, entries = global_norm(error), optax.tree.size(error)
     scale = c2 / (norm + _AUTOMATIC) if automatic else jnp.minimum(1.0, c2 / jnp.maximum(norm, 1e-300))
-    # Rounding of a norm: of each square and of each addition.
-    room = (2.0**12 + entries) * 2.0**-52
+    room = (2.0**12 + entries) * 2.0**-52  # for rounding of a norm: of each square and of each addition
     factor = scale * (units * (1 - 2 * room))
     clipped = jax.tree.map(lambda e: jnp.trunc(e.astype(jnp.float64) * factor), error)
     limit, nothing = c2 * units * (1 - room), functools.partial(jax.tree.map, jnp.zeros_like)
