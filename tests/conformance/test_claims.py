@@ -22,7 +22,12 @@ from tests.conformance.test_schemes import MEMBERS
 SCHEMES_OF_CLAIMS = {name: members[0] for name, members in MEMBERS.items()}
 SCHEMES_OF_CLAIMS["fixed-order"] = FixedOrder(4, 2, 2)
 USERS_FIRST = sorted(SCHEMES_OF_CLAIMS, key=lambda name: SCHEMES_OF_CLAIMS[name].unit == "example")
-TRUNCATED = ("poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep")  # with a reserve for cut batches
+TRUNCATED = (
+    "poisson",
+    "cyclic-poisson",
+    "balls-in-bins",
+    "b-min-sep",
+)  # with a reserve for truncated batches
 STOPS, SHARE = 1e-9, 1e-3  # probability of a stopped run, and the most of delta that its reserve takes
 EPSILON, DELTA, SIZE = 2.0, 1e-5, 40_000
 
