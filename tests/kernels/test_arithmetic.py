@@ -19,7 +19,6 @@ CALLS = """
 import sys
 import jaxacct
 from jaxacct.core.plan import Plan
-from jaxacct.estimates.shared_draws import delta_curve
 from jaxacct.verification.replay import replay
 
 plan = Plan.load(sys.argv[1])
@@ -36,7 +35,7 @@ calls = {
     "estimate_delta": lambda: jaxacct.estimate_delta(mechanism, plan.epsilon, num_samples=10),
     "estimate_epsilon": lambda: jaxacct.estimate_epsilon(mechanism, plan.delta, num_samples=10),
     "privacy_profile": lambda: jaxacct.privacy_profile(mechanism, [1.0], num_samples=10),
-    "delta_curve": lambda: delta_curve(*pair, [1.0], 1.0, num_samples=10),
+    "delta_curve": lambda: jaxacct.delta_curve(*pair, [1.0], 1.0, num_samples=10),
 }
 for name, call in calls.items():
     try:
