@@ -17,6 +17,7 @@ import jax
 import jax.core
 import jax.extend.core
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 # Maximum number of traced programs of a function; each holds its tables.
@@ -150,7 +151,8 @@ def check_arithmetic() -> None:
     """Refuse a compiler that reorders sums or takes NaN for a number, as with XLA's fast-math flags.
 
     The rounding margins need compensated sums of float32, and refusals of NaN on its comparisons. The
-    numbers are arguments of the program, so that the compiler cannot compute them beforehand.
+    numbers are arguments of the program, so that the compiler cannot compute them beforehand. jaxlib 0.10.2
+    computes sums of small products wrong from 32,769 rows on (proofs/errata.md).
 
     Raises:
       ValueError: compiled arithmetic that is not that of NumPy.
@@ -163,6 +165,12 @@ def check_arithmetic() -> None:
             "XLA_FLAGS must not let the compiler reorder sums or ignore NaN, as --xla_cpu_enable_fast_math "
             f"does, got {os.environ.get('XLA_FLAGS', '')!r:.200}: rounding would not be within its margins"
         )
+    squares = np.asarray(_compiled_squares(np.eye(3, dtype=np.float32), _ROWS))
+    if not np.array_equal(squares, np.square(_ROWS).sum(axis=1)):
+        raise ValueError(
+            f"jaxlib must compute sums of products of {len(_ROWS)} rows right, and {jaxlib.__version__} does not: "
+            "install another version"
+        )
 
 
 _NUMBERS = (
@@ -170,6 +178,14 @@ _NUMBERS = (
     np.float32(2) ** np.arange(-32, 0, dtype=np.float32) * np.float32(1.3),
     np.tile(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.5, 3e38], np.float32), 4),
 )
+
+
+_ROWS = (np.arange(3 * 32_769) % 7).astype(np.float32).reshape(-1, 3)
+
+
+@jax.jit
+def _compiled_squares(matrix, rows):
+    return jax.vmap(lambda row: jnp.sum(jnp.square(matrix @ row)))(rows)
 
 
 def _arithmetic(xp, sums, remainders, losses):

@@ -92,3 +92,17 @@ def test_every_wrong_result_is_seen(name, monkeypatch):
             programs.check_arithmetic()
     finally:
         programs.check_arithmetic.cache_clear()
+
+
+@pytest.mark.parametrize("row", [0, 32_767, 32_768])
+def test_products_of_many_rows_are_compared_with_numpy(row, monkeypatch):
+    """One wrong row is refused (jaxlib 0.10.2 has the last one wrong, proofs/errata.md)."""
+    programs.check_arithmetic.__wrapped__()
+    right = programs._compiled_squares
+
+    def wrong(*given):
+        return right(*given).at[row].add(1.0)
+
+    monkeypatch.setattr(programs, "_compiled_squares", wrong)
+    with pytest.raises(ValueError, match="jaxlib must compute sums of products of 32769 rows right"):
+        programs.check_arithmetic.__wrapped__()
