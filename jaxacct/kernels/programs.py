@@ -168,8 +168,8 @@ def check_arithmetic() -> None:
     squares = np.asarray(_compiled_squares(np.eye(3, dtype=np.float32), _ROWS))
     if not np.array_equal(squares, np.square(_ROWS).sum(axis=1)):
         raise ValueError(
-            f"jaxlib must compute sums of products of {len(_ROWS)} rows right, and {jaxlib.__version__} does not: "
-            "install another version"
+            f"jaxlib must compute sums of products of {len(_ROWS)} rows right, and {jaxlib.__version__} does "
+            "not: install another version"
         )
 
 
