@@ -3,9 +3,10 @@
 import math
 import numbers
 
-# Largest integer: arrays of that length, or times a block of samples, exceed any machine.
-_LENGTHS = "iterations", "bands", "min_separation", "cycle_length", "epoch_steps", "steps_per_epoch"
-_MOST = dict.fromkeys(_LENGTHS, 2**20) | {"examples_per_user": 1000}
+# Largest integers: arrays of that length, or times a block of samples, exceed any machine.
+MAX_SEPARATION = 2**24
+_MOST = dict.fromkeys(("iterations", "bands"), 2**20) | {"examples_per_user": 1000}
+_MOST |= dict.fromkeys("min_separation cycle_length epoch_steps steps_per_epoch".split(), MAX_SEPARATION)
 
 MIN_SCALE, MAX_SCALE = 1e-30, 1e30
 MIN_NOISE, MAX_NOISE = 1e-9, 1e9  # their squares are well within float32

@@ -74,7 +74,7 @@ def grid_of(numbers: RunNumbers, max_bands: int, scheme, bands, separation) -> l
     found: list[tuple[Scheme, int]] = []
     for b in [bands] if bands is not None else dict.fromkeys([*doublings(1, limit), limit]):
         separations = doublings(b, min(n, math.floor(cycle)))
-        if cycle == math.floor(cycle):
+        if cycle == math.floor(cycle) and cycle <= _validate.MAX_SEPARATION:
             separations.append(int(cycle))  # probability 1: balls-in-bins
         if scheme == BalancedMinSep.name:  # as many steps as there is room for
             room = n // math.ceil(round(n / cycle, 12))

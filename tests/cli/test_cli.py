@@ -194,7 +194,7 @@ def test_bench_reports_rates(settings, capsys, monkeypatch):
     monkeypatch.setattr(bench, "SETTINGS", settings)  # a small one in CI
     assert run("bench", "--samples", "256", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["settings"]) == 3 * len(settings)
+    assert len(found["settings"]) == 2 * len(settings)
     assert all(row["samples_per_second"] > 0 for row in found["settings"])
     # The memory promised on a CPU; nothing larger was run in this process.
     assert found["peak_memory_mb"] < 4096

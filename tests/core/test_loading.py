@@ -479,7 +479,7 @@ def test_cuts_are_known_to_the_likelihood_of_disjoint_columns_alone(strategy):
 def test_lengths_that_fill_the_memory_are_refused(name, length):
     """In one line, where a file is read, too."""
     kind = BMinSep if name == "min_separation" else CyclicPoisson
-    with pytest.raises(ValueError, match=f"{name} must be at most 1048576, got {length}"):
+    with pytest.raises(ValueError, match=f"{name} must be at most 16777216, got {length}"):
         kind(24, length, 0.05)
     if name == "cycle_length":
         data = as_json(whole("plain"))
