@@ -41,6 +41,7 @@ CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
 )
 EVIDENCE = "tests/conformance/test_certificates.py"
 THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/families/extrapolation.py"
+TABLES = "tests/schemes/test_table.py"
 DISTRIBUTIONS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (
     f"tests/train/{name}.py"
@@ -149,7 +150,7 @@ MUTANTS = [
     Mutant(LINE, "far_lower)) + self.left_out", "far_lower))", COMPOSED),
     Mutant(
         THRESHOLD,
-        "self.profile if proposal.profile is None else proposal.profile",
+        "self.profile if self.proposal.profile is None else self.proposal.profile",
         "self.profile",
         COMPOSED,
     ),
@@ -189,13 +190,13 @@ MUTANTS = [
     ),
     Mutant("jaxacct/statistics/bounds.py", "logs @ counts - _ROUNDING", "logs @ counts + _ROUNDING", BOUNDS),
     # Orchestration of a verification.
-    Mutant(THRESHOLD, "self.epsilon - margin, profile", "self.epsilon + margin, profile", GUARDS),
+    Mutant(THRESHOLD, "self.epsilon - margin, self.proposal", "self.epsilon + margin, self.proposal", GUARDS),
     Mutant(CORE_VERIFY, 'if blocks == 0 or stop.rule == "fixed":', "if blocks == 0:", GUARDS),
     Mutant(CORE_VERIFY, "Stream.REMOVE_PILOT.at(", "Stream.REMOVE.at(", GUARDS),
     Mutant(
         THRESHOLD,
-        "        slack = proposal.weight_error(margin)\n",
-        "        slack = 0.0\n",
+        "self.proposal.weight_error(margin) - self.proposal.log_scale",
+        "-self.proposal.log_scale",
         f"{GUARDS} tests/likelihood/test_rounding.py",
     ),
     Mutant(THRESHOLD, "return not self.threshold >= 1", "return not self.threshold >= 0.5", GUARDS),
@@ -579,17 +580,40 @@ MUTANTS = [
         "(self.examples_per_user - 1) / 4 * max_overlap",
         "tests/schemes/test_independent_attribution.py",
     ),
+    # Sampling tables.
+    Mutant("jaxacct/schemes/batches.py", "later[max(left - 1, 0)].append", "later[left].append", TABLES),
     Mutant(
         "jaxacct/schemes/batches.py",
-        "held = generator.binomial(size, 1 - eligible)",
-        "held = generator.binomial(size, eligible)",
-        SAMPLER,
+        "np.append(table.start, table.never)",
+        "np.append(table.start, 0.0)",
+        TABLES,
     ),
     Mutant(
-        "jaxacct/schemes/batches.py",
-        "self.pool.dtype) for _ in range(b - 1))",
-        "self.pool.dtype) for _ in range(b))",
-        SAMPLER,
+        "jaxacct/kernels/table.py",
+        "joins | draws.turns, lockout, 1)",
+        "joins | draws.turns, lockout + 1, 1)",
+        TABLES,
+    ),
+    Mutant("jaxacct/kernels/table.py", "joins & below", "joins | below", TABLES),
+    Mutant("jaxacct/schemes/table.py", "2.0**-64 * error", "2.0**-65 * error", TABLES),
+    Mutant("jaxacct/schemes/table.py", "8 * growth", "4 * growth", TABLES),
+    Mutant(
+        "jaxacct/schemes/replicas/table.py",
+        "swap(kept) + pulls[0] + after_both",
+        "swap(kept) + after_both",
+        TABLES,
+    ),
+    Mutant(
+        "jaxacct/schemes/replicas/table.py",
+        ".min(initial=1.0) < MIN_OUTCOME:",
+        ".min(initial=1.0) < 0:",
+        TABLES,
+    ),
+    Mutant(
+        "jaxacct/checker.py",
+        "weight * (1 - keep), False",
+        "weight * (1 - keep), True",
+        "tests/checker/test_checker.py",
     ),
     # Plans and files.
     Mutant(
@@ -791,7 +815,7 @@ MUTANTS = [
         "lax.cond(is_sound(values), lambda: values, lambda: mend(values))",
         CANCELLING,
     ),
-    Mutant("train/dice.py", "counted=mask)", "counted=True)", DICE),
+    Mutant("train/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", DICE),
     Mutant("train/dice.py", "> 2.0**46:", "> 2.0**60:", DICE),
     Mutant("train/dice.py", "limit, nothing = c2 * units * (1 - room)", "limit, nothing = c2 * units", DICE),
     Mutant(
@@ -1313,7 +1337,7 @@ MUTANTS = [
         'return 0.1, _validate.open_probability("advantage", advantage)',
         ADVANTAGE,
     ),
-    Mutant("jaxacct/report/html.py", "np.minimum(1.0, upper + added)", "np.minimum(1.0, upper)", REPORT),
+    Mutant("jaxacct/report/html.py", "upper + added]), implied)", "upper]), implied)", REPORT),
     Mutant(
         "jaxacct/estimates/profile.py",
         "interval.bands_of_both(chosen, below, grid, draw, q, other)",
@@ -1586,7 +1610,7 @@ MUTANTS = [
         "return _on_the_line(*falling), _on_the_line(falling[1], falling[1])",
         PEERS,
     ),
-    Mutant(DOMINATING, "1 - profile.confidence, interval)", "0.0, interval)", PEERS),
+    Mutant(DOMINATING, "1 - profile.confidence, interval, adjacency)", "0.0, interval, adjacency)", PEERS),
     Mutant(
         DOMINATING,
         "min(1.0, self.failure_probability + other.failure_probability)",

@@ -24,7 +24,9 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/core/claim.py", "tests/core/test_replace_one.py"): [
         ("if self.mechanism.adjacency != ZERO_OUT:", "if self.mechanism.is_add_or_remove:"),
-        ("if self.target.composed and self.mechanism.is_replace_one:", "if False:"),
+    ],
+    ("jaxacct/mechanisms/mechanism.py", "tests/core/test_replace_one.py"): [
+        ("if compose_with is not None and mechanism.is_replace_one:", "if False:"),
     ],
     ("jaxacct/proposals/registry.py", "tests/core/test_replace_one.py"): [
         ("        and mechanism.pair_adjacency in family.adjacencies\n", ""),
