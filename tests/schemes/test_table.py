@@ -179,6 +179,7 @@ def overlap_of_pairs(scheme, sigma, key, samples):
 
 # Many participations, rare and certain ones, counts to 60: where entries of a table in one unit underflow.
 LARGE = [
+    nested(120, 2, 60.0),
     nested(200, 2, 100.0),
     nested(240, 4, 60.0),
     balanced(150, 2, 48),
@@ -199,16 +200,16 @@ def test_pairs_overlap_as_their_normalizer_says(scheme, key):
 
 
 def test_entries_far_apart_keep_their_weights(x64):
-    """Nested allocation with all steps of a class is balls-in-bins, also with 100 participations."""
+    """Nested allocation with all steps of a class is balls-in-bins, also with 60 participations."""
     strategy = BandedToeplitz.identity()
-    ours, theirs = Mechanism(LARGE[0], strategy, 3.0), Mechanism(BallsInBins(200, 2), strategy, 3.0)
+    ours, theirs = Mechanism(LARGE[0], strategy, 3.0), Mechanism(BallsInBins(120, 2), strategy, 3.0)
     exact = theirs.scheme.replicas.log_normalizer(theirs, 2)
     assert pairs.log_normalizer(ours, 2) == pytest.approx(exact, rel=1e-10)
 
 
 def test_outcomes_too_rare_to_draw_are_refused():
-    """At small noise the pairs of 100 participations differ by e^200: no draw of 64 bits resolves that."""
-    mechanism = Mechanism(LARGE[0], BandedToeplitz.identity(), 0.6)
+    """At small noise the pairs of 60 participations differ by e^240: no draw of 64 bits resolves that."""
+    mechanism = Mechanism(LARGE[0], BandedToeplitz.identity(), 0.5)
     assert pairs.log_normalizer(mechanism, 2) == math.inf
 
 
