@@ -18,9 +18,11 @@ FLAGS = {
 CALLS = """
 import sys
 import jaxacct
+import numpy as np
 from jaxacct.core.plan import Plan
-from jaxacct.estimates.shared_draws import delta_curve
+from jaxacct.estimates.curve import delta_curve
 from jaxacct.verification.replay import replay
+from train.loop import fit
 
 plan = Plan.load(sys.argv[1])
 mechanism = plan.mechanism
@@ -36,6 +38,7 @@ calls = {
     "estimate_delta": lambda: jaxacct.estimate_delta(mechanism, plan.epsilon, num_samples=10),
     "estimate_epsilon": lambda: jaxacct.estimate_epsilon(mechanism, plan.delta, num_samples=10),
     "privacy_profile": lambda: jaxacct.privacy_profile(mechanism, [1.0], num_samples=10),
+    "fit": lambda: fit(plan, {"w": np.zeros(1)}, lambda params, row: 0.0, np.zeros(4)),
     "delta_curve": lambda: delta_curve(*pair, [1.0], 1.0, num_samples=10),
 }
 for name, call in calls.items():
