@@ -22,6 +22,7 @@ from jaxacct.common import validate as _validate
 
 from .. import by_device as _by_device
 from ..stored import stored
+from . import equations as _equations
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
@@ -324,15 +325,14 @@ def _program(loss, params, batch) -> _uses.Program:
 
 def _worth_it(equation) -> bool:
     """Return whether to tap it: also for convolutions with a stored gradient, which XLA computes slowly."""
-    return isinstance(equation, _uses.Convolution) or not is_written_down(equation)
+    return isinstance(equation, _equations.Convolution) or not is_written_down(equation)
 
 
 def _fitting(program: _uses.Program, params) -> int:
     taps, kept = {tap.leaf: tap.equation for tap in program.taps}, 0
     for leaf, array in enumerate(jax.tree.leaves(params)):
         if leaf in taps:
-            *heads, positions, inputs, outputs = taps[leaf].sizes
-            kept += math.prod(heads) * positions * (inputs + outputs)
+            kept += taps[leaf].num_kept
         if leaf not in taps or is_written_down(taps[leaf]):
             kept += array.size
     computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from . import equations as _equations
 from . import uses as _uses
 from .per_example import check_real
 
@@ -26,7 +27,7 @@ _WRITTEN = 24
 
 def is_written_down(equation) -> bool:
     """Return whether a gradient costs less than inner products of positions, or these are too inexact."""
-    if isinstance(equation, _uses.Lookup):
+    if isinstance(equation, _equations.Lookup):
         return equation.positions > _MAX_LOOKED_UP  # every two of them are compared
     heads, positions, inputs, outputs = equation.sizes
     products = positions**2 * (inputs + outputs)
@@ -202,7 +203,7 @@ def _part_of(tap: _uses.Tap | None, arrays) -> Part:
         # Before they are laid out: in patches of an image each entry stands as often as the window is large.
         wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays]
         factors = jax.vmap(tap.equation.factors)(*wide)
-    if isinstance(factors, _uses.Picked):
+    if isinstance(factors, _equations.Picked):
         return Table(factors.rows, factors.right, tap)
     return Factors(factors.left, factors.right, tap)
 

@@ -1,0 +1,179 @@
+"""Ghost clipping of lookups: every spelling, type of index, size of table and mode, against NumPy and JAX.
+
+Gradients are whole numbers below the clip norm, so sums have one right answer to the rounding of the grid.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from train.clipping import ghost
+from train.clipping.ghost import ghost_gradient_sum
+from train.clipping.grid import Grid
+from train.clipping.per_example import clipped_gradient_sum
+
+GRID = Grid(1e6, 23)
+MODES = {"fill": False, "clip": True, "promise_in_bounds": False}  # -> clamped rather than dropped
+TYPES = "int8 uint8 int16 uint16 int32 uint32".split()
+# Around the largest number of each type of 8 and 16 bits.
+SIZES = 3, 127, 128, 129, 200, 255, 256, 257, 300
+LARGE = 32_767, 32_768, 32_769, 40_000, 65_535, 65_536, 65_537
+ROWS, COLUMNS = 2, 2
+
+
+def summed(sum_of, loss, params, batch):
+    """Return a pytree of NumPy's float64: the sum of gradients."""
+    mask = np.ones(ROWS, bool)
+    found = jax.jit(lambda params, batch: sum_of(loss, params, batch, mask, grid=GRID))(params, batch)
+    return jax.tree.map(lambda units: units * GRID.unit, found.total.units())
+
+
+def kinds(loss, params, batch) -> set[str]:
+    """Return how the parameters are used that have a fast path, and "" for the others."""
+    taps = ghost._program(loss, params, batch).taps
+    found = {type(tap.equation).__name__ for tap in taps}
+    return found | ({""} if len(taps) < len(jax.tree.leaves(params)) else set())
+
+
+def edges(rows: int, dtype: str) -> np.ndarray:
+    """(ROWS, positions): indices in and around the table, and the ends of the type."""
+    info = np.iinfo(dtype)
+    wanted = 0, 1, rows - 2, rows - 1, rows, rows + 1, -1, -rows, -rows - 1, 127, 128, info.min, info.max
+    inside = [each if info.min <= each <= info.max else 0 for each in wanted]
+    return np.array([inside, inside[::-1]]).astype(dtype)
+
+
+def looked_up(table, ids, mode: str):
+    """`gather` itself: without what `jnp` does to negative indices."""
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lax.gather(table, ids[:, None], numbers, (1, COLUMNS), mode=mode)
+
+
+def expected(rows: int, ids, weights, clip: bool) -> np.ndarray:
+    total = np.zeros((rows, COLUMNS))
+    for each, weight in zip(ids.ravel().tolist(), np.broadcast_to(weights, ids.shape).ravel(), strict=True):
+        if clip or 0 <= each < rows:
+            total[min(max(each, 0), rows - 1)] += weight
+    return total
+
+
+def of_tables(dtype: str, sizes, mode: str):
+    """Return (loss, parameters, batch, right sums) of lookups in tables of these numbers of rows."""
+    batch = {str(rows): edges(rows, dtype) for rows in sizes}
+    params = {name: np.zeros((int(name), COLUMNS), np.float32) for name in batch}
+    weights = 1.0 + np.arange(next(iter(batch.values())).shape[1])
+
+    def loss(params, example):
+        # Zero, not NaN, of indices that fill in NaN.
+        found = [
+            jnp.nan_to_num(looked_up(params[name], example[name], mode)).sum(1) @ jnp.float32(weights)
+            for name in params
+        ]
+        return sum(found, jnp.zeros(()))
+
+    return loss, params, batch, {n: expected(int(n), ids, weights, MODES[mode]) for n, ids in batch.items()}
+
+
+def sums_are_right(dtype: str, sizes, mode: str, kinds_of_sums=(ghost_gradient_sum,)) -> None:
+    loss, params, batch, right = of_tables(dtype, sizes, mode)
+    assert kinds(loss, params, batch) == {"Lookup"}
+    for sum_of in kinds_of_sums:
+        found = summed(sum_of, loss, params, batch)
+        for name, expected_sum in right.items():
+            np.testing.assert_allclose(found[name], expected_sum, atol=1.0, err_msg=f"{dtype}, {name} rows")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_rows_of_every_type_and_size(dtype, mode):
+    """The attack of int8 and 200 rows: the number of the last row is negative in the type of the index."""
+    for rows in SIZES + LARGE:
+        loss, params, batch, _ = of_tables(dtype, (rows,), mode)
+        (tap,) = ghost._program(loss, params, batch).taps
+        for ids in batch[str(rows)]:
+            found = tap.equation.factors(jnp.asarray(ids)[:, None], jnp.zeros((ids.size, COLUMNS))).rows
+            wide = ids.astype(np.int64)
+            inside = (wide >= 0) & (wide < rows) | MODES[mode]
+            np.testing.assert_array_equal(found, np.where(inside, wide.clip(0, rows - 1), -1), f"{rows} rows")
+
+
+@pytest.mark.parametrize(
+    "dtype, rows, mode", [("int8", 200, "fill"), ("int8", 256, "clip"), ("int16", 40_000, "fill")]
+)
+def test_sums_of_narrow_indices(dtype, rows, mode):
+    sums_are_right(dtype, (rows,), mode)
+
+
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients_of_examples_are_the_same(all_of_them):
+    """And both are right, as users compile them: XLA's older loops write beyond narrow indices' tables."""
+    script = (
+        "import sys; sys.path.insert(0, '.'); from tests.train.clipping import test_lookups as t; "
+        f"t.both_are_right({all_of_them}); print('held')"
+    )
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert done.stdout.strip().endswith("held"), done.stderr[-3000:]
+
+
+def both_are_right(all_of_them: bool) -> None:
+    both = ghost_gradient_sum, clipped_gradient_sum
+    for dtype, mode in itertools.product(TYPES, MODES) if all_of_them else [("int8", "fill")]:
+        sums_are_right(dtype, SIZES + LARGE if all_of_them else (200,), mode, both)
+
+
+def one_by_one(table, ids):
+    return jax.vmap(lambda i: table[i])(ids)
+
+
+def sliced(table, ids):
+    return jax.vmap(lambda i: lax.dynamic_slice(table, (i, 0), (1, table.shape[1]))[0])(ids)
+
+
+SPELLINGS = {
+    "table[ids]": lambda t, i: t[i],
+    "unsigned": lambda t, i: t[i.astype(jnp.uint8)],
+    "vmapped": one_by_one,
+    "dynamic_slice": sliced,
+    "a scalar": lambda t, i: t[i[0]],
+    "a scalar, dynamic_slice": lambda t, i: lax.dynamic_slice_in_dim(t, i[0], 1),
+    "take": lambda t, i: jnp.take(t, i, axis=0, fill_value=0),
+    "take, clip": lambda t, i: jnp.take(t, i, axis=0, mode="clip"),
+    "take, wrap": lambda t, i: jnp.take(t, i, axis=0, mode="wrap"),
+    "columns": lambda t, i: jnp.take(t, i % 2, axis=1, mode="clip"),
+    "at, fill": lambda t, i: t.at[i].get(mode="fill", fill_value=0),
+    "two axes of indices": lambda t, i: t[i.reshape(2, -1)],
+    "entries": lambda t, i: t[i, (i + 1) % 4],
+    "three axes": lambda t, i: t.reshape(4, 2, 3)[i, 1],
+    "middle axis": lambda t, i: jnp.take(t.reshape(2, 4, 3), i, axis=1, mode="clip"),
+    "one row": lambda t, i: t.reshape(1, 24)[i * 0],
+}
+
+
+def test_every_spelling():
+    """Also of indices out of range, as each spelling treats them; sums and norms of gradients of JAX."""
+    ids = np.random.default_rng(0).integers(-9, 9, (ROWS, 4)).astype(np.int32)
+    batch = {"ids": np.where(np.arange(4) < 2, ids % 4, ids), "scale": np.float32([1.0, 3.0])}
+    shape = (4, 6)
+    params = {name: np.float32(np.random.default_rng(1).normal(size=shape)) for name in SPELLINGS}
+
+    def loss(params, example):
+        found = [jnp.sin(of(params[name], example["ids"])) for name, of in SPELLINGS.items()]
+        return example["scale"] * sum(jnp.vdot(x.ravel(), 1.0 + jnp.arange(float(x.size))) for x in found)
+
+    assert kinds(loss, params, batch) == {"Lookup"}
+    assert len(ghost._program(loss, params, batch).taps) == len(SPELLINGS)
+    ours, theirs = (
+        summed(sum_of, loss, params, batch) for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
+    )
+    for name in SPELLINGS:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1.0, err_msg=name)
