@@ -8,6 +8,7 @@ import optax
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import is_interactive, watch
+from jaxacct.kernels.programs import check_arithmetic
 
 from . import arguments, hosts
 from .options import TrainOptions
@@ -67,11 +68,13 @@ def fit(
 
     Raises:
       ValueError: what the plan does not cover, bad arguments, an option that does not apply to this kind of
-        plan, a folder of another run, or a plan that fresh draws do not verify.
+        plan, a folder of another run, a plan that fresh draws do not verify, or a compiler that reorders sums
+        or takes NaN for a number.
       BatchOverflowError: see `train.batches.sampler`.
       BatchesError: a batch of `batches` that the plan does not cover; the run stops before it, with a
         checkpoint.
     """
+    check_arithmetic()  # examples that are not finite are left out by comparisons
     if isinstance(plan, str | os.PathLike):
         plan = read_plan(plan)
     options = TrainOptions() if options is None else options

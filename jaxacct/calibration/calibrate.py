@@ -298,7 +298,7 @@ def _release(search, ratio, max_samples, estimate, options, key) -> Plan:
     fallback = analytic_exponent(search.at(1.0), search.target, ratio)
     first, limit = searched(
         options["checkpoint"],
-        search.describe(ratio, max_samples),
+        search.describe(ratio, max_samples, estimate),
         lambda: search.smallest_exponent(fallback, ratio, max_samples, estimate),
     )
 

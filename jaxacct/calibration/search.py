@@ -83,10 +83,9 @@ class Search:
         name, _ = analytic.bound_by(accountant, mechanism, epsilon, compose_with)
         return Plan(self.claim(mechanism), Bound(name))
 
-    def describe(self, ratio, max_samples) -> str:
-        """Return a text that names the search in a checkpoint."""
-        target = self.target
-        return repr((self.problem, target.epsilon, target.delta, ratio, max_samples, target.compose_with))
+    def describe(self, *others) -> str:
+        """Return a text that names the search in a checkpoint, and the `others` that it depends on."""
+        return repr((self.problem, self.target, self.rule, self.proposal, *others))
 
     def smallest_exponent(
         self, fallback: int, ratio: float, max_samples, estimate: float | None = None

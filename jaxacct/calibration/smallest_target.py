@@ -8,9 +8,9 @@ wrong e counts as delta 1. Where delta is found, the smallest candidate that hol
 `delta_v + q (1 - delta_v) <= delta`, and all others that hold are larger.
 """
 
+import dataclasses
 import math
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Any
 
 from jaxacct.accountants import analytic
@@ -37,7 +37,7 @@ DELTA_STEPS = 5
 MAX_LIMIT = 500_000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SmallestTarget:
     """The search for one mechanism.
 
@@ -155,7 +155,7 @@ class SmallestTarget:
         fallback = self.analytic_exponent(named)
         if accountant is None:
             top = self.ends[1] + 1 if fallback is None else fallback
-            about = repr((self.problem, self.mechanism, self.epsilon, self.delta, self.ratio, max_samples))
+            about = repr((dataclasses.replace(self, key=None, progress=None), top, max_samples))
             first, limit = searched(checkpoint, about, lambda: self.sampled_exponent(top, max_samples))
             options: dict[str, Any] = dict(proposal=self.proposal, executor=executor)
             options |= dict(checkpoint=checkpoint, progress=self.progress)

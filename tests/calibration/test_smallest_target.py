@@ -21,9 +21,10 @@ from jaxacct import (
     estimate_delta,
     estimate_epsilon,
 )
+from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.calibration import search, smallest_target
 from jaxacct.cli import main as cli
-from jaxacct.core import shares
+from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
 
 SCHEME, STRATEGY = BMinSep(12, 4, 0.2), BandedToeplitz.square_root(2)
@@ -167,3 +168,24 @@ def test_on_the_command_line(tmp_path, capsys):
     sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
     assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
     assert "bands must be given here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [dict(delta=3e-2), dict(epsilon=1.0)], ids=str)
+def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(given):
+    """Two-sided: the bound leaves the reserve, and at one step of the grid less it does not."""
+    found = calibrate(
+        Poisson(20, 0.1),
+        BandedToeplitz.identity(),
+        noise_multiplier=1.0,
+        dataset_size=800,
+        max_batch_size=110,
+        accountant="pld",
+        **given,
+    )
+    claim, step = found.claim, 1.01 ** (0.05 if "delta" in given else 0.05 * smallest_target.DELTA_STEPS)
+    assert claim.truncation_delta is not None and claim.truncation_delta > 0.1 * found.delta
+    smaller = (found.epsilon / step, found.delta) if "delta" in given else (found.epsilon, found.delta / step)
+    for (epsilon, delta), holds in (((found.epsilon, found.delta), True), (smaller, False)):
+        reserve = truncation.reserve(Poisson(20, 0.1), epsilon, 800, 110)
+        bound = ACCOUNTANTS["pld"].delta(Mechanism(Poisson(20, 0.1), found.mechanism.strategy, 1.0), epsilon)
+        assert (bound <= delta - reserve) == holds, (bound, delta, reserve)

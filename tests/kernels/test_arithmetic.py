@@ -18,8 +18,10 @@ FLAGS = {
 CALLS = """
 import sys
 import jaxacct
+import numpy as np
 from jaxacct.core.plan import Plan
 from jaxacct.verification.replay import replay
+from train.loop import fit
 
 plan = Plan.load(sys.argv[1])
 mechanism = plan.mechanism
@@ -35,6 +37,7 @@ calls = {
     "estimate_delta": lambda: jaxacct.estimate_delta(mechanism, plan.epsilon, num_samples=10),
     "estimate_epsilon": lambda: jaxacct.estimate_epsilon(mechanism, plan.delta, num_samples=10),
     "privacy_profile": lambda: jaxacct.privacy_profile(mechanism, [1.0], num_samples=10),
+    "fit": lambda: fit(plan, {"w": np.zeros(1)}, lambda params, row: 0.0, np.zeros(4)),
     "delta_curve": lambda: jaxacct.delta_curve(*pair, [1.0], 1.0, num_samples=10),
 }
 for name, call in calls.items():

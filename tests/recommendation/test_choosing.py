@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from scipy import optimize, stats
 
 import jaxacct
 from jaxacct import (
@@ -615,3 +616,24 @@ def test_third_moments_are_left_out_where_an_error_is_far_behind(monkeypatch):
     ]
     assert [len(place.moments) for place in places] == [2, 1, 2]
     assert places[1].noise_multiplier == pytest.approx(places[0].noise_multiplier, rel=0.03)
+
+
+@pytest.mark.parametrize(("adjacency", "shift"), [("zero-out", 1), ("replace-one", 2)])
+def test_no_estimate_is_above_what_a_revealed_pattern_needs(adjacency, shift):
+    """Three participations whose columns do not overlap, of norm 1: a Gaussian of sensitivity sqrt 3."""
+
+    def gaussian_delta(mu):
+        first, second = mu / 2 - AT["epsilon"] / mu, -mu / 2 - AT["epsilon"] / mu
+        return stats.norm.cdf(first) - math.exp(AT["epsilon"]) * stats.norm.cdf(second)
+
+    mu = optimize.brentq(lambda mu: gaussian_delta(mu) - AT["delta"], 1e-3, 5)
+    needed = shift * math.sqrt(3) / mu
+    rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
+    estimates = noise_estimate.Estimates.at(rate, **AT, adjacency=adjacency)
+    strategy = ending(BandedToeplitz.square_root(2), FOURS)
+    usual, far = (
+        dataclasses.replace(estimates, order=order).of(FOURS, strategy, "square-root", None, PREFIX_SUMS)
+        for order in (estimates.order, 1e3)
+    )
+    assert usual.noise_multiplier < 0.99 * needed
+    assert far.noise_multiplier == pytest.approx(needed, rel=1e-6)

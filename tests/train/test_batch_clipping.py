@@ -81,6 +81,20 @@ def test_nothing_longer_than_the_clip_norm_is_returned(size, dtype):
         assert not any(np.any(leaf) for leaf in clip_by_l2_norm(v | {"c": np.float32([bad])}, 1.0).values())
 
 
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+def test_every_record_is_in_every_term_equally_often(sampling):
+    """Chi-square over (term, record) of each round, 4,000 epochs; false alarm 1e-6.
+
+    Records of one round repel one another: the sum is 1.2 chi2(10) + 0.6 chi2(5), at most 1.2 chi2(15).
+    """
+    epochs, generator = 4000, make_generator((1, 2, 3, 4))
+    drawn = np.stack([epoch_batches(generator, 6, 3, 1, sampling) for _ in range(epochs)])
+    for place in range(2):
+        counts = np.stack([np.bincount(drawn[:, place, term, 0], minlength=6) for term in range(3)])
+        square = float(((counts - epochs / 6) ** 2 / (epochs / 6)).sum())
+        assert square < 1.2 * stats.chi2.isf(1e-6 / 2, 15), counts
+
+
 def test_samplers():
     for m, s in ((3, 2), (1, 4), (12, 1)):
         shuffled = epoch_batches((1, 2, 3, 4), 12, m, s, "shuffling")

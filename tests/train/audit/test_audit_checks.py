@@ -18,7 +18,7 @@ from train.audit.checks import FALSE_ALARM, examine
 from train.audit.command import audit
 from train.batches.sampler import Sampler
 from train.batches.sources import as_rows
-from train.clipping.grid import GridSum
+from train.clipping.grid import Grid, GridSum
 from train.loss import as_loss
 from train.noise.normals import normals_of
 from train.optimizers import Privatizer
@@ -294,3 +294,20 @@ def test_the_bound_on_rounding_holds(strategy):
     exact = np.stack(exact, axis=1)
     worst = np.abs(observed.outputs - 0.8 * exact).max()
     assert 0.02 * observed.rounding < worst < observed.rounding < 1e-4
+
+
+def test_the_bound_on_rounding_has_every_part():
+    """Noise and a canary are rounded to the grid, by a unit each; releases to float32, twice."""
+    made = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separation=3, bands=3, sigma=0.5)
+    params, options = {"a": jnp.zeros(3)}, TrainOptions(keys=KEYS)
+    setting = Setting(made, as_loss(lambda params, row: 0.0), params, as_rows(np.zeros(ROWS)), CLIP, options)
+    column = np.abs(np.asarray(made.mechanism.strategy.array, np.float64))[:STEPS]
+    unit = 2.0 ** -Grid.of(made.mechanism, CLIP).bits
+    of_grid = 2 * np.abs(column).sum() * unit
+    assert setting._rounding(np.zeros((2, STEPS))) == pytest.approx(of_grid, rel=1e-12)
+    sums = 1e4 * np.random.default_rng(0).normal(size=(2, STEPS))
+    outputs = [
+        sum(column[j] * abs(row[i - j]) for j in range(min(3, i + 1))) for row in sums for i in range(STEPS)
+    ]
+    of_float32 = 2 * 2.0**-23 * max(outputs) / CLIP
+    assert setting._rounding(sums) == pytest.approx(of_grid + of_float32, rel=1e-12) and of_float32 > of_grid
