@@ -4,10 +4,10 @@ These are the mechanism itself for Poisson sampling (b = 1), and dominate it whe
 scheme is revealed.
 """
 
-from jaxacct.accountants.base import Accountant, cross_term
+from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.composed_losses import Part, divergence_bound
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_lower_bound
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, SampledAntipodal, both_directions
 
@@ -31,11 +31,19 @@ class PrivacyLossDistribution(Accountant):
         return composed_delta((_step(mechanism),), epsilon, compose_with)
 
     def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
-        """Return the upper bound on a direction; the lower one is 0."""
-        if side < 0:
+        """Return the upper (`side` 1) or lower (-1) bound on a direction; 0 where none is proven."""
+        if side < 0 and not is_exact(mechanism):
             return 0.0
         curves, count = _step(mechanism)
-        return divergence_bound([Part(curves[DIRECTIONS.index(direction)], count)], epsilon)
+        bound = divergence_bound if side > 0 else divergence_lower_bound
+        return bound([Part(curves[DIRECTIONS.index(direction)], count)], epsilon)
+
+
+def is_exact(mechanism: Mechanism) -> bool:
+    """Return whether the pair is the mechanism itself: its steps are independent and equally noisy."""
+    rounds = mechanism.scheme.independent_rounds
+    is_of_steps = rounds is not None and rounds[1] == mechanism.scheme.iterations
+    return is_of_steps and why_not_identity(mechanism) is None
 
 
 def _step(mechanism: Mechanism) -> tuple[tuple[LossCurve, LossCurve], int]:

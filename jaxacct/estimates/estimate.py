@@ -50,8 +50,7 @@ class Estimate:
       value: the estimate, the larger of both directions.
       low: lower end of the confidence interval. Where several examples of a user are bounded from above, low
         belongs to draws of a lower bound, and the value lies halfway. Low is 0 without a lower bound (a
-        strategy that is not banded, independent cuts, Poisson sampling without draws); the value is then that
-        of the upper bound.
+        strategy that is not banded, independent cuts); the value is then that of the upper bound.
       high: upper end of the confidence interval.
       confidence: its coverage.
       directions: the estimate of each direction.

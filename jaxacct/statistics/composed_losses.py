@@ -1,4 +1,4 @@
-"""Upper bounds on the hockey-stick divergence of composed steps, with a relative error at any delta.
+"""Bounds on the hockey-stick divergence of composed steps, with a relative error at any delta.
 
 Each step's loss is moved to a lattice by chords in `e^x`, which dominates it; its masses are tilted to the
 region that determines delta; their transforms are multiplied. Everything that is cut off, wraps around or is
@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.statistics.loss_curves import LossCurve
+from jaxacct.statistics.loss_curves import TINY, LossCurve, chord_masses, line_masses
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
 SMALLEST = 1e-200
 """Smallest bound that is returned: a smaller delta cannot be shown."""
-_TINY = 1e-290  # bound on what underflow may remove from one value of a curve
 # Natural log of the largest factor of tilted weights, and what underflow may then remove from their sum.
 _MAX_SCALE, _UNDERFLOW = 200.0, 1e-210
 # Shares of delta: of the lattices; of each of the three cuts.
@@ -48,6 +47,26 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     epsilon = min(epsilon, _MAX_EPSILON)
     by_parts = float(_sum_of_deltas(parts, np.array([epsilon]))[0])
     return min(_bounded(_Sums.of(_Rough.of(parts), epsilon).bound(epsilon)), _bounded(by_parts))
+
+
+def divergence_lower_bound(parts: list[Part], epsilon: float) -> float:
+    """Return a lower bound on H(epsilon), as `divergence_bound`; 0 where none is proven.
+
+    Every curve's values are those of an event at each loss (`Sampled`, `SampledAntipodal`;
+    proofs/composed_losses.md, section 6).
+    """
+    parts = [part for part in parts if part.count]
+    if not parts or epsilon > _MAX_EPSILON:
+        return 0.0
+    rough = _Rough.of(parts)
+    lattice = _Sums.of(rough, epsilon, side=-1)
+    # E e^-S is 1 but for what rounding down moves, which falls with the square of the step.
+    moved = math.fsum(one.count * one.log_moment(-1.0, lattice.step) for one in lattice.steps)
+    if moved > _LATTICE:
+        finer = 2 ** min(3, math.ceil(math.log(moved / _LATTICE, 4)))
+        lattice = _Sums.of(rough, epsilon, side=-1, finer=finer)
+    found = lattice.lower_bound(epsilon)
+    return min(1.0, found) if found > 0 else 0.0
 
 
 def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
@@ -84,26 +103,13 @@ def _sum_of_deltas(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
     for (curve, count), loss in zip(parts, largest, strict=True):
         x = shares * loss
         values, before = curve.at(x), curve.at(x - 8 * UNIT * (1 + x))
-        found += count * (values.deltas + values.error * before.tails + _TINY)
+        found += count * (values.deltas + values.error * before.tails + TINY)
     return found * (1 + 1e-9)
 
 
 def _bounded(bound: float) -> float:
     """Clip to [SMALLEST, 1]; NaN becomes 1."""
     return min(1.0, max(SMALLEST, bound)) if bound >= 0 else 1.0
-
-
-def chord_masses(deltas, errors, gaps) -> np.ndarray:
-    """Return upper bounds on P(loss > x_i), not increasing, from the chords through a curve's deltas.
-
-    `gaps` are the distances of the ascending x; `errors` bound those of the deltas. The last is the mass of
-    infinite losses.
-    """
-    upper, lower = np.minimum(1.0, deltas + errors), np.maximum(0.0, deltas - errors)
-    with np.errstate(over="ignore"):
-        beyond = (upper[:-1] + (upper[:-1] - lower[1:]) / np.expm1(gaps)) * (1 + 4 * UNIT)
-    beyond = np.append(np.minimum(beyond, 1.0), upper[-1])
-    return np.maximum.accumulate(beyond[::-1])[::-1]
 
 
 # -- Where the lattice should be: a rough model, which affects only the width of bounds --------------------
@@ -192,8 +198,17 @@ class _Step:
     def of(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
         values = curve.at(step * np.arange(first, last + 1))
         before = np.append(1.0, values.tails[:-1])
-        beyond = chord_masses(values.deltas, values.error * before + _TINY, step)
+        beyond = chord_masses(values.deltas, values.error * before + TINY, step)
         return cls(first, np.append(1.0, beyond[:-1]) - beyond, float(beyond[-1]), count)
+
+    @classmethod
+    def below(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
+        """Return masses of total at most 1, of losses that are smaller; the rest is at minus infinity."""
+        middles = step * (np.arange(first, last) + 0.5)
+        values = curve.at(middles)
+        before = np.append(1.0, values.tails[:-1])
+        beyond = line_masses(middles, values.deltas, values.tails, 4 * values.error * before, step)
+        return cls(first, np.append(0.0, beyond[:-1] - beyond[1:]), 0.0, count)
 
     def exponents(self, tilt: float, step: float) -> float:
         """Return an upper bound on all exponents of one tilted mass, 64 for their other operations."""
@@ -224,7 +239,8 @@ class _Sums:
     points: int
 
     @classmethod
-    def of(cls, rough: _Rough, epsilon: float) -> "_Sums":
+    def of(cls, rough: _Rough, epsilon: float, side: int = 1, finer: int = 1) -> "_Sums":
+        """Return the lattice of upper (`side` 1) or lower (-1) bounds near epsilon, `finer` than usual."""
         saddle = rough.tilt_for(epsilon)
         variance, deviations = rough.variance(saddle)
         curvature = variance + saddle**-2 + (1 + saddle) ** -2
@@ -238,7 +254,8 @@ class _Sums:
         log_moments = rough.log_moments(steep)
         ends = (log_moments - log_cut) / steep
         far_ends = (log_moments - log_cut - tilt * epsilon) / (steep - tilt)
-        end, steep_tilt = float(ends.min()), float(steep[int(np.argmin(ends))])
+        cut_by = ends if side > 0 else far_ends
+        end, steep_tilt = float(cut_by.min()), float(steep[int(np.argmin(cut_by))])
         starts = (log_cut + tilt * epsilon - rough.log_moments(lower)) / (tilt - lower)
         start = float(starts.max())
         spans = []
@@ -247,7 +264,7 @@ class _Sums:
             top = part.losses[small[0]] if small.size else part.losses[-1]
             exponents = tilt * part.losses + part.log_masses
             log_part = exponents.max() + math.log(np.exp(exponents - exponents.max()).sum())
-            moved = tilt * part.losses + np.log(np.cumsum(np.exp(part.log_masses)) + _TINY) - log_part
+            moved = tilt * part.losses + np.log(np.cumsum(np.exp(part.log_masses)) + TINY) - log_part
             least = max(0, int(np.searchsorted(moved, math.log(_CUT / part.count))) - 1)
             spans.append((min(float(part.losses[least]), float(top)), float(top)))
         far = float(far_ends.min())
@@ -256,20 +273,31 @@ class _Sums:
         # 1 / step, about 40 UNIT tilt deviations / step.
         steps = sum(part.count for part in rough.parts)
         bend = steps * saddle * (1 + saddle) / 12
-        step = min(math.sqrt(_LATTICE / bend), width / (_MIN_POINTS - 16))
+        step = min(math.sqrt(_LATTICE / bend), width / (_MIN_POINTS - 16)) / finer
         step = max(step, (40 * UNIT * saddle * deviations / bend) ** (1 / 3), width / (_MAX_POINTS - 16))
         fraction, exponent = math.frexp(step)
         step = math.ldexp(math.ceil(fraction * 2**20), exponent - 20)  # so that its multiples are exact
         points = 1 << math.ceil(math.log2(width / step + 12))
+        make = _Step.of if side > 0 else _Step.below
         found = [
-            _Step.of(part.curve, part.count, step, math.floor(low / step) - 1, math.ceil(top / step) + 1)
+            make(part.curve, part.count, step, math.floor(low / step) - 1, math.ceil(top / step) + 1)
             for part, (low, top) in zip(rough.parts, spans, strict=True)
         ]
         first = max(math.floor(end / step) + 4 - points, math.floor(epsilon / step) - points // 2)
         after = step * (first + points)
-        beyond = math.fsum(one.count * one.log_moment(steep_tilt, step) for one in found)
-        rounded = math.fsum(one.count * one.exponents(steep_tilt, step) for one in found) + steep_tilt * after
-        wrapped = math.exp(min(0.0, beyond - steep_tilt * after + 4 * UNIT * abs(rounded)))
+
+        def chernoff(other: float, place: float, kept: float) -> float:
+            """Return a bound on E e^{kept (S - epsilon)} of sums above (`other > kept`) or below a place."""
+            moment = math.fsum(one.count * one.log_moment(other, step) for one in found)
+            sizes = math.fsum(one.count * one.exponents(other, step) for one in found)
+            rounded = sizes + abs(other * place) + abs(kept * place) + abs(kept * epsilon)
+            found_log = moment - (other - kept) * place - kept * epsilon + 4 * UNIT * rounded
+            return math.exp(min(700.0 if kept else 0.0, found_log))
+
+        wrapped = chernoff(steep_tilt, after, 0.0)
+        if side < 0:  # tilted sums on either side are counted where others are
+            low_tilt = float(lower[int(np.argmax(starts))])
+            wrapped = chernoff(steep_tilt, after, tilt) + chernoff(low_tilt, step * first, tilt)
         infinite = math.fsum(one.count * one.infinite for one in found)
         logs = [one.log_moment(tilt, step) for one in found]
         log_scale = math.fsum(one.count * log for one, log in zip(found, logs, strict=True))
@@ -328,6 +356,22 @@ class _Sums:
         weights = -np.exp(-self.tilt * past) * np.expm1(-past)
         value = float(np.sum(self._masses[start:] * weights))
         return self._bound(epsilon, value, float(np.linalg.norm(weights)))
+
+    def lower_bound(self, epsilon: float) -> float:
+        """Return a lower bound on H at the lattice's own epsilon, not above 0 where none is proven."""
+        if self.log_scale == -math.inf:
+            return 0.0
+        epsilon += 8 * UNIT * (1 + epsilon)
+        start = max(0, math.floor(epsilon / self.step) - self.first)
+        past = np.maximum(self.step * (self.first + np.arange(start, self.points)) - epsilon, 0.0)
+        weights = -np.exp(-self.tilt * past) * np.expm1(-past)
+        value = float(np.sum(self._masses[start:] * weights))
+        value -= self._rounding * float(np.linalg.norm(weights))
+        relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
+        exponent = self.log_scale - self.tilt * epsilon
+        if not (exponent <= _MAX_SCALE and value > 0 and relative < 0.1):
+            return 0.0
+        return value * math.exp(exponent) * (1 - 2 * relative) - self.reserved
 
     def bounds(self, epsilons: np.ndarray) -> np.ndarray:
         """Return upper bounds on H at epsilons that the lattice reaches, each rounded down to it."""

@@ -18,6 +18,8 @@ from jaxacct.statistics.tilted_sums import UNIT
 # Standard deviations beyond which a Gaussian tail is about 0 in float64.
 _REACH = 38.0
 _NODES = 1521
+TINY = 1e-290
+"""Bound on what underflow may remove from one value of a curve."""
 _ROUNDINGS = 1e-12  # bounds are raised by this, far more than the float64 rounding error
 
 
@@ -299,3 +301,35 @@ class ChordCurve(LossCurve):
     def nodes(self) -> np.ndarray:
         thin = max(1, self.losses.size // 4000)
         return np.union1d(self.losses[::thin], self.losses[-1:])
+
+
+def line_masses(middles, deltas, tails, errors, step: float) -> np.ndarray:
+    """Return (cells + 1,) probabilities P(loss > x_i), not increasing, of a pair whose curve is below.
+
+    `deltas` and `tails` are those of the curve at the middle of each cell, `x_i + step / 2`. The line
+    `tail - alpha q` of the event there is at most the curve everywhere, and the pair's curve is at most each
+    line on its cell (proofs/composed_losses.md, section 6).
+    """
+    # An event's probability may be 0 in float64 where e^middle times it is not.
+    room = (errors + TINY * np.exp(np.clip(middles, 0.0, 700.0))) * (1 + math.exp(step))
+    left = tails - math.exp(-step / 2) * (tails - deltas) - room
+    right = tails - math.exp(step / 2) * (tails - deltas) - room
+    left, right = np.where(right > 0, left, 0.0), np.maximum(right, 0.0)
+    heights = np.append(np.minimum(left, np.append(1.0, right[:-1])), 0.0)
+    heights = np.minimum.accumulate(heights)
+    beyond = (heights[:-1] + (heights[:-1] - heights[1:]) / math.expm1(step)) * (1 - 8 * UNIT)
+    beyond[0] = min(beyond[0], max(0.0, tails[0] - room[0]))  # where its line meets alpha = 0
+    return np.append(np.minimum.accumulate(beyond), 0.0)
+
+
+def chord_masses(deltas, errors, gaps) -> np.ndarray:
+    """Return upper bounds on P(loss > x_i), not increasing, from the chords through a curve's deltas.
+
+    `gaps` are the distances of the ascending x; `errors` bound those of the deltas. The last is the mass of
+    infinite losses.
+    """
+    upper, lower = np.minimum(1.0, deltas + errors), np.maximum(0.0, deltas - errors)
+    with np.errstate(over="ignore"):
+        beyond = (upper[:-1] + (upper[:-1] - lower[1:]) / np.expm1(gaps)) * (1 + 4 * UNIT)
+    beyond = np.append(np.minimum(beyond, 1.0), upper[-1])
+    return np.maximum.accumulate(beyond[::-1])[::-1]

@@ -13,7 +13,13 @@ from jaxacct import BandedToeplitz, Mechanism, NotCertifiedError, Poisson, calib
 from jaxacct.accountants import analytic
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.statistics import composed_losses
-from jaxacct.statistics.composed_losses import Part, chord_masses, divergence_bound, divergence_table
+from jaxacct.statistics.composed_losses import (
+    Part,
+    chord_masses,
+    divergence_bound,
+    divergence_lower_bound,
+    divergence_table,
+)
 from jaxacct.statistics.loss_curves import (
     ChordCurve,
     DiscreteLaplacePair,
@@ -60,6 +66,117 @@ def test_with_sampling_it_is_above_60_digit_references(reference):
     bound = divergence_bound([Part(curves[not reference.remove], reference.steps)], reference.epsilon)
     exact = float(reference.delta)
     assert exact * (1 - 1e-11) <= bound <= MARGIN * exact
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=str)
+def test_the_lower_bound_is_below_60_digit_references_and_near(reference):
+    curves = both_directions(GaussianPair(reference.sigma), reference.q)
+    part = Part(curves[not reference.remove], reference.steps)
+    exact = float(reference.delta)
+    assert exact / MARGIN <= divergence_lower_bound([part], reference.epsilon) <= exact * (1 + 1e-11)
+
+
+def test_the_lower_bound_of_one_step_is_below_its_definition_over_the_whole_range():
+    """q from 1e-6 to 1, sigma from 0.01 to 1e4: both directions, and replace-one."""
+    rng, near = np.random.default_rng(1), 0
+    for q, sigma, share in zip(
+        10 ** rng.uniform(-6, 0, 40), 10 ** rng.uniform(-2, 4, 40), rng.random(40), strict=True
+    ):
+        curves = (*both_directions(GaussianPair(float(sigma)), float(q)), SampledAntipodal(sigma, q))
+        for curve in curves:
+            epsilon = float(min(curve.nodes()[-1], 600.0) * share)
+            if isinstance(curve, SampledAntipodal):
+                exact = antipodal(epsilon, q, sigma)
+            else:
+                exact = sampled(epsilon, q, sigma, curve.remove)
+            bound = divergence_lower_bound([Part(curve, 1)], epsilon)
+            assert bound <= exact
+            near += bool(exact > 1e-30 and bound > exact / MARGIN)
+    assert near > 40
+
+
+@pytest.mark.parametrize("mu", [0.02, 1.0, 3.0])
+def test_the_lower_bound_without_sampling_is_the_closed_form(mu):
+    for steps in (1, 1000):
+        for delta in (1e-5, 1e-15):
+            epsilon = epsilon_of(mu, delta)
+            with mpmath.workdps(60):
+                sigma = math.sqrt(steps) / mu
+                exact = gaussian(epsilon, mpmath.sqrt(steps) / mpmath.mpf(sigma))
+            part = Part(Sampled(GaussianPair(sigma), 1.0), steps)
+            assert exact / MARGIN <= divergence_lower_bound([part], epsilon) <= exact
+
+
+def test_lines_of_a_lattice_are_the_curve_of_a_pair_below():
+    """Coarse cells: the pair's own curve against the definition, at and between the places, and beyond."""
+    for q, sigma, step in ((0.3, 0.8, 0.25), (0.01, 0.5, 0.1), (0.9, 2.0, 0.5)):
+        for curve in both_directions(GaussianPair(sigma), q):
+            one = composed_losses._Step.below(curve, 1, step, -30, 40)
+            places = step * (one.first + np.arange(one.masses.size))
+            assert np.all(one.masses >= 0) and 0.5 < one.masses.sum() <= 1
+            for x in np.arange(-40, 50, 0.5) * step:
+                own = float((one.masses * np.maximum(0.0, -np.expm1(x - places))).sum())
+                assert own <= sampled(float(x), q, sigma, curve.remove) + 1e-15
+
+
+def test_a_q_that_underflows_takes_nothing_from_a_line():
+    """P and Q far apart: q is 0 in float64 where e^x q is not small."""
+    curve = Sampled(GaussianPair(0.026), 1.0)
+    for epsilon in (650.0, 690.0, 705.0):
+        assert divergence_lower_bound([Part(curve, 1)], epsilon) <= gaussian(epsilon, 1 / 0.026)
+
+
+def test_no_lower_bound_where_a_value_is_no_number():
+    class Broken(LossCurve):
+        def nodes(self):
+            return CURVE.nodes()
+
+        def at(self, losses):
+            values = CURVE.at(losses)
+            return values if losses[0] == self.nodes()[0] else values._replace(tails=values.tails * math.nan)
+
+    assert divergence_lower_bound([Part(CURVE, 3)], 0.5) > 0
+    assert divergence_lower_bound([Part(Broken(), 3)], 0.5) == 0
+
+
+CURVE = Sampled(GaussianPair(1.0), 0.3)
+
+
+@pytest.mark.parametrize("reference", REFERENCES[:6], ids=str)
+def test_sums_that_wrap_around_are_not_in_a_lower_bound(reference, monkeypatch):
+    """Short windows, at whose ends sums are counted at other places."""
+    curves = both_directions(GaussianPair(reference.sigma), reference.q)
+    rough = composed_losses._Rough.of([Part(curves[not reference.remove], reference.steps)])
+    for share in (1e-2, 0.1, 0.5, 2.0, 10.0, 100.0):
+        monkeypatch.setattr(composed_losses, "_CUT", share)
+        for fewest in (2**10, 2**15):
+            monkeypatch.setattr(composed_losses, "_MIN_POINTS", fewest)
+            found = composed_losses._Sums.of(rough, reference.epsilon, side=-1)
+            assert found.lower_bound(reference.epsilon) <= float(reference.delta)
+
+
+def test_every_reserve_is_taken_from_a_lower_bound():
+    """Each made large: what is subtracted, and the factor."""
+
+    def lattice(**reserves):
+        found = composed_losses._Sums.of(composed_losses._Rough.of([Part(CURVE, 20)]), 3.0, side=-1)
+        for name, value in reserves.items():
+            object.__setattr__(found, name, value)
+        return found
+
+    free = dict(_rounding=0.0, _relative=0.0, reserved=0.0)
+    usual, found = lattice(), lattice(**free)
+    whole = found.lower_bound(3.0)
+    assert whole > usual.lower_bound(3.0) > 0.999 * whole
+    assert lattice(**free | dict(reserved=whole / 4)).lower_bound(3.0) == pytest.approx(0.75 * whole)
+    assert lattice(**free | dict(_relative=0.05)).lower_bound(3.0) == pytest.approx(0.9 * whole)
+    places = found.step * (found.first + np.arange(found.points))
+    weights = np.where(places > 3, np.exp(-found.tilt * (places - 3)) * -np.expm1(-np.abs(places - 3)), 0.0)
+    scale = math.exp(found.log_scale - 3 * found.tilt)
+    lost = 1e-3 * whole / scale
+    less = lattice(**free | dict(_rounding=lost / np.linalg.norm(weights))).lower_bound(3.0)
+    assert less == pytest.approx(0.999 * whole, rel=1e-9)
+    assert lattice(**free | dict(_relative=0.1)).lower_bound(3.0) == 0
 
 
 def test_one_step_is_above_its_definition_over_the_whole_range():
