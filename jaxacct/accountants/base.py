@@ -62,7 +62,7 @@ class Accountant(abc.ABC):
         return self.is_two_sided_for(mechanism, compose_with)
 
     def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
-        """Return (lower, upper) of both directions, where `is_two_sided`."""
+        """Return (lower, upper) of both directions; a lower end is 0 where none is proven."""
 
         def at(direction, side):
             return self.one_sided(mechanism, epsilon, direction, side)

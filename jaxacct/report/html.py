@@ -194,7 +194,10 @@ def _risk(plan: Plan, bands: Profile | None) -> str:
         high = [min(pair) for pair in zip(certified, _risks(bands.epsilons, bands.upper), strict=True)]
         columns = [
             [f"{min(each):.3g}" for each in zip(middle, high, strict=False)],
-            [f"{min(each):.3g} to {text.rounded_up(each[1])}" for each in zip(low, high, strict=False)],
+            [
+                (f"{min(each):.3g} to " if each[0] else "at most ") + text.rounded_up(each[1])
+                for each in zip(low, high, strict=False)
+            ],
         ]
         columns[0] += ["bounded only"] * len(RATES)
         columns[1] += [f"at most {text.rounded_up(most)}" for most in high[len(middle) :]]

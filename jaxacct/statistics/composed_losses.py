@@ -292,7 +292,7 @@ class _Sums:
             sizes = math.fsum(one.count * one.exponents(other, step) for one in found)
             rounded = sizes + abs(other * place) + abs(kept * place) + abs(kept * epsilon)
             found_log = moment - (other - kept) * place - kept * epsilon + 4 * UNIT * rounded
-            return math.exp(min(700.0 if kept else 0.0, found_log))
+            return math.exp(min(700.0, found_log))
 
         wrapped = chernoff(steep_tilt, after, 0.0)
         if side < 0:  # tilted sums on either side are counted where others are

@@ -41,6 +41,7 @@ CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
 )
 EVIDENCE = "tests/conformance/test_certificates.py"
 THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/families/extrapolation.py"
+LOSS_CURVES = "jaxacct/statistics/loss_curves.py"
 TABLES = "tests/schemes/test_table.py"
 DISTRIBUTIONS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
 SAMPLER, NOISE, CLIPPING = (
@@ -310,8 +311,8 @@ MUTANTS = [
     Mutant(SHARES, "FIRST_SHARES = (0.9, 0.05)", "FIRST_SHARES = (0.9, 0.1)", GUARDS),
     Mutant(SHARES, "verified(step, share, True)", "verified(step, FIRST_SHARES[0], True)", GUARDS),
     # Composed losses.
-    Mutant(LOSSES, "values.error * before + _TINY", "0.0 * before", OF_LOSSES),
-    Mutant(LOSSES, "np.minimum(1.0, deltas + errors)", "np.minimum(1.0, deltas)", OF_LOSSES),
+    Mutant(LOSSES, "values.error * before + TINY", "0.0 * before", OF_LOSSES),
+    Mutant(LOSS_CURVES, "np.minimum(1.0, deltas + errors)", "np.minimum(1.0, deltas)", OF_LOSSES),
     Mutant(LOSSES, "(infinite + wrapped)", "wrapped", OF_LOSSES),
     Mutant(LOSSES, "(infinite + wrapped)", "infinite", OF_LOSSES),
     Mutant(LOSSES, "if bound >= 0 else 1.0", "if bound >= 0 else SMALLEST", OF_LOSSES),
@@ -331,7 +332,7 @@ MUTANTS = [
         OF_LOSSES,
     ),
     Mutant(LOSSES, "np.floor(epsilons", "np.ceil(epsilons", OF_LOSSES),
-    Mutant(LOSSES, "(upper[:-1] - lower[1:])", "(upper[:-1] - upper[1:])", OF_LOSSES),
+    Mutant(LOSS_CURVES, "(upper[:-1] - lower[1:])", "(upper[:-1] - upper[1:])", OF_LOSSES),
     Mutant(CURVES, "error = (3 + 2 * (far", "error = 0 * (3 + 2 * (far", OF_LOSSES),
     Mutant(
         CURVES,
@@ -918,13 +919,13 @@ MUTANTS = [
     Mutant("train/step.py", "            now = divided(now, share)\n", "", CLIP_NORMS),
     Mutant("train/step.py", "        gradient = multiplied(gradient, share)\n", "        pass\n", CLIP_NORMS),
     Mutant(CORRELATED, "            clip_norms=norms,\n", "", CLIP_NORMS),
-    Mutant("train/clipping/uses.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
+    Mutant("train/clipping/equations.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", leaves)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("params", params)', "pass", GHOST),
     Mutant("train/clipping/uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
     Mutant(
-        "train/clipping/uses.py",
+        "train/clipping/equations.py",
         "jnp.moveaxis(split, (-1, -2), (1, 2))",
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,

@@ -43,7 +43,7 @@ def draws_of(direction: str) -> Draws:
 
 
 def counts_at(epsilon: float, log_scale: float, side: int) -> np.ndarray:
-    """The terms `w (1 - e^(epsilon - L)) / M`, L and ln w off by all that they may be, on one side."""
+    """The terms `w (1 - e^(epsilon - L)) / M`, with the largest errors of L and ln w on one side."""
     exponent = epsilon - side * MARGIN - LOSS
     terms = np.exp(LOG_WEIGHT + side * 2 * MARGIN - log_scale) * np.maximum(0.0, 1 - np.exp(exponent))
     return bounds.bin_terms(np.minimum(1.0, terms))

@@ -30,6 +30,7 @@ from jaxacct.statistics.loss_curves import (
     SampledAntipodal,
     Values,
     both_directions,
+    line_masses,
 )
 from jaxacct.statistics.subsampled_gaussian import subsampled_gaussian_delta
 from jaxacct.statistics.tilted_sums import UNIT, Factor, rounding_error, sums
@@ -153,6 +154,61 @@ def test_sums_that_wrap_around_are_not_in_a_lower_bound(reference, monkeypatch):
             monkeypatch.setattr(composed_losses, "_MIN_POINTS", fewest)
             found = composed_losses._Sums.of(rough, reference.epsilon, side=-1)
             assert found.lower_bound(reference.epsilon) <= float(reference.delta)
+
+
+@pytest.mark.parametrize(("share", "epsilon", "end"), [(1e-5, 3.0, "top"), (1.0, 1.0, "bottom")])
+def test_tilted_sums_on_either_side_of_a_window_are_reserved(share, epsilon, end, monkeypatch):
+    """Against the convolution itself."""
+    monkeypatch.setattr(composed_losses, "_CUT", share)
+    monkeypatch.setattr(composed_losses, "_MIN_POINTS", 2**10)
+    found = composed_losses._Sums.of(composed_losses._Rough.of([Part(CURVE, 20)]), epsilon, side=-1)
+    (one,), law = found.steps, np.ones(1)
+    for _ in range(20):
+        law = np.convolve(law, one.masses)
+    places = 20 * one.first + np.arange(law.size)
+    weights = law * np.exp(found.tilt * (found.step * places - epsilon))
+    outside = {
+        "top": float(weights[places >= found.first + found.points].sum()),
+        "bottom": float(weights[places < found.first].sum()),
+    }
+    assert outside[end] > 1e-10 and found.reserved >= outside["top"] + outside["bottom"]
+
+
+def test_lines_are_lowered_by_their_errors():
+    """Each cell's line, `tail - e^(+-step / 2) (tail - delta)`, by the error times 1 + e^step."""
+    step, tails, deltas = 0.25, np.array([0.9, 0.7, 0.4, 0.2]), np.array([0.5, 0.35, 0.18, 0.08])
+    for errors in (0.0, 1e-3):
+        room = errors * (1 + math.exp(step))
+        left, right = (tails - math.exp(s * step / 2) * (tails - deltas) - room for s in (-1, 1))
+        heights = [left[0], *(min(right[i - 1], left[i]) for i in (1, 2, 3)), 0.0]
+        beyond = [heights[i] + (heights[i] - heights[i + 1]) / math.expm1(step) for i in range(4)]
+        beyond[0] = min(beyond[0], tails[0] - room)
+        exact = np.append(np.minimum.accumulate(beyond), 0.0)
+        found = line_masses(step * np.arange(4), deltas, tails, np.full(4, errors), step)
+        assert np.all(found <= exact) and found == pytest.approx(exact, rel=1e-14)
+    # Of q nothing is known below 1e-290, so of e^x q nothing below 1e-290 e^x.
+    tails = deltas = np.full(4, 1e-5)
+    for middle, is_known in ((600.0, True), (660.0, False)):
+        masses = line_masses(middle + step * np.arange(4), deltas, tails, np.zeros(4), step)
+        assert masses.any() == is_known
+
+
+def test_lines_are_lowered_by_four_errors_of_the_probability_before():
+    class Rough(LossCurve):
+        def nodes(self):
+            return CURVE.nodes()
+
+        def at(self, losses):
+            values = CURVE.at(losses)
+            return values._replace(error=1e-4 * np.exp(-np.abs(losses)))
+
+    one = composed_losses._Step.below(Rough(), 1, 0.25, -2, 6)
+    middles = 0.25 * np.arange(-2, 6) + 0.125
+    values = CURVE.at(middles)
+    before = np.append(1.0, values.tails[:-1])
+    errors = 4e-4 * np.exp(-np.abs(middles)) * before
+    beyond = line_masses(middles, values.deltas, values.tails, errors, 0.25)
+    assert one.masses == pytest.approx(np.append(0.0, -np.diff(beyond)), rel=1e-12) and one.first == -2
 
 
 def test_every_reserve_is_taken_from_a_lower_bound():

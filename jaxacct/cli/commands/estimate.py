@@ -76,12 +76,16 @@ def command(
     else:
         parts = ", ".join(f"{d} {found.directions[d]:.4g} ({found.proposals[d]})" for d in found.directions)
         value = f"estimate, not a guarantee: {found.quantity} = {found.value:.4g}"
-        if not found.num_samples and not found.low:
-            print(f"{value}, an upper bound that is exact up to its grid, without samples\n{parts}")
+        if found.num_samples:
+            kind = f"from {found.num_samples:,} samples for each direction"
+            held = f"{100 * found.confidence:g}% interval"
+            ends = f"{held} [{found.low:.4g}, {found.high:.4g}]"
         else:
-            kind = f"from {found.num_samples:,} samples for each direction" if found.num_samples else "exact"
-            ends = f"{100 * found.confidence:g}% interval [{found.low:.4g}, {found.high:.4g}]"
-            print(f"{value}, {ends}\n{kind}: {parts}")
+            kind, held = "computed", "without samples"
+            ends = f"between {found.low:.6g} and {found.high:.6g} {held}"
+        if not found.low:
+            ends = f"at most {found.high:.4g} ({held}; upper bound only)"
+        print(f"{value}, {ends}\n{kind}: {parts}")
         if mechanism.strategy.given_norm != 1:
             print(f"noise multiplier {noise_multipliers(mechanism)}")
     drawn = [] if samples is None else [samples]
