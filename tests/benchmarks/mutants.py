@@ -310,8 +310,13 @@ MUTANTS = [
     Mutant(SHARES, "FIRST_SHARES = (0.9, 0.05)", "FIRST_SHARES = (0.9, 0.1)", GUARDS),
     Mutant(SHARES, "verified(step, share, True)", "verified(step, FIRST_SHARES[0], True)", GUARDS),
     # Composed losses.
-    Mutant(LOSSES, "values.error * before + _TINY", "0.0 * before", OF_LOSSES),
-    Mutant(LOSSES, "np.minimum(1.0, deltas + errors)", "np.minimum(1.0, deltas)", OF_LOSSES),
+    Mutant(LOSSES, "values.error * before + TINY", "0.0 * before", OF_LOSSES),
+    Mutant(
+        "jaxacct/statistics/loss_curves.py",
+        "np.minimum(1.0, deltas + errors)",
+        "np.minimum(1.0, deltas)",
+        OF_LOSSES,
+    ),
     Mutant(LOSSES, "(infinite + wrapped)", "wrapped", OF_LOSSES),
     Mutant(LOSSES, "(infinite + wrapped)", "infinite", OF_LOSSES),
     Mutant(LOSSES, "if bound >= 0 else 1.0", "if bound >= 0 else SMALLEST", OF_LOSSES),
@@ -331,7 +336,9 @@ MUTANTS = [
         OF_LOSSES,
     ),
     Mutant(LOSSES, "np.floor(epsilons", "np.ceil(epsilons", OF_LOSSES),
-    Mutant(LOSSES, "(upper[:-1] - lower[1:])", "(upper[:-1] - upper[1:])", OF_LOSSES),
+    Mutant(
+        "jaxacct/statistics/loss_curves.py", "(upper[:-1] - lower[1:])", "(upper[:-1] - upper[1:])", OF_LOSSES
+    ),
     Mutant(CURVES, "error = (3 + 2 * (far", "error = 0 * (3 + 2 * (far", OF_LOSSES),
     Mutant(
         CURVES,
