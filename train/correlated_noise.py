@@ -167,7 +167,7 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
         batch.take(np.zeros(0, np.int64))[0],
         grid=private.grid,
         has_aux=options.has_aux,
-        devices=0 if batch.mesh is None else batch.mesh.size,
+        mesh=batch.mesh,
     )
 
 

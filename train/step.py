@@ -244,7 +244,7 @@ def make_step(
         shared: dict[str, Any] = dict(grid=private.grid, microbatch_size=microbatch_size, has_aux=has_aux)
         kind = clipping
         if kind == AUTO:
-            kind = choose(*given, **shared, devices=0 if mesh is None else mesh.size).clipping
+            kind = choose(*given, **shared, mesh=mesh).clipping
         shared |= dict(normalize=normalize, skip_padding=skip_padding, groups=groups, mesh=mesh)
         shared |= dict(equal_rows=private.mechanism.is_add_or_remove)
         found = CLIPPINGS[kind](*given, mask, **shared)

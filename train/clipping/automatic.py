@@ -1,4 +1,4 @@
-"""`clipping="auto"`: ghost clipping where it applies and pays, gradients of examples elsewhere.
+"""`clipping="auto"`: ghost clipping where it applies, gradients of examples elsewhere.
 
 The choice depends on shapes, the grid and the device, never on data. One choice for the whole model is
 enough: ghost clipping decides by parameter already. A parameter without a fast path has its gradients written
@@ -18,8 +18,6 @@ from .rows_apart import OneAtATimeError
 PER_EXAMPLE, GHOST, AUTO = "per_example", "ghost", "auto"
 MIN_ENTRIES = 1024
 """Parameters below which gradients of examples cost little beside the rest of a step."""
-MIN_FAST_SHARE = 0.5
-"""Share of the parameters' entries that need a fast path."""
 MIN_SCALE = 0.95
 """Share of the clip norm that must be left: a smaller one is like a larger noise multiplier."""
 
@@ -43,26 +41,24 @@ def choose(
     grid: Grid,
     microbatch_size: int | None = None,
     has_aux: bool = False,
-    devices: int = 0,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Choice:
     """Return the kind of clipping that `"auto"` stands for; a function of shapes alone.
 
-    Arguments as of `train.clipping.ghost.ghost_gradient_sum`; `devices` of the mesh, 0 without one.
+    Arguments as of `train.clipping.ghost.ghost_gradient_sum`.
     """
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
     if entries < MIN_ENTRIES:
         return Choice(PER_EXAMPLE, f"{entries} parameters are few")
     if jax.default_backend() not in ghost.BACKENDS:
         return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
-    given = dict(grid=grid, microbatch_size=microbatch_size, has_aux=has_aux, devices=devices)
+    given = dict(grid=grid, microbatch_size=microbatch_size, has_aux=has_aux, mesh=mesh)
     try:
         fast, scale = ghost.suits(loss, params, batch, **given)
     except OneAtATimeError as error:
         return Choice(PER_EXAMPLE, str(error))
     except ghost.TooCoarseError:
         return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
-    if fast < MIN_FAST_SHARE:
-        return Choice(PER_EXAMPLE, f"{fast:.0%} of the parameters have a fast path of ghost clipping")
     if scale < MIN_SCALE:
         return Choice(PER_EXAMPLE, f"ghost clipping would scale gradients to {scale:.2f} clip_norm")
     return Choice(

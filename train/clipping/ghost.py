@@ -279,11 +279,11 @@ def suits(
     grid: Grid,
     microbatch_size: int | None = None,
     has_aux: bool = False,
-    devices: int = 0,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[float, float]:
     """Return what decides whether to use this: (fast share, scale), from shapes alone.
 
-    Arguments are those of `ghost_gradient_sum`; `devices` of the mesh, 0 without one.
+    Arguments are those of `ghost_gradient_sum`.
 
     Returns:
       Share of the parameters' entries whose gradients are not written down, and the norm that gradients are
@@ -293,8 +293,8 @@ def suits(
       ValueError: as `ghost_gradient_sum`.
     """
     size, x64 = np.shape(jax.tree.leaves(batch)[0])[0], jax.config.read("jax_enable_x64")
-    own = size // max(1, devices)
-    check_loss(loss, params, batch, own, has_aux)
+    own, devices = _by_device.rows_of_each(size, mesh), 0 if mesh is None else mesh.size
+    check_loss(loss, params, batch, size, has_aux)
     program, leaves = _program(loss, params, batch), jax.tree.leaves(params)
     micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
     rows = jax.tree.map(

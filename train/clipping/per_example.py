@@ -17,7 +17,7 @@ from ..loss import Numbered, WritingLossError, error_of_loss, no_batch_statistic
 from ..stored import stored
 from . import one_example as _one_example
 from . import rows_apart as _rows_apart
-from .convolutions import without_batch_groups
+from .convolutions import in_fast_layout, without_batch_groups
 from .grid import MAX_BATCH, Grid, GridSum, RoundedSum
 from .groups import Groups
 
@@ -122,7 +122,7 @@ def clipped_gradient_sum(
         alone = check_loss(loss, params, given[0], own, has_aux, one_at_a_time=True)
 
         def of_each(rows):
-            return jax.lax.map(one, rows) if alone else jax.vmap(one)(rows)
+            return jax.lax.map(one, rows) if alone else in_fast_layout(jax.vmap(one))(rows)
 
         def one(example):
             found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)

@@ -20,6 +20,7 @@ from tests.train.clipping.test_ghost import Everything, of_everything
 from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan
+from train.clipping import automatic
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import DEVICE_UNIT, Grid
 from train.clipping.groups import Groups
@@ -152,6 +153,7 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
 def small_sums():
     for sum_of in SUMS:
         sums_are_those_of_one_device(small(), 3, sum_of)
+    the_default_is_chosen_for_the_rows_of_a_device()
     whole_runs_give_the_model_of_one_device()
     what_no_mesh_is_given_for_is_refused()
 
@@ -190,6 +192,17 @@ def admitted(loss, params, batch, mask, **options):
 def test_every_layer_over_four_and_eight_devices():
     """Attention, LoRA, `scan`, every microbatch size, groups, individual accounting."""
     in_process("all_sums()")
+
+
+def the_default_is_chosen_for_the_rows_of_a_device():
+    """The batch is whole where it is chosen, though each device computes a part of its rows."""
+    loss, params, batch, _ = small()
+    automatic.MIN_ENTRIES = 0
+    for mesh in meshes():
+        assert automatic.choose(loss, params, batch, grid=GRID, mesh=mesh).clipping == automatic.GHOST
+        with pytest.raises(ValueError, match=rf"batch must have a multiple of {mesh.size} rows.* got 15"):
+            rows = jax.tree.map(lambda leaf: leaf[:15], batch)
+            automatic.choose(loss, params, rows, grid=GRID, mesh=mesh)
 
 
 def whole_runs_give_the_model_of_one_device():
