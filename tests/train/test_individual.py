@@ -222,7 +222,7 @@ def check_secrecy(folder, result):
         *("run.json", "secret.json", "checkpoints", "private", "model", "result.json", "lock")
     }
     stored = json.loads((folder / "result.json").read_text())
-    assert set(stored) == {"steps", "evaluation", "guarantee"} and not stored["evaluation"]
+    assert set(stored) == {"steps", "evaluation", "guarantee", "clipping"} and not stored["evaluation"]
     assert "whether it was in the batch or not" in stored["guarantee"]
     assert "private_individual" not in repr(result) and repr(losses(result)) == "PrivateLosses(steps=12)"
 
