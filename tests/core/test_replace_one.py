@@ -8,7 +8,7 @@ import dp_accounting
 import jax
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 import jaxacct
 from jaxacct import (
@@ -118,6 +118,19 @@ def test_losses_of_another_matrix_are_upper_bounds():
     assert (found >= exact - 1e-5).all() and (found <= exact + 3).all() and (found > exact + 1e-3).any()
 
 
+def one_step_by_threshold(q, sigma, epsilon):
+    """The loss of one output increases in it: the divergence is that of a half-line, in closed form."""
+
+    def loss(y):
+        one, other = (np.logaddexp(np.log1p(-q), np.log(q) + (2 * s * y - 1) / 2 / sigma**2) for s in (1, -1))
+        return one - other - epsilon
+
+    with np.errstate(divide="ignore"):
+        edge = optimize.brentq(loss, -50.0, 50.0, xtol=1e-15, rtol=1e-15)
+    none, same, other = stats.norm.sf((edge - np.array([0.0, 1.0, -1.0])) / sigma)
+    return (1 - q) * none + q * same - math.exp(epsilon) * ((1 - q) * none + q * other)
+
+
 @pytest.mark.parametrize(("q", "sigma", "epsilon"), [(0.3, 1.0, 1.0), (0.01, 0.5, 2.0), (1.0, 1.5, 1.0)])
 def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
     exact = one_step(q, sigma, epsilon)
@@ -125,7 +138,9 @@ def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
     found = estimate_delta(mechanism, epsilon, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(5))
     assert found.low <= exact <= found.high < 1.3 * exact
     assert delta_by("unamplified", mechanism, epsilon) >= exact * (1 - 1e-6)
-    assert exact * (1 - 1e-9) <= delta_by("pld", mechanism, epsilon) <= 1.0002 * exact
+    by_threshold = one_step_by_threshold(q, sigma, epsilon)
+    assert by_threshold == pytest.approx(exact, rel=1e-6)
+    assert by_threshold * (1 - 1e-11) <= delta_by("pld", mechanism, epsilon) <= 1.0002 * by_threshold
     if q == 1.0:  # twice the sensitivity of zero-out
         assert delta_by("unamplified", mechanism, epsilon) == pytest.approx(exact, rel=1e-5)
     # Neither zero-out nor the amplification of twice the sensitivity alone is this pair.

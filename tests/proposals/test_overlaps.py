@@ -129,7 +129,9 @@ def test_optimal_for_the_participations(k, elsewhere, before):
     assert at <= elsewhere and at < before and at < 0.93 * loss(plain, 128, 128 // k, k)
     assert len(found.inverse) == 8
     stored = json.loads(json.dumps(found.to_json()))
-    assert set(stored) == {"kind", "inverse", "iterations"} and strategy_from_json(stored) == found
+    assert (
+        set(stored) == {"kind", "inverse", "iterations", "given_norm"} and strategy_from_json(stored) == found
+    )
 
 
 def test_optimal_at_many_steps():
