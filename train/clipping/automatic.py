@@ -1,8 +1,9 @@
 """`clipping="auto"`: ghost clipping where it applies, gradients of examples elsewhere.
 
 The choice depends on shapes, the grid and the device, never on data. One choice for the whole model is
-enough: ghost clipping decides by parameter already. A parameter without a fast path has its gradients written
-down, and the norm is that of all parameters together (proofs/released_numbers.md, section 5).
+enough: ghost clipping decides by parameter already, by an estimate of the time (`parts.is_written_down`). A
+parameter without a fast path has its gradients written down as per-example clipping has all, and the norm is
+that of all parameters together (proofs/released_numbers.md, section 5).
 """
 
 from collections.abc import Callable

@@ -23,6 +23,7 @@ _LEAST = 2.0**-126  # smaller floats are zero on some processors and not on othe
 _MAX_LOOKED_UP = 2**13
 # A gradient written down costs the time of so many products an entry.
 _WRITTEN = 24
+_SMALL = 2**13  # entries of a gradient that stays in a processor's cache
 
 
 def is_written_down(equation) -> bool:
@@ -30,8 +31,11 @@ def is_written_down(equation) -> bool:
     if isinstance(equation, _equations.Lookup):
         return equation.positions > _MAX_LOOKED_UP  # every two of them are compared
     heads, positions, inputs, outputs = equation.sizes
-    products = positions**2 * (inputs + outputs)
-    return products > _WRITTEN * inputs * outputs or heads * positions**2 + inputs + outputs > 2**26
+    products, entries = positions**2 * (inputs + outputs), inputs * outputs
+    if positions > 1 and heads * entries <= _SMALL:
+        # Products of positions and their sum are in float64, which takes twice the time of float32.
+        products = 2 * products + positions * entries
+    return products > _WRITTEN * entries or heads * positions**2 + inputs + outputs > 2**26
 
 
 class Sizes(NamedTuple):

@@ -4,6 +4,7 @@ Attacks are on `sum_t left_t right_t^T`, whose factors the examples are: anythin
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from flax import nnx
 from tests.train.modules import made
 from tests.train.test_loop import flat, run
 from train.clipping import ghost, parts
+from train.clipping.equations import Product
 from train.clipping.ghost import budget, default_microbatch_size, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.groups import Groups, partition
@@ -62,7 +64,8 @@ class Everything(nnx.Module):
         return self.last(pooled) + self.turned[...] @ pooled + self.words.attend(x).mean()
 
 
-# How the parameters that have an equation to themselves are used; the others have gradients written down.
+# How the parameters that have a fast path are used; the others have gradients written down, as they are used
+# several times, or cost less so (a small matrix at several positions: the adapters).
 TAPPED = {
     "places.embedding": "Lookup",
     "parities.embedding": "Lookup",
@@ -73,8 +76,6 @@ TAPPED = {
     "attention.value.kernel": "Product",
     "attention.out.kernel": "Product",
     "low_rank.kernel": "Product",
-    "low_rank.lora.lora_a": "Product",
-    "low_rank.lora.lora_b": "Product",
     "product.kernel": "Product",
     "half.kernel": "Product",
     "last.kernel": "Product",
@@ -506,3 +507,20 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
     for refuse in (parts.plain, functools.partial(clip_rows_to_grid, grid=GRID)):
         with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, got complex64"):
             refuse(jnp.ones((1, 3), jnp.complex64))
+
+
+def written_down(positions: int, inputs: int, outputs: int, heads: int = 1) -> bool:
+    shapes = (heads, positions, inputs), (heads, inputs, outputs)
+    return parts.is_written_down(Product(1, shapes, ((2,), (1,)), ((0,), (0,))))
+
+
+def test_a_gradient_is_written_down_where_that_takes_less_time():
+    """Small matrices at several positions; never at one position, nor what no cache holds at a few."""
+    assert written_down(15, 32, 32) and written_down(20, 64, 32)
+    assert not written_down(1, 32, 32) and not written_down(1, 512, 1)
+    assert not written_down(15, 512, 512) and written_down(256, 64, 64)
+    # Whatever the sizes, no more terms are added up for a norm than rounding is paid for.
+    sizes = [2**k for k in range(15)]
+    for positions, inputs, heads in itertools.product(sizes, sizes, sizes):
+        if heads * positions**2 + 2 * inputs > 2**26:
+            assert written_down(positions, inputs, inputs, heads)
