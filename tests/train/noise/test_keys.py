@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
@@ -203,16 +202,12 @@ def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path, capf
     loaded = load_model(tmp_path / "one", jax.tree.map(jnp.zeros_like, model))
     chex.assert_trees_all_equal(loaded, model, strict=True)
     assert capfd.readouterr() == ("", "")
-    with ocp.StandardCheckpointer() as checkpointer:  # as earlier releases wrote it
-        plain = {"params": model} if isinstance(model, jax.Array) else model
-        checkpointer.save(tmp_path / "one/model", plain, force=True)
-    chex.assert_trees_all_equal(load_model(tmp_path / "one", model), model)
 
 
 def test_what_is_published_of_a_run_has_no_times(finished):
     published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
     assert not any(
-        re.search(rb"timestamp_nsecs|[0-9]{16}\b(?![.])", text)
+        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text)
         for name, text in published.items()
         if not name.endswith("/0")
     )
