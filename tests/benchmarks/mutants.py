@@ -1681,8 +1681,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/per_example.py",
-        "jax.lax.map(one, rows) if alone else jax.vmap(one)(rows)",
-        "jax.vmap(one)(rows)",
+        "jax.lax.map(one, rows) if alone else in_fast_layout(jax.vmap(one))(rows)",
+        "in_fast_layout(jax.vmap(one))(rows)",
         "tests/train/clipping/test_one_at_a_time.py",
     ),
     Mutant(
