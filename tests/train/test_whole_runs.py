@@ -20,6 +20,14 @@ from train.trained import Watch
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Interrupts reach the tests of a process that was started in the background, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 FAILING = [
     (dict(model=PARAMS | {"none": jnp.zeros((0, 3))}), "model must have parameters that can be written"),
     (dict(model=PARAMS | {300 * "a": jnp.zeros(2)}), "model must have parameters that can be written"),
