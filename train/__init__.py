@@ -8,12 +8,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
-    from .batch_clipping import aggregate, clip_by_l2_norm, epoch_batches, outer_update, private_round_update
-    from .convex import noisy_cgd, noisy_gd, noisy_sgd, project_box, project_l2_ball
-    from .loop import TrainOptions, fit
-    from .loss import with_params
-    from .saved_model import load_model, save_model
-    from .weights import load_weights
+    from .models.loss import with_params
+    from .models.saving import load_model, save_model
+    from .models.weights import load_weights
+    from .procedures.batch_clipping import (
+        aggregate,
+        clip_by_l2_norm,
+        epoch_batches,
+        outer_update,
+        private_round_update,
+    )
+    from .procedures.convex import noisy_cgd, noisy_gd, noisy_sgd, project_box, project_l2_ball
+    from .training import TrainOptions, fit
 
 __all__ = [
     "TrainOptions",
@@ -36,12 +42,12 @@ __all__ = [
 
 # Module -> its public names; the first use of a name loads the module.
 _NAMES = {
-    "batch_clipping": "aggregate clip_by_l2_norm epoch_batches outer_update private_round_update",
-    "convex": "noisy_cgd noisy_gd noisy_sgd project_box project_l2_ball",
-    "loop": "TrainOptions fit",
-    "loss": "with_params",
-    "saved_model": "load_model save_model",
-    "weights": "load_weights",
+    "procedures.batch_clipping": "aggregate clip_by_l2_norm epoch_batches outer_update private_round_update",
+    "procedures.convex": "noisy_cgd noisy_gd noisy_sgd project_box project_l2_ball",
+    "training": "TrainOptions fit",
+    "models.loss": "with_params",
+    "models.saving": "load_model save_model",
+    "models.weights": "load_weights",
 }
 
 

@@ -25,14 +25,14 @@ from jaxacct.common.progress import watch
 from . import command as _command
 from .batches.data import Dataset, Split, load
 from .batches.graph import Attribution
-from .convex import LogisticRegression
 from .individual import IndividualAccounting
-from .loop import TrainOptions, fit
-from .metrics import tensorboard as event_files
-from .models import MODELS, cross_entropy
+from .models.networks import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
-from .plans import read_plan
-from .procedures import TrainingPlan
+from .procedures.convex import LogisticRegression
+from .procedures.plans import read_plan
+from .procedures.protocol import TrainingPlan
+from .run.metrics import tensorboard as event_files
+from .training import TrainOptions, fit
 
 
 def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):

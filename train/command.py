@@ -8,7 +8,7 @@ from jaxacct.cli.usage import parse, single
 from jaxacct.common.compilation_cache import keep_compiled_programs
 
 from .batches.sampler import BatchOverflowError
-from .run_folder import CheckpointError
+from .run.folder import CheckpointError
 
 
 def run(command: Callable[..., int | None], name: str, *, prog: str, argv: list[str] | None) -> None:

@@ -14,7 +14,7 @@ from .batches.graph import Attribution
 from .clipping.automatic import AUTO
 from .clipping.groups import ClipGroups
 from .individual import IndividualAccounting
-from .step import CLIPPINGS
+from .procedures.step import CLIPPINGS
 
 MAY_CHANGE: dict[str, str] = {
     "out": "where the folder is",
@@ -82,7 +82,7 @@ class TrainOptions:
       progress: called with ("training", steps done, total steps); by default a bar on an interactive terminal
         or in a notebook; False for none, and for no line about the clipping.
       callback: called with (step, metrics) of every step, a few steps late. **Private**: no guarantee covers
-        the metrics (`train.metrics` writes them for TensorBoard).
+        the metrics (`train.run.metrics` writes them for TensorBoard).
       prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.
       elastic: continue a run on other devices, processors, compiler flags or package versions, with a
         warning: the bits are then no longer reproduced. `ELASTIC` lists what may change. Refused by default.

@@ -12,7 +12,7 @@ class StoredPlan:
 
     schema: ClassVar[str] = ""
     training: ClassVar[str] = ""
-    """Name of the procedure of `train.procedures` that realises the plan."""
+    """Name of the procedure of `train.procedures.protocol` that realises the plan."""
     epsilon: float
     delta: float
 

@@ -133,7 +133,7 @@ class Plan:
 
     @property
     def training(self) -> str:
-        """Name of the procedure of `train.procedures` that realises the plan."""
+        """Name of the procedure of `train.procedures.protocol` that realises the plan."""
         return "correlated-noise"
 
     @property

@@ -29,7 +29,7 @@ from tests.train.fitting import fit
 from train import command as _command
 from train.__main__ import accuracy
 from train.batches.data import load
-from train.models import SmallCNN, cross_entropy
+from train.models.networks import SmallCNN, cross_entropy
 from train.optimizers import sgd
 
 ROWS = 1440
@@ -120,7 +120,7 @@ def not_private(protocol: Protocol, rate: float, seed: int, split) -> float:
     import optax
 
     from train.batches.sampler import Sampler
-    from train.step import nnx_loss
+    from train.procedures.step import nnx_loss
 
     model = SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(seed))
     loss, params = nnx_loss(model, cross_entropy)

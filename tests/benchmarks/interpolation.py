@@ -41,7 +41,7 @@ from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
 from tests.oracles.optimistic import epsilon_bracket
 from tests.train.fitting import fit
 from train.batches.data import load
-from train.convex import LogisticRegression
+from train.procedures.convex import LogisticRegression
 
 FIGURES = Path(__file__).parent / "figures"
 MNIST = dict(batches_per_epoch=40, batch_size=1500, stepsize=0.05, noise_std=0.01, grad_sensitivity=10.0)

@@ -30,7 +30,7 @@ class Perceptron(nn.Sequential):
 
 
 class CNN(nn.Sequential):
-    """`train.models.SmallCNN` on 8 x 8."""
+    """`train.models.networks.SmallCNN` on 8 x 8."""
 
     def __init__(self):
         super().__init__(
@@ -41,7 +41,7 @@ class CNN(nn.Sequential):
 
 
 class Block(nn.Module):
-    """`train.models.Block` of width 64 and 4 heads."""
+    """`train.models.networks.Block` of width 64 and 4 heads."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """`train.models.Transformer` of `training.py`: 128 tokens, 64 positions, two blocks."""
+    """`train.models.networks.Transformer` of `training.py`: 128 tokens, 64 positions, two blocks."""
 
     def __init__(self):
         super().__init__()

@@ -18,7 +18,7 @@ from tests.benchmarks.figure_4 import half_width
 from tests.benchmarks.results import record
 from train import command as _command
 from train.batches.data import load
-from train.convex import LogisticRegression
+from train.procedures.convex import LogisticRegression
 
 DELTA = 1e-5
 SIZE, BATCH, STEPSIZE = 60_000, 1500, 0.05  # of arXiv 2403.00278

@@ -29,7 +29,7 @@ from tests.train.fitting import fit
 from train.noise import recursion
 from train.noise.prefetch import Ahead
 from train.optimizers import privatize
-from train.step import make_step, nnx_loss
+from train.procedures.step import make_step, nnx_loss
 
 TURNS, KEY = 9, np.arange(8, dtype=np.uint32)
 SIZES, STEPS = (100_000, 669_706, 10_000_000, 100_000_000), 100_000

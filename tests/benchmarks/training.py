@@ -20,11 +20,11 @@ from train.__main__ import accuracy
 from train.batches.data import load
 from train.batches.sampler import Sampler
 from train.clipping.per_example import clipped_gradient_sum
-from train.lora import poisson_plan
-from train.models import SmallCNN, Transformer, add_lora, cross_entropy, next_token
+from train.models.lora import poisson_plan
+from train.models.networks import SmallCNN, Transformer, add_lora, cross_entropy, next_token
 from train.noise import normals
 from train.optimizers import OPTIMIZERS, privatize
-from train.step import CLIPPINGS, make_step, nnx_loss
+from train.procedures.step import CLIPPINGS, make_step, nnx_loss
 
 BATCH, MICRO, REPEATS = 256, 64, 15
 

@@ -12,16 +12,16 @@ from jaxacct.cli import main as cli
 from jaxacct.cli.examples import EXAMPLES
 from jaxacct.cli.usage import examples, parse, single
 from jaxacct.common.progress import console
-from train import lora
 from train.__main__ import main as train_main
 from train.__main__ import train
 from train.audit import command as audit
 from train.batches import attribution
+from train.models import lora
 
 OF_TRAINING = {
     "jaxacct.train": train,
     "jaxacct.train.audit": audit.run,
-    "jaxacct.train.lora": lora.tune,
+    "jaxacct.train.models.lora": lora.tune,
     "jaxacct.train.batches.attribution": attribution.prepare,
 }
 COMMANDS = [name.removeprefix("jaxacct").split() for name in EXAMPLES if name.startswith("jaxacct")]

@@ -606,12 +606,12 @@ def test_a_certified_direction_does_not_carry_the_other(drawn):
 
 
 def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, monkeypatch):
-    import train.loop
-    from train import correlated_noise
+    import train.training
+    from train.procedures import bandmf
 
     other = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, claim="0" * 64))
     with pytest.raises(ValueError, match="plan must be certified"):
-        train.loop.fit(other, np.zeros(1), None, np.zeros((5, 1)))
+        train.training.fit(other, np.zeros(1), None, np.zeros((5, 1)))
     asked = []
 
     def rejects(self, **options):
@@ -621,7 +621,7 @@ def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, mo
 
     monkeypatch.setattr(Plan, "verify", rejects)
     with pytest.raises(ValueError, match="could not be verified with fresh randomness: remove: "):
-        correlated_noise._verify(drawn, None)
+        bandmf._verify(drawn, None)
     assert "key" not in asked[0]
 
 

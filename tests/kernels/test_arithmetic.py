@@ -21,7 +21,7 @@ import jaxacct
 import numpy as np
 from jaxacct.core.plan import Plan
 from jaxacct.verification.replay import replay
-from train.loop import fit
+from train.training import fit
 
 plan = Plan.load(sys.argv[1])
 mechanism = plan.mechanism

@@ -13,7 +13,7 @@ import pytest
 import jaxacct
 from jaxacct.report import plots as plot
 from tests.benchmarks.notebooks import BADGE, INSTALL, with_addresses
-from train import run
+from train.run import loop
 
 pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
 
@@ -76,7 +76,7 @@ def no_steps(step, state, ready, *_, **__):
 def test_every_cell_runs_with_small_numbers(path, monkeypatch, tmp_path, calibrated):
     """In this process, where `train` stands for `jaxacct.train`; nothing is shown, nothing trained."""
     monkeypatch.setattr(jaxacct, "calibrate", calibrated)
-    monkeypatch.setattr(run, "_loop", no_steps)
+    monkeypatch.setattr(loop, "_loop", no_steps)
     monkeypatch.setattr(plot, "svg", lambda figure: "<svg></svg>")  # drawing takes a second a page
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt, "show", lambda: None)

@@ -44,7 +44,7 @@ def test_modules_of_the_package_are_attributes_of_it(as_installed, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(as_installed)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.stdout.startswith("jaxacct.train.loop jaxacct.report.risk jaxacct.report.plots <function")
+    assert done.stdout.startswith("jaxacct.train.training jaxacct.report.risk jaxacct.report.plots <function")
 
 
 def test_help_loads_the_command_line_only():

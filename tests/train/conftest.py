@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from train.loss import Loss
+from train.models.loss import Loss
 from train.optimizers import Privatizer
 
 _PROGRAMS, _LOSSES = {}, {}  # of this process, whatever the module
@@ -90,7 +90,7 @@ def share_programs(patch: pytest.MonkeyPatch) -> dict:
     """From here on equal steps share one program; all of them, to be cleared if need be."""
     proxy = types.SimpleNamespace(**vars(jax))
     proxy.jit = _Shared
-    for name in ("train.step", "train.convex", "train.dice"):
+    for name in ("train.procedures.step", "train.procedures.convex", "train.procedures.dice"):
         if name in sys.modules:
             patch.setattr(sys.modules[name], "jax", proxy)
     return _PROGRAMS

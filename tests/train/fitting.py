@@ -2,13 +2,13 @@
 
 import inspect
 
-import train.loop
-from train.loop import TrainOptions
+import train.training
+from train.training import TrainOptions
 
-_ARGUMENTS = set(inspect.signature(train.loop.fit).parameters)
+_ARGUMENTS = set(inspect.signature(train.training.fit).parameters)
 
 
 def fit(*args, **given):
     """`train.fit`; whatever is no argument of it is an option."""
     options = {name: given.pop(name) for name in set(given) - _ARGUMENTS}
-    return train.loop.fit(*args, **given, options=TrainOptions(**options))
+    return train.training.fit(*args, **given, options=TrainOptions(**options))

@@ -16,9 +16,9 @@ from train.batches.sampler import Sampler
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.individual import IndividualAccounting
-from train.loss import Numbered, as_loss
+from train.models.loss import Numbered, as_loss
 from train.optimizers import privatize
-from train.step import CLIPPINGS, make_step
+from train.procedures.step import CLIPPINGS, make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

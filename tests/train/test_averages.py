@@ -12,8 +12,8 @@ from tests.train.test_command import convex
 from tests.train.test_loop import PARAMS, Crash, crash_at, flat, run
 from train import load_model
 from train.averages import average_of, averaging
-from train.convex import LogisticRegression
-from train.run_folder import RunFolder
+from train.procedures.convex import LogisticRegression
+from train.run.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

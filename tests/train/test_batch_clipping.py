@@ -16,7 +16,10 @@ from scipy import stats
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.train.fitting import fit
 from tests.train.modules import made
-from train.batch_clipping import (
+from train.batches.sampler import Replayed, make_generator
+from train.clipping.grid import Grid
+from train.clipping.per_example import clipped_gradient_sum
+from train.procedures.batch_clipping import (
     aggregate,
     clip_by_l2_norm,
     epoch_batches,
@@ -27,9 +30,6 @@ from train.batch_clipping import (
     private_round_update,
     private_rounds,
 )
-from train.batches.sampler import Replayed, make_generator
-from train.clipping.grid import Grid
-from train.clipping.per_example import clipped_gradient_sum
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

@@ -19,11 +19,13 @@ from tests.train.modules import made
 from tests.train.plans import plan
 from tests.train.test_individual import DELTA, FULL, losses
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
-from train import correlated_noise, loop, machine
+from train import training
 from train.batches.sampler import Sampler
 from train.clipping.groups import ClipGroups
 from train.individual import IndividualAccounting
 from train.options import ELASTIC, MAY_CHANGE, TrainOptions
+from train.procedures import bandmf
+from train.run import machine
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -71,7 +73,7 @@ HARMLESS: dict[str, dict[str, Any]] = {
 def test_every_argument_is_bound_or_harmless():
     """Fails for a new argument until a line above says which it is."""
     options = {field.name for field in dataclasses.fields(TrainOptions)}
-    arguments = (set(inspect.signature(loop.fit).parameters) | options) - {"options"}
+    arguments = (set(inspect.signature(training.fit).parameters) | options) - {"options"}
     assert arguments == BOUND.keys() | HARMLESS.keys() and not BOUND.keys() & HARMLESS.keys()
     assert HARMLESS.keys() == MAY_CHANGE.keys() and ELASTIC.keys() < BOUND.keys()
 
@@ -215,7 +217,7 @@ def test_other_earlier_losses_are_refused(begun, then, ended, earlier, tmp_path)
 def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path, monkeypatch):
     """Once a folder: not again where it was verified, and before more steps where it was not."""
     asked = []
-    monkeypatch.setattr(correlated_noise, "_verify", lambda *_: asked.append(1))
+    monkeypatch.setattr(bandmf, "_verify", lambda *_: asked.append(1))
     with crash_at(Sampler, "next", 9), pytest.raises(Crash):
         run(out=tmp_path, checkpoint_every=4, verify=False)
     assert not asked
@@ -224,7 +226,7 @@ def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path
         raise ValueError("plan could not be verified")
 
     with monkeypatch.context() as patch:
-        patch.setattr(correlated_noise, "_verify", refuse)
+        patch.setattr(bandmf, "_verify", refuse)
         with pytest.raises(ValueError, match="could not be verified"):
             run(out=tmp_path)
     assert not (tmp_path / "result.json").exists()

@@ -16,7 +16,7 @@ from tests.train.plans import plan
 from train.clipping.norms_by_step import checked
 from train.individual import IndividualAccounting
 from train.optimizers import privatize
-from train.step import make_step
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

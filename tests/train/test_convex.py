@@ -11,7 +11,7 @@ import pytest
 
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from tests.train.fitting import fit
-from train.convex import (
+from train.procedures.convex import (
     LogisticRegression,
     noisy_cgd,
     noisy_gd,

@@ -8,9 +8,17 @@ import numpy as np
 import optax
 import pytest
 
-from train import dice
-from train.dice import DiceRule, DiceState, dice_adam, dice_aggregate, dice_sgd, release, reset_error
 from train.noise.normals import LARGEST
+from train.procedures import dice
+from train.procedures.dice import (
+    DiceRule,
+    DiceState,
+    dice_adam,
+    dice_aggregate,
+    dice_sgd,
+    release,
+    reset_error,
+)
 
 KEY = np.arange(8, dtype=np.uint32)
 UNIT = 2.0**-18  # of the grids here, on the mean, with room

@@ -15,7 +15,7 @@ from jaxacct.individual import gdp_delta
 from tests.train.fitting import fit
 from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
 from train.batches.sampler import Replayed, Sampler, make_generator
-from train.dice import DiceState, _shuffled, rule_of
+from train.procedures.dice import DiceState, _shuffled, rule_of
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

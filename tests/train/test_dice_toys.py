@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from train.dice import dice_sgd
+from train.procedures.dice import dice_sgd
 
 KEY = np.arange(8, dtype=np.uint32)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.train.test_loop import Crash, crash_at, flat, run
-from train import machine, metrics, run_folder
 from train.batches.sampler import Sampler
 from train.clipping import grid
+from train.run import folder, machine, metrics
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -35,7 +35,7 @@ def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
     ):
         run(**options, clip_norm=2.0, elastic=True)
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "generator", lambda: [0.0] * 6)
+        patch.setattr(folder, "generator", lambda: [0.0] * 6)
         with pytest.raises(ValueError, match="another generator of noise"):
             run(**options, elastic=True)
     with monkeypatch.context() as patch:
@@ -75,17 +75,17 @@ def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
 
 def test_folders_with_another_generator_are_refused(tmp_path):
     """A folder with another generator of noise is refused, with small differences of rounding it is not."""
-    with run_folder.RunFolder(tmp_path) as folder:
+    with folder.RunFolder(tmp_path) as kept:
         stored = {"plan": "p", "steps": 3, "versions": 1, "program": "a"}
-        now = stored | {"devices": 1, "generator": run_folder.generator()}
-        folder._compare(now, now | {"generator": [x * (1 + 1e-12) for x in now["generator"]]}, elastic=False)
-        assert folder._moved is None
+        now = stored | {"devices": 1, "generator": folder.generator()}
+        kept._compare(now, now | {"generator": [x * (1 + 1e-12) for x in now["generator"]]}, elastic=False)
+        assert kept._moved is None
         other = now | {"generator": [*now["generator"][:-1], now["generator"][-1] + 1]}
         for before in (stored, other, now | {"generator": now["generator"][:-1]}):
             with pytest.raises(
                 ValueError, match=r"another generator of noise .a release that draws otherwise\)"
             ):
-                folder._compare(before, now | {"versions": 2}, elastic=True)
+                kept._compare(before, now | {"versions": 2}, elastic=True)
 
 
 def test_metrics_go_to_a_callback(tmp_path):

@@ -19,11 +19,11 @@ from train.batches.sampler import Sampler
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
-from train.dice import DiceStep
-from train.loss import Loss, Numbered, NumberedRows, as_loss, nnx_loss, public_key
+from train.models.loss import Loss, Numbered, NumberedRows, as_loss, nnx_loss, public_key
+from train.models.saving import save_model
 from train.optimizers import privatize
-from train.saved_model import save_model
-from train.step import make_step
+from train.procedures.dice import DiceStep
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -266,7 +266,7 @@ BAD = [
     (dict(loss_key=jax.random.split(jax.random.key(0))), "loss_key must be an integer"),
     (dict(loss_key=1), "positional arguments? but 3 were given, raised by loss"),
     (dict(model={"w": jnp.zeros(3)}), "wrt must not be given for a pytree"),
-    (dict(loss=as_loss(squared), loss_key=1), r"loss_key must not be given with a train\.loss\.Loss"),
+    (dict(loss=as_loss(squared), loss_key=1), r"loss_key must not be given with a train\.models\.loss\.Loss"),
 ]
 
 

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from train import TrainOptions, hosts
+from train import TrainOptions
+from train.run import hosts
 
 WAIT = 1800
 """Seconds, against processes that wait for one another for ever; a run takes 15 on quiet cores."""

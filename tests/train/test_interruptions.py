@@ -21,7 +21,7 @@ import pytest
 
 from tests.train.test_loop import Crash, crash_at, run
 from train.batches.sampler import Sampler
-from train.run_folder import CheckpointError
+from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -18,13 +18,13 @@ from tests.train import test_dice_plan, test_individual
 from tests.train.noise.test_keys import steps
 from tests.train.plans import plan, plan_of
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
-from train import correlated_noise
-from train.dice import DiceRule, DiceStep
 from train.individual import IndividualAccounting
 from train.individual.steps import IndividualStep
 from train.optimizers import privatize
 from train.options import TrainOptions
-from train.run_folder import RunFolder
+from train.procedures import bandmf
+from train.procedures.dice import DiceRule, DiceStep
+from train.run.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -66,7 +66,7 @@ def test_a_scheme_that_cuts_batches_takes_the_same_time_for_all_of_them(name, mo
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
     covered = with_derived(plan_of(mechanism, ROWS), max_batch_size=12)
     monkeypatch.setattr(Plan, "certified", True)
-    assert not correlated_noise._skips_padding(covered, TrainOptions())
+    assert not bandmf._skips_padding(covered, TrainOptions())
     with pytest.raises(ValueError, match="skip_padding must not be True for a plan that truncates batches"):
         run(plan=covered, skip_padding=True)
 
@@ -85,7 +85,7 @@ def test_what_a_run_asks_of_its_step_by_default(cut, skips, monkeypatch):
         raise Asked(skip_padding)
 
     monkeypatch.setattr(Plan, "certified", True)
-    monkeypatch.setattr(correlated_noise, "make_step", asked)
+    monkeypatch.setattr(bandmf, "make_step", asked)
     with pytest.raises(Asked) as found:
         run(plan=plan("poisson", dataset_size=ROWS, sigma=3.0, **cut))
     assert found.value.args == (skips,)

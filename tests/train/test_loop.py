@@ -1,4 +1,4 @@
-"""fit: a plain reference loop, what it refuses, interruption and resume, devices, secrets."""
+"""fit: a plain reference training, what it refuses, interruption and resume, devices, secrets."""
 
 import contextlib
 import functools
@@ -24,14 +24,14 @@ from jaxacct.common.files import write_atomically
 from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan, plan_of
-from train import loop
+from train import training
 from train.batches.committed import keyed
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.noise import recursion as noise
 from train.optimizers import privatize
-from train.run_folder import CheckpointError, RunFolder
-from train.step import make_step
+from train.procedures.step import make_step
+from train.run.folder import CheckpointError, RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -352,9 +352,9 @@ def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypat
     run(progress=False)
     assert capsys.readouterr() == ("", "")
     shown = []
-    monkeypatch.setattr(loop, "is_interactive", lambda: True)
+    monkeypatch.setattr(training, "is_interactive", lambda: True)
     bar = contextlib.nullcontext(lambda *step: shown.append(step))
-    monkeypatch.setattr(loop, "watch", lambda: bar)
+    monkeypatch.setattr(training, "watch", lambda: bar)
     run(progress=False)
     assert not shown
     run()

@@ -10,8 +10,9 @@ from flax import nnx
 from scipy import special
 
 from tests.train.modules import made
-from train import load_model, lora
-from train.models import Transformer, add_lora, next_token
+from train import load_model
+from train.models import lora
+from train.models.networks import Transformer, add_lora, next_token
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

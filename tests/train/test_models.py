@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from tests.train.modules import made
-from train.models import MODELS, cross_entropy
-from train.step import nnx_loss, refuse_batch_statistics
+from train.models.networks import MODELS, cross_entropy
+from train.procedures.step import nnx_loss, refuse_batch_statistics
 
 pytestmark = pytest.mark.usefixtures("default_promotion")  # of flax's average pooling
 

@@ -15,10 +15,11 @@ from tests.train.test_individual import DELTA, FULL, SAMPLED
 from tests.train.test_individual import run as followed
 from tests.train.test_loop import ROWS
 from tests.train.test_lora import small
-from train import correlated_noise, lora
 from train.batches.attribution import bound_contributions, expected_batch_sizes
 from train.individual import IndividualAccounting
-from train.models import add_lora, next_token
+from train.models import lora
+from train.models.networks import add_lora, next_token
+from train.procedures import bandmf
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -63,7 +64,7 @@ def test_readmission_reaches_the_filter(covered, readmit):
 def test_updates_on_a_graph_are_divided_by_its_own_batch_size(monkeypatch):
     """C41: by the mean of what its own examples give, which is not a function of the plan."""
     graph = bound_contributions(papers(), 1)
-    divided, privatize = [], correlated_noise.privatize
+    divided, privatize = [], bandmf.privatize
 
     def sizes(given, scheme):
         assert given is graph
@@ -73,8 +74,8 @@ def test_updates_on_a_graph_are_divided_by_its_own_batch_size(monkeypatch):
         divided.append(expected_batch_size)
         return privatize(*args, expected_batch_size=expected_batch_size, **options)
 
-    monkeypatch.setattr(correlated_noise, "expected_batch_sizes", sizes)
-    monkeypatch.setattr(correlated_noise, "privatize", watched)
+    monkeypatch.setattr(bandmf, "expected_batch_sizes", sizes)
+    monkeypatch.setattr(bandmf, "privatize", watched)
     covered = loose_plan(MultiAttribution(12, 3, 0.1, 1), graph.num_examples)
     fit_on(covered, graph)
     assert divided == [pytest.approx(2 * covered.expected_batch_size, rel=1e-9)]

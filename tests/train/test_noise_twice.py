@@ -16,14 +16,15 @@ import pytest
 from jaxacct import BufferedToeplitz, FixedOrder, Mechanism
 from tests.train.plans import plan, plan_of
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
-from train import fit, machine
+from train import fit
 from train.batches.committed import Committed
 from train.batches.given import BatchesError
 from train.batches.sampler import Sampler, SamplerState
 from train.noise.normals import next_key
 from train.optimizers import privatize
 from train.options import TrainOptions
-from train.step import make_step
+from train.procedures.step import make_step
+from train.run import machine
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

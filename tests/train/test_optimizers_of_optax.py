@@ -11,7 +11,7 @@ import pytest
 
 from tests.train.plans import plan
 from train.optimizers import privatize
-from train.step import make_step
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
 

@@ -16,7 +16,7 @@ from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.optimizers import privatize
-from train.step import make_step, nnx_loss
+from train.procedures.step import make_step, nnx_loss
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

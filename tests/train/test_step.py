@@ -9,7 +9,7 @@ from jaxacct import BandedToeplitz, Mechanism, Poisson
 from train.clipping.grid import GridSum
 from train.clipping.per_example import ClippedSum
 from train.optimizers import privatize
-from train.step import TrainState, advance
+from train.procedures.step import TrainState, advance
 
 PRIVATE = privatize(
     Mechanism(Poisson(3, 0.5), BandedToeplitz.identity(), 1.0),

@@ -15,7 +15,7 @@ from tests.train.plans import plan
 from tests.train.test_dice_plan import PLAN as DICE
 from tests.train.test_loop import PARAMS, ROWS, data, flat, loss, run
 from train import save_model
-from train.trained import Watch
+from train.run.trained import Watch
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

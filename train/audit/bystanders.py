@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..loss import Loss, Numbered
+from ..models.loss import Loss, Numbered
 
 
 class Bystanders:

@@ -21,8 +21,8 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from ..batches.sources import ArrayRows
 from ..clipping.grid import Grid
 from ..clipping.per_example import default_microbatch_size
-from ..loop import TrainOptions, fit
-from ..loss import Loss, Numbered
+from ..models.loss import Loss, Numbered
+from ..training import TrainOptions, fit
 from .bystanders import Bystanders
 
 LENGTH = 100.0

@@ -42,8 +42,8 @@ from jaxacct.report.figure import check_plot, save
 from .. import command as _command
 from ..batches.sources import as_rows
 from ..options import TrainOptions
-from ..plans import read_plan
-from ..procedures import Request
+from ..procedures.plans import read_plan
+from ..procedures.protocol import Request
 from .bounds import independent_bound, max_canaries, one_run_bound
 from .canaries import REAL, SILENT, Setting, quiet
 from .checks import FALSE_ALARM, Check, examine
@@ -279,7 +279,7 @@ def digits() -> dict[str, Any]:
     from flax import nnx
 
     from ..batches.data import load
-    from ..models import SmallCNN, cross_entropy
+    from ..models.networks import SmallCNN, cross_entropy
 
     split = load("digits")
     model = SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(0))

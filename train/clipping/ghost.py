@@ -20,8 +20,8 @@ from jax import lax
 
 from jaxacct.common import validate as _validate
 
-from .. import by_device as _by_device
-from ..stored import stored
+from ..procedures import by_device as _by_device
+from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups

@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 
-from .. import by_device as _by_device
-from ..loss import Numbered, WritingLossError, error_of_loss, no_batch_statistics
-from ..stored import stored
+from ..models.loss import Numbered, WritingLossError, error_of_loss, no_batch_statistics
+from ..procedures import by_device as _by_device
+from ..procedures.stored import stored
 from . import one_example as _one_example
 from . import rows_apart as _rows_apart
 from .convolutions import in_fast_layout, without_batch_groups

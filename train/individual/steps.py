@@ -12,13 +12,13 @@ import optax
 from jaxacct.common import validate as _validate
 from jaxacct.core.plan import Plan
 
-from .. import by_device as _by_device
 from ..batches.sampler import Sampler, SamplerState
 from ..clipping.per_example import clipped_gradient_sum
-from ..loss import Loss, as_loss, digest
+from ..models.loss import Loss, as_loss, digest
 from ..noise.recursion import Fresh, NoiseState
 from ..optimizers import Privatizer
-from ..step import PrivateStep, StepInfo, TrainState, advance
+from ..procedures import by_device as _by_device
+from ..procedures.step import PrivateStep, StepInfo, TrainState, advance
 from .accounting import IndividualAccounting, PrivateLosses
 from .trackers import Tracker
 
@@ -100,7 +100,7 @@ def follow(
     optimizer: optax.GradientTransformation,
     **options,
 ) -> dict[str, Any]:
-    """Return the arguments of `train.run.take_steps` for a run that follows every example.
+    """Return the arguments of `train.run.loop.take_steps` for a run that follows every example.
 
     ValueError for a plan whose steps are not independent, losses of another data set or of another tracker.
     """

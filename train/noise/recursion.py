@@ -25,7 +25,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
-from ..stored import stored
+from ..procedures.stored import stored
 from .keystream import Room
 from .normals import LARGEST, Part, fresh_key, key_of_run, normals_of, pairs_of, standard_normals, whole
 

@@ -125,7 +125,7 @@ class LastIteratePlan(StoredPlan):
 
     @classmethod
     def calibrate(cls, epsilon: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
-        """Return the plan with the smallest noise for (epsilon, delta), for a loss of `train.convex`.
+        """Return the plan with the smallest noise for (epsilon, delta), for a loss of `procedures.convex`.
 
         The loss has `grad_sensitivity`, `smoothness` and `strong_convexity`; the run num_examples, steps,
         batch_size, stepsize and diameter.

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 import train.audit.command
-import train.correlated_noise
+import train.procedures.bandmf
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, calibrate
 from jaxacct.core.plan import Plan
 from jaxacct.schemes.batch_sizes import max_batch_size
@@ -52,13 +52,13 @@ def nothing(params, example):
 
 
 def halve_the_noise(monkeypatch):
-    real = train.correlated_noise.privatize
+    real = train.procedures.bandmf.privatize
 
     def broken(mechanism, **options):
         halved = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 2)
         return real(halved, **options)
 
-    monkeypatch.setattr(train.correlated_noise, "privatize", broken)
+    monkeypatch.setattr(train.procedures.bandmf, "privatize", broken)
 
 
 def ignore_the_separation(monkeypatch):
@@ -69,7 +69,7 @@ def ignore_the_separation(monkeypatch):
         return Sampler(scheme, plan.dataset_size, plan.dataset_size, key)
 
     assert real is not broken
-    monkeypatch.setattr(train.correlated_noise.Sampler, "from_plan", broken)
+    monkeypatch.setattr(train.procedures.bandmf.Sampler, "from_plan", broken)
 
 
 def widened(plan: Plan) -> Plan:

@@ -9,8 +9,8 @@ import optax
 import pytest
 import scipy
 
-import train.correlated_noise
-import train.step
+import train.procedures.bandmf
+import train.procedures.step
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from tests.train.plans import plan
 from train.audit.canaries import SILENT, Observed, Setting
@@ -19,7 +19,7 @@ from train.audit.command import audit
 from train.batches.sampler import Sampler
 from train.batches.sources import as_rows
 from train.clipping.grid import Grid, GridSum
-from train.loss import as_loss
+from train.models.loss import as_loss
 from train.noise.normals import normals_of
 from train.optimizers import Privatizer
 from train.options import TrainOptions
@@ -60,13 +60,13 @@ def other_updates(change):
             return released, after
 
     def plant(patch):
-        real = train.correlated_noise.privatize
+        real = train.procedures.bandmf.privatize
 
         def broken(mechanism, **options):
             made = real(mechanism, **options)
             return Broken(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
 
-        patch.setattr(train.correlated_noise, "privatize", broken)
+        patch.setattr(train.procedures.bandmf, "privatize", broken)
 
     return plant
 
@@ -75,9 +75,9 @@ def other_mechanism(change):
     """Plant a trainer that adds the noise of another mechanism."""
 
     def plant(patch):
-        real = train.correlated_noise.privatize
+        real = train.procedures.bandmf.privatize
         patch.setattr(
-            train.correlated_noise, "privatize", lambda mechanism, **named: real(change(mechanism), **named)
+            train.procedures.bandmf, "privatize", lambda mechanism, **named: real(change(mechanism), **named)
         )
 
     return plant
@@ -90,7 +90,7 @@ def other_batches(scheme):
         def broken(plan, key=None, graph=None, state=None, dataset_size=None):
             return Sampler(scheme, ROWS, plan.max_batch_size, key)
 
-        patch.setattr(train.correlated_noise.Sampler, "from_plan", broken)
+        patch.setattr(train.procedures.bandmf.Sampler, "from_plan", broken)
 
     return plant
 
@@ -99,7 +99,7 @@ def divided_by_the_batch_size(noise_too):
     """Plant means over the real batch, before or after noise is added."""
 
     def plant(patch):
-        real = train.step.advance
+        real = train.procedures.step.advance
 
         def broken(private, optimizer, state, found, mask, *more):
             factor = private.expected_batch_size / jnp.maximum(1, mask.sum()).astype(jnp.float32)
@@ -127,7 +127,7 @@ def divided_by_the_batch_size(noise_too):
 
             return real(Scaled(), optimizer, state, found, mask, *more)
 
-        patch.setattr(train.step, "advance", broken)
+        patch.setattr(train.procedures.step, "advance", broken)
 
     return plant
 
@@ -150,13 +150,13 @@ def less(mechanism):
 
 def twice_the_clip_norm(patch):
     """Plant gradients clipped at twice the clip norm beside the noise of one."""
-    real = train.correlated_noise.privatize
+    real = train.procedures.bandmf.privatize
 
     def broken(mechanism, *, clip_norm, **options):
         half = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 2)
         return real(half, clip_norm=2 * clip_norm, **options)
 
-    patch.setattr(train.correlated_noise, "privatize", broken)
+    patch.setattr(train.procedures.bandmf, "privatize", broken)
 
 
 def always_the_first(state):

@@ -11,7 +11,7 @@ import optax
 import pytest
 import scipy
 
-import train.correlated_noise
+import train.procedures.bandmf
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 from tests.stored_plans import with_derived
@@ -22,7 +22,7 @@ from train.audit.command import KINDS, Finding, audit, named, picture
 from train.batches import sampler
 from train.batches.sources import as_rows
 from train.options import TrainOptions
-from train.procedures import Request
+from train.procedures.protocol import Request
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -70,7 +70,7 @@ CLIPPING = pytest.param(no_clipping, id="clipping")
 )
 def test_both_audits_find_planted_faults_and_nothing_else(fault, monkeypatch):
     if fault:
-        monkeypatch.setattr(train.correlated_noise, "privatize", fault(train.correlated_noise.privatize))
+        monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
     kinds = KINDS if fault is not no_clipping else KINDS[1:]
     found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP, kinds=kinds)
     assert [each.kind for each in found] == list(kinds)
@@ -128,7 +128,7 @@ def test_a_network_is_audited(fault, monkeypatch):
     """The small CNN on digits; `test_audit.py` has correlated noise, `test_audit_bounds.py` no network."""
     covered = plan("poisson", dataset_size=1440, iterations=4, rate=0.9, sigma=4.0, epsilon=2.2)
     if fault:
-        monkeypatch.setattr(train.correlated_noise, "privatize", fault(train.correlated_noise.privatize))
+        monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
     independent, one_run = audit(**command.digits(), plan=covered, keys=KEYS)
     assert independent.contradicts == (fault is not None), independent.statement()
     assert one_run.contradicts == (fault is not None), one_run.statement()

@@ -18,14 +18,14 @@ import numpy as np
 import optax
 import pytest
 
-import train.batch_clipping
 import train.clipping.per_example
+import train.procedures.batch_clipping
 from jaxacct.accountants.tradeoff import gdp_delta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.train.fitting import fit
-from train.batch_clipping import epoch_batches
 from train.batches.sampler import make_generator
-from train.step import make_step
+from train.procedures.batch_clipping import epoch_batches
+from train.procedures.step import make_step
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 CLIP, INNER = 0.5, optax.sgd(1.0, momentum=0.9)
@@ -146,10 +146,10 @@ def remember_the_round_before(monkeypatch):
 
     def broken(plan, loss, optimizer, *, clip_norm, inner, key, terms_at_once, norms):
         assert norms is None
-        private = train.batch_clipping.private_rounds(plan, clip_norm=clip_norm, key=key)
+        private = train.procedures.batch_clipping.private_rounds(plan, clip_norm=clip_norm, key=key)
         return Leaky(make_step(term, private, optimizer, microbatch_size=terms_at_once))
 
-    monkeypatch.setattr(train.batch_clipping, "make_round", broken)
+    monkeypatch.setattr(train.procedures.batch_clipping, "make_round", broken)
 
 
 @pytest.mark.parametrize("broken", [clip_examples_only, remember_the_round_before])

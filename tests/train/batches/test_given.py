@@ -18,7 +18,7 @@ from tests.train.plans import plan, plan_of
 from train import fit
 from train.batches.given import BatchesError, GivenBatches
 from train.options import TrainOptions
-from train.run_folder import CheckpointError
+from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -109,7 +109,7 @@ def grain_loader(ids):
 @pytest.fixture
 def one_key(monkeypatch):
     """Noise that does not depend on the batches, for runs to be compared."""
-    monkeypatch.setattr("train.step.next_key", lambda words, text: words)
+    monkeypatch.setattr("train.procedures.step.next_key", lambda words, text: words)
 
 
 @pytest.mark.usefixtures("one_key")

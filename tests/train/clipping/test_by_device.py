@@ -25,9 +25,9 @@ from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import DEVICE_UNIT, Grid
 from train.clipping.groups import Groups
 from train.clipping.per_example import clipped_gradient_sum
-from train.dice import DiceRule
 from train.individual import IndividualAccounting
-from train.step import nnx_loss
+from train.procedures.dice import DiceRule
+from train.procedures.step import nnx_loss
 
 ROWS, GRID = 16, Grid(1.0, 20)
 SUMS = clipped_gradient_sum, ghost_gradient_sum

@@ -17,12 +17,12 @@ import pytest
 from jaxacct import BandedToeplitz, Mechanism, Poisson
 from jaxacct.accountants.dice_plan import DicePlan
 from tests.train.fitting import fit
-from train.batch_clipping import private_round_update
 from train.clipping.grid import Grid
-from train.dice import dice_aggregate
 from train.optimizers import privatize
-from train.step import CLIPPINGS, make_step
-from train.stored import stored
+from train.procedures.batch_clipping import private_round_update
+from train.procedures.dice import dice_aggregate
+from train.procedures.step import CLIPPINGS, make_step
+from train.procedures.stored import stored
 
 pytestmark = pytest.mark.optimized
 

@@ -21,7 +21,7 @@ from train.clipping.grid import Grid
 from train.clipping.groups import Groups, partition
 from train.clipping.per_example import clip_rows_to_grid, clipped_gradient_sum
 from train.individual import IndividualAccounting
-from train.step import nnx_loss
+from train.procedures.step import nnx_loss
 
 POSITIONS, CHANNELS, WORDS = 4, 6, 9
 SIZE, MICRO = 6, 3

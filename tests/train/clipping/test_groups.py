@@ -19,8 +19,8 @@ from train.clipping import per_example as clipping
 from train.clipping.grid import Grid
 from train.clipping.groups import ClipGroups, Groups, partition
 from train.individual import IndividualAccounting
-from train.procedures import Result
-from train.step import CLIPPINGS
+from train.procedures.protocol import Result
+from train.procedures.step import CLIPPINGS
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -21,7 +21,7 @@ from train.clipping.grid import Grid, GridSum
 from train.clipping.groups import Groups
 from train.noise import recursion as noise
 from train.optimizers import privatize
-from train.step import CLIPPINGS
+from train.procedures.step import CLIPPINGS
 
 pytestmark = pytest.mark.optimized  # many draws from few programs
 

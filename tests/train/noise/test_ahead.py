@@ -16,7 +16,7 @@ from train.noise import recursion
 from train.noise.normals import normals_of
 from train.noise.recursion import Fresh
 from train.optimizers import privatize
-from train.step import make_step
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a GPU draws words in its program")
 

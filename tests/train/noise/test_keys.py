@@ -18,14 +18,14 @@ from tests.train import test_dice_plan
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, loss, run
 from train import load_model, save_model
-from train.batch_clipping import make_round, private_round_update
 from train.batches.sampler import Sampler
-from train.convex import Iterate
-from train.dice import DiceStep, dice_sgd
 from train.noise import normals
 from train.optimizers import privatize
 from train.options import TrainOptions
-from train.step import make_step
+from train.procedures.batch_clipping import make_round, private_round_update
+from train.procedures.convex import Iterate
+from train.procedures.dice import DiceStep, dice_sgd
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -27,7 +27,7 @@ from train.clipping.grid import Grid, GridSum, RoundedSum
 from train.noise import chacha, keystream, normals
 from train.noise import recursion as noise
 from train.optimizers import linear_decay, privatize
-from train.step import make_step
+from train.procedures.step import make_step
 
 FALSE_ALARM = 1e-6
 KEY = np.arange(8, dtype=np.uint32)
@@ -280,7 +280,7 @@ def test_every_parameter_has_blocks_of_its_own(sizes):
 
 
 def test_which_parameter_gets_which_normal():
-    """Runs are distinguished by it (`train.run_folder.generator`): another place is another ARRANGEMENT."""
+    """Runs are distinguished by it (`train.run.folder.generator`): another place is another ARRANGEMENT."""
     words = words_of(2).T.reshape(8, 2, 2).astype(np.uint64)
     with jax.enable_x64(True):
         pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)

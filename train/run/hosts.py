@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from .noise.normals import key_of_run
+from ..noise.normals import key_of_run
 
 
 def several() -> bool:

@@ -9,23 +9,23 @@ import numpy as np
 
 from jaxacct.core.plan import Plan
 
+from ..batches import fingerprints
+from ..batches.attribution import expected_batch_sizes
+from ..batches.given import GivenBatches, Present
+from ..batches.graph import Attribution, check_graph
+from ..batches.sampler import Sampler, batch_sizes
+from ..clipping import ghost
+from ..clipping.automatic import AUTO, PER_EXAMPLE, Choice, choose
+from ..clipping.groups import partition
+from ..clipping.per_example import default_microbatch_size
+from ..individual.steps import follow
+from ..models.loss import numbered
+from ..optimizers import Privatizer, privatize
+from ..options import TrainOptions
+from ..run import hosts, traces
+from ..run.loop import stored, take_steps
 from . import by_device as _by_device
-from . import hosts, traces
-from .batches import fingerprints
-from .batches.attribution import expected_batch_sizes
-from .batches.given import GivenBatches, Present
-from .batches.graph import Attribution, check_graph
-from .batches.sampler import Sampler, batch_sizes
-from .clipping import ghost
-from .clipping.automatic import AUTO, PER_EXAMPLE, Choice, choose
-from .clipping.groups import partition
-from .clipping.per_example import default_microbatch_size
-from .individual.steps import follow
-from .loss import numbered
-from .optimizers import Privatizer, privatize
-from .options import TrainOptions
-from .procedures import Procedure, Request, Result
-from .run import stored, take_steps
+from .protocol import Procedure, Request, Result
 from .step import CLIPPINGS, make_step
 
 

@@ -24,25 +24,25 @@ import optax
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common import validate as _validate
 
-from . import by_device as _by_device
-from . import traces
-from .batches.sampler import Replayed, Sampler
-from .clipping.automatic import PER_EXAMPLE, Choice
-from .clipping.convolutions import without_batch_groups
-from .clipping.grid import Grid
-from .clipping.per_example import (
+from ..batches.sampler import Replayed, Sampler
+from ..clipping.automatic import PER_EXAMPLE, Choice
+from ..clipping.convolutions import without_batch_groups
+from ..clipping.grid import Grid
+from ..clipping.per_example import (
     Microbatches,
     check_loss,
     clip_rows_to_grid,
     clipped_share,
     global_norm,
 )
-from .correlated_noise import Rows
-from .loss import Loss, as_loss, numbered
-from .noise.normals import key_of_run, standard_normals
-from .optimizers import begun, copied
-from .procedures import Procedure, Request, Result
-from .run import take_steps
+from ..models.loss import Loss, as_loss, numbered
+from ..noise.normals import key_of_run, standard_normals
+from ..optimizers import begun, copied
+from ..run import traces
+from ..run.loop import take_steps
+from . import by_device as _by_device
+from .bandmf import Rows
+from .protocol import Procedure, Request, Result
 from .step import StepInfo, info_of
 from .stored import stored
 

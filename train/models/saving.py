@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxacct.common.files import read_json, write_atomically
 
-from . import hosts
+from ..run import hosts
 from .loss import digest
 
 

@@ -31,13 +31,13 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
+from ..batches.committed import Committed, keyed
+from ..batches.sampler import SamplerState
+from ..clipping.grid import Grid
+from ..models.loss import digest
+from ..models.saving import write_model
+from ..noise.normals import ARRANGEMENT, standard_normals
 from . import hosts
-from .batches.committed import Committed, keyed
-from .batches.sampler import SamplerState
-from .clipping.grid import Grid
-from .loss import digest
-from .noise.normals import ARRANGEMENT, standard_normals
-from .saved_model import write_model
 
 _PRIVATE_LOG, _BATCHES = "private/metrics.jsonl", "private/batches"
 # What a run is bound to by digests under its secret key: name in secret.json -> words of the refusal.

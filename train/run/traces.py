@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .batches import fingerprints
-from .loss import Loss
+from ..batches import fingerprints
+from ..models.loss import Loss
 
 
 def of_parts(

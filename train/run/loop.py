@@ -13,19 +13,20 @@ import numpy as np
 
 from jaxacct.common.files import read_json
 
-from . import hosts, interrupts, machine, run_folder
-from .batches import fingerprints
-from .batches import prefetch as prefetching
-from .batches.given import BatchesError
-from .batches.sampler import SamplerState
-from .clipping.automatic import Choice
-from .loss import digest
-from .procedures import Request, Result
-from .run_folder import RunFolder
+from ..batches import fingerprints
+from ..batches import prefetch as prefetching
+from ..batches.given import BatchesError
+from ..batches.sampler import SamplerState
+from ..clipping.automatic import Choice
+from ..models.loss import digest
+from ..procedures.protocol import Request, Result
+from . import folder as run_folder
+from . import hosts, interrupts, machine
+from .folder import RunFolder
 from .trained import Watch
 
 if TYPE_CHECKING:
-    from .individual import PrivateLosses
+    from ..individual import PrivateLosses
 
 _LOG_EVERY = 10
 
@@ -54,7 +55,7 @@ def take_steps(
 ) -> Result:
     """Return all steps of a private run, kept in the folder `request.out` where there is one.
 
-    `step` is as `train.step.PrivateStep`, with a call and `trace`; `batch.take(indices)` returns its
+    `step` is as `procedures.step.PrivateStep`, with a call and `trace`; `batch.take(indices)` returns its
     arguments for these examples, and `batch.rows` has a `fingerprint()`. `source_at` is: (sampler key, state
     of the sampler or None) -> batches, with `next()` and `state`. A resumed run must share `claim`, the JSON
     values of the plan, `described`, what `frozen()` returns (digests, by name, of what the loss reads beside

@@ -23,16 +23,16 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
+from ..batches.sampler import Replayed, make_generator
+from ..clipping.automatic import choose
+from ..clipping.grid import Grid, GridSum
+from ..clipping.per_example import check_real, clip_rows_to_grid
+from ..models.loss import Loss, as_loss, numbered
+from ..optimizers import Privatizer, privatize
+from ..run import traces
+from ..run.loop import take_steps
 from . import by_device as _by_device
-from . import traces
-from .batches.sampler import Replayed, make_generator
-from .clipping.automatic import choose
-from .clipping.grid import Grid, GridSum
-from .clipping.per_example import check_real, clip_rows_to_grid
-from .loss import Loss, as_loss, numbered
-from .optimizers import Privatizer, privatize
-from .procedures import Procedure, Request, Result
-from .run import take_steps
+from .protocol import Procedure, Request, Result
 from .step import PrivateStep, make_step
 from .stored import stored
 
@@ -130,7 +130,7 @@ def make_round(
     """Return one round: `step(state, rows (m, s, ..), mask (m,)) -> (state, private info)`, jitted.
 
     The outer optimizer gets noisy sums only, so its state is post-processing. The `inner` one goes through
-    the records of each term; the mean gradient by default. `norms` are as of `train.step.make_step`.
+    the records of each term; the mean gradient by default. `norms` are as of `step.make_step`.
     """
     private = private_rounds(plan, clip_norm=clip_norm, key=key)
     terms = _term_loss(loss, inner)

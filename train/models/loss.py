@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import errors, linen, nnx
 
-from .clipping import programs as _programs
+from ..clipping import programs as _programs
 
 _M = TypeVar("_M", bound=nnx.Module)
 

@@ -12,21 +12,22 @@ from flax import nnx
 
 from jaxacct.common import validate as _validate
 
-from . import arguments, hosts
-from .averages import average_of, averaging
-from .batches import sampler
-from .batches.sources import as_rows
-from .clipping import norms_by_step
-from .loss import Loss, as_loss, nnx_loss, public_key
-from .optimizers import copied
-from .options import TrainOptions
+from .. import arguments
+from ..averages import average_of, averaging
+from ..batches import sampler
+from ..batches.sources import as_rows
+from ..clipping import norms_by_step
+from ..models.loss import Loss, as_loss, nnx_loss, public_key
+from ..optimizers import copied
+from ..options import TrainOptions
+from ..run import hosts
 
 if TYPE_CHECKING:
-    from .individual import PrivateLosses
+    from ..individual import PrivateLosses
 
 # The `training` of a plan -> the module whose PROCEDURE realises it, loaded for the first such plan.
 PROCEDURES = {
-    "correlated-noise": "correlated_noise",
+    "correlated-noise": "bandmf",
     "general-dpsgd": "batch_clipping",
     "last-iterate": "convex",
     "dice": "dice",
@@ -148,7 +149,7 @@ class Request:
         arguments.check_callable("loss", self.loss, "loss(model, example) -> number")
         key, wrt = public_key(self.options.loss_key), self.options.wrt
         if isinstance(self.loss, Loss) and key is not None:
-            raise ValueError("loss_key must not be given with a train.loss.Loss, which has its own")
+            raise ValueError("loss_key must not be given with a train.models.loss.Loss, which has its own")
         if isinstance(self.model, nnx.Module):
             loss, params = nnx_loss(self.model, self.loss, wrt, key)
         elif wrt is not None:

@@ -14,8 +14,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from .arguments import check_callable, check_model
-from .saved_model import named, plain
+from ..arguments import check_callable, check_model
+from .saving import named, plain
 
 _NUM_NAMES = 3  # shown in a message
 

@@ -10,10 +10,11 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.progress import is_interactive, watch
 from jaxacct.kernels.programs import check_arithmetic
 
-from . import arguments, hosts
+from . import arguments
 from .options import TrainOptions
-from .plans import read_plan
-from .procedures import Request, Result, TrainingPlan, procedure_of
+from .procedures.plans import read_plan
+from .procedures.protocol import Request, Result, TrainingPlan, procedure_of
+from .run import hosts
 
 
 def fit(
@@ -37,13 +38,13 @@ def fit(
 
     Args:
       plan: certified, or the path of its file. Its kind selects the procedure: a `jaxacct.Plan` with a
-        `dataset_size` (`train.correlated_noise`), a `GeneralPlan`, which clips whole terms
-        (`train.batch_clipping`), a `LastIteratePlan` for convex losses (`train.convex`), or a `DicePlan` with
-        error feedback (`train.dice`).
+        `dataset_size` (`procedures.bandmf`), a `GeneralPlan`, which clips whole terms
+        (`procedures.batch_clipping`), a `LastIteratePlan` for convex losses (`procedures.convex`), or a
+        `DicePlan` with error feedback (`procedures.dice`).
       model: an `nnx.Module` or a pytree of parameters; None for a `LastIteratePlan`, which starts at 0.
-      loss: `loss(model or params, example) -> scalar` of one example; a `train.convex.LogisticRegression` for
-        a `LastIteratePlan`. It must not write to its model, and must consist of primitives of JAX that keep
-        examples apart under `jax.vmap` (`train.clipping.rows_apart`). Arrays bound by
+      loss: `loss(model or params, example) -> scalar` of one example; for a `LastIteratePlan` a
+        `procedures.convex.LogisticRegression`. It must not write to its model, and must consist of primitives
+        of JAX that keep examples apart under `jax.vmap` (`train.clipping.rows_apart`). Arrays bound by
         `jax.tree_util.Partial(loss, ...)` are arguments of the step, arrays that it closes over are literals;
         both must be public, as all variables that are not trained.
       data: pytree of arrays (dataset_size, ...), in memory or mapped from files; anything with rows by index
@@ -54,7 +55,7 @@ def fit(
       optimizer: any of optax; noise is added before it. None for a `LastIteratePlan`.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default. A sequence has the norm of each
         step of the plan: public, fixed before the run; noise is proportional to it.
-      out: folder of the run, see `train.run_folder`.
+      out: folder of the run, see `train.run.folder`.
       evaluate: called with the parameters at checkpoints (with `out`) and at the end (for a `LastIteratePlan`
         only there); returns numbers by name, logged openly: it must use public data only.
       batches: loader of a plan of `jaxacct.FixedOrder`, from step 0: an iterable of ids, integer arrays

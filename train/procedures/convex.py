@@ -19,14 +19,14 @@ from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.common import validate as _validate
 
-from .batches.sampler import Replayed
-from .batches.sources import ArrayRows
-from .correlated_noise import Rows
-from .loop import fit
-from .noise import normals
-from .options import TrainOptions
-from .procedures import Procedure, Request, Result
-from .run import take_steps
+from ..batches.sampler import Replayed
+from ..batches.sources import ArrayRows
+from ..noise import normals
+from ..options import TrainOptions
+from ..run.loop import take_steps
+from ..training import fit
+from .bandmf import Rows
+from .protocol import Procedure, Request, Result
 
 _INSIDE = 1 - 1e-12  # factor of a norm bound, for rounding
 

@@ -1,8 +1,8 @@
 """Fine-tune a small language model with low-rank adapters, privately: a script to read and to change.
 
-    python -m train.lora --out tuned/                            # minutes on two cores, nothing to download
-    python -m train.lora --out tuned/ --checkpoint pretrained/   # what train.save_model wrote, sizes as given
-    python -m train.lora --out tuned/ --text letters.txt         # your own text
+    python -m train.models.lora --out tuned/                          # minutes on two cores, no download
+    python -m train.models.lora --out tuned/ --checkpoint pretrained/   # of train.save_model, sizes as given
+    python -m train.models.lora --out tuned/ --text letters.txt         # your own text
 
 A transformer on characters is trained on public text (NumPy's documentation), frozen, and adapted to private
 text (the reference of the Python language). One example is a piece of `length` characters: the guarantee is
@@ -22,10 +22,10 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 
-from . import command as _command
-from .loop import TrainOptions, fit
-from .models import Transformer, add_lora, next_token
-from .saved_model import load_model, save_model
+from .. import command as _command
+from ..training import TrainOptions, fit
+from .networks import Transformer, add_lora, next_token
+from .saving import load_model, save_model
 
 VOCABULARY = 128  # ASCII
 _BATCH = 64  # of public text, and of text to evaluate
@@ -118,7 +118,7 @@ def tune(
     """Train adapters of a language model under a plan for this text.
 
     Args:
-      out: folder: base/ (public), plan.json and run/, see `train.run_folder`; the same command continues.
+      out: folder: base/ (public), plan.json and run/, see `train.run.folder`; the same command continues.
       checkpoint: folder that `train.save_model` wrote a Transformer of these sizes to; by default one is
         trained on public text first.
       text: file with private text; by default the reference of the Python language without every tenth page.

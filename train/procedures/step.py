@@ -2,7 +2,7 @@
 
 The core takes any pytree of parameters, so linen and plain JAX users call it as it is; `nnx_loss` turns an
 nnx model into that form. Over a mesh each device computes its own rows, and the sum is that of one device.
-What the loss reads beside the parameters (`train.loss`) is an argument of the program as well.
+What the loss reads beside the parameters (`train.models.loss`) is an argument of the program as well.
 """
 
 import threading
@@ -18,17 +18,17 @@ import optax
 
 from jaxacct.common import validate as _validate
 
+from ..clipping.automatic import AUTO, GHOST, PER_EXAMPLE, choose
+from ..clipping.ghost import ghost_gradient_sum
+from ..clipping.groups import Groups
+from ..clipping.norms_by_step import divided, multiplied, shares_of
+from ..clipping.per_example import ClippedSum, clipped_gradient_sum
+from ..models.loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
+from ..noise.normals import next_key, normals_of
+from ..noise.prefetch import Ahead
+from ..noise.recursion import Fresh, NoiseState
+from ..optimizers import Privatizer, begun, copied
 from . import by_device as _by_device
-from .clipping.automatic import AUTO, GHOST, PER_EXAMPLE, choose
-from .clipping.ghost import ghost_gradient_sum
-from .clipping.groups import Groups
-from .clipping.norms_by_step import divided, multiplied, shares_of
-from .clipping.per_example import ClippedSum, clipped_gradient_sum
-from .loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
-from .noise.normals import next_key, normals_of
-from .noise.prefetch import Ahead
-from .noise.recursion import Fresh, NoiseState
-from .optimizers import Privatizer, begun, copied
 
 # How gradients are clipped and added up -> what does it; `AUTO` stands for one of them.
 CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
@@ -205,8 +205,8 @@ def make_step(
 
     Args:
       loss: `loss(params, example) -> scalar` of one example. What a `jax.tree_util.Partial` binds, or a
-        `train.loss.Loss` as `nnx_loss` returns it holds, is frozen; one with a key takes batches of
-        `train.loss.Numbered`, and is refused for add-or-remove-one adjacency.
+        `train.models.loss.Loss` as `nnx_loss` returns it holds, is frozen; one with a key takes batches of
+        `train.models.loss.Numbered`, and is refused for add-or-remove-one adjacency.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
       microbatch_size: as in `train.clipping.per_example`.
