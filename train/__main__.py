@@ -21,6 +21,7 @@ from flax import nnx
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import watch
+from jaxacct.report.run_card import read_plan
 
 from . import command as _command
 from .batches.data import Dataset, Split, load
@@ -31,7 +32,6 @@ from .loop import TrainOptions, fit
 from .metrics import tensorboard as event_files
 from .models import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
-from .plans import read_plan
 from .procedures import TrainingPlan
 
 
