@@ -21,6 +21,7 @@ from flax import nnx
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import watch
+from jaxacct.report.run_card import read_plan
 
 from . import command as _command
 from .batches.data import Dataset, Split, load
@@ -29,7 +30,6 @@ from .individual import IndividualAccounting
 from .models.networks import MODELS, cross_entropy
 from .optimizers import OPTIMIZERS
 from .procedures.convex import LogisticRegression
-from .procedures.plans import read_plan
 from .procedures.protocol import TrainingPlan
 from .run.metrics import tensorboard as event_files
 from .training import TrainOptions, fit

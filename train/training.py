@@ -9,10 +9,10 @@ import optax
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import is_interactive, watch
 from jaxacct.kernels.programs import check_arithmetic
+from jaxacct.report.run_card import read_plan
 
 from . import arguments
 from .options import TrainOptions
-from .procedures.plans import read_plan
 from .procedures.protocol import Request, Result, TrainingPlan, procedure_of
 from .run import hosts
 

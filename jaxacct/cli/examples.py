@@ -35,6 +35,9 @@ jaxacct show plan.json --verbose
 jaxacct check plan.json
 jaxacct check plan.json --json
 """,
+    "jaxacct check-run": """
+jaxacct check-run run/ plan.json
+""",
     "jaxacct report": """
 jaxacct report plan.json --out report.html
 """,

@@ -28,6 +28,7 @@ COMMANDS = {
     "strategy": "Make a strategy matrix, print its prefix-sum error, write its coefficients.",
     "show": "Print a plan after checking it.",
     "check": "Check a plan by the second implementation, with samples of its own.",
+    "check-run": "Check that the model, the card and the plan of a run belong together.",
     "train": "Train a model under a plan; the same as `python -m jaxacct.train`.",
     "report": "Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.",
     "bench": "Measure draws of the privacy loss per second on this machine.",

@@ -132,6 +132,11 @@ class Plan:
         return None if self.claim.overflow is None else self.claim.overflow.delta
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of claim and evidence, hexadecimal: identifies the plan."""
+        return _digest(self.claim.to_json(), evidence_to_json(self.evidence))
+
+    @property
     def training(self) -> str:
         """Name of the procedure of `train.procedures.protocol` that realises the plan."""
         return "correlated-noise"

@@ -43,7 +43,7 @@ def statement(verdict: Verdict) -> str:
     if scheme.patterns is not None:
         order = _fixed_order(mechanism)
     return (
-        f"The training run is ({exact(target.epsilon)}, {exact(target.delta)})-differentially private for "
+        f"A run of this plan is ({exact(target.epsilon)}, {exact(target.delta)})-differentially private for "
         f"one {unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(verdict)}."
         f"{_risk(target, unit)} It assumes that {order}, that each "
         f"example's gradient is clipped, {truncated}and that only the noisy sums and what "

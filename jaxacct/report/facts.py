@@ -72,7 +72,7 @@ def whole(plan: Plan) -> list[tuple[str, str]]:
         ("clip norm", "chosen in training; the guarantee holds for any"),
         ("certified", f"{made.created}, {made.device}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in made.versions.items())),
-        ("plan", plan.to_json()["digest"]),
+        ("plan", plan.digest),
     ]
 
 

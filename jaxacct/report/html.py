@@ -20,7 +20,8 @@ from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.report import facts, risk
 from jaxacct.report import plots as plot
-from jaxacct.report.page import ASSUMPTIONS, STYLE, errata, escaped, listed, section, table
+from jaxacct.report.page import ASSUMPTIONS, NOT_COVERED, STYLE, errata, escaped, listed, section, table
+from jaxacct.report.run_card import ON_TRUST, RunCard
 
 FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
 
@@ -70,7 +71,11 @@ def _cuts_add(plan: Plan, epsilon: float) -> float:
 
 
 def report(
-    plan: Plan, source: str = "plan.json", bands: Profile | None = None, second: dict | None = None
+    plan: Plan,
+    source: str = "plan.json",
+    bands: Profile | None = None,
+    second: dict | None = None,
+    run: RunCard | None = None,
 ) -> str:
     """Return the page as HTML.
 
@@ -79,6 +84,7 @@ def report(
       source: what to call its file in the commands.
       bands: of `measure`, for the whole privacy profile.
       second: what `checker.check_file` found, where it was run.
+      run: card of a run of this plan, without `flaws`.
 
     Without matplotlib it has no pictures.
     """
@@ -87,12 +93,13 @@ def report(
     evidence = "\n".join(text.verdict_lines(plan.verdict, verbose=True))
     both = "<p><strong>Checked by two implementations</strong> that share no code: both certify it.</p>"
     described = [(name, value, facts.TERMS.get(name, "")) for name, value in facts.whole(plan)]
-    paste = section("A sentence to paste", f"<p class=statement>{escaped(_to_paste(plan, second))}</p>")
+    paste = section("A sentence to paste", f"<p class=statement>{escaped(_to_paste(plan, second, run))}</p>")
     parts = [
         f'<p class="{kind}">{escaped(plan.statement())}</p>',
         both if certified and _agrees(second) else "",
-        section("The run", table(("what", "value", "what it means"), described, dim=(2,))),
+        section("The mechanism", table(("what", "value", "what it means"), described, dim=(2,))),
         section("What an attacker can do", _risk(plan, bands) if certified else _NO_CLAIM),
+        section("The run that was made", _run(plan, run)),
         paste if certified else "",
         *_chosen(plan),
         section("Where delta goes", _budget(plan)),
@@ -109,6 +116,7 @@ def report(
             "package's <code>proofs/</code>, statements of papers that fail in "
             "<code>proofs/errata.md</code>.</p>",
         ),
+        section("What is not covered", listed(list(NOT_COVERED))),
         section("Known errors in print", errata(plan)),
         section(
             "What was computed again, and what was drawn",
@@ -126,11 +134,9 @@ def report(
     )
 
 
-def save(
-    plan: Plan, path, source: str = "plan.json", bands: Profile | None = None, second: dict | None = None
-) -> None:
-    """Write the page, atomically; arguments as for `report`."""
-    write_atomically(path, report(plan, source, bands, second))
+def save(plan: Plan, path, *arguments) -> None:
+    """Write the page, atomically; other arguments as for `report`."""
+    write_atomically(path, report(plan, *arguments))
 
 
 def _agrees(second: dict | None) -> bool:
@@ -220,10 +226,33 @@ def _risks(epsilons, deltas) -> list[float]:
     return [*tests, risk.advantage(epsilons, deltas), *guessed]
 
 
-def _to_paste(plan: Plan, second: dict | None) -> str:
+def _run(plan: Plan, card: RunCard | None) -> str:
+    """Return what was run, or that nothing is known of it."""
+    if card is None:
+        return (
+            "<p>None is shown: a plan says what a run of it would guarantee, not that one was made "
+            "(<code>report --run</code>).</p>"
+        )
+    rows = [
+        ("steps", f"{card.steps:,}"),
+        ("clip norm", exact(card.clip_norm)),
+        ("clipping", card.clipping or "none"),
+        ("evaluation", ", ".join(f"{name} {value}" for name, value in card.evaluation.items()) or "none"),
+        ("model", f"SHA-256 {card.model} of its files"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in card.versions.items())),
+        ("guarantee", card.adds(plan) or "the plan's"),
+    ]
+    return (
+        table(("what", "as the run's card says"), rows)
+        + ("<p>Model, card and plan belong together (<code>jaxacct check-run</code>). Taken on trust:</p>")
+        + listed(list(ON_TRUST))
+    )
+
+
+def _to_paste(plan: Plan, second: dict | None, run: RunCard | None) -> str:
     """Return a sentence for a paper or a model card; every number of it is on the page."""
     mechanism, scheme = plan.mechanism, plan.mechanism.scheme
-    batches = f"{scheme.iterations:,} steps"
+    batches = f"{run.steps if run else scheme.iterations:,} steps"
     if plan.expected_batch_size is not None:
         batches += f" with an expected batch size of {plan.expected_batch_size:.6g}"
     data = "" if plan.dataset_size is None else f" on {plan.dataset_size:,} examples"
@@ -234,15 +263,16 @@ def _to_paste(plan: Plan, second: dict | None) -> str:
             f"{plan.evidence.num_samples:,} Monte Carlo samples, delta including a failure probability of "
             f"{plan.target.budget.failure_probability:.3g}"
         )
+    subject = "A model would, by a run of this plan, be" if run is None else "The model was"
     checked = ", and was checked by a second implementation" if _agrees(second) else ""
     return (
-        f"The model was trained{data} with differential privacy of one {unit} under {mechanism.adjacency} "
+        f"{subject} trained{data} with differential privacy of one {unit} under {mechanism.adjacency} "
         f"adjacency, epsilon = {exact(plan.epsilon)} and delta = {exact(plan.delta)}: {batches}, "
         f"{scheme.name} batches, clipped gradients, noise multiplier "
         f"{text.noise_multipliers(mechanism)}, strategy matrix ({mechanism.strategy.describe()}). "
         f"The guarantee was certified with jaxacct "
         f"{plan.provenance.versions.get('jaxacct', '(unknown version)')} by {how}{checked} (plan SHA-256 "
-        f"{plan.to_json()['digest']}). "
+        f"{plan.digest}). "
         "It does not cover tuning on the same data."
     )
 

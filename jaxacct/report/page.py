@@ -34,6 +34,15 @@ ASSUMPTIONS = (
     ),
 )
 
+NOT_COVERED = (
+    "times of steps, which show batch sizes",
+    "private/metrics.jsonl, and evaluations on private data",
+    "a second run on the same data, which takes a plan that composes both (compose_with)",
+    "hyperparameters, early stopping or a best of several runs that were chosen by the private data",
+    "statistics of the private data that were computed beside the run, such as a mean to normalise by",
+)
+"""What no plan covers, for the page and for the cards of runs."""
+
 STYLE = """
 :root { color-scheme: light dark; --ink: #111; --page: #fff; --soft: #f2f5f8; --line: #bbb; --dim: #444;
   --mark: #1f4e79; --bad: #a00; }

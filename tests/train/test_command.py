@@ -6,11 +6,11 @@ import pytest
 
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
+from jaxacct.report.run_card import read_plan
 from tests.train import plans
 from train.__main__ import RECIPES, main
 from train.individual import IndividualAccounting
 from train.procedures.convex import LogisticRegression
-from train.procedures.plans import read_plan
 from train.procedures.protocol import PROCEDURES, Result, procedure_of
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")

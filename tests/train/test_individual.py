@@ -18,6 +18,7 @@ from jaxacct.individual import (
     rdp_to_epsilon,
     subsampled_gaussian_rdp,
 )
+from jaxacct.report.run_card import RunCard
 from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
@@ -219,10 +220,11 @@ def check_secrecy(folder, result):
     assert "private_individual" in {path.name for path in (folder / "checkpoints").glob("*/*")}
     assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
     assert {path.name for path in folder.iterdir()} == {
-        *("run.json", "secret.json", "checkpoints", "private", "model", "result.json", "lock")
+        *("run.json", "secret.json", "checkpoints", "private", "model", "result.json", "lock", ".gitignore")
     }
     stored = json.loads((folder / "result.json").read_text())
-    assert set(stored) == {"steps", "evaluation", "guarantee", "clipping"} and not stored["evaluation"]
+    fields = {"schema", "schema_version", "digest", *RunCard.__dataclass_fields__}
+    assert set(stored) == fields and not stored["evaluation"]
     assert "whether it was in the batch or not" in stored["guarantee"]
     assert "private_individual" not in repr(result) and repr(losses(result)) == "PrivateLosses(steps=12)"
 

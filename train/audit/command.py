@@ -38,11 +38,11 @@ from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 from jaxacct.likelihood.loss import privacy_loss
 from jaxacct.report.figure import check_plot, save
+from jaxacct.report.run_card import read_plan
 
 from .. import command as _command
 from ..batches.sources import as_rows
 from ..options import TrainOptions
-from ..procedures.plans import read_plan
 from ..procedures.protocol import Request
 from .bounds import independent_bound, max_canaries, one_run_bound
 from .canaries import REAL, SILENT, Setting, quiet

@@ -135,7 +135,7 @@ def follow(
         step=IndividualStep(loss, private, optimizer, tracker, start, **options),
         batch=_AllRows(rows, jax.tree.map(jnp.asarray, rows.take(np.arange(size), size))),
         source_at=source_at,
-        statement=f"{plan.statement()} {individual.statement(tracker)}",
+        adds=individual.statement(tracker),
         report=report,
         bound={} if before is None else {"continues": f"{before.steps} {digest(before.records)}"},
     )

@@ -69,7 +69,6 @@ def train(plan: Plan, request: Request) -> Result:
             step=make_step(loss, private, optimizer, microbatch_size=micro, **shared),
             batch=batch,
             source_at=lambda key, drawn: _source(plan, graph, size, given, key, drawn),
-            statement=plan.statement(),
         )
     else:
         if mechanism.adjacency != "zero-out":
@@ -83,6 +82,7 @@ def train(plan: Plan, request: Request) -> Result:
         parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
         claim |= {"individual": repr(options.individual)}  # all of its fields but `continues`
     return take_steps(
+        plan,
         request,
         state=parts["step"].init(params),
         steps=steps,

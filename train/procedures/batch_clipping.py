@@ -171,6 +171,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
     batch = _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size)
     grid = private_rounds(plan, clip_norm=clip_norm).grid
     return take_steps(
+        plan,
         request,
         step,
         step.init(params),
@@ -180,7 +181,6 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
-        statement=plan.statement(),
         frozen=loss.digests,
         traces=functools.partial(traces.of_parts, terms, optimizer),
         # As every step chooses.

@@ -242,6 +242,7 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
     with jax.enable_x64(True):
         weights = jnp.zeros(loss.shape(rows.arrays[0].shape[1] - 1), jnp.float64)
         return take_steps(
+            plan,
             request,
             _step(plan, loss),
             Iterate(weights, jnp.uint32(0), jnp.asarray(noise_key, jnp.uint32)),
@@ -251,7 +252,6 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
             clip_norm=loss.grad_sensitivity / 2,
             sampler_key=sampler_key,
             source_at=lambda key, drawn: Replayed(lambda generator: _batches(plan, generator), key, drawn),
-            statement=plan.statement(),
             frozen=dict,  # the loss reads nothing else
             traces=lambda state, rows: {"loss": repr(loss)},
             released=lambda weights: np.asarray(jnp.round(weights / fine) * fine),

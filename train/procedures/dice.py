@@ -377,6 +377,7 @@ def _train(plan: DicePlan, request: Request) -> Result:
         return Sampler(plan.scheme, plan.dataset_size, plan.max_batch_size, key, state=drawn)
 
     return take_steps(
+        plan,
         request,
         step,
         step.init(params),
@@ -386,7 +387,6 @@ def _train(plan: DicePlan, request: Request) -> Result:
         clip_norm=plan.clip_norm,
         sampler_key=sampler_key,
         source_at=source_at,
-        statement=plan.statement(),
         frozen=loss.digests,
         traces=functools.partial(traces.of_parts, loss, optimizer),
         clipping=Choice(PER_EXAMPLE, "the error that is fed back needs the gradients of examples"),

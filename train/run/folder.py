@@ -8,7 +8,7 @@
                            so that size and time of the log are not visible either); batches: keyed digests
     metrics.jsonl          step, evaluation on public data; no times: they show batch sizes, which are private
     model/                 Orbax: the trained parameters, covered by the guarantee; no times
-    result.json            the end of the run and its guarantee
+    result.json            the run card: what was run, under which plan; .gitignore lets in these three alone
 
 Anyone who reads a secret can remove the noise. No part of secret.json, checkpoints/ or private/ may be
 published with the model.
@@ -89,6 +89,7 @@ class RunFolder:
         self._lock = Checkpoint(self.folder, "out")
         self._moved: tuple[dict, str] | None = None
         self._committed: Committed | None = None
+        write_atomically(self.folder / ".gitignore", "/*\n!/model\n!/metrics.jsonl\n!/result.json\n")
         for name in ("checkpoints", "private"):
             (self.folder / name).mkdir(mode=0o700, exist_ok=True)
             (self.folder / name).chmod(0o700)  # an existing one may be open to others
@@ -344,9 +345,9 @@ class RunFolder:
         self.show(step)
         write_model(self.folder, params)
 
-    def finish(self, result: dict) -> None:
-        """Write result.json."""
-        write_atomically(self.folder / "result.json", json.dumps(result, indent=1) + "\n")
+    def finish(self, card: dict) -> None:
+        """Write result.json; the model is there."""
+        write_atomically(self.folder / "result.json", json.dumps(card, indent=1) + "\n")
 
 
 def _parts(state) -> dict[str, dict]:

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 
 from jaxacct.common.files import read_json
+from jaxacct.common.version import VERSION
+from jaxacct.report import run_card
 
 from ..batches import fingerprints
 from ..batches import prefetch as prefetching
@@ -32,6 +34,7 @@ _LOG_EVERY = 10
 
 
 def take_steps(
+    plan: Any,
     request: Request,
     step: Any,
     state: Any,
@@ -42,7 +45,6 @@ def take_steps(
     clip_norm: float,
     sampler_key,
     source_at: Callable[[Any, SamplerState | None], Any],
-    statement: str,
     frozen: Callable[[], dict[str, str]],
     traces: Callable[[Any, Any], dict[str, str]],
     clipping: Choice | None = None,
@@ -52,6 +54,7 @@ def take_steps(
     only_last: bool = False,
     report: "Callable[[Any, int], PrivateLosses] | None" = None,
     bound: dict[str, str] | None = None,
+    adds: str = "",
 ) -> Result:
     """Return all steps of a private run, kept in the folder `request.out` where there is one.
 
@@ -63,7 +66,8 @@ def take_steps(
     of which only keyed digests are stored. `clipping` is printed and part of the result. `before_first` is
     called before the first step of this call, once in a run with a folder. `released` is what is shown of the
     last state's parameters; with `only_last` earlier ones stay hidden, also from `evaluate`: they are in
-    checkpoints, which are secret. `report` is: (last state, steps) -> every example's own loss.
+    checkpoints, which are secret. `report` is: (last state, steps) -> every example's own loss. `adds` is
+    what the run guarantees beyond `plan`.
     """
     options, evaluate = request.options, request.evaluate
     mesh = getattr(batch, "mesh", None)
@@ -149,11 +153,14 @@ def take_steps(
         losses = None if report is None else report(state, steps)
         opt_state = getattr(state, "opt_state", None)
         how = None if clipping is None else str(clipping)
+        statement = f"{plan.statement()} {adds}".strip()
         result = Result(params, steps, evaluation, statement, how, losses, opt_state)
         if folder:
             folder.save_model(params, steps)
-            ended = {"steps": steps, "evaluation": _finite(evaluation), "guarantee": result.statement}
-            folder.finish(ended | ({} if how is None else {"clipping": how}))
+            versions = {"jaxacct": VERSION, **machine.versions()}
+            model = run_card.digest_of_files(folder.folder / "model")
+            run = steps, clip_norm, how, _finite(evaluation), model, versions
+            folder.finish(run_card.RunCard(run_card.about_plan(plan), statement, *run).to_json())
         return result
 
 

@@ -12,6 +12,7 @@ from jaxacct.common import files, validate
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 from jaxacct.report import html, risk
+from jaxacct.report.run_card import RunCard
 
 
 def command(
@@ -19,6 +20,7 @@ def command(
     /,
     *,
     out: str,
+    run: str | None = None,
     draws: Integer = html.DRAWS,
     check: bool = False,
     force: bool = False,
@@ -29,6 +31,8 @@ def command(
     Args:
       plan: file written by calibrate.
       out: HTML file to write; it needs no other file and loads nothing.
+      run: folder of a run of this plan: the page then says what was run, and how the model is known to be
+        its own.
       draws: fresh samples for each direction, for estimates of the risk with intervals; 0 for none.
       check: run `jaxacct check` as well; the page says whether both implementations agree.
       force: replace a file that is not a report.
@@ -42,12 +46,17 @@ def command(
             "it"
         )
     loaded = Plan.load(plan)
+    card = None
+    if run is not None:
+        card = RunCard.load(run)
+        for flaw in card.flaws(run, loaded):
+            raise ValueError(f"run must be one of {plan}: {flaw}")
     bands = None
     if validate.positive_integer("draws", draws, minimum=0) and loaded.certified:
         with watch() as progress:
             bands = html.measure(loaded, draws, progress=progress)
     second = checker.check_file(plan)[1] if check else None
-    html.save(loaded, out, Path(plan).name, bands, second)
+    html.save(loaded, out, Path(plan).name, bands, second, card)
     found: dict[str, Any] = {"certified": loaded.certified, "out": out}
     if second is not None:
         found["check"] = second

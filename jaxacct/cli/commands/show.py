@@ -33,6 +33,6 @@ def other_kind(plan: str) -> str | None:
     schema = read_json(plan, "plan").get("schema")
     if schema == SCHEMA or not isinstance(schema, str):
         return None
-    from jaxacct.cli.commands.tradeoff import KINDS  # which loads dp-accounting
+    from jaxacct.report.run_card import STORED_PLANS  # which loads dp-accounting
 
-    return schema if schema in KINDS else None
+    return schema if schema in STORED_PLANS else None

@@ -13,14 +13,14 @@ from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
 from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import noisy_cgd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_gd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import noisy_sgd_accountant
-from jaxacct.accountants.tradeoff.plan import PLANS, GeneralPlan, LastIteratePlan
+from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
 from jaxacct.cli.output import show
 from jaxacct.cli.usage import Integer, Number, new_app
 from jaxacct.common import files, validate
 from jaxacct.common.records import exact
 from jaxacct.report import figure as plots
+from jaxacct.report.run_card import STORED_PLANS
 
-KINDS = PLANS | {DicePlan.schema: DicePlan}
 app = new_app("tradeoff", "Trade-off functions: convert, generalised DP-SGD, last iterates.")
 
 
@@ -293,9 +293,9 @@ def show_command(plan: str, /, *, json: bool = False) -> int:
       json: print one JSON object.
     """
     data = files.read_json(plan, "plan")
-    kind = KINDS.get(str(data.get("schema")))
+    kind = STORED_PLANS.get(str(data.get("schema")))
     if kind is None:
-        raise ValueError(f"plan must be of {', '.join(KINDS)}, was another file: {plan!r}")
+        raise ValueError(f"plan must be of {', '.join(STORED_PLANS)}, was another file: {plan!r}")
     read = kind.from_json(data)
     terms = {} if isinstance(read, DicePlan) else read.terms.to_json()
     tell({"statement": read.statement(), **terms, "steps": read.iterations}, json)
