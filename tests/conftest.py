@@ -57,6 +57,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch):
+    """On a busy machine a line every ten seconds would be counted among what a command says."""
+    monkeypatch.setattr("jaxacct.common.progress.PLAIN_SECONDS", 3600.0)
+
+
 def pytest_collection_finish(session):
     """Traced programs are many objects that live long: not looked through again once they survived twice."""
     gc.freeze()
