@@ -10,8 +10,6 @@ FIGURES = Path(__file__).parent / "figures"
 CAPTIONS = {
     "noise-by-sampler": "Noise in the running sum of a certified run, by sampler and epsilon "
     "(50,000 examples, mean batch 200, 1,000 steps, delta 1e-5; 16 amplified bands, but for DP-SGD).",
-    "samples-by-target": "Samples that a certificate draws, by target: bounded weights against plain draws "
-    "(open marks: projected from the target).",
     "time-beside-peers": "Time of the same job here and elsewhere. Last row: the whole command here, and the "
     "300 CPU-days that the paper states for a larger noise multiplier.",
 }
@@ -40,24 +38,6 @@ def noise_by_sampler(records: dict[str, dict]):
     axes.set_yticks([4, 8, 16], ["4", "8", "16"])
     axes.minorticks_off()
     return finished(figure)
-
-
-def samples_by_target(records: dict[str, dict]):
-    """Draw the samples of a certificate by bounded weights and by plain draws, a row for each target."""
-    rows = records["bounded_weights"]["rows"]
-    figure, axes = blank_axes(7.0, 3.6)
-    for place, row in enumerate(rows):
-        bounded, plain = first_number(row[4]), first_number(row[6])
-        axes.plot([bounded, plain], [place, place], color="0.8", linewidth=1, zorder=0)
-        is_measured = "measured" in row[6]
-        face = PALETTE[1] if is_measured else "white"
-        label = ("bounded weights", "plain draws") if place == 0 else (None, None)
-        axes.plot(bounded, place, "o", color=PALETTE[0], label=label[0])
-        axes.plot(plain, place, "s", color=PALETTE[1], markerfacecolor=face, label=label[1])
-    names = ["({}), n = {}, epoch {}".format(row[1], *row[0].split(", ")[:2]) for row in rows]
-    axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.set(xscale="log", xlabel="samples")
-    return finished(figure, "lower right")
 
 
 def time_beside_peers(records: dict[str, dict]):
@@ -89,7 +69,6 @@ def time_beside_peers(records: dict[str, dict]):
 
 DRAWN = {
     "noise-by-sampler": noise_by_sampler,
-    "samples-by-target": samples_by_target,
     "time-beside-peers": time_beside_peers,
 }
 
