@@ -27,7 +27,7 @@ from . import command as _command
 from .batches.data import Dataset, Split, load
 from .batches.graph import Attribution
 from .individual import IndividualAccounting
-from .models.networks import MODELS, cross_entropy
+from .models.networks import SmallCNN, cross_entropy
 from .optimizers import OPTIMIZERS
 from .procedures.convex import LogisticRegression
 from .procedures.protocol import TrainingPlan
@@ -60,7 +60,7 @@ def network(plan: TrainingPlan, split: Split, chosen: dict[str, Any]) -> dict[st
     rate = 0.5 if chosen["learning_rate"] is None else chosen["learning_rate"]
     _validate.positive_number("learning_rate", rate)
     rngs = nnx.Rngs(chosen["model_seed"] or 0)
-    model = MODELS[chosen["model"] or "cnn"](split.train.shape, split.num_classes, rngs)
+    model = SmallCNN(split.train.shape, split.num_classes, rngs)
     inner = chosen["inner_learning_rate"]
     if inner is not None:
         inner = optax.sgd(_validate.positive_number("inner_learning_rate", inner))
@@ -95,9 +95,8 @@ RECIPES: dict[str, Callable[[Any, Split, dict[str, Any]], dict[str, Any]]] = {
 def train(
     plan: str,
     out: str,
-    data: Literal["digits", "mnist", "cifar-10", "cinic-10"] = "digits",
+    data: Literal["digits", "mnist"] = "digits",
     data_folder: str | None = None,
-    model: Literal["cnn", "vgg"] | None = None,
     optimizer: Literal["sgd", "adam"] | None = None,
     learning_rate: float | None = None,
     clip_norm: float | None = None,
@@ -126,7 +125,6 @@ def train(
       out: folder of the run: model, logs, checkpoints (secret) and the guarantee.
       data: name of the data set.
       data_folder: its folder, in the published layout; digits need none.
-      model: "cnn" (the default), or the "vgg" of the paper for 32 x 32 images.
       optimizer: SGD with momentum 0.95 (the default), or Adam; both with the paper's learning-rate decay.
       learning_rate: initial learning rate, 0.5 by default.
       clip_norm: norm that each example's gradient, or each term, is clipped to; 1 by default.
@@ -154,7 +152,7 @@ def train(
     covered = read_plan(plan)
     callback = None if tensorboard is None else event_files(tensorboard)
     split = load(data, data_folder)
-    chosen = dict(model=model, optimizer=optimizer, learning_rate=learning_rate, steps=steps)
+    chosen = dict(optimizer=optimizer, learning_rate=learning_rate, steps=steps)
     chosen |= dict(inner_learning_rate=inner_learning_rate, model_seed=model_seed)
     recipe = RECIPES[covered.training](covered, split, chosen)
     individual = None

@@ -1,7 +1,7 @@
 """`fit`: train under a plan, and refuse whatever the plan does not cover."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import optax
@@ -24,7 +24,7 @@ def fit(
     data,
     optimizer: optax.GradientTransformation | None = None,
     *,
-    clip_norm: float | Sequence[float] | None = None,
+    clip_norm: float | None = None,
     out=None,
     evaluate: Callable[..., dict[str, float]] | None = None,
     batches: Iterable | None = None,
@@ -53,8 +53,7 @@ def fit(
         `__len__`, `take(indices, size)` (rows padded to `size`) and `fingerprint()`. All but arrays in memory
         are checked while they are read.
       optimizer: any of optax; noise is added before it. None for a `LastIteratePlan`.
-      clip_norm: norm that gradients, or terms, are clipped to; 1 by default. A sequence has the norm of each
-        step of the plan: public, fixed before the run; noise is proportional to it.
+      clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
       out: folder of the run, see `train.run.folder`.
       evaluate: called with the parameters at checkpoints (with `out`) and at the end (for a `LastIteratePlan`
         only there); returns numbers by name, logged openly: it must use public data only.

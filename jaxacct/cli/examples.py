@@ -53,9 +53,6 @@ python -m jaxacct.train --plan plan.json --data digits --out run/ --learning-rat
     "python -m jaxacct.train.audit": """
 python -m jaxacct.train.audit --plan plan.json --out audit.json
 """,
-    "python -m jaxacct.train.models.lora": """
-python -m jaxacct.train.models.lora --out adapters/ --epsilon 4 --delta 1e-5
-""",
     "python -m jaxacct.train.batches.attribution": """
 python -m jaxacct.train.batches.attribution --edges edges.csv --dataset-size 60000 --examples-per-user 4 --batch-size 128 --min-separation 64 --out graph.npz
 """,

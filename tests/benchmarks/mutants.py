@@ -59,7 +59,7 @@ RELEASED = "tests/train/clipping/test_released_numbers.py"
 CANCELLING, DICE = "tests/train/clipping/test_cancelling.py", "tests/train/test_dice.py"
 GPU_WORDS, GPU_TESTS = "train/noise/gpu_keystream.py", "tests/train/noise/test_gpu_keystream.py"
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
-GROUPS, CLIP_NORMS = "tests/train/clipping/test_groups.py", "tests/train/test_clip_norms.py"
+GROUPS = "tests/train/clipping/test_groups.py"
 CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
 PARTICIPATION_TESTS = "tests/accountants/tradeoff/test_participation.py"
 INTERPOLATION = "tests/accountants/tradeoff/test_interpolation.py"
@@ -75,7 +75,6 @@ ROWS, PREFETCHED = "tests/train/batches/test_sources.py", "tests/train/batches/t
 AMPLIFIED = "tests/strategies/test_amplified.py"
 BUFFERED, SUMS = "tests/strategies/test_buffered.py", "tests/train/clipping/test_running_sums.py"
 AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
-AUDIT_CHECKS = "tests/train/audit/test_audit_checks.py"
 AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/accountants/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
 SHUFFLED, SHUFFLES = "tests/benchmarks/shuffled_bounds.py", "tests/benchmarks/test_shuffled.py"
@@ -931,14 +930,6 @@ MUTANTS = [
         BY_DEVICE,
     ),
     Mutant("train/procedures/step.py", ", groups=groups, mesh=mesh)", ", groups=groups)", BY_DEVICE),
-    Mutant("train/procedures/step.py", "            now = divided(now, share)\n", "", CLIP_NORMS),
-    Mutant(
-        "train/procedures/step.py",
-        "        gradient = multiplied(gradient, share)\n",
-        "        pass\n",
-        CLIP_NORMS,
-    ),
-    Mutant(CORRELATED, "            clip_norms=norms,\n", "", CLIP_NORMS),
     Mutant("train/clipping/equations.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", leaves)', "pass", GHOST),
@@ -1213,15 +1204,7 @@ MUTANTS = [
     Mutant(
         "train/audit/bounds.py", "right, guesses - right + 1, q", "right, guesses - right, q", AUDIT_BOUNDS
     ),
-    Mutant("train/audit/bounds.py", "low - delta, 1e-300", "low, 1e-300", "tests/train/audit/test_audit.py"),
-    Mutant(
-        "train/audit/bounds.py",
-        "(present[half:], absent[half:])",
-        "(present[:half], absent[:half])",
-        AUDIT_BOUNDS,
-    ),
     Mutant("train/audit/bounds.py", "trials - hits + 1, level", "trials - hits, level", AUDIT_BOUNDS),
-    Mutant("train/audit/bounds.py", "generator.permutation(tossed)", "np.arange(tossed)", AUDIT_BOUNDS),
     Mutant("train/audit/command.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
     Mutant(
         "train/noise/recursion.py",
@@ -1229,29 +1212,10 @@ MUTANTS = [
         "jnp.round(fresh.astype(jnp.float64) / _FRACTION + earlier)",
         "tests/train/clipping/test_released_numbers.py",
     ),
-    Mutant("train/audit/command.py", "or any(check.refuted for check in self.checks)", "", AUDIT_CHECKS),
-    Mutant("train/audit/checks.py", "FALSE_ALARM / len(p_values)", "FALSE_ALARM", AUDIT_CHECKS),
-    Mutant("train/audit/checks.py", "2 * len(rows) * float", "2 * float", AUDIT_CHECKS),
-    Mutant("train/audit/checks.py", "* number * (number - 1) / 2", "* number", AUDIT_CHECKS),
-    Mutant("train/audit/checks.py", "np.abs(later).max(", "later.max(", AUDIT_CHECKS),
-    Mutant("train/audit/checks.py", "np.abs(scores) - slack", "np.abs(scores)", AUDIT_CHECKS),
-    Mutant(
-        "train/audit/checks.py",
-        "dataset_size * _log_means(scheme)",
-        "_log_means(scheme)",
-        AUDIT_CHECKS,
-    ),
-    Mutant(
-        "train/audit/checks.py",
-        "(step - last[members] >= scheme.min_separation)",
-        "(step > last[members])",
-        AUDIT_CHECKS,
-    ),
-    Mutant("train/audit/checks.py", "np.cumsum(np.pad(column**2", "(np.pad(column**2", AUDIT_CHECKS),
     Mutant("train/audit/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
     Mutant("train/audit/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
     Mutant("train/audit/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),
-    Mutant("train/audit/canaries.py", "sums = sums - others.sums.T / self.clip_norm", "pass", AUDIT),
+    Mutant("train/audit/canaries.py", "- others.sums.T / self.clip_norm", "", AUDIT),
     Mutant("train/audit/canaries.py", "lfilter(column, [1.0],", "lfilter([1.0], column,", AUDIT),
     Mutant("train/audit/canaries.py", "LENGTH * clip_norm * flat", "flat", AUDIT),
     Mutant(
@@ -1274,7 +1238,6 @@ MUTANTS = [
     Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", CALLS),
     Mutant(FOLLOWED, "    if mechanism.strategy.noise_copies:", "    if False:", CALLS),
     Mutant("train/individual/accounting.py", "best.budget, self.readmit)", "best.budget)", CALLS),
-    Mutant("train/models/lora.py", "np.concatenate(parts)[: len(rows)]", "np.concatenate(parts)", CALLS),
     Mutant(
         "train/run/folder.py",
         "(not elastic or not moved or set(other) - _ELASTIC)",

@@ -14,19 +14,26 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, Poisson, calibrate
 from tests.train.fitting import fit
 from train.__main__ import accuracy
 from train.batches.data import load
 from train.batches.sampler import Sampler
 from train.clipping.per_example import clipped_gradient_sum
-from train.models.lora import poisson_plan
-from train.models.networks import SmallCNN, Transformer, add_lora, cross_entropy, next_token
+from train.models.lora import add_lora
+from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token
 from train.noise import normals
 from train.optimizers import OPTIMIZERS, privatize
 from train.procedures.step import CLIPPINGS, make_step, nnx_loss
 
 BATCH, MICRO, REPEATS = 256, 64, 15
+
+
+def poisson_plan(rows: int, batch_size: int, steps: int, epsilon: float, delta: float) -> Plan:
+    """A plan of DP-SGD on Poisson batches."""
+    scheme = Poisson.from_batch_size(dataset_size=rows, batch_size=batch_size, iterations=steps)
+    white = BandedToeplitz.identity()
+    return calibrate(scheme, white, epsilon=epsilon, delta=delta, dataset_size=rows, accountant="pld")
 
 
 def seconds(run) -> float:

@@ -16,12 +16,10 @@ from train.__main__ import main as train_main
 from train.__main__ import train
 from train.audit import command as audit
 from train.batches import attribution
-from train.models import lora
 
 OF_TRAINING = {
     "jaxacct.train": train,
     "jaxacct.train.audit": audit.run,
-    "jaxacct.train.models.lora": lora.tune,
     "jaxacct.train.batches.attribution": attribution.prepare,
 }
 COMMANDS = [name.removeprefix("jaxacct").split() for name in EXAMPLES if name.startswith("jaxacct")]

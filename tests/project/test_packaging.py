@@ -11,7 +11,7 @@ import jaxacct
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-OPTIONAL = ("flax", "optax", "orbax", "grain", "sklearn", "PIL", "pyarrow")  # come with jaxacct[train]
+OPTIONAL = ("flax", "optax", "orbax", "sklearn", "pyarrow")  # come with jaxacct[train]
 
 
 def run(*arguments, folder, cwd):

@@ -100,7 +100,6 @@ def test_last_iterates_from_the_command_line(tmp_path, capsys):
     assert code == 0 and found["steps"] == 24 and found["accuracy"] > 0.5
     assert "last of 24 iterates" in found["guarantee"]
     for words, said in (
-        (["--model", "cnn"], "model must not be given for a plan of last-iterate"),
         (["--learning-rate", "1"], "learning_rate must not be given"),
         (["--clip-norm", "1"], "clip_norm must not be given"),
         (["--steps", "12"], "steps must be the plan's 24"),

@@ -468,7 +468,7 @@ def leaves(out: Path) -> np.ndarray:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--data", "cifar-10"], "data_folder"),
+        (["--data", "mnist"], "data_folder"),
         (["--plan", "missing.json"], "cannot be read"),
         (["--learning-rate", "-1"], "learning_rate"),
         (["--steps", "1000"], "steps must be at most"),

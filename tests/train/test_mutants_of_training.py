@@ -5,20 +5,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from jaxacct import BandedToeplitz, BufferedToeplitz, Mechanism, MultiAttribution, Poisson
 from tests.train.batches.test_attribution import fit_on, loose_plan, papers
-from tests.train.modules import made
 from tests.train.plans import plan_of
 from tests.train.test_individual import DELTA, FULL, SAMPLED
 from tests.train.test_individual import run as followed
 from tests.train.test_loop import ROWS
-from tests.train.test_lora import small
 from train.batches.attribution import bound_contributions, expected_batch_sizes
 from train.individual import IndividualAccounting
-from train.models import lora
-from train.models.networks import add_lora, next_token
 from train.procedures import bandmf
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -40,7 +35,6 @@ IGNORED = [
     (dict(clipping="ghost"), "clipping must be 'per_example' with individual"),
     (dict(clip_groups="layer"), "clip_groups must not be given with individual"),
     (dict(mesh=jax.make_mesh((1,), ("data",))), "mesh must not be given with individual"),
-    (dict(clip_norm=[0.7] * 12), "clip_norm must be one number with individual"),
 ]
 
 
@@ -79,15 +73,3 @@ def test_updates_on_a_graph_are_divided_by_its_own_batch_size(monkeypatch):
     covered = loose_plan(MultiAttribution(12, 3, 0.1, 1), graph.num_examples)
     fit_on(covered, graph)
     assert divided == [pytest.approx(2 * covered.expected_batch_size, rel=1e-9)]
-
-
-def test_evaluation_leaves_padding_out():
-    """C29: of 65 pieces the second batch is padded; the mean is that of the pieces one by one."""
-    model = made(small)
-    add_lora(model, 2, nnx.Rngs(1))
-    rows = np.random.default_rng(0).integers(0, lora.VOCABULARY, (lora._BATCH + 1, 16)).astype(np.int32)
-    one = nnx.jit(next_token)
-    expected = np.mean([float(one(model, row)) for row in rows])
-    found = lora.nats(model, rows)(nnx.state(model, nnx.LoRAParam))
-    assert found["nats"] == pytest.approx(expected, rel=1e-5)
-    assert abs(found["nats"] - float(one(model, 0 * rows[0]))) > 1e-3

@@ -1,7 +1,6 @@
-"""Lower bounds on epsilon from correct guesses of attacks, each at a stated confidence.
+"""Lower bounds on epsilon from coins of one run that an attack guesses (jaxacct/proofs/audits.md).
 
-They assume only (epsilon, delta)-DP. `one_run_bound` uses coins that one run was to hide
-(jaxacct/proofs/audits.md); `independent_bound` uses independent trials.
+They assume only (epsilon, delta)-DP.
 """
 
 import itertools
@@ -14,64 +13,6 @@ from jaxacct.statistics import roots
 
 SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)
 """Fractions of the canaries of one run whose coins are guessed, largest scores first."""
-_THRESHOLDS = np.linspace(0.02, 0.98, 97)
-
-
-def epsilon_lower_bound(
-    present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
-) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """Return a lower bound on epsilon at `delta` from independent trials.
-
-    It is false with probability 1 - confidence. An event has probability `a <= e^epsilon b + delta` under
-    neighbouring data sets, so epsilon is at least `log((a - delta) / b)`. The event, a score above or not
-    above a threshold, is chosen on the first half of the trials; on the second the Clopper-Pearson bounds on
-    a and b fail with probability `(1 - confidence) / 2` each. `present` and `absent` are (trials,) scores
-    with and without the canary.
-
-    Returns:
-      The bound (nats, at least 0), the bounds on both rates as intervals, and their counts.
-    """
-    half = len(present) // 2
-    level = (1 - confidence) / 2
-    first, second = (present[:half], absent[:half]), (present[half:], absent[half:])
-
-    def rates(threshold, above, sides):
-        """Hits and false alarms of events, and bounds on their rates."""
-        p, q = (np.sort(side) for side in (sides if above else sides[::-1]))
-        hits, false = (np.searchsorted(side, threshold, side="right") for side in (p, q))
-        hits, false = (len(p) - hits, len(q) - false) if above else (hits, false)
-        low, high = clopper_pearson(hits, len(p), level)[0], clopper_pearson(false, len(q), level)[1]
-        return hits, false, low, high, np.log(np.maximum(low - delta, 1e-300) / high)
-
-    thresholds = np.quantile(np.concatenate(first), _THRESHOLDS)
-    found = {above: rates(thresholds, above, first)[-1] for above in (True, False)}
-    above = bool(found[True].max() >= found[False].max())
-    hits, false, low, high, lower = rates(thresholds[found[above].argmax()], above, second)
-    intervals = {"true positive rate": (float(low), 1.0), "false positive rate": (0.0, float(high))}
-    counts = {"true positives": int(hits), "false positives": int(false), "trials each": len(second[0])}
-    return max(0.0, float(lower)), intervals, counts
-
-
-def independent_bound(
-    present: np.ndarray, absent: np.ndarray, delta: float, confidence: float, epsilon: float, generator
-) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
-    """Return `one_run_bound` of trials, selected by coins, with and without the canary.
-
-    `epsilon_lower_bound` where delta would cost that too much. The claimed `epsilon` decides which, not the
-    scores: (trials,) log likelihood ratios.
-    """
-    trials = len(present)
-    # Fewer than there are, so that either side is exhausted with probability at most 1e-6.
-    tossed = max(trials, 2 * trials - math.ceil(7 * math.sqrt(trials)))
-    if not _affordable(tossed, delta, confidence, epsilon):
-        return epsilon_lower_bound(present, absent, delta, confidence)
-    heads = int(generator.binomial(tossed, 0.5))
-    if max(heads, tossed - heads) > trials:
-        return 0.0, {"accuracy of guesses": (0.0, 1.0)}, {"guesses": 0, "right": 0}
-    # In random order: the order of equal scores must not depend on the coins.
-    order = generator.permutation(tossed)
-    scores = np.concatenate([present[:heads], absent[: tossed - heads]])[order]
-    return one_run_bound(scores, order < heads, delta, confidence)
 
 
 def clopper_pearson(hits, trials: int, level: float):

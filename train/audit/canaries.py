@@ -19,7 +19,6 @@ from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import Mechanism
 
 from ..batches.sources import ArrayRows
-from ..clipping.grid import Grid
 from ..clipping.per_example import default_microbatch_size
 from ..models.loss import Loss, Numbered
 from ..training import TrainOptions, fit
@@ -28,21 +27,6 @@ from .bystanders import Bystanders
 LENGTH = 100.0
 """Length of a canary's gradient, in clip norms, before it is clipped."""
 REAL, SILENT = -1, -2  # in place of a coordinate
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a run shows at some coordinates.
-
-    Attributes:
-      outputs: (coordinates, steps) float64: outputs of the mechanism per clip norm.
-      batches: the examples of each step.
-      rounding: bound on the error of an output by rounding to the grid and to float32.
-    """
-
-    outputs: np.ndarray
-    batches: list[np.ndarray]
-    rounding: float
 
 
 @dataclass(frozen=True)
@@ -61,29 +45,22 @@ class Setting:
         """Number of coordinates of the parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
-    @property
-    def amplitude(self) -> float:
-        """What one participation of a canary adds to a sum, in clip norms."""
-        length = LENGTH * self.clip_norm
-        return length / (length + 0.01) if self.options.normalize else 1.0
+    def outputs(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> np.ndarray:
+        """Run `fit` and return the mechanism's outputs at `coordinates` without those of other examples.
 
-    def observed(self, canary_of: np.ndarray, coordinates: np.ndarray, optimizer) -> Observed:
-        """Run `fit` and return what it shows at `coordinates`, less what other examples contributed.
-
-        `canary_of`, (dataset_size,) int32, has the coordinate of an example's canary, `REAL` or `SILENT`.
+        They are (coordinates, steps) float64, per clip norm. `canary_of`, (dataset_size,) int32, has the
+        coordinate of an example's canary, `REAL` or `SILENT`.
         """
         steps = self.plan.mechanism.scheme.iterations
         log = np.full((steps, len(coordinates)), np.nan, np.float32)
-        known, others = canary_of == REAL, None
-        if known.any():
-            others = self._bystanders(known, coordinates)
-        rows = _Rows(self.rows, canary_of, others, steps)
+        others = self._bystanders(canary_of == REAL, coordinates)
+        rows = _Rows(self.rows, canary_of, others)
         fit(
             self.plan,
             self.params,
             self.loss.wrapped(lambda base: _with_canaries(base, self.clip_norm)),
             rows,
-            _recorded(optimizer, coordinates, log, rows),
+            _recorded(optimizer, coordinates, log, others),
             clip_norm=self.clip_norm,
             options=self.options,
         )
@@ -92,22 +69,9 @@ class Setting:
             raise ValueError("audit must see a finite number for every step, some are missing or not finite")
         expected = self.plan.expected_batch_size
         assert expected is not None
-        sums = log.T * (expected / self.clip_norm)
-        if others is not None:
-            others.settle()
-            sums = sums - others.sums.T / self.clip_norm
-        mechanism = self.plan.mechanism
-        return Observed(outputs(mechanism, sums), rows.batches, self._rounding(log.T * expected))
-
-    def _rounding(self, sums: np.ndarray) -> float:
-        """Bound on the rounding error of outputs, per clip norm: of the grid, then of float32."""
-        mechanism = self.plan.mechanism
-        sizes = np.abs(first_column(mechanism)[: sums.shape[1]])
-        # Noise and a canary's gradient are rounded to the grid, with errors of at most a unit.
-        grid = 2 * sizes.sum() * 2.0 ** -Grid.of(mechanism, self.clip_norm).bits
-        # A release is rounded to float32 once, and twice when it is scaled to a sum per clip norm.
-        worst = scipy.signal.lfilter(sizes, [1.0], np.abs(sums, dtype=np.float64), axis=1).max()
-        return float(grid + 2.0**-22 * worst / self.clip_norm)
+        others.settle()
+        sums = log.T * (expected / self.clip_norm) - others.sums.T / self.clip_norm
+        return outputs(self.plan.mechanism, sums)
 
     def _bystanders(self, known: np.ndarray, coordinates: np.ndarray) -> Bystanders:
         largest, asked = self.plan.max_batch_size, self.options.microbatch_size
@@ -125,27 +89,16 @@ class Setting:
 
 
 class _Rows(ArrayRows):
-    """A data set of which some examples are canaries; `batches` has the examples of each step taken."""
+    """A data set of which some examples are canaries; `others` are notified of each batch."""
 
-    def __init__(self, rows, canary_of: np.ndarray, others: Bystanders | None, steps: int):
+    def __init__(self, rows, canary_of: np.ndarray, others: Bystanders):
         self.rows, self.canary_of, self.others = rows, canary_of, others
-        self.batches = [np.zeros(0, np.int64)] * steps
-        self._last = self.batches[0]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def used(self, step: int, params: Any) -> None:
-        """Record that a step uses the batch that was read last; called back by the program."""
-        self.batches[step] = self._last
-        if self.others is not None:
-            self.others.step(step, params)
-
     def take(self, indices, size: int):
-        jax.effects_barrier()  # the step before has used its batch
-        self._last = np.array(indices, np.int64)
-        if self.others is not None:
-            self.others.draw(self._last)
+        self.others.draw(np.array(indices, np.int64))
         canary = np.full(size, SILENT, np.int32)
         canary[: len(indices)] = self.canary_of[indices]
         return {"canary": canary, "example": self.rows.take(indices, size)}
@@ -170,13 +123,13 @@ def _with_canaries(base: Callable, clip_norm: float) -> Callable:
 
 
 def _recorded(
-    optimizer, coordinates: np.ndarray, log: np.ndarray, rows: _Rows
+    optimizer, coordinates: np.ndarray, log: np.ndarray, others: Bystanders
 ) -> optax.GradientTransformation:
     """Return `optimizer`, which writes some coordinates of its input into the rows of `log`."""
 
     def write(step, row, params):
         log[int(step)] = np.asarray(row)
-        rows.used(int(step), params)
+        others.step(int(step), params)
 
     def init(params):
         return optimizer.init(params), jnp.zeros((), jnp.int32)
@@ -184,24 +137,22 @@ def _recorded(
     def update(updates, state, params=None):
         inner, step = state
         flat = jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in jax.tree.leaves(updates)])
-        io_callback(write, None, step, flat[coordinates], None if rows.others is None else params)
+        io_callback(write, None, step, flat[coordinates], params)
         updates, inner = optimizer.update(updates, inner, params)
         return updates, (inner, step + 1)
 
     return optax.GradientTransformation(init, update)
 
 
-def first_column(mechanism: Mechanism) -> np.ndarray:
-    """Return the coefficients of a Toeplitz C; ValueError for another strategy."""
+def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
+    """Return `C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`, the outputs of the mechanism.
+
+    Raises:
+      ValueError: the strategy is not a Toeplitz matrix.
+    """
     column = getattr(mechanism.strategy, "array", None)
     if column is None:
         raise ValueError(f"plan must have a Toeplitz strategy, has {mechanism.strategy.describe()}")
-    return column
-
-
-def outputs(mechanism: Mechanism, released: np.ndarray) -> np.ndarray:
-    """Return `C u` of (trials, steps) sequences `u = x + sigma C^{-1} z`, the outputs of the mechanism."""
-    column = first_column(mechanism)
     return scipy.signal.lfilter(column, [1.0], np.asarray(released, np.float64), axis=1)
 
 

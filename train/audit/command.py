@@ -1,31 +1,24 @@
 """`python -m train.audit`: attack a training run with canaries; a lower bound on its epsilon.
 
-    python -m train.audit --plan plan.json --plot audit.png               # a small CNN on digits
+    python -m train.audit --plan plan.json                                  # a small CNN on digits
     python -m train.audit --plan plan.json --model my_project:what_i_train  # yours
 
 A canary is an example whose gradient is 100 clip norms long and along one coordinate of the model, so that
-`fit` clips it to the clip norm: the worst example of the guarantee. The releases in that coordinate are
-scored by the privacy loss of the plan's mechanism with a third of its noise, as an audit is to find too
-little noise.
+`fit` clips it to the clip norm: the worst example of the guarantee. Canaries are placed among the user's own
+examples in one run of the model, loss and optimizer: each is in or silent by a coin, and the coins are
+guessed from the releases (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxacct/proofs/audits.md). The
+adversary has the other examples and their participations: their contributions are subtracted
+(`train.audit.bystanders`). The releases in a canary's coordinate are scored by the privacy loss of the plan's
+mechanism with a third of its noise, as an audit is to find too little noise.
 
-independent   Canaries alone, each in its own coordinate, beside as many coordinates without one: independent
-              trials of the pipeline (batches, clipping, noise). Coins select trials and are guessed. Noise is
-              taken to be independent and of one distribution in all coordinates, which one-run does not need.
-              Exact tests of the same run compare its noise, canaries and batches with the plan
-              (`train.audit.checks`).
-one-run       Canaries among the user's own examples in one run of the model, loss and optimizer: each is in
-              or silent by a coin, and the coins are guessed from the releases (Steinke, Nasr, Jagielski 2023,
-              arXiv 2305.08846; jaxacct/proofs/audits.md). The adversary has the other examples and their
-              participations: their contributions are subtracted (`train.audit.bystanders`).
-
-Exit codes: 0 nothing contradicts the plan, 1 an audit does, or the run stopped, 2 bad input, 130 interrupted.
+Exit codes: 0 nothing contradicts the plan, 1 the audit does, or the run stopped, 2 bad input, 130
+interrupted.
 """
 
 import dataclasses
 import importlib
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,54 +30,45 @@ from jaxacct.common.files import check_target, holds_schema, write_atomically
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 from jaxacct.likelihood.loss import privacy_loss
-from jaxacct.report.figure import check_plot, save
 from jaxacct.report.run_card import read_plan
 
 from .. import command as _command
 from ..batches.sources import as_rows
 from ..options import TrainOptions
 from ..procedures.protocol import Request
-from .bounds import independent_bound, max_canaries, one_run_bound
+from .bounds import max_canaries, one_run_bound
 from .canaries import REAL, SILENT, Setting, quiet
-from .checks import FALSE_ALARM, Check, examine
-from .picture import picture
 
 CANARIES = 4000
 """Default number of canaries, where there is room."""
 SUSPECTED = 1 / 3
 """Fraction of the plan's noise that scores assume."""
 SCHEMA = "jaxacct-audit-1"
-KINDS = ("independent", "one-run")
 CAN_SEE = (
     "A lower bound above the plan's epsilon says that something is broken: too little noise, no clipping, "
-    "other batches than were accounted for. So does a check that is refuted: noise of another size, noise "
-    "that is correlated otherwise than the plan says or used again, a sum divided by the real batch size, "
-    "another sampling probability. All else proves nothing: an audit finds what its "
-    "canaries touch. It does not test whether examples join batches independently of each other. It does not "
-    "see rows that depend on other rows, statistics of the private data in a "
-    "loss or in public files, what is tuned on the private data, keys that leak, or a fault that spares the "
-    "coordinates of the canaries. The one-run audit trains on the data: to show its result to others is one "
-    "more run under the plan, and costs its epsilon again."
+    "other batches than were accounted for. All else proves nothing: an audit finds what its canaries touch. "
+    "It does not test how noise is correlated, what sums are divided by, or whether examples join batches "
+    "independently of each other. It does not see rows that depend on other rows, statistics of the private "
+    "data in a loss or in public files, what is tuned on the private data, keys that leak, or a fault that "
+    "spares the coordinates of the canaries. The audit trains on the data: to show its result to others is "
+    "one more run under the plan, and costs its epsilon again."
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one audit.
+    """Result of an audit.
 
     Attributes:
-      kind: of `KINDS`.
       lower: lower bound on epsilon (natural log, at least 0), false with probability 1 - confidence.
       epsilon, delta: the claim of the plan.
       confidence: of `lower`, and of the intervals together.
       canaries: number of canaries.
       intervals: exact (Clopper-Pearson) ones, (low, high) by name, of rates of the attack.
       counts: the counts of these rates.
-      checks: exact tests, which refute an honest run with probability `FALSE_ALARM` together; perhaps none.
       private_scores, private_present: (trials,) float32 and bool; they reveal what was in the run.
     """
 
-    kind: str
     lower: float
     epsilon: float
     delta: float
@@ -94,46 +78,31 @@ class Finding:
     counts: dict[str, int]
     private_scores: np.ndarray = field(repr=False, compare=False)
     private_present: np.ndarray = field(repr=False, compare=False)
-    checks: tuple[Check, ...] = ()
 
     @property
     def contradicts(self) -> bool:
-        """Whether the plan is refuted, by `lower` or by a check."""
-        return self.lower > self.epsilon or any(check.refuted for check in self.checks)
+        """Whether the plan is refuted."""
+        return self.lower > self.epsilon
 
     def statement(self) -> str:
         """Return the result in sentences."""
         rates = ", ".join(f"{name} [{low:.4g}, {high:.4g}]" for name, (low, high) in self.intervals.items())
         verdict = (
             f"the plan's {self.epsilon:.4g} is CONTRADICTED: something is broken"
-            if self.lower > self.epsilon
+            if self.contradicts
             else f"it does not contradict the plan's {self.epsilon:.4g}, and proves nothing beyond"
         )
         return (
-            f"{self.kind} audit, {self.canaries} canaries: epsilon at delta {self.delta:.4g} is at least "
+            f"one-run audit, {self.canaries} canaries: epsilon at delta {self.delta:.4g} is at least "
             f"{self.lower:.4g} with confidence {self.confidence:.10g}; {verdict}. "
-            f"Exact (Clopper-Pearson) intervals: {rates}. {self._checked()}"
-        )
-
-    def _checked(self) -> str:
-        if not self.checks:
-            return (
-                "Not tested here: how noise is correlated, what sums are divided by, batches "
-                "(the independent audit does)."
-            )
-        refuted = [f"{check.name} (p = {check.p_value:.2g})" for check in self.checks if check.refuted]
-        result = f"REFUTED: {', '.join(refuted)}: something is broken" if refuted else "none is refuted"
-        return (
-            f"{len(self.checks)} checks of noise, canaries and batches with false-alarm probability "
-            f"{FALSE_ALARM:g} in all: {result}."
+            f"Exact (Clopper-Pearson) intervals: {rates}."
         )
 
     def to_json(self) -> dict:
         """Return the fields that are not private."""
         named = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         shown = {name: value for name, value in named.items() if not name.startswith("private_")}
-        checks = [dataclasses.asdict(check) | {"refuted": check.refuted} for check in self.checks]
-        return shown | {"checks": checks, "contradicts": self.contradicts}
+        return shown | {"contradicts": self.contradicts}
 
 
 def audit(
@@ -144,7 +113,6 @@ def audit(
     *,
     optimizer: optax.GradientTransformation | None = None,
     clip_norm: float = 1.0,
-    kinds: Sequence[str] = KINDS,
     canaries: int | None = None,
     confidence: float = 0.95,
     wrt=None,
@@ -153,18 +121,17 @@ def audit(
     microbatch_size: int | None = None,
     normalize: bool = False,
     progress: Callable[[str, int, float], None] | bool | None = None,
-) -> list[Finding]:
-    """Return a `Finding` for each of `kinds`: attacks on runs of `fit` under a plan.
+) -> Finding:
+    """Return the `Finding` of an attack on a run of `fit` under a plan.
 
-    The plan is of correlated noise (`jaxacct.Plan`), for examples, batches not cut. `optimizer` is of the
-    one-run audit, SGD at 0.1 by default. `canaries` are `CANARIES` by default, or what examples, coordinates
-    and delta allow. `confidence` is of each finding. The other arguments are those of `fit`; coins follow
-    from `keys`.
+    The plan is of correlated noise (`jaxacct.Plan`), for examples, batches not cut. `optimizer` is SGD at 0.1
+    by default. `canaries` are `CANARIES` by default, or what examples, coordinates and delta allow. The other
+    arguments are those of `fit`; coins follow from `keys`.
 
     Raises:
       ValueError: bad arguments, or a plan that cannot be audited.
     """
-    _check(plan, kinds)
+    _check(plan)
     confidence = _validate.open_probability("confidence", confidence)
     request = Request(model, loss, dataset, options=TrainOptions(wrt=wrt, loss_key=loss_key))
     functional, params = request.functional()
@@ -178,24 +145,15 @@ def audit(
     )
     clip_norm = _validate.positive_number("clip_norm", clip_norm)
     setting = Setting(plan, functional, params, as_rows(dataset), clip_norm, options)
-    # The order of trials and the coins: secret as the keys are.
+    # The coins are as secret as the keys.
     generator = np.random.default_rng(None if keys is None else [int(word) for word in keys[0]])
-    found = []
-    for kind in kinds:
-        if kind == "independent":
-            found.append(_independent(setting, canaries, confidence, generator))
-        else:
-            chosen = optax.sgd(0.1) if optimizer is None else optimizer
-            found.append(_one_run(setting, canaries, confidence, generator, chosen))
-    return found
+    return _one_run(
+        setting, canaries, confidence, generator, optax.sgd(0.1) if optimizer is None else optimizer
+    )
 
 
-def _check(plan, kinds) -> None:
+def _check(plan) -> None:
     _validate.instance("plan", plan, Plan, "a jaxacct.Plan: other plans have no audit here")
-    for kind in kinds:
-        _validate.one_of("kinds", kind, KINDS)
-    if not kinds:
-        raise ValueError(f"kinds must be some of {', '.join(KINDS)}, got none")
     scheme = plan.mechanism.scheme
     if scheme.unit != "example":
         raise ValueError(f"plan must protect examples to be audited, protects a {scheme.unit}")
@@ -219,28 +177,6 @@ def _number(asked: int | None, max_number: int, of: str) -> int:
     return number
 
 
-def _independent(setting: Setting, canaries: int | None, confidence: float, generator) -> Finding:
-    plan, size = setting.plan, len(setting.rows)
-    number = _number(
-        canaries,
-        min(size, setting.coordinates // 2),
-        f"{size} examples and {setting.coordinates} coordinates, two a canary",
-    )
-    coordinates = np.arange(2 * number) * (setting.coordinates // (2 * number))
-    canary_of = np.full(size, SILENT, np.int32)
-    canary_of[:number] = coordinates[::2]
-    still = optax.set_to_zero()  # a canary's gradient is the same wherever the model is
-    observed = setting.observed(canary_of, coordinates, still)
-    checks = examine(plan.mechanism, observed, number, size, setting.amplitude)
-    found = _scores(plan, observed.outputs)
-    present, absent = found[::2], found[1::2]
-    bound = independent_bound(present, absent, plan.delta, confidence, plan.epsilon, generator)
-    lower, intervals, counts = bound
-    scores, members = np.concatenate([present, absent]), np.arange(2 * number) < number
-    claim = plan.epsilon, plan.delta, confidence
-    return Finding("independent", lower, *claim, number, intervals, counts, scores, members, checks)
-
-
 def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
     plan, size = setting.plan, len(setting.rows)
     by_delta = max_canaries(plan.delta, confidence, plan.epsilon)
@@ -248,7 +184,7 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
     if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence)[0] == 0:
         raise ValueError(
             f"plan must have a smaller delta than {plan.delta:.4g} for a one-run audit to find anything at "
-            f"confidence {confidence:.10g}: leave it out of kinds"
+            f"confidence {confidence:.10g}"
         )
     # By default a third of the examples stay what they are.
     max_number = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
@@ -258,10 +194,10 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)
     canary_of[:number] = np.where(inside, coordinates, SILENT)
-    scores = _scores(plan, setting.observed(canary_of, coordinates, optimizer).outputs)
+    scores = _scores(plan, setting.outputs(canary_of, coordinates, optimizer))
     lower, intervals, counts = one_run_bound(scores, inside, plan.delta, confidence)
     claim = plan.epsilon, plan.delta, confidence
-    return Finding("one-run", lower, *claim, number, intervals, counts, scores, inside)
+    return Finding(lower, *claim, number, intervals, counts, scores, inside)
 
 
 def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:
@@ -310,12 +246,9 @@ def run(
     model: str | None = None,
     canaries: int | None = None,
     confidence: float = 0.95,
-    independent: bool = True,
-    one_run: bool = True,
     clip_norm: float | None = None,
     microbatch_size: int | None = None,
     out: str | None = None,
-    plot: str | None = None,
     json_output: bool = False,
 ) -> int:
     """Attack training under a plan with canaries: a lower bound on its epsilon.
@@ -325,44 +258,33 @@ def run(
       model: module:function that returns a dictionary with model, loss and dataset as `fit` takes them
         (optimizer, clip_norm, wrt and loss_key too, if requested); by default a small CNN on digits.
       canaries: 4,000 by default, or what examples, coordinates and delta allow.
-      confidence: of each bound.
-      independent: canaries alone, in independent trials.
-      one_run: canaries among the data in one training run.
+      confidence: of the bound.
       clip_norm: norm that gradients are clipped to; 1 by default.
       microbatch_size: examples whose gradients are in memory at a time.
-      out: file for the findings, as JSON.
-      plot: file for a picture, a PNG.
+      out: file for the finding, as JSON.
       json_output: print one JSON object and nothing else.
     """
-    check_target(out, lambda path: holds_schema(path, SCHEMA), "findings of an audit", may_force=False)
-    check_plot(plot)
-    if plot is not None and out is not None and os.path.realpath(plot) == os.path.realpath(out):
-        raise ValueError(f"plot must be another file than out, both were {out!r}")
+    check_target(out, lambda path: holds_schema(path, SCHEMA), "the finding of an audit", may_force=False)
     covered = read_plan(plan)
     given = digits() if model is None else named(model)
     given |= {} if clip_norm is None else {"clip_norm": clip_norm}
-    kinds = [kind for kind, requested in zip(KINDS, (independent, one_run), strict=True) if requested]
     with watch(unit="steps") as progress:
         found = audit(
             **given,
             plan=covered,  # others are refused there
-            kinds=kinds,
             canaries=canaries,
             confidence=confidence,
             progress=progress or False,
             microbatch_size=microbatch_size,
         )
-    shown = {"schema": SCHEMA, "findings": [each.to_json() for each in found], "can_see": CAN_SEE}
-    if plot is not None:
-        save(picture(found), plot)
+    shown = {"schema": SCHEMA, "finding": found.to_json(), "can_see": CAN_SEE}
     if out is not None:
         write_atomically(out, json.dumps(shown, indent=1) + "\n")
     if json_output:
         print(json.dumps(shown))
     else:
-        print("\n".join(each.statement() for each in found))
-        print(CAN_SEE)
-    return 1 if any(each.contradicts for each in found) else 0
+        print(f"{found.statement()}\n{CAN_SEE}")
+    return 1 if found.contradicts else 0
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,8 +1,5 @@
 """Models for images and text, without batch norm, which would mix examples."""
 
-import itertools
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -26,36 +23,6 @@ class SmallCNN(nnx.Module):
         x = nnx.avg_pool(jnp.tanh(self.first(inputs)), (2, 2), (2, 2))
         x = nnx.avg_pool(jnp.tanh(self.second(x)), (2, 2), (2, 2))
         return self.last(x.reshape(*x.shape[:-3], -1))
-
-
-class VGG(nnx.Module):
-    """The VGG of DP-FTRL's CIFAR-10 experiments (Kairouz et al. 2021; arXiv 2602.09338, 7.2).
-
-    Convolutions of 32, 32, 64, 64, 128, 128 channels with ReLU, pooled by 2 after every second, a dense layer
-    of 128 and a linear one: 0.55 million parameters at 32 x 32 x 3.
-    """
-
-    def __init__(self, shape: tuple[int, int, int], num_classes: int, rngs: nnx.Rngs):
-        height, width, channels = shape
-        widths = (channels, 32, 32, 64, 64, 128, 128)
-        self.convolutions = nnx.List(
-            [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in itertools.pairwise(widths)]
-        )
-        self.dense = nnx.Linear(128 * (height // 8) * (width // 8), 128, rngs=rngs)
-        self.last = nnx.Linear(128, num_classes, rngs=rngs)
-
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Return (..., height, width, channels) to logits (..., classes)."""
-        x = inputs
-        for index, convolution in enumerate(self.convolutions):
-            x = nnx.relu(convolution(x))
-            if index % 2:
-                x = nnx.max_pool(x, (2, 2), (2, 2))
-        x = nnx.relu(self.dense(x.reshape(*x.shape[:-3], -1)))
-        return self.last(x)
-
-
-MODELS = {"cnn": SmallCNN, "vgg": VGG}
 
 
 def cross_entropy(model, example) -> jax.Array:
@@ -104,29 +71,6 @@ class Block(nnx.Module):
         found = jax.nn.dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(found.reshape(x.shape))
         return x + self.narrow(nnx.gelu(self.wide(self.norm(x))))
-
-
-def add_lora(model: nnx.Module, rank: int, rngs: nnx.Rngs) -> None:
-    """Give every `nnx.Linear` that is an attribute of a module in `model` an adapter, in place.
-
-    `x W + b` becomes `x W + b + x A B`, initially B = 0 (LoRA, arXiv 2106.09685); A and B are
-    `nnx.LoRAParam`, W and b stay the same arrays.
-    """
-    modules = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Module)]
-    for module in modules:
-        for name, linear in list(vars(module).items()):
-            if type(linear) is nnx.Linear:
-                sizes = linear.in_features, linear.out_features
-                given: dict[str, Any] = dict(lora_rank=rank, use_bias=linear.use_bias, rngs=rngs)
-                # Initializers that return the existing arrays: no other W is drawn.
-                given |= dict(kernel_init=_given(linear.kernel), bias_init=_given(linear.bias))
-                lora = nnx.LoRALinear(*sizes, **given)
-                lora.kernel, lora.bias = linear.kernel, linear.bias
-                setattr(module, name, lora)
-
-
-def _given(variable):
-    return lambda *_: variable[...]
 
 
 def next_token(model, tokens) -> jax.Array:

@@ -42,7 +42,7 @@ def train(plan: Plan, request: Request) -> Result:
     size = len(rows) if graph is None else None
     if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
-    clip_norm, norms = request.given_clip_norm(plan.mechanism.scheme.iterations)
+    clip_norm = request.given_clip_norm()
     loss, params = request.functional()
     rows = numbered(loss, rows)
     if mesh is not None:
@@ -62,7 +62,7 @@ def train(plan: Plan, request: Request) -> Result:
         batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
         clipping = _clipping(request, loss, params, batch, private)
         shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping.clipping)
-        shared |= dict(groups=groups, mesh=mesh, norms=norms)
+        shared |= dict(groups=groups, mesh=mesh)
 
         micro = _microbatch_size(request, loss, params, batch, clipping.clipping)
         parts: dict[str, Any] = dict(
@@ -76,8 +76,6 @@ def train(plan: Plan, request: Request) -> Result:
                 f"individual must not be given with {mechanism.adjacency}: it is for zero-out adjacency"
             )
         _check_individual(options)
-        if norms is not None:
-            raise ValueError("clip_norm must be one number with individual, got one for each step")
         shared |= dict(microbatch_size=request.given_microbatch_size() or largest)
         parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
         claim |= {"individual": repr(options.individual)}  # all of its fields but `continues`
@@ -97,7 +95,6 @@ def train(plan: Plan, request: Request) -> Result:
             clipping=clipping.clipping,
             normalize=options.normalize,
             clip_groups=described_groups,
-            clip_norms=norms,
             microbatch_size=micro,
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,

@@ -7,7 +7,7 @@ most 2 k C. Only noisy sums leave a round.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -125,16 +125,15 @@ def make_round(
     inner: optax.GradientTransformation | None = None,
     key=None,
     terms_at_once: int | None = None,
-    norms: Sequence[float] | None = None,
 ) -> PrivateStep:
     """Return one round: `step(state, rows (m, s, ..), mask (m,)) -> (state, private info)`, jitted.
 
     The outer optimizer gets noisy sums only, so its state is post-processing. The `inner` one goes through
-    the records of each term; the mean gradient by default. `norms` are as of `step.make_step`.
+    the records of each term; the mean gradient by default.
     """
     private = private_rounds(plan, clip_norm=clip_norm, key=key)
     terms = _term_loss(loss, inner)
-    return make_step(terms, private, optimizer, microbatch_size=terms_at_once, norms=norms)
+    return make_step(terms, private, optimizer, microbatch_size=terms_at_once)
 
 
 def _term_loss(loss: Callable[..., jax.Array], inner: optax.GradientTransformation | None) -> Loss:
@@ -153,7 +152,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
     if options.inner is not None and plan.run.clip == "individual":
         raise ValueError("inner must not be given for individual clipping: a term is one gradient")
     rounds, rows = request.steps(plan.iterations), request.rows(plan.dataset_size)
-    clip_norm, norms = request.given_clip_norm(plan.iterations)
+    clip_norm = request.given_clip_norm()
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
     optimizer = request.given_optimizer()
@@ -165,7 +164,6 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         inner=options.inner,
         key=noise_key,
         terms_at_once=request.given_microbatch_size(),
-        norms=norms,
     )
     terms = _term_loss(loss, options.inner)
     batch = _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size)
@@ -185,7 +183,6 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         traces=functools.partial(traces.of_parts, terms, optimizer),
         # As every step chooses.
         clipping=choose(terms.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=grid),
-        described=dict(clip_norms=norms),
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +16,6 @@ from .. import arguments
 from ..averages import average_of, averaging
 from ..batches import sampler
 from ..batches.sources import as_rows
-from ..clipping import norms_by_step
 from ..models.loss import Loss, as_loss, nnx_loss, public_key
 from ..optimizers import copied
 from ..options import TrainOptions
@@ -87,7 +86,7 @@ class Request:
     loss: Any
     data: Any
     optimizer: optax.GradientTransformation | None = None
-    clip_norm: float | Sequence[float] | None = None
+    clip_norm: float | None = None
     out: Any = None
     evaluate: Callable[[Any], dict[str, float]] | None = None
     batches: Iterable | None = None
@@ -112,17 +111,9 @@ class Request:
             raise ValueError(f"data must have the {whose} {number} rows, got {len(rows)}")
         return rows
 
-    def given_clip_norm(self, steps: int) -> tuple[float, list[float] | None]:
-        """Return (the clip norm that noise is for, by default 1; norms by step, or None where all are equal).
-
-        Args:
-          steps: number of steps of the plan.
-        """
-        given = 1.0 if self.clip_norm is None else self.clip_norm
-        if isinstance(given, str) or not (isinstance(given, Sequence) or getattr(given, "ndim", 0)):
-            return _validate.positive_number("clip_norm", given), None
-        norms = norms_by_step.checked(given, steps)
-        return max(norms), norms
+    def given_clip_norm(self) -> float:
+        """Return the clip norm, by default 1; ValueError unless it is a positive number."""
+        return 1.0 if self.clip_norm is None else _validate.positive_number("clip_norm", self.clip_norm)
 
     def given_optimizer(self) -> optax.GradientTransformation:
         """Return the optimizer; ValueError where it is missing or none of optax."""

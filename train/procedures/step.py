@@ -6,7 +6,7 @@ What the loss reads beside the parameters (`train.models.loss`) is an argument o
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chex
@@ -21,7 +21,6 @@ from jaxacct.common import validate as _validate
 from ..clipping.automatic import AUTO, GHOST, PER_EXAMPLE, choose
 from ..clipping.ghost import ghost_gradient_sum
 from ..clipping.groups import Groups
-from ..clipping.norms_by_step import divided, multiplied, shares_of
 from ..clipping.per_example import ClippedSum, clipped_gradient_sum
 from ..models.loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
 from ..noise.normals import next_key, normals_of
@@ -195,7 +194,6 @@ def make_step(
     clipping: str = AUTO,
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
-    norms: Sequence[float] | None = None,
 ) -> PrivateStep:
     """Return a private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -216,7 +214,6 @@ def make_step(
       groups: of parameters, by `train.clipping.groups.partition`.
       mesh: as in `train.clipping.per_example`.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
-      norms: public clip norms by step, at most the clip norm of `private` (`train.clipping.norms_by_step`).
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
     if not isinstance(private, Privatizer):
@@ -230,17 +227,12 @@ def make_step(
             f"loss_key must not be given with {private.mechanism.adjacency} adjacency: keys follow the index "
             "of an example, and without one example all later ones have another index"
         )
-    shares = None if norms is None else shares_of(norms, private.grid.clip_norm)
 
     def step(
         state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs=()
     ) -> tuple[TrainState, StepInfo]:
         _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
-        now, share = loss.at(state.noise.step), None
-        if shares is not None:
-            share = shares[state.noise.step]
-            now = divided(now, share)
-        given = now, state.params, batch
+        given = loss.at(state.noise.step), state.params, batch
         shared: dict[str, Any] = dict(grid=private.grid, microbatch_size=microbatch_size, has_aux=has_aux)
         kind = clipping
         if kind == AUTO:
@@ -248,10 +240,7 @@ def make_step(
         shared |= dict(normalize=normalize, skip_padding=skip_padding, groups=groups, mesh=mesh)
         shared |= dict(equal_rows=private.mechanism.is_add_or_remove)
         found = CLIPPINGS[kind](*given, mask, **shared)
-        if share is not None:
-            norms_found, losses = multiplied((found.norms, found.losses), share)
-            found = found._replace(norms=norms_found, losses=losses)
-        return advance(private, optimizer, state, found, mask, fresh, mesh, specs, share)
+        return advance(private, optimizer, state, found, mask, fresh, mesh, specs)
 
     return PrivateStep(step, loss, private, optimizer, mesh)
 
@@ -265,7 +254,6 @@ def advance(
     fresh: Fresh | None = None,
     mesh: jax.sharding.Mesh | None = None,
     specs: tuple[jax.sharding.PartitionSpec, ...] = (),
-    share=None,
 ) -> tuple[TrainState, StepInfo]:
     """Return the state after noise on the sum and the optimizer update, and the private log.
 
@@ -278,7 +266,6 @@ def advance(
       fresh: the step's noise, if it is computed already; without a mesh.
       mesh: devices.
       specs: sharding of each parameter and its kept noise over the mesh.
-      share: what the noisy mean is multiplied by before the optimizer; public. 1 by default.
     """
     chex.assert_trees_all_equal_shapes(found.total.shaped, state.params)
     chex.assert_equal_shape([found.losses, found.norms, mask])
@@ -287,8 +274,6 @@ def advance(
     else:
         gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, specs)
     chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
-    if share is not None:
-        gradient = multiplied(gradient, share)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     real = jnp.maximum(1, mask.sum())

@@ -53,7 +53,6 @@ _DIGESTS = {
     "program": "program (model, loss, optimizer, batch, or a release of jaxacct that computes otherwise)",
     "generator": "generator of noise (a release that draws otherwise)",
     "clip_groups": "partition of the parameters, or other norms of its parts (clip_groups)",
-    "clip_norms": "clip_norm of some step",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
 # What may change where a run continues elsewhere, and which of it shows that it does (`options.MAY_CHANGE`).

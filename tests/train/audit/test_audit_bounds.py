@@ -8,8 +8,6 @@ import scipy
 
 from train.audit.bounds import (
     clopper_pearson,
-    epsilon_lower_bound,
-    independent_bound,
     max_canaries,
     one_run_bound,
     price,
@@ -40,38 +38,12 @@ def test_bounds_hold_as_often_as_they_say_and_come_near(epsilon, delta):
 
     150 trials that fail with probability at most 0.1 fail more than 36 times with probability 2e-7.
     """
-    rng, failed, best = np.random.default_rng(1), np.zeros(3), np.zeros(3)
+    rng, found = np.random.default_rng(1), []
     for _ in range(150):
         coins = rng.random(400) < 0.5
-        scores = response(rng, coins, epsilon, delta)
-        sides = [response(rng, np.full(180, side), epsilon, delta) for side in (True, False)]
-        found = (
-            one_run_bound(scores, coins, delta, 0.9)[0],
-            epsilon_lower_bound(*sides, delta, 0.9)[0],
-            independent_bound(*sides, delta, 0.9, epsilon, rng)[0],
-        )
-        failed += np.array(found) > epsilon
-        best += np.array(found) / 150
-    assert max(failed) <= 36, failed
-    assert min(best) > 0.35 * epsilon and best[2] > best[1] + 0.1, best
-
-
-def test_equal_scores_do_not_show_the_coins():
-    """All guessed "in": the first of the trials, which are those with the canary, must not come first."""
-    rng = np.random.default_rng(0)
-    assert independent_bound(np.ones(400), np.ones(400), 0.0, 0.95, 1.0, rng)[0] == 0
-    # Where delta costs too much, the rates are used; 400 coins at delta 0.1 would refuse nothing.
-    sides = rng.normal(3.0, 1, 400), rng.normal(0.0, 1, 400)
-    found = independent_bound(*sides, 0.1, 0.95, 1.0, rng)
-    assert found[0] > 1 and set(found[1]) == {"true positive rate", "false positive rate"}
-    assert one_run_bound(np.concatenate(sides), np.arange(800) < 400, 0.1, 0.95)[0] == 0
-
-
-def test_a_threshold_is_chosen_on_other_trials():
-    """Scores without information: chosen on the counted trials, the best threshold seems informative."""
-    rng = np.random.default_rng(0)
-    found = sum(epsilon_lower_bound(*rng.random((2, 1000)), 0.0, 0.5)[0] > 0 for _ in range(300))
-    assert found <= 195  # more with probability 1e-7; 45 are, and 217 were on the same trials
+        found.append(one_run_bound(response(rng, coins, epsilon, delta), coins, delta, 0.9)[0])
+    assert sum(lower > epsilon for lower in found) <= 36, found
+    assert np.mean(found) > 0.35 * epsilon, found
 
 
 def test_the_price_of_delta_is_paid():

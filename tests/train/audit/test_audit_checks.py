@@ -1,28 +1,24 @@
-"""Checks of the independent audit: p-values of honest runs, and mistakes planted into the trainer."""
+"""Exact checks of what the trainer releases: p-values of honest runs, and mistakes planted into it."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy
 
 import train.procedures.bandmf
 import train.procedures.step
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
+from tests.train.audit import exact_checks
+from tests.train.audit.exact_checks import FALSE_ALARM, Observed, examine, observe
 from tests.train.plans import plan
-from train.audit.canaries import SILENT, Observed, Setting
-from train.audit.checks import FALSE_ALARM, examine
-from train.audit.command import audit
 from train.batches.sampler import Sampler
-from train.batches.sources import as_rows
 from train.clipping.grid import Grid, GridSum
-from train.models.loss import as_loss
 from train.noise.normals import normals_of
 from train.optimizers import Privatizer
-from train.options import TrainOptions
 
 pytestmark = pytest.mark.optimized  # as test_audit.py
 
@@ -32,22 +28,16 @@ PLAN = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separat
 SCHEME = PLAN.mechanism.scheme
 OFTEN = dataclasses.replace(SCHEME, sampling_probability=1.25 * SCHEME.sampling_probability)
 POISSON = BMinSep(STEPS, 1, SCHEME.participation_rate)
+PARAMS = {"a": jnp.zeros(500), "b": jnp.zeros(300)}
 
 
 def refuted() -> set[str]:
-    """What the audit of the trainer as it is refutes, by name."""
-    params, data = {"a": jnp.zeros(500), "b": jnp.zeros(300)}, np.zeros(ROWS, np.float32)
-
-    def nothing(params, example):
-        return 0.0 * params["a"][0] * example
-
-    options = dict(clip_norm=CLIP, microbatch_size=16, keys=KEYS, kinds=("independent",), progress=False)
-    (finding,) = audit(params, nothing, data, PLAN, **options)
-    assert len(finding.checks) == 13 and finding.canaries == ROWS
-    names = {check.name for check in finding.checks if check.refuted}
-    assert finding.contradicts == bool(names)
-    assert all((name in finding.statement()) == (name in names) for name in names)
-    return names
+    """What the checks of the trainer as it is refute, by name."""
+    canary_of = np.arange(0, 2 * ROWS, 2, dtype=np.int32)
+    observed = observe(PLAN, PARAMS, canary_of, np.arange(2 * ROWS), clip_norm=CLIP, keys=KEYS)
+    checks = examine(PLAN.mechanism, observed, ROWS, ROWS)
+    assert len(checks) == 13
+    return {check.name for check in checks if check.refuted}
 
 
 def other_updates(change):
@@ -208,7 +198,7 @@ def honest(generator, steps=24, canaries=150, examples=400):
 
 
 def p_values(mechanism, observed) -> dict[str, float]:
-    checks = examine(mechanism, observed, len(observed.outputs) // 2, 400, 1.0)
+    checks = examine(mechanism, observed, len(observed.outputs) // 2, 400)
     assert sum(check.level for check in checks) == pytest.approx(FALSE_ALARM)
     return {check.name: check.p_value for check in checks}
 
@@ -282,14 +272,8 @@ def test_each_check_refutes_what_it_is_for():
 def test_the_bound_on_rounding_holds(strategy):
     """Outputs of silent coordinates against the noise's own normals in float64."""
     made = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, sigma=0.8, strategy=strategy)
-    params = {"a": jnp.zeros(500), "b": jnp.zeros(300)}
-    options = TrainOptions(keys=KEYS, verify=False, microbatch_size=16, prefetch=0)
-    rows = as_rows(np.zeros(ROWS, np.float32))
-    setting = Setting(
-        made, as_loss(lambda params, row: 0.0 * params["a"][0] * row), params, rows, CLIP, options
-    )
-    silent = np.full(ROWS, SILENT, np.int32)
-    observed = setting.observed(silent, np.arange(800), optax.set_to_zero())
+    silent = np.full(ROWS, -1, np.int32)
+    observed = observe(made, PARAMS, silent, np.arange(800), clip_norm=CLIP, keys=KEYS)
     exact = [np.concatenate(normals_of(KEYS[1], step, [(500,), (300,)])) for step in range(STEPS)]
     exact = np.stack(exact, axis=1)
     worst = np.abs(observed.outputs - 0.8 * exact).max()
@@ -299,15 +283,31 @@ def test_the_bound_on_rounding_holds(strategy):
 def test_the_bound_on_rounding_has_every_part():
     """Noise and a canary are rounded to the grid, by a unit each; releases to float32, twice."""
     made = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separation=3, bands=3, sigma=0.5)
-    params, options = {"a": jnp.zeros(3)}, TrainOptions(keys=KEYS)
-    setting = Setting(made, as_loss(lambda params, row: 0.0), params, as_rows(np.zeros(ROWS)), CLIP, options)
     column = np.abs(np.asarray(made.mechanism.strategy.array, np.float64))[:STEPS]
     unit = 2.0 ** -Grid.of(made.mechanism, CLIP).bits
     of_grid = 2 * np.abs(column).sum() * unit
-    assert setting._rounding(np.zeros((2, STEPS))) == pytest.approx(of_grid, rel=1e-12)
+    assert exact_checks.rounding(made.mechanism, np.zeros((2, STEPS)), CLIP) == pytest.approx(
+        of_grid, rel=1e-12
+    )
     sums = 1e4 * np.random.default_rng(0).normal(size=(2, STEPS))
     outputs = [
         sum(column[j] * abs(row[i - j]) for j in range(min(3, i + 1))) for row in sums for i in range(STEPS)
     ]
     of_float32 = 2 * 2.0**-23 * max(outputs) / CLIP
-    assert setting._rounding(sums) == pytest.approx(of_grid + of_float32, rel=1e-12) and of_float32 > of_grid
+    found = exact_checks.rounding(made.mechanism, sums, CLIP)
+    assert found == pytest.approx(of_grid + of_float32, rel=1e-12) and of_float32 > of_grid
+
+
+@pytest.mark.parametrize("scale", [0.3, 2.0], ids=["short", "long"])
+def test_the_p_value_of_norms_counts_both_sides_and_every_row(scale):
+    rows = scale * np.random.default_rng(0).normal(size=(3, 7))
+    squares = scipy.stats.gamma(7 / 2, scale=2)  # the chi-square distribution
+    tails = [min(squares.cdf(row @ row), squares.sf(row @ row)) for row in rows]
+    assert exact_checks._energy(rows, 0.0) == pytest.approx(6 * min(tails), rel=1e-9, abs=0)
+
+
+def test_the_p_value_of_the_distribution_is_two_sided():
+    noise = 1.4 * np.random.default_rng(1).normal(size=(20, 30))
+    distance = scipy.stats.kstest(noise.ravel(), "norm").statistic
+    expected = 2 * math.exp(-1200 * distance**2)
+    assert exact_checks._normality(noise, 0.0) == pytest.approx(expected, rel=1e-9, abs=0)

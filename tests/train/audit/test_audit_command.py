@@ -1,8 +1,7 @@
-"""Audits of a user's model: faults that are planted are found, nothing else is, and the command says so."""
+"""An audit of a user's model: faults that are planted are found, nothing else is, and the command says so."""
 
 import dataclasses
 import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from tests.stored_plans import with_derived
 from tests.train.plans import plan, plan_of
 from train.audit import canaries, command
 from train.audit.canaries import outputs
-from train.audit.command import KINDS, Finding, audit, named, picture
+from train.audit.command import Finding, audit
 from train.batches import sampler
 from train.batches.sources import as_rows
 from train.options import TrainOptions
@@ -62,45 +61,36 @@ def no_clipping(real):
     return broken
 
 
-CLIPPING = pytest.param(no_clipping, id="clipping")
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(None, id="honest"), pytest.param(less_noise, id="noise"), CLIPPING]
-)
-def test_both_audits_find_planted_faults_and_nothing_else(fault, monkeypatch):
+@pytest.mark.parametrize("fault", [None, less_noise, no_clipping], ids=["honest", "noise", "clipping"])
+def test_planted_faults_are_found_and_nothing_else(fault, monkeypatch):
     if fault:
         monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
-    kinds = KINDS if fault is not no_clipping else KINDS[1:]
-    found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP, kinds=kinds)
-    assert [each.kind for each in found] == list(kinds)
-    for each in found:
-        assert each.contradicts == (fault is not None), each.statement()
-        assert each.lower >= 0
-        assert ("CONTRADICTED" in each.statement()) == each.contradicts
-        shown = json.dumps(each.to_json())
-        assert "private" not in shown and "scores" not in shown and "present" not in shown
-        assert "private" not in repr(each)
-        assert len(each.private_scores) == len(each.private_present)
-    assert [each.canaries for each in found] == [1050, 800][-len(kinds) :]
+    found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP)
+    assert found.contradicts == (fault is not None), found.statement()
+    assert found.lower >= 0
+    assert ("CONTRADICTED" in found.statement()) == found.contradicts
+    shown = json.dumps(found.to_json())
+    assert "private" not in shown and "scores" not in shown and "present" not in shown
+    assert "private" not in repr(found)
+    assert len(found.private_scores) == len(found.private_present) == found.canaries == 800
 
 
 def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monkeypatch):
     """Out means silent, the pair of the guarantee, and not replaced; half are in, others with other keys."""
     seen = []
 
-    def observed(setting, canary_of, coordinates, optimizer):
+    def silence(setting, canary_of, coordinates, optimizer):
         seen.append((canary_of, coordinates))
-        return canaries.Observed(np.zeros((len(coordinates), 4)), [np.arange(ROWS)] * 4, 0.0)
+        return np.zeros((len(coordinates), 4))
 
-    monkeypatch.setattr(canaries.Setting, "observed", observed)
+    monkeypatch.setattr(canaries.Setting, "outputs", silence)
 
     def scored(mechanism, outputs):
         assert mechanism.noise_multiplier == PLAN.mechanism.noise_multiplier / 3
         return outputs.sum(axis=1)
 
     monkeypatch.setattr(command, "privacy_loss", scored)
-    one, other = (audit(**given(), plan=PLAN, kinds=("one-run",))[0] for _ in range(2))
+    one, other = (audit(**given(), plan=PLAN) for _ in range(2))
     canary_of, coordinates = seen[0]
     assert (canary_of[800:] == canaries.REAL).all() and len(set(coordinates)) == 800
     np.testing.assert_array_equal(
@@ -108,10 +98,6 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
     )
     assert 280 < one.private_present.sum() < 520  # fails with probability 1e-16
     assert (one.private_present != other.private_present).any()
-    audit(**given(), plan=PLAN, kinds=("independent",), canaries=500)
-    canary_of, coordinates = seen[-1]
-    assert (canary_of[500:] == canaries.SILENT).all() and len(set(coordinates)) == 1000
-    np.testing.assert_array_equal(canary_of[:500], coordinates[::2])
 
 
 @pytest.mark.slow
@@ -119,7 +105,7 @@ def test_the_command_on_digits(tmp_path, capsys):
     """As it comes, in some fifteen seconds."""
     plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
     code, out, _ = run(capsys, "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json")
-    assert code == 0 and "independent audit, 1440 canaries" in out and "one-run audit, 960" in out
+    assert code == 0 and "one-run audit, 960" in out
 
 
 @pytest.mark.slow
@@ -129,10 +115,9 @@ def test_a_network_is_audited(fault, monkeypatch):
     covered = plan("poisson", dataset_size=1440, iterations=4, rate=0.9, sigma=4.0, epsilon=2.2)
     if fault:
         monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
-    independent, one_run = audit(**command.digits(), plan=covered, keys=KEYS)
-    assert independent.contradicts == (fault is not None), independent.statement()
-    assert one_run.contradicts == (fault is not None), one_run.statement()
-    assert one_run.lower > 0.2
+    found = audit(**command.digits(), plan=covered, keys=KEYS)
+    assert found.contradicts == (fault is not None), found.statement()
+    assert found.lower > 0.2
 
 
 def jittered(params, example, key):
@@ -157,9 +142,7 @@ def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(n
     there = np.array([[np.isin([0, 2], (batch := members.next()).indices[batch.mask])] for _ in range(3)])
     assert there.any() and not there.all()
     # The optimizer moves, so that the gradients of later steps are others.
-    found = setting.observed(canary_of, np.arange(7), optax.sgd(0.5, momentum=0.9))
-    seen = found.outputs
-    np.testing.assert_array_equal([[np.isin([0, 2], batch)] for batch in found.batches], there)
+    seen = setting.outputs(canary_of, np.arange(7), optax.sgd(0.5, momentum=0.9))
     expected = np.zeros((7, 3))
     expected[[4, 2]] = there[:, 0].T
     np.testing.assert_allclose(seen, expected, atol=1e-2)  # sigma 1e-3, ten standard deviations
@@ -183,18 +166,13 @@ def test_what_is_released_becomes_outputs_by_the_matrix():
 
 
 REFUSED = [
-    (dict(canaries=1201), "canaries must be at most 1050 with 1200 examples and 2101 coordinates, two a"),
+    (dict(canaries=1201), "canaries must be at most 1200 with 1200 examples, 2101 coordinates and delta"),
     (dict(canaries=1), "canaries must be at least 2"),
     (dict(canaries=0), "canaries must be"),
     (dict(confidence=1.0), "confidence must be"),
-    (dict(kinds=()), "kinds must be some of independent, one-run, got none"),
-    (dict(kinds=("both",)), "kinds must be"),
     (dict(clip_norm=-1.0), "clip_norm must be"),
     (dict(plan="plan.json"), "plan must be a jaxacct.Plan"),
-    (
-        dict(plan=plan_of(PLAN.mechanism, ROWS, 1.4, delta=0.01), kinds=("one-run",)),
-        "smaller delta than 0.01 for a one",
-    ),
+    (dict(plan=plan_of(PLAN.mechanism, ROWS, 1.4, delta=0.01)), "smaller delta than 0.01 for a one"),
     (dict(plan=with_derived(PLAN, truncation_delta=1e-6)), "plan must not truncate batches"),
 ]
 
@@ -210,7 +188,7 @@ def test_what_an_audit_does_not_see_is_refused():
     """Batches that are cut: those left out depend on who else is there."""
     assert TruncatedBMinSep.side_information is not None
     empty = {"model": {"w": jnp.zeros(1)}, "loss": loss, "dataset": given()["dataset"]}
-    with pytest.raises(ValueError, match="canaries must be at least 2, there is room for 0 with 1200"):
+    with pytest.raises(ValueError, match="canaries must be at least 2, there is room for 1 with 1200"):
         audit(**empty, plan=PLAN)
 
 
@@ -234,51 +212,35 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     PLAN.save(tmp_path / "plan.json")
     mine = ["--plan", tmp_path / "plan.json", "--model", "my_model_of_tests:mine"]
-    mine += ["--out", tmp_path / "audit.json", "--plot", tmp_path / "audit.png"]
+    mine += ["--out", tmp_path / "audit.json"]
     scores, there, asked = np.arange(4.0), np.array([True, False, True, False]), []
-    found = Finding("one-run", 0.5, 1.0, 1e-5, 0.95, 4, {"accuracy of guesses": (0.6, 1)}, {}, scores, there)
+    found = Finding(0.5, 1.0, 1e-5, 0.95, 4, {"accuracy of guesses": (0.6, 1)}, {}, scores, there)
 
     def canned(**options):
         asked.append(options)
-        if not options["kinds"]:
-            raise ValueError("kinds must be some of these")
-        return [dataclasses.replace(found, lower=lower) for lower in lowers]
+        return dataclasses.replace(found, lower=lower)
 
     monkeypatch.setattr(command, "audit", canned)
-    lowers = [0.5]
-    code, out, _ = run(capsys, *mine, "--no-independent")
+    lower = 0.5
+    code, out, _ = run(capsys, *mine)
     assert code == 0 and "one-run audit, 4 canaries" in out and "proves nothing" in out
     assert "costs its epsilon again" in out and asked[0]["plan"] == PLAN
-    given = {"model": 1, "loss": 2, "dataset": 3, "clip_norm": 0.5, "kinds": ["one-run"], "confidence": 0.95}
+    given = {"model": 1, "loss": 2, "dataset": 3, "clip_norm": 0.5, "confidence": 0.95}
     assert given.items() <= asked[0].items() and asked[0].get("keys") is None
     stored = json.loads((tmp_path / "audit.json").read_text())
-    assert stored["findings"] == [json.loads(json.dumps(found.to_json()))]
-    assert (tmp_path / "audit.png").read_bytes().startswith(b"\x89PNG")
-    lowers = [0.5, 1.5]
+    assert stored["finding"] == json.loads(json.dumps(found.to_json()))
+    lower = 1.5
     code, out, _ = run(capsys, *mine, "--json-output", "--clip-norm", "2")
-    assert code == 1 and [each["contradicts"] for each in json.loads(out)["findings"]] == [False, True]
-    assert asked[1]["clip_norm"] == 2 and asked[1]["kinds"] == list(KINDS)
+    assert code == 1 and json.loads(out)["finding"]["contradicts"] and asked[1]["clip_norm"] == 2
     (tmp_path / "other.txt").write_text("mine")
     for words, said in (
         (["--model", "my_model_of_tests"], "model must be module:function"),
         (["--model", "no_such_module:f"], "no_such_module:f cannot be imported"),
         (["--model", "my_model_of_tests:bad"], "must return a dictionary of model, loss and dataset"),
         (["--out", tmp_path / "other.txt"], "out"),
-        (["--plot", tmp_path / "no/such/audit.png"], "plot must be in a folder that exists"),
-        (["--plot", tmp_path / "audit.json"], "plot"),
         (["--plan", tmp_path / "other.txt"], "plan"),
-        (["--no-one-run", "--no-independent"], "kinds must be some of"),
     ):
         pairs = zip(mine[::2], mine[1::2], strict=True)
         kept = [word for pair in pairs if pair[0] not in words for word in pair]
         code, _, error = run(capsys, *kept, *words)
         assert code == 2 and said in error and error.count("\n") == 1, (words, error)
-
-
-def test_a_picture_of_any_findings():
-    """Also where no score is finite and nothing was found."""
-    scores = np.array([np.nan, np.inf, 0.0, 1.0])
-    there = np.array([True, False, True, False])
-    found = Finding("one-run", 0.0, 1.0, 1e-5, 0.95, 4, {}, {}, scores, there)
-    assert len(picture([found, dataclasses.replace(found, lower=2.0)]).axes) == 3
-    assert sys.modules["train.audit.command"].named is named

@@ -144,8 +144,7 @@ def remember_the_round_before(monkeypatch):
         def trace(self, state, rows, mask):
             return self._step.trace(state, jax.tree.map(lambda r: np.concatenate([r, r], axis=1), rows), mask)
 
-    def broken(plan, loss, optimizer, *, clip_norm, inner, key, terms_at_once, norms):
-        assert norms is None
+    def broken(plan, loss, optimizer, *, clip_norm, inner, key, terms_at_once):
         private = train.procedures.batch_clipping.private_rounds(plan, clip_norm=clip_norm, key=key)
         return Leaky(make_step(term, private, optimizer, microbatch_size=terms_at_once))
 

@@ -1,10 +1,10 @@
-"""Exact tests of noise, canaries and batches of the independent audit against the plan.
+"""What a run of `fit` releases in the coordinates of canaries, and exact tests of it against the plan.
 
-Where no example moves a coordinate, C times the releases is the mechanism's noise: independent standard
-normals in units of its deviation, for each coordinate and step. Where a canary does, subtracting C times its
-participations leaves the same. Both hold up to rounding, whose bound is subtracted from every statistic.
-Batches are compared with the distribution of the plan's scheme. Proof that p-values are valid:
-jaxacct/proofs/audits.md.
+Every example is a canary, alone in its coordinate, or silent. Where no example moves a coordinate, C times
+the releases is the mechanism's noise: independent standard normals in units of its deviation, for each
+coordinate and step. Where a canary does, subtracting C times its participations leaves the same. Both hold up
+to rounding, whose bound is subtracted from every statistic. Batches are compared with the distribution of the
+plan's scheme. Proof that p-values are valid: jaxacct/proofs/audits.md.
 """
 
 import functools
@@ -15,18 +15,117 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import scipy
+from jax.experimental import io_callback
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Scheme
-
-from .canaries import Observed, first_column, outputs
+from train.audit.bounds import clopper_pearson
+from train.audit.canaries import LENGTH, outputs
+from train.batches.sources import ArrayRows
+from train.clipping.grid import Grid
+from train.options import TrainOptions
+from train.training import fit
 
 FALSE_ALARM = 1e-6
 """Probability that any check refutes an honest run; divided equally among the checks."""
 _AT_A_TIME = 256
 _RATES = np.concatenate([sign * np.geomspace(1e-5, 8, 64) for sign in (1, -1)])
 """Exponents of the Chernoff bound; each gives a valid bound, and the best of them is close to the optimum."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a run releases at some coordinates.
+
+    Attributes:
+      outputs: (coordinates, steps) float64: outputs of the mechanism per clip norm.
+      batches: the examples of each step.
+      rounding: bound on the error of an output by rounding to the grid and to float32.
+    """
+
+    outputs: np.ndarray
+    batches: list[np.ndarray]
+    rounding: float
+
+
+class _Rows(ArrayRows):
+    """A data set that keeps the batch that was read last."""
+
+    last = np.zeros(0, np.int64)
+
+    def take(self, indices, size: int):
+        jax.effects_barrier()  # the step before has used its batch
+        self.last = np.array(indices, np.int64)
+        return super().take(indices, size)
+
+
+def observe(plan, params, canary_of, coordinates, *, clip_norm, keys) -> Observed:
+    """Run `fit` on canaries alone and return what it releases at `coordinates` of the flattened parameters.
+
+    `canary_of`, (examples,) int32, has the coordinate of each example's canary, or -1 for a silent example.
+    """
+    steps = plan.mechanism.scheme.iterations
+    rows, log = _Rows(canary_of), np.full((steps, len(coordinates)), np.nan, np.float32)
+    batches: list[np.ndarray] = [np.zeros(0, np.int64)] * steps
+
+    def flat(tree):
+        return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+    def loss(params, at):
+        return jnp.where(at >= 0, LENGTH * clip_norm * flat(params)[jnp.maximum(at, 0)], 0.0)
+
+    def write(step, row):
+        log[int(step)], batches[int(step)] = np.asarray(row), rows.last
+
+    def update(updates, step, params=None):
+        io_callback(write, None, step, flat(updates)[coordinates])
+        return jax.tree.map(jnp.zeros_like, updates), step + 1
+
+    record = optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+    options = TrainOptions(keys=keys, microbatch_size=16, progress=False, verify=False, prefetch=0)
+    fit(plan, params, loss, rows, record, clip_norm=clip_norm, options=options)
+    jax.effects_barrier()
+    assert np.isfinite(log).all()
+    sums = log.T * plan.expected_batch_size
+    return Observed(
+        outputs(plan.mechanism, sums / clip_norm), batches, rounding(plan.mechanism, sums, clip_norm)
+    )
+
+
+def rounding(mechanism: Mechanism, sums: np.ndarray, clip_norm: float) -> float:
+    """Bound on the rounding error of outputs, per clip norm: of the grid, then of float32."""
+    sizes = np.abs(mechanism.strategy.array[: sums.shape[1]])
+    # Noise and a canary's gradient are rounded to the grid, with errors of at most a unit.
+    grid = 2 * sizes.sum() * 2.0 ** -Grid.of(mechanism, clip_norm).bits
+    # A release is rounded to float32 once, and twice when it is scaled to a sum per clip norm.
+    worst = scipy.signal.lfilter(sizes, [1.0], np.abs(sums, dtype=np.float64), axis=1).max()
+    return float(grid + 2.0**-22 * worst / clip_norm)
+
+
+def epsilon_lower_bound(present: np.ndarray, absent: np.ndarray, delta: float, confidence: float) -> float:
+    """Return a lower bound on epsilon at `delta` from independent trials, false with 1 - confidence.
+
+    An event has probability `a <= e^epsilon b + delta` under neighbouring data sets, so epsilon is at least
+    `log((a - delta) / b)`. The event, a score above or not above a threshold, is chosen on the first half of
+    the trials; on the second the Clopper-Pearson bounds on a and b fail with probability
+    `(1 - confidence) / 2` each. `present` and `absent` are (trials,) scores with and without the canary.
+    """
+    half, level = len(present) // 2, (1 - confidence) / 2
+    first, second = (present[:half], absent[:half]), (present[half:], absent[half:])
+
+    def lower(threshold, above, sides):
+        p, q = (np.sort(side) for side in (sides if above else sides[::-1]))
+        hits, false = (np.searchsorted(side, threshold, side="right") for side in (p, q))
+        hits, false = (len(p) - hits, len(q) - false) if above else (hits, false)
+        low, high = clopper_pearson(hits, len(p), level)[0], clopper_pearson(false, len(q), level)[1]
+        return np.log(np.maximum(low - delta, 1e-300) / high)
+
+    thresholds = np.quantile(np.concatenate(first), np.linspace(0.02, 0.98, 97))
+    found = {above: lower(thresholds, above, first) for above in (True, False)}
+    above = bool(found[True].max() >= found[False].max())
+    return max(0.0, float(lower(thresholds[found[above].argmax()], above, second)))
 
 
 @dataclass(frozen=True)
@@ -49,22 +148,20 @@ class Check:
         return self.p_value < self.level
 
 
-def examine(
-    mechanism: Mechanism, observed: Observed, canaries: int, dataset_size: int, amplitude: float
-) -> tuple[Check, ...]:
+def examine(mechanism: Mechanism, observed: Observed, canaries: int, dataset_size: int) -> tuple[Check, ...]:
     """Test a run in which the first `canaries` examples are canaries and all others are silent.
 
-    Coordinates are observed in pairs; the first of each has the canary of the example of its number.
-    `amplitude` is what one participation of a canary contributes, in clip norms.
+    Coordinates are observed in pairs; the first of each has the canary of the example of its number. One
+    participation of a canary contributes a clip norm.
     """
     present, silent = (observed.outputs[side::2] / mechanism.noise_multiplier for side in (0, 1))
-    rounding = observed.rounding / mechanism.noise_multiplier
+    error = observed.rounding / mechanism.noise_multiplier
     joined = _participations(observed.batches, canaries)
     expected = mechanism.scheme.expected_batch_sizes(dataset_size)
-    residual = present - outputs(mechanism, joined * (amplitude / mechanism.noise_multiplier))
+    residual = present - outputs(mechanism, joined / mechanism.noise_multiplier)
     p_values = (
-        _noise(silent, rounding)
-        | _canary(mechanism, residual, joined, observed.batches, expected, rounding)
+        _noise(silent, error)
+        | _canary(mechanism, residual, joined, observed.batches, expected, error)
         | _batches(mechanism.scheme, observed.batches, dataset_size)
     )
     level = FALSE_ALARM / len(p_values)
@@ -146,7 +243,7 @@ def _canary(mechanism, residual, joined, batches, expected, rounding) -> dict[st
 
     Given the batches, the inner product of the noise with any direction is normal.
     """
-    column = first_column(mechanism)[: joined.shape[1]]
+    column = mechanism.strategy.array[: joined.shape[1]]
     # C' times the residuals: their parts along each participation.
     along = joined * scipy.signal.lfilter(column, [1.0], residual[:, ::-1], axis=1)[:, ::-1]
     slack = rounding * math.sqrt(residual.size)
