@@ -21,7 +21,7 @@ from jaxacct.strategies import (
     Toeplitz,
     workload_named,
 )
-from jaxacct.strategies.workload_names import name_of
+from jaxacct.strategies.workload import name_of
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
 MatrixName = Literal["optimal", "square-root", "amplified", "buffered"]

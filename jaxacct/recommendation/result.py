@@ -9,7 +9,7 @@ from jaxacct.calibration.choice import COEFFICIENTS, Choice
 from jaxacct.core.plan import Plan
 from jaxacct.schemes import Scheme, scheme_to_json
 from jaxacct.strategies import Strategy
-from jaxacct.strategies.workload_names import PREFIX_SUM
+from jaxacct.strategies.workload import PREFIX_SUM
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from jaxacct.recommendation.result import Recommendation, Recommended
 from jaxacct.schemes import BalancedMinSep, BallsInBins, FixedOrder, Poisson, Scheme
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
-from jaxacct.strategies.workload import PREFIX_SUMS
-from jaxacct.strategies.workload_names import name_of
+from jaxacct.strategies.workload import PREFIX_SUMS, name_of
 
 MEMORY_COPIES = 16
 MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/RESULTS.md)

@@ -17,8 +17,7 @@ from jaxacct.strategies.dense import Dense
 from jaxacct.strategies.finite_toeplitz import FiniteToeplitz, ending
 from jaxacct.strategies.stationary import Stationary
 from jaxacct.strategies.toeplitz import Toeplitz
-from jaxacct.strategies.workload import PREFIX_SUMS, Workload
-from jaxacct.strategies.workload_names import workload_named
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload, workload_named
 
 STRATEGIES: dict[str, type[Strategy]] = {
     kind.kind: kind

@@ -23,7 +23,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import any_left
-from jaxacct.strategies import overlaps
+from jaxacct.strategies import worst_pattern
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, check_iterations
 from jaxacct.strategies.series import quotient
 from jaxacct.strategies.workload import Workload
@@ -170,7 +170,7 @@ class Stationary(Strategy):
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
         at_most = super().squared_sensitivity(iterations, min_separation, participations)
-        counted = overlaps.squared_sensitivity(
+        counted = worst_pattern.overlapping_sensitivity(
             self.array.tobytes(), iterations, min_separation, participations
         )
         return at_most if counted is None else counted

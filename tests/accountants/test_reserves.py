@@ -28,7 +28,7 @@ from jaxacct.schemes import BMinSep
 from jaxacct.statistics import tilted_sums
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.subsampled_gaussian import grid_distribution
-from jaxacct.strategies import overlaps
+from jaxacct.strategies import worst_pattern
 from tests.accountants.test_random_allocation import quadrature
 from tests.oracles import enumeration
 
@@ -192,7 +192,7 @@ def test_reserve_of_truncated_batches(epsilon, p):
 @pytest.mark.parametrize(("n", "b", "k"), [(12, 3, 4), (30, 1, 9), (40, 5, 8)])
 def test_sensitivity_of_overlapping_columns_has_its_rounding(n, b, k):
     c = 0.9 ** np.arange(n)
-    found = overlaps.squared_sensitivity(c.tobytes(), n, b, k)
+    found = worst_pattern.overlapping_sensitivity(c.tobytes(), n, b, k)
     columns = [[mpmath.mpf(0)] * j + [mpmath.mpf(float(v)) for v in c[: n - j]] for j in range(0, k * b, b)]
     exact = mpmath.fsum(mpmath.fsum(rows) ** 2 for rows in zip(*columns, strict=True))
     assert float(found / exact - 1) == pytest.approx(4 * (n + 2 * k) * UNIT, rel=0.2, abs=0)

@@ -463,7 +463,7 @@ MUTANTS = [
         "tests/conformance/test_accountants.py tests/accountants/test_analytic.py tests/strategies/test_non_banded.py",
     ),
     Mutant(
-        "jaxacct/strategies/overlaps.py",
+        "jaxacct/strategies/worst_pattern.py",
         "range(n - 1, b - 1, -1) if rises else range((k - 1) * b, 0, -b)",
         "range((k - 1) * b, 0, -b)",
         "tests/proposals/test_overlaps.py",
@@ -1373,7 +1373,7 @@ MUTANTS = [
         REPORT,
     ),
     Mutant(
-        "jaxacct/strategies/workload_names.py",
+        "jaxacct/strategies/workload.py",
         "self.rate * step / self.warmup",
         "self.rate * (step + 1) / self.warmup",
         "tests/strategies/test_workloads.py",

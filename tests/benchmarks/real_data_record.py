@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct import Plan, prefix_sum_error
 from jaxacct.report.figure import MARKERS, blank, save
 from jaxacct.strategies.base import workload_error
-from jaxacct.strategies.workload_names import workload_named
+from jaxacct.strategies.workload import workload_named
 from tests.benchmarks.figure_4 import half_width
 from tests.benchmarks.real_data import DP_SGD, Protocol, Table, best_setting, path_of
 from tests.benchmarks.results import FOLDER, record

@@ -21,7 +21,7 @@ from jaxacct import (
 )
 from jaxacct.accountants import unamplified
 from jaxacct.cli.main import main
-from jaxacct.strategies import Dense, Workload, by_name, overlaps, strategy_from_json
+from jaxacct.strategies import Dense, Workload, by_name, strategy_from_json, worst_pattern
 from jaxacct.strategies.banded_inverse import _log_error
 from tests.oracles import enumeration
 
@@ -87,10 +87,10 @@ def test_even_spacing_is_no_bound_where_columns_rise():
 def test_what_takes_too_long_falls_back(monkeypatch):
     strategy = BandedInverse.bisr(iterations=12, bands=4)
     counted = strategy.squared_sensitivity(12, 3, 3)
-    overlaps.squared_sensitivity.cache_clear()
-    monkeypatch.setattr(overlaps, "_MAX_PRODUCTS", 0)
+    worst_pattern.overlapping_sensitivity.cache_clear()
+    monkeypatch.setattr(worst_pattern, "_MAX_OVERLAP_PRODUCTS", 0)
     fallback = strategy.squared_sensitivity(12, 3, 3)
-    overlaps.squared_sensitivity.cache_clear()
+    worst_pattern.overlapping_sensitivity.cache_clear()
     assert counted < fallback == 3 * (1 + 2 * float(strategy.cross_terms(12, 3)))
 
 

@@ -12,7 +12,7 @@ import scipy
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, prefix_sum_error
 from jaxacct.strategies import Dense, Workload, by_name, workload_error, workload_named
 from jaxacct.strategies.banded_toeplitz import _log_error, _log_workload_error
-from jaxacct.strategies.workload_names import PREFIX_SUM, name_of
+from jaxacct.strategies.workload import PREFIX_SUM, name_of
 from tests.oracles import enumeration
 
 N = 12
