@@ -213,7 +213,8 @@ def _drawer(module, losses_of: Callable) -> Callable[..., Draws]:
         def drawn_by(draw):
             return lambda counts_key, size: draw(counts_key, scheme, tables["arrays"], size)
 
-        positions, m = _positions_drawn_by(module), len(tables["arrays"].get("hazards", (0, 0)))
+        positions = _positions_drawn_by(module)
+        m = len(tables["arrays"]["hazards"]) if hasattr(module, "draw_positions") else 2
         if positions and adds_windows(scheme, strategy, m):
             draw = functools.partial(draw_block_at, draw_positions=drawn_by(positions))
         else:
