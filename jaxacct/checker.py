@@ -36,7 +36,7 @@ _B, _K, _P, _C = "min_separation", "participations", "sampling_probability", "cy
 FIELDS = {"poisson": {_P}, "cyclic-poisson": {_C, _P}, "balls-in-bins": {_C}}
 FIELDS |= {"custom": {"join", "lockout", "turns", "start", "keep"}}
 FIELDS |= {"b-min-sep": {_B, _P, "warm_start"}, "epochwise-allocation": {_B, "epoch_steps"}}
-FIELDS |= {"balanced-min-sep": {_B, _K, "rotated"}, "fixed-order": {_B, _K, "batch_size", "steps_per_epoch"}}
+FIELDS |= {"balanced-min-sep": {_B, _K}, "fixed-order": {_B, _K, "batch_size", "steps_per_epoch"}}
 
 CLAIM = (
     "adjacency budget compose_with dataset_size delta epsilon noise_multiplier scheme strategy truncate_to"
@@ -134,8 +134,8 @@ class Scheme:
     may depend on the step and the counts left, (end, k + 1); spare: fewer counts than k are patterns, too.
     """
 
-    def __init__(self, steps, b, p, release, kinds=((1.0, True, 0),), k=0, q=None, cyclic=False, spare=False):
-        self.steps, self.b, self.k, self.cyclic, self.end, self.spare = steps, b, k, cyclic, len(p), spare
+    def __init__(self, steps, b, p, release, kinds=((1.0, True, 0),), k=0, q=None, spare=False):
+        self.steps, self.b, self.k, self.end, self.spare = steps, b, k, len(p), spare
         self.p, self.q = self._by_count(p), self._by_count(1 - p if q is None else q)
         self.kinds = [(self._by_count(weight), *rest) for weight, *rest in kinds if np.any(weight)]
         self.release, self.virtual, self.log_total = np.minimum(release, self.end), self.end - steps, 0.0
@@ -147,9 +147,6 @@ class Scheme:
 
     def log_ratio(self, r):
         """Return ln f of samples, by log-ratios r of a participation at each step, (steps, samples)."""
-        if self.cyclic:
-            parts = np.array_split(r, -(-r.shape[1] // 128), 1)
-            return np.concatenate([self._log_ratio_on_cycle(part) for part in parts]) - self.log_total
         ahead, scale = np.zeros((self.end + 1, self.k + 1, r.shape[1]), r.dtype), 0.0
         ahead[-1, slice(self.k + 1 if self.spare else 1)] = (
             1.0  # total weight of what follows each step, by counts, over e^scale
@@ -167,31 +164,6 @@ class Scheme:
                 scale = scale + np.log(top)
         return np.log(ahead[0, self.k]) + scale - self.log_total
 
-    def _log_ratio_on_cycle(self, r):
-        """As `log_ratio` where the last visit and the first one of the next turn are b steps apart, too."""
-        # Visit j at step s is in column s - j (b - 1): columns increase, and otherwise are free.
-        k, lag, top = self.k, self.b - 1, np.maximum(r.real.max(0), 0.0)
-        m = self.steps - (k - 1) * lag
-        w = (
-            sum(one[0, 0] * np.exp((r if joins else 0.0) - top) for one, joins, _ in self.kinds)
-            * self.p[0, 0]
-        )
-        width = m - self.b + 1  # from the first visit on: meets two blocks of columns
-        shape = -(-m // width) + 1, width, r.shape[1]
-        pad = ((0, shape[0] * width - m), (0, 0))
-        parts, f = [np.pad(w[j * lag : j * lag + m], pad).reshape(shape) for j in range(k)], 0.0
-
-        def chains(parts):  # sums over visits in columns before each one of its block
-            found = np.ones((1, width, 1))
-            for one in parts:
-                found = np.pad(np.cumsum(one * found, axis=1)[:, :-1], ((0, 0), (1, 0), (0, 0)))
-            return found
-
-        for j in range(1, k + 1):  # visits 1 .. j - 1 are in the first block
-            after = chains(one[:-1, ::-1] for one in parts[j - 1 : 0 : -1])[:, ::-1]
-            f = f + after * chains(one[1:] for one in parts[j:])
-        return np.log((f * parts[0][:-1]).sum((0, 1))) + k * top
-
     def tilted(self, r):
         """Return (ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
         parts, steps = np.array_split(np.arange(self.steps), -(-self.steps // 256)), np.arange(self.steps)
@@ -200,11 +172,8 @@ class Scheme:
 
     def draw(self, rng, samples: int):
         """Return participations, (steps, samples)."""
-        pairs, found = Pairs(self, np.zeros((self.steps, 1)), 0.0), [np.zeros((self.steps, 0), np.int8)]
-        while sum(x.shape[1] for x in found) < samples:
-            x, fits = pairs.draw(rng, samples)
-            found += [x[0][:, fits[0]], x[1][:, fits[1]]]
-        return np.concatenate(found, axis=1)[:, :samples]
+        pairs = Pairs(self, np.zeros((self.steps, 1)), 0.0)
+        return np.concatenate(pairs.draw(rng, -(-samples // 2)), axis=1)[:, :samples]
 
 
 def pick(rng, weights):
@@ -271,7 +240,7 @@ class Pairs:
         return np.array(found)
 
     def draw(self, rng, samples: int):
-        """Return (2, steps, samples) participations of both, and whether the scheme has each pattern."""
+        """Return (2, steps, samples) participations of both."""
         dist, outcomes = self.dist, np.array([[a[0], *a[2:], b[0], *b[2:]] for a, b in self.events], int)
         x, left = np.zeros((2, dist.end, samples), np.int8), np.full((2, samples), dist.k)
         at, visited = np.zeros(samples, int), np.full((2, samples), -1)
@@ -287,9 +256,7 @@ class Pairs:
                 left[who, here] -= counted
                 visited[who, here] = np.where(on, t, visited[who, here])
             at[here] = np.where(visits, np.where(too, dist.release[t], np.maximum(free, t + 1)), t + 1)
-        x = x[:, dist.virtual :]
-        between = dist.steps - 1 - (x != 0)[:, ::-1].argmax(1) - (x != 0).argmax(1)
-        return (x > 0).astype(np.int8), (between <= dist.steps - dist.b) | (not dist.cyclic)
+        return (x[:, dist.virtual :] > 0).astype(np.int8)
 
 
 def distribution_of(scheme: dict) -> Scheme:
@@ -314,12 +281,11 @@ def distribution_of(scheme: dict) -> Scheme:
     if name != "balanced-min-sep":
         raise NotCovered(f"scheme {name!r:.60}")
     b, total = whole("min_separation"), _number(scheme["participations"], "participations", 1e-300, n)
-    k, rotated = math.ceil(total), _number(scheme["rotated"], "rotated", 0, 1, (bool,)) and b > 1
-    _number(k, "participations", 1, n // b if rotated else -(-n // b))
+    k = _number(math.ceil(total), "participations", 1, -(-n // b), (int,))
     if k == 1:
         return Scheme(n, n, total / (n - total * t), np.full(n, n))
     kinds = [(total / k, True, 1), (1 - total / k, False, 1)]  # kept or not; all patterns have one weight
-    return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n), rotated)
+    return Scheme(n, b, np.full(n, k / n), t + b, kinds, k, np.ones(n))
 
 
 def _read_table(scheme: dict) -> tuple:
@@ -413,16 +379,15 @@ class Mechanism:
         rounds = [[(m - 1, i), *(((i + j) % (m - 1), (i - j) % (m - 1)) for j in js)] for i in range(m - 1)]
 
         def terms(rng, samples):
-            x, log_share, fits = np.zeros((m, self.dist.steps, samples), np.int8), 0.0, True
+            x, log_share = np.zeros((m, self.dist.steps, samples), np.int8), 0.0
             for pair in rounds[0]:
-                x[list(pair)], both = pairs.draw(rng, samples)
-                fits = fits & both.all(0)
+                x[list(pair)] = pairs.draw(rng, samples)
             if m > 2:
                 y = [columns.apply(replica) / self.sigma for replica in x]
                 shared = np.array([sum(np.einsum("ts,ts->s", y[i], y[j]) for i, j in one) for one in rounds])
                 log_share = shared.sum(0) - special.logsumexp((m - 1) * shared, axis=0) + math.log(m - 1)
             loss = self.log_f(y := self.outputs(rng, samples, x.sum(0)))
-            weights = fits * np.exp(log_z + (1 - m) * loss + log_share - log_scale)
+            weights = np.exp(log_z + (1 - m) * loss + log_share - log_scale)
             return weights * self.terms(self.mirror(y) - loss)
 
         name = "mirrored " * self.claim.mirrored + (f"replicas:{m}" if m == 2 else f"pairs:{m},0")

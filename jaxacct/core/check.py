@@ -359,7 +359,7 @@ def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.nda
     if np.isnan((least + most)[losses > 0]).any():
         raise ValueError("the losses must have terms that are numbers")
     if proposal.log_weight_at is None:
-        smallest = np.where(least > 0, 0.0 if proposal.has_zero_weights else bounds.TERM_EDGES[1], 0.0)
+        smallest = np.where(least > 0, bounds.TERM_EDGES[1], 0.0)
         largest = np.where(most > 0, 1.0, 0.0)
     else:
         logs = np.stack([proposal.log_weight_at(end) for end in (lower, upper)])

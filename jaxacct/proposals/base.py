@@ -136,8 +136,6 @@ class Proposal:
     or have no lower bound (`mean_overlaps.from_below`)."""
     log_weight_at: Callable[[np.ndarray], np.ndarray] | None = None
     """Function that returns ln w of losses, monotone; None where weights depend on more than the loss."""
-    has_zero_weights: bool = False
-    """Whether draws may have weight 0."""
     words: int = 1
     """Number of the method that makes draws from random words; a resumed run must have the same one."""
 

@@ -28,7 +28,8 @@ class BalancedMinSep(SparseScheme):
     """Balanced min-sep sampling.
 
     Each example participates at k steps, any two at least `min_separation` apart, uniformly among all such
-    choices. `min_separation` = 1 is k-out-of-n sampling (balanced iteration subsampling).
+    choices. `min_separation` = 1 is k-out-of-n sampling (balanced iteration subsampling). The first and the
+    last steps have larger batches than the others where b > 1.
 
     Attributes:
       iterations: number of steps n.
@@ -36,14 +37,11 @@ class BalancedMinSep(SparseScheme):
       participations: k > 0, expected number of participations. Where it is no integer, each of ceil(k)
         participations is kept with probability k / ceil(k), independently. k = 0 is refused: such an example
         is in no batch, and needs no plan.
-      rotated: count gaps on a cycle of n steps, so that the expected batch size is the same at every step;
-        otherwise the first and the last steps have larger batches.
     """
 
     iterations: int
     min_separation: int
     participations: float
-    rotated: bool = True
     name: ClassVar[str] = "balanced-min-sep"
     replicas = balanced_replicas
     options: ClassVar = {"separation": "min_separation"}
@@ -54,11 +52,9 @@ class BalancedMinSep(SparseScheme):
         b = validate.positive_integer("min_separation", self.min_separation)
         set_(self, "iterations", n)
         set_(self, "participations", validate.positive_number("participations", self.participations))
-        if not isinstance(self.rotated, bool):
-            raise ValueError(f"rotated must be True or False, got {self.rotated!r}")
         b = n if self.participations <= 1 else b
         set_(self, "min_separation", b)
-        max_count = n // b if self.rotated else -(-n // b)
+        max_count = -(-n // b)
         if self.participations > max_count:
             raise ValueError(
                 f"participations must be at most {max_count}, as {n} steps have no more that are {b} "
@@ -67,23 +63,22 @@ class BalancedMinSep(SparseScheme):
 
     @classmethod
     def from_batch_size(
-        cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int, **options
-    ):
+        cls, *, dataset_size: int, batch_size: float, iterations: int, min_separation: int
+    ) -> "BalancedMinSep":
         """Return the scheme of expected batch size `batch_size`: k = n B / |D|.
 
         Args:
           dataset_size: number of examples |D|.
-          batch_size: B, expected batch size.
+          batch_size: B, expected batch size, the mean over the steps.
           iterations: number of steps n.
           min_separation: b >= 1.
-          **options: `rotated`.
 
         Raises:
           ValueError: more participations than fit into n steps.
         """
         n = validate.positive_integer("iterations", iterations)
         rate = participation_rate(dataset_size, batch_size)
-        return cls(n, min_separation, round(n * rate, 12), **options)
+        return cls(n, min_separation, round(n * rate, 12))
 
     @property
     def max_participations(self) -> int:
@@ -120,17 +115,17 @@ class BalancedMinSep(SparseScheme):
     def draw_error(self) -> float:
         """Bound the relative error of the density of `draw_participation`.
 
-        Every participation is a uniform integer from 64 bits, and so is a rotation; thinning is by Bernoulli
-        draws.
+        Every participation is a uniform integer from 64 bits; thinning is by Bernoulli draws.
         """
         k = self.max_participations
-        log_error = (k + 1) * math.log1p(threefry.integers_error(self.iterations))
+        log_error = k * math.log1p(threefry.integers_error(self.iterations))
         if self.keep_probability < 1:
             log_error += math.log1p(bernoulli_error(self.keep_probability, k))
         return math.expm1(log_error)
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        steps = self._steps(dataset_size, generator)
+        k, b = self.max_participations, self.min_separation
+        steps = subsets(generator, self.num_columns, k, dataset_size) + np.arange(k) * (b - 1)
         if self.keep_probability < 1:
             steps = np.where(generator.random(steps.shape) < self.keep_probability, steps, self.iterations)
         return ByStep(steps, self.iterations)
@@ -150,69 +145,33 @@ class BalancedMinSep(SparseScheme):
             log_p, log_q = log_probabilities(self.keep_probability)
             log_ratios = log_q + softplus(log_ratios + (log_p - log_q))
         counts = self.max_participations, self.min_separation
-        return fixed_counts.log_mean_over_patterns(log_ratios, *counts, not self.is_linear)
+        return fixed_counts.log_mean_over_patterns(log_ratios, *counts)
 
     @property
     def num_columns(self) -> int:
-        """Number m of columns: linear patterns are the subsets of m columns (`kernels.fixed_counts`)."""
+        """Number m of columns: patterns are the subsets of m columns (`kernels.fixed_counts`)."""
         return fixed_counts.num_columns(self.iterations, self.max_participations, self.min_separation)
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether an example may participate at both the last and the first step."""
-        return not self.rotated or self.max_participations == 1 or self.min_separation == 1
 
     def participation_probabilities(self) -> np.ndarray:
         n, k, m = self.iterations, self.max_participations, self.num_columns
-        if self.rotated:
-            return np.full(n, self.participation_rate)
         found, v = np.zeros(n), np.arange(m)
         for j in range(k):
             found[j * (self.min_separation - 1) + v] += fixed_counts.column_probabilities(m, k, j)
         return self.keep_probability * found
 
     @property
-    def log_num_patterns(self) -> float:
-        """Natural log of the number of sets of `max_participations` steps."""
-        counts = self.iterations, self.max_participations, self.min_separation
-        return fixed_counts.log_num_patterns(*counts, self.rotated)
-
-    @property
     def sums(self) -> Sums:
         columns, k = self.num_columns, self.max_participations
-        terms = 1 if self.is_linear else columns * k
         chains = fixed_counts.log_choose(columns, min(k, columns // 2))
         none = self.log_probability_of_none()
-        error = functools.partial(fixed_counts.rounding_bound, k, terms, chains, none)
-        return Sums(1.0, none, columns, terms, fixed_count=k, error=error)
-
-    def _steps(self, dataset_size: int, generator: np.random.Generator) -> np.ndarray:
-        """Return (dataset_size, max_participations) steps, before thinning."""
-        n, k, b = self.iterations, self.max_participations, self.min_separation
-        if self.is_linear:
-            return subsets(generator, self.num_columns, k, dataset_size) + np.arange(k) * (b - 1)
-        others = subsets(generator, self._columns_of_others, k - 1, dataset_size)
-        steps = np.zeros((dataset_size, k), others.dtype)
-        steps[:, 1:] = others + 1 + np.arange(1, k) * (b - 1)
-        return (steps + generator.integers(n, size=(dataset_size, 1))) % n
-
-    @property
-    def _columns_of_others(self) -> int:
-        """Columns of the others on a cycle, with the first participation at step 0."""
-        return self.iterations - self.max_participations * (self.min_separation - 1) - 1
+        error = functools.partial(fixed_counts.rounding_bound, k, chains, none)
+        return Sums(1.0, none, columns, fixed_count=k, error=error)
 
     def draw_positions(self, key, num_samples: int):
-        n, k, b = self.iterations, self.max_participations, self.min_separation
-        subset_key, turn_key, keep_key = threefry.split(key, 3)
-        if self.is_linear:
-            lockouts = jnp.arange(k, dtype=jnp.int32)[None] * (b - 1)
-            steps = draw_subsets(subset_key, self.num_columns, k, num_samples) + lockouts
-        else:
-            others = draw_subsets(subset_key, self._columns_of_others, k - 1, num_samples)
-            others = others + 1 + jnp.arange(1, k, dtype=jnp.int32)[None] * (b - 1)
-            turn = threefry.integers(turn_key, (num_samples, 1), n)
-            steps = jnp.concatenate([jnp.zeros_like(turn), others], axis=1) + turn
-            steps = jnp.where(steps < n, steps, steps - n)
+        k, b = self.max_participations, self.min_separation
+        subset_key, keep_key = threefry.split(key)
+        lockouts = jnp.arange(k, dtype=jnp.int32)[None] * (b - 1)
+        steps = draw_subsets(subset_key, self.num_columns, k, num_samples) + lockouts
         return self.thinned(keep_key, steps)
 
 

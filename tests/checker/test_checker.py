@@ -35,9 +35,9 @@ def renewal(steps: int, separation: int, p: float, warm: bool) -> dict:
     return scheme | {"sampling_probability": p, "warm_start": warm}
 
 
-def balanced(steps: int, separation: int, participations: float, rotated: bool) -> dict:
+def balanced(steps: int, separation: int, participations: float) -> dict:
     scheme = {"name": "balanced-min-sep", "iterations": steps, "min_separation": separation}
-    return scheme | {"participations": participations, "rotated": rotated}
+    return scheme | {"participations": participations}
 
 
 def epochwise(steps: int, epoch: int, separation: int) -> dict:
@@ -51,7 +51,7 @@ def custom(join, lockout, turns=False, start=(1.0,), keep=1.0) -> dict:
 
 
 # (plan's scheme, bands, whether C is n x n): cold and warm, n no multiple of b, n < b, p = 1, b = 1; fixed
-# counts, all kept or not, on a cycle or not; last epochs that end early.
+# counts, all kept or not; last epochs that end early.
 SETTINGS = [
     ({"name": "poisson", "iterations": 5, "sampling_probability": 0.3}, 1, False),
     (renewal(7, 3, 0.4, False), 3, True),
@@ -63,12 +63,12 @@ SETTINGS = [
     ({"name": "cyclic-poisson", "iterations": 3, "cycle_length": 5, "sampling_probability": 0.6}, 3, False),
     ({"name": "balls-in-bins", "iterations": 8, "cycle_length": 3}, 3, False),
     ({"name": "balls-in-bins", "iterations": 3, "cycle_length": 5}, 2, True),
-    (balanced(7, 3, 2, False), 3, False),
-    (balanced(8, 3, 1.6, True), 3, True),
-    (balanced(7, 2, 3, True), 2, False),
-    (balanced(8, 2, 2.7, False), 2, True),
-    (balanced(6, 1, 2.5, True), 1, False),
-    (balanced(5, 5, 0.7, True), 4, True),
+    (balanced(7, 3, 2), 3, False),
+    (balanced(8, 3, 1.6), 3, True),
+    (balanced(7, 2, 3), 2, False),
+    (balanced(8, 2, 2.7), 2, True),
+    (balanced(6, 1, 2.5), 1, False),
+    (balanced(5, 5, 0.7), 4, True),
     (epochwise(9, 3, 2), 2, True),
     (epochwise(8, 4, 3), 3, False),
     (epochwise(6, 2, 1), 1, False),
@@ -126,7 +126,6 @@ def fixed_counts(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
         steps
         for steps in itertools.combinations(range(n), k)
         if all(later - step >= b for step, later in itertools.pairwise(steps))
-        and (k == 1 or not scheme["rotated"] or steps[0] + n - steps[-1] >= b)
     ]
     chances = dict.fromkeys(sets, 1 / len(sets))
     q, found = scheme["participations"] / k, {}
@@ -157,14 +156,6 @@ def one_an_epoch(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
         x = tuple(np.isin(np.arange(n), steps).astype(int))
         found[x] = found.get(x, 0.0) + chance
     return np.array(list(found)).T, np.array(list(found.values()))
-
-
-def log_overcount(scheme: dict) -> float:
-    """Return ln of the number of linear patterns over that of the scheme's own, which differ on a cycle."""
-    if not scheme.get("rotated") or scheme["participations"] <= 1:
-        return 0.0
-    whole = scheme | {"participations": math.ceil(scheme["participations"])}
-    return math.log(patterns(whole | {"rotated": False})[1].size / patterns(whole)[1].size)
 
 
 def matrix(strategy: dict, steps: int) -> np.ndarray:
@@ -226,14 +217,8 @@ def test_likelihoods_rates_and_normalizers_against_enumeration(setting):
     nothing = probabilities[~x.any(0)].sum()
     assert math.isclose(math.exp(mechanism.log_none), nothing, abs_tol=1e-12)
     pairs = checker.Pairs(distribution, columns.gram, 1 / SIGMA**2)
-    if not setting[0].get("rotated") or setting[0]["participations"] <= 1:
-        shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
-        assert math.isclose(pairs.log_z, math.log(probabilities @ shared @ probabilities), rel_tol=1e-10)
-    else:  # linear patterns are drawn, more of them
-        linear, chances = patterns(setting[0] | {"rotated": False})
-        shared = np.exp((c @ linear).T @ (c @ linear) / SIGMA**2)
-        log_z = math.log(chances @ shared @ chances) + 2 * log_overcount(setting[0])
-        assert math.isclose(pairs.log_z, log_z, rel_tol=1e-10)
+    shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
+    assert math.isclose(pairs.log_z, math.log(probabilities @ shared @ probabilities), rel_tol=1e-10)
 
 
 DRAWN = (0, 2, 3, 6, 8, 11, 12, 13, 14, 15, 16, 17)
@@ -247,8 +232,8 @@ def test_draws_follow_the_enumerated_distribution(setting):
     single = np.zeros(2**distribution.steps)
     single[code @ x] = probabilities
     drawn = [(code @ distribution.draw(rng, number).astype(int), single)]
-    both, fits = checker.Pairs(distribution, columns.gram, SIGMA**-2).draw(rng, number)
-    first, second = np.tensordot(code, both.astype(int), (0, 1))[:, fits.all(0)]
+    both = checker.Pairs(distribution, columns.gram, SIGMA**-2).draw(rng, number)
+    first, second = np.tensordot(code, both.astype(int), (0, 1))
     joint = np.zeros((2**distribution.steps,) * 2)
     joint[np.ix_(code @ x, code @ x)] = np.outer(probabilities, probabilities) * np.exp(
         (c @ x).T @ (c @ x) / SIGMA**2
@@ -308,7 +293,7 @@ def test_replace_one_has_the_divergence_of_the_mirrored_pair(index):
         assert abs(scale * terms.mean() - true.mean()) < 6 * error, proposal.name
 
 
-@pytest.mark.parametrize("scheme", [SETTINGS[0][0], renewal(6, 2, 0.5, True), balanced(6, 1, 3, False)])
+@pytest.mark.parametrize("scheme", [SETTINGS[0][0], renewal(6, 2, 0.5, True), balanced(6, 1, 3)])
 def test_where_columns_overlap_likelihoods_are_bounds(scheme):
     distribution, columns, c, *_, loss = oracle((scheme, 3, False))
     mechanism = mechanism_of(distribution, columns, SIGMA, 1.0)
@@ -463,8 +448,8 @@ def test_fields_of_another_scheme_do_not_lower_a_bound(scheme, accountant, field
 
 def test_participations_that_do_not_fit_are_refused():
     for scheme in (
-        {"name": "balanced-min-sep", "min_separation": 16, "participations": 2, "rotated": True},
-        {"name": "balanced-min-sep", "min_separation": 16, "participations": 3, "rotated": False},
+        {"name": "balanced-min-sep", "min_separation": 16, "participations": 2.5},
+        {"name": "balanced-min-sep", "min_separation": 16, "participations": 3},
     ):
         plan = claim_json(scheme | {"iterations": 30}, {"coefficients": [1.0]}, 9.0, 2.0, 1e-3)
         with pytest.raises(ValueError, match="participations must be in"):
@@ -639,7 +624,7 @@ OURS = [
     (jaxacct.BalancedMinSep(20, 3, 2.5), (3, 2, 1), 2.0, 1e-2, 1.6, {}),
     (jaxacct.EpochwiseAllocation(20, 6, 3), (3, 2, 1), 2.0, 1e-2, 1.9, {}),
     (jaxacct.EpochwiseAllocation(200, 50, 16), (3, 2, 1), 4.0, 1e-4, None, {}),
-    (jaxacct.BalancedMinSep(200, 16, 4, rotated=True), (3, 2, 1), 4.0, 1e-4, None, {}),
+    (jaxacct.BalancedMinSep(200, 16, 4), (3, 2, 1), 4.0, 1e-4, None, {}),
     (jaxacct.FixedOrder(40, 1, 4, None, 10), (1.0,), 4.0, 1e-4, None, _accountant("unamplified")),
     # An example returns in the last three steps alone, whose columns end with the run.
     (jaxacct.FixedOrder(12, 9, 2, None, 9), (3, 2, 1), 4.0, 1e-3, None, _accountant("unamplified")),

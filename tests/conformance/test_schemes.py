@@ -51,7 +51,7 @@ MEMBERS: dict[str, list[Scheme]] = {
     "balanced-min-sep": [
         BalancedMinSep(4, 1, 1.5),
         BalancedMinSep(8, 3, 2),
-        BalancedMinSep(8, 3, 2.4, rotated=False),
+        BalancedMinSep(8, 3, 2.4),
         BalancedMinSep(6, 2, 3),
         BalancedMinSep(5, 2, 0.7),
         BalancedMinSep(3, 3, 1),

@@ -47,8 +47,8 @@ DRAW_ERRORS = [
     (CyclicPoisson(41, 4, 0.3), product(coin(0.3, 11), integer(4))),
     (BallsInBins(41, 4), integer(4)),
     (BMinSep(41, 4, 0.3, False), math.expm1(10 * U * (82 + 11 + 1))),
-    (BalancedMinSep(41, 4, 3), product(*4 * [integer(41)])),
-    (BalancedMinSep(41, 4, 2.5, rotated=False), product(*4 * [integer(41)], coin(2.5 / 3, 3))),
+    (BalancedMinSep(41, 4, 3), product(*3 * [integer(41)])),
+    (BalancedMinSep(41, 4, 2.5), product(*3 * [integer(41)], coin(2.5 / 3, 3))),
     (EpochwiseAllocation(41, 8, 3), product(*6 * [integer(8)], math.expm1(30 * U * (5 * 2 + 6)))),
     (EpochwiseAllocation(41, 8, 1), product(*6 * [integer(8)])),
 ]

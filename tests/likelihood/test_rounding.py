@@ -34,7 +34,7 @@ GRID = [
     (CyclicPoisson(1024, 16, 0.06), 16),
     (Poisson(1024, 0.01), 1),
     (BMinSep(1000, 8, 1.0), 8),
-    (BalancedMinSep(1000, 64, 4, rotated=False), 16),
+    (BalancedMinSep(1000, 64, 4), 16),
     (BalancedMinSep(300, 16, 3.5), 16),
     (BalancedMinSep(60, 8, 7), 8),
     (EpochwiseAllocation(300, 30, 16), 16),

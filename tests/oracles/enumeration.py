@@ -82,7 +82,6 @@ def _balanced_min_sep(scheme):
         steps
         for steps in itertools.combinations(range(n), k)
         if all(later - step >= b for step, later in itertools.pairwise(steps))
-        and (not scheme.rotated or k == 1 or steps[0] + n - steps[-1] >= b)
     ]
     distribution: dict[tuple[int, ...], float] = {}
     for steps in patterns:

@@ -48,18 +48,9 @@ def scheme_of(name, steps, cycle, separation):
     return kind.from_numbers(Numbers(steps, separation, **sizes | takes | given))
 
 
-def linear(scheme):
-    """The scheme whose pairs are drawn."""
-    if getattr(scheme, "is_linear", True):
-        return scheme
-    return type(scheme)(scheme.iterations, scheme.min_separation, scheme.participations, rotated=False)
-
-
 def pairs_log_normalizer(mechanism):
     """ln Z_2 of the pairs that are drawn."""
-    scheme = linear(mechanism.scheme)
-    at = Mechanism(scheme, mechanism.strategy, mechanism.noise_multiplier)
-    return scheme.replicas.log_normalizer(at, 2)
+    return mechanism.scheme.replicas.log_normalizer(mechanism, 2)
 
 
 def mechanism_of(name, shape, attraction=0.5):
@@ -88,12 +79,11 @@ def drawn(mechanism, m, num, key):
     """The sums of m vectors and the first of them, (num, n), and lifts."""
     scheme, module = mechanism.scheme, mechanism.scheme.replicas
     arrays = checked_replicas(mechanism, m).tables()["arrays"]
-    if not hasattr(module, "draw_fitting"):
+    if hasattr(module, "draw_with_one"):
         parts = jax.jit(lambda k: module.draw_with_one(k, scheme, arrays, num))(key)
         return [np.asarray(part, float) for part in parts]
-    positions, *parts, _ = map(
-        np.asarray, jax.jit(lambda k: module.draw_fitting(k, scheme, arrays, num))(key)
-    )
+    draw = jax.jit(lambda k: module.draw_positions_with_one(k, scheme, arrays, num))
+    positions, *parts = map(np.asarray, draw(key))
     vectors = np.zeros((2, num, scheme.iterations + 1))
     for vector, part in zip(vectors, parts, strict=True):
         np.add.at(vector, (np.arange(num)[:, None], positions), part)
@@ -128,7 +118,7 @@ def assert_means(values, expected, tests):
 def marginals(scheme):
     """Mean participations at each step of the vectors that are drawn."""
     weights = scheme.count_weights() if hasattr(scheme, "count_weights") else np.ones(1)
-    return np.arange(1, len(weights) + 1) @ weights * linear(scheme).participation_probabilities()
+    return np.arange(1, len(weights) + 1) @ weights * scheme.participation_probabilities()
 
 
 def check(mechanism, num, key, m=2):

@@ -149,7 +149,7 @@ def test_positions_are_the_same_draws_as_vectors(key):
     mechanism, m = Mechanism(BMinSep(6, 2, 0.4), STRATEGY, SIGMA), 6
     proposal, scheme = pairs.pair_proposal(mechanism, m, 1.0), mechanism.scheme
     module, tables = scheme.replicas, proposal.tables()
-    (sums, shared, _), (same, shared_too, _) = (
+    (sums, shared), (same, shared_too) = (
         jax.jit(lambda key, draw=draw: draw(module, key, scheme, tables, m, 128))(key)
         for draw in (pairs._draw_positions, pairs._draw_vectors)
     )

@@ -70,8 +70,8 @@ SAME = [
             EpochwiseAllocation(24, 8, 8),
         )
     ),
-    (BalancedMinSep(40, 3, 4.5, rotated=False), balanced(40, 3, 4.5)),
-    (BalancedMinSep(30, 1, 3, rotated=False), balanced(30, 1, 3)),
+    (BalancedMinSep(40, 3, 4.5), balanced(40, 3, 4.5)),
+    (BalancedMinSep(30, 1, 3), balanced(30, 1, 3)),
 ]
 
 

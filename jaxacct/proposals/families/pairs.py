@@ -259,7 +259,7 @@ def _times(proposal: Proposal) -> float:
 
 def _by_positions(module) -> bool:
     """Return whether a module of replicas gives participations as a few steps."""
-    return hasattr(module, "draw_positions_with_one") or hasattr(module, "draw_fitting")
+    return hasattr(module, "draw_positions_with_one")
 
 
 def _is_resolved(sharper: Mechanism) -> bool:
@@ -278,38 +278,29 @@ def _drawer(module, m: int, loss_of=loss_of_scores, side: int = 1) -> Callable[.
         normals_key, counts_key = threefry.split(key)
         n, size = scheme.iterations, randomness.BLOCK_SIZE
         normals = strategy.draw_normals(normals_key, n, size, dtype)
-        counts, shared, fits = draw(counts_key, one, tables, m, size)
+        counts, shared = draw(counts_key, one, tables, m, size)
         drawn = strategy.scores_from_normals(normals, n, sigma, counts.astype(dtype))
         loss = others = loss_of(scheme, strategy, drawn, sigma)
         if number > 1:
             others = loss_of_scores(one, strategy, drawn, sigma)
         factor = log_factor(shared, number, one.max_participations, side)
-        weight = tables["log_z"] - (m - number) * others + factor.astype(dtype)
-        return Draws(loss, weight if fits is None else jnp.where(fits, weight, -jnp.inf))
+        return Draws(loss, tables["log_z"] - (m - number) * others + factor.astype(dtype))
 
     return draw_block
 
 
 def _draw_vectors(module, key, one, tables, m: int, size: int):
-    """Return (sums of m vectors, (size, iterations) float32; `shared_rows`; whether all vectors are valid).
-
-    The last is (size,) bool, or None where all vectors always are of the scheme.
-    """
+    """Return (sums of m vectors, (size, iterations) float32; `shared_rows`)."""
     both, first, _ = module.draw_with_one(key, one, tables["arrays"], m // 2 * size)
     vectors = jnp.stack([first, both - first]).reshape(2, m // 2, size, one.iterations)
     vectors = vectors.swapaxes(0, 1).reshape(m, size, one.iterations)
     shared = shared_rows(vectors, tables["attractions"], one.max_participations)
-    return vectors.sum(axis=0), shared, None
+    return vectors.sum(axis=0), shared
 
 
 def _draw_positions(module, key, one, tables, m: int, size: int):
     """Return the same from positions, in a fourth of the time."""
-    fits = None
-    if hasattr(module, "draw_fitting"):
-        *drawn, fits = module.draw_fitting(key, one, tables["arrays"], m // 2 * size)
-        fits = fits.reshape(m // 2, size).all(axis=0)
-    else:
-        drawn = module.draw_positions_with_one(key, one, tables["arrays"], m // 2 * size)
+    drawn = module.draw_positions_with_one(key, one, tables["arrays"], m // 2 * size)
     # All pairs of a sample in one row.
     positions, counts, first = (
         part.reshape(m // 2, size, -1).swapaxes(0, 1).reshape(size, -1) for part in drawn
@@ -317,4 +308,4 @@ def _draw_positions(module, key, one, tables, m: int, size: int):
     rows = jnp.arange(size)[:, None]
     sums = jnp.zeros((size, one.iterations), jnp.float32).at[rows, positions].add(counts, mode="drop")
     shared = shared_events(positions, first, counts - first, tables["attractions"], m, one.iterations)
-    return sums, shared, fits
+    return sums, shared

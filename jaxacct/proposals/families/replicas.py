@@ -44,7 +44,21 @@ def _module(mechanism: Mechanism):
 
 def counts_drawn_by(module) -> Callable[..., Any]:
     """Return the `draw_counts` of a replica module."""
-    return getattr(module, "draw_counts", lambda *arguments: module.draw_with_one(*arguments)[0])
+    if hasattr(module, "draw_with_one"):
+        return getattr(module, "draw_counts", lambda *arguments: module.draw_with_one(*arguments)[0])
+
+    def draw_counts(key, scheme, arrays, num_samples: int):
+        positions, counts, _ = module.draw_positions_with_one(key, scheme, arrays, num_samples)
+        return counts_at(positions, counts, scheme.iterations)
+
+    return draw_counts
+
+
+def _positions_drawn_by(module) -> Callable[..., Any] | None:
+    """Return the draw of (positions, counts) of a module that draws a few steps."""
+    if hasattr(module, "draw_with_one"):
+        return getattr(module, "draw_positions", None)
+    return lambda *arguments: module.draw_positions_with_one(*arguments)[:2]
 
 
 def max_replicas(mechanism: Mechanism) -> int:
@@ -128,20 +142,15 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         scale_at=lambda other: log_scale(log_z, m, other + log_floor),
         log_normalizer=log_z,
         log_weight_at=_log_weight_at(drawn),
-        has_zero_weights=_may_not_fit(drawn),
     )
 
 
 def _log_weight_at(drawn: Replicas) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return ln w of losses; None for replace-one, overlapping columns and vectors that may not fit."""
+    """Return ln w of losses; None for replace-one and overlapping columns."""
     mechanism = drawn.mechanism
-    if mechanism.is_replace_one or mechanism.is_upper_bound or _may_not_fit(drawn):
+    if mechanism.is_replace_one or mechanism.is_upper_bound:
         return None
     return lambda losses: drawn.log_normalizer + (1 - drawn.m) * losses
-
-
-def _may_not_fit(drawn: Replicas) -> bool:
-    return hasattr(drawn.module, "draw_fitting")
 
 
 def _floor(mechanism: Mechanism) -> tuple[float, float]:
@@ -187,8 +196,6 @@ def around_the_smallest_scale(
 
 def _drawer_of(drawn: Replicas) -> Callable[..., Draws]:
     losses_of = losses_of_mirrored if drawn.mechanism.is_replace_one else _losses
-    if _may_not_fit(drawn):
-        return _fitting_drawer(drawn.module, drawn.m, losses_of)
     if drawn.mechanism.is_upper_bound:
         return _overlapping_drawer(drawn.module)
     return _drawer(drawn.module, losses_of)
@@ -206,39 +213,14 @@ def _drawer(module, losses_of: Callable) -> Callable[..., Draws]:
         def drawn_by(draw):
             return lambda counts_key, size: draw(counts_key, scheme, tables["arrays"], size)
 
-        positions = getattr(module, "draw_positions", None)
-        if positions and adds_windows(scheme, strategy, len(tables["arrays"]["hazards"])):
+        positions = _positions_drawn_by(module)
+        m = len(tables["arrays"]["hazards"]) if hasattr(module, "draw_positions") else 2
+        if positions and adds_windows(scheme, strategy, m):
             draw = functools.partial(draw_block_at, draw_positions=drawn_by(positions))
         else:
             draw = functools.partial(draw_block_at, draw_counts=drawn_by(counts_drawn_by(module)))
         loss, log_f = draw(key, scheme, strategy, sigma, dtype, loss_of=losses_of)
         return Draws(loss, tables["log_z"] + (1 - tables["m"]) * log_f)
-
-    return draw_block
-
-
-@functools.cache  # as above
-def _fitting_drawer(module, m: int, losses_of: Callable) -> Callable[..., Draws]:
-    """Return a drawer with weight 0 where a vector is invalid (proofs/fixed_counts.md, section 4)."""
-
-    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-        drawn = {}
-
-        def draw_positions(counts_key, size):
-            arrays = tables["arrays"]
-            positions, counts, _, drawn["fits"] = module.draw_fitting(counts_key, scheme, arrays, size)
-            return positions, counts
-
-        def draw_counts(counts_key, size):
-            return counts_at(*draw_positions(counts_key, size), scheme.iterations)
-
-        draw = functools.partial(draw_block_at, key, scheme, strategy, sigma, dtype, loss_of=losses_of)
-        if adds_windows(scheme, strategy, m):
-            loss, log_f = draw(draw_positions=draw_positions)
-        else:
-            loss, log_f = draw(draw_counts)
-        weight = tables["log_z"] + (1 - tables["m"]) * log_f
-        return Draws(loss, jnp.where(drawn["fits"], weight, -jnp.inf))
 
     return draw_block
 

@@ -7,9 +7,6 @@ patterns that the state allows, where two kept participations d steps apart attr
 `E_d = exp(a_d / sigma^2)` (proofs/fixed_counts.md, section 4), and U_i(state) that mean times the number of
 these pairs. The probability of no participation before a step is a ratio of two numbers U, so the next one is
 found by bisection. Draws have U as float32 mantissas and exponents of its own for every state.
-
-On a cycle, linear patterns are drawn, a larger set; where one of the two does not fit on the cycle the draw
-has weight 0.
 """
 
 import functools
@@ -60,13 +57,13 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 
 
 def log_normalizer(mechanism: Attracting, m: int) -> float:
-    """Return ln Z_2, float64; on a cycle that of the drawn linear pairs; inf for too inexact draws."""
+    """Return ln Z_2, float64; inf for too inexact draws."""
     assert m == 2
     return _summary(mechanism)[0]
 
 
 def log_normalizer_about(mechanism: Attracting, m: int) -> float:
-    """Return ln Z_2 of linear patterns, also on a cycle: an approximation, not for certificates."""
+    """Return ln Z_2 where draws may be too inexact, too: not for certificates."""
     if mechanism.scheme.max_participations == 1:
         return log_normalizer(mechanism, m)
     return _log_total(mechanism)
@@ -86,19 +83,13 @@ def _summary(mechanism: Attracting) -> tuple[float, float]:
     if k == 1:
         log_z, rarest = one_participation.summary(mechanism)
     else:
-        log_z = _log_total(mechanism) + 2 * (_log_linear_patterns(scheme) - scheme.log_num_patterns)
-        rarest = _rarest(mechanism)
+        log_z, rarest = _log_total(mechanism), _rarest(mechanism)
     return summary_of_two(log_z, rarest, 2 * k)
-
-
-def _log_linear_patterns(scheme) -> float:
-    counts = scheme.iterations, scheme.max_participations, scheme.min_separation
-    return fixed_counts.log_num_patterns(*counts, rotated=False)
 
 
 @functools.lru_cache(maxsize=256)
 def _log_total(mechanism: Attracting) -> float:
-    """Return ln of the mean weight of two linear patterns; inf beyond float64."""
+    """Return ln of the mean weight of two patterns; inf beyond float64."""
     k = mechanism.scheme.max_participations
     total = float(_weights(mechanism)[0, 0, 0, k, k])
     return math.log(total) if 0 < total < math.inf else math.inf
@@ -230,7 +221,7 @@ def tables(mechanism: Attracting, m: int) -> dict:
     return jax.device_put(arrays)
 
 
-def draw_fitting(key, scheme, arrays, num_samples: int):
+def draw_positions_with_one(key, scheme, arrays, num_samples: int):
     """Draw pairs of patterns.
 
     Args:
@@ -243,10 +234,9 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
       positions: (num_samples, 2 max_participations) int32, distinct and ascending; iterations is none.
       counts: float32 of the same shape, how many of the two have a kept participation there.
       mine: the same of the first replica alone.
-      fits: (num_samples,) bool, whether both patterns belong to the scheme.
     """
     if scheme.max_participations == 1:
-        return one_participation.draw_fitting(key, scheme, arrays, num_samples)
+        return one_participation.draw_positions_with_one(key, scheme, arrays, num_samples)
     n, b, k = scheme.iterations, scheme.min_separation, scheme.max_participations
     kinds = kinds_of(scheme)
     ends = len(arrays["attraction"])
@@ -261,7 +251,7 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         return arrays["attraction"][jnp.clip(n - 1 - i, 0, ends - 1), jnp.minimum(lag, b)]
 
     def turn(carry, key):
-        i, s, kind, locked, left, ends_at = carry
+        i, s, kind, locked, left = carry
         free = 1 - locked
         f, g = (jnp.take_along_axis(left, which[:, None], axis=1)[:, 0] for which in (free, locked))
         wait_key, event_key = threefry.split(key)
@@ -317,7 +307,6 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         )
         joins, kept = by_replica
         left = left - joins
-        ends_at = jnp.where((joins > 0)[:, :, None], _widened(ends_at, at), ends_at)
         both = joins.sum(axis=1) == 2
         alone = joins.sum(axis=1) == 1
         locked = jnp.where(alone, jnp.argmax(joins, axis=1).astype(jnp.int32), 0)
@@ -327,20 +316,12 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
         i = jnp.where(some, jnp.minimum(i, n), n)
         # States past the last step have no effect.
         position = jnp.where(some, at, n)
-        return (i, s, kind, jnp.where(alone, locked, 1), left, ends_at), (position, kept)
+        return (i, s, kind, jnp.where(alone, locked, 1), left), (position, kept)
 
     nothing = jnp.zeros(num_samples, jnp.int32)
     left = jnp.full((num_samples, 2), k, jnp.int32)
-    ends_at = jnp.broadcast_to(jnp.asarray([n, -1], jnp.int32), (num_samples, 2, 2))
-    start = nothing, nothing, nothing, nothing + 1, left, ends_at
+    start = nothing, nothing, nothing, nothing + 1, left
     keys = threefry.split_array(key, 2 * k)
-    (*_, ends_at), (positions, kept) = jax.lax.scan(turn, start, keys)
+    _, (positions, kept) = jax.lax.scan(turn, start, keys)
     positions, kept = positions.T, kept.transpose(1, 0, 2).astype(jnp.float32)
-    fits = (ends_at[:, :, 1] - ends_at[:, :, 0] <= n - b).all(axis=1) | scheme.is_linear
-    return positions, kept.sum(axis=2), kept[:, :, 0], fits
-
-
-def _widened(ends_at, at):
-    """Return (num_samples, 2, 2): the first and the last step of each replica, with one step more."""
-    first, last = ends_at[:, :, 0], ends_at[:, :, 1]
-    return jnp.stack([jnp.minimum(first, at[:, None]), jnp.maximum(last, at[:, None])], axis=2)
+    return positions, kept.sum(axis=2), kept[:, :, 0]

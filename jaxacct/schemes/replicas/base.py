@@ -12,10 +12,7 @@ For m participation vectors together a module has:
 * `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and the number of lifts
   of the tables, (num_samples,) float32, rounded down;
 * `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and the
-  counts of one of the vectors, (num_samples, slots) each;
-* `draw_fitting`, in place of these three where participations are few: `draw_positions_with_one`, and
-  whether all vectors belong to the scheme, (num_samples,) bool. The weight of the others is 0, and
-  `log_normalizer` is that of all draws.
+  counts of one of the vectors, (num_samples, slots) each. It may be the only way to draw.
 
 Where C has more bands than the minimum separation, participations that far apart or farther attract not by
 their overlap but by its upper bound `log_lift` (proofs/non_banded.md): `log_normalizer` is then an upper
@@ -123,7 +120,7 @@ def log_attractions(mechanism: Attracting) -> np.ndarray:
 
 
 def drawn_together(steps, who, iterations: int):
-    """Merge the participations of two replicas, as `draw_fitting` returns them.
+    """Merge the participations of two replicas, as `draw_positions_with_one` returns them.
 
     Args:
       steps: (num_samples, slots) int32, of one replica or the other, in any order.

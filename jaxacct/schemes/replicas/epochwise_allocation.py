@@ -178,8 +178,8 @@ def tables(mechanism: Attracting, m: int) -> dict:
     return {name: jax.device_put(np.asarray(part, np.float32)) for name, part in stacked.items()}
 
 
-def draw_fitting(key, scheme, arrays, num_samples: int):
-    """Draw pairs; returns what `balanced_min_sep.draw_fitting` does. All pairs are ones of the scheme."""
+def draw_positions_with_one(key, scheme, arrays, num_samples: int):
+    """Draw pairs; returns what `balanced_min_sep.draw_positions_with_one` does."""
     M, b, count = scheme.epoch_steps, scheme.min_separation, scheme.max_participations
     corner = arrays["meeting"].shape[1]
     uniforms = uniform_64(key, (count, 4, num_samples))
@@ -234,4 +234,4 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
     steps = places + M * jnp.arange(count, dtype=jnp.int32)[:, None, None]
     who = jnp.where(steps < scheme.iterations, jnp.array([1, 2])[None, :, None], 0)
     steps, who = (part.reshape(2 * count, num_samples).T for part in (steps, who))
-    return *drawn_together(steps, who, scheme.iterations), jnp.ones(num_samples, bool)
+    return drawn_together(steps, who, scheme.iterations)

@@ -81,8 +81,8 @@ def _drawn_steps(key, thresholds, num_samples: int):
     return below + (same & (thresholds[1, at] <= low)).astype(jnp.int32)
 
 
-def draw_fitting(key, scheme, arrays, num_samples: int):
-    """Return the same as `balanced_min_sep.draw_fitting`."""
+def draw_positions_with_one(key, scheme, arrays, num_samples: int):
+    """Return the same as `balanced_min_sep.draw_positions_with_one`."""
     n, shape = scheme.iterations, (num_samples,)
     kind_key, pair_key, one_key = threefry.split(key, 3)
     kind = (uniform_64(kind_key, shape)[:, None] > arrays["kinds"][None, :3]).sum(axis=1)
@@ -112,4 +112,4 @@ def draw_fitting(key, scheme, arrays, num_samples: int):
     mine = jnp.where(same[:, None], jnp.asarray([1, 0], jnp.int32), of_pair)
     mine = jnp.where(met[:, None], mine, (kind == 1)[:, None].astype(jnp.int32))
     mine = jnp.where(positions < n, mine, 0).astype(jnp.float32)
-    return positions, counts, mine, jnp.ones(shape, bool)
+    return positions, counts, mine
