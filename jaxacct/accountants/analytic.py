@@ -1,6 +1,7 @@
 """The best deterministic bound of `ACCOUNTANTS`: the fallback candidate that needs no samples."""
 
 from jaxacct.accountants import ACCOUNTANTS, Accountant
+from jaxacct.accountants.pld import PrivacyLossDistribution, is_exact
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 
@@ -42,10 +43,8 @@ def exact(mechanism: Mechanism, delta: float | None = None, compose_with=None) -
     found = close(mechanism, delta, compose_with)
     if found is not None:
         return found
-    pld, rounds = ACCOUNTANTS["pld"], mechanism.scheme.independent_rounds
-    if rounds is None or rounds[1] != mechanism.scheme.iterations:
-        return None
-    return pld if pld.supports(mechanism, compose_with) else None
+    pld = ACCOUNTANTS[PrivacyLossDistribution.name]
+    return pld if is_exact(mechanism) and pld.supports(mechanism, compose_with) else None
 
 
 def close(mechanism: Mechanism, delta: float | None = None, compose_with=None) -> Accountant | None:

@@ -4,26 +4,22 @@ Source: arXiv 2602.09338, algorithm 5.
 """
 
 import dataclasses
-import math
 from concurrent.futures import Executor
 from pathlib import Path
 
-from jaxacct.accountants import ACCOUNTANTS, AccountantName, analytic
+from jaxacct.accountants import ACCOUNTANTS, AccountantName
 from jaxacct.calibration import targets
 from jaxacct.calibration.choice import Choice
-from jaxacct.calibration.problem import Problem, analytic_exponent
-from jaxacct.calibration.search import Search, candidate_key, released, searched
+from jaxacct.calibration.problem import Problem
+from jaxacct.calibration.route import BOUND_RATIO, SAMPLE_RATIO, NotCertifiedError, Route
+from jaxacct.calibration.search import Clock, Search
 from jaxacct.calibration.smallest_target import SmallestTarget
 from jaxacct.common import validate
 from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
 from jaxacct.core.blocks import check_executor
-from jaxacct.core.check import Verdict
-from jaxacct.core.claim import Claim
 from jaxacct.core.evidence import RULES, RuleName
 from jaxacct.core.plan import Plan
-from jaxacct.core.text import outcome_in_words
-from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName, check_pair
@@ -32,17 +28,13 @@ from jaxacct.schemes import Scheme
 from jaxacct.schemes.batch_sizes import check_dataset_size
 from jaxacct.strategies import Strategy, ending
 
+__all__ = ["NotCertifiedError", "calibrate", "check_options"]
 
-class NotCertifiedError(Exception):
-    """A given noise multiplier was not certified.
 
-    Attributes:
-      verdict: what the verification found, or None where an accountant rejected it.
-    """
-
-    def __init__(self, message: str, verdict: Verdict | None):
-        super().__init__(message)
-        self.verdict = verdict
+SECONDS = 60.0
+"""Default time for samples of a calibration."""
+MIN_RATIO = 1.00001
+"""Smallest ratio of a grid of noise multipliers."""
 
 
 def calibrate(
@@ -58,7 +50,8 @@ def calibrate(
     dataset_size: int | None = None,
     max_batch_size: int | None = None,
     noise_multiplier: float | None = None,
-    grid_ratio: float = 1.01,
+    seconds: float = SECONDS,
+    grid_ratio: float | None = None,
     failure_fraction: float = 0.01,
     rule: RuleName = "anytime",
     max_samples: int | None = None,
@@ -75,11 +68,13 @@ def calibrate(
 ) -> Plan:
     """Find and certify a noise multiplier for an (epsilon, delta) target.
 
-    A pilot run with a key of its own selects the first candidate on the grid, which is verified with 0.9 q of
-    the failure probability q; `core.shares` lists the next candidates and their shares. Where none is
-    certified, an analytic candidate is released. So a false release has probability at most q,
-    and by theorem A.1 of arXiv 2602.09338 the whole procedure, calibration and training together, is
-    (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
+    A bound comes first: the smallest noise multiplier that an accountant certifies without samples. It is
+    released where it is exact (independent noise and Poisson sampling), and where pilots do not promise at
+    least 3 % less noise within `seconds`. Otherwise pilots with a key of their own select the first candidate
+    on the grid, which is verified with 0.9 q of the failure probability q; `core.shares` lists the next
+    candidates and their shares. Where none is certified, the bound is released. So a false release has
+    probability at most q, and by theorem A.1 of arXiv 2602.09338 the whole procedure, calibration and
+    training together, is (epsilon, delta_v + q (1 - delta_v))-DP, which is (epsilon, delta).
 
     Args:
       scheme: sampling scheme of the privacy units.
@@ -99,17 +94,20 @@ def calibrate(
         by default batches are never truncated, and the plan states a size that none exceeds.
       noise_multiplier: certify this value only. With epsilon alone the smallest delta is found and certified,
         with delta alone the smallest epsilon (`calibration.smallest_target`).
-      grid_ratio: candidates are powers of this, above 1.
+      seconds: time for samples, above 0 or infinite; a bound, and a stage that has begun, are finished.
+      grid_ratio: candidates are powers of this, in [1.00001, 2]; by default of 1.0005 for bounds and of 1.01
+        for samples.
       failure_fraction: fraction of delta reserved for the verifier's failure probability q.
       rule: "anytime" or "fixed" (see `verify`).
       max_samples: maximum per direction and candidate; by default a few hundred times the minimum of the
-        target, from a hundred thousand to half a million, or more where all candidates need more.
+        target, a hundred thousand at least, and what `seconds` allow.
       proposal: use this proposal ("plain"); by default the cheapest.
       accountant: certify by this bound without samples: "unamplified", "revealed-pattern", "pld",
         "random-allocation" or "redrawn-bins" (`accountants.analytic`), or "analytic" for the best of them.
         The first two hold for `MultiAttribution` on graphs in which examples have several owners. Where a
-        bound is close (C = I with balls-in-bins, epochwise allocation at separation 1, or k of n steps where
-        pairs of patterns have no tables), it is used unless rule, max_samples or proposal ask for samples.
+        bound is close (C = I with Poisson sampling, balls-in-bins, epochwise allocation at separation 1, or k
+        of n steps where pairs of patterns have no tables), it is final unless rule, max_samples or proposal
+        ask for samples.
       compose_with: a dp-accounting `DpEvent` that the guarantee also covers.
       adjacency: "zero-out" or "add-or-remove-one", which have the same dominating pair where examples are
         sampled independently, or "replace-one" (proofs/adjacency.md); other mechanisms allow the first only.
@@ -154,6 +152,7 @@ def calibrate(
         checkpoint_dir=checkpoint_dir,
         executor=executor,
         key=key,
+        seconds=seconds,
     )
     if estimate is not None:
         validate.positive_number("estimate", estimate)
@@ -170,47 +169,38 @@ def calibrate(
     target = problem.target(epsilon, delta, failure_fraction, compose_with)
     run_key = randomness.fresh_key() if key is None else key
     target.profile  # noqa: B018 - an event that cannot be composed is refused before the search
-    mechanism = problem.at(1.0 if noise_multiplier is None else noise_multiplier)
-    bound: str | None = accountant
-    if bound is None and rule == "anytime" and max_samples is None and proposal is None:
-        if is_open:
-            known = analytic.exact(mechanism, given[1], compose_with)
-        else:
-            known = analytic.close(mechanism, delta, compose_with)
-        bound = known.name if known is not None else None
-    search = Search(problem, target, rule, proposal, run_key, progress)
-    checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir and bound is None else None
+    clock = Clock(progress, seconds)
+    search = Search(problem, target, rule, proposal, max_samples, run_key, clock)
+    route = Route(
+        search,
+        named=None if accountant == "analytic" else accountant,
+        may_sample=accountant is None,
+        asks_for_samples=rule != "anytime" or max_samples is not None or proposal is not None,
+        grids=(BOUND_RATIO, SAMPLE_RATIO) if grid_ratio is None else (grid_ratio, grid_ratio),
+        checkpoint=Checkpoint(checkpoint_dir) if checkpoint_dir else None,
+        executor=executor,
+        key=key,
+    )
     try:
-        options = dict(proposal=proposal, checkpoint=checkpoint, executor=executor, progress=progress)
-        if is_open:
-            ratio = grid_ratio if bound is None else grid_ratio**0.05  # a bound is soon computed
-            searched = SmallestTarget(
-                problem, mechanism, *given, ratio, failure_fraction, compose_with, rule, proposal, run_key,
-                progress,
-            )  # fmt: skip
-            found = searched.plan(bound, max_samples, checkpoint, key, executor)
-            if found is None:
-                raise NotCertifiedError(
-                    f"noise multiplier {noise_multiplier:g} is too small for {searched.limits}", None
-                )
-        elif bound is not None:
-            named = None if bound == "analytic" else bound
-            found = _compute(search, named, grid_ratio, noise_multiplier)
+        if is_open and noise_multiplier is not None:
+            mechanism = search.at(noise_multiplier)
+            found = SmallestTarget(route, mechanism, *given, failure_fraction, compose_with).plan()
         elif noise_multiplier is not None:
-            found = _certify(search, noise_multiplier, max_samples, options, key)
+            found = route.given(search.at(noise_multiplier))
         else:
-            found = _release(search, grid_ratio, max_samples, estimate, options, key)
+            found = route.smallest(estimate)
         return found if choice is None else dataclasses.replace(found, choice=choice.to_json())
     finally:
-        if checkpoint:
-            checkpoint.close()
+        if route.checkpoint:
+            route.checkpoint.close()
 
 
 def check_options(
     *,
     noise_multiplier: float | None = None,
     max_batch_size: int | None = None,
-    grid_ratio: float = 1.01,
+    seconds: float = SECONDS,
+    grid_ratio: float | None = None,
     rule: RuleName = "anytime",
     max_samples: int | None = None,
     proposal: str | None = None,
@@ -232,8 +222,10 @@ def check_options(
     for name, size in dict(max_batch_size=max_batch_size, max_samples=max_samples).items():
         if size is not None:
             validate.positive_integer(name, size)
-    if not validate.positive_number("grid_ratio", grid_ratio) > 1:
-        raise ValueError(f"grid_ratio must be above 1, got {grid_ratio!r}")
+    if not (isinstance(seconds, (int, float)) and seconds > 0):
+        raise ValueError(f"seconds must be a number above 0, got {seconds!r}")
+    if grid_ratio is not None and not MIN_RATIO <= validate.positive_number("grid_ratio", grid_ratio) <= 2:
+        raise ValueError(f"grid_ratio must be in [{MIN_RATIO}, 2], got {grid_ratio!r}")
     if checkpoint_dir is not None and Path(checkpoint_dir).exists() and not Path(checkpoint_dir).is_dir():
         raise ValueError(f"checkpoint_dir must be a folder, got the file {checkpoint_dir}")
     check_executor(executor)
@@ -249,66 +241,3 @@ def check_options(
         for name, value in of_draws.items():
             if value is not None:
                 raise ValueError(f"{name} must not be given together with accountant: no samples are drawn")
-
-
-def _certify(search, noise_multiplier, max_samples, options, key) -> Plan:
-    mechanism, target = search.at(noise_multiplier), search.target
-    if not search.covered(mechanism):
-        raise ValueError(f"max_batch_size cannot be accounted for at noise multiplier {noise_multiplier:g}")
-    cost = search.best_case(mechanism)
-    limit = max(500_000, math.ceil(8 * cost)) if max_samples is None else max_samples
-    if limit < cost:
-        raise ValueError(f"max_samples must be at least {math.ceil(cost)} for this target, got {max_samples}")
-    stop = Stop(search.rule, limit)
-    verdict = verify_claim(search.claim(mechanism), stop, key=candidate_key(key, 0), **options)
-    if not verdict.certified:
-        bad = verdict.directions[-1] if verdict.remove and verdict.remove.certified else verdict.remove
-        seen = "; ".join(verdict.flaws[:1])
-        if bad is not None:
-            found = outcome_in_words(bad).removeprefix("not certified: ")
-            seen = (
-                f"{bad.direction} direction: {found}; delta there is about {bad.estimate:.3g} (an estimate)"
-            )
-        raise NotCertifiedError(
-            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {target.epsilon:g}, "
-            f"delta {target.delta:g}: {seen}",
-            verdict,
-        )
-    return Plan(verdict.claim, verdict.evidence)
-
-
-def _compute(search, accountant: str | None, ratio, noise_multiplier: float | None) -> Plan:
-    """Return the plan of an analytic bound: of the smallest noise on the grid, or of the one given."""
-    if noise_multiplier is None:
-        noise_multiplier = ratio ** analytic_exponent(search.at(1.0), search.target, ratio, accountant)
-    mechanism, target = search.at(noise_multiplier), search.target
-    if not search.covered(mechanism):
-        raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
-    found = search.analytic_plan(mechanism, accountant)
-    if found.flaws:
-        raise NotCertifiedError(
-            f"noise multiplier {noise_multiplier:g} could not be certified at epsilon {target.epsilon:g}, "
-            f"delta {target.delta:g}: {found.flaws[0]}",
-            None,
-        )
-    return found
-
-
-def _release(search, ratio, max_samples, estimate, options, key) -> Plan:
-    fallback = analytic_exponent(search.at(1.0), search.target, ratio)
-    first, limit = searched(
-        options["checkpoint"],
-        search.describe(ratio, max_samples, estimate),
-        lambda: search.smallest_exponent(fallback, ratio, max_samples, estimate),
-    )
-
-    def claim_at(exponent: int) -> Claim | None:
-        mechanism = search.at(ratio**exponent)
-        return search.claim(mechanism) if search.covered(mechanism) else None
-
-    found = released(claim_at, first, fallback, search.rule, limit, key, **options)
-    if found is not None:
-        return found
-    if claim_at(fallback) is None:
-        raise ValueError("max_batch_size cannot be accounted for: the likelihood ratio has too large a tail")
-    return search.analytic_plan(search.at(ratio**fallback), None)

@@ -8,25 +8,15 @@ wrong e counts as delta 1. Where delta is found, the smallest candidate that hol
 `delta_v + q (1 - delta_v) <= delta`, and all others that hold are larger.
 """
 
+import contextlib
 import dataclasses
 import math
-from concurrent.futures import Executor
-from typing import Any
 
 from jaxacct.accountants import analytic
-from jaxacct.calibration.problem import Problem, smallest_where
-from jaxacct.calibration.search import (
-    MAX_RATIO_TO_FEWEST,
-    MAX_SHARE_OWN_PILOT,
-    MIN_LIMIT,
-    Search,
-    released,
-    searched,
-)
-from jaxacct.common.files import Checkpoint
-from jaxacct.common.progress import Progress
+from jaxacct.calibration.problem import smallest_where
+from jaxacct.calibration.route import NotCertifiedError, Route
+from jaxacct.calibration.search import LESS_NOISE, OutOfTimeError, Search, released, searched
 from jaxacct.core.claim import Claim, Target
-from jaxacct.core.evidence import RuleName
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import Mechanism
 
@@ -34,7 +24,6 @@ MIN_EPSILON, MAX_EPSILON = 1e-3, 100.0
 MIN_DELTA, MAX_DELTA = 1e-15, 0.5
 DELTA_STEPS = 5
 """Steps of epsilon's grid that one of delta's has: about as many samples tell two neighbours apart."""
-MAX_LIMIT = 500_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,31 +31,18 @@ class SmallestTarget:
     """The search for one mechanism.
 
     Attributes:
-      problem, mechanism: what is certified.
+      route: how it is certified; the target of its search does not matter.
+      mechanism: what is certified.
       epsilon, delta: the one that is given; the other is None.
-      ratio: of neighbouring epsilons.
-      failure_fraction, compose_with, rule, proposal: as of `calibrate`.
-      key: of the pilots.
-      progress: called with (what, 0, 0), and with samples by the verification.
+      failure_fraction, compose_with: as of `calibrate`.
     """
 
-    problem: Problem
+    route: Route
     mechanism: Mechanism
     epsilon: float | None
     delta: float | None
-    ratio: float
     failure_fraction: float
     compose_with: object
-    rule: RuleName
-    proposal: str | None
-    key: object
-    progress: Progress | None
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """Smallest and largest exponent of the grid."""
-        least, most = (MIN_EPSILON, MAX_EPSILON) if self.epsilon is None else (MIN_DELTA, MAX_DELTA)
-        return math.ceil(math.log(least, self._step)), math.floor(math.log(most, self._step))
 
     @property
     def limits(self) -> str:
@@ -75,95 +51,98 @@ class SmallestTarget:
             return f"any epsilon up to {MAX_EPSILON:g} at delta {self.delta:g}"
         return f"any delta up to {MAX_DELTA:g} at epsilon {self.epsilon:g}"
 
-    @property
-    def _step(self) -> float:
-        return self.ratio if self.epsilon is None else self.ratio**DELTA_STEPS
+    def step(self, ratio: float) -> float:
+        """Return the ratio of neighbouring candidates, of a grid of epsilons with this ratio."""
+        return ratio if self.epsilon is None else ratio**DELTA_STEPS
 
-    def target(self, exponent: int) -> Target:
-        """Return the candidate of that exponent; ValueError where batch sizes leave no delta."""
-        found = self._step**exponent
+    def ends(self, step: float) -> tuple[int, int]:
+        """Return the smallest and the largest exponent of a grid."""
+        least, most = (MIN_EPSILON, MAX_EPSILON) if self.epsilon is None else (MIN_DELTA, MAX_DELTA)
+        return math.ceil(math.log(least, step)), math.floor(math.log(most, step))
+
+    def target(self, found: float) -> Target:
+        """Return the target with this epsilon or delta; ValueError where batch sizes leave no delta."""
         epsilon, delta = (found, self.delta) if self.epsilon is None else (self.epsilon, found)
         assert epsilon is not None and delta is not None
-        return self.problem.target(epsilon, delta, self.failure_fraction, self.compose_with)
+        problem = self.route.search.problem
+        return problem.target(epsilon, delta, self.failure_fraction, self.compose_with)
 
-    def search(self, exponent: int) -> Search:
-        """Return the estimates for that candidate; all share their keys, as they share the mechanism."""
-        return Search(self.problem, self.target(exponent), self.rule, self.proposal, self.key, None)
+    def search(self, found: float) -> Search:
+        """Return the pilots for that candidate; all share their keys, as they share the mechanism."""
+        return dataclasses.replace(self.route.search, target=self.target(found))
 
-    def _say(self, exponent: int) -> None:
-        if self.progress:
-            name = "epsilon" if self.epsilon is None else "delta"
-            self.progress(f"trying {name} {self._step**exponent:.4g}", 0, 0)
+    def _say(self, found: float) -> None:
+        name = "epsilon" if self.epsilon is None else "delta"
+        self.route.search.clock(f"trying {name} {found:.4g}", 0, 0)
 
-    def _has_room(self, exponent: int) -> bool:
+    def _has_room(self, found: float) -> bool:
         try:
-            self.target(exponent)
+            self.target(found)
         except ValueError:  # reserves for batch sizes take more than half of so small a delta
             return False
         return True
 
-    def analytic_exponent(self, accountant: str | None) -> int | None:
-        """Return the smallest exponent whose budget an accountant's bound meets; None where there is none."""
-        least, most = self.ends
+    def bound(self) -> float | None:
+        """Return the smallest candidate whose budget an accountant's bound meets, or None."""
+        step = self.step(self.route.grids[0])
+        least, most = self.ends(step)
 
         def bounded(exponent: int) -> bool:
-            if not least <= exponent <= most or not self._has_room(exponent):
+            if not least <= exponent <= most or not self._has_room(step**exponent):
                 return False
-            self._say(exponent)
-            target, at = self.target(exponent), (self.mechanism, self.target(exponent).epsilon)
-            return analytic.bound_by(accountant, *at, self.compose_with)[1] <= target.budget.delta
+            target = self.target(step**exponent)
+            at = self.mechanism, target.epsilon
+            return analytic.bound_by(self.route.named, *at, self.compose_with)[1] <= target.budget.delta
 
-        return smallest_where(bounded, (least + most) // 2, most) if bounded(most) else None
+        found = smallest_where(bounded, (least + most) // 2, most) if bounded(most) else None
+        return None if found is None else step**found
 
-    def sampled_exponent(self, fallback: int, max_samples: int | None) -> tuple[int, int]:
-        """Return the smallest exponent whose predicted cost fits, `fallback` for none, and the limit."""
-        least, noise = self.ends[0], self.mechanism.noise_multiplier
-
-        def fewest(exponent: int) -> float:
-            return self.search(exponent).best_case(self.mechanism)
+    def smallest_exponent(self, top: int, step: float) -> tuple[int, int]:
+        """Return as `Search.smallest_exponent`, for the grid of candidates."""
+        least, limits = self.ends(step)[0], {}
 
         def fits(exponent: int) -> bool:
-            if exponent >= fallback:
-                return True
-            if exponent < least or not self._has_room(exponent):
+            if exponent < least or not self._has_room(step**exponent):
                 return False
-            self._say(exponent)
-            limit = max_samples or MAX_LIMIT
-            allowed = MAX_SHARE_OWN_PILOT * limit
-            return self.search(exponent).cost(noise, limit, allowed) <= allowed
+            self._say(step**exponent)
+            search = self.search(step**exponent)
+            holds = search.fits(self.mechanism)
+            limits[exponent] = search.limits[self.mechanism.noise_multiplier]
+            return holds
 
-        found = smallest_where(fits, (least + min(fallback, self.ends[1])) // 2, fallback)
-        assert found is not None  # it holds at the fallback
-        if max_samples is not None or found == fallback:
-            return found, max_samples or MAX_LIMIT
-        return found, math.ceil(min(MAX_LIMIT, max(MIN_LIMIT, MAX_RATIO_TO_FEWEST * fewest(found))))
+        found = smallest_where(fits, (least + top) // 2, top) if top >= least else None
+        return (top + 1, 0) if found is None else (found, math.ceil(limits[found]))
 
-    def plan(
-        self,
-        accountant: str | None,
-        max_samples: int | None,
-        checkpoint: Checkpoint | None,
-        key,
-        executor: Executor | None = None,
-    ) -> Plan | None:
-        """Return the plan of the smallest certified candidate; None where none is.
+    def plan(self) -> Plan:
+        """Return the plan of the smallest certified candidate; NotCertifiedError where none is."""
+        route, bound = self.route, self.bound()
+        refined = None
+        if bound is not None:
+            name = "epsilon" if self.epsilon is None else "delta"
+            route.search.clock.say(f"certified without samples: {name} {bound:.5g}")
+        if route.samples_help(self.mechanism, self.delta, self.compose_with):
+            with contextlib.suppress(OutOfTimeError):
+                refined = self._refined(bound)
+        if refined is not None:
+            return refined
+        if bound is None:
+            noise = f"noise multiplier {self.mechanism.noise_multiplier:g}"
+            raise NotCertifiedError(f"{noise} is too small for {self.limits}", None)
+        return dataclasses.replace(route, search=self.search(bound)).bound(self.mechanism)
 
-        It is certified by samples where `accountant`, a name or "analytic" for the best bound, is None. The
-        `key` is that of the verifications, from the operating system by default.
-        """
-        named = None if accountant == "analytic" else accountant
-        fallback = self.analytic_exponent(named)
-        if accountant is None:
-            top = self.ends[1] + 1 if fallback is None else fallback
-            about = repr((dataclasses.replace(self, key=None, progress=None), top, max_samples))
-            first, limit = searched(checkpoint, about, lambda: self.sampled_exponent(top, max_samples))
-            options: dict[str, Any] = dict(proposal=self.proposal, executor=executor)
-            options |= dict(checkpoint=checkpoint, progress=self.progress)
+    def _refined(self, bound: float | None) -> Plan | None:
+        """Return the plan of the smallest candidate below the bound that samples certify, if any."""
+        route, step = self.route, self.step(self.route.grids[1])
+        less = LESS_NOISE if self.epsilon is None else LESS_NOISE**DELTA_STEPS
+        end = self.ends(step)[1] + 1 if bound is None else math.ceil(math.log(bound, step))
+        top = end - 1 if bound is None else math.floor(math.log(less * bound, step))
+        about = repr((self.mechanism, self.epsilon, self.delta, self.failure_fraction, self.compose_with))
+        about = route.search.describe(about, step, top)
+        first, limit = searched(route.checkpoint, about, lambda: self.smallest_exponent(top, step))
+        if first > top:
+            return None
 
-            def claim_at(exponent: int) -> Claim:
-                return self.search(exponent).claim(self.mechanism)
+        def claim_at(exponent: int) -> Claim:
+            return self.search(step**exponent).claim(self.mechanism)
 
-            found = released(claim_at, first, top, self.rule, limit, key, **options)
-            if found is not None:
-                return found
-        return None if fallback is None else self.search(fallback).analytic_plan(self.mechanism, named)
+        return released(claim_at, first, end, route.search.rule, limit, route.key, **route.options)

@@ -11,7 +11,14 @@ from typing import Any
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
 PLAIN_SECONDS = 10.0
+ANNOUNCED = float("nan")
+"""`expected` of a report that is a result, printed at once."""
 UNITS = {"training": "steps"}  # of stages whose counter has another unit than its neighbours
+
+
+def announce(progress: Progress, text: str) -> None:
+    """Report a result, which `watch` prints at once and keeps."""
+    progress(text, 0, ANNOUNCED)
 
 
 @contextlib.contextmanager
@@ -64,6 +71,9 @@ def _bar(unit: str):
         task, state = bar.add_task("starting", total=None, detail=""), _State(unit)
 
         def progress(what: str, done: int, expected: float) -> None:
+            if expected != expected:
+                bar.console.print(f"jaxacct: {what}", markup=False, highlight=False)
+                return
             state.update(what, done, expected)
             total = max(expected, done) if 0 < expected < float("inf") else None
             bar.update(task, description=what, completed=done, total=total, detail=state.describe())
@@ -81,10 +91,16 @@ def _plain_lines(unit: str):
             parts = filter(None, [state.what, state.describe(), f"{time.monotonic() - started:.0f} s so far"])
             print(f"jaxacct: {', '.join(parts)}", file=sys.stderr, flush=True)
 
+    def report(what: str, done: int, expected: float) -> None:
+        if expected != expected:
+            print(f"jaxacct: {what}", file=sys.stderr, flush=True)
+        else:
+            state.update(what, done, expected)
+
     speaker = threading.Thread(target=speak, daemon=True)
     speaker.start()
     try:
-        yield state.update
+        yield report
     finally:
         over.set()
         speaker.join(1)

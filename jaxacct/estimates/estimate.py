@@ -103,7 +103,7 @@ def estimate_delta(
     """
     check_composition(checked(mechanism), compose_with)
     epsilon = _validate.epsilon(epsilon)
-    known, num_samples = _accountant(mechanism, num_samples)
+    known, num_samples = known_or_samples(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None and proposal is None and compose_with is None:
         return _known("delta", known.divergences(mechanism, epsilon), known, confidence)
@@ -176,7 +176,7 @@ def estimate_epsilon(
     """
     checked(mechanism)
     delta = _validate.delta(delta)
-    known, num_samples = _accountant(mechanism, num_samples)
+    known, num_samples = known_or_samples(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:
         return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
@@ -216,12 +216,16 @@ def estimate_epsilon(
     )
 
 
-def _accountant(mechanism: Mechanism, num_samples: int | None) -> tuple[Accountant | None, int]:
+def known_or_samples(
+    mechanism: Mechanism, num_samples: int | None, compose_with=None
+) -> tuple[Accountant | None, int]:
     """Return the accountant in place of samples, if there is one, and the number of samples."""
     if num_samples is None:
         is_quick = mechanism.noise_multiplier >= _MIN_NOISE_OF_ACCOUNTANTS
-        return analytic.exact(mechanism) if is_quick else None, _NUM_SAMPLES
-    return analytic.close(mechanism), _validate.positive_integer("num_samples", num_samples)
+        return analytic.exact(mechanism, None, compose_with) if is_quick else None, _NUM_SAMPLES
+    return analytic.close(mechanism, compose_with=compose_with), _validate.positive_integer(
+        "num_samples", num_samples
+    )
 
 
 def _known(

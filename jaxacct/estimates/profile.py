@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.accountants import Accountant, analytic
+from jaxacct.accountants import Accountant
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
@@ -17,6 +17,7 @@ from jaxacct.estimates.estimate import (
     composition_of,
     draw_samples,
     is_uninformative,
+    known_or_samples,
 )
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
@@ -67,7 +68,7 @@ def privacy_profile(
     mechanism: Mechanism,
     epsilons,
     *,
-    num_samples: int = 100_000,
+    num_samples: int | None = None,
     confidence: float = 0.95,
     compose_with=None,
     key=None,
@@ -87,12 +88,13 @@ def privacy_profile(
     `calibrate`, made for up to four of the points, `num_samples` each. Elsewhere its upper band ends near 10
     / num_samples.
 
-    Balls-in-bins with one band (C = I) needs no samples: at up to 16 points an accountant gives both ends.
+    Balls-in-bins and Poisson sampling with one band (C = I) need no samples: an accountant gives both ends,
+    of the former at up to 16 points.
 
     Args:
       mechanism: the mechanism.
       epsilons: at least one, each at least 0, ascending.
-      num_samples: of each proposal.
+      num_samples: of each proposal; 100,000 by default, or none where an accountant is exact up to its grid.
       confidence: in (0, 1), of all bands together.
       compose_with: a dp-accounting `DpEvent`, for the profile of both together. There is no lower bound then,
         as its own profile is an upper bound.
@@ -118,11 +120,12 @@ def privacy_profile(
         or (np.diff(grid) <= 0).any()
     ):
         raise ValueError("epsilons must be ascending, finite and at least 0")
-    num_samples = _validate.positive_integer("num_samples", num_samples)
+    if num_samples is not None:
+        _validate.positive_integer("num_samples", num_samples)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
-    known = analytic.close(mechanism, compose_with=compose_with)
-    if known is not None and len(grid) <= _COMPUTED_POINTS:
-        return _known(known, mechanism, grid, confidence)
+    known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
+    if known is not None and (len(grid) <= _COMPUTED_POINTS or not known.is_two_sided):
+        return _known(known, mechanism, grid, confidence, compose_with)
     key = randomness.checked_key(key)
     composed = composition_of(compose_with)
     other = hockey_stick if composed is None else composed.profile
@@ -155,15 +158,25 @@ def privacy_profile(
     return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
 
 
-def _known(known: Accountant, mechanism: Mechanism, grid: np.ndarray, confidence: float) -> Profile:
-    """Return both ends at every point from an accountant, without sampling; the estimate between them."""
-    ends = [known.divergences(mechanism, float(epsilon)) for epsilon in grid]
+def _known(
+    known: Accountant, mechanism: Mechanism, grid: np.ndarray, confidence: float, compose_with
+) -> Profile:
+    """Return both ends at every point from an accountant, without sampling; the estimate between them.
+
+    Of a composed mechanism the larger upper end of both directions, and 0.
+    """
+    if compose_with is None:
+        ends = [known.divergences(mechanism, epsilon) for epsilon in grid.tolist()]
+    else:
+        uppers = [known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()]
+        ends = [dict.fromkeys(DIRECTIONS, (0.0, upper)) for upper in uppers]
     found = {}
     for direction in DIRECTIONS:
         lower, upper = np.array([both[direction] for both in ends]).T
         # The divergence decreases in epsilon.
         lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
-        found[direction] = np.stack([lower, (lower + upper) / 2, upper])
+        estimate = np.where(lower > 0, (lower + upper) / 2, upper)
+        found[direction] = np.stack([lower, estimate, upper])
     lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
     names: dict[str, str] = {direction: known.name for direction in DIRECTIONS}
     return Profile(grid, lower, estimate, upper, found, confidence, 0, names)

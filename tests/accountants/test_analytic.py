@@ -22,7 +22,7 @@ from jaxacct import (
 )
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.calibration import calibrate as calibration
+from jaxacct.calibration import route
 from jaxacct.calibration import search as search_module
 from jaxacct.common.files import to_json
 from jaxacct.core.evidence import Bound
@@ -74,7 +74,7 @@ def test_unamplified_noise_multiplier_is_on_the_line():
 @pytest.mark.parametrize("accountant", ["analytic", "unamplified", "revealed-pattern", "pld"])
 def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch):
     """The smallest noise on the grid by that bound, which loads again; one step below it the bound fails."""
-    monkeypatch.setattr(calibration, "verify_claim", None)
+    monkeypatch.setattr(route, "verify_claim", None)
     monkeypatch.setattr(search_module, "verify_claim", None)
     scheme = Poisson(4, 0.5) if accountant == "pld" else MultiAttribution(20, 2, 0.05, 2)
     one_band, target = BandedToeplitz.square_root(1), dict(epsilon=2.0, delta=1e-3, grid_ratio=1.3)

@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(LINE, "(extrapolation.far, -margin)", "(extrapolation.far, margin)", GUARDS),
     Mutant(SHARES, "                break\n", "                continue\n", GUARDS),
     Mutant(
-        "jaxacct/calibration/calibrate.py",
+        "jaxacct/calibration/route.py",
         "search.claim(mechanism) if search.covered(mechanism) else None",
         "search.claim(mechanism)",
         GUARDS,

@@ -1,6 +1,7 @@
 """A search is continued only by a call whose answer it is: every argument of `calibrate` names it."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, calibrate
 from jaxacct.calibration import search as search_module
+from jaxacct.calibration.route import Route
 from jaxacct.calibration.search import Search
 from jaxacct.calibration.smallest_target import SmallestTarget
 
@@ -38,6 +40,16 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
+class Bounded(NamedTuple):
+    mechanism: Any
+    flaws: tuple
+    evidence: object = None
+
+    @property
+    def noise_multiplier(self):
+        return self.mechanism.noise_multiplier
+
+
 class SearchedError(Exception):
     pass
 
@@ -56,15 +68,18 @@ def state_of(tmp_path, monkeypatch):
     def verified(*_, **__):
         raise VerifiedError
 
-    found, fallback = (-60, 10_000), -10
+    found = -60, 10_000
     monkeypatch.setattr(search_module, "verify_claim", verified)
 
     def of(arguments, store=False):
-        for owner, name in ((Search, "smallest_exponent"), (SmallestTarget, "sampled_exponent")):
-            monkeypatch.setattr(owner, name, (lambda *_: found) if store else searched)
-        # Candidates below the fallback are verified.
-        monkeypatch.setattr("jaxacct.calibration.calibrate.analytic_exponent", lambda *_: fallback)
-        monkeypatch.setattr(SmallestTarget, "analytic_exponent", lambda *_: fallback)
+        for owner in (Search, SmallestTarget):
+            monkeypatch.setattr(owner, "smallest_exponent", (lambda *_: found) if store else searched)
+        # Candidates below the bound are verified.
+        monkeypatch.setattr(
+            "jaxacct.calibration.route.analytic_exponent", lambda _, __, ratio, ___: math.log(2.7, ratio)
+        )
+        monkeypatch.setattr(Route, "bound", lambda route, mechanism: Bounded(mechanism, ()))
+        monkeypatch.setattr(SmallestTarget, "bound", lambda _: 1.0)
         try:
             calibrate(**arguments, checkpoint_dir=tmp_path, key=jax.random.key(0))
         except (SearchedError, VerifiedError) as error:

@@ -79,13 +79,14 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
             monkeypatch.setattr(type(verdict), "certified", property(lambda v: not v.flaws), raising=False)
         return verdict
 
-    class Searched(smallest_target.Search):
-        def stream(self, mechanism):
-            pilots.append(jax.random.key_data(super().stream(mechanism)).tolist())
-            return super().stream(mechanism)
+    stream = search.Search.stream
+
+    def seen_stream(self, mechanism):
+        pilots.append(jax.random.key_data(stream(self, mechanism)).tolist())
+        return stream(self, mechanism)
 
     monkeypatch.setattr(search, "verify_claim", verdict_of)
-    monkeypatch.setattr(smallest_target, "Search", Searched)
+    monkeypatch.setattr(search.Search, "stream", seen_stream)
     plan = calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
     first = min(epsilon for epsilon, _, _ in seen)
     steps = [round(math.log(epsilon / first, 1.01)) for epsilon, _, _ in seen]

@@ -291,11 +291,17 @@ def test_a_search_uses_the_terms_that_are_certified(monkeypatch):
     )
     loss = np.full(1024, -30.0)
     draws = Draws(loss, proposal.log_normalizer - 2 * loss)
+    seen: list = []
     monkeypatch.setattr(search_module.base, "draw_in_batches", lambda *_: [draws])
-    target = SimpleNamespace(epsilon=1.0, profile=profile)
-    search = SimpleNamespace(target=target, seen={}, proposal=proposal)
-    counts = search_module.Search.pilot(search, proposal, None, 0.5, 1e3)
-    assert np.flatnonzero(counts).tolist() == [0]
+    monkeypatch.setattr(search_module, "threshold", lambda *_: 0.5)
+    monkeypatch.setattr(
+        search_module.bounds, "predicted_samples", lambda _, terms, q: seen.append(terms) or 1.0
+    )
+    target = SimpleNamespace(epsilon=1.0, profile=profile, budget=bounds.Budget.split(1e-3))
+    clock = search_module.Clock(None, math.inf)
+    search = search_module.Search(None, target, "anytime", None, None, jax.random.key(0), clock)  # pyrefly: ignore[bad-argument-type]
+    search.predicted(proposal, 1e3)
+    assert np.flatnonzero(seen[-1]).tolist() == [0]
     assert (threshold.Resolved(proposal, 1.0, profile, (), 0.5).terms(draws, 0.0) == 0).all()
 
 

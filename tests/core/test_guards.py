@@ -5,7 +5,6 @@ Each test is for a small plausible mistake that acceptance rates are too coarse 
 
 import ast
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -17,9 +16,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, calibrate, verify
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    Mechanism,
+    NotCertifiedError,
+    Plan,
+    Poisson,
+    calibrate,
+    verify,
+)
 from jaxacct.accountants import analytic
-from jaxacct.calibration import calibrate as calibration
+from jaxacct.calibration import route
 from jaxacct.calibration import search as search_module
 from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
@@ -302,10 +311,12 @@ def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=
         return checking.Verdict(claim, evidence, flaws, None, None, None)
 
     monkeypatch.setattr(search_module, "verify_claim", stub)
-    monkeypatch.setattr(calibration, "analytic_exponent", lambda *arguments: fallback)
+    bound = 1.01 ** (fallback - 0.01)
+    monkeypatch.setattr(route, "analytic_exponent", lambda *arguments: math.log(bound) / math.log(1.0005))
     monkeypatch.setattr(search_module.Search, "smallest_exponent", lambda *arguments: (10, 1000))
     monkeypatch.setattr(search_module.Search, "covered", covered)
-    found = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3)
+    # So weak a target that the bound holds at the fallback.
+    found = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=30.0, delta=0.5)
     return asked, (exponent_of(found.mechanism), found.evidence)
 
 
@@ -424,125 +435,123 @@ def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
 
 
 def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
-    asked, (exponent, _) = ladder(monkeypatch, lambda exponent: exponent != 10, fallback=12)
-    assert ([at for at, _ in asked], exponent) == ([10, 11], 11)
+    asked, (exponent, _) = ladder(monkeypatch, lambda exponent: False, fallback=14)
+    assert ([at for at, _ in asked], exponent) == ([10, 11, 12], 14)
 
 
-@pytest.mark.parametrize("misled", [-9, 0, 9])
+def test_less_than_3_percent_is_not_worth_samples(monkeypatch):
+    asked, (exponent, evidence) = ladder(monkeypatch, lambda exponent: True, fallback=13)
+    assert not asked and exponent == 13 and isinstance(evidence, Bound)
+
+
+class Pilots(search_module.Search):
+    """Pilots whose outcome is known: (exponent, limit) of each, and the smallest exponent that fits."""
+
+    def __init__(self, truth, limit=1000.0):
+        super().__init__(None, None, "anytime", None, None, None, None)  # pyrefly: ignore[bad-argument-type]
+        object.__setattr__(self, "known", (truth, limit, []))
+
+    def at(self, noise_multiplier):
+        return noise_multiplier
+
+    def fits(self, mechanism):
+        truth, limit, looked = self.known
+        looked.append(exponent := round(math.log(mechanism) / math.log(1.01)))
+        self.limits[mechanism] = limit
+        return exponent >= truth
+
+
 @pytest.mark.parametrize("estimate", [None, 1e-9, 0.75, 1e9])
-def test_a_search_ends_at_the_same_candidate_for_any_error_of_coarse_pilots(misled, estimate, monkeypatch):
-    """What a coarse says only chooses where to look, and an estimate where to coarse: the answer is of looks
-    alone, and few of them.
-    """
-    looked = []
-
-    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
-        exponent = round(math.log(noise) / math.log(1.01))
-        looked.append(exponent) if not coarse else None
-        return 1.0 if exponent >= truth + coarse * misled else math.inf
-
-    monkeypatch.setattr(search_module.Search, "cost", cost)
-    search = search_module.Search(*[None] * 6)
-    for truth, fallback in ((-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)):
-        looked.clear()
-        assert search.smallest_exponent(fallback, 1.01, 1000, estimate) == (truth, 1000)
-        assert len(looked) <= 12
+@pytest.mark.parametrize(("truth", "top"), [(-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)])
+def test_a_search_ends_at_the_smallest_candidate_that_pilots_allow(truth, top, estimate):
+    """An estimate says where to begin, and nothing else."""
+    pilots = Pilots(truth)
+    assert pilots.smallest_exponent(top, 1.01, estimate) == (truth, 1000)
+    looked = pilots.known[2]
+    assert max(looked) <= top and len(looked) <= 20
 
 
-def test_a_good_estimate_saves_coarse_pilots(monkeypatch):
-    glanced = []
-
-    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
-        glanced.append(noise) if coarse else None
-        return 1.0 if noise > 0.7 else math.inf
-
-    monkeypatch.setattr(search_module.Search, "cost", cost)
+def test_a_good_estimate_saves_pilots():
     spent = []
     for estimate in (None, 0.68):
-        glanced.clear()
-        search = search_module.Search(*[None] * 6)  # pyright: ignore[reportArgumentType]
-        assert search.smallest_exponent(100, 1.01, 1000, estimate) == (-35, 1000)
-        spent.append(len(glanced))
-    assert spent[1] <= 3 < 6 <= spent[0]
+        pilots = Pilots(-35)
+        assert pilots.smallest_exponent(100, 1.01, estimate) == (-35, 1000)
+        spent.append(len(pilots.known[2]))
+    assert spent[1] <= 7 < 12 <= spent[0]
     with pytest.raises(ValueError, match="estimate must be a finite number above 0, got 0"):
         calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, estimate=0)
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_pilots_begin_where_the_trend_of_coarse_pilots_predicts(seen, monkeypatch):
-    """From divergences that fall by a third with every step, in pilots of a hundred hits at the edge."""
-    looked = []
-
-    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
-        exponent = round(math.log(noise) / math.log(1.01))
-        looked.append(exponent) if not coarse else None
-        self.distributions[noise, "remove"] = "plain", 0.01
-        hits = round(100 * 0.4 * math.exp(-0.35 * (exponent + 30))) if seen and -40 < exponent < 20 else 0
-        self.seen[noise, "remove"] = 80, counts(_0=max(0, 10_000 - hits), _5120=hits)
-        return 1.0 if exponent >= -30 else math.inf
-
-    monkeypatch.setattr(search_module.Search, "cost", cost)
-    monkeypatch.setattr(search_module.Search, "cost_by_trend", lambda self, noise: None)
-    search = search_module.Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)  # pyright: ignore[reportArgumentType]
-    assert search.smallest_exponent(100, 1.01, 10_000) == (-30, 10_000)
-    assert (looked == [-30, -31]) is seen
+@pytest.mark.parametrize(("truth", "top"), [(13, 12), (0, -500)])
+def test_no_candidate_is_worth_samples(truth, top):
+    """None that pilots allow is as small as asked for, or that is below the smallest noise of a search."""
+    assert Pilots(truth).smallest_exponent(top, 1.01)[0] == top + 1
 
 
-@pytest.mark.parametrize(("term", "looks"), [(0.0, 0), (1e-2, 1)])
-def test_where_an_accountant_has_an_answer_a_coarse_pilot_suffices_without_terms(term, looks, monkeypatch):
-    """To be sure of seeing nothing took a third of a search at delta 1e-6."""
-    asked, counts = [], bounds.bin_terms(np.full(2048, term))
-
-    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
-        asked.append((noise, coarse))
-        self.seen[noise, "remove"] = 16, counts
-        return 1e5 if noise >= 1 else math.inf
-
-    monkeypatch.setattr(search_module.Search, "cost", cost)
-    monkeypatch.setattr(search_module.Search, "best_case", lambda self, mechanism: 1e4)
-    monkeypatch.setattr(search_module.Search, "at", lambda self, noise: None)
-    search = search_module.Search(*[None] * 6)
-    assert search.smallest_exponent(30, 1.01, None) == (0, 800_000)
-    assert [coarse for noise, coarse in asked if noise == 1.01**30] == [True, False][: 1 + looks]
+class Ended(search_module.Clock):
+    def __init__(self, seconds):
+        super().__init__(None, seconds)
 
 
 @pytest.mark.parametrize(
-    ("fewest", "most", "limit"),
-    [(9.0, None, 100_000), (1000.5, None, 384_192), (1e6, None, 500_000), (9.0, 7000, 7000)],
+    ("fewest", "most", "speed", "limit"),
+    [
+        (9.0, None, None, 100_000),
+        (1000.5, None, None, 384_192),
+        (1e6, None, None, 384e6),
+        (9.0, 7000, None, 7000),
+        (1e6, None, 100.0, 100 * 60 / 2),
+        (1e6, 200, 100.0, 200),
+    ],
 )
-def test_the_limit_on_samples_is_what_an_easy_target_needs(fewest, most, limit, monkeypatch):
-    """Half a million draws of README's run take five seconds and save a fifteenth of a grid step.
-
-    A limit that is given is kept.
-    """
-    looked = []
-
-    def cost(self, noise, limit, draws_for=math.inf, coarse=False):
-        looked.append(limit) if not coarse else None
-        return 1.0 if noise >= 1 else math.inf
-
-    monkeypatch.setattr(search_module.Search, "cost", cost)
-    monkeypatch.setattr(search_module.Search, "best_case", lambda self, mechanism: fewest)
-    search = search_module.Search(*[None] * 6)
-    monkeypatch.setattr(search_module.Search, "at", lambda self, noise: None)
-    assert search.smallest_exponent(30, 1.01, most, 1.1) == (0, limit)
-    assert set(looked) == {limit}
+def test_the_limit_on_samples_is_what_an_easy_target_needs_in_the_time_left(fewest, most, speed, limit):
+    search = search_module.Search(None, None, "anytime", None, most, None, Ended(60.0))  # pyrefly: ignore[bad-argument-type]
+    search.speed.extend([speed] if speed else [])
+    assert search.limit(fewest) == pytest.approx(limit, rel=1e-2)
 
 
-def test_a_search_reuses_the_samples_of_a_coarse_pilot(monkeypatch):
-    """A look has the draws of the coarse and new ones, none twice, and none are drawn where all are seen."""
+@pytest.mark.parametrize(
+    ("term", "samples", "limit"), [(1.0, 2048, 1e5), (0.0, 30_720, 1e9), (0.0, 12_288, 98_304)]
+)
+def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(term, samples, limit, monkeypatch):
+    """The same draws are not repeated, and a pilot of zeros predicts what a verification of zeros needs."""
     asked, proposal = [], plain(MECHANISM, "remove")
 
     def draws(chosen, stream, first, number):
         asked.append((first, first + number))
-        return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
+        losses = np.full(number * 128, 60.0 if term else -30.0)
+        return [Draws(losses, np.zeros(number * 128))]
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    search = search_module.Search(None, Target(1.0, 1e-2, BUDGET), *[None] * 4)
-    pilot = functools.partial(search.pilot, proposal, None, 1e-3, 1e5)
-    assert pilot(coarse=True).sum() == 16 * 128
-    assert pilot().sum() == pilot(coarse=True).sum() == pilot().sum() == 48 * 128
-    assert asked == [(0, 16), (16, 32), (32, 48)]
+    monkeypatch.setattr(search_module, "threshold", lambda *_: 1e-3)
+    key, target = jax.random.key(0), Target(1.0, 1e-2, BUDGET)
+    search = search_module.Search(None, target, "anytime", None, None, key, Ended(60.0))  # pyrefly: ignore[bad-argument-type]
+    needed = search.predicted(proposal, limit)
+    assert asked == [(at, at + 16) for at in range(0, samples // 128, 16)]
+    zeros = math.log(2 / BUDGET.failure_probability) / 1e-3
+    assert needed == (math.inf if term else pytest.approx(zeros, rel=0.01))
+
+
+def test_what_runs_out_of_time_is_not_certified(monkeypatch):
+    """Neither the pilots, nor a verification, nor one whose noise is given."""
+    short = dict(epsilon=1.0, delta=1e-3, seconds=1e-9)
+    plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
+    assert plan.certified and isinstance(plan.evidence, Bound)
+    said = []
+    calibrate(MECHANISM.scheme, MECHANISM.strategy, **short, progress=lambda *report: said.append(report[0]))
+    assert said[0].startswith("certified without samples: noise multiplier ")
+    assert said[1] == "not refined by samples: pilots did not end within 1e-09 seconds"
+    with pytest.raises(NotCertifiedError, match="not within 1e-09 seconds of samples"):
+        calibrate(MECHANISM.scheme, MECHANISM.strategy, **short, noise_multiplier=0.7)
+    monkeypatch.setattr(search_module.Search, "smallest_exponent", lambda *arguments: (-30, 1000))
+    plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
+    assert plan.certified and isinstance(plan.evidence, Bound)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60"])
+def test_seconds_are_checked(seconds):
+    with pytest.raises(ValueError, match="seconds must be a number above 0, got"):
+        calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, seconds=seconds)
 
 
 def test_a_budget_above_delta_is_refused():
@@ -855,18 +864,3 @@ def test_no_name_of_the_mutants_means_two_things():
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
-
-
-def test_a_search_ends_a_pilot_where_it_is_clear_and_not_before():
-    """Counts of (terms of 0, terms of 1) at theta 1e-3."""
-
-    def ends(zeros, ones):
-        counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
-        counts[0], counts[-1] = zeros, ones
-        return search_module._seen_enough(counts, 1e-3, 500_000)
-
-    assert not ends(0, 0)
-    assert ends(4990, 30) and ends(2000, 10)  # enough seen; far above
-    assert ends(5100, 0) and not ends(4800, 0) and not ends(5100, 1)  # far below
-    assert ends(10_000, 9) and not ends(9000, 9)
-    assert not ends(4000, 10)

@@ -1,8 +1,10 @@
 """Privacy profiles with simultaneous bands against quadrature and the PLD accountant."""
 
+import dp_accounting
 import jax
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, Mechanism, Poisson, privacy_profile
@@ -83,3 +85,21 @@ def test_without_correlation_nothing_is_drawn(monkeypatch):
     assert np.all(np.diff(found.upper) <= 0) and np.all(np.diff(found.lower) <= 0)
     with pytest.raises(TypeError):
         privacy_profile(one, np.linspace(0, 2, 17))
+
+
+@pytest.mark.parametrize("other", [None, dp_accounting.GaussianDpEvent(4.0)], ids=str)
+def test_poisson_sampling_has_a_profile_without_a_draw(other, monkeypatch):
+    """C = I: both ends by the accountant at every point, against dp-accounting; none below it."""
+    monkeypatch.setattr("jaxacct.estimates.profile.draw_samples", None)
+    mechanism, grid = Mechanism(Poisson(50, 0.05), BandedToeplitz.identity(), 1.5), np.linspace(0, 2, 18)
+    found = privacy_profile(mechanism, grid, compose_with=other)
+    events = PLDAccountant().compose(
+        dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5)), 50
+    )
+    if other is not None:
+        events.compose(other)
+    for epsilon, lower, upper in zip(grid, found.lower, found.upper, strict=True):
+        exact = events.get_delta(float(epsilon))
+        assert lower <= exact * (1 + 1e-9) and (other is not None or lower > 0.995 * exact), epsilon
+        assert 0.998 * exact <= upper <= 1.005 * exact, epsilon
+    assert found.num_samples == 0 and set(found.proposals.values()) == {"pld"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jaxacct.accountants import AccountantName
-from jaxacct.calibration.calibrate import calibrate, check_options
+from jaxacct.calibration.calibrate import SECONDS, calibrate, check_options
 from jaxacct.calibration.targets import in_words
 from jaxacct.cli import output
 from jaxacct.cli.problem import Problem, TargetOptions
@@ -32,6 +32,8 @@ def command(
     max_batch_size: Integer | None = None,
     memory_copies: Integer | None = None,
     checkpoint_dir: str | None = None,
+    seconds: Number = SECONDS,
+    grid_ratio: Number | None = None,
     max_samples: Integer | None = None,
     rule: RuleName = "anytime",
     proposal: str | None = None,
@@ -57,6 +59,9 @@ def command(
       memory_copies: for the selection, maximum copies of the parameters that training may keep for the noise,
         as many as bands; 16 by default.
       checkpoint_dir: keep finished batches of samples here; the same command then resumes.
+      seconds: time for samples, which refine a bound where they promise at least 3 % less noise; a stage that
+        has begun is finished.
+      grid_ratio: ratio of neighbouring noise multipliers; by default 1.0005 for bounds, 1.01 for samples.
       max_samples: maximum samples for each direction and candidate.
       rule: stop as soon as the evidence suffices, or draw a fixed number of samples.
       proposal: use this proposal distribution, such as plain.
@@ -79,6 +84,8 @@ def command(
     how: dict[str, Any] = dict(
         noise_multiplier=noise_multiplier,
         max_batch_size=max_batch_size,
+        seconds=seconds,
+        grid_ratio=grid_ratio,
         rule=rule,
         max_samples=max_samples,
         proposal=proposal,
