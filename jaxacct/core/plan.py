@@ -181,7 +181,7 @@ class Plan:
         self,
         *,
         rule: RuleName = "anytime",
-        max_samples: int = 2_000_000,
+        max_samples: int | None = None,
         proposal: str | None = None,
         checkpoint: Checkpoint | None = None,
         executor: Executor | None = None,
@@ -190,11 +190,15 @@ class Plan:
     ) -> Verdict:
         """Return the verdict on samples with a fresh key, by the proposals of the plan's own evidence.
 
-        Arguments are those of `jaxacct.verify`. ValueError for an analytic plan: loading computes its bound.
+        Arguments are those of `jaxacct.verify`; by default at most 2 million samples for each direction, or 8
+        times those of the evidence where these are more. ValueError for an analytic plan: loading computes
+        its bound.
         """
         if not isinstance(self.evidence, Sampled):
             raise ValueError("plan is certified by an analytic accountant: there is nothing to sample")
         options = dict(checkpoint=checkpoint, executor=executor, progress=progress, key=key)
+        if max_samples is None:
+            max_samples = max(2_000_000, 8 * self.evidence.num_samples)
         return verify_claim(self.claim, Stop(rule, max_samples), proposal, again=self.evidence, **options)
 
     def _repr_html_(self) -> str:

@@ -44,7 +44,7 @@ def statement(verdict: Verdict) -> str:
         order = _fixed_order(mechanism)
     return (
         f"A run of this plan is ({exact(target.epsilon)}, {exact(target.delta)})-differentially private for "
-        f"one {unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {_how(verdict)}."
+        f"one {unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {how(verdict)}."
         f"{_risk(target, unit)} It assumes that {order}, that each "
         f"example's gradient is clipped, {truncated}and that only the noisy sums and what "
         f"follows from them are released.{_upper_bound(mechanism)}{_rescaled(mechanism)}"
@@ -94,7 +94,8 @@ def unit_in_words(scheme, reveals_participations: bool = False) -> str:
     return f"{unit}, {owners} (and phantoms up to that number)"
 
 
-def _how(verdict: Verdict) -> str:
+def how(verdict: Verdict) -> str:
+    """Return how the claim is certified, a clause."""
     if isinstance(verdict.evidence, Bound):
         return f"by the analytic accountant {verdict.evidence.accountant!r}"
     target = verdict.claim.target

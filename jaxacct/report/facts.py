@@ -7,6 +7,7 @@ from jaxacct.calibration.choice import choice_of
 from jaxacct.common.records import exact
 from jaxacct.core import text
 from jaxacct.core.plan import Plan
+from jaxacct.mechanisms.mechanism import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
 from jaxacct.statistics import roots
 
 TERMS = {
@@ -29,6 +30,35 @@ TERMS = {
     "plan": "SHA-256 of claim and evidence: identifies the file",
 }
 """What each fact means, for readers of the page."""
+
+
+_NEIGHBOURS: dict[str, str] = {
+    ZERO_OUT: "the gradients of one {unit} count as zero; the size of the data set is public. Example: "
+    "nothing released is much likelier where Ada's photo was trained on than where it was skipped",
+    ADD_OR_REMOVE_ONE: "one {unit} is missing; the size of the data set is private. Example: nothing "
+    "released is much likelier where Ada's photo is in the data set than where it is not",
+    REPLACE_ONE: "another {unit} is in the place of one; the size of the data set is public. Example: "
+    "nothing released is much likelier where the photo is Ada's than where it is Ben's",
+}
+
+
+def adjacency_in_words(plan: Plan) -> str:
+    """Return what is compared with what under the plan's adjacency, with an example."""
+    unit = plan.mechanism.unit
+    words = _NEIGHBOURS[plan.mechanism.adjacency].format(unit=unit)
+    owned = "" if unit == "example" else " (all photos of a user together)"
+    return f"Compared are a data set and the same one in which {words}{owned}."
+
+
+def warning(plan: Plan) -> str | None:
+    """Return what is wrong with a delta that is not below one over the number of examples, or None."""
+    size = plan.dataset_size
+    if size is None or plan.epsilon == 0 or plan.delta * size < 1:
+        return None
+    return (
+        f"delta {exact(plan.delta)} is not below 1/n = {1 / size:.3g} for {size:,} examples: even publishing "
+        "one example at random is (0, 1/n)-private; choose a smaller delta"
+    )
 
 
 def facts(plan: Plan) -> list[tuple[str, str]]:
@@ -85,6 +115,8 @@ def budget(plan: Plan) -> list[tuple[str, float]]:
 def describe(plan: Plan, verbose: bool = False) -> str:
     """Return a plan as text, with every budget item and the proposal distribution if `verbose`."""
     lines = [plan.statement(), "", *(f"{name:<22}{value}" for name, value in facts(plan))]
+    if warned := warning(plan):
+        lines.append(f"{'warning':<22}{warned}")
     lines += text.verdict_lines(plan.verdict, verbose)
     if verbose:
         lines += [f"{text.INDENT}{delta:.6g} of delta: {name}" for name, delta in budget(plan)]

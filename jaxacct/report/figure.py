@@ -14,6 +14,9 @@ PALETTE = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
 # Distinguish lines and points without colour.
 DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 2, 1, 2, 1, 2)), (0, (8, 2)))
 MARKERS = "osD^vP"
+PANEL = 5.6, 4.2
+"""Inches, of pictures that stand side by side."""
+_LEGEND_ROWS, _HALF_LINE = 3, 42  # rows that every panel has room for; characters of half a row
 _MARK = b"Software\0jaxacct"
 
 
@@ -44,10 +47,18 @@ def blank_axes(width: float, height: float):
     return figure, figure.add_subplot()
 
 
-def finished(figure, legend: str = "best"):
-    """Return the figure with a grid and a legend on its last axes."""
-    figure.axes[-1].grid(alpha=0.3)
-    figure.axes[-1].legend(fontsize=8, frameon=False, loc=legend)
+def finished(figure):
+    """Return the figure with a grid and, below its last axes, a legend that hides no curve."""
+    axes = figure.axes[-1]
+    axes.grid(alpha=0.3)
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 1 if max(map(len, labels)) > _HALF_LINE else 2
+    rows = max(_LEGEND_ROWS, -(-len(labels) // columns))
+    height = figure.get_figheight()
+    figure.set_layout_engine(None)  # panels with other legends are of the same size
+    figure.subplots_adjust(left=0.14, right=0.96, top=1 - 0.35 / height, bottom=(0.6 + 0.18 * rows) / height)
+    place = dict(loc="upper left", bbox_to_anchor=(0.1, (0.15 + 0.18 * rows) / height))
+    figure.legend(handles, labels, ncols=columns, fontsize=8, frameon=False, **place)
     return figure
 
 
@@ -92,14 +103,14 @@ def check_plot(path, name: str = "plot") -> None:
     check_target(path, is_ours, "a picture by jaxacct", name, may_force=False)
 
 
-def tradeoff_figure(curves: Mapping[str, Callable], title: str):
+def tradeoff_figure(curves: Mapping[str, Callable], title: str, colours=PALETTE):
     """Return type II against type I error of several curves, the first one heavier."""
-    figure, axes = blank_axes(5.2, 5.0)
+    figure, axes = blank_axes(5.2, 5.6)
     alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
     axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="perfect privacy")
     for index, (name, f) in enumerate(curves.items()):
         look: dict[str, Any] = dict(linestyle=DASHES[index % len(DASHES)], linewidth=1.5 if index else 2.4)
-        axes.plot(alphas, f(alphas), color=PALETTE[index % len(PALETTE)], label=name, **look)
+        axes.plot(alphas, f(alphas), color=colours[index % len(colours)], label=name, **look)
     axes.set(xlabel="type I error", ylabel="type II error", title=title, xlim=(0, 1), ylim=(0, 1))
     axes.set_aspect("equal")
     return finished(figure)

@@ -15,6 +15,7 @@ from jaxacct.common.files import write_atomically
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import exact
 from jaxacct.core import text, truncation
+from jaxacct.core.check import Verdict
 from jaxacct.core.evidence import Sampled
 from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile, privacy_profile
@@ -75,6 +76,7 @@ def report(
     bands: Profile | None = None,
     second: dict | None = None,
     run: RunCard | None = None,
+    fresh: Verdict | None = None,
 ) -> str:
     """Return the page as HTML.
 
@@ -84,18 +86,17 @@ def report(
       bands: of `measure`, for the whole privacy profile.
       second: what `checker.check_file` found, where it was run.
       run: card of a run of this plan, without `flaws`.
+      fresh: what fresh samples prove; a page without them says that it shows stored counts, if it does.
 
     Without matplotlib it has no pictures.
     """
-    certified = plan.certified
-    kind = "statement" if certified else "statement refused"
+    proven = fresh if plan.certified and fresh is not None else plan.verdict
+    certified = proven.certified
     evidence = "\n".join(text.verdict_lines(plan.verdict, verbose=True))
-    both = "<p><strong>Checked by two implementations</strong> that share no code: both certify it.</p>"
     described = [(name, value, facts.TERMS.get(name, "")) for name, value in facts.whole(plan)]
     paste = section("A sentence to paste", f"<p class=statement>{escaped(_to_paste(plan, second, run))}</p>")
     parts = [
-        f'<p class="{kind}">{escaped(plan.statement())}</p>',
-        both if certified and _agrees(second) else "",
+        _first(plan, proven, fresh is not None, second),
         section("The mechanism", table(("what", "value", "what it means"), described, dim=(2,))),
         section("What an attacker can do", _risk(plan, bands) if certified else _NO_CLAIM),
         section("The run that was made", _run(plan, run)),
@@ -129,7 +130,31 @@ def report(
         f"<title>{escaped(title)}</title><style>{STYLE}</style>"
     )
     return f"{FIRST_LINE}\n<html lang='en'><head>{head}</head><body>" + (
-        f"{parts[0]}<h1>{escaped(title)}</h1>" + "\n".join(parts[1:]) + "</body></html>\n"
+        f"<h1>{escaped(title)}</h1>" + "\n".join(parts) + "</body></html>\n"
+    )
+
+
+def _first(plan: Plan, proven: Verdict, is_fresh: bool, second: dict | None) -> str:
+    """Return the statement and how far this page has checked it, before everything else."""
+    if not proven.certified:
+        lines = [" ".join(line.split()) for line in text.verdict_lines(proven)]
+        why = f"NOT CERTIFIED: fresh samples do not verify this plan; {'; '.join(lines[1:3])}."
+        words = why if is_fresh else text.statement(proven)
+        return f'<p class="statement refused">{escaped(words)}</p>'
+    if not plan.is_sampled:
+        checked = "The bound was computed again for this page; it takes no samples."
+    elif is_fresh:
+        checked = f"Verified for this page with {proven.num_samples:,} fresh samples."
+    else:
+        checked = "NOT VERIFIED: stored counts, which anyone can write; `jaxacct verify` draws fresh ones."
+    if _agrees(second):
+        checked += " Checked by two implementations that share no code: both certify it."
+    kind = "statement refused" if checked.startswith("NOT") else "statement"
+    warned = facts.warning(plan)
+    return (
+        f'<p class="{kind}"><strong>{escaped(checked)}</strong><br>{escaped(plan.statement())}</p>'
+        f"<p>{escaped(facts.adjacency_in_words(plan))}</p>"
+        + ("" if warned is None else f'<p class="statement refused">Warning: {escaped(warned)}.</p>')
     )
 
 
@@ -289,8 +314,7 @@ def _pictures(plan: Plan, bands: Profile | None) -> str:
         return "<p>None: matplotlib was not installed where this page was made.</p>"
     figures = [plot.losses(plan), plot.verification(plan.verdict)]
     if plan.certified:
-        curves = [] if bands is None else [plot.tradeoff_curve(plan, bands)]
-        figures = [plot.profile(plan, bands), plot.tradeoff(plan, bands), *curves, *figures]
+        figures = [plot.profile(plan, bands), plot.tradeoff(plan, bands), *figures]
     shown = "".join(plot.svg(figure) for figure in figures if figure is not None)
     return f"<div class=pictures>{shown}</div>"
 

@@ -75,12 +75,15 @@ pre { padding: .6rem; white-space: pre-wrap; } .note { color: var(--dim); font-s
   td { border: 0; padding: .15rem .5rem; } td:first-child { font-weight: bold; }
   td.number { text-align: left; }
   td[data-head]::before { content: attr(data-head) ": "; color: var(--dim); } }
-@page { margin: 16mm; }
+@page { margin: 12mm 14mm; }
 @media print {
   :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #f4f4f4; --line: #999; --dim: #333;
     --mark: #1f4e79; --bad: #a00; }
-  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; } code { font-size: 8.5pt; }
-  pre { font-size: 7.5pt; } .statement, tr { break-inside: avoid; }
+  body { font-size: 8.5pt; line-height: 1.3; margin: 0; max-width: none; padding: 0; } p { margin: .4em 0; }
+  code { font-size: 7pt; } pre { font-size: 6.5pt; margin: .3em 0; } h1 { font-size: 14pt; margin: 0 0 .3em; }
+  h2 { font-size: 10.5pt; margin: .9em 0 .3em; } td, th { padding: .1rem .35rem; } ul { margin: .3em 0; }
+  .note { font-size: 7.5pt; } .statement, tr { break-inside: avoid; }
+  .statement { font-size: 9.5pt; padding: .3rem .7rem; }
   .pictures { display: block; } .pictures svg { width: 49%; vertical-align: top; }
   tr:first-child { break-after: avoid; } }
 """

@@ -27,6 +27,7 @@ from jaxacct.report.figure import (
     LIGHT,
     MARKERS,
     PALETTE,
+    PANEL,
     blank_axes,
     finished,
     tradeoff_figure,
@@ -39,25 +40,28 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from jaxacct.strategies import Strategy
 
+_OF_DIRECTIONS = PALETTE[2], PALETTE[4]  # colours of both directions; certified is LIGHT, sampled DARK
 _ORDERS = 5  # of the samples, in `verification`
 _NUM_TRACE_POINTS = 60
 
 
 def profile(plan: Plan, bands: Profile | None = None):
     """Return delta over epsilon: the certified point, what it implies, and `bands` of `privacy_profile`."""
-    figure, axes = blank_axes(5.6, 4.0)
+    figure, axes = blank_axes(*PANEL)
     epsilons = np.linspace(0, 2 * plan.epsilon or 3.0, 201)
     implied = EpsilonDelta(plan.epsilon, plan.delta).delta(epsilons)
-    axes.plot(epsilons, implied, color="0.35", linestyle="--", label="implied by the certified point alone")
+    axes.plot(epsilons, implied, color=LIGHT, linestyle="--", label="implied by the certified point alone")
     min_delta = plan.delta / 10
     if bands is not None:
         low, label = np.maximum(bands.lower, 1e-300), f"bands, {bands.confidence:.4g} confidence in all"
-        middle = np.clip(bands.estimate, low, bands.upper)
-        sides = middle - low, bands.upper - middle
+        high = np.minimum(bands.upper, EpsilonDelta(plan.epsilon, plan.delta).delta(bands.epsilons))
+        low = np.minimum(low, high)
+        middle = np.clip(bands.estimate, low, high)
+        sides = middle - low, high - middle
         axes.errorbar(
             bands.epsilons, middle, sides, fmt="o", color=DARK, capsize=4, markersize=4, label=label
         )
-        min_delta = min(min_delta, bands.upper.min() / 10)
+        min_delta = min(min_delta, high.min() / 10)
     axes.plot(plan.epsilon, plan.delta, "*", color=LIGHT, markersize=15, label="certified")
     axes.set(xlabel="epsilon", ylabel="delta", yscale="log", ylim=(min_delta, 1.5), title="privacy profile")
     return finished(figure)
@@ -68,7 +72,7 @@ def tradeoff(plan: Plan, bands: Profile | None = None):
 
     With `bands` of `privacy_profile` also the bound that they give at their confidence.
     """
-    figure, axes = blank_axes(5.6, 4.0)
+    figure, axes = blank_axes(*PANEL)
     rates = np.geomspace(1e-5, 1, 300)
     axes.plot(rates, rates, color="0.6", linestyle=":", label="guessing")
     bound = risk.true_positive_rate(plan.epsilon, plan.delta, rates)
@@ -82,7 +86,7 @@ def tradeoff(plan: Plan, bands: Profile | None = None):
         )
     axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1.3), title="membership inference")
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
-    return finished(figure, "lower right")
+    return finished(figure)
 
 
 def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
@@ -104,7 +108,8 @@ def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
             return np.maximum(certified(alphas), 1 - upper)
 
         shown[f"whole profile, confidence {bands.confidence:.4g}"] = measured
-    return tradeoff_figure(shown | (curves or {}), "errors of a membership test")
+    colours = LIGHT, DARK, *PALETTE[2:]
+    return tradeoff_figure(shown | (curves or {}), "errors of a membership test", colours)
 
 
 def losses(plan: Plan):
@@ -119,8 +124,8 @@ def losses(plan: Plan):
             drawn[each.direction] = dict(each.side.loss_counts)
     if not drawn:
         return None
-    figure, axes = blank_axes(5.6, 3.2)
-    for (direction, counts), style, colour in zip(drawn.items(), ("-", "--"), (DARK, LIGHT), strict=False):
+    figure, axes = blank_axes(*PANEL)
+    for (direction, counts), style, colour in zip(drawn.items(), ("-", "--"), _OF_DIRECTIONS, strict=False):
         low, high = min(counts), max(counts)
         heights = np.array([counts.get(index, 0) for index in range(low, high + 1)], float)
         middle = np.nan_to_num(loss_bounds(direction)[low : high + 1] - LOSS_BIN_WIDTH / 2)
@@ -150,7 +155,7 @@ def histogram(samples, epsilon: float | None = None):
     samples = {name: np.asarray(drawn, np.float64).ravel() for name, drawn in samples.items()}
     if not samples or not all(drawn.size and np.isfinite(drawn).all() for drawn in samples.values()):
         raise ValueError("samples must be a dictionary of non-empty lists of finite losses")
-    figure, axes = blank_axes(5.6, 3.4)
+    figure, axes = blank_axes(*PANEL)
     edges = np.histogram_bin_edges(np.concatenate(list(samples.values())), bins=60)
     for index, (name, drawn) in enumerate(samples.items()):
         heights = np.histogram(drawn, edges)[0] / drawn.size
@@ -196,9 +201,9 @@ def verification(verdict: Verdict):
     shown = [each for each in verdict.directions if isinstance(each.side, Mean) and each.side.bets]
     if not shown or not isinstance(verdict.evidence, Sampled):
         return None
-    figure, axes = blank_axes(5.6, 3.6)
+    figure, axes = blank_axes(*PANEL)
     random = np.random.default_rng(0)
-    for found, style, colour in zip(shown, ("-", "--"), (DARK, LIGHT), strict=False):
+    for found, style, colour in zip(shown, ("-", "--"), _OF_DIRECTIONS, strict=False):
         for order in range(_ORDERS):
             drawn, wealth = _bet(found, random)
             label = f"{found.direction}, in {_ORDERS} orders" if order == 0 else None
@@ -209,7 +214,7 @@ def verification(verdict: Verdict):
     axes.set(
         xlabel="samples", ylabel="wealth, natural log", title="verification: a bet against the plan's noise"
     )
-    return finished(figure, "lower right")
+    return finished(figure)
 
 
 def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
@@ -312,7 +317,7 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
     Raises:
       ValueError: where there is nothing to draw, or lines have other numbers of values than epsilons.
     """
-    figure, axes = blank_axes(5.6, 3.8)
+    figure, axes = blank_axes(*PANEL)
     if not lines:
         raise ValueError("lines must have at least one line, got empty")
     ticks = sorted({float(epsilon) for epsilons, *_ in lines.values() for epsilon in epsilons})
@@ -332,7 +337,7 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
 
 def recommendation(found: Any):
     """Plot the ranking error against copies of the parameters for the noise; `found`: a `Recommendation`."""
-    figure, axes = blank_axes(5.6, 3.8)
+    figure, axes = blank_axes(*PANEL)
     names = list(dict.fromkeys(candidate.scheme.name for candidate in found.candidates))
     for index, name in enumerate(names):
         of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]

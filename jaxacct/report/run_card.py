@@ -125,7 +125,7 @@ def about_plan(plan) -> dict[str, Any]:
             "digest": plan.digest,
             "epsilon": plan.epsilon,
             "delta": plan.delta,
-            "adjacency": str(mechanism.adjacency),
+            "adjacency": mechanism.adjacency,
             "scheme": repr(mechanism.scheme),
             "strategy": mechanism.strategy.describe(),
             "noise_multiplier": plan.noise_multiplier,

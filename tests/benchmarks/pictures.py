@@ -64,7 +64,7 @@ def time_beside_peers(records: dict[str, dict]):
     axes.set(xscale="log", xlabel="seconds")
     axes.margins(x=0.2)
     axes.invert_yaxis()
-    return finished(figure, "upper right")
+    return finished(figure)
 
 
 DRAWN = {

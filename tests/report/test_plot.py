@@ -1,6 +1,7 @@
 """Pictures show what was computed, are distinguished without colour, and replace no other file."""
 
 import builtins
+import dataclasses
 import functools
 import html
 import math
@@ -110,8 +111,9 @@ def test_histograms_hold_every_draw_and_refuse_what_is_no_number():
 
 def test_accuracy_against_epsilon_has_a_line_a_mechanism():
     lines = {"DP-SGD": ([1, 4], [0.5, 0.9], [0.1, 0.05]), "BandMF": ([1, 4], [0.6, 0.95])}
-    axes = plot.against_epsilon(lines, "accuracy").axes[0]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["DP-SGD", "BandMF"]
+    figure = plot.against_epsilon(lines, "accuracy")
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["DP-SGD", "BandMF"]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "4"]
     with pytest.raises(ValueError, match="as many values as epsilons"):
         plot.against_epsilon({"a": ([1, 2], [1])}, "error")
@@ -237,3 +239,22 @@ def test_progress_in_a_notebook_without_widgets_is_plain_lines(monkeypatch, caps
     with progress.watch():
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_panels_are_equal_and_no_legend_is_on_a_curve():
+    """All pictures of a page, whatever their legends say."""
+    plan, places = drawn(), set()
+    for figure in (plot.profile(plan, PROFILE), plot.tradeoff(plan, PROFILE), plot.losses(plan)):
+        figure.canvas.draw()
+        places.add((*figure.get_size_inches(), *figure.axes[0].get_position().bounds))
+        legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
+        assert 0 <= legend.y0 and legend.y1 <= axes.y0 and legend.x1 <= figure.bbox.x1
+    assert len(places) == 1
+
+
+def test_bars_end_at_what_the_certified_point_implies():
+    plan = drawn()
+    high = dataclasses.replace(PROFILE, upper=np.ones_like(PROFILE.upper))
+    bars = plot.profile(plan, high).axes[0].containers[0][2][0].get_segments()
+    implied = EpsilonDelta(plan.epsilon, plan.delta).delta(PROFILE.epsilons)
+    assert np.all([bar[:, 1].max() for bar in bars] <= implied * (1 + 1e-12))

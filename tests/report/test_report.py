@@ -1,6 +1,5 @@
 """The reviewer's page, the risk numbers on it and its pictures."""
 
-import html
 import json
 import math
 from html.parser import HTMLParser
@@ -21,13 +20,15 @@ from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items, rounded_up
 from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.report import facts, risk
 from jaxacct.report import plots as plot
 from jaxacct.report.facts import describe
 from jaxacct.report.html import FIRST_LINE, _risk, measure, report
 from jaxacct.report.page import ASSUMPTIONS, ERRATA, errata
+from jaxacct.report.registry import entry
 from jaxacct.statistics.composed import TabulatedProfile
-from tests.stored_plans import KINDS, whole
+from tests.stored_plans import KINDS, analytic, forged, whole
 
 VOID = {"meta", "br", "path", "use", "line"}
 
@@ -361,9 +362,10 @@ def test_the_interval_of_the_best_test_holds_between_points_of_the_grid():
 
 def test_the_page_begins_with_the_statement_and_says_what_identifies_the_run():
     plan = whole("replicas")
-    text = report(plan)
-    first = text.split("<body>")[1].split("</p>")[0]
-    assert first == f'<p class="statement">{html.escape(plan.statement())}'
+    text = report(plan, fresh=plan.verdict)
+    first = Page(text.split("<body>")[1].split("</p>")[0].replace("<p", "</h1><p", 0) + "</p>").words
+    assert first.startswith("Differential privacy of a training run: (1, 0.001)Verified for this page with")
+    assert first.endswith(plan.statement())
     words, digest = Page(text).words, plan.to_json()["digest"]
     for found in (digest, *plan.provenance.versions.values(), "clip norm", "no claim of mu-GDP"):
         assert found in words
@@ -371,9 +373,90 @@ def test_the_page_begins_with_the_statement_and_says_what_identifies_the_run():
     assert words.count(digest) == 2 and "A sentence to paste" in words
 
 
+def run(arguments) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return stop.value.code
+
+
+@pytest.fixture
+def without_pictures(monkeypatch):
+    monkeypatch.setattr("jaxacct.report.html._pictures", lambda *_: "")
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_forged_plan_is_not_shown_as_certified(tmp_path, capsys):
+    """A plan of 70 % of the noise loads, as its counts are those of more noise; fresh samples refute it."""
+    honest = whole("replicas")
+    plan = forged(honest, noise_multiplier=0.7 * honest.noise_multiplier)
+    plan.save(tmp_path / "plan.json")
+    arguments = ["report", tmp_path / "plan.json", "--out", tmp_path / "r.html", "--draws", 0]
+    entry_file = tmp_path / "entry.json"
+    assert run([*arguments, "--json", "--registry", entry_file]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        **{"certified": False, "verified": False, "out": str(tmp_path / "r.html")}
+    }
+    words = Page((tmp_path / "r.html").read_text()).words
+    assert "NOT CERTIFIED: fresh samples do not verify this plan" in words.split("The mechanism")[0]
+    assert plan.statement() not in words and "A sentence to paste" not in words and not entry_file.exists()
+    assert run([*arguments, "--no-verify"]) == 0
+    words = Page((tmp_path / "r.html").read_text()).words
+    assert words.index("NOT VERIFIED: stored counts, which anyone can write") < words.index(plan.statement())
+
+
+def test_a_plan_by_a_bound_needs_no_samples_to_be_verified(monkeypatch, tmp_path, without_pictures):
+    monkeypatch.setattr("jaxacct.core.plan.verify_claim", None)
+    whole("analytic").save(tmp_path / "plan.json")
+    assert run(["report", tmp_path / "plan.json", "--out", tmp_path / "r.html", "--draws", 0]) == 0
+    assert "The bound was computed again for this page" in Page((tmp_path / "r.html").read_text()).words
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.0099, False), (0.01, True), (0.02, True)])
+def test_a_delta_of_one_over_n_or_more_is_warned_of(delta, warned):
+    plan = analytic(Mechanism(Poisson(4, 0.1), BandedToeplitz.identity(), 3.0), 8.0, delta, dataset_size=100)
+    assert ("Warning: delta" in Page(report(plan)).words.split("The mechanism")[0]) == warned
+    assert ("is not below 1/n = 0.01" in describe(plan)) == warned
+
+
+@pytest.mark.parametrize("adjacency", ADJACENCIES)
+def test_adjacency_is_explained_with_an_example(adjacency):
+    mechanism = Mechanism(Poisson(4, 0.1), BandedToeplitz.identity(), 9.0, adjacency)
+    words = Page(report(analytic(mechanism, 8.0, 1e-3, dataset_size=10))).words.split("The mechanism")[0]
+    assert "Compared are a data set and the same one" in words and "Ada" in words
+    assert ("private. Example" in words) == (adjacency == "add-or-remove-one")
+
+
+# Of schemas/deployments-schema.yaml at 3e9c812 of github.com/opendp/deployments-registry-data.
+REGISTRY = {
+    "basic": "name data_curators intended_use data_product_type data_product_region description "
+    "publication_date data_product_sector",
+    "dp_variant": "variant_name data_domain unprotected_quantities",
+    "privacy_loss": "privacy_unit privacy_unit_details privacy_parameters privacy_parameters_details",
+    "deployment_model": "model_name model_name_details actors release_type release_type_details "
+    "data_source_type data_source_type_details access_type access_type_details",
+    "accounting": "post_processing composition",
+    "implementation": "preprocessing_and_hyperparameter_tuning mechanisms justification",
+    "administrative": "sources notes registry_authors",
+}
+
+
+@pytest.mark.parametrize("kind", ["replicas", "analytic", "users", "composed"])
+def test_an_entry_of_the_registry_has_the_fields_of_its_schema(kind):
+    plan = whole(kind)
+    made = entry(plan)
+    assert set(made) == {"url_slug", "status", "tier", "deployment"} and made["status"] == "Draft"
+    parts = made["deployment"]
+    assert {*parts["basic"]} >= {*REGISTRY["basic"].split()} - {"data_product_sector"}
+    for name, part in parts.items():
+        assert {*part} <= {*REGISTRY[name].split()}
+    assert parts["privacy_loss"]["privacy_parameters"] == {"epsilon": plan.epsilon, "delta": plan.delta}
+    assert plan.digest in json.dumps(made) and made["tier"] in (1, 2, 3)
+
+
 def test_two_implementations_are_named_where_both_certify_and_only_there():
     plan = whole("replicas")
     words = "Checked by two implementations"
+    assert "NOT VERIFIED" in report(plan) and "NOT VERIFIED" not in report(plan, fresh=plan.verdict)
     assert words in report(plan, second={"verdict": "certified"})
     for second in (None, {"verdict": "not covered"}, {"verdict": "not certified", "differences": ["scale"]}):
         assert words not in report(plan, second=second)

@@ -209,8 +209,7 @@ def _verify(plan: Plan, progress) -> None:
     """Refuse a plan that fresh draws do not verify: stored counts do not show how they were obtained."""
     if not plan.is_sampled:
         return  # `certified` computed it again
-    max_samples = max(2_000_000, 8 * plan.evidence.num_samples)
-    verdict = plan.verify(rule="anytime", max_samples=max_samples, progress=progress)
+    verdict = plan.verify(progress=progress)
     if not verdict.certified:
         raise ValueError(f"plan could not be verified with fresh randomness: {verdict.flaws[0]}")
 

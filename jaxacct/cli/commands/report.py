@@ -12,6 +12,7 @@ from jaxacct.common import files, validate
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 from jaxacct.report import html, risk
+from jaxacct.report.registry import FILL_IN, entry
 from jaxacct.report.run_card import RunCard
 
 
@@ -21,6 +22,8 @@ def command(
     *,
     out: str,
     run: str | None = None,
+    registry: str | None = None,
+    no_verify: bool = False,
     draws: Integer = html.DRAWS,
     check: bool = False,
     force: bool = False,
@@ -28,17 +31,23 @@ def command(
 ) -> int:
     """Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.
 
+    The plan is verified with fresh samples first, unless its bound is computed without any.
+
     Args:
       plan: file written by calibrate.
       out: HTML file to write; it needs no other file and loads nothing.
       run: folder of a run of this plan: the page then says what was run, and how the model is known to be
         its own.
+      registry: write an entry for the registry of DP deployments (registry.opendp.org) to this JSON file; it
+        marks what only the publisher has.
+      no_verify: draw no fresh samples to verify the plan; the page says so on top.
       draws: fresh samples for each direction, for estimates of the risk with intervals; 0 for none.
       check: run `jaxacct check` as well; the page says whether both implementations agree.
       force: replace a file that is not a report.
       json: print one JSON object: certified, out, and the certified risk; with --check also its result.
     """
     files.check_target(out, None if force else html.is_report, "a report")
+    files.check_target(registry, _is_entry, "an entry of the registry", "registry", may_force=False)
     other = other_kind(plan)
     if other is not None:
         raise ValueError(
@@ -51,19 +60,32 @@ def command(
         card = RunCard.load(run)
         for flaw in card.flaws(run, loaded):
             raise ValueError(f"run must be one of {plan}: {flaw}")
-    bands = None
-    if validate.positive_integer("draws", draws, minimum=0) and loaded.certified:
-        with watch() as progress:
+    bands = fresh = None
+    validate.positive_integer("draws", draws, minimum=0)
+    with watch() as progress:
+        if loaded.is_sampled and not no_verify:
+            fresh = loaded.verify(progress=progress)
+        if draws and (fresh is None or fresh.certified):
             bands = html.measure(loaded, draws, progress=progress)
     second = checker.check_file(plan)[1] if check else None
-    html.save(loaded, out, Path(plan).name, bands, second, card)
-    found: dict[str, Any] = {"certified": loaded.certified, "out": out}
+    html.save(loaded, out, Path(plan).name, bands, second, card, fresh)
+    certified = loaded.certified and (fresh is None or fresh.certified)
+    found: dict[str, Any] = {"certified": certified, "out": out}
+    if loaded.is_sampled:
+        found["verified"] = None if fresh is None else fresh.certified
+    if registry is not None and certified:
+        files.write_atomically(registry, files.to_json(entry(loaded, card), indent=1) + "\n")
     if second is not None:
         found["check"] = second
-    if loaded.certified:
+    if certified:
         point = loaded.epsilon, loaded.delta
         found["advantage_at_most"] = risk.advantage(*point)
         found["true_positive_rate_at_one_percent_at_most"] = float(risk.true_positive_rate(*point, 0.01))
-    show(found if json else f"{loaded.statement()}\n{out} written", json)
+    said = loaded.statement() if certified else f"NOT CERTIFIED: {(fresh or loaded.verdict).flaws[0]}"
+    show(found if json else f"{said}\n{out} written", json)
     agrees = second is None or second["verdict"] in ("certified", "not covered")
-    return 0 if loaded.certified and agrees else 1
+    return 0 if certified and agrees else 1
+
+
+def _is_entry(path: Path) -> bool:
+    return FILL_IN in path.read_text(encoding="utf-8", errors="replace")

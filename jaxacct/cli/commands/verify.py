@@ -35,7 +35,7 @@ def command(
       plan: file written by calibrate.
       replay: draw the samples of the plan's stored key again, and compare the histograms.
       checkpoint_dir: keep finished batches of samples here; the same command then resumes.
-      max_samples: maximum samples for each direction, two million by default.
+      max_samples: maximum samples for each direction; by default two million, or 8 times those of the plan.
       rule: stop as soon as the evidence suffices (anytime, the default), or draw a fixed number of samples.
       proposal: use this proposal distribution, such as plain.
       plot: write how the evidence grew with the samples to this PNG.
@@ -59,8 +59,7 @@ def command(
     checkpoint = Checkpoint(checkpoint_dir) if checkpoint_dir else None
     with watch() as progress:
         options = dict(checkpoint=checkpoint, progress=progress)
-        limit = max_samples or 2_000_000
-        verdict = loaded.verify(rule=rule or "anytime", max_samples=limit, proposal=proposal, **options)
+        verdict = loaded.verify(rule=rule or "anytime", max_samples=max_samples, proposal=proposal, **options)
     output.show_verdict(verdict, verbose, json)
     output.draw(plot, "verification", verdict)
     return 0 if verdict.certified else 1
