@@ -1,11 +1,28 @@
-"""Links of the site: what is no page of it (code, tests, folders) is shown in the repository."""
+"""Links of README on PyPI and of the site: what is elsewhere is shown in the repository.
+
+    python .ci/links.py README.md     # makes its relative links absolute, in place
+
+The address of the repository is `project.urls.Source` of pyproject.toml, and in no other file of the build.
+"""
 
 import re
-from pathlib import PurePosixPath
+import sys
+import tomllib
+from pathlib import Path, PurePosixPath
 
-REPOSITORY = "https://github.com/jaxacct/jaxacct/blob/main/"
-PICTURES = "https://raw.githubusercontent.com/jaxacct/jaxacct/main/"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
+
+
+def address(target: str) -> str:
+    """Return where the repository shows a file, or has a picture."""
+    return f"{SOURCE}/{'raw' if target.endswith('.png') else 'blob'}/main/{target}"
+
+
+def absolute(markdown: str) -> str:
+    """Return a page of the root with absolute links."""
+    return LINK.sub(lambda found: f"]({address(found[1])}{found[2] or ''})", markdown)
 
 
 def _normal(path: PurePosixPath) -> str:
@@ -18,18 +35,27 @@ def _normal(path: PurePosixPath) -> str:
     return "/".join(parts)
 
 
-def on_page_markdown(markdown: str, *, page, files, **_) -> str:
-    """Replace links to files that are not on the site by their address in the repository, and the reverse."""
-    folder = PurePosixPath(page.file.src_uri).parent
-    if page.file.src_uri == "index.md":  # README has absolute links, which are right on PyPI
-        markdown = markdown.replace(f"]({REPOSITORY}", "](").replace(f"]({PICTURES}", "](")
+def on_config(config, **_):
+    """Tell the theme where the repository is."""
+    config.repo_url = SOURCE
+    return config
 
-    def address(found: re.Match) -> str:
+
+def on_page_markdown(markdown: str, *, page, files, **_) -> str:
+    """Replace links to files that are not on the site by their address in the repository."""
+    folder = PurePosixPath(page.file.src_uri).parent
+
+    def found_at(found: re.Match) -> str:
         target = _normal(folder / found[1])
         if target == "README.md":
             return f"]({'../' * len(folder.parts)}index.md{found[2] or ''})"
         if files.get_file_from_path(target) is not None:
             return found[0]
-        return f"]({REPOSITORY}{target}{found[2] or ''})"
+        return f"]({address(target)}{found[2] or ''})"
 
-    return LINK.sub(address, markdown)
+    return LINK.sub(found_at, markdown)
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(absolute(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,8 +1,6 @@
-"""`python -m train`: train a model under a plan.
+"""`jaxacct train`: train a model under a plan.
 
-    python -m train --plan plan.json --data digits --out run/
-
-from a checkout; `python -m jaxacct.train` where jaxacct[train] is installed.
+    jaxacct train --plan plan.json --data digits --out run/
 
 Exit codes: 0 done, 1 the run stopped (a full disk, an overfull batch), 2 bad input, 130 interrupted; the same
 command continues the run.
@@ -140,7 +138,7 @@ def train(
       average: decay of an exponential moving average of the parameters, which is then what is published.
       checkpoint_every: steps between checkpoints.
       model_seed: of the initial parameters, which are public; 0 by default.
-      graph: from `python -m train.batches.attribution`, for an attribution plan.
+      graph: from `jaxacct attribution`, for an attribution plan.
       individual_epsilon: exclude every example from each step that would take its own loss past this
         (`train.individual`), for Poisson batches with independent noise. Excluded examples are private and
         not shown.
@@ -186,9 +184,9 @@ def train(
     return 0
 
 
-def main(argv: list[str] | None = None, prog: str = f"python -m {__package__}") -> None:
-    """Run the command line, called `prog` in its help; exits with the codes in the module's docstring."""
-    _command.run(train, "train", prog=prog, argv=argv)
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; exits with the codes in the module's docstring."""
+    _command.run(train, "train", prog="jaxacct train", argv=argv)
 
 
 if __name__ == "__main__":

@@ -47,14 +47,11 @@ jaxacct bench
     "jaxacct train": """
 jaxacct train --plan plan.json --data digits --out run/ --learning-rate 0.3
 """,
-    "python -m jaxacct.train": """
-python -m jaxacct.train --plan plan.json --data digits --out run/ --learning-rate 0.3
+    "jaxacct audit": """
+jaxacct audit --plan plan.json --out audit.json
 """,
-    "python -m jaxacct.train.audit": """
-python -m jaxacct.train.audit --plan plan.json --out audit.json
-""",
-    "python -m jaxacct.train.batches.attribution": """
-python -m jaxacct.train.batches.attribution --edges edges.csv --dataset-size 60000 --examples-per-user 4 --batch-size 128 --min-separation 64 --out graph.npz
+    "jaxacct attribution": """
+jaxacct attribution --edges edges.csv --dataset-size 60000 --examples-per-user 4 --batch-size 128 --min-separation 64 --out graph.npz
 """,
     "jaxacct tradeoff": """
 jaxacct tradeoff convert --epsilon 2 --delta 1e-5

@@ -29,15 +29,22 @@ COMMANDS = {
     "show": "Print a plan after checking it.",
     "check": "Check a plan by the second implementation, with samples of its own.",
     "check-run": "Check that the model, the card and the plan of a run belong together.",
-    "train": "Train a model under a plan; the same as `python -m jaxacct.train`.",
+    "train": "Train a model under a plan.",
+    "audit": "Attack a training run with canaries: a lower bound on its epsilon.",
+    "attribution": "Prepare the graph of users and examples of an attribution plan.",
     "report": "Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.",
     "bench": "Measure draws of the privacy loss per second on this machine.",
     "tradeoff": "Trade-off functions: convert, generalised DP-SGD, last iterates.",
 }
 
 
-TRAIN = "jaxacct.train.__main__"
-_HOMES = {"tradeoff": "jaxacct.cli.commands.tradeoff:app", "train": f"{TRAIN}:train"}
+TRAINING = {
+    "train": "jaxacct.train.__main__:train",
+    "audit": "jaxacct.train.audit.command:run",
+    "attribution": "jaxacct.train.batches.attribution:prepare",
+}
+"""Commands of the extra `train`, whose modules have a `main` with exit codes of its own."""
+_HOMES = {"tradeoff": "jaxacct.cli.commands.tradeoff:app", **TRAINING}
 """Commands that are not `command` in the module of their name."""
 
 
@@ -59,15 +66,15 @@ def _not_certified() -> tuple[type[Exception], ...]:
     return NotCertifiedError, NonFiniteLossError
 
 
-def train(arguments: list[str]) -> int:
-    """Return the exit code of `python -m jaxacct.train` with these arguments, which has codes of its own."""
+def train(name: str, arguments: list[str]) -> int:
+    """Return the exit code of a command of `TRAINING` with these arguments."""
     try:
-        command = importlib.import_module(TRAIN)
+        command = importlib.import_module(TRAINING[name].partition(":")[0])
     except ImportError as error:
         complain(f"training needs `pip install 'jaxacct[train]'`: {error}")
         return 2
     try:
-        command.main(arguments, prog="jaxacct train")
+        command.main(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0
@@ -91,8 +98,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Return the exit code of a command."""
-    if arguments[:1] == ["train"]:
-        return train(arguments[1:])
+    if arguments and arguments[0] in TRAINING:
+        return train(arguments[0], arguments[1:])
     keep_compiled_programs()
     try:
         return parse(app_for(arguments[0] if arguments else None), arguments)() or 0

@@ -119,7 +119,7 @@ class Problem:
     cold_start: bool = False
     """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
     examples_per_user: Integer | None = None
-    """Attribution schemes: maximum examples of a user (`python -m jaxacct.train.batches.attribution`)."""
+    """Attribution schemes: maximum examples of a user (`jaxacct attribution`)."""
     truncate_to: Integer | None = None
     """For truncated-b-min-sep: batch-size cap, which may be as small as the mean batch size."""
     strategy: str | None = None

@@ -56,7 +56,7 @@ def single(command: Callable[..., int | None], name: str, description: str | Non
 def examples(command: str) -> str:
     """Return the `EXAMPLES` of a command in lines that fit a terminal; empty for a command without any."""
     lines = []
-    for example in EXAMPLES.get(command.replace("-m train", "-m jaxacct.train"), "").strip().splitlines():
+    for example in EXAMPLES.get(command, "").strip().splitlines():
         line, *options = example.split(" --")
         for option in options:
             if len(line) + len(option) + 5 > _WIDTH:

@@ -1,6 +1,7 @@
 """Run notebooks from top to bottom as they would run where jaxacct is installed, and store what they print.
 
     PYTHONPATH=. python tests/benchmarks/notebooks.py notebooks/1-*.ipynb      (all by default)
+    PYTHONPATH=. python tests/benchmarks/notebooks.py --addresses     # writes their links, runs nothing
 
 Outputs are those of a kernel in another folder, which imports `jaxacct.train` and has no `train`; times and
 other machine's marks are left out of the file.
@@ -10,35 +11,44 @@ import argparse
 import base64
 import io
 import os
+import re
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
+from jaxacct.common.version import VERSION
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
-# The one place of the addresses that every notebook begins with.
-REPOSITORY, REVISION = "jaxacct/jaxacct", "v0.1.0"
-BADGE = f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks"
-INSTALL = f"""# Installs jaxacct where it is missing (Colab): from the checkout around it, else from SOURCE.
+# The one place of the address of the repository, from which those of notebooks are written.
+SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+BADGE = (
+    SOURCE.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/notebooks"
+)
+PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(?=jaxacct/|notebooks/|tests/)")
+INSTALL = f"""# Installs jaxacct where it is missing (Colab): from the checkout around it, else from PyPI.
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = "https://github.com/{REPOSITORY}/archive/refs/tags/{REVISION}.zip"
 if importlib.util.find_spec("jaxacct") is None:
     checkout = Path.cwd().resolve().parent
-    source = checkout.as_uri() if (checkout / "pyproject.toml").is_file() else SOURCE
-    command = [sys.executable, "-m", "pip", "install", "-q", f"jaxacct[notebooks] @ {{source}}"]
-    subprocess.run(command, check=True)"""
+    is_checkout = (checkout / "pyproject.toml").is_file()
+    wanted = f"jaxacct[notebooks] @ {{checkout.as_uri()}}" if is_checkout else "jaxacct[notebooks]=={VERSION}"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", wanted], check=True)"""
 
 
 def with_addresses(notebook, name: str):
-    """Return a notebook that begins with the badge of its name and the install cell."""
+    """Return a notebook with the badge of its name, the install cell, and links to the repository's pages."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = PAGE.sub(f"{SOURCE}/blob/main/", cell.source)
     words = notebook.cells[0]
     badge = f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({BADGE}/{name})"
     words.source = "\n".join([badge, *words.source.splitlines()[1:]])
@@ -92,7 +102,12 @@ def smaller(picture: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="*", default=sorted(FOLDER.glob("*.ipynb")))
-    for path in parser.parse_args().paths:
+    parser.add_argument("--addresses", action="store_true")
+    given = parser.parse_args()
+    for path in given.paths:
+        if given.addresses:
+            nbformat.write(with_addresses(nbformat.read(path, as_version=4), path.name), path)
+            continue
         since = time.monotonic()
         with tempfile.TemporaryDirectory() as imports, tempfile.TemporaryDirectory() as folder:
             assert_installed(Path(imports))

@@ -18,9 +18,9 @@ from train.audit import command as audit
 from train.batches import attribution
 
 OF_TRAINING = {
-    "jaxacct.train": train,
-    "jaxacct.train.audit": audit.run,
-    "jaxacct.train.batches.attribution": attribution.prepare,
+    "train": train,
+    "audit": audit.run,
+    "attribution": attribution.prepare,
 }
 COMMANDS = [name.removeprefix("jaxacct").split() for name in EXAMPLES if name.startswith("jaxacct")]
 
@@ -65,18 +65,17 @@ def test_examples_can_be_read(command):
     assert max(map(len, examples(command).splitlines())) <= 80
     for line in lines:
         program, *words = shlex.split(line)
-        if program == "jaxacct":
-            assert callable(parse(cli.app_for(words[0]), words))
-        else:
-            assert program == "python" and words[0] == "-m"
-            assert callable(parse(single(OF_TRAINING[words[1]], "train"), words[2:]))
+        assert program == "jaxacct"
+        of_training = OF_TRAINING.get(words[0])
+        command = single(of_training, "") if of_training else cli.app_for(words[0])
+        assert callable(parse(command, words[1:] if of_training else words))
 
 
 def test_train_is_the_command_of_the_module(capsys):
     """The same options, codes and messages."""
     text = printed(["train", "--help"], capsys)
     with pytest.raises(SystemExit):
-        train_main(["--help"], prog="jaxacct train")
+        train_main(["--help"])
     assert capsys.readouterr().out == text
     for words in (["--plan", "/no/such/plan.json", "--out", "x"], ["--nonsense"], []):
         ended = []
@@ -88,7 +87,7 @@ def test_train_is_the_command_of_the_module(capsys):
 
 
 def test_train_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "TRAIN", "jaxacct.no_such_module")
+    monkeypatch.setitem(cli.TRAINING, "train", "jaxacct.no_such_module:train")
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", "--plan", "plan.json"])
     error = capsys.readouterr().err

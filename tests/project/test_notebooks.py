@@ -12,6 +12,7 @@ import pytest
 
 import jaxacct
 from jaxacct.report import plots as plot
+from tests.benchmarks import notebooks
 from tests.benchmarks.notebooks import BADGE, INSTALL, with_addresses
 from train.run import loop
 
@@ -142,7 +143,7 @@ def test_a_newcomer_can_start(path):
 
 
 def test_the_install_cell_asks_for_the_checkout_or_a_pinned_address(monkeypatch, tmp_path):
-    """The folder above where that is a checkout, else an address: never a name of a public index."""
+    """The folder above where that is a checkout, else this version of PyPI."""
     commands = []
     monkeypatch.setattr("subprocess.run", lambda command, **_: commands.append(command))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -150,21 +151,23 @@ def test_the_install_cell_asks_for_the_checkout_or_a_pinned_address(monkeypatch,
         monkeypatch.chdir(folder)
         exec(INSTALL, {})
     assert commands[0] == [sys.executable, *"-m pip install -q".split(), commands[0][-1]]
-    asked = [command[-1].removeprefix("jaxacct[notebooks] @ ") for command in commands]
-    assert asked[0] == FOLDER.parent.as_uri() and asked[1].startswith("https://github.com/jaxacct/jaxacct/")
-    assert f"v{jaxacct.__version__}." in asked[1]
+    asked = [f"jaxacct[notebooks] @ {FOLDER.parent.as_uri()}", f"jaxacct[notebooks]=={jaxacct.__version__}"]
+    assert [command[-1] for command in commands] == asked
 
 
 def test_addresses_are_written_from_one_place():
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
     notebook.cells[0].source = "[an old badge]\n\n# Title"
     notebook.cells[1].source = "an old install cell"
+    page = "/blob/main/jaxacct/guides/glossary.md"
+    notebook.cells[-1].source = f"[words](https://github.com/old/name{page})"
     changed = with_addresses(notebook, "name.ipynb")
+    assert changed.cells[-1].source == f"[words]({notebooks.SOURCE}{page})"
     assert f"({BADGE}/name.ipynb)\n\n# Title" in changed.cells[0].source
     assert changed.cells[1].source == INSTALL
 
 
 def test_the_set_is_whole():
-    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    site = (FOLDER.parent / ".ci/mkdocs.yml").read_text(encoding="utf-8")
     assert list(SHORT) == [path.stem for path in NOTEBOOKS]
-    assert all(f"notebooks/{path.name}" in readme for path in NOTEBOOKS)
+    assert all(f"notebooks/{path.name}" in site for path in NOTEBOOKS)

@@ -1,6 +1,8 @@
 """What README says can be done is done: its script runs, its links lead somewhere, it is short."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,32 +14,49 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "tests/README.md", *sorted((ROOT / "jaxacct").rglob("*.md"))]
 
 
-REPOSITORY = re.compile(
-    r"https://(github\.com/jaxacct/jaxacct/blob|raw\.githubusercontent\.com/jaxacct/jaxacct)/main/"
-)
+OF_A_REPOSITORY = re.compile(r"github\.com/[\w-]+/(?=jaxacct\b)|raw\.githubusercontent\.com")
 
 
 def test_it_is_short():
-    assert len(README.splitlines()) <= 150
+    assert len(README.split()) <= 700 and len(README.splitlines()) <= 150
 
 
 def test_every_link_leads_somewhere():
-    links = [
-        (page, link) for page in PAGES for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8"))
-    ]
-    for page, target in links:
-        if REPOSITORY.match(target):
-            assert (ROOT / REPOSITORY.sub("", target)).exists(), target
-        elif not target.startswith("http"):
-            assert page.name != "README.md" or page.parent != ROOT, f"{target} leads nowhere on PyPI"
-            assert (page.parent / target).exists(), (page, target)
+    """From the page itself: none has the address of the repository, which may get another name."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            assert not OF_A_REPOSITORY.search(target), (page, target)
+            assert target.startswith("http") or (page.parent / target).exists(), (page, target)
+
+
+def test_links_on_pypi_are_those_of_the_repository(tmp_path):
+    """In a copy under another name: one setting moves all of them, the picture's too."""
+    for name in (".ci/links.py", "pyproject.toml", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        text = (ROOT / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text.replace("github.com/jaxacct/jaxacct", "github.com/other/place"))
+    command = [sys.executable, tmp_path / ".ci/links.py", tmp_path / "README.md"]
+    subprocess.run(command, check=True)
+    targets = re.findall(r"\]\(([^)#\s]+)", (tmp_path / "README.md").read_text(encoding="utf-8"))
+    own = [target for target in targets if target.startswith("https://github.com/other/place/")]
+    assert all(target.startswith("https://") for target in targets) and len(own) > 20
+    for target in own:
+        kind, _, path = target.removeprefix("https://github.com/other/place/").partition("/main/")
+        assert kind == ("raw" if path.endswith(".png") else "blob") and (ROOT / path).exists()
+    assert sum(target.endswith(".png") for target in own) == 1
+
+
+def test_numbers_of_the_core_are_those_of_its_page():
+    page = (ROOT / "jaxacct/core/TRUSTED.md").read_text(encoding="utf-8")
+    assert re.search(r"the (\d+) files of the \[trusted", README)[1] in page
 
 
 @pytest.mark.usefixtures("default_promotion")
 def test_the_training_script_ends_with_a_model(tmp_path, monkeypatch, capsys):
     """Under a plan of a few steps, in this process, where `train` stands for `jaxacct.train`."""
     script = next(b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "load_model" in b)
-    plan("poisson", dataset_size=1440, iterations=5, rate=0.05).save(tmp_path / "plan.json")
+    plan("poisson", dataset_size=1440, iterations=5, rate=0.05).save(tmp_path / "digits.json")
     monkeypatch.chdir(tmp_path)
     exec(compile(script.replace("jaxacct.train", "train"), "README.md", "exec"), {"__name__": "readme"})
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Entry point of `python -m train.audit`."""
+"""Entry point of `python -m jaxacct.train.audit`."""
 
 from .command import main
 

@@ -1,7 +1,7 @@
-"""`python -m train.audit`: attack a training run with canaries; a lower bound on its epsilon.
+"""`jaxacct audit`: attack a training run with canaries; a lower bound on its epsilon.
 
-    python -m train.audit --plan plan.json                                  # a small CNN on digits
-    python -m train.audit --plan plan.json --model my_project:what_i_train  # yours
+    jaxacct audit --plan plan.json                                  # a small CNN on digits
+    jaxacct audit --plan plan.json --model my_project:what_i_train  # yours
 
 A canary is an example whose gradient is 100 clip norms long and along one coordinate of the model, so that
 `fit` clips it to the clip norm: the worst example of the guarantee. Canaries are placed among the user's own
@@ -289,4 +289,4 @@ def run(
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; exits with the codes in the module's docstring."""
-    _command.run(run, "audit", prog=f"python -m {__package__}", argv=argv)
+    _command.run(run, "audit", prog="jaxacct audit", argv=argv)

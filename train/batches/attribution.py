@@ -1,6 +1,6 @@
 r"""Bounded contributions of users, and the sampling probability that multi-attribution needs on their graph.
 
-    python -m train.batches.attribution --edges edges.csv --dataset-size 60000 --examples-per-user 4 \\
+    jaxacct attribution --edges edges.csv --dataset-size 60000 --examples-per-user 4 \\
         --batch-size 128 --min-separation 64 --out graph.npz
 
 bounds every user's contributions, finds the sampling probability and keeps the graph for the training run.
@@ -210,7 +210,7 @@ def prepare(
       examples_per_user: k_u, the most examples that a user keeps.
       batch_size: expected batch size.
       min_separation: b, as for `jaxacct calibrate`.
-      out: the graph, for `python -m train --graph`.
+      out: the graph, for `jaxacct train --graph`.
       scheme: of the run. The first is for graphs in which every example has one user, unless `accountant` is
         given; under the second examples are drawn independently, for any sharing.
       accountant: of the run's calibration. With one of these two multi-attribution holds where users share
@@ -261,7 +261,7 @@ def prepare(
 def main(argv: list[str] | None = None) -> None:
     """Run the command; exit with 0, or 2 on bad input."""
     try:
-        app = single(prepare, f"python -m {__spec__.name}", __doc__)
+        app = single(prepare, "jaxacct attribution", __doc__)
         code = parse(app, sys.argv[1:] if argv is None else argv)()
     except (ValueError, OSError) as error:
         print(f"train.batches.attribution: {error}", file=sys.stderr)

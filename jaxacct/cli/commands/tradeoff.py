@@ -116,7 +116,7 @@ def general_command(
       sigma: noise std over 2 x clip norm, to evaluate.
       epsilon: target, to calibrate sigma.
       plot: write the trade-off curves to this PNG.
-      out: with epsilon, write the plan here, for `python -m train`.
+      out: with epsilon, write the plan here, for `jaxacct train`.
       json: print one JSON object.
     """
     plots.check_plot(plot)
@@ -212,7 +212,7 @@ def last_iterate_command(
       noise_std: on the mean gradient of a batch, to evaluate.
       epsilon: target, to calibrate noise_std.
       plot: write the trade-off curves to this PNG.
-      out: with epsilon, write the plan here, for `python -m train`.
+      out: with epsilon, write the plan here, for `jaxacct train`.
       json: print one JSON object.
     """
     plots.check_plot(plot)
