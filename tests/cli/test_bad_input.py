@@ -29,7 +29,7 @@ NOT_POSITIVE = ("0", "-1", "nan", "inf", "x", "")
 NO_PROBABILITY = ("0", "1", "-0.1", "2", "nan", "inf", "x")
 BAD_SIGMA = (*NOT_POSITIVE, "1e300", "1e-300")
 BAD_VALUES = [
-    (command, base, flag, value)
+    (command, base, flag, values)
     for command, base, flags in (
         (
             "calibrate",
@@ -91,7 +91,6 @@ BAD_VALUES = [
         ("bench", {}, {"--samples": NO_INTEGER}),
     )
     for flag, values in flags.items()
-    for value in values
 ]
 
 P = ["--sampling-probability", "0.1"]
@@ -228,20 +227,21 @@ def refused(arguments, folder, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "base", "flag", "value"), BAD_VALUES, ids=[f"{c} {f} {v[:9]}" for c, _, f, v in BAD_VALUES]
+    ("command", "base", "flag", "values"), BAD_VALUES, ids=[f"{c} {f}" for c, _, f, _ in BAD_VALUES]
 )
-def test_a_bad_value_is_named(command, base, flag, value, folder, monkeypatch, capsys):
-    arguments = [word for pair in (base | {flag: value}).items() for word in pair]
-    line = refused([command, *arguments], folder, monkeypatch, capsys)
+def test_a_bad_value_is_named(command, base, flag, values, folder, monkeypatch, capsys):
     names = {flag, flag[2:].replace("-", "_")}
     if flag in ("--bands", "--dataset-size", "--batch-size", "--min-separation"):
         names |= {"batch_size", "bands"}  # they are refused together
-    assert any(name in line for name in names), line
+    for value in values:
+        arguments = [word for pair in (base | {flag: value}).items() for word in pair]
+        line = refused([command, *arguments], folder, monkeypatch, capsys)
+        assert any(name in line for name in names), (value, line)
 
 
-@pytest.mark.parametrize(("arguments", "words"), LINES, ids=[" ".join(a)[-60:] for a, _ in LINES])
-def test_a_bad_line(arguments, words, folder, monkeypatch, capsys):
-    assert words in refused(arguments, folder, monkeypatch, capsys)
+def test_a_bad_line(folder, monkeypatch, capsys):
+    for arguments, words in LINES:
+        assert words in refused(arguments, folder, monkeypatch, capsys), arguments
 
 
 SCHEME, STRATEGY_MATRIX = jaxacct.BMinSep(8, 3, 0.2), jaxacct.BandedToeplitz.square_root(2)
@@ -252,7 +252,7 @@ GIVEN_COUNT = tuple(value for value in NO_COUNT if value is not None)  # None is
 NO_CHANCE = (0, 1, -0.1, float("nan"), "0.1", None, [0.1])
 NO_MECHANISM = (None, "mechanism", 1.0, SCHEME, [MECHANISM])
 CALLS = [
-    (call, name, value)
+    (call, name, values)
     for name, values, call in (
         (
             "scheme",
@@ -348,19 +348,15 @@ CALLS = [
         ("plan", ("/no/such/plan", "/", ""), jaxacct.Plan.load),
         ("plan", ({}, [], "x", None, {"schema": "jaxacct-plan"}), jaxacct.Plan.from_json),
     )
-    for value in values
 ]
 
 
-@pytest.mark.parametrize(("call", "name", "value"), CALLS, ids=[f"{n} {str(v)[:20]}" for _, n, v in CALLS])
-def test_a_bad_argument_is_named(call, name, value):
-    started = time.thread_time()
-    with pytest.raises(ValueError) as caught:
-        call(value)
-    message = str(caught.value)
-    assert name in message and "\n" not in message
-    assert time.thread_time() - started < 10
-
-
-def test_the_table_is_long():
-    assert len(BAD_VALUES) + len(LINES) >= 200 and len(CALLS) >= 200
+@pytest.mark.parametrize(("call", "name", "values"), CALLS, ids=[name for _, name, _ in CALLS])
+def test_a_bad_argument_is_named(call, name, values):
+    for value in values:
+        started = time.thread_time()
+        with pytest.raises(ValueError) as caught:
+            call(value)
+        message = str(caught.value)
+        assert name in message and "\n" not in message, value
+        assert time.thread_time() - started < 10
