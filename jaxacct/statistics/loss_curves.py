@@ -288,13 +288,12 @@ class ChordCurve(LossCurve):
     def at(self, losses: np.ndarray) -> Values:
         place = np.searchsorted(self.losses, losses, side="right") - 1
         inside = np.maximum(place, 0)
-        fall = self._slopes[inside] * np.expm1(np.where(place < 0, 0.0, losses - self.losses[inside]))
+        past = np.minimum(losses - self.losses[inside], 700.0)  # beyond the last corner the slope is 0
+        fall = self._slopes[inside] * np.expm1(np.where(place < 0, 0.0, past))
         first = -np.expm1(np.minimum(losses - self.losses[0], 0.0)) * (1 - self.heights[0])
         deltas = self.heights[inside] - fall + np.where(place < 0, first, 0.0)
         # P(loss > x) is the height plus e^x times the slope.
-        beyond = np.where(
-            place < 0, 1.0, deltas + self._slopes[inside] * np.exp(losses - self.losses[inside])
-        )
+        beyond = np.where(place < 0, 1.0, deltas + self._slopes[inside] * np.exp(past))
         error = (24 + 4 * np.abs(losses) + 4 * np.abs(self.losses[inside])) * UNIT
         return Values(np.clip(deltas, 0.0, 1.0), np.clip(beyond, 0.0, 1.0), error)
 

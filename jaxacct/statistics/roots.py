@@ -60,12 +60,14 @@ def turn(
     return bisect(is_past, low, high, **width) if math.isfinite(low + high) else (low, high)
 
 
-def root(excess: Callable[[float], float], low: float, high: float, near: float) -> tuple[float, float]:
+def root(
+    excess: Callable[[float], float], low: float, high: float, near: float, relative: float = 1e-14
+) -> tuple[float, float]:
     """Return the ends of a short interval in which an increasing function turns from below 0 to at least 0.
 
     Chandrupatla's method evaluates about a fifth of the points of `bisect`. It bisects wherever the inverse
     is not nearly a parabola. The function is negative at `low` > 0, at least 0 at `high`, possibly infinite,
-    and evaluated at `near` first; the ends have a relative distance of 1e-14. ArithmeticError for NaN.
+    and evaluated at `near` first; the ends have a `relative` distance. ArithmeticError for NaN.
 
     Source: Chandrupatla, A new hybrid quadratic/bisection algorithm, 1997.
     """
@@ -84,7 +86,7 @@ def root(excess: Callable[[float], float], low: float, high: float, near: float)
     while 4 * low < high:
         low, high = narrowed(math.sqrt(low * high))
     newest, opposite, share = low, high, 0.5
-    while high - low > 1e-14 * high:
+    while high - low > relative * high:
         middle = newest + share * (opposite - newest)
         if not low < middle < high:
             break
@@ -95,7 +97,7 @@ def root(excess: Callable[[float], float], low: float, high: float, near: float)
             before, opposite = opposite, newest
         newest = middle
         # At least half the final width from either end.
-        least = min(0.5, 0.5e-14 * high / (high - low))
+        least = min(0.5, relative / 2 * high / (high - low))
         share = min(max(_inverse_parabola(at, newest, opposite, before), least), 1 - least)
     return low, high
 

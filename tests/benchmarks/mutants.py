@@ -720,8 +720,14 @@ MUTANTS = [
     # One key for two purposes, and allowances for how draws are made.
     Mutant(
         "jaxacct/accountants/tradeoff/curves/composition.py",
-        "slack = 4 * count * 2.0**-53 * math.log2(points + 2) + 4 * len(parts) * TAIL + _EDGE",
-        "slack = 0.0",
+        "Part(part.loss_curve(), times)",
+        "Part(part.loss_curve(), 1)",
+        "tests/accountants/tradeoff/test_curves.py",
+    ),
+    Mutant(
+        "jaxacct/accountants/tradeoff/curves/composition.py",
+        "[0.0, *corners]",
+        "[0.0]",
         "tests/accountants/tradeoff/test_curves.py",
     ),
     Mutant(

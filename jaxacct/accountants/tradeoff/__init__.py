@@ -68,7 +68,6 @@ from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import (
     TradeoffBound,
     noisy_sgd_accountant,
 )
-from jaxacct.accountants.tradeoff.last_iterate.prv import prv_compose
 from jaxacct.accountants.tradeoff.last_iterate.renyi import rdp_to_epsilon
 
 __all__ = [
@@ -79,7 +78,7 @@ __all__ = [
     "gdp_delta", "gdp_epsilon", "gdp_log_delta", "gdp_mu", "gdp_to_rdp", "gdp_to_zcdp", "gdp_tradeoff",
     "group_gdp", "group_tradeoff", "langevin_gdp", "logistic_conditions", "mc_mixture_delta",
     "mixture_delta", "mixture_epsilon", "mixture_tradeoff", "noisy_cgd_gdp", "noisy_cgd_gdp_lower_bound",
-    "noisy_gd_gdp", "noisy_sgd_accountant", "participation_pmf", "projected_langevin_gdp", "prv_compose",
+    "noisy_gd_gdp", "noisy_sgd_accountant", "participation_pmf", "projected_langevin_gdp",
     "rdp_to_epsilon", "sample_participation", "self_compose_pmf", "shifted_interpolation_gdp",
     "shuffled_batch_clip_mu", "subsampled_gdp_clt", "subsampled_gdp_tradeoff", "tail_lower_tradeoff",
     "tail_upper_tradeoff",

@@ -348,11 +348,6 @@ def test_what_weights_fall_short_of_1_is_lost():
     assert rounded.lost == 0 and rounded.delta(60.0) < 1e-100
 
 
-def test_curves_without_a_distribution_of_losses_are_not_composed():
-    with pytest.raises(ValueError, match="Group has no distribution of losses"):
-        tradeoff.EpsilonDelta(1.0, 1e-6).group(3).power(4).epsilon(1e-3)
-
-
 @pytest.mark.parametrize(
     "words",
     [

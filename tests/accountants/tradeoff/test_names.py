@@ -48,7 +48,6 @@ ACCOUNTING = {
     "shifted_interpolation_gdp": "contractions sensitivities noise_stds initial_gap=",
     "rdp_to_epsilon": "rho delta method=",
     "subsampled_gdp_clt": "p steps mu",
-    "prv_compose": "components | grid= size=",
     "calibrate_noise": "target_eps delta | method tolerance= **run",
     "langevin_gdp": "| steps stepsize lipschitz strong_convexity smoothness",
     "exponential_mechanism_gdp": "| lipschitz strong_convexity= diameter=",

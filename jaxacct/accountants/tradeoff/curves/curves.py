@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays, composition, gaussian
 from jaxacct.accountants.tradeoff.curves.arrays import bisect, plain
 from jaxacct.common import validate as _validate
+from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, both_directions
 
 _MOST = 700.0  # natural log: e^700 is still a float64
 _MAX_GROUP = 1000
@@ -34,16 +34,9 @@ class TradeOff(abc.ABC):
     def log_delta(self, epsilon) -> Any:
         """Return the natural log of the profile at epsilon of either sign."""
 
-    def survival(self, epsilon) -> tuple[Any, Any]:
-        """Return `(Q(L > eps), P(L > eps))` of the loss `L = log dQ/dP`; infinite losses count.
-
-        Raises:
-          ValueError: curves without a distribution of losses.
-        """
-        raise ValueError(
-            f"{type(self).__name__} has no distribution of losses and cannot be composed: compose the "
-            "parts first"
-        )
+    def loss_curve(self) -> LossCurve:
+        """Return losses that dominate those of this curve, for compositions."""
+        return composition.chords(self.log_delta)
 
     def delta(self, epsilon):
         """Return `delta(epsilon)`, epsilon >= 0."""
@@ -103,11 +96,8 @@ class Gaussian(TradeOff):
     def log_delta(self, epsilon):
         return gaussian.gdp_log_delta(epsilon, self.mu)
 
-    def survival(self, epsilon):
-        epsilon, mu = np.asarray(epsilon, np.float64), np.asarray(self.mu, np.float64)
-        m = np.where(mu > 0, mu, 1.0)
-        above = special.ndtr(m / 2 - epsilon / m), special.ndtr(-m / 2 - epsilon / m)
-        return tuple(plain(np.where(mu > 0, side, 1.0 * (epsilon < 0))) for side in above)
+    def loss_curve(self) -> LossCurve:
+        return both_directions(GaussianPair(1 / self.mu), 1.0)[0] if self.mu else super().loss_curve()
 
     def epsilon(self, delta):
         return gaussian.gdp_epsilon(delta, self.mu)

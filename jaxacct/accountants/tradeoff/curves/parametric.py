@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from jaxacct.accountants.tradeoff.curves import arrays, gaussian
+from jaxacct.accountants.tradeoff.curves import arrays, composition, gaussian
 from jaxacct.accountants.tradeoff.curves.arrays import bisect, log_of_positive, plain
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
 from jaxacct.accountants.tradeoff.curves.subsampling import amplified_epsilon, subsampled_gdp_tradeoff
@@ -36,11 +36,8 @@ class EpsilonDelta(TradeOff):
         held = -up * np.expm1(np.minimum(0.0, e - self.eps)) - down * np.expm1(np.minimum(0.0, e + self.eps))
         return plain(log_of_positive(self.mass + (1 - self.mass) * held))
 
-    def survival(self, epsilon):
-        up, down = self._responses
-        likely, other = np.greater(self.eps, epsilon), np.greater(-self.eps, epsilon)
-        q = self.mass + (1 - self.mass) * (up * likely + down * other)
-        return plain(q), plain((1 - self.mass) * (down * likely + up * other))
+    def loss_curve(self):
+        return composition.chords(self.log_delta, [self.eps])
 
     @property
     def _responses(self):
@@ -68,18 +65,6 @@ class Subsampled(TradeOff):
         inner = self.part.log_delta(amplified_epsilon(size, share))
         value = np.where(p > 0, np.log(share) + inner, -np.inf)
         return plain(np.where(epsilon < 0, gaussian.mirrored_log_delta(size, value), value))
-
-    def survival(self, epsilon):
-        epsilon, p = np.asarray(epsilon, np.float64), np.asarray(self.sampling_prob, np.float64)
-        share = np.where(p > 0, p, 1.0)
-        up, down = self.part.survival(amplified_epsilon(np.abs(epsilon), share))
-        # Beyond epsilon >= 0: Q = p Q' + (1-p) P', P = P'. Below it the two are exchanged.
-        above_q = np.where(p > 0, share * up + (1 - share) * down, 0.0)
-        above_p = np.where(p > 0, down, 0.0)
-        return (
-            plain(np.where(epsilon < 0, 1 - above_p, above_q)),
-            plain(np.where(epsilon < 0, 1 - above_q, above_p)),
-        )
 
     def __call__(self, alpha):
         if isinstance(self.part, Gaussian):
@@ -131,11 +116,6 @@ class GaussianMixture(TradeOff):
         parts = gaussian.gdp_log_delta(np.asarray(epsilon, np.float64)[..., None], self.mus)
         total = np.sum(self.weights * np.exp(parts), axis=-1) + self.lost
         return plain(np.log(np.where(total > 0, total, 1e-323)))
-
-    def survival(self, epsilon):
-        pairs = Gaussian(self.mus).survival(np.asarray(epsilon, np.float64)[..., None])
-        q, p = ((self.weights * side).sum(axis=-1) for side in pairs)
-        return plain(q + self.lost), plain(p)
 
     def __call__(self, alpha):
         """Return the infimum over splits of alpha: one multiplier Lambda for all parts.
