@@ -16,10 +16,9 @@ from jaxacct.individual.accountants import (
 from jaxacct.individual.blackwell import ApproximateBlackwell
 from jaxacct.individual.buckets import SigmaGrid
 from jaxacct.individual.filters import FilterState, GDPFilter, IndividualGDPFilter, IndividualRDPFilter
-from jaxacct.individual.fourier import FourierAccountant
+from jaxacct.individual.fourier import FourierAccountant, subsampled_gaussian_delta
 from jaxacct.individual.odometer import PrivacyOdometer
 from jaxacct.individual.rdp import rdp_to_epsilon, subsampled_gaussian_rdp
-from jaxacct.statistics.subsampled_gaussian import subsampled_gaussian_delta
 
 __all__ = [
     "ApproximateBlackwell", "FilterState", "FourierAccountant", "GDPFilter", "GDPIndividualAccountant",

@@ -1,9 +1,10 @@
-"""Composition of privacy-loss distributions by discrete Fourier transforms, for many count vectors at once.
+"""Composition of Poisson-subsampled Gaussian steps for many count vectors, by tilted Fourier transforms.
 
 `counts[b]` steps at the noise of bucket b have the spectrum `prod_b F_b^counts[b]`: the transform of each
-bucket is computed once, a query costs one product and one inverse transform. The resulting delta is an upper
-bound with every error reserved: cells are split so that they dominate, wrapped mass is bounded by Chernoff's
-inequality, and rounding is bounded in the 2-norm (proofs/individual.md).
+bucket is computed once a tilt, a query costs one product and one inverse transform. Losses are those of
+`statistics.loss_curves`, by chords on a lattice, which dominate; tilting by `e^(tilt loss)` makes every error
+relative to delta. The resulting delta is an upper bound: wrapped mass is bounded by Chernoff's inequality,
+rounding in the 2-norm (proofs/individual.md).
 
 Source: arXiv 2209.15596, section 4 and appendix D; Koskela, Jalkoe and Honkela 2020.
 """
@@ -17,13 +18,26 @@ from scipy import fft
 
 from jaxacct.common import validate as _validate
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
-from jaxacct.statistics.subsampled_gaussian import grid_distribution
+from jaxacct.statistics.loss_curves import TINY, GaussianPair, Sampled, chord_masses
 
 _UNIT = 2.0**-52
-# Orders of the Chernoff bounds on wrapped mass.
-_TILTS = np.geomspace(0.25, 512.0, 34)
+# Orders of the Chernoff bounds on wrapped mass; every third is a tilt.
+_ORDERS = np.geomspace(0.25, 512.0, 34)
 _GROUPS_AT_ONCE = 16
 _MAX_HALF_WIDTH = 700.0  # nats: exponentials of losses are finite
+_UNDERFLOW = 1e-290  # of a mean of tilted weights
+
+
+def subsampled_gaussian_delta(
+    sampling_probability: float, sigma: float, epsilon, direction: str
+) -> np.ndarray:
+    """Return delta of one step at any real epsilon, float64; `sigma` is relative to the example's share."""
+    q = _validate.probability("sampling_probability", sampling_probability)
+    sigma = _validate.noise_multiplier("sigma", sigma)
+    epsilon = np.asarray(epsilon, float)
+    if np.isnan(epsilon).any():
+        raise ValueError("epsilon must not be NaN")
+    return Sampled(GaussianPair(sigma), q, Direction.of(direction) == Direction.REMOVE).at(epsilon).deltas
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,54 +87,51 @@ class FourierAccountant:
         """(num_points,) float64: losses -L .. L - step; 0 is in the middle."""
         return self.step * (np.arange(self.num_points) - self.num_points // 2)
 
-    @functools.cached_property
-    def _distributions(self):
-        return {
-            direction: [
-                grid_distribution(self.sampling_probability, sigma, self.grid, direction)
-                for sigma in self.sigmas
-            ]
-            for direction in DIRECTIONS
-        }
+    def delta(self, epsilon: float, counts) -> np.ndarray:
+        """Return (groups,) float64: an upper bound on delta at epsilon, the larger of both directions.
 
-    @functools.cached_property
-    def _spectra(self) -> dict[Direction, tuple[np.ndarray, np.ndarray]]:
-        """(buckets, n/2 + 1) logarithms of size, and phases, of the transforms; the origin is at index 0."""
-        found = {}
-        for direction, distributions in self._distributions.items():
-            spectra = [fft.rfft(fft.ifftshift(distribution.masses)) for distribution in distributions]
-            with np.errstate(divide="ignore"):
-                logs = np.log(np.array(spectra))
-            # A transform that is exactly 0 has the logarithm -inf; 0 times that must not become NaN.
-            found[direction] = np.maximum(np.real(logs), -1e5), np.ascontiguousarray(np.imag(logs))
-        return found
-
-    @functools.cached_property
-    def _norms(self) -> dict[str, np.ndarray]:
-        """(buckets,): 2-norms of the distributions on the grid."""
-        return {
-            direction: np.array([np.linalg.norm(distribution.masses) for distribution in distributions])
-            for direction, distributions in self._distributions.items()
-        }
-
-    @functools.cached_property
-    def _tilted(self) -> dict[Direction, np.ndarray]:
-        """(buckets, tilts): ln of the moment generating function of each distribution on the grid."""
-        found = {}
-        for direction, distributions in self._distributions.items():
-            rows = []
-            for distribution in distributions:
-                inside = distribution.masses > 0
-                exponents = np.multiply.outer(_TILTS, self.grid[inside]) + np.log(distribution.masses[inside])
-                top = exponents.max(axis=1)
-                rows.append(top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
-            found[direction] = np.stack(rows)
-        return found
-
-    def compose(self, counts) -> np.ndarray:
-        """Return (2, groups, n/2 + 1) complex spectra of remove and add, for (groups, buckets) counts."""
+        By Plancherel's identity: an inner product with the transform of the hockey-stick weights.
+        """
+        epsilon = _validate.epsilon(epsilon)
         counts = self._checked(counts)
-        return np.stack([self._composed(counts, direction) for direction in DIRECTIONS])
+        found = np.zeros(len(counts))
+        for direction in DIRECTIONS:
+            exponents = counts @ self._log_moments[direction] - _ORDERS * epsilon
+            for tilt, rows in _by_tilt(exponents - np.log(_ORDERS) - np.log1p(_ORDERS)):
+                weights = _weights(tilt, self.grid - epsilon * (1 - 8 * _UNIT))
+                against = np.conj(np.asarray(fft.rfft(fft.ifftshift(weights))))
+                multiplicity = np.full(against.size, 2.0)
+                multiplicity[[0, -1]] = 1.0
+                spectra = self._composed(counts[rows], direction, tilt)
+                # A pairwise sum: its rounding grows with the logarithm of n only.
+                means = np.sum(np.real(spectra * (against * multiplicity)), axis=-1) / self.num_points
+                bounds = self._bounds(counts[rows], direction, tilt, weights, means[:, None], epsilon)
+                found[rows] = np.maximum(found[rows], bounds[:, 0])
+        return found
+
+    def epsilon(self, delta: float, counts) -> np.ndarray:
+        """Return (groups,) float64: the smallest grid epsilon whose delta, with errors, is at most `delta`.
+
+        Infinity where the grid has none: widen it, or use a larger delta.
+        """
+        delta = _validate.delta(delta)
+        counts = self._checked(counts)
+        found = np.zeros(len(counts))
+        losses = self.step * np.arange(self.num_points // 2)  # 0 .. L - step
+        for direction in DIRECTIONS:
+            for tilt, rows in _by_tilt((counts @ self._log_moments[direction] - math.log(delta)) / _ORDERS):
+                weights = _weights(tilt, self.step * np.arange(self.num_points))
+                against = np.conj(np.asarray(fft.rfft(weights)))
+                for first in range(0, len(rows), _GROUPS_AT_ONCE):
+                    chunk = rows[first : first + _GROUPS_AT_ONCE]
+                    spectra = self._composed(counts[chunk], direction, tilt) * against
+                    means = np.asarray(fft.irfft(spectra, self.num_points, axis=-1, workers=-1))
+                    means = means[:, : losses.size]
+                    bounds = self._bounds(counts[chunk], direction, tilt, weights, means, losses)
+                    enough = bounds <= delta
+                    smallest = np.where(enough.any(axis=-1), losses[np.argmax(enough, axis=-1)], np.inf)
+                    found[chunk] = np.maximum(found[chunk], smallest)
+        return found
 
     def _checked(self, counts) -> np.ndarray:
         counts = np.atleast_2d(np.asarray(counts))
@@ -130,9 +141,58 @@ class FourierAccountant:
             raise ValueError("counts must be whole numbers of at least 0")
         return counts.astype(float)
 
-    def _composed(self, counts: np.ndarray, direction: Direction) -> np.ndarray:
+    @functools.cached_property
+    def _losses(self) -> dict[Direction, tuple[np.ndarray, np.ndarray]]:
+        """(buckets, n) masses on the grid that dominate one step, and (buckets,) infinite masses."""
+        found = {}
+        for direction in DIRECTIONS:
+            beyond = np.stack([self._beyond(sigma, direction) for sigma in self.sigmas])
+            before = np.concatenate([np.ones((len(beyond), 1)), beyond[:, :-1]], axis=1)
+            found[direction] = before - beyond, beyond[:, -1]
+        return found
+
+    def _beyond(self, sigma: float, direction: Direction) -> np.ndarray:
+        if sigma == math.inf:
+            return (self.grid < 0) * 1.0
+        pair = Sampled(GaussianPair(sigma), self.sampling_probability, direction == Direction.REMOVE)
+        values = pair.at(self.grid)
+        return chord_masses(values.deltas, values.error * np.append(1.0, values.tails[:-1]) + TINY, self.step)
+
+    @functools.cached_property
+    def _log_moments(self) -> dict[Direction, np.ndarray]:
+        """(buckets, orders): ln of the moment generating function of each distribution on the grid."""
+        found = {}
+        for direction, (masses, _) in self._losses.items():
+            rows = []
+            for one in masses:
+                inside = one > 0
+                exponents = np.multiply.outer(_ORDERS, self.grid[inside]) + np.log(one[inside])
+                top = exponents.max(axis=1)
+                rows.append(top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
+            found[direction] = np.stack(rows)
+        return found
+
+    def _tilted(self, direction: Direction, tilt: float) -> np.ndarray:
+        """(buckets, n) masses of total 1, tilted."""
+        moments = self._log_moments[direction][:, np.searchsorted(_ORDERS, tilt)]
+        with np.errstate(divide="ignore"):
+            logs = np.log(self._losses[direction][0])
+        return np.exp(logs + tilt * self.grid - moments[:, None])
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def _spectra(self, direction: Direction, tilt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(buckets, n/2 + 1) logarithms of size, and phases, of the transforms, and (buckets,) 2-norms."""
+        masses = self._tilted(direction, tilt)
+        with np.errstate(divide="ignore"):
+            logs = np.log(np.asarray(fft.rfft(fft.ifftshift(masses, axes=-1), axis=-1)))
+        # A transform that is exactly 0 has the logarithm -inf; 0 times that must not become NaN.
+        size, phase = np.maximum(np.real(logs), -1e5), np.ascontiguousarray(np.imag(logs))
+        return size, phase, np.linalg.norm(masses, axis=-1)
+
+    def _composed(self, counts: np.ndarray, direction: Direction, tilt: float) -> np.ndarray:
+        """Return (groups, n/2 + 1) complex spectra of the tilted sums; the origin is at index 0."""
         used = counts.any(axis=0)
-        size, phase = self._spectra[direction]
+        size, phase, _ = self._spectra(direction, tilt)
         if not used.all():
             size, phase, counts = size[used], phase[used], counts[:, used]
         size, phase = np.exp(counts @ size), counts @ phase
@@ -141,65 +201,41 @@ class FourierAccountant:
         np.multiply(size, np.sin(phase), out=found[..., 1])
         return found.view(complex)[..., 0]
 
-    def reserved_error(self, counts) -> np.ndarray:
-        """Return (2, groups): the reserve in delta: infinite losses, wrapped mass, rounding."""
-        counts = self._checked(counts)
-        n, rows = self.num_points, []
-        for direction in DIRECTIONS:
-            distributions = self._distributions[direction]
-            with np.errstate(divide="ignore"):
-                infinite = -np.expm1(
-                    counts @ np.log1p([-distribution.infinite for distribution in distributions])
-                )
-            exponents = counts @ self._tilted[direction] - _TILTS * (self.half_width - self.step)
-            wrapped = np.exp(np.minimum(0.0, exponents.min(axis=1)))
-            cells = counts @ np.array([distribution.error for distribution in distributions])
-            # |F_b| <= 1, each with an error of at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms,
-            # product and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n)
-            # |a_b|_2; one more transform or inner product of the result, and running sums over the grid.
-            norms = np.sqrt(n) * self._norms[direction]
-            each = (7 * math.log2(n) + 64 + 8 * len(distributions)) * _UNIT
-            spectral = each * (counts @ norms + norms.max())
-            rows.append(infinite + wrapped + cells + spectral + 4 * n * _UNIT)
-        return np.stack(rows)
+    def _bounds(self, counts, direction: Direction, tilt: float, weights, means, epsilons) -> np.ndarray:
+        """Return (groups, epsilons) upper bounds on delta from means of the tilted weights."""
+        n, moments = self.num_points, self._log_moments[direction]
+        _, infinite = self._losses[direction]
+        scale = moments[:, np.searchsorted(_ORDERS, tilt)]
+        _, _, norms = self._spectra(direction, tilt)
+        # Transforms have an error of at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms, product
+        # and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n) |a_b|_2; two
+        # more transforms, of the weights and of the result.
+        each = (7 * math.log2(n) + 64 + 8 * len(self.sigmas)) * _UNIT
+        rounding = each * (counts @ norms + 2) * float(np.linalg.norm(weights)) + _UNDERFLOW
+        # Exponents of tilted masses, in all steps together.
+        sizes = counts @ (750 + 64 + 4 * tilt * self.half_width + np.abs(scale))
+        relative = (4 * _UNIT * (sizes + tilt * self.half_width + np.abs(counts @ scale)))[:, None]
+        exponents = (counts @ scale)[:, None] - tilt * np.atleast_1d(epsilons)
+        counted = (np.maximum(means, 0.0) + rounding[:, None]) * np.exp(np.minimum(exponents, 700.0))
+        with np.errstate(divide="ignore"):
+            infinite = -np.expm1(counts @ np.log1p(-infinite))
+        wrapped = (counts @ moments - _ORDERS * (self.half_width - self.step)).min(axis=1)
+        reserved = (infinite + np.exp(np.minimum(0.0, wrapped)) * (1 + 2 * relative[:, 0])) * (1 + 1e-9)
+        found = counted * (1 + 2 * relative) + reserved[:, None]
+        return np.where((relative < 0.1) & (found < 1), found, 1.0)
 
-    def delta(self, epsilon: float, counts) -> np.ndarray:
-        """Return (groups,) float64: an upper bound on delta at epsilon, the larger of both directions.
 
-        By Plancherel's identity: an inner product with the transform of the hockey-stick weights.
-        """
-        epsilon = _validate.epsilon(epsilon)
-        spectra, reserved = self.compose(counts), self.reserved_error(counts)
-        weights = np.maximum(0.0, -np.expm1(epsilon - self.grid))
-        against = np.conj(np.asarray(fft.rfft(fft.ifftshift(weights))))
-        multiplicity = np.full(against.size, 2.0)
-        multiplicity[[0, -1]] = 1.0
-        # A pairwise sum: its rounding grows with the logarithm of n only.
-        deltas = np.sum(np.real(spectra * (against * multiplicity)), axis=-1) / self.num_points
-        return np.clip((np.maximum(deltas, 0.0) + reserved).max(axis=0), 0.0, 1.0)
+def _weights(tilt: float, past: np.ndarray) -> np.ndarray:
+    """Return the hockey-stick weights of losses that exceed epsilon by `past`, untilted."""
+    past = np.maximum(past, 0.0)
+    return -np.exp(-tilt * past) * np.expm1(-past)
 
-    def epsilon(self, delta: float, counts) -> np.ndarray:
-        """Return (groups,) float64: the smallest grid epsilon whose delta, with errors, is at most `delta`.
 
-        Infinity where the grid has none: widen it, or use a larger delta.
-        """
-        delta = _validate.delta(delta)
-        counts = self._checked(counts)
-        found = np.empty(len(counts))
-        for first in range(0, len(counts), _GROUPS_AT_ONCE):
-            chunk = slice(first, first + _GROUPS_AT_ONCE)
-            spectra, reserved = self.compose(counts[chunk]), self.reserved_error(counts[chunk])
-            sums = np.asarray(fft.irfft(spectra, self.num_points, axis=-1, workers=-1))
-            positive = sums[..., : self.num_points // 2]  # losses 0 .. L - step
-            found[chunk] = self._smallest(np.maximum(positive, 0.0), delta - reserved).max(axis=0)
-        return found
+def _by_tilt(exponents: np.ndarray):
+    """Yield (tilt, rows): the tilt is below the order of the smallest of a row's (orders,) exponents.
 
-    def _smallest(self, masses: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-        """Return (2, groups): the first grid loss e with `sum_{x > e} (1 - e^{e - x}) mass(x) <= allowed`."""
-        losses = self.step * np.arange(masses.shape[-1])
-        tail = np.cumsum(masses[..., ::-1], axis=-1)[..., ::-1]
-        discounted = np.cumsum((masses * np.exp(-losses))[..., ::-1], axis=-1)[..., ::-1]
-        deltas = tail - np.exp(losses) * discounted
-        enough = deltas <= allowed[..., None]
-        first = np.argmax(enough, axis=-1)
-        return np.where(enough.any(axis=-1) & (allowed > 0), losses[first], np.inf)
+    A larger tilt would magnify rounding where losses have heavy tails.
+    """
+    tilts = np.maximum(np.argmin(exponents, axis=1) - 1, 0) // 3 * 3
+    for place in np.unique(tilts):
+        yield float(_ORDERS[place]), np.flatnonzero(tilts == place)

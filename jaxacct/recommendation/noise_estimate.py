@@ -23,7 +23,8 @@ from jaxacct.proposals.families import mirrored, replicas
 from jaxacct.schemes import BalancedMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.statistics import roots
 from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
+from jaxacct.statistics.composed_losses import Part, divergence_bound
+from jaxacct.statistics.loss_curves import GaussianPair, Sampled
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, prefix_sum_error, workload_error
 from jaxacct.strategies.workload import PREFIX_SUMS
 
@@ -224,20 +225,12 @@ def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) 
     """Return the noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
     if poisson.max_rate == 1:
         return start  # a Gaussian mechanism, whose moments are exact
-    # Losses rounded to this grid add up to a thousandth of epsilon or so; they reach to about start^-2.
-    finest = math.sqrt(1e-3 * max(1.0, epsilon) / poisson.iterations)
-    interval = min(5e-3, 0.02 * max(epsilon, delta), finest)
-    interval = max(interval, 5e-5 / start**2)
-
     rounds = poisson.independent_rounds
     assert rounds is not None
 
     def excess(log_sigma):
-        sigma = math.exp(log_sigma)
-        found = composed_subsampled_gaussian(
-            rounds[0], sigma, rounds[1], epsilon, delta=delta, interval=interval
-        )
-        return math.log(max(found, 1e-300) / delta)
+        steps = Part(Sampled(GaussianPair(math.exp(log_sigma)), rounds[0]), rounds[1])
+        return math.log(divergence_bound([steps], epsilon) / delta)
 
     # A target that holds far below needs no estimate.
     return math.exp(

@@ -27,7 +27,6 @@ from jaxacct.individual.rdp import subsampled_gaussian_rdp
 from jaxacct.schemes import BMinSep
 from jaxacct.statistics import tilted_sums
 from jaxacct.statistics.hockey_stick import DIRECTIONS
-from jaxacct.statistics.subsampled_gaussian import grid_distribution
 from jaxacct.strategies import worst_pattern
 from tests.accountants.test_random_allocation import quadrature
 from tests.oracles import enumeration
@@ -162,15 +161,6 @@ def test_a_participation_beyond_the_lattice_counts(reach, monkeypatch):
     assert exact <= counted <= 3 * exact
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_grids_lose_no_mass(direction):
-    """Mass below the grid is at its first loss, mass above it is infinite: all together it is 1."""
-    grid = np.linspace(-0.05, 0.25, 10)
-    found = grid_distribution(0.3, 1.0, grid, direction)
-    assert found.masses[0] > 0.1 and found.infinite > 0.01
-    assert math.fsum(found.masses) + found.infinite == pytest.approx(1, abs=1e-14)
-
-
 @pytest.mark.parametrize(("epsilon", "p"), [(9.0, 0.02), (20.0, 0.01), (6.0, 0.002)])
 def test_reserve_of_truncated_batches(epsilon, p):
     """proofs/truncation.md by 60 digits, with Markov's bound at e^epsilon P(x = 0), raised by 1e-9."""
@@ -212,28 +202,36 @@ def test_renyi_divergences_are_rounded_up(q, sigma, order):
 
 
 def test_reserves_of_the_fourier_accountant():
-    """Infinite losses, wrapped mass, cells and spectra, recomputed from the distributions on the grid."""
+    """Infinite losses, wrapped mass and the rounding of tilted sums, recomputed from masses on the grid."""
     given = FourierAccountant(0.05, (1.0, 3.0, math.inf), 6.0, 2**13)
-    counts = np.array([[40, 7, 3], [3, 0, 0]])
-    found = given.reserved_error(counts)
-    n, each = 2**13, (7 * 13 + 64 + 8 * 3) * UNIT
-    for row, direction in enumerate(DIRECTIONS):
-        parts = [grid_distribution(0.05, sigma, given.grid, direction) for sigma in given.sigmas]
-        norms = [math.sqrt(n) * math.sqrt(math.fsum(part.masses**2)) for part in parts]
+    counts, tilt = np.array([[40.0, 7.0, 3.0], [3.0, 0.0, 0.0]]), 2.0
+    orders = np.geomspace(0.25, 512.0, 34)
+    tilt = float(orders[np.searchsorted(orders, tilt)])
+    each, weights = (7 * 13 + 64 + 8 * 3) * UNIT, np.array([0.3, 0.4])
+    for direction in DIRECTIONS:
+        found = given._bounds(counts, direction, tilt, weights, np.array([[1e-3], [2e-3]]), 1.0)
+        masses, infinite = given._losses[direction]
+        moments = [math.fsum(mass * np.exp(tilt * given.grid)) for mass in masses]
+        norms = [
+            math.sqrt(math.fsum((mass * np.exp(tilt * given.grid) / moment) ** 2))
+            for mass, moment in zip(masses, moments, strict=True)
+        ]
         for group, numbers in enumerate(counts.tolist()):
-            infinite = 1 - math.prod((1 - part.infinite) ** k for part, k in zip(parts, numbers, strict=True))
+            lost = 1 - math.prod((1 - part) ** k for part, k in zip(infinite, numbers, strict=True))
             log_wrapped = min(
                 sum(
-                    k * math.log(part.masses @ np.exp(t * given.grid))
-                    for part, k in zip(parts, numbers, strict=True)
+                    k * math.log(mass @ np.exp(t * given.grid))
+                    for mass, k in zip(masses, numbers, strict=True)
                 )
                 - t * (6.0 - given.step)
-                for t in np.geomspace(0.25, 512.0, 34)[:24]
+                for t in orders[:24]
             )
-            cells = sum(k * part.error for part, k in zip(parts, numbers, strict=True))
-            spectral = each * (sum(k * norm for k, norm in zip(numbers, norms, strict=True)) + max(norms))
-            expected = infinite + min(1.0, math.exp(log_wrapped)) + cells + spectral + 4 * n * UNIT
-            assert found[row, group] == pytest.approx(expected, rel=1e-6, abs=0)
+            log_scale = sum(k * math.log(moment) for moment, k in zip(moments, numbers, strict=True))
+            rounding = each * (sum(k * norm for k, norm in zip(numbers, norms, strict=True)) + 2) * 0.5
+            counted = ((1 + group) * 1e-3 + rounding) * math.exp(log_scale - tilt)
+            expected = counted + lost + min(1.0, math.exp(log_wrapped))
+            assert found[group, 0] == pytest.approx(min(1.0, expected), rel=1e-6, abs=0)
+            assert found[group, 0] >= expected or expected >= 1
 
 
 def test_delta_of_sampled_dice_is_raised():

@@ -373,8 +373,8 @@ MUTANTS = [
     Mutant(SUMS_OF_X, "if 0 <= found <= 1 else float(side > 0)", "if 0 <= found <= 1 else 0.0", ALLOCATION),
     Mutant(
         "jaxacct/individual/fourier.py",
-        "rows.append(infinite + wrapped",
-        "rows.append(wrapped",
+        "reserved = (infinite + np.exp",
+        "reserved = (np.exp",
         "tests/individual/test_accountants.py",
     ),
     Mutant(
@@ -797,10 +797,16 @@ MUTANTS = [
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/statistics/subsampled_gaussian.py",
-        "place = _place(-epsilon, q, sigma)\n",
-        "place = _place(epsilon, q, sigma)\n",
-        "tests/individual",
+        "jaxacct/individual/fourier.py",
+        "np.argmin(exponents, axis=1) - 1, 0)",
+        "np.argmin(exponents, axis=1) + 6, 0)",
+        "tests/individual/test_accountants.py",
+    ),
+    Mutant(
+        "jaxacct/individual/fourier.py",
+        "each * (counts @ norms + 2)",
+        "0.0 * (counts @ norms + 2)",
+        "tests/accountants/test_reserves.py",
     ),
     # Training.
     Mutant(

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import optimize, stats
 
 import jaxacct
@@ -39,7 +38,6 @@ from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.recommendation.noise_estimate import _root_and_slope, log_moment
 from jaxacct.recommendation.search import SIMILAR_ERROR_RATIO, recommend
 from jaxacct.schemes.replicas import b_min_sep, balls_in_bins
-from jaxacct.statistics.subsampled_gaussian import composed_subsampled_gaussian
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from jaxacct.strategies.workload import PREFIX_SUMS
 from tests.benchmarks.paper.cells import estimated_errors
@@ -577,29 +575,6 @@ def test_separations_are_ordered_as_their_certified_errors_are(most_of_third, le
     short, long = estimated_errors([(scheme, 64) for scheme in schemes], epsilon=4.0, delta=2.8e-6, **run)
     assert short is not None and long is not None
     assert short == pytest.approx(35.87, rel=0.15) and least < long / short < most
-
-
-@pytest.mark.parametrize(
-    ("steps", "q", "sigma", "epsilon", "delta"),
-    [
-        (1000, 0.004, 0.45, 8.0, 1e-5),
-        (20, 0.1, 0.9, 4.0, 1e-4),
-        (200, 0.05, 1.0, 1e-3, 0.3),
-        (1, 0.5, 1, 1, 0.1),
-    ],
-)
-def test_the_estimate_of_poisson_sampling_is_what_dp_accounting_computes(steps, q, sigma, epsilon, delta):
-    """From whose loss distribution it was taken before, at the price of importing it."""
-    one_step = from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=2e-3)
-    wanted = one_step.self_compose(steps).get_delta_for_epsilon(epsilon)
-    found = composed_subsampled_gaussian(q, sigma, steps, epsilon, delta=delta, interval=2e-3)
-    assert found == pytest.approx(wanted, rel=2e-3)
-
-
-def test_losses_without_end_have_no_estimate():
-    """The search for the noise goes to the right from there."""
-    assert composed_subsampled_gaussian(0.1, 0.03, 1000, 1.0, delta=1e-5, interval=1e-3) == math.inf
-    assert composed_subsampled_gaussian(0.1, 0.05, 1000, 1.0, delta=1e-5, interval=1e-3) == math.inf
 
 
 def test_third_moments_are_left_out_where_an_error_is_far_behind(monkeypatch):

@@ -12,6 +12,7 @@ import scipy
 from jaxacct import BandedToeplitz, Mechanism, NotCertifiedError, Poisson, calibrate
 from jaxacct.accountants import analytic
 from jaxacct.accountants.composition import composed_delta
+from jaxacct.individual import subsampled_gaussian_delta
 from jaxacct.statistics import composed_losses
 from jaxacct.statistics.composed_losses import (
     Part,
@@ -32,7 +33,6 @@ from jaxacct.statistics.loss_curves import (
     both_directions,
     line_masses,
 )
-from jaxacct.statistics.subsampled_gaussian import subsampled_gaussian_delta
 from jaxacct.statistics.tilted_sums import UNIT, Factor, rounding_error, sums
 from tests.oracles.composed_losses import REFERENCES, antipodal, gaussian, sampled
 

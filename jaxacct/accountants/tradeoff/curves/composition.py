@@ -78,7 +78,7 @@ def chords(log_delta, corners=()) -> LossCurve:
     """Return losses whose profile is at least a symmetric one: its chords, also at `corners`, rounded up."""
     _, reach = roots.bisect(
         lambda loss: log_delta(loss) <= max(_SMALLEST, log_delta(_MAX_LOSS) + 1e-6),
-        0.0,
+        1e-12,
         _MAX_LOSS,
         relative=1e-3,
     )
