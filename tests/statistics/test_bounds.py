@@ -81,13 +81,13 @@ def test_counts_are_checked(counts):
 
 
 @pytest.mark.parametrize("b", [1e-12, 1e-6, 0.2, 0.5, 0.999])
-@pytest.mark.parametrize("ratio", [0, 1e-3, 0.5, 0.99, 1 - 1e-6, 1, 1 + 1e-9, 1.001])
-def test_kl_against_forty_digits(b, ratio):
-    a = b * ratio
-    with mpmath.workdps(60):
-        x, y = mpmath.mpf(a), mpmath.mpf(b)
-        exact = (x * mpmath.log(x / y) if x else 0) + (1 - x) * mpmath.log((1 - x) / (1 - y))
-    assert bounds.kl(a, b) == pytest.approx(float(exact), rel=1e-9, abs=0)
+def test_kl_against_forty_digits(b):
+    for ratio in (0, 1e-3, 0.5, 0.99, 1 - 1e-6, 1, 1 + 1e-9, 1.001):
+        a = b * ratio
+        with mpmath.workdps(60):
+            x, y = mpmath.mpf(a), mpmath.mpf(b)
+            exact = (x * mpmath.log(x / y) if x else 0) + (1 - x) * mpmath.log((1 - x) / (1 - y))
+        assert bounds.kl(a, b) == pytest.approx(float(exact), rel=1e-9, abs=0), ratio
 
 
 def test_kl_at_the_ends():
