@@ -78,7 +78,7 @@ def analytic_exponent(
     start, step = last, max(1, round(0.03 / math.log(ratio)))
     if estimate is not None:
         start, step = min(last, round(math.log(estimate) / math.log(ratio))), 1
-    found = smallest_below(excess, start, step, last + math.ceil(math.log(1e4) / math.log(ratio)))
+    found = first_root(excess, start, step, last + math.ceil(math.log(1e4) / math.log(ratio)))
     if found is None and compose_with is None:
         which = "any accountant" if accountant is None else f"accountant {accountant}"
         raise ValueError(f"delta must be larger for {which}, got a budget of {delta:g}")
@@ -90,7 +90,7 @@ def analytic_exponent(
     return found
 
 
-def smallest_below(excess, start: int, step: int, stop: int) -> int | None:
+def first_root(excess, start: int, step: int, stop: int) -> int | None:
     """Return the smallest integer from which a falling function is at most 0, None above `stop`.
 
     Few evaluations where it is nearly straight: steps from `start` are doubled up to a change of sign, which
