@@ -2,6 +2,8 @@
 
 import bisect
 import dataclasses
+import functools
+import itertools
 import math
 
 from jaxacct.accountants import analytic, unamplified
@@ -51,25 +53,32 @@ class Problem:
 
 
 def analytic_exponent(
-    mechanism: Mechanism, target: Target, ratio: float, accountant: str | None = None
+    mechanism: Mechanism,
+    target: Target,
+    ratio: float,
+    accountant: str | None = None,
+    estimate: float | None = None,
 ) -> int:
     """Return the smallest grid exponent at which an analytic accountant proves the target's budget.
 
-    The noise multiplier of `mechanism` is replaced by those of the grid. ValueError when the composed event
-    alone exceeds the target, or for a named `accountant` that does not cover the scheme.
+    The noise multiplier of `mechanism` is replaced by those of the grid; the search starts from `estimate`.
+    ValueError when the composed event alone exceeds the target, or for a named `accountant` that does not
+    cover the scheme.
     """
     epsilon, delta, compose_with = target.epsilon, target.budget.delta, target.compose_with
     top = unamplified.noise_multiplier_for(mechanism, epsilon, delta)
-    start = math.ceil(math.log(top) / math.log(ratio)) + 1
-    max_exponent = start + math.ceil(math.log(1e4) / math.log(ratio))
+    last = math.ceil(math.log(top) / math.log(ratio)) + 1
 
-    def private(exponent: int) -> bool:
+    def excess(exponent: int) -> float:
         if not MIN_NOISE_MULTIPLIER <= ratio**exponent <= validate.MAX_NOISE:
-            return False
+            return math.inf
         noisy = dataclasses.replace(mechanism, noise_multiplier=ratio**exponent)
-        return analytic.bound_by(accountant, noisy, epsilon, compose_with)[1] <= delta
+        return math.log(analytic.bound_by(accountant, noisy, epsilon, compose_with)[1] / delta)
 
-    found = smallest_where(private, start, max_exponent)
+    start, step = last, max(1, round(0.03 / math.log(ratio)))
+    if estimate is not None:
+        start, step = min(last, round(math.log(estimate) / math.log(ratio))), 1
+    found = first_root(excess, start, step, last + math.ceil(math.log(1e4) / math.log(ratio)))
     if found is None and compose_with is None:
         which = "any accountant" if accountant is None else f"accountant {accountant}"
         raise ValueError(f"delta must be larger for {which}, got a budget of {delta:g}")
@@ -79,6 +88,29 @@ def analytic_exponent(
             "it alone exceeds the target"
         )
     return found
+
+
+def first_root(excess, start: int, step: int, stop: int) -> int | None:
+    """Return the smallest integer from which a falling function is at most 0, None above `stop`.
+
+    Few evaluations where it is nearly straight: steps from `start` are doubled up to a change of sign, which
+    interpolation narrows, every third time bisection.
+    """
+    excess = functools.cache(excess)
+    low, high = roots.bracket(lambda at: excess(at) <= 0, start, step, highest=stop)
+    if high > stop:
+        return None
+    if low == -math.inf:
+        raise ValueError("excess must be above 0 somewhere")
+    for turn in itertools.count():
+        if high - low <= 1:
+            return int(high)
+        middle, above, below = (low + high) // 2, excess(low), excess(high)
+        if turn % 3 < 2 and math.isfinite(above) and above > below:
+            # Where the last one holds, its neighbour is asked.
+            middle = math.ceil(low + above / (above - below) * (high - low)) - (turn % 3)
+            middle = min(max(middle, low + 1), high - 1)
+        low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
 
 
 def smallest_where(holds, start: int, stop: int) -> int | None:

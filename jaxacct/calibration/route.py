@@ -89,7 +89,8 @@ class Route:
     def smallest(self, estimate: float | None) -> Plan:
         """Return the plan of the smallest noise multiplier that a bound or samples certify."""
         search, target = self.search, self.search.target
-        exponent = analytic_exponent(search.at(1.0), target, self.grids[0], self.named)
+        start = None if self.may_sample else estimate
+        exponent = analytic_exponent(search.at(1.0), target, self.grids[0], self.named, start)
         mechanism = search.at(self.grids[0] ** exponent)
         if not search.covered(mechanism):
             raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
 PLAIN_SECONDS = 10.0
-ANNOUNCED = float("nan")
+ANNOUNCED = -1.0
 """`expected` of a report that is a result, printed at once."""
 UNITS = {"training": "steps"}  # of stages whose counter has another unit than its neighbours
 
@@ -71,7 +71,7 @@ def _bar(unit: str):
         task, state = bar.add_task("starting", total=None, detail=""), _State(unit)
 
         def progress(what: str, done: int, expected: float) -> None:
-            if expected != expected:
+            if expected == ANNOUNCED:
                 bar.console.print(f"jaxacct: {what}", markup=False, highlight=False)
                 return
             state.update(what, done, expected)
@@ -92,7 +92,7 @@ def _plain_lines(unit: str):
             print(f"jaxacct: {', '.join(parts)}", file=sys.stderr, flush=True)
 
     def report(what: str, done: int, expected: float) -> None:
-        if expected != expected:
+        if expected == ANNOUNCED:
             print(f"jaxacct: {what}", file=sys.stderr, flush=True)
         else:
             state.update(what, done, expected)

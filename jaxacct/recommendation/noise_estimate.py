@@ -58,7 +58,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Place:
-    """A candidate with its estimated noise multiplier, and the second and third moments it comes from."""
+    """A candidate with its estimated noise multiplier, and the second and third moments it comes from.
+
+    Where `accountant` is given, its bound certifies that noise multiplier.
+    """
 
     scheme: Scheme
     strategy: Strategy
@@ -66,6 +69,7 @@ class Place:
     noise_multiplier: float
     workload: Workload
     moments: tuple[Moment, ...] = ()
+    accountant: str | None = None
 
     @property
     def error(self) -> float:

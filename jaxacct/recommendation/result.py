@@ -1,15 +1,20 @@
 """Ranked candidates, the recommended one among them, as data and as text."""
 
+import dataclasses
 import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.choice import COEFFICIENTS, Choice
+from jaxacct.common.progress import announce
 from jaxacct.core.plan import Plan
-from jaxacct.schemes import Scheme, scheme_to_json
+from jaxacct.schemes import Poisson, Scheme, scheme_to_json
 from jaxacct.strategies import Strategy
 from jaxacct.strategies.workload import PREFIX_SUM
+
+MAX_EXCESS = 1.05
+"""Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,10 @@ class Recommended:
     predicted_samples: float
     predicted_seconds: float
     accountant: str | None = None
+
+    def error_at(self, noise_multiplier: float) -> float:
+        """Return the error of the workload at another noise multiplier."""
+        return self.error * (noise_multiplier / self.noise_multiplier) ** 2
 
     @property
     def has_fixed_counts(self) -> bool:
@@ -113,7 +122,9 @@ class Recommendation:
         """Certify the selected candidate: `jaxacct.calibrate` with its scheme, matrix and target.
 
         Where the candidate was ranked by an accountant's bound, this certifies it, unless options ask for
-        samples.
+        samples. Where the certified noise multiplier is more than 5 % above the estimate, independent noise
+        with Poisson sampling, whose accountant is exact, takes the candidate's place if its error is smaller,
+        and `progress` reports why.
 
         Args:
           options: of `jaxacct.calibrate`, besides those that the search decides: scheme, strategy, target,
@@ -127,20 +138,53 @@ class Recommendation:
           >>> plan.epsilon, plan.choice == found.choice.to_json()
           (4.0, True)
         """
-        chosen, choice = self.chosen, self.choice
+        chosen = self.chosen
+        asked = ("accountant", "max_samples", "proposal", "checkpoint_dir", "key", "noise_multiplier")
+        is_free = all(options.get(name) is None for name in asked)
+        is_free &= options.get("rule", "anytime") == "anytime"
+        options.setdefault("adjacency", self.choice.adjacency)
+        if is_free:
+            options |= {"accountant": chosen.accountant}
+        plan = self._calibrated(chosen, options)
+        if not is_free or plan.noise_multiplier <= MAX_EXCESS * chosen.noise_multiplier:
+            return plan
+        other, progress = self._poisson, options.get("progress")
+        if other is None or other.scheme == chosen.scheme:
+            return plan
+        found = self._calibrated(other, options | {"accountant": "pld"})
+        if other.error_at(found.noise_multiplier) >= chosen.error_at(plan.noise_multiplier):
+            return plan
+        if progress:
+            announce(
+                progress,
+                f"{chosen.describe()}: certified noise multiplier {plan.noise_multiplier:.5g} is more than "
+                f"5 % above the estimate {chosen.noise_multiplier:.5g}; {other.describe()}, takes its place",
+            )
+        return found
+
+    @property
+    def _poisson(self) -> Recommended | None:
+        """Independent noise with Poisson sampling, whose accountant is exact; None where it was ruled out."""
+        one, choice = self.one_band, self.choice
+        if one is None or {"scheme", "min_separation"} & set(choice.given):
+            return None
+        numbers = dict(dataset_size=choice.dataset_size, iterations=choice.iterations)
+        scheme = Poisson.from_batch_size(batch_size=choice.batch_size, **numbers)
+        return dataclasses.replace(one, scheme=scheme)
+
+    def _calibrated(self, row: Recommended, options: dict[str, Any]) -> Plan:
+        choice = dataclasses.replace(
+            self.choice,
+            scheme=row.scheme.name,
+            min_separation=row.scheme.min_separation,
+            bands=row.strategy.named_bands,
+            matrix=row.matrix,
+        )
         target: dict[str, Any] = {"epsilon": choice.epsilon, "delta": choice.delta}
         if choice.epsilon == 0:
             target = {"advantage": choice.delta}
-        asked = ("accountant", "max_samples", "proposal", "checkpoint_dir", "key")
-        samples = any(options.get(name) is not None for name in asked)
-        samples |= options.get("rule", "anytime") != "anytime"
-        options.setdefault("adjacency", choice.adjacency)
-        if not samples:
-            options |= {"accountant": chosen.accountant}
-        options |= {"choice": choice, "estimate": chosen.noise_multiplier}
-        return calibrate(
-            chosen.scheme, chosen.strategy, dataset_size=choice.dataset_size, **target, **options
-        )
+        options = options | {"choice": choice, "estimate": row.noise_multiplier}
+        return calibrate(row.scheme, row.strategy, dataset_size=choice.dataset_size, **target, **options)
 
     @property
     def one_band(self) -> Recommended | None:

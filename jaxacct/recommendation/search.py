@@ -6,9 +6,10 @@ learning-rate schedule. The result is no guarantee, and no samples are drawn. Th
 of the data set, which neighbours share: it has no privacy cost, and equal numbers give equal choices.
 """
 
+import dataclasses
 import math
 
-from jaxacct.accountants import unamplified
+from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.choice import (
     COEFFICIENTS,
     MATRICES,
@@ -19,9 +20,11 @@ from jaxacct.calibration.choice import (
     SearchedScheme,
     copies_of,
 )
-from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
+from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, analytic_exponent
+from jaxacct.calibration.route import BOUND_RATIO
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
+from jaxacct.core.claim import Target
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, scheme_of, why_none
@@ -154,6 +157,9 @@ def recommend(
         order = scheme_of(numbers, scheme, min_separation or 1, True)
         found = fixed_order.places(order, numbers, max_copies, bands, matrix_name)
         looked_at = len(found)
+    elif bands == 1 and scheme is None and min_separation is None:
+        found = _one_band(numbers, say)
+        looked_at = len(found)
     elif matrix_name != "buffered":
         found = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
@@ -211,6 +217,29 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
     if bands not in (None, given.bands):
         raise ValueError(f"bands must be those of the strategy {given.bands}, got {bands!r}")
     return given, COEFFICIENTS, given.bands
+
+
+def _one_band(numbers: RunNumbers, say) -> list[Place]:
+    """Return independent noise (DP-SGD) with every sampler whose accountant is exact, at certified noise.
+
+    Other samplers may have less by estimates that no samples reach.
+    """
+    identity, cycle = BandedToeplitz.identity(), numbers.cycle
+    schemes = [scheme_of(numbers, None, 1, False)]
+    if cycle == math.floor(cycle) and cycle <= _validate.MAX_SEPARATION:
+        schemes.append(scheme_of(numbers, BallsInBins.name, int(cycle), False))
+    grids = fixed_counts_of(numbers, 1, (1,), 1)
+    schemes += [scheme for grid in grids.values() for scheme, _ in grid]
+    target, found = Target.at(numbers.epsilon, numbers.delta), []
+    for scheme in dict.fromkeys(schemes):
+        mechanism = Mechanism(scheme, identity, 1.0, numbers.adjacency)
+        exact = analytic.exact(mechanism, numbers.delta)
+        if exact is not None:
+            say(f"independent noise, {scheme.name}")
+            exponent = analytic_exponent(mechanism, target, BOUND_RATIO, exact.name)
+            place = Place(scheme, identity, "optimal", BOUND_RATIO**exponent, numbers.workload)
+            found.append(dataclasses.replace(place, accountant=exact.name))
+    return found
 
 
 def _buffered(
@@ -340,8 +369,10 @@ def _ranked(found: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended,
 
 def _priced(place: Place, numbers: RunNumbers, budget: Budget) -> Recommended:
     """Return a candidate with its predicted cost of certification."""
-    n, accountant = place.scheme.iterations, None
-    if place.scheme.patterns or (place.matrix == "buffered" and not place.moments):  # all is revealed
+    n, accountant = place.scheme.iterations, place.accountant
+    if accountant is not None:
+        samples, seconds = 0.0, 1.0
+    elif place.scheme.patterns or (place.matrix == "buffered" and not place.moments):  # all is revealed
         samples, seconds, accountant = 0.0, 1.0, "unamplified"
     else:
         mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier, numbers.adjacency)

@@ -9,19 +9,17 @@ validity (proofs/composed_losses.md).
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.statistics.loss_curves import TINY, LossCurve, chord_masses, line_masses
+from jaxacct.statistics.loss_curves import TINY, LossCurve, Restricted, chord_masses, line_masses
+from jaxacct.statistics.rough_losses import CUT, SMALLEST, Part, Rough
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
-SMALLEST = 1e-200
-"""Smallest bound that is returned: a smaller delta cannot be shown."""
 # Natural log of the largest factor of tilted weights, and what underflow may then remove from their sum.
 _MAX_SCALE, _UNDERFLOW = 200.0, 1e-210
-# Shares of delta: of the lattices; of each of the three cuts.
-_LATTICE, _CUT = 1e-3, 1e-5
+# Share of delta of the lattices.
+_LATTICE = 1e-3
 # Fraction of the best tilt that is used: far fewer sums wrap around, and rounding hardly grows.
 _TILT_SHARE = 0.85
 _MIN_POINTS, _MAX_POINTS = 2**15, 2**22
@@ -29,14 +27,8 @@ _MAX_EPSILON = 1e6
 _MIN_WIDTH = 1e-9  # of lattices, where all losses are one
 # Tables end where delta is this small. Within one lattice ln delta falls by about this much.
 _TABLE_FLOOR, _TABLE_FALL = 1e-60, 4.0
-_TILTS = np.geomspace(1e-12, 1e12, 97)  # candidates of the search
-
-
-class Part(NamedTuple):
-    """Independent steps of one curve, `count` of them."""
-
-    curve: LossCurve
-    count: int
+# Share of a bound that errors may be before large losses are treated apart, and cuts that are tried.
+_MAX_ERRORS, _CUTS = 1e-2, np.geomspace(0.05, 0.8, 7)
 
 
 def divergence_bound(parts: list[Part], epsilon: float) -> float:
@@ -46,7 +38,43 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
         return SMALLEST
     epsilon = min(epsilon, _MAX_EPSILON)
     by_parts = float(_sum_of_deltas(parts, np.array([epsilon]))[0])
-    return min(_bounded(_Sums.of(_Rough.of(parts), epsilon).bound(epsilon)), _bounded(by_parts))
+    whole = _Sums.of(Rough.of(parts), epsilon)
+    found = min(_bounded(whole.bound(epsilon)), _bounded(by_parts))
+    if epsilon > 0 and whole.errors(epsilon) > _MAX_ERRORS * found > SMALLEST:
+        found = min(found, _bounded(_by_largest_losses(parts, epsilon)))
+    return found
+
+
+def _by_largest_losses(parts: list[Part], epsilon: float) -> float:
+    """Return an upper bound on H(epsilon) that treats large losses, at most one, apart from all others.
+
+    Where delta comes from one large loss no tilt makes it probable that would not make many of them so, and
+    the rounding of a transform grows with the steps. With no large loss the tilt can be as large as the cut
+    allows; with one there are as many terms as steps of its part; two or more are as improbable as they are
+    (proofs/composed_losses.md, section 7).
+    """
+
+    def split(cut: float) -> tuple[list[Part], list[Part], float]:
+        small = [Part(Restricted(part.curve, cut, above=False), part.count) for part in parts]
+        large = [Part(Restricted(part.curve, cut, above=True), part.count) for part in parts]
+        mean = math.fsum(part.count * part.curve.total for part in large)
+        return small, large, mean * mean / 2 * (1 + 1e-9)
+
+    def about(cut: float) -> float:
+        small, _, twice = split(cut)
+        rough = Rough.of(small)
+        tilt = rough.tilt_for(epsilon)
+        log = float(rough.log_moments(np.array([tilt]))[0]) - tilt * epsilon
+        return twice + math.exp(min(log - math.log(tilt) - math.log1p(tilt), 0.0))
+
+    cut = min((float(cut) for cut in epsilon * _CUTS), key=about)
+    small, large, found = split(cut)
+    found += _Sums.of(Rough.of(small), epsilon).bound(epsilon)
+    for place, one in enumerate(large):
+        others = [part._replace(count=part.count - (i == place)) for i, part in enumerate(small)]
+        both = [part for part in [*others, one._replace(count=1)] if part.count]
+        found += one.count * _Sums.of(Rough.of(both), epsilon).bound(epsilon)
+    return found
 
 
 def divergence_lower_bound(parts: list[Part], epsilon: float) -> float:
@@ -58,7 +86,7 @@ def divergence_lower_bound(parts: list[Part], epsilon: float) -> float:
     parts = [part for part in parts if part.count]
     if not parts or epsilon > _MAX_EPSILON:
         return 0.0
-    rough = _Rough.of(parts)
+    rough = Rough.of(parts)
     lattice = _Sums.of(rough, epsilon, side=-1)
     # E e^-S is 1 but for what rounding down moves, which falls with the square of the step.
     moved = math.fsum(one.count * one.log_moment(-1.0, lattice.step) for one in lattice.steps)
@@ -74,7 +102,7 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
     parts = [part for part in parts if part.count]
     found = np.full(epsilons.size, 1.0 if parts else SMALLEST)
     at = 0
-    rough = _Rough.of(parts) if parts else None
+    rough = Rough.of(parts) if parts else None
     while rough is not None and at < epsilons.size:
         lattice = _Sums.of(rough, float(epsilons[at]))
         end = int(np.searchsorted(epsilons, lattice.usable, side="right"))
@@ -112,76 +140,6 @@ def _bounded(bound: float) -> float:
     return min(1.0, max(SMALLEST, bound)) if bound >= 0 else 1.0
 
 
-# -- Where the lattice should be: a rough model, which affects only the width of bounds --------------------
-
-
-class _RoughPart(NamedTuple):
-    curve: LossCurve
-    count: int
-    losses: np.ndarray
-    log_masses: np.ndarray
-    deltas: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class _Rough:
-    """Losses of the steps at the nodes of their curves."""
-
-    parts: list[_RoughPart]
-
-    @classmethod
-    def of(cls, parts: list[Part]) -> "_Rough":
-        found = []
-        for curve, count in parts:
-            losses = curve.nodes()
-            losses = losses[np.append(True, np.diff(losses) > 1e-9 * (1e-3 + np.abs(losses[1:])))]
-            deltas = curve.at(losses).deltas
-            beyond = chord_masses(deltas, 0.0 * deltas, np.diff(losses))
-            with np.errstate(divide="ignore"):
-                logs = np.log(np.append(1.0, beyond[:-1]) - beyond)
-            logs[0] = max(logs[0], -1e4)  # so that one mass is positive
-            found.append(_RoughPart(curve, count, losses, logs, deltas))
-        return cls(found)
-
-    def log_moments(self, tilts: np.ndarray) -> np.ndarray:
-        """Return ln E e^{tilt S} of all steps together, for (k,) tilts of either sign."""
-        total = np.zeros(tilts.size)
-        for part in self.parts:
-            exponents = np.multiply.outer(tilts, part.losses) + part.log_masses
-            top = exponents.max(axis=1)
-            total += part.count * (top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
-        return total
-
-    def variance(self, tilt: float) -> tuple[float, float]:
-        """Return (variance of the tilted sum, sum of the steps' squared deviations weighted for rounding)."""
-        total = rounded = 0.0
-        for part in self.parts:
-            exponents = tilt * part.losses + part.log_masses
-            weights = np.exp(exponents - exponents.max())
-            weights /= weights.sum()
-            mean = float(weights @ part.losses)
-            square = float(weights @ (part.losses - mean) ** 2)
-            total += part.count * square
-            rounded += part.count * math.sqrt(square)
-        return total, rounded
-
-    @functools.cached_property
-    def log_floor(self) -> float:
-        """Natural log of a delta that is small beside the infinite losses, or beside `SMALLEST`."""
-        infinite = math.fsum(part.count * float(part.deltas[-1]) for part in self.parts)
-        return math.log(max(SMALLEST, _CUT * infinite))
-
-    def tilt_for(self, epsilon: float) -> float:
-        """Return the tilt of approximately the smallest Chernoff-like bound on H(epsilon)."""
-        tilts = _TILTS
-        for _ in range(2):
-            found = self.log_moments(tilts) - tilts * epsilon - np.log(tilts) - np.log1p(tilts)
-            small = np.flatnonzero(found < self.log_floor)
-            best = int(small[0]) if small.size else int(np.argmin(found))
-            tilts = np.geomspace(tilts[max(best - 1, 0)], tilts[min(best + 1, tilts.size - 1)], 17)
-        return float(tilts[8])
-
-
 # -- Sums on a lattice ----------------------------------------------------------------------------------
 
 
@@ -197,9 +155,10 @@ class _Step:
     @classmethod
     def of(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
         values = curve.at(step * np.arange(first, last + 1))
-        before = np.append(1.0, values.tails[:-1])
+        before = np.append(curve.total, values.tails[:-1])
         beyond = chord_masses(values.deltas, values.error * before + TINY, step)
-        return cls(first, np.append(1.0, beyond[:-1]) - beyond, float(beyond[-1]), count)
+        beyond = np.minimum(beyond, curve.total)
+        return cls(first, np.append(curve.total, beyond[:-1]) - beyond, float(beyond[-1]), count)
 
     @classmethod
     def below(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
@@ -239,7 +198,7 @@ class _Sums:
     points: int
 
     @classmethod
-    def of(cls, rough: _Rough, epsilon: float, side: int = 1, finer: int = 1) -> "_Sums":
+    def of(cls, rough: Rough, epsilon: float, side: int = 1, finer: int = 1) -> "_Sums":
         """Return the lattice of upper (`side` 1) or lower (-1) bounds near epsilon, `finer` than usual."""
         saddle = rough.tilt_for(epsilon)
         variance, deviations = rough.variance(saddle)
@@ -247,7 +206,7 @@ class _Sums:
         log_moment = float(rough.log_moments(np.array([saddle]))[0])
         log_guess = log_moment - saddle * epsilon - math.log(saddle) - math.log1p(saddle)
         log_guess = min(0.0, max(log_guess - math.log(2 * math.pi * curvature) / 2, rough.log_floor))
-        log_cut = math.log(_CUT) + log_guess
+        log_cut = math.log(CUT) + log_guess
         tilt = _TILT_SHARE * saddle
         # Chernoff bounds on the sum beyond the end, on the tilted sum before the start and far beyond it.
         steep, lower = tilt * np.geomspace(1.01, 100, 40), tilt * (1 - np.geomspace(0.01, 100, 40))
@@ -265,7 +224,7 @@ class _Sums:
             exponents = tilt * part.losses + part.log_masses
             log_part = exponents.max() + math.log(np.exp(exponents - exponents.max()).sum())
             moved = tilt * part.losses + np.log(np.cumsum(np.exp(part.log_masses)) + TINY) - log_part
-            least = max(0, int(np.searchsorted(moved, math.log(_CUT / part.count))) - 1)
+            least = max(0, int(np.searchsorted(moved, math.log(CUT / part.count))) - 1)
             spans.append((min(float(part.losses[least]), float(top)), float(top)))
         far = float(far_ends.min())
         width = max(end - start, end - epsilon, far - epsilon, *(top - low for low, top in spans), _MIN_WIDTH)
@@ -351,11 +310,22 @@ class _Sums:
             return self.reserved  # all losses are infinite
         epsilon -= 8 * UNIT * (1 + epsilon)
         start = max(0, math.floor(epsilon / self.step) - self.first)
-        past = self.step * (self.first + np.arange(start, self.points)) - epsilon
-        past = np.maximum(past, 0.0)
-        weights = -np.exp(-self.tilt * past) * np.expm1(-past)
+        weights = self._weights(epsilon, start)
         value = float(np.sum(self._masses[start:] * weights))
         return self._bound(epsilon, value, float(np.linalg.norm(weights)))
+
+    def errors(self, epsilon: float) -> float:
+        """Return about what cuts and rounding add to the bound."""
+        if self.log_scale == -math.inf:
+            return 0.0
+        norm = float(
+            np.linalg.norm(self._weights(epsilon, max(0, math.floor(epsilon / self.step) - self.first)))
+        )
+        return self.reserved + self._bound(epsilon, 0.0, norm)
+
+    def _weights(self, epsilon: float, start: int) -> np.ndarray:
+        past = np.maximum(self.step * (self.first + np.arange(start, self.points)) - epsilon, 0.0)
+        return -np.exp(-self.tilt * past) * np.expm1(-past)
 
     def lower_bound(self, epsilon: float) -> float:
         """Return a lower bound on H at the lattice's own epsilon, not above 0 where none is proven."""
@@ -363,8 +333,7 @@ class _Sums:
             return 0.0
         epsilon += 8 * UNIT * (1 + epsilon)
         start = max(0, math.floor(epsilon / self.step) - self.first)
-        past = np.maximum(self.step * (self.first + np.arange(start, self.points)) - epsilon, 0.0)
-        weights = -np.exp(-self.tilt * past) * np.expm1(-past)
+        weights = self._weights(epsilon, start)
         value = float(np.sum(self._masses[start:] * weights))
         value -= self._rounding * float(np.linalg.norm(weights))
         relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)

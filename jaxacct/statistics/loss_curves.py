@@ -39,6 +39,11 @@ class Values(NamedTuple):
 class LossCurve(abc.ABC):
     """Divergence curve of one direction of one step."""
 
+    @property
+    def total(self) -> float:
+        """Upper bound on the probability under P of all losses."""
+        return 1.0
+
     @abc.abstractmethod
     def at(self, losses: np.ndarray) -> Values:
         """Evaluate at ascending losses."""
@@ -300,6 +305,48 @@ class ChordCurve(LossCurve):
     def nodes(self) -> np.ndarray:
         thin = max(1, self.losses.size // 4000)
         return np.union1d(self.losses[::thin], self.losses[-1:])
+
+
+@dataclass(frozen=True)
+class Restricted(LossCurve):
+    """A curve of the losses up to a cut alone, or of those above it: measures of total below 1.
+
+    With E the event of losses above the cut, `cap(x) = P(E) - e^x Q(E)` is what E adds to the curve up to
+    the cut, and the curve itself is it above (proofs/composed_losses.md, section 7).
+    """
+
+    curve: LossCurve
+    cut: float
+    above: bool
+
+    @functools.cached_property
+    def _event(self) -> tuple[float, float, float]:
+        """(P(E), its divergence at the cut, relative error of both)."""
+        deltas, tails, error = self.curve.at(np.array([self.cut]))
+        return float(tails[0]), float(deltas[0]), float(error[0]) + 128 * UNIT * (1 + abs(self.cut))
+
+    @property
+    def total(self) -> float:
+        """Upper bound on the probability under P of these losses."""
+        return self._event[0] * (1 + self._event[2]) + TINY if self.above else self.curve.total
+
+    def at(self, losses: np.ndarray) -> Values:
+        tail, delta, error = self._event
+        under = losses <= self.cut
+        deltas, tails, errors = self.curve.at(np.where(under, losses, np.maximum(losses, self.cut)))
+        past = np.minimum(losses - self.cut, 0.0)
+        cap = -np.expm1(past) * tail + np.exp(past) * delta
+        errors = errors + 2 * error + UNIT * (8 + np.abs(past))
+        if self.above:
+            return Values(np.where(under, cap, deltas), np.where(under, tail, tails), errors)
+        near = losses < self.cut + 1e-9 * (1 + abs(self.cut))  # where the cut itself is inexact
+        tails = np.where(under, tails, np.where(near, tail, 0.0))
+        return Values(np.where(under, np.maximum(deltas - cap, 0.0), 0.0), tails, errors)
+
+    def nodes(self) -> np.ndarray:
+        found = self.curve.nodes()
+        kept = found[found > self.cut] if self.above else found[found < self.cut]
+        return np.union1d(kept, [self.cut])
 
 
 def line_masses(middles, deltas, tails, errors, step: float) -> np.ndarray:

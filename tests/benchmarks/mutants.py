@@ -228,6 +228,13 @@ MUTANTS = [
         Mutant(f"jaxacct/statistics/{name}.py", before, after, "tests/statistics/test_composed_losses.py")
         for name, before, after in (
             ("composed_losses", " + self._rounding * weights_norm", ""),
+            ("composed_losses", "found += one.count * _Sums", "found += _Sums"),
+            ("composed_losses", "found = split(cut)", "found = (*split(cut)[:2], 0.0)"),
+            (
+                "loss_curves",
+                "np.maximum(deltas - cap, 0.0), 0.0), tails",
+                "np.maximum(deltas - 2 * cap, 0.0), 0.0), tails",
+            ),
             ("composed_losses", " * (1 + 2 * relative)", ""),
             ("composed_losses", "epsilon -= 8 * UNIT * (1 + epsilon)", "pass"),
             ("tilted_sums", "(relative + 3 * smallest)", "(3 * smallest)"),

@@ -151,7 +151,7 @@ def test_not_certified_exits_1_and_says_why(capsys):
             "batch_size must be at most",
         ),
         (
-            ["calibrate", *COMMON, *BANDS, *TARGET, "--max-samples", "10", "--proposal", "plain"],
+            ["calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.6", "--max-samples", "10"],
             "max_samples",
         ),
         (["calibrate", *COMMON, *BANDS[:-1], "nope", *TARGET], "strategy must be"),

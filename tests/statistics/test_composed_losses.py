@@ -27,6 +27,7 @@ from jaxacct.statistics.loss_curves import (
     GaussianPair,
     LaplacePair,
     LossCurve,
+    Restricted,
     Sampled,
     SampledAntipodal,
     Values,
@@ -75,6 +76,68 @@ def test_the_lower_bound_is_below_60_digit_references_and_near(reference):
     part = Part(curves[not reference.remove], reference.steps)
     exact = float(reference.delta)
     assert exact / MARGIN <= divergence_lower_bound([part], reference.epsilon) <= exact * (1 + 1e-11)
+
+
+def by_cut(reference, share, monkeypatch):
+    """The bound with large losses apart, with its remainder, at a cut of this share of epsilon."""
+    monkeypatch.setattr(composed_losses, "_CUTS", np.array([share]))
+    curve = both_directions(GaussianPair(reference.sigma), reference.q)[not reference.remove]
+    above = Restricted(curve, share * reference.epsilon, above=True)
+    bound = composed_losses._by_largest_losses([Part(curve, reference.steps)], reference.epsilon)
+    return bound, (reference.steps * above.total) ** 2 / 2
+
+
+@pytest.mark.parametrize("reference", REFERENCES[::3], ids=str)
+def test_large_losses_apart_are_above_60_digit_references(reference, monkeypatch):
+    for share in (0.02, 0.2, 0.7):
+        assert by_cut(reference, share, monkeypatch)[0] >= float(reference.delta) * (1 - 1e-11)
+
+
+def test_each_number_of_large_losses_is_counted(monkeypatch):
+    """Some per cent of this delta need a large loss: without it the bound is too small."""
+    reference, shares = REFERENCES[4], (0.15, 0.2, 0.25)
+    for share in shares:
+        bound, remainder = by_cut(reference, share, monkeypatch)
+        exact = float(reference.delta)
+        assert bound - remainder <= MARGIN * exact and bound >= exact
+    curve = both_directions(GaussianPair(reference.sigma), reference.q)[0]
+    small = Part(Restricted(curve, shares[1] * reference.epsilon, above=False), reference.steps)
+    none = composed_losses._Sums.of(composed_losses.Rough.of([small]), reference.epsilon)
+    assert none.bound(reference.epsilon) < 0.97 * float(reference.delta)
+
+
+@pytest.mark.parametrize("cut", [-0.4, 0.0, 0.3, 1.5])
+def test_two_steps_are_the_sum_over_who_is_large(cut):
+    """At q = 1, where the composition has a closed form: none, either or both losses above the cut."""
+    curve, epsilon = both_directions(GaussianPair(1.0), 1.0)[0], 0.8
+    small, large = (Restricted(curve, cut, above=above) for above in (False, True))
+    cases = ([Part(small, 2)], [Part(small, 1), Part(large, 1)], [Part(large, 2)])
+    found = [
+        composed_losses._Sums.of(composed_losses.Rough.of(case), epsilon).bound(epsilon) for case in cases
+    ]
+    exact = float(gaussian(epsilon, mpmath.sqrt(2)))
+    assert exact <= found[0] + 2 * found[1] + found[2] <= 1.005 * exact
+    tail = scipy.special.ndtr(0.5 - cut)
+    assert tail <= large.total <= tail * (1 + 1e-12)
+
+
+def test_restricted_curves_add_up():
+    """Of the losses up to the cut and above, at every x: the curve itself, within the stated errors."""
+    for curve in both_directions(GaussianPair(0.8), 1e-3):
+        losses = np.linspace(-1e-3, 2.0, 401)
+        whole = curve.at(losses)
+        parts = [Restricted(curve, 0.02, above=above).at(losses) for above in (False, True)]
+        off = np.abs(parts[0].deltas + parts[1].deltas - whole.deltas)
+        assert np.all(off <= sum(part.error for part in parts) * np.append(1.0, whole.tails[:-1]))
+        assert np.all(parts[0].deltas[losses > 0.02] == 0)
+
+
+def test_rare_participation_needs_little_noise():
+    """A million steps at rate 1e-5: delta comes from one large loss; rounding alone had asked for 1.64."""
+    plan = calibrate(Poisson(1_000_000, 1e-5), IDENTITY, epsilon=0.1, delta=1e-10)
+    assert 0.82 < plan.noise_multiplier < 0.84
+    curve = both_directions(GaussianPair(0.82), 1e-5)[0]
+    assert 1e-10 < divergence_bound([Part(curve, 1_000_000)], 0.1) < 1.7e-10
 
 
 def test_the_lower_bound_of_one_step_is_below_its_definition_over_the_whole_range():
@@ -147,9 +210,9 @@ CURVE = Sampled(GaussianPair(1.0), 0.3)
 def test_sums_that_wrap_around_are_not_in_a_lower_bound(reference, monkeypatch):
     """Short windows, at whose ends sums are counted at other places."""
     curves = both_directions(GaussianPair(reference.sigma), reference.q)
-    rough = composed_losses._Rough.of([Part(curves[not reference.remove], reference.steps)])
+    rough = composed_losses.Rough.of([Part(curves[not reference.remove], reference.steps)])
     for share in (1e-2, 0.1, 0.5, 2.0, 10.0, 100.0):
-        monkeypatch.setattr(composed_losses, "_CUT", share)
+        monkeypatch.setattr(composed_losses, "CUT", share)
         for fewest in (2**10, 2**15):
             monkeypatch.setattr(composed_losses, "_MIN_POINTS", fewest)
             found = composed_losses._Sums.of(rough, reference.epsilon, side=-1)
@@ -159,9 +222,9 @@ def test_sums_that_wrap_around_are_not_in_a_lower_bound(reference, monkeypatch):
 @pytest.mark.parametrize(("share", "epsilon", "end"), [(1e-5, 3.0, "top"), (1.0, 1.0, "bottom")])
 def test_tilted_sums_on_either_side_of_a_window_are_reserved(share, epsilon, end, monkeypatch):
     """Against the convolution itself."""
-    monkeypatch.setattr(composed_losses, "_CUT", share)
+    monkeypatch.setattr(composed_losses, "CUT", share)
     monkeypatch.setattr(composed_losses, "_MIN_POINTS", 2**10)
-    found = composed_losses._Sums.of(composed_losses._Rough.of([Part(CURVE, 20)]), epsilon, side=-1)
+    found = composed_losses._Sums.of(composed_losses.Rough.of([Part(CURVE, 20)]), epsilon, side=-1)
     (one,), law = found.steps, np.ones(1)
     for _ in range(20):
         law = np.convolve(law, one.masses)
@@ -215,7 +278,7 @@ def test_every_reserve_is_taken_from_a_lower_bound():
     """Each made large: what is subtracted, and the factor."""
 
     def lattice(**reserves):
-        found = composed_losses._Sums.of(composed_losses._Rough.of([Part(CURVE, 20)]), 3.0, side=-1)
+        found = composed_losses._Sums.of(composed_losses.Rough.of([Part(CURVE, 20)]), 3.0, side=-1)
         for name, value in reserves.items():
             object.__setattr__(found, name, value)
         return found
@@ -359,7 +422,7 @@ TRUTH = float(gaussian(3.0, math.sqrt(1000) / 30))
 
 @pytest.mark.parametrize("tilt", [1e-3, 0.1, 1.0, 8.0, 30.0, 1e6])
 def test_any_tilt_gives_a_bound(tilt, monkeypatch):
-    monkeypatch.setattr(composed_losses._Rough, "tilt_for", lambda self, epsilon: tilt)
+    monkeypatch.setattr(composed_losses.Rough, "tilt_for", lambda self, epsilon: tilt)
     assert divergence_bound(PARTS, 3.0) >= TRUTH
 
 
@@ -368,7 +431,7 @@ def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
     """Large cuts: what is left out, and what wraps around, is added."""
     monkeypatch.setattr(composed_losses, "_MIN_POINTS", points)
     monkeypatch.setattr(composed_losses, "_MAX_POINTS", 2 * points)
-    monkeypatch.setattr(composed_losses, "_CUT", cut)
+    monkeypatch.setattr(composed_losses, "CUT", cut)
     rng = np.random.default_rng(1)
     for epsilon in rng.uniform(0.2, 6.0, 8):
         exact = gaussian(float(epsilon), math.sqrt(1000) / 30)
@@ -377,13 +440,13 @@ def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
 
 def test_sums_beyond_the_lattice_are_added(monkeypatch):
     """The attack: places end below epsilon + 1, so that most of delta wraps around to where weights are 0."""
-    lattice = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
+    lattice = composed_losses._Sums.of(composed_losses.Rough.of(PARTS), 3.0)
     assert lattice.reserved < 1e-3 * TRUTH
     assert lattice.bound(lattice.step * (lattice.first - 3)) == math.inf
     far = dataclasses.replace(lattice, log_scale=3.0 * lattice.tilt + 201.0)
     assert far.bound(3.0) == math.inf  # weights that count would be 0 in float64
-    monkeypatch.setattr(composed_losses, "_CUT", 1e3)
-    short = composed_losses._Sums.of(composed_losses._Rough.of(PARTS), 3.0)
+    monkeypatch.setattr(composed_losses, "CUT", 1e3)
+    short = composed_losses._Sums.of(composed_losses.Rough.of(PARTS), 3.0)
     assert short.reserved > TRUTH / 2 and short.bound(3.0) >= TRUTH
 
 
@@ -550,7 +613,7 @@ def test_sums_beyond_the_last_place_are_booked():
     a, steps = 0.05, 2000
     part = Part(both_directions(DiscreteLaplacePair(a, 1), 1.0)[0], steps)
     for epsilon in (2.0, 10.0, 15.0):
-        lattice = composed_losses._Sums.of(composed_losses._Rough.of([part]), epsilon)
+        lattice = composed_losses._Sums.of(composed_losses.Rough.of([part]), epsilon)
         after = lattice.step * (lattice.first + lattice.points)
         beyond = scipy.stats.binom.sf(math.floor((after / a + steps) / 2), steps, 1 / (1 + math.exp(-a)))
         assert 1e-150 < beyond <= lattice.reserved < 1e-3 * divergence_bound([part], epsilon)
@@ -559,7 +622,7 @@ def test_sums_beyond_the_last_place_are_booked():
 def test_every_allowance_is_in_the_bound(monkeypatch):
     """Computed again: errors of transforms, sums, exponents and epsilon, each by itself."""
     lattice = composed_losses._Sums.of(
-        composed_losses._Rough.of([Part(Sampled(GaussianPair(9.0), 0.2), 300)]), 1.0
+        composed_losses.Rough.of([Part(Sampled(GaussianPair(9.0), 0.2), 300)]), 1.0
     )
     epsilon, norm = 1.0, 3.0
     scale = math.exp(lattice.log_scale - lattice.tilt * epsilon)
