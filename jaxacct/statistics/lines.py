@@ -13,26 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class Item(enum.Enum):
+class Item(enum.StrEnum):
     """Identifiers of items: code compares these, and people read `SENTENCES`."""
 
-    NORMALS = enum.auto()
-    SCORES = enum.auto()
-    RATIO = enum.auto()
-    COORDINATE = enum.auto()
-    MEAN_OVERLAPS = enum.auto()
-    EXTREME_RADII = enum.auto()
-    FAR_NOISE = enum.auto()
-    RARE_OUTPUTS = enum.auto()
-    OWN_RARE_OUTPUTS = enum.auto()
-    RARE_DRAWS = enum.auto()
-    MORE_ELIGIBLE = enum.auto()
-    WEIGHTS = enum.auto()
-    WEIGHTS_OF_ONE = enum.auto()
-    WEIGHTS_INFLATED = enum.auto()
-    DISTRIBUTION = enum.auto()
-    PROFILE_END = enum.auto()
-    UNBOUNDED_WEIGHTS = enum.auto()
+    NORMALS = "normals"
+    SCORES = "scores"
+    RATIO = "ratio"
+    COORDINATE = "coordinate"
+    MEAN_OVERLAPS = "mean-overlaps"
+    EXTREME_RADII = "extreme-radii"
+    FAR_NOISE = "far-noise"
+    RARE_OUTPUTS = "rare-outputs"
+    OWN_RARE_OUTPUTS = "own-rare-outputs"
+    RARE_DRAWS = "rare-draws"
+    MORE_ELIGIBLE = "more-eligible"
+    WEIGHTS = "weights"
+    WEIGHTS_OF_ONE = "weights-of-one"
+    WEIGHTS_INFLATED = "weights-inflated"
+    DISTRIBUTION = "distribution"
+    PROFILE_END = "profile-end"
+    UNBOUNDED_WEIGHTS = "unbounded-weights"
 
 
 SENTENCES = {
