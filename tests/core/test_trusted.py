@@ -57,10 +57,11 @@ def test_the_traced_plan_is_that_of_the_readmes_command():
         for name in ("dataset_size", "batch_size", "iterations", "epsilon", "delta")
     )
     assert stored["choice"]["given"] == [] and stored["claim"]["scheme"]["name"] == stored["choice"]["scheme"]
+    shown = (ROOT / "jaxacct/guides/plans.md").read_text()
     assert (
-        f"selected: {stored['choice']['scheme']}, separation {stored['choice']['min_separation']},"
-        in (ROOT / "README.md").read_text()
+        f"selected: {stored['choice']['scheme']}, separation {stored['choice']['min_separation']}," in shown
     )
+    assert str(stored["claim"]["noise_multiplier"]) in shown
 
 
 def test_the_list_is_what_is_entered(traced):
