@@ -177,7 +177,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
             "outcome": str(each.outcome),
             "proposal": each.proposal,
             "num_samples": each.num_samples,
-            "items": [dataclasses.asdict(item) for item in each.items],
+            "items": [dataclasses.asdict(item) | {"name": item.name} for item in each.items],
         } | {name: getattr(each, name) if ran else None for name in numbers}
     return found
 

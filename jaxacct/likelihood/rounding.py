@@ -28,7 +28,7 @@ from jaxacct.kernels import interacting_recurrence, randomness
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies import stationary
 
 UNIT = 2.0**-24  # half a unit in the last place
@@ -102,19 +102,18 @@ def common_lines(mechanism, errors, rare: float, section: str = "3") -> tuple[Bu
     normals, scores, ratio = errors
     two_extreme = (_pairs(mechanism) * randomness.RARE_RADIUS_PROBABILITY) ** 2 / 2
     return (
-        BudgetLine("rounding of the normals", "epsilon", normals, SOURCE + "5"),
-        BudgetLine("rounding of the scores", "epsilon", scores, SOURCE + "4"),
-        BudgetLine("rounding of the likelihood ratio", "epsilon", ratio, SOURCE + section),
-        BudgetLine("two extreme radii in one sample", "total variation", two_extreme, SOURCE + "5"),
-        BudgetLine("noise far outside its range", "total variation", 8 * RARE, SOURCE + "4"),
-        BudgetLine("outputs of rare participations", "delta", rare, SOURCE + section),
+        BudgetLine(Item.NORMALS, "epsilon", normals, SOURCE + "5"),
+        BudgetLine(Item.SCORES, "epsilon", scores, SOURCE + "4"),
+        BudgetLine(Item.RATIO, "epsilon", ratio, SOURCE + section),
+        BudgetLine(Item.EXTREME_RADII, "total variation", two_extreme, SOURCE + "5"),
+        BudgetLine(Item.FAR_NOISE, "total variation", 8 * RARE, SOURCE + "4"),
+        BudgetLine(Item.RARE_OUTPUTS, "delta", rare, SOURCE + section),
     )
 
 
 def draw_lines(share: float, section: str = "3") -> tuple[BudgetLine, ...]:
     """Return the budget item for samples with more participations than are counted, if there are any."""
-    name = "draws of rare participations"
-    return (BudgetLine(name, "relative", share, SOURCE + section),) if share else ()
+    return (BudgetLine(Item.RARE_DRAWS, "relative", share, SOURCE + section),) if share else ()
 
 
 class Bounded(NamedTuple):
@@ -155,9 +154,9 @@ def exp_or_inf(exponent: float) -> float:
     return math.exp(exponent) if exponent < 600 else math.inf
 
 
-def relative_line(name: str, error: float, source: str) -> BudgetLine:
+def relative_line(item: Item, error: float, source: str) -> BudgetLine:
     """Return the budget item of weights whose log has an error of at most `error`."""
-    return BudgetLine(name, "relative", math.expm1(error) if error < 600 else math.inf, source)
+    return BudgetLine(item, "relative", math.expm1(error) if error < 600 else math.inf, source)
 
 
 def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:

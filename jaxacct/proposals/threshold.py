@@ -15,7 +15,7 @@ from jaxacct.proposals import base
 from jaxacct.proposals.base import Proposal
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import Direction, finite_margin
-from jaxacct.statistics.lines import BudgetLine, total
+from jaxacct.statistics.lines import BudgetLine, Item, total
 
 
 def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
@@ -34,13 +34,12 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
         if proposal.direction == Direction.REMOVE and m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
             lines += (weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
-    distribution = "sampling distribution"
     return (
         *lines,
         *end_lines(proposal.left_out, _LEFT_OUT[proposal.mechanism.is_replace_one]),
-        BudgetLine(distribution, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
+        BudgetLine(Item.DISTRIBUTION, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
         BudgetLine(
-            distribution, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"
+            Item.DISTRIBUTION, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"
         ),
     )
 
@@ -61,19 +60,19 @@ def weight_line(
     parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
     exponent = 3 * rounding.UNIT * parts
     relative = math.expm1(exponent) if exponent < 700 else math.inf  # an infinite one certifies nothing
-    return BudgetLine("float32 weights", "relative", relative, rounding.SOURCE + "3")
+    return BudgetLine(Item.WEIGHTS, "relative", relative, rounding.SOURCE + "3")
 
 
 _LEFT_OUT = (
-    ("end of the composed profile", "proofs/composition.md, section 2"),
-    ("outputs without a bound on their weight", "proofs/adjacency.md, section 3"),
+    (Item.PROFILE_END, "proofs/composition.md, section 2"),
+    (Item.UNBOUNDED_WEIGHTS, "proofs/adjacency.md, section 3"),
 )
 
 
-def end_lines(left_out: float, what: tuple[str, str] = _LEFT_OUT[0]) -> tuple[BudgetLine, ...]:
+def end_lines(left_out: float, what: tuple[Item, str] = _LEFT_OUT[0]) -> tuple[BudgetLine, ...]:
     """Return the reserve for the part of the divergence that terms leave out; empty for 0."""
-    name, source = what
-    return (BudgetLine(name, "delta", left_out, source),) if left_out > 0 else ()
+    item, source = what
+    return (BudgetLine(item, "delta", left_out, source),) if left_out > 0 else ()
 
 
 def threshold(proposal: Proposal, delta_v: float) -> float:

@@ -7,9 +7,53 @@ A term is evaluated at `epsilon - (sum of "epsilon" items)`, and a mean of terms
 (proofs/rounding.md, section 1).
 """
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+class Item(enum.StrEnum):
+    """Identifiers of items: code compares these, and people read `SENTENCES`."""
+
+    NORMALS = "normals"
+    SCORES = "scores"
+    RATIO = "ratio"
+    COORDINATE = "coordinate"
+    MEAN_OVERLAPS = "mean-overlaps"
+    EXTREME_RADII = "extreme-radii"
+    FAR_NOISE = "far-noise"
+    RARE_OUTPUTS = "rare-outputs"
+    OWN_RARE_OUTPUTS = "own-rare-outputs"
+    RARE_DRAWS = "rare-draws"
+    MORE_ELIGIBLE = "more-eligible"
+    WEIGHTS = "weights"
+    WEIGHTS_OF_ONE = "weights-of-one"
+    WEIGHTS_INFLATED = "weights-inflated"
+    DISTRIBUTION = "distribution"
+    PROFILE_END = "profile-end"
+    UNBOUNDED_WEIGHTS = "unbounded-weights"
+
+
+SENTENCES = {
+    Item.NORMALS: "rounding of the normals",
+    Item.SCORES: "rounding of the scores",
+    Item.RATIO: "rounding of the likelihood ratio",
+    Item.COORDINATE: "rounding of the coordinate",
+    Item.MEAN_OVERLAPS: "distribution of mean overlaps",
+    Item.EXTREME_RADII: "two extreme radii in one sample",
+    Item.FAR_NOISE: "noise far outside its range",
+    Item.RARE_OUTPUTS: "outputs of rare participations",
+    Item.OWN_RARE_OUTPUTS: "outputs of rare participations of a user's own",
+    Item.RARE_DRAWS: "draws of rare participations",
+    Item.MORE_ELIGIBLE: "more examples eligible than allowed for",
+    Item.WEIGHTS: "float32 weights",
+    Item.WEIGHTS_OF_ONE: "float32 weights, with the loss of one example",
+    Item.WEIGHTS_INFLATED: "float32 weights, with the loss at the inflated probability",
+    Item.DISTRIBUTION: "sampling distribution",
+    Item.PROFILE_END: "end of the composed profile",
+    Item.UNBOUNDED_WEIGHTS: "outputs without a bound on their weight",
+}
 
 # Kinds of items, and the quantity that each one reduces.
 _OFF = {
@@ -26,14 +70,14 @@ class BudgetLine:
     """One item of the error budget.
 
     Attributes:
-      name: source of the error.
+      item: identifier of the source of the error.
       kind: "epsilon" (nats off epsilon), "relative" (of the threshold), "total variation" (off the threshold)
         or "delta" (off delta_v).
       amount: at least 0.
       source: where the bound is proven.
     """
 
-    name: str
+    item: Item
     kind: str
     amount: float
     source: str
@@ -42,7 +86,12 @@ class BudgetLine:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         if not self.amount >= 0:  # false for nan as well
-            raise ValueError(f"amount of {self.name!r} must be at least 0, got {self.amount!r}")
+            raise ValueError(f"amount of {self.item.name} must be at least 0, got {self.amount!r}")
+
+    @property
+    def name(self) -> str:
+        """Source of the error, a sentence."""
+        return SENTENCES[self.item]
 
     @property
     def in_words(self) -> str:

@@ -204,12 +204,6 @@ class Strategy(abc.ABC):
         """Return the length of the longest array that drawing a sample needs."""
         return iterations
 
-    def noise_scores(self, key, iterations: int, num_samples: int, dtype) -> jax.Array:
-        """Draw `C^T z`, (num_samples, iterations) of `dtype`, for white z of unit variance."""
-        return self.scores_from_normals(
-            self.draw_normals(key, iterations, num_samples, dtype), iterations, 1.0
-        )
-
     def add_signal_windows(self, scores, positions, scale, counts=None) -> jax.Array:
         """Return `scores + scale C^T C x`, x at known steps, for Toeplitz C (`strategies.stationary`)."""
         raise NotImplementedError

@@ -28,7 +28,8 @@ def counts_of(scheme, words):
 
 def noise_of(strategy, words):
     """Scores of pure noise, (4, N)."""
-    return strategy.noise_scores(jax.random.wrap_key_data(words), N, 4, jnp.float32)
+    normals = strategy.draw_normals(jax.random.wrap_key_data(words), N, 4, jnp.float32)
+    return strategy.scores_from_normals(normals, N, 1.0)
 
 
 class TestVariants(chex.TestCase):

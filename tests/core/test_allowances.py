@@ -25,7 +25,7 @@ from jaxacct.proposals.threshold import Resolved, budget_lines, threshold
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError, hockey_stick
-from jaxacct.statistics.lines import KINDS, BudgetLine, total
+from jaxacct.statistics.lines import KINDS, BudgetLine, Item, total
 from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_guards import BUDGET, a_line, of
 from tests.oracles import budget_families
@@ -41,8 +41,8 @@ COLUMNS = Mechanism(BMinSep(40, 4, 0.05), BandedToeplitz.square_root(4), 1.5)
 def test_items_of_one_kind_are_added_and_relative_ones_multiplied(kind):
     """Rounded up, by little; other kinds have no part in it."""
     amounts = (0.3, 0.02, 0.5)
-    lines = [BudgetLine(str(amount), kind, amount, "") for amount in amounts]
-    others = [BudgetLine("another", other, 7.0, "") for other in KINDS if other != kind]
+    lines = [BudgetLine(Item.NORMALS, kind, amount, "") for amount in amounts]
+    others = [BudgetLine(Item.SCORES, other, 7.0, "") for other in KINDS if other != kind]
     exact = math.prod(1 + a for a in amounts) - 1 if kind == "relative" else math.fsum(amounts)
     assert exact < total([*others, *lines], kind) <= exact * (1 + 1e-12)
     assert total(others, kind) == total([], kind) == 0
@@ -50,8 +50,8 @@ def test_items_of_one_kind_are_added_and_relative_ones_multiplied(kind):
 
 def test_a_threshold_pays_for_every_item():
     """`(delta_v - delta items) / (M prod(1 + relative)) - total variation`, by hand."""
-    items = [BudgetLine(kind + name, kind, amount, "") for kind, amount in
-             (("delta", 1e-6), ("relative", 0.1), ("total variation", 1e-7)) for name in "ab"]  # fmt: skip
+    items = [BudgetLine(item, kind, amount, "") for item in (Item.NORMALS, Item.SCORES) for kind, amount in
+             (("delta", 1e-6), ("relative", 0.1), ("total variation", 1e-7))]  # fmt: skip
     proposal = dataclasses.replace(plain(COLUMNS, "remove"), log_scale=math.log(0.25), relative_error=0.2,
                                    total_variation=3e-7, left_out=4e-7,
                                    rounding_lines=lambda delta_v: tuple(items))  # fmt: skip
@@ -184,7 +184,7 @@ def test_factors_of_overlapping_columns_allow_for_both_transforms():
 def test_means_are_those_of_a_distribution_that_is_only_near(odds):
     """k times (K e^Delta + 1) Delta^2 / 2, Delta from the error of the likelihood of one."""
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, 3), BandedToeplitz.square_root(4), 2.5)
-    lines = (BudgetLine("rounding of the likelihood ratio", "epsilon", odds / 3, ""),)
+    lines = (BudgetLine(Item.RATIO, "epsilon", odds / 3, ""),)
     *kept, found = mean_overlaps.tilted_to_means(mechanism, lines)
     assert tuple(kept) == lines and found.kind == "epsilon"
     made = {line.name: (line.kind, line.amount) for line in lines}

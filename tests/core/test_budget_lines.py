@@ -31,6 +31,7 @@ from jaxacct.proposals.families.inflated import inflated_lines
 from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes import independent_attribution
+from jaxacct.statistics.lines import SENTENCES, Item
 from jaxacct.strategies import Dense
 from jaxacct.strategies.stationary import adds_windows
 from tests.oracles import budget_families as families
@@ -277,6 +278,31 @@ def test_items_of_bounds_from_below(bounded):
         if direction == "remove":
             expected["distribution of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
         compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
+
+
+def test_no_number_depends_on_a_sentence(monkeypatch, forget):
+    """Every sentence reworded: the same amounts in all families, of which two read items of others."""
+    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(4, 2, True))
+    users = Mechanism(IndependentAttribution(60, 4, 0.02, 4), ROOT(4), 2.5)
+
+    def amounts():
+        proposals = [proposal_by_name(users, 1.0, "remove", name) for name in ("pairs:1,1", "pairs:6,1")]
+        proposals += [from_below(proposal_by_name(users, 1.0, "remove", "plain"))]
+        proposals += [proposal_by_name(users, 1.0, "remove", "example-replicas:5").below()]
+        proposals += [proposal_by_name(SETTINGS["transforms"], 4.0, "add", "half-space")]
+        rounding.loss_lines.cache_clear()
+        return [[(line.kind, line.amount) for line in budget_lines(one, DELTA_V)] for one in proposals]
+
+    expected = amounts()
+    for i, item in enumerate(Item):
+        monkeypatch.setitem(SENTENCES, item, f"reworded {i}")
+    assert amounts() == expected
+    plain = proposal_by_name(users, 1.0, "remove", "plain")
+    assert all(": reworded " in line.in_words for line in budget_lines(plain, DELTA_V))
+
+
+def test_every_item_has_a_sentence_of_its_own():
+    assert set(SENTENCES) == set(Item) and len(set(SENTENCES.values())) == len(Item)
 
 
 @pytest.mark.parametrize("setting", ["two examples", "transforms"])

@@ -10,7 +10,7 @@ from jaxacct.estimates import interval
 from jaxacct.proposals import threshold
 from jaxacct.proposals.base import Draws
 from jaxacct.statistics import bounds
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 
 Q, LEFT_OUT = 1e-3, 2e-3
 MARGINS, RELATIVE, VARIATIONS = (0.02, 0.03), (0.04, 0.01), (0.001, 0.002)
@@ -25,7 +25,7 @@ LOSS, LOG_WEIGHT = generator.normal(0.5, 1, 4000), generator.normal(-1, 0.1, 400
 def proposal(direction: str, log_scale: float, monkeypatch):
     """A proposal whose budget lines are those above, two of each kind."""
     parts = dict(epsilon=MARGINS, relative=RELATIVE) | {"total variation": VARIATIONS, "delta": (LEFT_OUT,)}
-    lines = [BudgetLine("attack", kind, one, "") for kind, all_ in parts.items() for one in all_]
+    lines = [BudgetLine(Item.RATIO, kind, one, "") for kind, all_ in parts.items() for one in all_]
     for module in (interval, threshold):
         monkeypatch.setattr(module, "budget_lines", lambda *_: lines)
     return SimpleNamespace(

@@ -26,7 +26,7 @@ from jaxacct.proposals.families.replicas import (
     log_scale,
 )
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 
 
 def build(setting: Setting, m: int) -> Proposal:
@@ -90,9 +90,10 @@ def example_replica_lines(
         return drawn_sizes(one, replicas, rare, rarest, largest)
 
     drawn = rounding.bounded(one, Direction.REMOVE, replicas, size_of)
-    name = "float32 weights, with the loss of one example"
     as_units = -(-replicas // number)
-    return lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, as_units, "7", name)
+    return lines_of_two(
+        mechanism, delta_v, replicas, log_normalizer, drawn, as_units, "7", Item.WEIGHTS_OF_ONE
+    )
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:

@@ -32,7 +32,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.proposals.families.plain_bounded import log_remainder_scale
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies.stationary import max_amplitude
 
 SPEC = ProposalSpec("half-space", ())
@@ -227,7 +227,7 @@ def coordinate_lines(
     normals, scores, *others = rounding.loss_lines(mechanism, delta_v, Direction.ADD, 1, push)
     again = relative_norm * (normals.amount + scores.amount)
     source = "proofs/add_direction.md, section 3"
-    return normals, scores, BudgetLine("rounding of the coordinate", "epsilon", again, source), *others
+    return normals, scores, BudgetLine(Item.COORDINATE, "epsilon", again, source), *others
 
 
 def coordinate_table(edge: float, slope: float) -> tuple[float, float, dict]:

@@ -28,7 +28,7 @@ from jaxacct.proposals.families.replicas import (
 )
 from jaxacct.proposals.families.replicas import candidates as replica_candidates
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 
 # Target of -ln P0' for the inflation factor, and the largest factor.
 _TARGET_COUNT, _MAX_TIMES = 0.5, 32
@@ -106,8 +106,9 @@ def inflated_lines(
         replicas,
         lambda share: inflated_sizes(inflated, delta_v, replicas, log_min_ratio, share),
     )
-    name = "float32 weights, with the loss at the inflated probability"
-    return lines_of_two(mechanism, delta_v, replicas, log_normalizer, drawn, replicas, "3a", name)
+    return lines_of_two(
+        mechanism, delta_v, replicas, log_normalizer, drawn, replicas, "3a", Item.WEIGHTS_INFLATED
+    )
 
 
 def inflated_sizes(

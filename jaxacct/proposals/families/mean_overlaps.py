@@ -39,7 +39,7 @@ from jaxacct.proposals.families.half_space import (
 )
 from jaxacct.proposals.families.plain_bounded import add_is_zero, log_remainder_scale
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies.stationary import circulant_length
 
 # Variants: a half-space with the mean overlaps of every sample, one with the largest overlaps, samples of Q.
@@ -139,10 +139,10 @@ def tilted_to_means(mechanism: Mechanism, lines: tuple[BudgetLine, ...]) -> tupl
     """
     one, number = mechanism.scheme.parts  # pyrefly: ignore[not-iterable]
     # At least three times the error of ln f_1 from any step on: the odds of a participation.
-    odds = 3 * sum(line.amount for line in lines if line.name == "rounding of the likelihood ratio") + 1e-5
+    odds = 3 * sum(line.amount for line in lines if line.item is Item.RATIO) + 1e-5
     apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2
     source = "proofs/rounding.md, section 7"
-    return *lines, BudgetLine("distribution of mean overlaps", "epsilon", number * apart, source)
+    return *lines, BudgetLine(Item.MEAN_OVERLAPS, "epsilon", number * apart, source)
 
 
 def plain_proposal(mechanism: Mechanism, epsilon: float) -> Proposal:

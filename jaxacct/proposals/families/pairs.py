@@ -45,7 +45,7 @@ from jaxacct.proposals.families.replicas import candidates as replica_candidates
 from jaxacct.proposals.families.replicas import checked_replicas, log_normalizer, log_scale, max_replicas
 from jaxacct.schemes.replicas.base import log_attractions
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies.stationary import adds_windows
 
 # Few numbers, so that similar noise multipliers share a program.
@@ -131,7 +131,7 @@ def pair_lines(
     vectors have another distribution here than there, so outputs at which they are rare are reserved, too.
     """
     own = (rounding.DELTA_SHARE * delta_v) ** 2
-    line = BudgetLine("outputs of rare participations of a user's own", "delta", own, rounding.SOURCE + "7")
+    line = BudgetLine(Item.OWN_RARE_OUTPUTS, "delta", own, rounding.SOURCE + "7")
     return (*example_replica_lines(mechanism, delta_v, replicas, log_normalizer), line)
 
 
@@ -163,10 +163,9 @@ def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) 
     sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)
     two = Mechanism(scheme.pair_bound.two, mechanism.strategy, sharing)
     amount = pairs * rounding.interacting_error(two, size, rounding.max_unit_participations(two.scheme))
-    name, source = "rounding of the likelihood ratio", rounding.SOURCE + "7"
-    alone = next(line.amount for line in lines if line.name == name)
-    by_pairs = BudgetLine(name, "epsilon", amount + alone, source)
-    return tuple(by_pairs if line.name == name else line for line in lines)
+    alone = next(line.amount for line in lines if line.item is Item.RATIO)
+    by_pairs = BudgetLine(Item.RATIO, "epsilon", amount + alone, rounding.SOURCE + "7")
+    return tuple(by_pairs if line.item is Item.RATIO else line for line in lines)
 
 
 def plain_by_pairs(mechanism: Mechanism) -> Proposal:

@@ -31,7 +31,7 @@ from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded,
 from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
 from jaxacct.schemes.replicas.base import MIN_ENTRY
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies.stationary import adds_windows
 
 
@@ -291,7 +291,7 @@ def lines_of_two(
     drawn: rounding.Bounded,
     as_units: int,
     section: str,
-    name: str,
+    item: Item,
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for weights `ln Z + L - replicas L'`, L' the loss of what is drawn.
 
@@ -303,7 +303,7 @@ def lines_of_two(
       drawn: errors of L'.
       as_units: how many of the unit's participation vectors are in the outputs.
       section: of proofs/rounding.md.
-      name: of the item of the weights.
+      item: of the weights.
     """
 
     def size_of(share):
@@ -317,6 +317,6 @@ def lines_of_two(
     weight = normals + transform + recurrence + replicas * sum(drawn.errors) + 4 * rounding.UNIT * logs
     return (
         *rounding.common_lines(mechanism, errors, rare, section),
-        rounding.relative_line(name, weight, rounding.SOURCE + section),
+        rounding.relative_line(item, weight, rounding.SOURCE + section),
         *rounding.draw_lines(replicas * drawn.share, section),
     )

@@ -27,7 +27,7 @@ from jaxacct.proposals.families.replicas import log_scale
 from jaxacct.schemes.independent_cuts import IndependentCuts
 from jaxacct.schemes.replicas import cuts as replicas
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine
+from jaxacct.statistics.lines import BudgetLine, Item
 
 REPLICAS = 2
 # Below this number of plain samples these are not considered: a few minutes of two cores at n = 1000.
@@ -140,8 +140,8 @@ def truncated_lines(
     source = "proofs/truncated_batches.md, section "
     return (
         *rounding.common_lines(mechanism, errors, size.beyond + size.above),
-        BudgetLine("more examples eligible than allowed for", "delta", beyond, source + "3"),
-        rounding.relative_line("float32 weights", weight, source + "5"),
+        BudgetLine(Item.MORE_ELIGIBLE, "delta", beyond, source + "3"),
+        rounding.relative_line(Item.WEIGHTS, weight, source + "5"),
         *rounding.draw_lines(REPLICAS * share),
     )
 
