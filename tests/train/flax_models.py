@@ -15,7 +15,7 @@ import optax
 from flax import linen, nnx
 from jax import lax
 
-from train.step import as_loss, nnx_loss
+from train.models.loss import as_loss, nnx_loss
 
 CLASSES, TOKENS, LENGTH, WIDTH = 10, 64, 16, 32
 ROWS = 48

@@ -270,9 +270,14 @@ def _together(array) -> jax.Array:
     return array.swapaxes(0, 1).reshape(array.shape[1], -1, array.shape[3])
 
 
+def innermost(equation) -> Any:
+    """Return the equation of a single pass."""
+    return innermost(equation.inner) if isinstance(equation, Stacked | Repeated) else equation
+
+
 def is_lookup(equation) -> bool:
     """Return whether it takes rows of a table, in a scan or not."""
-    return isinstance(equation, Lookup) or (isinstance(equation, Repeated) and is_lookup(equation.inner))
+    return isinstance(innermost(equation), Lookup)
 
 
 def _is_real(*vars) -> bool:

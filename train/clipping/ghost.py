@@ -325,7 +325,8 @@ def _program(loss, params, batch) -> _uses.Program:
 
 def _worth_it(equation) -> bool:
     """Return whether to tap it: also for convolutions with a stored gradient, which XLA computes slowly."""
-    return isinstance(equation, _equations.Convolution) or not is_written_down(equation)
+    convolves = isinstance(_equations.innermost(equation), _equations.Convolution)
+    return convolves or not is_written_down(equation)
 
 
 def _fitting(program: _uses.Program, params) -> int:

@@ -48,6 +48,8 @@ def repeatable(eqn) -> core.ClosedJaxpr | None:
 def again(eqn, values, run: Callable[..., tuple[list, Any]], more=None) -> tuple[list, Any]:
     """Return results of a `scan` or a `jax.checkpoint`, and what is read in it.
 
+    Results that are arguments, as transformations of Flax return the state of a module, are these arguments.
+
     Args:
       eqn: the equation.
       values: its arguments.
@@ -55,11 +57,17 @@ def again(eqn, values, run: Callable[..., tuple[list, Any]], more=None) -> tuple
       more: pytree of arrays; of a scan with an axis for the passes, which also the arrays returned have.
     """
     inside, spread = repeatable(eqn), []
+    consts, carry = eqn.params.get("num_consts", 0), eqn.params.get("num_carry", 0)
+    handed = {at: _argument(eqn, at) for at in range(carry, len(eqn.outvars))}
 
     def noted(found, read):
         unique, rebuild = _alone(read)
         spread[:] = [rebuild]
-        return found, unique
+        return [each if handed.get(at) is None else None for at, each in enumerate(found)], unique
+
+    def whole(found):
+        places = (handed.get(at) for at in range(len(found)))
+        return [each if at is None else values[at] for at, each in zip(places, found, strict=True)]
 
     if eqn.primitive.name != "scan":
         cse = eqn.params["prevent_cse"]
@@ -68,8 +76,7 @@ def again(eqn, values, run: Callable[..., tuple[list, Any]], more=None) -> tuple
             lambda args, more: noted(*run(inside, args, more)), prevent_cse=cse, policy=eqn.params["policy"]
         )
         found, read = once(values, more)
-        return found, spread[0](read)
-    consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        return whole(found), spread[0](read)
 
     def one(carried, each):
         found, read = noted(*run(inside, [*values[:consts], *carried, *each[0]], each[1]))
@@ -78,7 +85,7 @@ def again(eqn, values, run: Callable[..., tuple[list, Any]], more=None) -> tuple
     first, scanned = values[consts : consts + carry], values[consts + carry :]
     options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
     carried, (stacked, read) = jax.lax.scan(one, first, (scanned, more), **options)
-    return [*carried, *stacked], spread[0](read)
+    return whole([*carried, *stacked]), spread[0](read)
 
 
 def _alone(tree) -> tuple[list, Callable[[list], Any]]:

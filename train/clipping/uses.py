@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import programs as _programs
-from .equations import KNOWN, Equation, Lookup, Repeated, Stacked, is_lookup, undone
+from .equations import KNOWN, Equation, Lookup, Repeated, Stacked, innermost, is_lookup, undone
 
 # Primitives that are replaced by the program that they call.
 _CALLS = frozenset(("jit", "pjit", "closed_call"))
@@ -47,7 +47,6 @@ class Tap(NamedTuple):
     leaf: int
     path: tuple[int, ...]
     """Numbers of equations: of the program, of the program that this one runs, ..., of the one it is."""
-    innermost: Equation
     equation: Equation
     """As a whole, with all passes of the scans that it is in."""
     back: tuple[Callable[[Any], Any], ...]
@@ -103,7 +102,7 @@ class Program:
                 return found
             found = _programs.bind(eqn, values)
             (number,) = here  # one alone (`traced`)
-            beside[number] = self.taps[number].innermost.read(values)
+            beside[number] = innermost(self.taps[number].equation).read(values)
             return [found[0] + added[number]]
 
         return _programs.evaluate(closed.jaxpr, closed.consts, args, run), beside
@@ -188,7 +187,6 @@ class _Use(NamedTuple):
     """As in `Tap`."""
 
     path: tuple[int, ...]
-    innermost: Equation
     equation: Equation
     back: tuple[Callable[[Any], Any], ...]
     result: jax.ShapeDtypeStruct
@@ -225,7 +223,7 @@ def _use(jaxpr, var, of_example) -> _Use | None:
         return None
     aval = eqn.outvars[0].aval
     result = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    return _Use((place,), equation, equation, tuple(back), result)
+    return _Use((place,), equation, tuple(back), result)
 
 
 def _in_program(eqn, place: int, position: int, found: _Use, back) -> _Use | None:
