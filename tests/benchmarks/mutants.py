@@ -1075,7 +1075,7 @@ MUTANTS = [
     Mutant("train/noise/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "[jnp.zeros(())]", KEYS),
     Mutant(
         "train/optimizers.py",
-        "Grid.of(mechanism, clip_norm), expected, key)",
+        "Grid.of(mechanism, clip_norm), expected, key, noise_memory)",
         "Grid.of(mechanism, clip_norm), expected, noise.fresh_key() if key is None else key)",
         KEYS,
     ),
@@ -1208,8 +1208,8 @@ MUTANTS = [
     Mutant("train/audit/command.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
     Mutant(
         "train/noise/recursion.py",
-        "jnp.floor(fresh.astype(jnp.float64) / _FRACTION + earlier + 0.5)",
-        "jnp.round(fresh.astype(jnp.float64) / _FRACTION + earlier)",
+        "jnp.floor(fresh.astype(jnp.float64) / FRACTION + earlier + 0.5)",
+        "jnp.round(fresh.astype(jnp.float64) / FRACTION + earlier)",
         "tests/train/clipping/test_released_numbers.py",
     ),
     Mutant("train/audit/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
@@ -1430,7 +1430,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/noise/recursion.py",
-        "units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))",
+        "units = 2.0 ** np.maximum(0, np.ceil(np.log2(1.001 * levels * LARGEST * reach / 2**30)))",
         "units = np.ones(len(decays))",
         SUMS,
     ),
