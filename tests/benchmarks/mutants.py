@@ -941,6 +941,24 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
+    Mutant(
+        "train/clipping/equations.py",
+        "Outer(*(_together(array) for array in each))",
+        "Outer(*(array.reshape(-1, *array.shape[2:]) for array in each))",
+        "tests/train/clipping/test_nested.py",
+    ),
+    Mutant(
+        "train/noise/redrawn.py",
+        "jnp.maximum(state.step - age, 0)",
+        "jnp.maximum(state.step - age - 1, 0)",
+        "tests/train/noise/test_redrawn.py",
+    ),
+    Mutant(
+        "train/noise/redrawn.py",
+        "jnp.where(age <= state.step, ",
+        "jnp.where(age >= 0, ",
+        "tests/train/noise/test_redrawn.py",
+    ),
     Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", GHOST),
     Mutant(CORRELATED, "            clip_groups=described_groups,\n", "", GROUPS),
     Mutant(
