@@ -15,6 +15,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 
 from .clipping.grid import SUMS, Grid
 from .noise import recursion as noise
+from .noise import redrawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +27,24 @@ class Privatizer:
       grid: the clip norm, and the grid on which gradients are summed.
       expected_batch_size: public; the batch size that was drawn is not.
       key: (8,) uint32; secret. None to draw one for every run, in `init`.
+      noise_memory: "keep", or "recompute" for a matrix with a banded inverse (`train.noise.redrawn`).
     """
 
     mechanism: Mechanism
     grid: Grid
     expected_batch_size: float
     key: Any = field(repr=False)
+    noise_memory: str = redrawn.KEEP
+
+    @property
+    def redraws(self) -> bool:
+        """Whether earlier vectors are drawn again rather than kept."""
+        return self.noise_memory == redrawn.RECOMPUTE
 
     def init(self, params) -> noise.NoiseState:
         """Return the noise of a new run before its first step, with a key of its own unless one was given."""
+        if self.redraws:
+            return redrawn.init(params, self.key)
         return noise.init(self.mechanism.strategy, params, self.key)
 
     @property
@@ -69,7 +79,8 @@ class Privatizer:
             was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
         given: dict[str, Any] = dict(fresh=fresh, normals=normals)
-        drawn, after = noise.draw(self.mechanism.strategy, self.levels, state, updates.shaped, **given)
+        parts = self.mechanism.strategy, self.levels, state, updates.shaped
+        drawn, after = redrawn.draw(*parts) if self.redraws else noise.draw(*parts, **given)
         end, sound = self.mechanism.scheme.iterations, jnp.asarray(updates.is_finite)
         if fresh is not None:
             # What is kept is made of the wrong noise, too: no later step is covered.
@@ -80,7 +91,14 @@ class Privatizer:
         return jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), private), after
 
 
-def privatize(mechanism: Mechanism, *, clip_norm: float, expected_batch_size: float, key=None) -> Privatizer:
+def privatize(
+    mechanism: Mechanism,
+    *,
+    clip_norm: float,
+    expected_batch_size: float,
+    key=None,
+    noise_memory: str = redrawn.KEEP,
+) -> Privatizer:
     """Return the noise of `make_step`, and the clip norm that it is for.
 
         private = privatize(mechanism, clip_norm=1.0, expected_batch_size=64)
@@ -95,9 +113,16 @@ def privatize(mechanism: Mechanism, *, clip_norm: float, expected_batch_size: fl
       expected_batch_size: public; the batch size that was drawn is not.
       key: (8,) uint32; by default `init` draws one from the operating system for every run. Fix it in tests
         only: two runs with one key can be subtracted from each other.
+      noise_memory: as in `TrainOptions`.
+
+    Raises:
+      ValueError: bad arguments, or "recompute" for a matrix whose inverse is not banded.
     """
+    _validate.one_of("noise_memory", noise_memory, (redrawn.KEEP, redrawn.RECOMPUTE))
+    if noise_memory == redrawn.RECOMPUTE:
+        redrawn.check(mechanism.strategy)
     expected = _validate.positive_number("expected_batch_size", expected_batch_size)
-    return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key)
+    return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key, noise_memory)
 
 
 def copied(tree) -> Any:

@@ -14,6 +14,7 @@ from .batches.graph import Attribution
 from .clipping.automatic import AUTO
 from .clipping.groups import ClipGroups
 from .individual import IndividualAccounting
+from .noise.redrawn import KEEP, RECOMPUTE
 from .procedures.step import CLIPPINGS
 
 MAY_CHANGE: dict[str, str] = {
@@ -75,6 +76,9 @@ class TrainOptions:
       graph: users and examples, for an attribution plan; its `rows` map the plan's examples to rows of data.
       individual: follow every example's own privacy loss (`train.individual`), for Poisson batches and
         independent noise.
+      noise_memory: "keep" the last vectors of correlated noise, or "recompute" them from the key, which takes
+        a draw a band and step and no memory between steps: for matrices with a banded inverse on one device.
+        The released numbers are the same. For a `jaxacct.Plan`.
       mesh: devices; each computes an equal share of the rows of a batch, `microbatch_size` at a time.
       verify: draw a Monte Carlo plan's evidence again before the first step. A run in a folder is verified
         once. Takes as long as certification.
@@ -103,6 +107,7 @@ class TrainOptions:
     loss_key: Any = None
     graph: Attribution | None = None
     individual: IndividualAccounting | None = None
+    noise_memory: Literal["keep", "recompute"] = KEEP
     mesh: jax.sharding.Mesh | None = None
     verify: bool = True
     checkpoint_every: int = 100
@@ -114,6 +119,7 @@ class TrainOptions:
 
     def __post_init__(self):
         _validate.one_of("clipping", self.clipping, (AUTO, *CLIPPINGS))
+        _validate.one_of("noise_memory", self.noise_memory, (KEEP, RECOMPUTE))
         _validate.positive_integer("checkpoint_every", self.checkpoint_every)
         _validate.positive_integer("prefetch", self.prefetch, minimum=0)
         for name in ("normalize", "has_aux", "verify", "elastic"):

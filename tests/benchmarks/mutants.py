@@ -960,6 +960,24 @@ MUTANTS = [
         "jnp.moveaxis(split, (-1, -2), (2, 1))",
         GHOST,
     ),
+    Mutant(
+        "train/clipping/equations.py",
+        "Outer(*(_together(array) for array in each))",
+        "Outer(*(array.reshape(-1, *array.shape[2:]) for array in each))",
+        "tests/train/clipping/test_nested.py",
+    ),
+    Mutant(
+        "train/noise/redrawn.py",
+        "jnp.maximum(state.step - age, 0)",
+        "jnp.maximum(state.step - age - 1, 0)",
+        "tests/train/noise/test_redrawn.py",
+    ),
+    Mutant(
+        "train/noise/redrawn.py",
+        "jnp.where(age <= state.step, ",
+        "jnp.where(age >= 0, ",
+        "tests/train/noise/test_redrawn.py",
+    ),
     Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", GHOST),
     Mutant(CORRELATED, "            clip_groups=described_groups,\n", "", GROUPS),
     Mutant(
@@ -1094,7 +1112,7 @@ MUTANTS = [
     Mutant("train/noise/normals.py", "[*jax.tree.leaves(params), jnp.zeros(())]", "[jnp.zeros(())]", KEYS),
     Mutant(
         "train/optimizers.py",
-        "Grid.of(mechanism, clip_norm), expected, key)",
+        "Grid.of(mechanism, clip_norm), expected, key, noise_memory)",
         "Grid.of(mechanism, clip_norm), expected, noise.fresh_key() if key is None else key)",
         KEYS,
     ),
@@ -1227,8 +1245,8 @@ MUTANTS = [
     Mutant("train/audit/command.py", "SUSPECTED * mechanism.noise", "mechanism.noise", AUDIT),
     Mutant(
         "train/noise/recursion.py",
-        "jnp.floor(fresh.astype(jnp.float64) / _FRACTION + earlier + 0.5)",
-        "jnp.round(fresh.astype(jnp.float64) / _FRACTION + earlier)",
+        "jnp.floor(fresh.astype(jnp.float64) / FRACTION + earlier + 0.5)",
+        "jnp.round(fresh.astype(jnp.float64) / FRACTION + earlier)",
         "tests/train/clipping/test_released_numbers.py",
     ),
     Mutant("train/audit/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
@@ -1449,7 +1467,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/noise/recursion.py",
-        "units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))",
+        "units = 2.0 ** np.maximum(0, np.ceil(np.log2(1.001 * levels * LARGEST * reach / 2**30)))",
         "units = np.ones(len(decays))",
         SUMS,
     ),

@@ -69,7 +69,7 @@ def _made_of(value):
             return _made_of((value.__func__, value.__self__))
         case Privatizer() if type(value) is Privatizer:
             return _made_of(
-                (value.mechanism, value.grid, value.expected_batch_size)
+                (value.mechanism, value.grid, value.expected_batch_size, value.noise_memory)
             )  # the key is in the state
         case tuple():
             return type(value), *made_of(value)

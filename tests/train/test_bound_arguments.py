@@ -43,6 +43,7 @@ BOUND = {
     "inner": (dict(inner=optax.sgd(0.1)), "inner must not be given"),  # bound below, for its kind of plan
     "microbatch_size": (dict(microbatch_size=1), "another program"),
     "normalize": (dict(normalize=True), "another normalize"),
+    "noise_memory": (dict(noise_memory="recompute"), "noise_memory must be 'keep'"),  # bound in test_redrawn
     "mesh": (dict(mesh=jax.make_mesh((1,), ("data",))), "another program"),
     "graph": (dict(graph="papers"), "graph"),  # its bytes are data: below
     "individual": (dict(individual=IndividualAccounting()), "individual needs a plan"),  # bound below

@@ -29,7 +29,7 @@ class Picked(NamedTuple):
     """(positions, columns): cotangents."""
 
 
-# Members of a known equation: `parameter`, the number of the argument that is the parameter; `read(values)`,
+# Members of an equation: `parameter`, the number of the argument that is the parameter; `read(values)`,
 # of its arguments what its factors are made of; `sizes`: heads, positions, inputs, outputs of an `Outer`, or
 # positions, rows, columns of a `Picked`; `num_kept`, entries of the factors of one example;
 # `factors(read, cotangent)`; `laid_out(gradient)`, in the shape of the argument.
@@ -38,6 +38,13 @@ class Picked(NamedTuple):
 def _num_kept(sizes: tuple[int, int, int, int]) -> int:
     heads, positions, inputs, outputs = sizes
     return heads * positions * (inputs + outputs)
+
+
+def undone(array, back) -> jax.Array:
+    """Return what changes of shape were applied to, by their inverses `back`."""
+    for undo in back:
+        array = undo(array)
+    return array
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,77 @@ class Lookup:
         return gradient.reshape([self.shape[axis] for axis in order]).transpose(np.argsort(order))
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """An equation of a scan over parameters, one a pass: each pass is a head of its own, or several."""
+
+    inner: Any  # `Equation`
+    back: tuple[Callable[[Any], Any], ...]
+    passes: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        heads, *others = self.inner.sizes
+        return self.passes * heads, *others
+
+    @property
+    def num_kept(self) -> int:
+        return self.passes * self.inner.num_kept
+
+    def factors(self, other, cotangent) -> Outer:
+        each = jax.vmap(self.inner.factors)(other, cotangent)
+        return Outer(*(array.reshape(-1, *array.shape[2:]) for array in each))
+
+    def laid_out(self, gradient) -> jax.Array:
+        each = gradient.reshape(self.passes, -1, *gradient.shape[1:])
+        return jax.vmap(lambda one: undone(self.inner.laid_out(one), self.back))(each)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """An equation of a scan with the same parameter in every pass: the passes are positions."""
+
+    inner: Any  # `Equation`
+    passes: int
+
+    @property
+    def sizes(self):
+        """As of `inner`, with the positions of all passes."""
+        if is_lookup(self.inner):
+            positions, *others = self.inner.sizes
+            return self.passes * positions, *others
+        heads, positions, *others = self.inner.sizes
+        return heads, self.passes * positions, *others
+
+    @property
+    def num_kept(self) -> int:
+        return self.passes * self.inner.num_kept
+
+    def factors(self, other, cotangent) -> Outer | Picked:
+        each = jax.vmap(self.inner.factors)(other, cotangent)
+        if isinstance(each, Picked):
+            return Picked(*(array.reshape(-1, *array.shape[2:]) for array in each))
+        return Outer(*(_together(array) for array in each))
+
+    def laid_out(self, gradient) -> jax.Array:
+        return self.inner.laid_out(gradient)
+
+
+def _together(array) -> jax.Array:
+    """Return (passes, heads, positions, entries) as (heads, passes * positions, entries)."""
+    return array.swapaxes(0, 1).reshape(array.shape[1], -1, array.shape[3])
+
+
+def innermost(equation) -> Any:
+    """Return the equation of a single pass."""
+    return innermost(equation.inner) if isinstance(equation, Stacked | Repeated) else equation
+
+
+def is_lookup(equation) -> bool:
+    """Return whether it takes rows of a table, in a scan or not."""
+    return isinstance(innermost(equation), Lookup)
+
+
 def _is_real(*vars) -> bool:
     """Return whether all of these are real floating-point numbers."""
     return all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in vars)
@@ -264,4 +342,4 @@ KNOWN: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
-Equation = Product | Convolution | Lookup
+Equation = Product | Convolution | Lookup | Stacked | Repeated

@@ -129,9 +129,9 @@ def ghost_gradient_sum(
     or anything that its gradient is made of, is not finite counts as zero. Parameters and activations of 64
     bits count with 32.
 
-    Dense layers, embeddings and convolutions that each have their parameter for themselves are fast; others
-    (biases, scales, parameters in several places, inside of scans and `remat`) have each example's gradient
-    written down, and are right all the same.
+    Dense layers, embeddings and convolutions that each have their parameter for themselves are fast, also in
+    `jax.lax.scan` and `jax.checkpoint` (`nnx.scan`, `nnx.remat`, recurrent layers); others (biases, scales,
+    parameters in several places) have each example's gradient written down, and are right all the same.
 
     Arguments are those of `clipped_gradient_sum`; `microbatch_size` is the number of examples whose
     activations are in memory at a time, by default `default_microbatch_size`.
@@ -325,7 +325,8 @@ def _program(loss, params, batch) -> _uses.Program:
 
 def _worth_it(equation) -> bool:
     """Return whether to tap it: also for convolutions with a stored gradient, which XLA computes slowly."""
-    return isinstance(equation, _equations.Convolution) or not is_written_down(equation)
+    convolves = isinstance(_equations.innermost(equation), _equations.Convolution)
+    return convolves or not is_written_down(equation)
 
 
 def _fitting(program: _uses.Program, params) -> int:

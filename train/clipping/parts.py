@@ -28,8 +28,8 @@ _SMALL = 2**13  # entries of a gradient that stays in a processor's cache
 
 def is_written_down(equation) -> bool:
     """Return whether a gradient costs less than inner products of positions, or these are too inexact."""
-    if isinstance(equation, _equations.Lookup):
-        return equation.positions > _MAX_LOOKED_UP  # every two of them are compared
+    if _equations.is_lookup(equation):
+        return equation.sizes[0] > _MAX_LOOKED_UP  # every two of them are compared
     heads, positions, inputs, outputs = equation.sizes
     products, entries = positions**2 * (inputs + outputs), inputs * outputs
     if positions > 1 and heads * entries <= _SMALL:

@@ -1,6 +1,7 @@
 """Traced programs: evaluation equation by equation, and whether they return arguments unchanged."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.extend import core
@@ -29,6 +30,70 @@ def bind(eqn, values):
         functions, params = given if isinstance(given, tuple) else ((), given)
         found = eqn.primitive.bind(*functions, *values, **params)
     return found if eqn.primitive.multiple_results else [found]
+
+
+_REMAT = "checkpoint", "remat", "remat2"
+
+
+def repeatable(eqn) -> core.ClosedJaxpr | None:
+    """Return the program that a `scan` or a `jax.checkpoint` runs, None for other equations."""
+    if eqn.primitive.name == "scan":
+        return eqn.params["jaxpr"]
+    if eqn.primitive.name in _REMAT:
+        inside = eqn.params["jaxpr"]
+        return inside if isinstance(inside, core.ClosedJaxpr) else core.ClosedJaxpr(inside, ())
+    return None
+
+
+def again(eqn, values, run: Callable[..., tuple[list, Any]], more=None) -> tuple[list, Any]:
+    """Return results of a `scan` or a `jax.checkpoint`, and what is read in it.
+
+    Results that are arguments, as transformations of Flax return the state of a module, are these arguments.
+
+    Args:
+      eqn: the equation.
+      values: its arguments.
+      run: (program, its arguments, `more` of the pass) -> (its results, arrays to return as well).
+      more: pytree of arrays; of a scan with an axis for the passes, which also the arrays returned have.
+    """
+    inside, spread = repeatable(eqn), []
+    consts, carry = eqn.params.get("num_consts", 0), eqn.params.get("num_carry", 0)
+    handed = {at: _argument(eqn, at) for at in range(carry, len(eqn.outvars))}
+
+    def noted(found, read):
+        unique, rebuild = _alone(read)
+        spread[:] = [rebuild]
+        return [each if handed.get(at) is None else None for at, each in enumerate(found)], unique
+
+    def whole(found):
+        places = (handed.get(at) for at in range(len(found)))
+        return [each if at is None else values[at] for at, each in zip(places, found, strict=True)]
+
+    if eqn.primitive.name != "scan":
+        cse = eqn.params["prevent_cse"]
+        cse = any(cse) if isinstance(cse, tuple) else cse
+        once = jax.checkpoint(
+            lambda args, more: noted(*run(inside, args, more)), prevent_cse=cse, policy=eqn.params["policy"]
+        )
+        found, read = once(values, more)
+        return whole(found), spread[0](read)
+
+    def one(carried, each):
+        found, read = noted(*run(inside, [*values[:consts], *carried, *each[0]], each[1]))
+        return found[:carry], (found[carry:], read)
+
+    first, scanned = values[consts : consts + carry], values[consts + carry :]
+    options = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    carried, (stacked, read) = jax.lax.scan(one, first, (scanned, more), **options)
+    return whole([*carried, *stacked]), spread[0](read)
+
+
+def _alone(tree) -> tuple[list, Callable[[list], Any]]:
+    """Return (the arrays of a pytree, each once, (arrays like these) -> the pytree of them)."""
+    leaves, structure = jax.tree.flatten(tree)
+    unique = {id(leaf): leaf for leaf in leaves}
+    places = [list(unique).index(id(leaf)) for leaf in leaves]
+    return list(unique.values()), lambda found: jax.tree.unflatten(structure, [found[at] for at in places])
 
 
 def pairs(function: Callable[..., tuple[list, list]], *args) -> list[bool]:

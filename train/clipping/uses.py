@@ -3,7 +3,10 @@
 The gradient of a matrix W in `y = x W` is the outer product of x and the cotangent of y. A *tap* is such an
 equation: x is read from it, and the cotangent is the gradient with respect to a zero that is added to y. That
 is the gradient of W only if nothing else uses W. A parameter has a tap where its only use, after changes of
-shape or dtype, is one equation of a known kind; others are differentiated as they are.
+shape or dtype, is one equation of a known kind; others are differentiated as they are. The equation may be in
+`jax.lax.scan` or `jax.checkpoint`, and in several of them: over layers, each with its own matrix, the
+gradient has an axis more; a matrix of all passes, as of a recurrent layer, has the sum of their outer
+products.
 """
 
 import collections
@@ -18,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import programs as _programs
-from .equations import KNOWN, Equation, Lookup
+from .equations import KNOWN, Equation, Lookup, Repeated, Stacked, innermost, is_lookup, undone
 
 # Primitives that are replaced by the program that they call.
 _CALLS = frozenset(("jit", "pjit", "closed_call"))
@@ -39,20 +42,21 @@ def _back(eqn) -> Callable[[Any], Any] | None:
 
 
 class Tap(NamedTuple):
-    """The equation that uses a parameter: its number in the program, and that of the parameter."""
+    """The equation that uses a parameter, and where it is: within programs within programs."""
 
     leaf: int
-    place: int
+    path: tuple[int, ...]
+    """Numbers of equations: of the program, of the program that this one runs, ..., of the one it is."""
     equation: Equation
+    """As a whole, with all passes of the scans that it is in."""
     back: tuple[Callable[[Any], Any], ...]
     """Inverses of the changes of shape before it, the last first."""
+    result: jax.ShapeDtypeStruct
+    """Of all passes, one axis a scan, the outermost first."""
 
     def gradient(self, array) -> jax.Array:
         """Return a gradient as `equation` has it, in the shape of the parameter."""
-        array = self.equation.laid_out(array)
-        for undo in self.back:
-            array = undo(array)
-        return array
+        return undone(self.equation.laid_out(array), self.back)
 
 
 @dataclass(frozen=True)
@@ -68,35 +72,44 @@ class Program:
     def computed(self) -> int:
         """Number of entries computed from one example."""
         jaxpr = self.closed.jaxpr
-        of_example = _reached(jaxpr, self.number)
-        outs = (var for eqn in jaxpr.eqns for var in eqn.outvars if var in of_example)
-        return sum(math.prod(var.aval.shape) for var in outs)
+        return _computed(jaxpr, _reached(jaxpr, jaxpr.invars[self.number :]))
 
     def tapped(self, params, example, added):
         """Return the loss's result and the other argument of each tap's equation.
 
         `params` and `example` are lists of leaves; `added` has an array a tap, added to the result of its
-        equation.
+        equation. Arrays of equations in scans have an axis for the passes.
         """
-        more = dict(zip((tap.place for tap in self.taps), added, strict=True))
+        places = {number: tap.path for number, tap in enumerate(self.taps)}
+        given = [*params, *example]
+        found, beside = self._run(self.closed, given, places, dict(enumerate(added)))
+        return jax.tree.unflatten(self.structure, found), [beside[number] for number in places]
+
+    def _run(self, closed, args, paths: dict[int, tuple[int, ...]], added):
+        """Return (results of a program, what its taps read by their numbers); `paths` begin in it."""
         beside = {}
 
         def run(place, eqn, values):
-            found = _programs.bind(eqn, values)
-            if place not in more:
+            here = {number: path[1:] for number, path in paths.items() if path[0] == place}
+            if not here:
+                return _programs.bind(eqn, values)
+            if all(here.values()):  # further in
+                inner = {number: added[number] for number in here}
+                found, read = _programs.again(
+                    eqn, values, lambda inside, args, inner: self._run(inside, args, here, inner), inner
+                )
+                beside.update(read)
                 return found
-            tap = next(tap for tap in self.taps if tap.place == place)
-            beside[place] = tap.equation.read(values)
-            return [found[0] + more[place]]
+            found = _programs.bind(eqn, values)
+            (number,) = here  # one alone (`traced`)
+            beside[number] = innermost(self.taps[number].equation).read(values)
+            return [found[0] + added[number]]
 
-        jaxpr = self.closed.jaxpr
-        found = _programs.evaluate(jaxpr, self.closed.consts, [*params, *example], run)
-        return jax.tree.unflatten(self.structure, found), [beside[tap.place] for tap in self.taps]
+        return _programs.evaluate(closed.jaxpr, closed.consts, args, run), beside
 
     def added(self) -> list[jax.Array]:
         """Return zeros for `added`."""
-        outs = (self.closed.jaxpr.eqns[tap.place].outvars[0].aval for tap in self.taps)
-        return [jnp.zeros(aval.shape, aval.dtype) for aval in outs]
+        return [jnp.zeros(tap.result.shape, tap.result.dtype) for tap in self.taps]
 
 
 def traced(loss: Callable[..., Any], params, example, is_tapped: Callable[[Equation], bool]) -> Program:
@@ -112,12 +125,12 @@ def traced(loss: Callable[..., Any], params, example, is_tapped: Callable[[Equat
         return _programs.evaluate(closed.jaxpr, closed.consts, leaves, _inlined)
 
     closed, number = jax.make_jaxpr(flat)(*given), len(jax.tree.leaves(params))
-    users, of_example = _users(closed.jaxpr), _reached(closed.jaxpr, number)
-    found = (_tap(closed.jaxpr, leaf, users, of_example) for leaf in range(number))
+    of_example = _reached(closed.jaxpr, closed.jaxpr.invars[number:])
+    found = (_tap(closed.jaxpr, leaf, of_example) for leaf in range(number))
     taps = tuple(tap for tap in found if tap is not None and is_tapped(tap.equation))
     # Two parameters of one equation: it is a function of both.
-    times = collections.Counter(tap.place for tap in taps)
-    return Program(closed, number, tuple(tap for tap in taps if times[tap.place] == 1), outputs)
+    times = collections.Counter(tap.path for tap in taps)
+    return Program(closed, number, tuple(tap for tap in taps if times[tap.path] == 1), outputs)
 
 
 def _users(jaxpr):
@@ -133,17 +146,59 @@ def _users(jaxpr):
     return users
 
 
-def _reached(jaxpr, number: int) -> set:
-    """Variables that depend on the example, the arguments after the first `number`."""
-    reached = set(jaxpr.invars[number:])
+def _reached(jaxpr, given) -> set:
+    """Variables that depend on the arguments in `given`."""
+    reached = set(given)
     for eqn in jaxpr.eqns:
         if any(not hasattr(var, "val") and var in reached for var in eqn.invars):
             reached.update(eqn.outvars)
     return reached
 
 
-def _tap(jaxpr, leaf: int, users, of_example) -> Tap | None:
-    var, back = jaxpr.invars[leaf], []
+def _reached_inside(inside, eqn, reached) -> set:
+    """Variables of the program that an equation runs that depend on what is in `reached`."""
+    pairs = zip(inside.invars, eqn.invars, strict=True)
+    given = {inner for inner, var in pairs if not hasattr(var, "val") and var in reached}
+    while True:
+        found = _reached(inside, given)
+        carried = set()
+        if eqn.primitive.name == "scan":  # what a pass hands on to the next
+            first, number = eqn.params["num_consts"], eqn.params["num_carry"]
+            handed = zip(inside.invars[first : first + number], inside.outvars, strict=False)
+            carried = {inner for inner, var in handed if not hasattr(var, "val") and var in found}
+        if carried <= given:
+            return found
+        given |= carried
+
+
+def _computed(jaxpr, reached) -> int:
+    entries = 0
+    for eqn in jaxpr.eqns:
+        inside = _programs.repeatable(eqn)
+        if inside is None:
+            entries += sum(math.prod(var.aval.shape) for var in eqn.outvars if var in reached)
+        else:
+            passes = eqn.params.get("length", 1)
+            entries += passes * _computed(inside.jaxpr, _reached_inside(inside.jaxpr, eqn, reached))
+    return entries
+
+
+class _Use(NamedTuple):
+    """As in `Tap`."""
+
+    path: tuple[int, ...]
+    equation: Equation
+    back: tuple[Callable[[Any], Any], ...]
+    result: jax.ShapeDtypeStruct
+
+
+def _tap(jaxpr, leaf: int, of_example) -> Tap | None:
+    use = _use(jaxpr, jaxpr.invars[leaf], of_example)
+    return None if use is None else Tap(leaf, *use)
+
+
+def _use(jaxpr, var, of_example) -> _Use | None:
+    users, back = _users(jaxpr), []
     while True:
         if len(users[var]) != 1:
             return None
@@ -156,16 +211,44 @@ def _tap(jaxpr, leaf: int, users, of_example) -> Tap | None:
             break
         back.insert(0, undo)
         var = eqn.outvars[0]
+    if (inside := _programs.repeatable(eqn)) is not None:
+        found = _use(
+            inside.jaxpr, inside.jaxpr.invars[position], _reached_inside(inside.jaxpr, eqn, of_example)
+        )
+        return None if found is None else _in_program(eqn, place, position, found, tuple(back))
     find = KNOWN.get(eqn.primitive.name)
     equation = None if find is None else find(eqn, position)
     # A result that is the same for all examples would be stored for each; a lookup has a few integers.
     if equation is None or not (eqn.outvars[0] in of_example or isinstance(equation, Lookup)):
         return None
-    return Tap(leaf, place, equation, tuple(back))
+    aval = eqn.outvars[0].aval
+    result = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return _Use((place,), equation, tuple(back), result)
+
+
+def _in_program(eqn, place: int, position: int, found: _Use, back) -> _Use | None:
+    """Return a use in an equation's program as one by the equation itself; None for what passes hand on."""
+    path = place, *found.path
+    if eqn.primitive.name != "scan":
+        return found._replace(path=path, back=found.back + back)
+    consts, passes = eqn.params["num_consts"], eqn.params["length"]
+    result = jax.ShapeDtypeStruct((passes, *found.result.shape), found.result.dtype)
+    found = found._replace(path=path, result=result)
+    if position < consts:
+        return found._replace(equation=Repeated(found.equation, passes), back=found.back + back)
+    if position < consts + eqn.params["num_carry"] or is_lookup(found.equation):
+        return None
+    return found._replace(equation=Stacked(found.equation, found.back, passes), back=back)
 
 
 def _inlined(place, eqn, values):
     if eqn.primitive.name in _CALLS:
         inner = eqn.params["jaxpr"]
         return _programs.evaluate(inner.jaxpr, inner.consts, values, _inlined)
+    if _programs.repeatable(eqn) is not None:
+        return _programs.again(
+            eqn,
+            values,
+            lambda inside, args, _: (_programs.evaluate(inside.jaxpr, inside.consts, args, _inlined), {}),
+        )[0]
     return _programs.bind(eqn, values)

@@ -7,14 +7,14 @@ is rounded to an integer, and the earlier integers are what the next ones are ma
 
 Added to integer sums g_t this releases `r_t = round((u_t - c_1 r_{t-1} - ..) / c_0)` of `u = C g + levels z`,
 so it is a function of what was accounted for (arXiv 2602.09338, section 2) and of nothing else; the proof
-is in proofs/released_numbers.md. One band is plain DP-SGD. Where the inverse h is banded, vectors z on a grid
-are kept instead: `W_t = floor(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}) + 1/2)`. Where c is a sum of
-exponentials running sums of the W are, two copies each, however many bands.
+is in proofs/released_numbers.md. Where the inverse h is banded, vectors z on a grid are kept instead:
+`W_t = floor(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}) + 1/2)`. Where c is a sum of exponentials, running sums
+of the W are, two copies each. One band is plain DP-SGD.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ from ..procedures.stored import stored
 from .keystream import Room
 from .normals import LARGEST, Part, fresh_key, key_of_run, normals_of, pairs_of, standard_normals, whole
 
-_FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
+FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
 _AT_A_TIME = 16  # kept vectors that one pass over memory adds up
 _ROW = 2**10  # pairs that are computed in one loop of known length
@@ -266,7 +266,7 @@ def _packed(low, high) -> jax.Array:
     return (low & (2**32 - 1)) | (high << 32)
 
 
-class _LastVectors:
+class LastVectors:
     """The last few `W` (or `z`, where the inverse is banded) in a ring."""
 
     def __init__(self, recursion: NoiseRecursion):
@@ -277,7 +277,7 @@ class _LastVectors:
         """Return the largest 32-bit number per unit of `levels` and of the largest normal."""
         if self.of_inverse:
             # The kept z are finer than the grid; the noise itself is their sum.
-            return max(_FRACTION * self.c[0], np.abs(self.c).sum())
+            return max(FRACTION * self.c[0], np.abs(self.c).sum())
         impulse = np.zeros(iterations)
         impulse[0] = 1.0
         return np.abs(signal.lfilter([1.0], self.c, impulse)).sum()
@@ -286,7 +286,18 @@ class _LastVectors:
         """Return the part of a step's noise that is new: with a banded inverse the kept integers."""
         if not self.of_inverse:
             return levels / self.c[0] * z
-        return jnp.round(_FRACTION * (levels * self.c[0] * z)).astype(jnp.int32)
+        return jnp.round(FRACTION * (levels * self.c[0] * z)).astype(jnp.int32)
+
+    def slots(self, step):
+        """Return the slot to write to, and the age and weight of what each slot holds: zeros at first."""
+        c, kept, place = self.c, self.kept, step % max(1, self.kept)
+        ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
+        weights = jnp.asarray(c / (c[0] * FRACTION) if self.of_inverse else -c / c[0], jnp.float64)[ages]
+        return (
+            place,
+            ages,
+            jax.lax.optimization_barrier(weights),
+        )  # or a GPU's compiler makes a kernel of each
 
     def at(self, levels: float, step):
         """Return `solve` and `store`.
@@ -294,29 +305,22 @@ class _LastVectors:
         `solve`: (parts of `fresh`, ring, what splits a row) -> for each part (W, stored values);
         `store`: (ring, the same of the whole) -> the next ring.
         """
-        c, kept, inverse = self.c, self.kept, self.of_inverse
-        place = step % max(1, kept)
-        # Slot j holds the vector of age 1 + (place - 1 - j) mod (b - 1), and zeros before the first steps.
-        ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
-        weights = jnp.asarray(c / (c[0] * _FRACTION) if inverse else -c / c[0], jnp.float64)[ages]
-        # One array: a GPU's compiler would make a kernel of each.
-        weights = jax.lax.optimization_barrier(weights)
+        (place, _, weights), inverse = self.slots(step), self.of_inverse
 
         def solve_part(fresh, earlier):
             if not inverse:
                 return (jnp.round(fresh + earlier).astype(jnp.int32),)
-            # Halves are rounded up: one value in 128 is a half, and rounding them to even numbers makes
-            # noise even with probability 0.504, so that its parity reveals that of the sum.
-            drawn = jnp.floor(fresh.astype(jnp.float64) / _FRACTION + earlier + 0.5)
+            # Halves, one value in 128, are rounded up: to even numbers, noise would be even with probability
+            # 0.504, and its parity reveal that of the sum.
+            drawn = jnp.floor(fresh.astype(jnp.float64) / FRACTION + earlier + 0.5)
             return drawn.astype(jnp.int32), fresh
 
         def solve(parts, ring, split):
-            return [
-                solve_part(*each) for each in zip(parts, _weighted_sums(weights, ring, split), strict=True)
-            ]
+            sums = _weighted_sums(weights, ring, split)
+            return [solve_part(*each) for each in zip(parts, sums, strict=True)]
 
         def store(ring, *made):
-            return jax.lax.dynamic_update_index_in_dim(ring, made[-1], place, 0) if kept else ring
+            return jax.lax.dynamic_update_index_in_dim(ring, made[-1], place, 0) if self.kept else ring
 
         return solve, store
 
@@ -343,8 +347,7 @@ class _RunningSums:
     def at(self, levels: float, step):
         """As above."""
         first, weights, decays, _, reach = self.recursion
-        largest = 1.001 * levels * LARGEST * reach
-        units = 2.0 ** np.maximum(0, np.ceil(np.log2(largest / 2**30)))
+        units = 2.0 ** np.maximum(0, np.ceil(np.log2(1.001 * levels * LARGEST * reach / 2**30)))
         buffers = range(len(decays))
 
         def summed(parts, j):
@@ -371,12 +374,9 @@ class _RunningSums:
         return solve, store
 
 
-_STREAMS: dict[type, Callable] = {NoiseRecursion: _LastVectors, BufferedRecursion: _RunningSums}
-
-
 def _stream_of(strategy: Strategy):
     recursion = strategy.noise_recursion()
-    return _STREAMS[type(recursion)](recursion)
+    return (_RunningSums if isinstance(recursion, BufferedRecursion) else LastVectors)(recursion)
 
 
 def _weighted_sums(weights, ring, split):

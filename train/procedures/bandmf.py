@@ -50,7 +50,13 @@ def train(plan: Plan, request: Request) -> Result:
         mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         loss, params = jax.tree.map(lambda leaf: _on(mesh, leaf), (loss, params))
     sampler_key, noise_key = request.keys()
-    private = privatize(mechanism, clip_norm=clip_norm, expected_batch_size=expected, key=noise_key)
+    public: dict[str, Any] = dict(clip_norm=clip_norm, expected_batch_size=expected)
+    private = privatize(mechanism, **public, key=noise_key, noise_memory=options.noise_memory)
+    if private.redraws and (given is not None or options.elastic):
+        raise ValueError(
+            "noise_memory must be 'keep' with batches, each of which has a noise key of its own, and with "
+            "elastic: another machine may round vectors otherwise that earlier steps were made of"
+        )
     optimizer, claim = request.given_optimizer(), plan.claim.to_json()
     groups = described_groups = None
     if options.clip_groups is not None:
@@ -96,6 +102,7 @@ def train(plan: Plan, request: Request) -> Result:
             normalize=options.normalize,
             clip_groups=described_groups,
             microbatch_size=micro,
+            noise_memory=options.noise_memory,
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
@@ -106,7 +113,7 @@ PROCEDURE = Procedure(
     train,
     frozenset(
         "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding has_aux batches clipping clip_groups average".split()
+        "skip_padding has_aux batches clipping clip_groups average noise_memory".split()
     ),
 )
 

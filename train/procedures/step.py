@@ -142,6 +142,10 @@ class PrivateStep:
         if not self._begun:
             self._begun, state = True, _bound_together(state, self._loss)
         specs = _by_device.specs_of(self._mesh, state.params)
+        if self._private.redraws:
+            if digest is not None:
+                raise ValueError("noise_memory must be 'keep' with batches: each has a noise key of its own")
+            return self._jitted(state, batch, mask, self._loss, None, specs)
         if digest is not None:
             state, words = self._bound_to(digest, state)
             after, info = self._jitted(state, batch, mask, self._loss, None, specs)
@@ -221,6 +225,8 @@ def make_step(
             "private must come from train.optimizers.privatize, which says clip norm and noise once, got "
             f"{type(private).__name__}"
         )
+    if private.redraws and mesh is not None:
+        raise ValueError("noise_memory must be 'keep' with mesh: each device keeps the noise of its part")
     loss = as_loss(loss)
     if loss.key is not None and private.mechanism.is_add_or_remove:
         raise ValueError(

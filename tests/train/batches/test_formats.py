@@ -114,6 +114,16 @@ def test_numbers_that_32_bits_change_are_refused(kind, name):
     assert "\n" not in str(refused.value)
 
 
+def test_a_number_of_a_later_batch_is_refused_when_it_is_read():
+    """Of a source no row is read in advance but six: each batch is checked before it is trained on."""
+    column = np.arange(ROWS)
+    rows = as_rows(Rows(column))
+    column[17] = 2**40
+    rows.take(np.arange(4, 12), 8)
+    with pytest.raises(ValueError, match=r"^data must have integers from -2147483648.*of int64 in ids"):
+        rows.take(np.arange(12, 20), 8)
+
+
 def test_numbers_that_32_bits_keep_arrive():
     """Limits of 32 bits, floats below 2^24, larger ones that float32 has, and 64 bits as asked."""
     kept = {

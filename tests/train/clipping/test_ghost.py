@@ -78,6 +78,7 @@ TAPPED = {
     "low_rank.kernel": "Product",
     "product.kernel": "Product",
     "half.kernel": "Product",
+    "again.kernel": "Product",
     "last.kernel": "Product",
     "turned": "Product",
 }

@@ -1,0 +1,56 @@
+"""Noise of a banded inverse that is kept nowhere: earlier vectors are drawn again from the key.
+
+`W_t = floor(levels (h_0 z_t + .. + h_{b-1} z_{t-b+1}) + 1/2)` is made of the last b vectors z on their grid
+(`train.noise.recursion`), and each is a function of the key and its step. So b draws a step take the place of
+b - 1 copies of the parameters, in memory and in checkpoints. One loop draws all ages: a vector is the same
+integers in each of the b steps that it is part of, as rounding is that of one compiled loop.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxacct.strategies import NoiseRecursion, Strategy
+
+from .normals import key_of_run, normals_of
+from .recursion import FRACTION, LastVectors, NoiseState
+
+KEEP, RECOMPUTE = "keep", "recompute"
+
+
+def check(strategy: Strategy) -> None:
+    """ValueError for a matrix whose noise is no sum of a few fresh vectors."""
+    recursion = strategy.noise_recursion()
+    if not (isinstance(recursion, NoiseRecursion) and recursion.of_inverse):
+        raise ValueError(
+            f"noise_memory must be 'keep' for {strategy.describe()}, whose inverse is not banded; calibrate "
+            "with --strategy optimal-inverse, of which 2 to 4 bands have nearly the error of as many here"
+        )
+
+
+def init(params, key) -> NoiseState:
+    """Return the state before the first step; arguments as of `train.noise.recursion.init`."""
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((0, *jnp.shape(leaf)), jnp.int32), params)
+    return NoiseState(jnp.zeros((), jnp.int32), nothing, key_of_run(key, params))
+
+
+def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple:
+    """Return `train.noise.recursion.draw`: the same integers, of vectors that are all drawn here."""
+    leaves, structure = jax.tree.flatten(params)
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    with jax.enable_x64(True):
+        stream = LastVectors(strategy.noise_recursion())
+        _, ages, weights = stream.slots(state.step)
+        ages = jnp.append(ages, jnp.zeros(1, ages.dtype))
+        weights = jnp.append(weights, 1 / FRACTION)
+
+        def add(totals, each):
+            age, weight = each
+            drawn = normals_of(state.key, jnp.maximum(state.step - age, 0), shapes)
+            vectors = [jnp.where(age <= state.step, stream.fresh(levels, z), 0) for z in drawn]
+            pairs = zip(totals, vectors, strict=True)
+            return [total + weight * vector.astype(jnp.float64) for total, vector in pairs], None
+
+        zeros = [jnp.zeros(shape, jnp.float64) for shape in shapes]
+        totals, _ = jax.lax.scan(add, zeros, (ages, weights))
+        found = [jnp.floor(total + 0.5).astype(jnp.int32) for total in totals]
+    return jax.tree.unflatten(structure, found), state._replace(step=state.step + 1)
