@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
-FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$\s][^$\n]*\$|\\\(|\\\[|\\(?:frac|sqrt|sum|mathbb|text|mu|epsilon)\b")
+FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$\s][^$\n]*\$|\\\(|\\\[|\\(?:frac|sqrt|sum|mathbb|text|mu)\b")
 SILENT = {"script", "style", "pre", "code", "title"}
 """Elements whose text is no prose."""
 
