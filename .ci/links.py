@@ -37,7 +37,7 @@ def _normal(path: PurePosixPath) -> str:
 
 def on_config(config, **_):
     """Tell the theme where the repository is."""
-    config.repo_url = SOURCE
+    config.repo_url, config.repo_name = SOURCE, SOURCE.partition(".com/")[2]
     return config
 
 
@@ -54,6 +54,21 @@ def on_page_markdown(markdown: str, *, page, files, **_) -> str:
         return f"]({address(target)}{found[2] or ''})"
 
     return LINK.sub(found_at, markdown)
+
+
+def on_page_content(html: str, *, page, files, **_) -> str:
+    """Complete the page of a notebook, whose links are those of its file and which loads from elsewhere."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    folder = PurePosixPath(page.file.src_uri).parent
+
+    def found_at(found: re.Match) -> str:
+        file = files.get_file_from_path(_normal(folder / found[1]))
+        return found[0] if file is None else f'href="{file.url_relative_to(page.file)}'
+
+    html = re.sub(r'href="([\w./-]+\.(?:ipynb|md))', found_at, html)
+    html = re.sub(r"<img[^>]*colab-badge[^>]*>", "Open in Colab", html)
+    return re.sub(r'<script[^>]*\ssrc=""[^>]*>\s*</script>', "", html)  # no notebook has a formula to render
 
 
 if __name__ == "__main__":
