@@ -41,16 +41,16 @@ def best_power(first, second, level: float) -> float:
     return best
 
 
-@pytest.mark.parametrize(("tpr", "fpr"), RATES)
-def test_the_point_implies_the_rates_and_a_larger_delta_does_not(tpr, fpr):
+def test_the_point_implies_the_rates_and_a_larger_delta_does_not():
     """The pair that attains the point has the true positive rate, in both directions and not more."""
-    epsilon, delta = implied(tpr=tpr, fpr=fpr)
-    first, second = worst_pair(epsilon, delta)
-    assert tpr - 1e-6 < best_power(first, second, fpr) <= tpr
-    assert best_power(second, first, fpr) <= tpr
-    assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
-    wrong = worst_pair(epsilon, delta + 1e-3 * (1 - delta))
-    assert best_power(*wrong, fpr) > tpr
+    for tpr, fpr in RATES:
+        epsilon, delta = implied(tpr=tpr, fpr=fpr)
+        first, second = worst_pair(epsilon, delta)
+        assert tpr - 1e-6 < best_power(first, second, fpr) <= tpr
+        assert best_power(second, first, fpr) <= tpr
+        assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
+        wrong = worst_pair(epsilon, delta + 1e-3 * (1 - delta))
+        assert best_power(*wrong, fpr) > tpr
 
 
 def test_points_of_every_slope_imply_the_rates():
@@ -64,15 +64,15 @@ def test_points_of_every_slope_imply_the_rates():
             assert best_power(second, first, fpr) <= tpr
 
 
-@pytest.mark.parametrize(("tpr", "fpr"), RATES)
-def test_the_point_is_the_tangent_of_the_gaussian(tpr, fpr):
+def test_the_point_is_the_tangent_of_the_gaussian():
     """The Gaussian mechanism of this risk has exactly this delta: no other point needs less noise of it."""
-    noise = 1 / (stats.norm.ppf(tpr) - stats.norm.ppf(fpr))
-    epsilon, delta = implied(tpr=tpr, fpr=fpr)
-    assert gaussian_delta(epsilon, noise, 1.0) == pytest.approx(delta, rel=1e-6)
-    for slope in (epsilon * 0.9, epsilon * 1.02):
-        other, most = targets._line(math.copysign(slope, 1 - tpr - fpr), tpr, fpr)
-        assert gaussian_delta(other, noise, 1.0) > most
+    for tpr, fpr in RATES:
+        noise = 1 / (stats.norm.ppf(tpr) - stats.norm.ppf(fpr))
+        epsilon, delta = implied(tpr=tpr, fpr=fpr)
+        assert gaussian_delta(epsilon, noise, 1.0) == pytest.approx(delta, rel=1e-6)
+        for slope in (epsilon * 0.9, epsilon * 1.02):
+            other, most = targets._line(math.copysign(slope, 1 - tpr - fpr), tpr, fpr)
+            assert gaussian_delta(other, noise, 1.0) > most
 
 
 def test_a_full_batch_needs_the_noise_of_the_gaussian():
@@ -110,9 +110,8 @@ def test_statements_are_of_the_certified_point():
     assert "no other point of its curve is certified" in in_words(4.4, 1e-5, {"mu": 1.0, "delta": 1e-5})
 
 
-@pytest.mark.parametrize(
-    ("target", "match"),
-    [
+def test_bad_targets_are_refused():
+    for target, match in [
         ({}, "target must be given"),
         ({"epsilon": 1.0}, "target must be one of"),
         ({"tpr": 0.1}, "target must be one of"),
@@ -129,13 +128,11 @@ def test_statements_are_of_the_certified_point():
         ({"mu": -1.0, "delta": 1e-5}, "mu must be"),
         ({"mu": 1e3, "delta": 1e-5}, "mu must give an epsilon of at most 100"),
         ({"epsilon": 101.0, "delta": 1e-5}, "epsilon must be"),
-    ],
-)
-def test_bad_targets_are_refused(target, match):
-    with pytest.raises(ValueError, match=match):
-        implied(**target)
-    with pytest.raises(ValueError, match=match):
-        calibrate(Poisson(1, 1.0), ONE, **target)
+    ]:
+        with pytest.raises(ValueError, match=match):
+            implied(**target)
+        with pytest.raises(ValueError, match=match):
+            calibrate(Poisson(1, 1.0), ONE, **target)
 
 
 def test_the_command_says_what_implies_the_target(capsys, tmp_path):

@@ -124,17 +124,17 @@ def test_no_changed_analytic_plan_claims_more():
         assert claims(plan) == honest and value == at(data, path), (path, value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_notes_and_provenance_bear_on_nothing(kind):
+def test_notes_and_provenance_bear_on_nothing():
     """Nothing reads the notes; the provenance is read strictly, and the claim is the same."""
-    data = as_json(whole(kind))
-    for notes in (None, {}, {"statement": "(0.1, 1e-9)"}, [1]):
-        assert claims(Plan.from_json(data | {"notes": notes})) == claims(whole(kind))
-    other = {"created": "2020-01-01T00:00:00+00:00", "device": "abacus", "versions": {}}
-    assert claims(Plan.from_json(data | {"provenance": other})) == claims(whole(kind))
-    for name in other:
-        with pytest.raises(ValueError, match=r"plan\.provenance"):
-            Plan.from_json(data | {"provenance": {k: v for k, v in other.items() if k != name}})
+    for kind in KINDS:
+        data = as_json(whole(kind))
+        for notes in (None, {}, {"statement": "(0.1, 1e-9)"}, [1]):
+            assert claims(Plan.from_json(data | {"notes": notes})) == claims(whole(kind))
+        other = {"created": "2020-01-01T00:00:00+00:00", "device": "abacus", "versions": {}}
+        assert claims(Plan.from_json(data | {"provenance": other})) == claims(whole(kind))
+        for name in other:
+            with pytest.raises(ValueError, match=r"plan\.provenance"):
+                Plan.from_json(data | {"provenance": {k: v for k, v in other.items() if k != name}})
 
 
 def test_plans_of_an_unreleased_schema_are_refused_in_one_line():
@@ -145,18 +145,16 @@ def test_plans_of_an_unreleased_schema_are_refused_in_one_line():
             Plan.from_json(old)
 
 
-@pytest.mark.parametrize(
-    ("kind", "factor"), [("plain", 0.5), ("plain", 0.9), ("plain", 1.2), ("fixed", 0.5), ("composed", 0.9)]
-)
-def test_plain_samples_are_not_believed_of_another_epsilon(kind, factor):
+def test_plain_samples_are_not_believed_of_another_epsilon():
     """Nor are they with a new digest: losses and terms of the same samples no longer agree.
 
     Where no loss is above either epsilon they do, and then the samples say the same of both.
     """
-    plan = whole(kind)
-    assert plan.certified and plan.evidence.remove.proposal.family == "plain"
-    other = forged(plan, epsilon=factor * plan.epsilon)
-    assert any("not those that the losses have" in flaw for flaw in other.flaws)
+    for kind, factor in [("plain", 0.5), ("plain", 0.9), ("plain", 1.2), ("fixed", 0.5), ("composed", 0.9)]:
+        plan = whole(kind)
+        assert plan.certified and plan.evidence.remove.proposal.family == "plain"
+        other = forged(plan, epsilon=factor * plan.epsilon)
+        assert any("not those that the losses have" in flaw for flaw in other.flaws)
 
 
 def test_too_small_a_margin_says_what_to_do():
@@ -206,10 +204,10 @@ def test_a_forger_who_writes_every_digest_is_found_by_drawing(change):
     assert not other.verify(max_samples=20_000).certified
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, "1", True, None])
-def test_a_number_of_a_record_is_finite(value):
-    with pytest.raises(ValueError, match=r"^x(: | must be a finite)"):
-        records.read(float, value, "x")
+def test_a_number_of_a_record_is_finite():
+    for value in [math.inf, -math.inf, math.nan, 10**400, "1", True, None]:
+        with pytest.raises(ValueError, match=r"^x(: | must be a finite)"):
+            records.read(float, value, "x")
 
 
 CHOICE = Choice(
@@ -273,9 +271,9 @@ def test_no_changed_choice_is_believed_that_is_about_the_plan():
             choice_of(Plan.from_json(data | {"choice": value}))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_a_choice_of_something_else_is_refused_with_its_own_statement():
+    """Consistent in itself, as an editor would write it: it is not about this plan."""
+    for other in [
         dict(dataset_size=501),
         dict(batch_size=26.0),
         dict(epsilon=2.0),
@@ -285,31 +283,25 @@ def test_no_changed_choice_is_believed_that_is_about_the_plan():
         dict(bands=2),
         dict(iterations=25),
         dict(matrix="buffered"),
-    ],
-)
-def test_a_choice_of_something_else_is_refused_with_its_own_statement(other):
-    """Consistent in itself, as an editor would write it: it is not about this plan."""
-    edited = dataclasses.replace(CHOICE, **other)
-    data = as_json(chosen_plan()) | {"choice": edited.to_json()}
-    (name,) = other
-    with pytest.raises(ValueError, match=f"choice is of {name}"):
-        choice_of(Plan.from_json(data))
-    scheme, strategy = chosen_plan().mechanism.scheme, chosen_plan().mechanism.strategy
-    with pytest.raises(ValueError, match=f"choice is of {name}"):
-        calibrate(scheme, strategy, epsilon=1.0, delta=1e-3, dataset_size=500, choice=edited)
+    ]:
+        edited = dataclasses.replace(CHOICE, **other)
+        data = as_json(chosen_plan()) | {"choice": edited.to_json()}
+        (name,) = other
+        with pytest.raises(ValueError, match=f"choice is of {name}"):
+            choice_of(Plan.from_json(data))
+        scheme, strategy = chosen_plan().mechanism.scheme, chosen_plan().mechanism.strategy
+        with pytest.raises(ValueError, match=f"choice is of {name}"):
+            calibrate(scheme, strategy, epsilon=1.0, delta=1e-3, dataset_size=500, choice=edited)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+def test_a_choice_that_cannot_be():
+    for bad in [
         dict(workload="adam"),
         dict(workload="momentum: 0.9"),  # two words of the command that searches again
         dict(given=("strategy", "bands")),
         dict(memory_copies=2),
         dict(matrix="buffered", memory_copies=6),
         dict(matrix="x"),
-    ],
-)
-def test_a_choice_that_cannot_be(bad):
-    with pytest.raises(ValueError, match="must be"):
-        dataclasses.replace(CHOICE, **bad)
+    ]:
+        with pytest.raises(ValueError, match="must be"):
+            dataclasses.replace(CHOICE, **bad)

@@ -90,9 +90,8 @@ def test_a_gaussian_has_its_closed_form(advantage):
     )
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
+def test_targets_that_are_none():
+    for target, message in [
         (dict(), "target must be given: epsilon and delta"),
         (dict(epsilon=1.0), "target must be one of epsilon and delta"),
         (dict(epsilon=0.0, delta=0.1), "epsilon must be a finite number above 0"),
@@ -100,8 +99,6 @@ def test_a_gaussian_has_its_closed_form(advantage):
         (dict(advantage=0.0), "advantage must be in"),
         (dict(advantage=1.0), "advantage must be in"),
         (dict(advantage=math.nan), "advantage must be in"),
-    ],
-)
-def test_targets_that_are_none(target, message):
-    with pytest.raises(ValueError, match=message):
-        calibrate(SCHEME, BandedToeplitz.square_root(2), **target)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            calibrate(SCHEME, BandedToeplitz.square_root(2), **target)

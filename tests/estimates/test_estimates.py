@@ -158,41 +158,37 @@ def delta_of_two_steps(scheme, coefficients, sigma: float, epsilon: float, direc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scheme", "bands"),
-    [
+def test_the_curve_is_covered_where_batches_are_sampled():
+    """300 runs at three noise multipliers and confidence 0.99; false alarm 1e-6 each.
+
+    An interval that misses in 5 % of all runs would be noticed, as would a truth that is 20 % off.
+    """
+    for scheme, bands in [
         (BMinSep(2, 2, 0.4), 2),
         (Poisson(2, 0.2), 1),
         (BMinSep(2, 1, 0.999, False), 1),
         (MultiAttribution(2, 2, 0.3, 2), 2),
         (BallsInBins(2, 2), 2),
-    ],
-    ids=str,
-)
-def test_the_curve_is_covered_where_batches_are_sampled(scheme, bands):
-    """300 runs at three noise multipliers and confidence 0.99; false alarm 1e-6 each.
-
-    An interval that misses in 5 % of all runs would be noticed, as would a truth that is 20 % off.
-    """
-    strategy, sigmas, epsilon = BandedToeplitz.square_root(bands), np.array([0.7, 1.0, 1.6]), 0.5
-    truth = np.array(
-        [
-            max(
-                delta_of_two_steps(scheme, strategy.coefficients, sigma, epsilon, side)
-                for side in ("remove", "add")
-            )
-            for sigma in sigmas
-        ]
-    )
-    misses, off = np.zeros(3), np.zeros(3)
-    for run in range(300):
-        options = dict(num_samples=2048, confidence=0.99, key=jax.random.key(run))
-        curve = delta_curve(scheme, strategy, sigmas, epsilon, **options)
-        misses += (truth < curve.low) | (curve.high < truth)
-        off += curve.value / truth - 1
-    assert np.all(misses <= few(300, 0.01)), misses
-    # The larger of two means is a little above the larger truth.
-    assert np.all(np.abs(off / 300) < 0.2), off / 300
+    ]:
+        strategy, sigmas, epsilon = BandedToeplitz.square_root(bands), np.array([0.7, 1.0, 1.6]), 0.5
+        truth = np.array(
+            [
+                max(
+                    delta_of_two_steps(scheme, strategy.coefficients, sigma, epsilon, side)
+                    for side in ("remove", "add")
+                )
+                for sigma in sigmas
+            ]
+        )
+        misses, off = np.zeros(3), np.zeros(3)
+        for run in range(300):
+            options = dict(num_samples=2048, confidence=0.99, key=jax.random.key(run))
+            curve = delta_curve(scheme, strategy, sigmas, epsilon, **options)
+            misses += (truth < curve.low) | (curve.high < truth)
+            off += curve.value / truth - 1
+        assert np.all(misses <= few(300, 0.01)), misses
+        # The larger of two means is a little above the larger truth.
+        assert np.all(np.abs(off / 300) < 0.2), off / 300
 
 
 def test_intervals_grow_with_confidence(key):

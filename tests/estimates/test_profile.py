@@ -68,10 +68,10 @@ def test_the_add_direction_ends_exactly_where_it_is_zero(key):
     assert found.directions["add"][1, 0] > 0
 
 
-@pytest.mark.parametrize("grid", [[], [1.0, 1.0], [2.0, 1.0], [-1.0], [np.nan], [[1.0]]])
-def test_bad_grids(grid):
-    with pytest.raises(ValueError, match="epsilons must be"):
-        privacy_profile(ONE, grid)
+def test_bad_grids():
+    for grid in [[], [1.0, 1.0], [2.0, 1.0], [-1.0], [np.nan], [[1.0]]]:
+        with pytest.raises(ValueError, match="epsilons must be"):
+            privacy_profile(ONE, grid)
 
 
 def test_without_correlation_nothing_is_drawn(monkeypatch):

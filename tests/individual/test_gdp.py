@@ -146,10 +146,10 @@ def test_small_costs_are_not_rounded_to_0(q, sigma, order):
     assert exact <= found <= exact * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("orders", [[np.inf], [2, np.nan], [2.0**21], [1], []])
-def test_invalid_orders_are_refused(orders):
-    with pytest.raises(ValueError, match="orders must be"):
-        subsampled_gaussian_rdp(0.1, 1.0, orders)
+def test_invalid_orders_are_refused():
+    for orders in [[np.inf], [2, np.nan], [2.0**21], [1], []]:
+        with pytest.raises(ValueError, match="orders must be"):
+            subsampled_gaussian_rdp(0.1, 1.0, orders)
 
 
 def test_an_infinite_order_has_no_epsilon():

@@ -182,18 +182,15 @@ def test_nothing_asks_for_the_type_of_a_scheme_or_strategy():
             assert not found, f"{where}: ask a method of the scheme instead"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_a_type_test_is_seen():
+    for code in [
         "isinstance(scheme, BMinSep)",
         "isinstance(m.strategy, (Dense, int))",
         "isinstance(x, BMinSep | MultiAttribution)",
         "type(scheme) is kind",
         "match scheme:\n    case BMinSep(): pass",
-    ],
-)
-def test_a_type_test_is_seen(code):
-    assert type_tests(ast.parse(code)) == 1
+    ]:
+        assert type_tests(ast.parse(code)) == 1
 
 
 def test_no_public_name_hides_a_module():
@@ -244,19 +241,16 @@ def test_directions_are_members_and_not_strings():
             )
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_a_direction_string_is_seen():
+    for code in [
         'direction == "remove"',
         '"add" != direction',
         'direction in ("remove", "add")',
         '("remove", "add").index(direction)',
         'verdicts["add"]',
         'match direction:\n    case "add": pass',
-    ],
-)
-def test_a_direction_string_is_seen(code):
-    assert direction_strings(ast.parse(code)) == 1
+    ]:
+        assert direction_strings(ast.parse(code)) == 1
 
 
 def references():

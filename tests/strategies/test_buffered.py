@@ -144,9 +144,8 @@ def test_by_name_and_stored():
     assert loss(alone, N, 1, N) <= loss(BandedToeplitz.identity(), N, 1, N) * (1 + 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_bad_numbers():
+    for change, message in [
         ({"decays": (1.0,)}, r"decays must be from 0 to below 1, one was 1\.0"),
         ({"decays": (-0.1,)}, r"decays must be from 0 to below 1, one was -0\.1"),
         ({"weights": (0.0,)}, r"weights must be above 0, one was 0\.0"),
@@ -157,24 +156,19 @@ def test_by_name_and_stored():
         ({"weights": ("a",)}, "weights must be a list of numbers"),
         ({"weights": (True,)}, "weights must be a list of numbers"),
         ({"iterations": 0}, "iterations must be"),
-    ],
-)
-def test_bad_numbers(change, message):
-    with pytest.raises(ValueError, match=message):
-        BufferedToeplitz(**{"decays": (0.5,), "weights": (0.5,), "iterations": 4} | change)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            BufferedToeplitz(**{"decays": (0.5,), "weights": (0.5,), "iterations": 4} | change)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_bad_schedule():
+    for change, message in [
         ({"participations": 2}, "min_separation must be given for 2 participations"),
         ({"participations": 4, "min_separation": 3}, "participations must be at most 3, got 4"),
         ({"buffers": 0}, "buffers must be"),
         ({"iterations": 0}, "iterations must be"),
         ({"workload": 0.1}, "workload must be"),
         ({"iterations": 9000, "workload": Workload(lambda t: 1 / (1 + t))}, "workload must have a constant"),
-    ],
-)
-def test_bad_schedule(change, message):
-    with pytest.raises(ValueError, match=message):
-        BufferedToeplitz.optimal(**{"iterations": 8, "buffers": 2} | change)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            BufferedToeplitz.optimal(**{"iterations": 8, "buffers": 2} | change)

@@ -61,19 +61,19 @@ def test_closed_forms():
     np.testing.assert_allclose(WORKLOADS[4].matrix(N), lower * WORKLOADS[4].rates(N), rtol=1e-12)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_error_against_dense(workload):
-    banded = BandedToeplitz.square_root(4)
-    for strategy in (banded, BandedInverse.bisr(iterations=N, bands=3)):
-        found = workload_error(strategy, iterations=N, noise_multiplier=1.5, workload=workload)
-        assert found == pytest.approx(dense(workload, strategy) * 1.5**2, rel=1e-10)
-    full = Dense(enumeration.strategy_matrix(banded.array, N, N))
-    assert full.unit_workload_error(N, workload) == pytest.approx(dense(workload, banded), rel=1e-10)
-    if workload == Workload():
-        error = prefix_sum_error(banded, iterations=N, noise_multiplier=1.5)
-        assert workload_error(banded, iterations=N, noise_multiplier=1.5, workload=workload) == pytest.approx(
-            error, rel=1e-12
-        )
+def test_error_against_dense():
+    for workload in WORKLOADS:
+        banded = BandedToeplitz.square_root(4)
+        for strategy in (banded, BandedInverse.bisr(iterations=N, bands=3)):
+            found = workload_error(strategy, iterations=N, noise_multiplier=1.5, workload=workload)
+            assert found == pytest.approx(dense(workload, strategy) * 1.5**2, rel=1e-10)
+        full = Dense(enumeration.strategy_matrix(banded.array, N, N))
+        assert full.unit_workload_error(N, workload) == pytest.approx(dense(workload, banded), rel=1e-10)
+        if workload == Workload():
+            error = prefix_sum_error(banded, iterations=N, noise_multiplier=1.5)
+            assert workload_error(
+                banded, iterations=N, noise_multiplier=1.5, workload=workload
+            ) == pytest.approx(error, rel=1e-12)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -131,9 +131,8 @@ def test_default_is_prefix_sums():
     assert made == BandedInverse.optimal(iterations=N, bands=3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_workload():
+    for arguments, message in [
         ({"learning_rate": 0.0}, "learning_rate must be"),
         ({"learning_rate": "x"}, "learning_rate must be"),
         ({"momentum": 1.0}, r"momentum must be from 0 to below 1, got 1\.0"),
@@ -141,11 +140,9 @@ def test_default_is_prefix_sums():
         ({"momentum": True}, "momentum must be"),
         ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0, got nan"),
         ({"weight_decay": float("inf")}, "weight_decay must be"),
-    ],
-)
-def test_bad_workload(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Workload(**arguments)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Workload(**arguments)
 
 
 @pytest.mark.parametrize("schedule", [lambda t: -1.0, lambda t: 0.0, lambda t: float("nan"), lambda t: "x"])
@@ -210,9 +207,8 @@ def test_names_and_workloads_go_together(name, workload):
     assert name_of(Workload(WARM)) is None  # of another make: no name stands for it
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
+def test_names_that_are_none():
+    for name, message in [
         ("", "got ''"),
         ("momentum", "must have momentum with a number"),
         ("momentum:1.0", "momentum must be from 0 to below 1"),
@@ -226,12 +222,10 @@ def test_names_and_workloads_go_together(name, workload):
         ("learning-rate:0", "learning_rate must be"),
         ("prefix-sum,momentum:0.5", "got 'prefix-sum'"),
         (3, "got 3"),
-    ],
-)
-def test_names_that_are_none(name, message):
-    with pytest.raises(ValueError, match=message) as refused:
-        workload_named(name, N)
-    assert "\n" not in str(refused.value)
+    ]:
+        with pytest.raises(ValueError, match=message) as refused:
+            workload_named(name, N)
+        assert "\n" not in str(refused.value)
 
 
 def test_an_optimised_matrix_by_name_is_made_for_the_workload():

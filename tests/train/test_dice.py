@@ -154,19 +154,16 @@ def _is_dice(node):
     return isinstance(node, DiceState)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_bad_input():
+    for options, words in [
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"error_clip_norm": float("nan")}, "error_clip_norm"),
         ({"noise_std": -1.0}, "noise_std"),
         ({"batch_size": 0}, "batch_size"),
         ({"noise_std": 1e12}, "no grid fits"),
-    ],
-)
-def test_bad_input(options, words):
-    with pytest.raises(ValueError, match=words):
-        aggregate(**options)
+    ]:
+        with pytest.raises(ValueError, match=words):
+            aggregate(**options)
 
 
 def rule_with(**options):

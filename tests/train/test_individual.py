@@ -274,26 +274,23 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("covered", "options", "message"), REFUSED, ids=[m for *_, m in REFUSED])
-def test_refuses(covered, options, message):
-    with pytest.raises(ValueError, match=message):
-        run(covered, **{"individual": IndividualAccounting()} | options)
+def test_refuses():
+    for covered, options, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            run(covered, **{"individual": IndividualAccounting()} | options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_settings():
+    for options, message in [
         (dict(epsilon=1.0), "together"),
         (dict(delta=1e-5), "together"),
         (dict(epsilon=-1.0, delta=1e-5), "epsilon"),
         (dict(epsilon=1.0, delta=0.0), "delta"),
         (dict(order=8), "order"),
         (dict(buckets=0), "buckets"),
-    ],
-)
-def test_bad_settings(options, message):
-    with pytest.raises(ValueError, match=message):
-        IndividualAccounting(**options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            IndividualAccounting(**options)
 
 
 def test_losses_of_another_data_set_or_filter_are_refused():

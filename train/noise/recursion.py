@@ -376,7 +376,9 @@ class _RunningSums:
 
 def _stream_of(strategy: Strategy):
     recursion = strategy.noise_recursion()
-    return (_RunningSums if isinstance(recursion, BufferedRecursion) else LastVectors)(recursion)
+    if isinstance(recursion, BufferedRecursion):
+        return _RunningSums(recursion)
+    return LastVectors(recursion)
 
 
 def _weighted_sums(weights, ring, split):

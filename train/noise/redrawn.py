@@ -17,14 +17,15 @@ from .recursion import FRACTION, LastVectors, NoiseState
 KEEP, RECOMPUTE = "keep", "recompute"
 
 
-def check(strategy: Strategy) -> None:
-    """ValueError for a matrix whose noise is no sum of a few fresh vectors."""
+def check(strategy: Strategy) -> NoiseRecursion:
+    """Return the recursion; ValueError for a matrix whose noise is no sum of a few fresh vectors."""
     recursion = strategy.noise_recursion()
     if not (isinstance(recursion, NoiseRecursion) and recursion.of_inverse):
         raise ValueError(
             f"noise_memory must be 'keep' for {strategy.describe()}, whose inverse is not banded; calibrate "
             "with --strategy optimal-inverse, of which 2 to 4 bands have nearly the error of as many here"
         )
+    return recursion
 
 
 def init(params, key) -> NoiseState:
@@ -38,7 +39,7 @@ def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple:
     leaves, structure = jax.tree.flatten(params)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     with jax.enable_x64(True):
-        stream = LastVectors(strategy.noise_recursion())
+        stream = LastVectors(check(strategy))
         _, ages, weights = stream.slots(state.step)
         ages = jnp.append(ages, jnp.zeros(1, ages.dtype))
         weights = jnp.append(weights, 1 / FRACTION)

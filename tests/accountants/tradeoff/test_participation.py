@@ -64,9 +64,8 @@ def assert_distribution(pmf, expected):
     assert pmf.truncated_mass == 0
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "s", "g"),
-    [
+def test_shuffled_epoch_by_enumeration():
+    for n, m, s, g in [
         (12, 3, 2, 4),
         (12, 1, 3, 3),
         (12, 3, 1, 3),
@@ -75,15 +74,12 @@ def assert_distribution(pmf, expected):
         (6, 6, 1, 6),
         (8, 2, 2, 1),
         (8, 1, 1, 8),
-    ],
-)
-def test_shuffled_epoch_by_enumeration(n, m, s, g):
-    assert_distribution(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
+    ]:
+        assert_distribution(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "s", "g", "epochs"),
-    [
+def test_subsampling_by_enumeration():
+    for n, m, s, g, epochs in [
         (12, 3, 2, 4, 1),
         (12, 1, 3, 3, 2),
         (12, 3, 1, 3, 1),
@@ -91,11 +87,9 @@ def test_shuffled_epoch_by_enumeration(n, m, s, g):
         (6, 1, 6, 4, 2),
         (6, 6, 1, 6, 1),
         (8, 2, 2, 1, 2),
-    ],
-)
-def test_subsampling_by_enumeration(n, m, s, g, epochs):
-    expected = enumerate_rounds(n, m, s, g, epochs * n // (m * s))
-    assert_distribution(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
+    ]:
+        expected = enumerate_rounds(n, m, s, g, epochs * n // (m * s))
+        assert_distribution(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
 
 
 def test_printed_numbers_of_the_distributions():
@@ -295,9 +289,8 @@ GOOD = dict(
 )
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
+def test_bad_sizes():
+    for change, word in [
         ({"dataset_size": 13}, "divide"),
         ({"dataset_size": 0}, "dataset_size"),
         ({"num_microbatches": 0}, "num_microbatches"),
@@ -306,12 +299,10 @@ GOOD = dict(
         ({"group_size": 13}, "group_size"),
         ({"group_size": True}, "group_size"),
         ({"sampling": "random"}, "sampling"),
-    ],
-)
-def test_bad_sizes(change, word):
-    with pytest.raises(ValueError, match=word) as caught:
-        participation_pmf(**GOOD | change)
-    assert "\n" not in str(caught.value)
+    ]:
+        with pytest.raises(ValueError, match=word) as caught:
+            participation_pmf(**GOOD | change)
+        assert "\n" not in str(caught.value)
 
 
 def test_other_bad_input():

@@ -177,11 +177,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_refuses(options, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        audit(**given() | {"plan": PLAN} | options)
-    assert "\n" not in str(caught.value)
+def test_refuses():
+    for options, message in REFUSED:
+        with pytest.raises(ValueError, match=message) as caught:
+            audit(**given() | {"plan": PLAN} | options)
+        assert "\n" not in str(caught.value)
 
 
 def test_what_an_audit_does_not_see_is_refused():

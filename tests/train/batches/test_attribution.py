@@ -125,32 +125,29 @@ TINY = from_edges([0, 0, 1], [0, 1, 1], dataset_size=2)
 ONE = from_edges([7], [0], dataset_size=1)
 
 
-@pytest.mark.parametrize(
-    ("graph", "scheme", "burn_in"),
-    [
-        (TINY, MultiAttribution(3, 2, 0.4, 2, False), 0),
-        (TINY, MultiAttribution(2, 2, 0.3, 2, True), 1),
-        (ONE, MultiAttribution(4, 3, 0.4, 1, True), 2),
-        (ONE, MultiAttribution(3, 2, 0.4, 2, True), 1),
-        (TINY, MultiAttribution(2, 1, 0.4, 2, True), 0),
-    ],
-)
-def test_the_sampler_is_algorithm_3(graph, scheme, burn_in):
+def test_the_sampler_is_algorithm_3():
     """The distribution of whole runs against all coins written out; two chi-squares, false alarm 1e-6
     together.
 
     Samples of a fixed size would hardly show on copies side by side: so there are runs of the graph alone.
     """
-    distribution = naive_distribution(graph, scheme, burn_in)
-    alone = []
-    for seed in range(600):
-        drawn = batches(scheme, graph, (seed, 1, 2, 3))
-        alone.append([int(e in batch) for batch in drawn for e in range(graph.num_examples)])
-    assert chi_square_p_value(np.array(alone), distribution) > FALSE_ALARM / 2
-    many = np.zeros((120, COPIES, scheme.iterations, graph.num_examples), int)
-    for run, step, copy, example in runs_of_copies(scheme, graph, len(many), (1, 2, 3)):
-        many[run, copy, step, example] = 1
-    assert chi_square_p_value(many.reshape(120 * COPIES, -1), distribution) > FALSE_ALARM / 2
+    for graph, scheme, burn_in in [
+        (TINY, MultiAttribution(3, 2, 0.4, 2, False), 0),
+        (TINY, MultiAttribution(2, 2, 0.3, 2, True), 1),
+        (ONE, MultiAttribution(4, 3, 0.4, 1, True), 2),
+        (ONE, MultiAttribution(3, 2, 0.4, 2, True), 1),
+        (TINY, MultiAttribution(2, 1, 0.4, 2, True), 0),
+    ]:
+        distribution = naive_distribution(graph, scheme, burn_in)
+        alone = []
+        for seed in range(600):
+            drawn = batches(scheme, graph, (seed, 1, 2, 3))
+            alone.append([int(e in batch) for batch in drawn for e in range(graph.num_examples)])
+        assert chi_square_p_value(np.array(alone), distribution) > FALSE_ALARM / 2
+        many = np.zeros((120, COPIES, scheme.iterations, graph.num_examples), int)
+        for run, step, copy, example in runs_of_copies(scheme, graph, len(many), (1, 2, 3)):
+            many[run, copy, step, example] = 1
+        assert chi_square_p_value(many.reshape(120 * COPIES, -1), distribution) > FALSE_ALARM / 2
 
 
 @pytest.mark.parametrize(("k_u", "b", "p"), [(3, 5, 0.05), (4, 2, 0.3), (2, 9, 0.03), (6, 1, 0.2)])

@@ -385,12 +385,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_bad_sources(kind):
-    source, message = REFUSED[kind]
-    with pytest.raises(ValueError, match=message) as caught:
-        as_rows(source)
-    assert "\n" not in str(caught.value)
+def test_bad_sources():
+    for kind in REFUSED:
+        source, message = REFUSED[kind]
+        with pytest.raises(ValueError, match=message) as caught:
+            as_rows(source)
+        assert "\n" not in str(caught.value)
 
 
 def test_bad_files(tmp_path):

@@ -191,10 +191,10 @@ def test_memory_follows_the_microbatch(key):
     assert temporary(4) < temporary(64) / 4
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), "1"])
-def test_bad_clip_norm(value):
-    with pytest.raises(ValueError, match="clip_norm"):
-        Grid(value, 20)
+def test_bad_clip_norm():
+    for value in [0.0, -1.0, float("inf"), float("nan"), "1"]:
+        with pytest.raises(ValueError, match="clip_norm"):
+            Grid(value, 20)
 
 
 def test_a_bare_clip_norm_is_refused(key):

@@ -63,9 +63,8 @@ partitioned.def_partition(
 )
 
 
-@pytest.mark.parametrize(
-    ("mixes", "name"),
-    [
+def test_what_may_receive_a_whole_batch_is_named():
+    for mixes, name in [
         (doubled, "pure_callback"),
         (lambda x: io_callback(lambda x: 2 * x, ONE, x), "io_callback"),
         (lambda x: buffer_callback.buffer_callback(lambda *_: None, ONE)(x), "buffer_callback"),
@@ -86,11 +85,9 @@ partitioned.def_partition(
         (lambda x: lax.reduce(x[None], 0.0, lambda a, b: a + b + doubled(b), (0,)), "pure_callback"),
         (lambda x: x[None].at[0].apply(doubled), "pure_callback"),
         (lambda x: lax.custom_linear_solve(lambda v: v, x, lambda _, b: doubled(b), symmetric=True), "pure_"),
-    ],
-)
-def test_what_may_receive_a_whole_batch_is_named(mixes, name):
-    found = why_not(jax.make_jaxpr(mixes)(jnp.float32(1)).jaxpr)
-    assert (found is None) if name is None else (name in found and "\n" not in found)
+    ]:
+        found = why_not(jax.make_jaxpr(mixes)(jnp.float32(1)).jaxpr)
+        assert (found is None) if name is None else (name in found and "\n" not in found)
 
 
 def test_a_collective_is_refused():
@@ -280,8 +277,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_what_models_are_made_of_passes(name):
+def test_what_models_are_made_of_passes():
     """The gradients' programs; nothing is compiled."""
-    loss, params, rest = MODELS[name]()
-    assert why_not(jax.make_jaxpr(jax.grad(loss))(params, rest, X).jaxpr) is None
+    for name in MODELS:
+        loss, params, rest = MODELS[name]()
+        assert why_not(jax.make_jaxpr(jax.grad(loss))(params, rest, X).jaxpr) is None
