@@ -26,7 +26,7 @@ def blank(width: float, height: float):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("plot needs matplotlib, which is not installed: pip install matplotlib") from None
+        raise ValueError("plot needs matplotlib: pip install 'jaxacct[plot]'") from None
 
     class Shown(Figure):
         """A figure that a notebook shows when a cell ends with it, whether pyplot was imported or not."""

@@ -311,7 +311,7 @@ def _drawn(plan: Plan) -> list[str]:
 
 def _pictures(plan: Plan, bands: Profile | None) -> str:
     if importlib.util.find_spec("matplotlib") is None:
-        return "<p>None: matplotlib was not installed where this page was made.</p>"
+        return "<p>None: matplotlib was not installed where this page was made (jaxacct[plot]).</p>"
     figures = [plot.losses(plan), plot.verification(plan.verdict)]
     if plan.certified:
         figures = [plot.profile(plan, bands), plot.tradeoff(plan, bands), *figures]

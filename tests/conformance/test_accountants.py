@@ -189,6 +189,7 @@ ORACLES = {
 
 @pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
 def test_against_the_distribution_that_it_reveals(accountant, mechanism):
+    assert accountant.name in ORACLES, f"add the accountant {accountant.name!r} to ORACLES of {__file__}"
     oracle, slack = ORACLES[accountant.name]
     for epsilon in (0.1, 0.5):
         value = oracle(mechanism, epsilon)

@@ -82,6 +82,9 @@ IDENTITY = BandedToeplitz.identity()
 
 def test_every_registered_scheme_is_in_the_table():
     """Of fixed-order batches nothing is random: tests/schemes/test_fixed_order.py."""
+    for name in {*SCHEMES} - {"fixed-order"}:
+        for table in ("MEMBERS", "STATED"):
+            assert name in globals()[table], f"add the scheme {name!r} to {table} of {__file__}"
     assert set(MEMBERS) | {"fixed-order"} == set(SCHEMES)
     for name, schemes in MEMBERS.items():
         assert {type(scheme) for scheme in schemes} == {SCHEMES[name]}

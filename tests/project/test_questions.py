@@ -46,6 +46,18 @@ CALIBRATE = (
 REPLACED = re.compile("|".join(rf"(?<![\d.]){re.escape(number)}(?!\d)" for number in SMALLER))
 
 
+SHORT = (
+    "which-delta epochs-to-iterations without-poisson-sampling my-own-mean early-stopping next-month "
+    "noise-above-the-gradient"
+).split()
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_an_answer_has_at_most_200_words_and_a_command(name):
+    page = FOLDER / f"{name}.md"
+    assert len(page.read_text(encoding="utf-8").split()) <= 200 and blocks(page)
+
+
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Languages and texts, in the order of the page."""
     return re.findall(r"```(sh|python)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)

@@ -224,6 +224,7 @@ BAD = {
         dict(clip_norm=float("nan")),
         "clip_norm must be a finite number above 0, got nan",
     ),
+    "a huge clip norm": (dict(clip_norm=1e300), "clip_norm must be in [1e-30, 1e30], got 1e+300"),
     "a number for a folder": (dict(out=3), "out must be the path of a folder, got 3"),
     "the empty path": (dict(out=""), "out must be the path of a folder, got ''"),
     "a number to evaluate": (

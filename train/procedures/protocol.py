@@ -112,8 +112,8 @@ class Request:
         return rows
 
     def given_clip_norm(self) -> float:
-        """Return the clip norm, by default 1; ValueError unless it is a positive number."""
-        return 1.0 if self.clip_norm is None else _validate.positive_number("clip_norm", self.clip_norm)
+        """Return the clip norm, by default 1; ValueError unless it is in [1e-30, 1e30]."""
+        return 1.0 if self.clip_norm is None else _validate.scale("clip_norm", self.clip_norm)
 
     def given_optimizer(self) -> optax.GradientTransformation:
         """Return the optimizer; ValueError where it is missing or none of optax."""

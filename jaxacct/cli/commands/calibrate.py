@@ -50,8 +50,9 @@ def command(
     --scheme poisson.
 
     Args:
-      adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
-        example is in its place; the last two need examples that are sampled independently.
+      adjacency: what the data set is compared with: the same one in which an example's gradients count as
+        zero (zero-out), in which it is missing (add-or-remove-one), or in which another is in its place
+        (replace-one). The last two are not for every scheme; a refusal names those that a scheme has.
       out: write the plan to this file.
       noise_multiplier: certify this value only, or say why it was not certified; with --delta alone find and
         certify the smallest epsilon, with --epsilon alone the smallest delta.
