@@ -109,6 +109,10 @@ class BalancedMinSep(SparseScheme):
         groups = [(k - longer, size), (longer, size + 1)]
         return tuple((number, steps, math.floor(steps / kept - steps)) for number, steps in groups if number)
 
+    @property
+    def batch_rates(self) -> np.ndarray:
+        return self.participation_probabilities()
+
     def log_probability_of_none(self) -> float:
         return self.max_participations * log_probabilities(self.keep_probability)[1]
 

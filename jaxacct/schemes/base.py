@@ -299,6 +299,9 @@ class Scheme(abc.ABC):
         del times
         return None
 
+    batch_rates: np.ndarray | None = None
+    """(iterations,) float64: `max_rate` of each step, where batches are not of one mean."""
+
     # -- Optional faster paths -----------------------------------------------------------------------------
 
     replicas: ModuleType | None = None

@@ -60,7 +60,8 @@ def batch_sizes(
         return expected, math.ceil(expected)
     if cut_to is not None:
         return expected, _validate.positive_integer("max_batch_size", cut_to)
-    return expected, max_batch_size(size, scheme.max_rate, scheme.iterations, overflow)
+    rates = scheme.max_rate if scheme.batch_rates is None else scheme.batch_rates
+    return expected, max_batch_size(size, rates, scheme.iterations, overflow)
 
 
 def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
@@ -73,13 +74,18 @@ def check_dataset_size(scheme: Scheme, dataset_size: int) -> None:
         scheme.expected_batch_sizes(dataset_size)  # which must be whole
 
 
-def max_batch_size(dataset_size: int, rate: float, iterations: int, overflow: float = OVERFLOW) -> int:
-    """Return a batch size that no step of the run exceeds, except with probability at most `overflow`."""
+def max_batch_size(dataset_size: int, rates, iterations: int, overflow: float = OVERFLOW) -> int:
+    """Return a batch size that no step of the run exceeds, except with probability at most `overflow`.
+
+    `rates` is the probability with which examples, independently, are in a batch: one for all steps, or one
+    for each, (iterations,).
+    """
     if not overflow / iterations > 1e-300:
         return dataset_size
 
     def is_rarely_exceeded(size: int) -> bool:
         # The binomial tail, as in scipy.stats, which takes 0.3 s to import.
-        return bool(scipy.special.betainc(size + 1, dataset_size - size, rate) <= overflow / iterations)
+        tails = scipy.special.betainc(size + 1, dataset_size - size, rates)
+        return bool(tails.mean() <= overflow / iterations)
 
     return min(dataset_size, bisect_left(range(dataset_size), True, key=is_rarely_exceeded) + 1)

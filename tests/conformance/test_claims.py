@@ -8,6 +8,7 @@ state. Users come first: their reserve depends on epsilon.
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -49,10 +50,10 @@ def expected(claim: Claim) -> dict:
     if scheme.patterns:
         largest = math.ceil(scheme.expected_batch_sizes(size).mean())
     elif stops:  # at most this probability that any step exceeds it, by the union over steps
-        limit, rate = numbers["stops"] / scheme.iterations, scheme.max_rate
-        largest = int(stats.binom.isf(limit, size, rate)) if rate < 1 else size
-        largest += stats.binom.sf(largest, size, rate) > limit
-        largest = min(size, int(largest) + 1)  # one more than that, for the rounding of the tail
+        rates = scheme.max_rate if scheme.batch_rates is None else scheme.participation_probabilities()
+        tails = stats.binom.sf(np.arange(size + 1)[:, None], size, rates).mean(axis=1)
+        largest = int(np.argmax(tails <= numbers["stops"] / scheme.iterations))
+        largest = min(size, largest + 1)  # one more than that, for the rounding of the tail
     mean = scheme.expected_batch_sizes(size).mean()
     return numbers | {"largest": largest, "mean": pytest.approx(float(mean), rel=1e-12)}
 

@@ -13,6 +13,7 @@ from scipy import stats
 from jaxacct.kernels import fixed_counts
 from jaxacct.likelihood import rounding
 from jaxacct.schemes import BalancedMinSep, BMinSep
+from jaxacct.schemes.batch_sizes import batch_sizes, max_batch_size
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
 
@@ -116,6 +117,34 @@ def test_marginals_and_pairs_of_a_long_run(key):
         assert abs((first >= at).mean() - chance) < 4.9 * math.sqrt(chance * (1 - chance) / num)
         both = (steps[:, 1] - first - 64 >= at).mean()
         assert abs(both - chance) < 4.9 * math.sqrt(chance * (1 - chance) / num)
+
+
+def test_batch_sizes_follow_the_step():
+    """By exact integers: p_i is largest at the ends, n / m of the mean, and the largest batch holds there.
+
+    The mean rate of README's job would allow too small a batch, the largest one too large a one.
+    """
+    for n, b, k in ((1000, 16, 4), (40, 5, 6)):
+        scheme, m = BalancedMinSep(n, b, k), n - (k - 1) * (b - 1)
+        rates = scheme.participation_probabilities()
+        ways = [
+            sum(
+                math.comb(i - j * (b - 1), j) * math.comb(m - 1 - i + j * (b - 1), k - 1 - j)
+                for j in range(k)
+                if 0 <= i - j * (b - 1) < m
+            )
+            for i in range(n)
+        ]
+        np.testing.assert_allclose(rates, np.array(ways, float) / math.comb(m, k), rtol=1e-12)
+        np.testing.assert_allclose(rates, rates[::-1], rtol=1e-12)
+        assert rates[0] == pytest.approx(k / m) and rates.mean() == pytest.approx(k / n)
+    scheme, size = BalancedMinSep(1000, 16, 4), 50_000
+    expected, largest = batch_sizes(scheme, size)
+    rates = scheme.participation_probabilities()
+    assert expected == pytest.approx(200)
+    assert stats.binom.sf(largest, size, rates).sum() <= 1e-9 < stats.binom.sf(largest - 2, size, rates).sum()
+    assert max_batch_size(size, 4 / 1000, 1000) < largest < max_batch_size(size, rates.max(), 1000)
+    assert BalancedMinSep(400, 20, 20).participation_probabilities().min() < 2e-11, "no divisor of a step"
 
 
 def test_bad_input():
