@@ -1,11 +1,17 @@
-"""Bounds on what a list of events has spent: those of dp-accounting, or the numbers of DP-SGD runs."""
+"""Bounds on what is spent: by a list of events, or by the first steps of a run (proofs/events.md)."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from jaxacct.accountants.analytic import best_accountant
 from jaxacct.accountants.composition import Steps, composed_delta, composed_epsilon, steps_of
 from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.statistics import roots
+
+_PRECISION = 1e-4  # relative; the upper end is returned
 
 
 def delta(events: Sequence[Any], *, epsilon: float) -> float:
@@ -34,6 +40,47 @@ def epsilon(events: Sequence[Any], *, delta: float) -> float:
     Infinite where nothing below 500 is shown.
     """
     return composed_epsilon(_steps(events), _validate.delta(delta))
+
+
+def first_steps(mechanism: Mechanism, steps: int) -> Mechanism | None:
+    """Return a mechanism that reveals at least the first outputs of another one, None where none is known."""
+    scheme, strategy = checked(mechanism).scheme, mechanism.strategy.of_first_steps()
+    if _validate.positive_integer("steps", steps) > scheme.iterations:
+        raise ValueError(f"steps must be at most the run's {scheme.iterations}, got {steps}")
+    if strategy is None or not scheme.first_steps_are_alike:
+        return None
+    fields: Any = scheme
+    shorter = dataclasses.replace(fields, iterations=steps)
+    return dataclasses.replace(mechanism, scheme=shorter, strategy=strategy)
+
+
+def epsilon_of_first_steps(
+    mechanism: Mechanism, steps: int, *, delta: float, largest: float, compose_with=None
+) -> tuple[float, str | None]:
+    """Return (upper bound on epsilon of the first `steps` outputs at `delta`, its accountant).
+
+    Args:
+      mechanism: of the whole run.
+      steps: a number that is fixed before the run, or independent of the data.
+      delta: in (0, 1).
+      largest: epsilon of the whole run at this delta, nats: never more than it, and it with None where no
+        accountant shows less.
+      compose_with: as of `calibrate`.
+
+    Raises:
+      ValueError: bad arguments.
+    """
+    delta = _validate.delta(delta)
+    part = first_steps(mechanism, steps)
+
+    def is_enough(epsilon):
+        return part is not None and best_accountant(part, epsilon, compose_with)[1] <= delta
+
+    if not is_enough(largest):
+        return largest, None
+    end = 0.0 if is_enough(0.0) else roots.bisect(is_enough, 0.0, largest, relative=_PRECISION)[1]
+    assert part is not None
+    return end, best_accountant(part, end, compose_with)[0]
 
 
 def _steps(events: Sequence[Any]) -> Steps:

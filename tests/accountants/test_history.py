@@ -1,5 +1,6 @@
 """What lists of events have spent: single events against enumeration, lists against dp-accounting."""
 
+import dataclasses
 import itertools
 import math
 
@@ -11,9 +12,12 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 import jaxacct as ja
+from jaxacct import Mechanism
 from jaxacct.accountants import event_pairs as pairs
 from jaxacct.accountants.composition import steps_of
+from jaxacct.accountants.history import epsilon_of_first_steps
 from jaxacct.statistics.loss_curves import ChordCurve
+from tests.oracles.enumeration import pattern_distribution
 
 X = np.linspace(-4.0, 4.0, 161)
 
@@ -220,3 +224,61 @@ def test_extreme_numbers_are_curves():
             values = curve.at(X)
             assert isinstance(curve, ChordCurve) and np.isfinite(values.deltas).all()
             assert np.all(np.diff(values.deltas) <= 1e-15) and np.all(values.deltas >= -np.expm1(X) - 1e-11)
+
+
+def marginal(scheme, steps: int) -> dict:
+    """Distribution of the participations of the first steps, by enumeration."""
+    found: dict = {}
+    for pattern, probability in pattern_distribution(scheme).items():
+        found[pattern[:steps]] = found.get(pattern[:steps], 0.0) + probability
+    return {pattern: probability for pattern, probability in found.items() if probability}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "alike"),
+    [
+        (ja.Poisson(5, 0.3), True),
+        (ja.CyclicPoisson(5, 2, 0.4), True),
+        (ja.BallsInBins(5, 3), True),
+        (ja.BMinSep(5, 2, 0.3), True),
+        (ja.BMinSep(5, 2, 0.3, False), True),
+        (ja.BalancedMinSep(5, 1, 2), False),
+        (ja.EpochwiseAllocation(5, 2), True),
+    ],
+)
+def test_first_steps_have_the_distribution_of_a_shorter_run(scheme, alike):
+    """The attack: k of n steps may be the first ones, of which the scheme with fewer steps has no more."""
+    for steps in (2, 3, 4):
+        shorter = dataclasses.replace(scheme, iterations=steps)
+        same = marginal(scheme, steps) == pytest.approx(marginal(shorter, steps), abs=1e-12)
+        assert same or not (alike or scheme.first_steps_are_alike)
+    assert not scheme.first_steps_are_alike or alike
+
+
+def test_first_steps_of_a_run_have_spent_less():
+    mechanism = Mechanism(ja.Poisson(40, 0.1), ja.BandedToeplitz.identity(), 1.0)
+    half, accountant = epsilon_of_first_steps(mechanism, 20, delta=1e-3, largest=8.0)
+    expected = ja.epsilon([(1.0, 0.1, 20)], delta=1e-3)
+    assert accountant == "pld" and expected <= half * (1 + 1e-6) and half <= expected * 1.001
+    # No more than the run's epsilon, and without a shorter mechanism that one.
+    assert epsilon_of_first_steps(mechanism, 40, delta=1e-3, largest=0.5) == (0.5, None)
+    balanced = Mechanism(ja.BalancedMinSep(4, 1, 2), ja.BandedToeplitz.identity(), 1.0)
+    assert epsilon_of_first_steps(balanced, 1, delta=1e-3, largest=8.0) == (8.0, None)
+    with pytest.raises(ValueError, match="steps must be at most the run's 40, got 41"):
+        epsilon_of_first_steps(mechanism, 41, delta=1e-3, largest=8.0)
+
+
+def test_first_steps_of_a_fixed_order_have_fewer_participations():
+    mechanism = Mechanism(ja.FixedOrder(40, 10, 4), ja.BandedToeplitz.square_root(4), 2.0)
+    for steps, participations in ((7, 1), (14, 2)):
+        found, name = epsilon_of_first_steps(mechanism, steps, delta=1e-5, largest=50.0)
+        expected = ja.epsilon([(2.0 / math.sqrt(participations), 1.0, 1)], delta=1e-5)
+        assert name == "unamplified" and found == pytest.approx(expected, rel=2e-4)
+        assert found >= expected * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("strategy", [ja.FiniteToeplitz((4, 3), 6), ja.BandedToeplitz((4, 3))])
+def test_first_rows_of_a_matrix_are_those_of_the_shorter_one(strategy):
+    shorter = strategy.of_first_steps()
+    assert np.array_equal(strategy.columns(6, np.arange(3))[:3], shorter.columns(3, np.arange(3)))
+    assert ja.Dense(np.eye(3)).of_first_steps() is None
