@@ -193,14 +193,14 @@ def _selected(event) -> tuple[LossCurve, LossCurve]:
     if not (shape == math.inf or _validate.nonnegative_number("shape", shape) >= 0):
         raise ValueError(f"shape must be at least 0, got {shape!r}")
     mean = _validate.positive_number("mean", event.mean)
-    largest = math.fsum(count * _largest_loss(curves) for curves, count in _steps(event.event, 1))
+    largest = math.fsum(count * _max_loss(curves) for curves, count in _steps(event.event, 1))
     if largest == math.inf:
         raise ValueError("only runs with pure differential privacy have a dominating pair here")
     factor = mean * math.tanh(largest / 2) + largest if shape == math.inf else (2 + shape) * largest
     return event_pairs.pure(factor * (1 + 8 * UNIT))
 
 
-def _largest_loss(curves: tuple[LossCurve, LossCurve]) -> float:
+def _max_loss(curves: tuple[LossCurve, LossCurve]) -> float:
     """Return an upper bound on both directions' losses, infinite where none is known."""
     ends = []
     for curve in curves:

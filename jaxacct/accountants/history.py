@@ -47,7 +47,7 @@ def first_steps(mechanism: Mechanism, steps: int) -> Mechanism | None:
     scheme, strategy = checked(mechanism).scheme, mechanism.strategy.of_first_steps()
     if _validate.positive_integer("steps", steps) > scheme.iterations:
         raise ValueError(f"steps must be at most the run's {scheme.iterations}, got {steps}")
-    if strategy is None or not scheme.first_steps_are_alike:
+    if strategy is None or not scheme.has_prefixes:
         return None
     fields: Any = scheme
     shorter = dataclasses.replace(fields, iterations=steps)

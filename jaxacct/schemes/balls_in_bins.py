@@ -25,7 +25,7 @@ class BallsInBins(RandomPhase):
     iterations: int
     cycle_length: int
     name: ClassVar[str] = "balls-in-bins"
-    first_steps_are_alike = True
+    has_prefixes = True
     sampling_probability: ClassVar[float] = 1.0  # pyrefly: ignore[bad-override]
     replicas = balls_in_bins_replicas
 

@@ -41,7 +41,7 @@ class FixedOrder(ExampleScheme):
     batch_size: int | None = None
     steps_per_epoch: int | None = None
     name: ClassVar[str] = "fixed-order"
-    first_steps_are_alike = True
+    has_prefixes = True
     options: ClassVar = MappingProxyType(
         {"separation": "min_separation", "max_participations": "participations"}
     )

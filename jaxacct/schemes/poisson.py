@@ -28,7 +28,7 @@ class Poisson(ExampleScheme):
     iterations: int
     sampling_probability: float
     name: ClassVar[str] = "poisson"
-    first_steps_are_alike = True
+    has_prefixes = True
     supports_truncation = True
     replicas = poisson_replicas
 

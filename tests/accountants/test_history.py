@@ -251,8 +251,8 @@ def test_first_steps_have_the_distribution_of_a_shorter_run(scheme, alike):
     for steps in (2, 3, 4):
         shorter = dataclasses.replace(scheme, iterations=steps)
         same = marginal(scheme, steps) == pytest.approx(marginal(shorter, steps), abs=1e-12)
-        assert same or not (alike or scheme.first_steps_are_alike)
-    assert not scheme.first_steps_are_alike or alike
+        assert same or not (alike or scheme.has_prefixes)
+    assert not scheme.has_prefixes or alike
 
 
 def test_first_steps_of_a_run_have_spent_less():
