@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
         schemes,
         strategies,
     )
+    from jaxacct.accountants.history import delta, epsilon
     from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
     from jaxacct.core.check import Verdict
     from jaxacct.core.claim import Claim, Target
@@ -101,7 +102,9 @@ __all__ = [
     "TruncatedBMinSep",
     "Verdict",
     "calibrate",
+    "delta",
     "delta_curve",
+    "epsilon",
     "estimate_delta",
     "estimate_epsilon",
     "prefix_sum_error",
@@ -114,6 +117,7 @@ __all__ = [
 
 # Where public names live. `import jaxacct` loads none of it: the first use of a name loads its module.
 _HOMES = {
+    "jaxacct.accountants.history": "delta epsilon",
     "jaxacct.calibration.calibrate": "NotCertifiedError calibrate",
     "jaxacct.recommendation.result": "Recommendation Recommended",
     "jaxacct.recommendation.search": "recommend",

@@ -16,7 +16,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from jaxacct.accountants import event_pairs
 from jaxacct.common import validate as _validate
+from jaxacct.statistics import roots
 from jaxacct.statistics.composed import TabulatedProfile
 from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
 from jaxacct.statistics.loss_curves import (
@@ -25,13 +27,18 @@ from jaxacct.statistics.loss_curves import (
     GaussianPair,
     LaplacePair,
     LossCurve,
+    Sampled,
     both_directions,
+    dominating_curves,
 )
 from jaxacct.statistics.tilted_sums import UNIT
 
 # Points of the tabulated profile, natural log: dense near zero, out to +-60.
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
-_MAX_LOSS = 500.0  # of a distribution of dp-accounting, nats: its exponential is finite
+_POSITIVE = _GRID[_GRID.size // 2 :]
+_REVEALED = (event_pairs.REVEALED, event_pairs.REVEALED)
+_MAX_LOSS = 500.0  # of a distribution of dp-accounting, and the largest epsilon: its exponential is finite
+_EPSILON_ERROR = 1e-6  # relative
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
 _MIN_PLD_NOISE = 0.03  # over the largest sensitivity
 
@@ -45,6 +52,22 @@ def composed_delta(steps: Steps, epsilon: float, compose_with=None) -> float:
     Cached, as a plan computes its bound again.
     """
     return _composed(steps, epsilon, None if compose_with is None else _key(compose_with))
+
+
+def composed_epsilon(steps: Steps, delta: float, compose_with=None) -> float:
+    """Return an upper bound on epsilon at `delta`, as `composed_delta`; infinite where none is found."""
+
+    def is_enough(epsilon):
+        return composed_delta(steps, epsilon, compose_with) <= delta
+
+    if is_enough(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while not is_enough(high):
+        if high == _MAX_LOSS:
+            return math.inf
+        low, high = high, min(4 * high, _MAX_LOSS)
+    return roots.bisect(is_enough, low, high, relative=_EPSILON_ERROR)[1]
 
 
 @functools.lru_cache(maxsize=64)
@@ -73,7 +96,7 @@ def _key(event) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _tabulate(event: str) -> TabulatedProfile:
-    positive = _GRID[_GRID.size // 2 :]
+    positive = _POSITIVE
     tables = [divergence_table(parts, positive) for parts in _by_direction(_steps_of(event))]
     found = np.maximum.reduce(tables)
     # H(P, Q) at -t is 1 - e^-t (1 - H(Q, P) at t).
@@ -95,13 +118,15 @@ def _by_direction(steps: Steps) -> list[list[Part]]:
 def _steps_of(event: str | None) -> Steps:
     if event is None:
         return ()
-    given = event_from_json(json.loads(event))
+    return steps_of(event_from_json(json.loads(event)))
+
+
+def steps_of(event, name: str = "compose_with") -> Steps:
+    """Return the steps of a `DpEvent`; ValueError for one without a dominating pair here."""
     try:
-        return tuple(_steps(given, 1))
+        return tuple(_steps(event, 1))
     except (TypeError, ArithmeticError, AttributeError, RecursionError, ValueError) as error:
-        raise ValueError(
-            f"compose_with must be an event that can be composed, got {given!r}: {error}"
-        ) from None
+        raise ValueError(f"{name} must be an event that can be composed, got {event!r}: {error}") from None
 
 
 def _steps(event, count: int) -> list:
@@ -112,7 +137,7 @@ def _steps(event, count: int) -> list:
         case dp_event.NoOpDpEvent():
             return []
         case dp_event.NonPrivateDpEvent():
-            return [((_REVEALED, _REVEALED), count)]
+            return [(_REVEALED, count)]
         case dp_event.SelfComposedDpEvent():
             times = _validate.positive_integer("count", event.count, minimum=0)
             return _steps(event.event, count * times) if times else []
@@ -122,52 +147,85 @@ def _steps(event, count: int) -> list:
             q = event.sampling_probability
             return [] if q == 0 else _sampled(event.event, _validate.probability("probability", q), count)
         case dp_event.GaussianDpEvent():
-            return _sampled(dp_event.GaussianDpEvent(event.noise_multiplier / math.sqrt(count)), 1.0, 1)
+            return _unsampled(GaussianPair, event.noise_multiplier / math.sqrt(count), 1)
+        case dp_event.SingleEpochTreeAggregationDpEvent():
+            # A record is in one node of each level of one tree.
+            levels = max(
+                _validate.positive_integer("step_counts", n) for n in np.atleast_1d(event.step_counts)
+            )
+            levels = levels.bit_length() * count
+            return _unsampled(GaussianPair, event.noise_multiplier / math.sqrt(levels), 1)
         case dp_event.LaplaceDpEvent():
-            return _sampled(event, 1.0, count)
+            return _unsampled(LaplacePair, event.noise_multiplier, count)
         case dp_event.DiscreteLaplaceDpEvent():
-            a = _validate.nonnegative_number("noise_parameter", event.noise_parameter)
             shift = _validate.positive_integer("sensitivity", event.sensitivity)
-            if a == 0:
-                return _steps(dp_event.NonPrivateDpEvent(), count)
-            return [(both_directions(DiscreteLaplacePair(a, shift), 1.0), count)]
-    return _by_dp_accounting(event, count)
+            return _unsampled(lambda a: DiscreteLaplacePair(a, shift), event.noise_parameter, count)
+        case dp_event.RepeatAndSelectDpEvent():
+            return [(_selected(event), count)]
+        case dp_event.MixtureOfGaussiansDpEvent() | dp_event.TruncatedSubsampledGaussianDpEvent():
+            return _by_dp_accounting(event, count)
+    return event_pairs.steps_of(event, count)
+
+
+def _unsampled(pair, noise, count: int) -> list:
+    if _validate.nonnegative_number("noise", noise) == 0:
+        return [(_REVEALED, count)]
+    return [(both_directions(pair(noise), 1.0), count)]
 
 
 def _sampled(event, q: float, count: int) -> list:
-    from dp_accounting import dp_event
+    """Return the step of an event on a Poisson sample (proofs/events.md, section 2)."""
+    inner = _steps(event, 1)
+    if not inner or _REVEALED in [curves for curves, _ in inner]:
+        return [(_REVEALED, count)] if inner else []
+    (remove, add), times = inner[0]
+    if len(inner) > 1 or times > 1 or (isinstance(remove, Sampled) and remove.q < 1):
+        parts = ([Part(curves[side], times) for curves, times in inner] for side in (0, 1))
+        remove, add = dominating_curves(*((_POSITIVE, divergence_table(one, _POSITIVE)) for one in parts))
+    if isinstance(remove, Sampled):
+        return [(both_directions(remove.pair, q), count)]
+    return [((remove.sampled(q, True), add.sampled(q, False)), count)]
 
-    kinds = {dp_event.GaussianDpEvent: GaussianPair, dp_event.LaplaceDpEvent: LaplacePair}
-    if type(event) not in kinds:
-        raise ValueError("only Gaussian and Laplace events can be sampled")
-    noise = _validate.nonnegative_number("noise_multiplier", event.noise_multiplier)
-    if noise == 0:
-        return _steps(dp_event.NonPrivateDpEvent(), count)
-    return [(both_directions(kinds[type(event)](noise), q), count)]
+
+def _selected(event) -> tuple[LossCurve, LossCurve]:
+    """Return the curves of the best of a random number of runs, each with a largest loss (section 4)."""
+    shape = event.shape
+    if not (shape == math.inf or _validate.nonnegative_number("shape", shape) >= 0):
+        raise ValueError(f"shape must be at least 0, got {shape!r}")
+    mean = _validate.positive_number("mean", event.mean)
+    largest = math.fsum(count * _max_loss(curves) for curves, count in _steps(event.event, 1))
+    if largest == math.inf:
+        raise ValueError("only runs with pure differential privacy have a dominating pair here")
+    factor = mean * math.tanh(largest / 2) + largest if shape == math.inf else (2 + shape) * largest
+    return event_pairs.pure(factor * (1 + 8 * UNIT))
 
 
-_REVEALED = ChordCurve(np.array([0.0]), np.array([1.0]))
+def _max_loss(curves: tuple[LossCurve, LossCurve]) -> float:
+    """Return an upper bound on both directions' losses, infinite where none is known."""
+    ends = []
+    for curve in curves:
+        bounded = isinstance(curve, Sampled) and not isinstance(curve.pair, GaussianPair)
+        bounded = bounded or (isinstance(curve, ChordCurve) and curve.heights[-1] == 0)
+        ends.append(float(curve.nodes()[-1]) if bounded else math.inf)
+    return max(ends) * (1 + 64 * UNIT)
 
 
 def _by_dp_accounting(event, count: int) -> list:
     """Return one step by dp-accounting's distribution, which is not composed there."""
     from dp_accounting import dp_event, pld
 
-    kinds = (dp_event.MixtureOfGaussiansDpEvent, dp_event.TruncatedSubsampledGaussianDpEvent)
-    if not isinstance(event, kinds):
-        raise ValueError("dp-accounting's PLD accountant does not support it")
     distribution = pld.privacy_loss_distribution
     if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
         noise, sizes, chances = event.standard_deviation, event.sensitivities, event.sampling_probs
         if noise == 0:
-            return _steps(dp_event.NonPrivateDpEvent(), count)
+            return [(_REVEALED, count)]
         _check_noise("standard_deviation", noise, max(sizes, default=0.0))
         found = distribution.from_mixture_gaussian_mechanism(
             noise, sizes, chances, value_discretization_interval=_PLD_INTERVAL
         )
     else:
         if event.noise_multiplier == 0:
-            return _steps(dp_event.NonPrivateDpEvent(), count)
+            return [(_REVEALED, count)]
         _check_noise("noise_multiplier", event.noise_multiplier, 1.0)
         found = distribution.from_truncated_subsampled_gaussian_mechanism(
             event.dataset_size,

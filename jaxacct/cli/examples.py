@@ -31,6 +31,10 @@ jaxacct strategy --iterations 1000 --bands 16 --workload momentum:0.9 --out coef
 jaxacct show plan.json
 jaxacct show plan.json --verbose
 """,
+    "jaxacct spent": """
+jaxacct spent plan.json --step 500
+jaxacct spent --event 1.1,0.01,1000 --event 0.9,0.01,500 --delta 1e-6
+""",
     "jaxacct check": """
 jaxacct check plan.json
 jaxacct check plan.json --json

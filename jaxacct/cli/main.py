@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "Verify a plan again with fresh randomness.",
     "estimate": "Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.",
     "strategy": "Make a strategy matrix, print its prefix-sum error, write its coefficients.",
+    "spent": "Print what the first steps of a run, or a list of events, have spent at most.",
     "show": "Print a plan after checking it.",
     "check": "Check a plan by the second implementation, with samples of its own.",
     "check-run": "Check that the model, the card and the plan of a run belong together.",

@@ -122,6 +122,9 @@ class Problem:
     """Attribution schemes: maximum examples of a user (`jaxacct attribution`)."""
     truncate_to: Integer | None = None
     """For truncated-b-min-sep: batch-size cap, which may be as small as the mean batch size."""
+    max_participations: Integer | None = None
+    """For fixed-order: steps at which an example or client participates, at most; by default the epochs that
+    --dataset-size, --batch-size and --iterations imply."""
     strategy: str | None = None
     """By default `calibrate` selects the matrix, and other commands take "optimal"; also "square-root",
     "amplified" (optimal at the noise needed with sampling), or a file of coefficients; "bisr" and
@@ -162,7 +165,7 @@ class Problem:
     @property
     def is_searched(self) -> bool:
         """Whether `choose` selects what is not given; `build` takes all as it is."""
-        if self.scheme not in (None, *SCHEME_NAMES, *_LIKE_B_MIN_SEP):
+        if self.scheme not in (None, *SCHEME_NAMES, *_LIKE_B_MIN_SEP) or self.max_participations is not None:
             return False
         if self.strategy in NAMES and self.strategy not in MATRICES:  # inverses, which no search covers
             return False
@@ -239,6 +242,7 @@ class Problem:
             warm_start=not self.cold_start,
             examples_per_user=self.examples_per_user,
             truncate_to=self.truncate_to,
+            max_participations=self.max_participations,
         )
         return SCHEMES[BMinSep.name if name is None else name].from_numbers(numbers)
 

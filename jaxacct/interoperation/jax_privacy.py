@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson, Scheme
+from jaxacct.schemes import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson, Poisson, Scheme
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 from jaxacct.strategies import BandedToeplitz
+
+_FLOAT32_NORM = 1e-6  # distance from 1 of a norm that was 1 before rounding to float32
 
 
 def batch_selection(scheme: Scheme) -> Any:
@@ -52,21 +54,26 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
 
 
 def strategy_of(coefficients) -> BandedToeplitz:
-    """Return the strategy of jax-privacy's Toeplitz coefficients, (bands,); not column-normalized ones.
+    """Return the strategy of jax-privacy's Toeplitz coefficients, scaled to norm 1; not column-normalized.
 
-    jax-privacy's noise multiplier is relative to the coefficients as they are, ours to a first column of norm
-    1.
+    jax-privacy must add noise of standard deviation noise multiplier times `given_norm`, per unit of
+    sensitivity: C x + s z with columns of norm v has the privacy of (C / v) x + (s / v) z. A `BandMFConfig`
+    does so for any coefficients. Where an array is given to its noise directly, with the noise multiplier as
+    the standard deviation, a norm below 1 is more noise than certified; one above 1 would be less.
 
     Args:
-      coefficients: (bands,), of norm 1.
+      coefficients: (bands,) of norm 1 up to the rounding of float32, or a `BandMFConfig`.
 
     Raises:
-      ValueError: the norm is not 1, so jax-privacy's noise multiplier would differ from ours: with a larger
-        norm there is less noise than certified.
+      ValueError: another norm of an array, or a `BandMFConfig` with column_normalize.
     """
+    if hasattr(coefficients, "strategy"):
+        if getattr(coefficients, "column_normalize", False):
+            raise ValueError("coefficients must be of a BandMFConfig without column_normalize")
+        return BandedToeplitz(tuple(np.asarray(coefficients.strategy, np.float64).tolist()))
     found = np.asarray(coefficients, np.float64)
     norm = math.sqrt(float(np.dot(found, found))) if found.ndim == 1 else math.nan
-    if not 1 - 1e-6 <= norm <= 1 + 1e-12:
+    if not abs(norm - 1) <= _FLOAT32_NORM:
         raise ValueError(
             f"coefficients must be a vector of norm 1, got norm {norm!r}: divide them by it, in float64"
         )
@@ -116,7 +123,22 @@ def _distributions(module) -> dict:
             n, b, p, max_batch_size=given.truncated_batch_size, dataset_size=dataset_size, warm_start=warm
         )
 
-    return {
+    def read_allocation(given, dataset_size):
+        del dataset_size
+        if getattr(given, "cycle_length", 1) != 1:
+            raise ValueError("selection must have cycle_length 1: no scheme here allocates within a part")
+        return BalancedMinSep(given.iterations, 1, given.total_participations)
+
+    def write_allocation(scheme):
+        k = scheme.participations
+        if k != int(k) or (scheme.min_separation > 1 and k > 1):
+            raise ValueError("scheme must have whole participations at a separation of 1 for jax-privacy")
+        return module.RandomAllocationSampling(int(k), scheme.iterations)
+
+    # Releases before the sampler of k of n steps have no such class.
+    allocation = getattr(module, "RandomAllocationSampling", None)
+    newer = {"balanced-min-sep": (allocation, write_allocation, read_allocation)} if allocation else {}
+    return newer | {
         "poisson": (cyclic, write_cyclic, read_cyclic),
         "cyclic-poisson": (cyclic, write_cyclic, read_cyclic),
         "balls-in-bins": (

@@ -21,18 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accountants.composition import Steps, composed_delta, curve_of_pld
+from jaxacct.accountants.composition import Steps, composed_delta, composed_epsilon, curve_of_pld
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.mechanisms.mechanism import ADJACENCIES, Mechanism, checked
-from jaxacct.statistics import roots
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
 INTERVAL = 1e-3  # of epsilons; composed distributions must have the same
 LARGEST = 500.0  # epsilon; e^LARGEST is finite
-_EPSILON_ERROR = 1e-9  # relative
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +71,7 @@ class PessimisticPLD:
     def epsilon(self, delta: float) -> float:
         """Return epsilon at `delta`, which includes the failure probability; infinite where none is found."""
         left = _validate.delta(delta) - self.failure_probability
-        if not left > 0 or not composed_delta(self.steps, LARGEST) <= left:
-            return math.inf
-        if composed_delta(self.steps, 0.0) <= left:
-            return 0.0
-        return roots.bisect(
-            lambda epsilon: composed_delta(self.steps, epsilon) <= left, 0.0, LARGEST, relative=_EPSILON_ERROR
-        )[1]
+        return composed_epsilon(self.steps, left) if left > 0 else math.inf
 
     def compose(self, other, adjacency: str = ADJACENCIES[0]) -> "PessimisticPLD":
         """Compose with another of these, or with a PLD of dp-accounting of the same discretization.

@@ -3,6 +3,7 @@
 import math
 
 from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.unamplified import sensitivity
 from jaxacct.calibration.choice import choice_of
 from jaxacct.common.records import exact
 from jaxacct.core import text
@@ -18,6 +19,8 @@ TERMS = {
     "privacy unit": "what the guarantee protects, and which data set is compared with which",
     "data set": "number of examples, which is public",
     "steps": "number of noisy sums that are released",
+    "participations": "of one example or client in a fixed order, which the run must keep",
+    "zCDP": "Renyi divergences of order a are at most rho a, for every a above 1; rhos of runs add up",
     "clip norm": "each gradient is scaled to at most this length; noise is the noise multiplier times it",
     "noise multiplier": "standard deviation of the noise per unit of clip norm",
     "scheme": "how examples are drawn into batches",
@@ -80,8 +83,28 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         ("privacy unit", f"{text.unit_in_words(scheme)}, {plan.mechanism.adjacency} adjacency"),
         *sizes,
         ("steps", f"{plan.iterations:,}"),
+        *_revealed(plan),
         *text.mechanism_rows(plan.claim),
     ]
+
+
+def _revealed(plan: Plan) -> list[tuple[str, str]]:
+    """Return the limits of a fixed order, and rho-zCDP where the guarantee is a Gaussian mechanism's."""
+    patterns, rows = plan.mechanism.scheme.patterns, []
+    if patterns is not None:
+        limits = f"at most {patterns.participations}, at least {patterns.min_separation} steps apart"
+        if patterns.steps_per_epoch is not None:
+            limits += f", one in an epoch of {patterns.steps_per_epoch} steps"
+        rows = [("participations", limits)]
+    evidence = plan.evidence
+    if (
+        plan.certified
+        and plan.compose_with is None
+        and getattr(evidence, "accountant", None) == "unamplified"
+    ):
+        rho = (sensitivity(plan.mechanism) / plan.noise_multiplier) ** 2 / 2 * (1 + 1e-12)
+        rows.append(("zCDP", f"rho = {exact(rho)}"))
+    return rows
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:

@@ -53,6 +53,7 @@ class BMinSep(ExampleScheme):
     sampling_probability: float
     warm_start: bool = True
     name: ClassVar[str] = "b-min-sep"
+    has_prefixes = True
     supports_truncation = True
     options: ClassVar = {"separation": "min_separation", "warm_start": "warm_start"}
 

@@ -25,6 +25,7 @@ class BallsInBins(RandomPhase):
     iterations: int
     cycle_length: int
     name: ClassVar[str] = "balls-in-bins"
+    has_prefixes = True
     sampling_probability: ClassVar[float] = 1.0  # pyrefly: ignore[bad-override]
     replicas = balls_in_bins_replicas
 

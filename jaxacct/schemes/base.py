@@ -127,6 +127,8 @@ class Scheme(abc.ABC):
     holds_for_shared_examples: bool
     """Whether P and Q dominate on graphs in which an example has several owners; if not, a bound that reveals
     all participations may (proofs/shared_examples.md, section 4)."""
+    has_prefixes: ClassVar[bool] = False
+    """Whether the first t steps have the distribution of this scheme with `iterations` t, for every t."""
     iterations: int
     """n, the number of steps."""
     min_separation: int

@@ -103,6 +103,7 @@ class CyclicPoisson(RandomPhase):
     cycle_length: int
     sampling_probability: float
     name: ClassVar[str] = "cyclic-poisson"
+    has_prefixes = True
     replicas = cyclic_replicas
     options: ClassVar = {"separation": "cycle_length"}
 

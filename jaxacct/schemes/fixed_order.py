@@ -41,7 +41,10 @@ class FixedOrder(ExampleScheme):
     batch_size: int | None = None
     steps_per_epoch: int | None = None
     name: ClassVar[str] = "fixed-order"
-    options: ClassVar = MappingProxyType({"separation": "min_separation"})
+    has_prefixes = True
+    options: ClassVar = MappingProxyType(
+        {"separation": "min_separation", "max_participations": "participations"}
+    )
 
     def __post_init__(self):
         optional = [name for name in ("batch_size", "steps_per_epoch") if getattr(self, name) is not None]
@@ -61,12 +64,19 @@ class FixedOrder(ExampleScheme):
 
     @classmethod
     def from_batch_size(
-        cls, *, iterations: int, dataset_size: int, batch_size: float, min_separation: int | None = None
+        cls,
+        *,
+        iterations: int,
+        dataset_size: int,
+        batch_size: float,
+        min_separation: int | None = None,
+        participations: int | None = None,
     ) -> "FixedOrder":
         """Return the scheme of epochs of whole batches: the last `dataset_size % batch_size` are left out.
 
         `min_separation` is 1 by default, for epochs that are shuffled anew; the number of batches of an epoch
-        where all epochs have the same order.
+        where all epochs have the same order. `participations` is the number of epochs by default; where it is
+        given there are no epochs, as for devices that may join again after `min_separation` rounds.
         """
         size = _validate.positive_integer("dataset_size", dataset_size)
         if batch_size != int(batch_size):
@@ -80,14 +90,19 @@ class FixedOrder(ExampleScheme):
             raise ValueError(
                 f"min_separation must be at most {epoch}, the batches of an epoch of {size} examples, got {b}"
             )
-        return cls(n, b, -(-n // epoch), batch, epoch)
+        if participations is None:
+            return cls(n, b, -(-n // epoch), batch, epoch)
+        found = cls(n, b, participations, batch)
+        found.size_of_batches(size)  # refuses fewer participations than the batches have room for
+        return found
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "FixedOrder":
         numbers.refuse(cls.name, cls.options)
         if numbers.sampling_probability is not None:
             raise ValueError(f"sampling_probability does not apply to {cls.name}: nothing is sampled")
-        return cls.from_batch_size(**numbers.sizes(), min_separation=numbers.min_separation)
+        limits = {"min_separation": numbers.min_separation, "participations": numbers.max_participations}
+        return cls.from_batch_size(**numbers.sizes(), **limits)
 
     def size_of_batches(self, dataset_size: int) -> int:
         """Return the batch size; ValueError where the data set is too small for it, or it is not whole."""

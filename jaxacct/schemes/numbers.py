@@ -22,6 +22,7 @@ class Numbers:
     warm_start: bool = True
     examples_per_user: int | None = None
     truncate_to: int | None = None
+    max_participations: int | None = None
 
     def refuse(self, scheme: str, options: Collection[str]) -> None:
         """Refuse numbers that a scheme with these `options` lacks or would ignore; ValueError."""
@@ -31,9 +32,9 @@ class Numbers:
             raise ValueError(f"min_separation does not apply to {scheme}")
         if not self.warm_start and "warm_start" not in options:
             raise ValueError(f"cold_start does not apply to {scheme}")
-        for name in ("examples_per_user", "truncate_to"):
+        for name in ("examples_per_user", "truncate_to", "max_participations"):
             value = getattr(self, name)
-            if name in options and value is None:
+            if name in options and value is None and name != "max_participations":
                 raise ValueError(f"{name} must be given for {scheme}, got None")
             if value is not None:
                 _validate.positive_integer(name, value)

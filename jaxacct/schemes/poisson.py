@@ -28,6 +28,7 @@ class Poisson(ExampleScheme):
     iterations: int
     sampling_probability: float
     name: ClassVar[str] = "poisson"
+    has_prefixes = True
     supports_truncation = True
     replicas = poisson_replicas
 

@@ -20,6 +20,7 @@ _REACH = 38.0
 _NODES = 1521
 TINY = 1e-290
 """Bound on what underflow may remove from one value of a curve."""
+_CORNER_GAP = 1e-12  # nats, between the corners of a sampled curve
 _ROUNDINGS = 1e-12  # bounds are raised by this, far more than the float64 rounding error
 
 
@@ -284,6 +285,27 @@ class ChordCurve(LossCurve):
             stack.append(j)
         corners = stack[1:]
         return cls(losses[corners], bounds[corners])
+
+    def sampled(self, q: float, remove: bool) -> "ChordCurve":
+        """Return the curve of `q P + (1 - q) Q` and Q (remove), or of P and `(1 - q) P + q Q` (add).
+
+        Chords remain chords (proofs/events.md, section 2). Corners are moved right by more than their
+        rounding.
+        """
+        if q == 1:
+            return self
+        idle, join = math.log1p(-q), math.log(q) + (self.losses if remove else -self.losses)
+        mixed = np.logaddexp(idle, join)
+        rounding = 32 * UNIT * (1 + np.abs(self.losses) - math.log(q) - idle)
+        if remove:
+            losses, heights = np.append(idle, mixed), q * np.append(1.0, self.heights)
+            room = np.append(rounding[0], rounding)
+        else:
+            losses, heights = np.append(-mixed, -idle), np.append(self.heights * np.exp(join - mixed), 0.0)
+            room = np.append(rounding, rounding[-1])
+        losses, heights = losses + room, np.minimum(1.0, heights * (1 + room))
+        apart = np.append(np.diff(losses) > _CORNER_GAP, True)  # without a corner, a chord is higher
+        return ChordCurve.below(losses[apart], heights[apart])
 
     @functools.cached_property
     def _slopes(self) -> np.ndarray:

@@ -65,6 +65,9 @@ class BandedToeplitz(FirstColumn):
         object.__setattr__(self, "coefficients", tuple(values.tolist()))
         object.__setattr__(self, "given_norm", given_norm)
 
+    def of_first_steps(self) -> "BandedToeplitz":
+        return self
+
     def check(self, scheme) -> None:
         """Refuse overlapping participations."""
         if self.bands > scheme.min_separation:

@@ -200,6 +200,10 @@ class Strategy(abc.ABC):
         values = (data[name] for name in _fields(cls))
         return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
+    def of_first_steps(self) -> "Strategy | None":
+        """Return one whose first t rows begin with those of C, for all t, in any number of steps; or None."""
+        return None
+
     def numbers_per_sample(self, iterations: int) -> int:
         """Return the length of the longest array that drawing a sample needs."""
         return iterations

@@ -58,6 +58,9 @@ class FiniteToeplitz(FirstColumn):
         object.__setattr__(self, "coefficients", coefficients)
         object.__setattr__(self, "given_norm", scaled.given_norm)
 
+    def of_first_steps(self) -> BandedToeplitz:
+        return BandedToeplitz(self.coefficients, self.given_norm)
+
     def check(self, scheme) -> None:
         """Refuse overlapping participations."""
         check_iterations(self, scheme)

@@ -105,6 +105,7 @@ OF_LOSSES, EVENTS_COMPOSED = (
     "tests/accountants/test_composition.py",
 )
 EXTREMES, STREAMS = "tests/accountants/tradeoff/test_extremes.py", "tests/kernels/test_stream_keys.py"
+SPENT = "tests/accountants/test_history.py"
 
 MUTANTS = [
     # Replicas in pairs, mean overlaps.
@@ -349,6 +350,26 @@ MUTANTS = [
     Mutant(CURVES, "Sampled(pair, q, remove=False)", "remove", OF_LOSSES),
     Mutant(TILTED, "1.1 * unit * math.exp", "1e-3 * unit * math.exp", OF_LOSSES),
     Mutant(TILTED, "if math.isfinite(found) else math.inf", "if math.isfinite(found) else 0.0", OF_LOSSES),
+    Mutant(
+        "jaxacct/accountants/composition.py",
+        "isinstance(curve, Sampled) and not isinstance(curve.pair, GaussianPair)",
+        "isinstance(curve, Sampled)",
+        SPENT,
+    ),
+    Mutant(
+        "jaxacct/accountants/composition.py",
+        "remove.sampled(q, True), add.sampled(q, False)",
+        "remove.sampled(q, True), add.sampled(q, True)",
+        SPENT,
+    ),
+    Mutant(
+        "jaxacct/accountants/history.py",
+        "if strategy is None or not scheme.has_prefixes:",
+        "if strategy is None:",
+        SPENT,
+    ),
+    Mutant("jaxacct/statistics/loss_curves.py", "np.exp(join - mixed), 0.0)", "q, 0.0)", SPENT),
+    Mutant("jaxacct/accountants/event_pairs.py", "math.floor(sensitivity)", "1", SPENT),
     Mutant("jaxacct/accountants/composition.py", "for side in (0, 1)]", "for side in (1,)]", OF_LOSSES),
     Mutant(
         "jaxacct/accountants/composition.py",
@@ -1627,7 +1648,7 @@ MUTANTS = [
     Mutant(EVENTS, "noise_multiplier / sensitivity(mechanism))", "noise_multiplier)", PEERS),
     Mutant(EVENTS, "if rounds is None or cross_term(mechanism) or", "if rounds is None or", PEERS),
     Mutant(EVENTS, "if scheme.min_separation == 1:", "if scheme.min_separation >= 1:", PEERS),
-    Mutant(SAMPLERS, "<= norm <= 1 + 1e-12:", "<= norm <= 1 + 1e-5:", PEERS),
+    Mutant(SAMPLERS, "<= _FLOAT32_NORM:", "<= 10 * _FLOAT32_NORM:", PEERS),
     Mutant(SAMPLERS, "if given.partition_type != independent:", "if False:", PEERS),
     Mutant(SAMPLERS, "        _refuse_truncation(given)\n", "", PEERS),
     Mutant(

@@ -1,0 +1,111 @@
+"""Bounds on what is spent: by a list of events, or by the first steps of a run (proofs/events.md)."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from jaxacct.accountants.analytic import best_accountant
+from jaxacct.accountants.composition import Steps, composed_delta, composed_epsilon, steps_of
+from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.statistics import roots
+
+_PRECISION = 1e-4  # relative; the upper end is returned
+
+
+def delta(events: Sequence[Any], *, epsilon: float) -> float:
+    """Return an upper bound on delta at `epsilon` of all events together.
+
+    Neighbours differ by one record that is present or not (zero-out or add-or-remove-one), for which every
+    event must hold. Events may depend on the outputs of those before them.
+
+    Args:
+      events: each a `dp_accounting.DpEvent`, or (noise multiplier, sampling probability, steps) of DP-SGD
+        with Poisson sampling, as in the `history` of an accountant of Opacus.
+      epsilon: nats, at least 0.
+
+    Raises:
+      ValueError: an event that is not covered, by its place in the list, or an epsilon below 0.
+
+    >>> round(delta([(1.0, 0.01, 1000), (1.2, 0.01, 500)], epsilon=2.0), 8)
+    3.4e-07
+    """
+    return composed_delta(_steps(events), _validate.epsilon(epsilon))
+
+
+def epsilon(events: Sequence[Any], *, delta: float) -> float:
+    """Return an upper bound on epsilon (nats) at `delta` of all events together, as `delta`.
+
+    Infinite where nothing below 500 is shown.
+    """
+    return composed_epsilon(_steps(events), _validate.delta(delta))
+
+
+def first_steps(mechanism: Mechanism, steps: int) -> Mechanism | None:
+    """Return a mechanism that reveals at least the first outputs of another one, None where none is known."""
+    scheme, strategy = checked(mechanism).scheme, mechanism.strategy.of_first_steps()
+    if _validate.positive_integer("steps", steps) > scheme.iterations:
+        raise ValueError(f"steps must be at most the run's {scheme.iterations}, got {steps}")
+    if strategy is None or not scheme.has_prefixes:
+        return None
+    fields: Any = scheme
+    shorter = dataclasses.replace(fields, iterations=steps)
+    return dataclasses.replace(mechanism, scheme=shorter, strategy=strategy)
+
+
+def epsilon_of_first_steps(
+    mechanism: Mechanism, steps: int, *, delta: float, largest: float, compose_with=None
+) -> tuple[float, str | None]:
+    """Return (upper bound on epsilon of the first `steps` outputs at `delta`, its accountant).
+
+    Args:
+      mechanism: of the whole run.
+      steps: a number that is fixed before the run, or independent of the data.
+      delta: in (0, 1).
+      largest: epsilon of the whole run at this delta, nats: never more than it, and it with None where no
+        accountant shows less.
+      compose_with: as of `calibrate`.
+
+    Raises:
+      ValueError: bad arguments.
+    """
+    delta = _validate.delta(delta)
+    part = first_steps(mechanism, steps)
+
+    def is_enough(epsilon):
+        return part is not None and best_accountant(part, epsilon, compose_with)[1] <= delta
+
+    if not is_enough(largest):
+        return largest, None
+    end = 0.0 if is_enough(0.0) else roots.bisect(is_enough, 0.0, largest, relative=_PRECISION)[1]
+    assert part is not None
+    return end, best_accountant(part, end, compose_with)[0]
+
+
+def _steps(events: Sequence[Any]) -> Steps:
+    """Return the steps of all events, equal ones as one."""
+    if not isinstance(events, Sequence) or isinstance(events, str):
+        raise ValueError(f"events must be a list, got {events!r:.80}")
+    found: Counter = Counter()
+    for place, event in enumerate(events):
+        name = f"events[{place}]"
+        for curves, count in steps_of(_event(event, name), name):
+            found[curves] += count
+    return tuple(found.items())
+
+
+def _event(given, name: str):
+    """Return the event of three numbers; another one as it is."""
+    from dp_accounting import dp_event
+
+    if isinstance(given, dp_event.DpEvent):
+        return given
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 3:
+        raise ValueError(
+            f"{name} must be an event of dp-accounting or (noise multiplier, sampling probability, steps), "
+            f"got {given!r:.80}"
+        )
+    noise, probability, steps = given
+    sampled = dp_event.PoissonSampledDpEvent(probability, dp_event.GaussianDpEvent(noise))
+    return dp_event.SelfComposedDpEvent(sampled, steps)

@@ -1,0 +1,90 @@
+"""`jaxacct spent`."""
+
+import json as text_json
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from jaxacct.accountants import history
+from jaxacct.accountants.composition import event_from_json
+from jaxacct.cli import output
+from jaxacct.cli.usage import Integer, Number
+from jaxacct.core.plan import Plan
+
+
+def command(
+    plan: str | None = None,
+    /,
+    *,
+    step: Integer | None = None,
+    event: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    epsilon: Number | None = None,
+    delta: Number | None = None,
+    json: bool = False,
+) -> int:
+    """Print what the first steps of a plan's run have spent, or what a list of events has; both are bounds.
+
+    Args:
+      plan: file written by calibrate; with --step.
+      step: number of steps, fixed before the run or independent of the data. A run that stops at a step that
+        depends on its outputs has spent the epsilon of its plan.
+      event: NOISE,RATE,STEPS of DP-SGD with Poisson sampling (noise multiplier, sampling probability, steps),
+        or an event of dp-accounting as JSON: its fields, and its class as kind. May be repeated.
+      epsilon: print delta of the events here.
+      delta: print epsilon of the events here.
+      json: print one JSON object.
+    """
+    if (plan is None) == (not event):
+        raise ValueError("a plan must be given with --step, or --event, and not both")
+    if plan is not None:
+        output.refuse("with a plan, whose delta is taken", epsilon=epsilon, delta=delta)
+        return _of_plan(plan, step, json)
+    output.refuse("with --event", step=step)
+    events = [_event(one) for one in event]
+    if delta is not None and epsilon is None:
+        epsilon = history.epsilon(events, delta=delta)
+    elif epsilon is not None and delta is None:
+        delta = history.delta(events, epsilon=epsilon)
+    else:
+        raise ValueError("epsilon or delta must be given with --event, and only one of them")
+    return _show({"epsilon": epsilon, "delta": delta, "events": len(events)}, json)
+
+
+def _of_plan(path: str, step: int | None, json: bool) -> int:
+    plan = Plan.load(path)
+    if step is None:
+        raise ValueError(f"step must be given with a plan, from 1 to {plan.iterations}")
+    if not plan.certified:
+        raise ValueError("plan must be certified, got one that is not")
+    spent, accountant = history.epsilon_of_first_steps(
+        plan.mechanism, step, delta=plan.delta, largest=plan.epsilon, compose_with=plan.compose_with
+    )
+    about = "the plan's own epsilon" if accountant is None else f"accountant {accountant}"
+    found = {"epsilon": spent, "delta": plan.delta, "steps": step, "of": plan.iterations, "by": about}
+    return _show(found, json)
+
+
+def _event(text: str):
+    """Return the event of an option; ValueError for another text."""
+    try:
+        if text.lstrip().startswith("{"):
+            return event_from_json(text_json.loads(text))
+        noise, probability, steps = text.split(",")
+        return float(noise), float(probability), int(steps)
+    except ValueError as error:
+        raise ValueError(
+            f"event must be NOISE,RATE,STEPS or JSON of an event, got {text!r}: {error}"
+        ) from None
+
+
+def _show(found: dict[str, Any], json: bool) -> int:
+    if json:
+        infinite = found["epsilon"] == float("inf")  # which is not JSON
+        output.show({**found, "epsilon": None} if infinite else found, True)
+        return 0
+    point = f"epsilon {found['epsilon']:.6g} at delta {found['delta']:.6g}"
+    if "of" in found:
+        print(f"the first {found['steps']:,} of {found['of']:,} steps: {point} at most ({found['by']})")
+    else:
+        print(f"{found['events']} events together: {point} at most")
+    return 0

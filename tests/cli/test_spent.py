@@ -1,0 +1,73 @@
+"""`jaxacct spent`, and the limits of a fixed order on the command line."""
+
+import json
+import math
+
+import pytest
+
+import jaxacct as ja
+from jaxacct.cli import main as cli
+from jaxacct.report.facts import facts
+from jaxacct.schemes.numbers import Numbers
+
+
+def run(capsys, *arguments: str) -> dict:
+    assert cli.run(["spent", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def fixed_order(**numbers) -> ja.FixedOrder:
+    given = dict(iterations=300, separation=20, dataset_size=10_000, batch_size=100, min_separation=20)
+    return ja.FixedOrder.from_numbers(Numbers(**given | numbers))
+
+
+def test_events_of_the_command_line_are_those_of_the_function(capsys):
+    found = run(capsys, "--event", "2,1,3", "--event", '{"kind": "ZCDpEvent", "rho": 0.02}', "--epsilon", "2")
+    import dp_accounting as dp
+
+    assert found["delta"] == ja.delta([(2.0, 1.0, 3), dp.dp_event.ZCDpEvent(0.02)], epsilon=2.0)
+    assert run(capsys, "--event", '{"kind": "NonPrivateDpEvent"}', "--delta", "0.1")["epsilon"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("", "a plan must be given with --step, or --event, and not both"),
+        ("--event 1,2", "event must be NOISE,RATE,STEPS or JSON of an event"),
+        ("--event 1,0.1,5", "epsilon or delta must be given with --event"),
+        ("--event 1,0.1,5 --step 3 --delta 0.1", "step must not be given with --event"),
+        ("--event 1,1.5,5 --delta 0.1", "probability must be"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, line):
+    if "--delta" not in arguments and arguments == "--event 1,2":
+        arguments += " --delta 0.1"
+    assert cli.run(["spent", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert line in error and error.count("\n") == 1
+
+
+def test_a_plan_of_a_fixed_order_says_its_limits_and_what_is_spent(capsys, tmp_path):
+    """A device with a timer alone may join five times where the batches imply three: more noise."""
+    assert fixed_order().participations == 3 and fixed_order().steps_per_epoch == 100
+    scheme = fixed_order(max_participations=5)
+    assert (scheme.participations, scheme.steps_per_epoch) == (5, None)
+    plan = ja.calibrate(scheme, ja.BandedToeplitz.square_root(20), epsilon=8, delta=1e-6, dataset_size=10_000)
+    rows = dict(facts(plan))
+    assert rows["participations"] == "at most 5, at least 20 steps apart"
+    rho = float(rows["zCDP"].removeprefix("rho = "))
+    assert rho == pytest.approx(2.5 / plan.noise_multiplier**2, rel=1e-9)
+    assert rho >= 2.5 / plan.noise_multiplier**2
+    plan.save(tmp_path / "plan.json")
+    found = run(capsys, str(tmp_path / "plan.json"), "--step", "40")
+    expected = ja.epsilon([(plan.noise_multiplier / math.sqrt(2), 1.0, 1)], delta=1e-6)
+    assert found["epsilon"] == pytest.approx(expected, rel=1e-3) and found["by"] == "accountant unamplified"
+    assert cli.run(["spent", str(tmp_path / "plan.json"), "--step", "301"]) == 2
+    assert "steps must be at most the run's 300, got 301" in capsys.readouterr().err
+
+
+def test_fewer_participations_than_the_batches_have_room_for_are_refused():
+    with pytest.raises(ValueError, match="batch_size must be smaller"):
+        fixed_order(max_participations=2)
+    with pytest.raises(ValueError, match="max_participations does not apply to poisson"):
+        ja.Poisson.from_numbers(Numbers(10, 1, sampling_probability=0.1, max_participations=3))
