@@ -20,40 +20,79 @@ import numpy as np
 from jax import lax
 
 from jaxacct.kernels import threefry
-from jaxacct.kernels.randomness import thresholds_64
+from jaxacct.kernels.exponentials import (
+    added,
+    below,
+    exponential_words,
+    first_reached,
+    integers_of,
+    look_up,
+    words_of,
+    words_of_integers,
+)
+from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.recurrence import softplus, two_sum
 
 
-class Draws(NamedTuple):
-    """Numbers that draws of participations need: thresholds of 64 random bits, high and low words first."""
+class Outcome(NamedTuple):
+    """What an eligible unit may do that makes it ineligible for a lockout."""
 
-    join: np.ndarray
-    """(2, n, K) uint32: threshold below which an eligible unit joins."""
-    certain: np.ndarray
-    """(n, K) bool: an eligible unit joins."""
+    chance: np.ndarray
+    """(n, K) float64."""
+    kept: bool
+    """Whether it is a participation."""
+    counts: bool
+    """Whether one participation less is left afterwards."""
+
+
+class Draws(NamedTuple):
+    """Numbers that draws of participations need; words are two flat arrays (`kernels.exponentials`)."""
+
+    hazards: tuple
+    """Words by (n + 1, K): -ln of the probability of waiting from step 0 on."""
+    outcomes: list
+    """Words by (n, K), for all `Outcome`s but the last: cumulative probabilities, given one of them."""
+    kept: tuple[bool, ...]
+    """Which of them are participations."""
+    counts: tuple[bool, ...]
     lockout: np.ndarray
     """(n,) int32, in steps."""
-    turns: bool
-    start: np.ndarray
-    """(2, number of starts) uint32: thresholds of the cumulative probabilities of the first eligible step."""
-    starts_always: bool
-    """Whether the last of these is certain."""
-    keep: np.ndarray | None
-    """(2,) uint32: threshold below which a participation is kept; None where all are."""
+    start: list
+    """Words of cumulative probabilities of the first eligible step, (1,) each; the last one is certain."""
+    num_left: int
+    most: int
+    """Largest number of outcomes of one unit."""
 
     @classmethod
-    def of(cls, join, lockout, turns: bool, start, keep: float) -> "Draws":
-        """Return the thresholds of a table's numbers (`schemes.table.SamplingTable`)."""
-        always = math.fsum(start) > 1 - 1e-12
+    def of(cls, outcomes: list[Outcome], lockout, start, most: int) -> "Draws":
+        """Return the words of a table's numbers; past the last of `start` a unit is never eligible."""
+        chances = np.stack([outcome.chance for outcome in outcomes])
+        total = chances.sum(axis=0)
         return cls(
-            thresholds_64(join.ravel()).reshape(2, *join.shape),
-            join == 1,
+            words_of_integers(integers_of(total).ravel()),
+            [words_of(part.ravel(), 64) for part in shares(chances)[:-1]],
+            tuple(outcome.kept for outcome in outcomes),
+            tuple(outcome.counts for outcome in outcomes),
             lockout.astype(np.int32),
-            turns,
-            thresholds_64(np.minimum(np.cumsum(start), 1.0)),
-            always,
-            None if keep == 1 else thresholds_64([keep])[:, 0],
+            [words_of(part, 64) for part in shares(np.asarray(start)[:, None])[:-1]],
+            chances.shape[2],
+            most,
         )
+
+
+def shares(weights):
+    """Return cumulative shares of weights along the first axis; 1 where all are 0."""
+    reached = np.cumsum(weights, axis=0)
+    with np.errstate(invalid="ignore"):
+        return np.clip(np.where(reached[-1:] > 0, reached / reached[-1:], 1.0), 0.0, 1.0)
+
+
+def chosen(words, reached):
+    """Return int32 indices: how many of a list of words, cumulative probabilities, random words reach."""
+    found = jnp.zeros(words[0].shape, jnp.int32)
+    for each in reached:
+        found = found + jnp.where(below(words, each), 0, 1)
+    return found
 
 
 def log_likelihood_ratios(log_ratios, weights, certain, lockout, start, never: float = 0.0):
@@ -122,45 +161,36 @@ def thin(log_ratios, keep: float):
     return log_q + softplus(log_ratios + (log_p - log_q))
 
 
-def draw_participation(key, num_samples: int, draws: "Draws"):
-    """Draw (num_samples, n) float32 of 0 and 1, a step at a time; jittable.
+def draw_positions(key, num_samples: int, draws: Draws):
+    """Draw (num_samples, `draws.most`) int32: steps of participation, ascending; n and above is none.
 
-    `draws` holds thresholds of 64 bits, so that every step has a relative error of at most 2^-65 over the
-    rarer of its outcomes.
+    A unit that is eligible leaves at the first step at which the hazards of the steps since exceed a unit
+    exponential; 64 bits then choose the outcome. Jittable.
     """
-    start_key, step_key, keep_key = threefry.split(key, 3)
-    _, n, K = draws.join.shape
-    words = threefry.two_words(step_key, (n, num_samples))
-    free = _first_steps(start_key, num_samples, draws)
+    n, K, most = len(draws.lockout), draws.num_left, draws.most
+    hazards, outcomes, lockout = jax.tree.map(jnp.asarray, (draws.hazards, draws.outcomes, draws.lockout))
+    kept, counts = jnp.asarray(np.array(draws.kept)), jnp.asarray(np.array(draws.counts, np.int32))
+    start_key, wait_key, which_key = threefry.split(key, 3)
+    waits = threefry.two_words(wait_key, (most, num_samples))
+    which = threefry.two_words(which_key, (most, num_samples)) if outcomes else waits
+
+    def unfinished(state):
+        return any_left((state[0] < most) & (state[1] < n))
+
+    def turn(state):
+        k, free, left, positions = state
+        here = jnp.minimum(free, n)
+        goal = added(look_up(hazards, here * K + left), exponential_words([word[k] for word in waits]))
+        step = first_reached(lambda at: look_up(hazards, (at + 1) * K + left), goal, here, n, n)
+        at = jnp.minimum(step, n - 1)
+        reached = [look_up(words, at * K + left) for words in outcomes]
+        outcome = chosen([word[k] for word in which], reached)
+        found = jnp.where(kept[outcome], step, n)
+        left = jnp.maximum(left - counts[outcome], 0)
+        return k + 1, jnp.where(step < n, step + lockout[at], n), left, positions.at[k].set(found)
+
+    free = chosen(threefry.two_words(start_key, (num_samples,)), draws.start)
     left = jnp.full(num_samples, K - 1, jnp.int32)
-
-    def step(carry, given):
-        free, left = carry
-        i, words, join, certain, lockout = given
-        of_each = 0 if K == 1 else left
-        joins = (below(words, join[:, of_each]) | certain[of_each]) & (free == i)
-        wait = jnp.where(joins | draws.turns, lockout, 1)
-        free = jnp.where(free == i, i + wait, free)
-        left = left - joins.astype(jnp.int32) if K > 1 else left
-        return (free, left), joins
-
-    given = np.arange(n, dtype=np.int32), words, draws.join.swapaxes(0, 1), draws.certain, draws.lockout
-    _, joins = lax.scan(step, (free, left), jax.tree.map(jnp.asarray, given))
-    if draws.keep is not None:
-        joins = joins & below(threefry.two_words(keep_key, joins.shape), draws.keep)
-    return joins.T.astype(jnp.float32)
-
-
-def _first_steps(key, num_samples: int, draws: "Draws"):
-    """Return (num_samples,) int32: the first eligible step of each sample; n and above is none."""
-    (_, number), n = draws.start.shape, len(draws.lockout)
-    # A step without a probability has the threshold of the step before it, and is never the first.
-    last = number - 1 if draws.starts_always else n
-    words = threefry.two_words(key, (num_samples, 1))
-    first = jnp.sum(~below(words, jnp.asarray(draws.start)[:, None]), axis=1, dtype=jnp.int32)
-    return jnp.where(first < number - draws.starts_always, first, last)
-
-
-def below(words, threshold):
-    """Return whether 64 random bits are below a threshold of two words."""
-    return (words[0] < threshold[0]) | ((words[0] == threshold[0]) & (words[1] < threshold[1]))
+    nothing = jnp.full((most, num_samples), n, jnp.int32)
+    *_, positions = lax.while_loop(unfinished, turn, (jnp.int32(0), free, left, nothing))
+    return (positions if all(draws.kept) else jnp.sort(positions, axis=0)).T

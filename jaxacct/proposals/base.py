@@ -308,10 +308,12 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
     seen = scheme.side_information
     if seen is None:
         relative_error = scheme.draw_error() if direction == Direction.REMOVE else 0.0
-        variation, tables, words = 0.0, tuple, 1
+        tables, words = tuple, 1
+        variation = scheme.draw_variation if direction == Direction.REMOVE else 0.0
     else:
         relative, variation = seen.error()
         relative_error = (1 + scheme.draw_error()) * (1 + relative) - 1
+        variation += scheme.draw_variation
         tables, words = seen.tables, seen.words
     return Proposal(
         spec=PLAIN,

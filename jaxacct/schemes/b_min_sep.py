@@ -160,6 +160,8 @@ class BMinSep(ExampleScheme):
         start = np.exp(self.start_log_weights())[:n] if self.warm_start else (1.0,)
         return SamplingTable.constant(n, p, b, start=start)
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         """Bound the relative error of the density of `draw_participation`.
 

@@ -116,6 +116,8 @@ class BalancedMinSep(SparseScheme):
     def log_probability_of_none(self) -> float:
         return self.max_participations * log_probabilities(self.keep_probability)[1]
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         """Bound the relative error of the density of `draw_participation`.
 

@@ -55,6 +55,8 @@ class BallsInBins(RandomPhase):
             )
         return cls.from_batch_size(**numbers.sizes())
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         return threefry.integers_error(self.cycle_length)
 

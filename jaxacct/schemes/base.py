@@ -194,6 +194,11 @@ class Scheme(abc.ABC):
     def draw_error(self) -> float:
         """Bound the relative error of the density that participations are drawn from."""
 
+    @property
+    @abc.abstractmethod
+    def draw_variation(self) -> float:
+        """Total variation between the drawn distribution and one within `draw_error`."""
+
     @abc.abstractmethod
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None) -> Any:
         """Compute ln P/Q from the log-ratios of a single participation at each step; jittable.

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxacct.kernels.lockouts import counts_at
 from jaxacct.schemes.base import ExampleScheme, Sums
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import table as table_replicas
@@ -101,8 +102,12 @@ class CustomScheme(ExampleScheme):
     def draw_error(self) -> float:
         return self.table.draw_error
 
+    @property
+    def draw_variation(self) -> float:
+        return self.table.draw_variation
+
     def draw_participation(self, key, num_samples: int):
-        return self.table.draw_participation(key, num_samples)
+        return counts_at(self.table.draw_positions(key, num_samples), 1, self.iterations)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         if log_ratios.ndim == 1:

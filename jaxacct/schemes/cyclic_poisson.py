@@ -124,6 +124,8 @@ class CyclicPoisson(RandomPhase):
         """Poisson rounds with the phase revealed."""
         return self.sampling_probability, self.max_participations
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         coins = bernoulli_error(self.sampling_probability, self.max_participations)
         return (1 + coins) * (1 + threefry.integers_error(self.cycle_length)) - 1

@@ -125,6 +125,8 @@ class EpochwiseAllocation(SparseScheme):
         left = np.where(steps < M, M - place, np.minimum(M - b + 1, M - place))
         return SamplingTable(1 / left, np.maximum(M - place, b), False, (1.0,))
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         """Bound the relative error of the density that `draw_participation` draws from.
 

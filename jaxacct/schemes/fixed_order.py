@@ -149,6 +149,7 @@ class FixedOrder(ExampleScheme):
 
     participation_probabilities = log_probability_of_none = draw_participation = _refuse
     draw_error = log_likelihood_ratios = _refuse
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
 
     @property
     def sums(self) -> Sums:

@@ -121,6 +121,8 @@ class IndependentAttribution(UserScheme):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.one.batches(dataset_size, generator)
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         """Bound the relative error of the density of the participations."""
         return math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))

@@ -197,6 +197,8 @@ class MultiAttribution(UserScheme):
             raise ValueError("graph must be given for multi-attribution")
         return graph.lockout_batches(self, generator)
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         """Bound the error of the times plus, for each participation, of the Bernoulli draws of its count."""
         error = math.log1p(self.timing.draw_error())

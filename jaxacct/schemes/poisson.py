@@ -66,6 +66,8 @@ class Poisson(ExampleScheme):
     def table(self) -> SamplingTable:
         return SamplingTable.constant(self.iterations, self.sampling_probability, 1)
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         return bernoulli_error(self.sampling_probability, self.iterations)
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxacct.common import validate
+from jaxacct.kernels import exponentials
 from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
-from jaxacct.kernels.table import Draws, draw_participation, log_likelihood_ratios, thin
+from jaxacct.kernels.table import Draws, Outcome, draw_positions, log_likelihood_ratios, thin
 
 MAX_TABLE_ENTRIES = 2**27
 """Largest number of entries of `join`."""
@@ -142,6 +143,13 @@ class SamplingTable:
         rest = 1 - math.fsum(self.start)
         return rest if rest > 1e-12 else 0.0
 
+    @property
+    def starts(self) -> np.ndarray:
+        """Probabilities of the first eligible steps; where there are n + 1, step n is none."""
+        if not self.never:
+            return self.start
+        return np.append(self.start, [0.0] * (self.iterations - len(self.start)) + [self.never])
+
     @functools.cached_property
     def one_less(self) -> np.ndarray:
         """(K,) int64: participations left after one more."""
@@ -178,9 +186,30 @@ class SamplingTable:
         return Path(weights, certain, lockout, start, offsets[:rows])
 
     @functools.cached_property
+    def outcomes(self) -> list[Outcome]:
+        """What an eligible unit may do that makes it ineligible for a lockout."""
+        found = [
+            Outcome(self.keep * self.join, True, True),
+            Outcome((1 - self.keep) * self.join, False, True),
+        ]
+        if self.turns:
+            found.append(Outcome(1 - self.join, False, False))
+        return [outcome for outcome in found if outcome.chance.any()]
+
+    @functools.cached_property
+    def leaves(self) -> np.ndarray:
+        """(n, K) float64: probability that an eligible unit has one of the `outcomes`."""
+        return np.ones_like(self.join) if self.turns else self.join
+
+    @property
+    def max_outcomes(self) -> int:
+        """Largest number of outcomes of one unit."""
+        return -(-self.iterations // self.min_lockout) if self.turns else self.max_participations
+
+    @functools.cached_property
     def draws(self) -> Draws:
-        """Thresholds of the draws of participations."""
-        return Draws.of(self.join, self.lockout, self.turns, self.start, self.keep)
+        """Words of the draws of participations."""
+        return Draws.of(self.outcomes, self.lockout, self.starts, self.max_outcomes)
 
     # -- Likelihood, draws and their errors ------------------------------------------------------------------
 
@@ -190,21 +219,42 @@ class SamplingTable:
         ratios = thin(log_ratios, self.keep)
         return log_likelihood_ratios(ratios, path.weights, path.certain, path.lockout, path.start, self.never)
 
-    def draw_participation(self, key, num_samples: int):
-        """Draw (num_samples, n) float32 of 0 and 1; jittable."""
-        return draw_participation(key, num_samples, self.draws)
+    def draw_positions(self, key, num_samples: int):
+        """Draw (num_samples, `max_outcomes`) int32: participations, ascending; n is none. Jittable."""
+        return draw_positions(key, num_samples, self.draws)
 
     @functools.cached_property
     def draw_error(self) -> float:
-        """Relative error of the density of `draw_participation` (proofs/sampling_table.md, section 4)."""
-        reached = (self.eligible_probabilities > 0) & (self.join > 0) & (self.join < 1)
-        rarer = np.where(reached, np.minimum(self.join, 1 - self.join), 1.0).min(axis=1)
-        error = float(np.where(reached.any(axis=1), 1 / rarer, 0.0).sum())
-        if len(self.start) > 1 or self.never:
-            error += 2 / min(filter(None, (*self.start, self.never)))
-        if self.keep < 1:
-            error += self.max_participations / min(self.keep, 1 - self.keep)
-        return math.expm1(2.0**-64 * error)
+        """Relative error of the density of `draw_positions` (proofs/sampling_table.md, section 4)."""
+        reached = self.eligible_probabilities > 0
+        waits = self.max_outcomes * self.outcome_error(reached)
+        # The last wait has no outcome, and every step's hazard is rounded.
+        last = exponentials.ERROR + self.iterations * 2.0**-44
+        return math.expm1(waits + self.start_error + last)
+
+    def outcome_error(self, reached: np.ndarray) -> float:
+        """Bound the relative error of the probability of one wait and its outcome, in reached states."""
+        leaves, least = self.leaves, np.ones_like(self.join)
+        for outcome in self.outcomes:
+            share = np.where(outcome.chance > 0, outcome.chance / np.where(leaves > 0, leaves, 1.0), 1.0)
+            least = np.minimum(least, share)
+        waits = np.where(
+            reached & (leaves > 0) & (leaves < 1), exponentials.ERROR / np.maximum(leaves, 1e-300), 0
+        )
+        kinds = np.where(reached & (least < 1), 2.0**-62 / np.maximum(least, 1e-300), 0.0)
+        return float((waits + kinds).max())
+
+    @property
+    def draw_variation(self) -> float:
+        """Total variation error of `draw_positions`, beside `draw_error`."""
+        return self.max_outcomes * (self.iterations + 1) * 2.0**-62
+
+    @property
+    def start_error(self) -> float:
+        """Relative error of the distribution of the first eligible step."""
+        if len(self.start) == 1 and not self.never:
+            return 0.0
+        return 2.0**-63 / min(filter(None, (*self.start, self.never)))
 
     def rounding_bound(self, count: int, largest: float, max_ratio: float, ratio_error: float) -> float:
         """Bound the float32 error of ln of a summand of the likelihood (proofs/sampling_table.md, section 3).

@@ -199,6 +199,8 @@ class TruncatedBMinSep(ExampleScheme):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.uncut.batches(dataset_size, generator)
 
+    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+
     def draw_error(self) -> float:
         """Bound the relative error of the density of `draw_counts` given the batch sizes."""
         kept = 0.0

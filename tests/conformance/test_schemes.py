@@ -308,7 +308,7 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
     made = type("Made", (Scheme,), stated)
     abstract = "examples_per_unit max_participations side_information participation_probabilities sums "
     abstract += "max_rate expected_batch_sizes log_probability_of_none squared_sensitivity batches "
-    abstract += "draw_participation draw_error log_likelihood_ratios from_batch_size"
+    abstract += "draw_participation draw_error draw_variation log_likelihood_ratios from_batch_size"
     assert made.__abstractmethods__ == set(abstract.split())
     with pytest.raises(TypeError, match="squared_sensitivity"):
         made()

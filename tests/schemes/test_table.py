@@ -12,6 +12,14 @@ import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, calibrate
 from jaxacct.core.plan import Plan
+from jaxacct.kernels.exponentials import (
+    exponential_words,
+    first_reached,
+    integers_of,
+    look_up,
+    words_of_integers,
+)
+from jaxacct.proposals.base import plain
 from jaxacct.schemes import (
     BalancedMinSep,
     BallsInBins,
@@ -137,6 +145,9 @@ def test_two_replicas_against_enumeration(scheme, key):
     sigma = 0.8
     strategy = BandedToeplitz.square_root(min(2, scheme.min_separation))
     mechanism = Mechanism(scheme, strategy, sigma)
+    if scheme.table.never and int(scheme.table.lockout.max()) < scheme.iterations:
+        assert pairs.max_replicas(mechanism) == 1
+        return
     columns = enumeration.strategy_matrix(
         strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
     )
@@ -148,7 +159,7 @@ def test_two_replicas_against_enumeration(scheme, key):
     both, one, lifts = jax.jit(lambda key, arrays: pairs.draw_with_one(key, scheme, arrays, 20_000))(
         key, arrays
     )
-    assert not np.any(lifts)
+    np.testing.assert_array_equal(lifts, np.sum(both, axis=1))
     found = np.concatenate([one, both - one], axis=1)
     keys = [tuple(x) + tuple(y) for x in patterns.tolist() for y in patterns.tolist()]
     tilted, apart = (
@@ -245,12 +256,40 @@ def test_every_item_of_the_rounding_bound_counts():
 
 
 def test_error_of_the_drawn_density():
-    """Each step over its rarer outcome, the start over its rarest, thinning over its rarer side."""
-    unit = 2.0**-64
+    """A wait over the chance of its step, outcomes over their shares, the start over its rarest."""
     one = CustomScheme([0.25, 1.0, 0.0, 0.9], 2)
-    assert one.draw_error() == pytest.approx(unit * (4 + 10), rel=1e-9)
+    last = 2.0**-38 + 4 * 2.0**-44
+    assert one.draw_error() == pytest.approx(math.expm1(2 * 2.0**-38 / 0.25 + last), rel=1e-9)
     two = CustomScheme([0.25, 1.0, 0.0, 0.9], 2, start=[0.5, 0.125], keep=0.75)
-    assert two.draw_error() == pytest.approx(unit * (4 + 10 + 2 / 0.125 + 2 / 0.25), rel=1e-9)
+    each = 2.0**-38 / 0.25 + 2.0**-62 / 0.25
+    assert two.draw_error() == pytest.approx(2 * each + 2.0**-63 / 0.125 + last, rel=1e-9)
+    assert two.draw_variation == 2 * 5 * 2.0**-62
+    at = Mechanism(two, BandedToeplitz.identity(), 1.0)
+    assert plain(at, "remove").total_variation == two.draw_variation and plain(at, "add").total_variation == 0
+
+
+def test_exponentials_are_off_by_less_than_16_units(x64):
+    """Of 2^-44: the words of -ln U against float64, whose own error is a hundredth of a unit."""
+    high = np.random.default_rng(3).integers(2**20, 2**32, 200_000, dtype=np.uint32)
+    high[:4096] = np.arange(2**31, 2**32, 2**19)  # ends of intervals
+    low = np.random.default_rng(4).integers(0, 2**32, len(high), dtype=np.uint32)
+    words = jax.jit(exponential_words)((jnp.asarray(high), jnp.asarray(low)))
+    found = np.ldexp(np.asarray(words[0], np.float64), 32 - 44) + np.ldexp(np.asarray(words[1], float), -44)
+    exact = -np.log(np.ldexp(high + np.ldexp(low + 0.5, -32), -32))
+    units = np.ldexp(found - exact, 44)
+    assert 0 < units.min() < 8 < units.max() < 16
+
+
+def test_waits_are_as_likely_as_their_hazards_say():
+    """Every word of 16 bits, the others 0: the number of words of each wait is 2^16 times its probability."""
+    chances = np.array([0.25, 0.0, 0.5, 0.125])
+    hazards = words_of_integers(integers_of(chances))
+    goal = exponential_words((jnp.arange(2**16, dtype=jnp.uint32) << 16, jnp.full(2**16, 2**31, jnp.uint32)))
+    here = jnp.zeros(2**16, jnp.int32)
+    steps = first_reached(lambda at: look_up(hazards, at + 1), goal, here, 4, 4)
+    exact = chances * np.append(1.0, np.cumprod(1 - chances[:-1])) * 2**16
+    counts = np.bincount(np.asarray(steps), minlength=5)
+    assert np.abs(counts[:4] - exact).max() <= 1 and counts[1] == 0
 
 
 def test_a_table_is_read_only_and_copied():
