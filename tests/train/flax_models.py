@@ -213,7 +213,7 @@ def linen_weight_norm():
     class Net(linen.Module):
         @linen.compact
         def __call__(self, x):
-            x = linen.relu(linen.WeightNorm(linen.Conv(16, (3, 3)))(x))
+            x = linen.relu(linen.WeightNorm(linen.Conv(64, (3, 3)))(x))
             return linen.Dense(CLASSES)(x.mean((1, 2)))
 
     return classifier(Net(), images())
