@@ -29,7 +29,7 @@ def delta(events: Sequence[Any], *, epsilon: float) -> float:
       ValueError: an event that is not covered, by its place in the list, or an epsilon below 0.
 
     >>> round(delta([(1.0, 0.01, 1000), (1.2, 0.01, 500)], epsilon=2.0), 8)
-    3.4e-07
+    1.424e-05
     """
     return composed_delta(_steps(events), _validate.epsilon(epsilon))
 

@@ -157,7 +157,7 @@ def recommend(
         order = scheme_of(numbers, scheme, min_separation or 1, True)
         found = fixed_order.places(order, numbers, max_copies, bands, matrix_name)
         looked_at = len(found)
-    elif bands == 1 and scheme is None and min_separation is None:
+    elif bands == 1 and scheme is None and min_separation is None and matrix_name != "buffered":
         found = _one_band(numbers, say)
         looked_at = len(found)
     elif matrix_name != "buffered":

@@ -158,9 +158,9 @@ def _first(plan: Plan, proven: Verdict, is_fresh: bool, second: dict | None) -> 
     )
 
 
-def save(plan: Plan, path, *arguments) -> None:
+def save(plan: Plan, path, *arguments, **named) -> None:
     """Write the page, atomically; other arguments as for `report`."""
-    write_atomically(path, report(plan, *arguments))
+    write_atomically(path, report(plan, *arguments, **named))
 
 
 def _agrees(second: dict | None) -> bool:

@@ -38,9 +38,11 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
         return SMALLEST
     epsilon = min(epsilon, _MAX_EPSILON)
     by_parts = float(_sum_of_deltas(parts, np.array([epsilon]))[0])
-    whole = _Sums.of(Rough.of(parts), epsilon)
+    rough = Rough.of(parts)
+    whole = _Sums.of(rough, epsilon)
     found = min(_bounded(whole.bound(epsilon)), _bounded(by_parts))
-    if epsilon > 0 and whole.errors(epsilon) > _MAX_ERRORS * found > SMALLEST:
+    is_finite = min(float(part.losses[0]) for part in rough.parts) > -_MAX_EPSILON
+    if epsilon > 0 and is_finite and whole.errors(epsilon) > _MAX_ERRORS * found > SMALLEST:
         found = min(found, _bounded(_by_largest_losses(parts, epsilon)))
     return found
 

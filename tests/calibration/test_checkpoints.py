@@ -76,7 +76,7 @@ def state_of(tmp_path, monkeypatch):
             monkeypatch.setattr(owner, "smallest_exponent", (lambda *_: found) if store else searched)
         # Candidates below the bound are verified.
         monkeypatch.setattr(
-            "jaxacct.calibration.route.analytic_exponent", lambda _, __, ratio, ___: math.log(2.7, ratio)
+            "jaxacct.calibration.route.analytic_exponent", lambda _, __, ratio, *___: math.log(2.7, ratio)
         )
         monkeypatch.setattr(Route, "bound", lambda route, mechanism: Bounded(mechanism, ()))
         monkeypatch.setattr(SmallestTarget, "bound", lambda _: 1.0)

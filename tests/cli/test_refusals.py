@@ -110,7 +110,7 @@ CALLS = [
     (lambda: calibrate(tpr=0.5, fpr=0.1), "target must be one of", "given were epsilon, delta, tpr, fpr"),
     (lambda: calibrate(mu=1.0), "target must be one of", "given were epsilon, delta, mu"),
     (lambda: calibrate(max_batch_size=0), "max_batch_size must be an integer of at least 1, got 0"),
-    (lambda: calibrate(grid_ratio=1.0), "grid_ratio must be above 1, got 1.0"),
+    (lambda: calibrate(grid_ratio=1.0), "grid_ratio must be in [1.00001, 2], got 1.0"),
     (lambda: calibrate(failure_fraction=2.0), "failure_fraction must be", "got 2.0"),
     (lambda: calibrate(rule="soon"), "rule must be one of anytime, fixed, got 'soon'"),
     (lambda: calibrate(proposal="pairs:9"), "proposal must be pairs:4..48,0..1, got 'pairs:9'"),

@@ -352,7 +352,7 @@ def test_the_lower_bound_of_a_pair_that_is_not_the_steps_is_0(other):
 def test_bounds_that_are_not_exact_do_not_replace_samples():
     """An accountant that reveals phases is above the value; that of the steps themselves is not."""
     other = Mechanism(BMinSep(N, 2, P), BandedToeplitz.identity(), SIGMA)
-    assert estimate._accountant(other, None)[0] is None
+    assert estimate.known_or_samples(other, None)[0] is None
     replaced = Mechanism(Poisson(N, P), BandedToeplitz.identity(), SIGMA, "replace-one")
     found = estimate_delta(replaced, 1.0)
     assert found.num_samples == 0 and found.directions["remove"] == found.directions["add"] == found.value

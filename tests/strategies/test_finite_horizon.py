@@ -126,25 +126,25 @@ def test_normalizer_of_shorter_columns_against_all_tuples(scheme, bands):
 # --- The add direction ---
 
 
-def test_tangents_are_minorants():
-    for scheme, bands in settings.few_in_ci({1, 2, 3, 4, 5, 7}, [*SMALL[::2], SEVERAL]):
-        sigma = 0.7
-        mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
-        log_none, generator = scheme.log_probability_of_none(), np.random.default_rng(1)
-        points = [mechanism.strategy.half_square_norms() / sigma, np.zeros(n), generator.normal(-1, 1.5, n)]
-        found = [half_space.tangent(mechanism, point) for point in points]
-        assert found[0] is not None
-        dense = enumeration.strategy_matrix(coefficients_of(mechanism), n, n)
-        for scale in (0.5, 1.0, 3.0, 10.0):
-            outputs = sigma * scale * generator.standard_normal((300, n))
-            loss = enumeration.log_ratio(scheme, coefficients_of(mechanism), sigma, outputs)
-            with np.errstate(divide="ignore"):
-                above_none = loss + np.log(-np.expm1(np.minimum(log_none - loss, 0.0)))
-            resolved = np.isfinite(above_none) & (loss - log_none > 1e-6)
-            for minorant in filter(None, found):
-                line = minorant.constant + outputs @ dense @ minorant.weights / sigma**2
-                assert np.all((line <= above_none + 1e-9 * (1 + np.abs(loss)))[resolved])
-                assert minorant.norm == pytest.approx(np.linalg.norm(dense @ minorant.weights))
+@pytest.mark.parametrize(("scheme", "bands"), settings.few_in_ci({1, 2, 3, 4, 5, 7}, [*SMALL[::2], SEVERAL]))
+def test_tangents_are_minorants(scheme, bands):
+    sigma = 0.7
+    mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
+    log_none, generator = scheme.log_probability_of_none(), np.random.default_rng(1)
+    points = [mechanism.strategy.half_square_norms() / sigma, np.zeros(n), generator.normal(-1, 1.5, n)]
+    found = [half_space.tangent(mechanism, point) for point in points]
+    assert found[0] is not None
+    dense = enumeration.strategy_matrix(coefficients_of(mechanism), n, n)
+    for scale in (0.5, 1.0, 3.0, 10.0):
+        outputs = sigma * scale * generator.standard_normal((300, n))
+        loss = enumeration.log_ratio(scheme, coefficients_of(mechanism), sigma, outputs)
+        with np.errstate(divide="ignore"):
+            above_none = loss + np.log(-np.expm1(np.minimum(log_none - loss, 0.0)))
+        resolved = np.isfinite(above_none) & (loss - log_none > 1e-6)
+        for minorant in filter(None, found):
+            line = minorant.constant + outputs @ dense @ minorant.weights / sigma**2
+            assert np.all((line <= above_none + 1e-9 * (1 + np.abs(loss)))[resolved])
+            assert minorant.norm == pytest.approx(np.linalg.norm(dense @ minorant.weights))
 
 
 TWO_STEPS = Mechanism(BMinSep(2, 2, 0.4), FiniteToeplitz((0.8, 0.6), 2), 0.8)

@@ -69,7 +69,7 @@ def check(name: str) -> None:
     rows = jax.tree.map(lambda leaf: jnp.asarray(leaf[:FEW]), example.rows)
     exact = gradients_of_loop(loss, params, rows, jnp.float32 if name in FLOAT32 else jnp.float64)
     norms = norms_of(exact)
-    # A sum of squares in pairs is off by 2^-24 a level, the norm by half of that; a loop in float32 as well.
+    # A sum of squares in pairs errs by 2^-24 a level, the norm by half of that; a loop in float32 as well.
     rounding = np.log2(sum(leaf[0].size for leaf in exact)) * 2.0**-25 * (1 + (name in FLOAT32))
     max_off = MAX_OFF_OF.get(name, rounding)
     grid = Grid(float(np.median(norms)), 22)

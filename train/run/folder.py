@@ -88,20 +88,23 @@ class RunFolder:
         self._lock = Checkpoint(self.folder, "out")
         self._moved: tuple[dict, str] | None = None
         self._committed: Committed | None = None
-        write_atomically(self.folder / ".gitignore", "/*\n!/model\n!/metrics.jsonl\n!/result.json\n")
-        for name in ("checkpoints", "private"):
-            (self.folder / name).mkdir(mode=0o700, exist_ok=True)
-            (self.folder / name).chmod(0o700)  # an existing one may be open to others
-        for name in ("secret.json", _PRIVATE_LOG, _BATCHES):
-            if (self.folder / name).exists():
-                (self.folder / name).chmod(0o600)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=_NUM_KEPT,
-            enable_async_checkpointing=False,
-            create=False,
-            multiprocessing_options=hosts.orbax_options(),
-        )
-        self._manager = ocp.CheckpointManager(self.folder / "checkpoints", options=options)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._lock.close)  # where the rest fails
+            write_atomically(self.folder / ".gitignore", "/*\n!/model\n!/metrics.jsonl\n!/result.json\n")
+            for name in ("checkpoints", "private"):
+                (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+                (self.folder / name).chmod(0o700)  # an existing one may be open to others
+            for name in ("secret.json", _PRIVATE_LOG, _BATCHES):
+                if (self.folder / name).exists():
+                    (self.folder / name).chmod(0o600)
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=_NUM_KEPT,
+                enable_async_checkpointing=False,
+                create=False,
+                multiprocessing_options=hosts.orbax_options(),
+            )
+            self._manager = ocp.CheckpointManager(self.folder / "checkpoints", options=options)
+            stack.pop_all()
 
     def __enter__(self):
         return self
