@@ -13,7 +13,8 @@ from jaxacct.schemes import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson,
 from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
 from jaxacct.strategies import BandedToeplitz
 
-_FLOAT32_NORM = 1e-6  # distance from 1 of a norm that was 1 before rounding to float32
+_MIN_NORM, _MAX_NORM = 1 - 1e-6, 1 + 1e-12
+"""Norms of an array: a larger one has less noise than certified, by the rounding of float32 as well."""
 
 
 def batch_selection(scheme: Scheme) -> Any:
@@ -56,13 +57,12 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
 def strategy_of(coefficients) -> BandedToeplitz:
     """Return the strategy of jax-privacy's Toeplitz coefficients, scaled to norm 1; not column-normalized.
 
-    jax-privacy must add noise of standard deviation noise multiplier times `given_norm`, per unit of
-    sensitivity: C x + s z with columns of norm v has the privacy of (C / v) x + (s / v) z. A `BandMFConfig`
-    does so for any coefficients. Where an array is given to its noise directly, with the noise multiplier as
-    the standard deviation, a norm below 1 is more noise than certified; one above 1 would be less.
+    C x + s z with columns of norm v has the privacy of (C / v) x + (s / v) z. The noise of a `BandMFConfig`
+    has s = noise multiplier times v, for coefficients of any norm. An array may be given to jax-privacy's
+    noise directly, with s = noise multiplier: a norm above 1 has less noise than certified.
 
     Args:
-      coefficients: (bands,) of norm 1 up to the rounding of float32, or a `BandMFConfig`.
+      coefficients: (bands,) of norm 1, or a `BandMFConfig` of jax-privacy.
 
     Raises:
       ValueError: another norm of an array, or a `BandMFConfig` with column_normalize.
@@ -73,9 +73,10 @@ def strategy_of(coefficients) -> BandedToeplitz:
         return BandedToeplitz(tuple(np.asarray(coefficients.strategy, np.float64).tolist()))
     found = np.asarray(coefficients, np.float64)
     norm = math.sqrt(float(np.dot(found, found))) if found.ndim == 1 else math.nan
-    if not abs(norm - 1) <= _FLOAT32_NORM:
+    if not _MIN_NORM <= norm <= _MAX_NORM:
         raise ValueError(
-            f"coefficients must be a vector of norm 1, got norm {norm!r}: divide them by it, in float64"
+            f"coefficients must be a vector of norm 1, or a BandMFConfig, got norm {norm!r}: divide them by it, "
+            "in float64"
         )
     return BandedToeplitz(tuple(found.tolist()))
 

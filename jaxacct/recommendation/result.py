@@ -140,13 +140,13 @@ class Recommendation:
         """
         chosen = self.chosen
         asked = ("accountant", "max_samples", "proposal", "checkpoint_dir", "key", "noise_multiplier")
-        is_free = all(options.get(name) is None for name in asked)
-        is_free &= options.get("rule", "anytime") == "anytime"
+        is_default = all(options.get(name) is None for name in asked)
+        is_default &= options.get("rule", "anytime") == "anytime"
         options.setdefault("adjacency", self.choice.adjacency)
-        if is_free:
+        if is_default:
             options |= {"accountant": chosen.accountant}
         plan = self._calibrated(chosen, options)
-        if not is_free or plan.noise_multiplier <= MAX_EXCESS * chosen.noise_multiplier:
+        if not is_default or plan.noise_multiplier <= MAX_EXCESS * chosen.noise_multiplier:
             return plan
         other, progress = self._poisson, options.get("progress")
         if other is None or other.scheme == chosen.scheme:

@@ -235,7 +235,7 @@ def marginal(scheme, steps: int) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "alike"),
+    ("scheme", "is_same"),
     [
         (ja.Poisson(5, 0.3), True),
         (ja.CyclicPoisson(5, 2, 0.4), True),
@@ -246,13 +246,13 @@ def marginal(scheme, steps: int) -> dict:
         (ja.EpochwiseAllocation(5, 2), True),
     ],
 )
-def test_first_steps_have_the_distribution_of_a_shorter_run(scheme, alike):
+def test_first_steps_have_the_distribution_of_a_shorter_run(scheme, is_same):
     """The attack: k of n steps may be the first ones, of which the scheme with fewer steps has no more."""
     for steps in (2, 3, 4):
         shorter = dataclasses.replace(scheme, iterations=steps)
         same = marginal(scheme, steps) == pytest.approx(marginal(shorter, steps), abs=1e-12)
-        assert same or not (alike or scheme.has_prefixes)
-    assert not scheme.has_prefixes or alike
+        assert same or not (is_same or scheme.has_prefixes)
+    assert not scheme.has_prefixes or is_same
 
 
 def test_first_steps_of_a_run_have_spent_less():

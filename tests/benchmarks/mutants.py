@@ -1664,7 +1664,7 @@ MUTANTS = [
     Mutant(EVENTS, "noise_multiplier / sensitivity(mechanism))", "noise_multiplier)", PEERS),
     Mutant(EVENTS, "if rounds is None or cross_term(mechanism) or", "if rounds is None or", PEERS),
     Mutant(EVENTS, "if scheme.min_separation == 1:", "if scheme.min_separation >= 1:", PEERS),
-    Mutant(SAMPLERS, "<= _FLOAT32_NORM:", "<= 10 * _FLOAT32_NORM:", PEERS),
+    Mutant(SAMPLERS, "_MAX_NORM = 1 - 1e-6, 1 + 1e-12", "_MAX_NORM = 1 - 1e-6, 1 + 1e-6", PEERS),
     Mutant(SAMPLERS, "if given.partition_type != independent:", "if False:", PEERS),
     Mutant(SAMPLERS, "        _refuse_truncation(given)\n", "", PEERS),
     Mutant(
