@@ -75,8 +75,8 @@ def strategy_of(coefficients) -> BandedToeplitz:
     norm = math.sqrt(float(np.dot(found, found))) if found.ndim == 1 else math.nan
     if not _MIN_NORM <= norm <= _MAX_NORM:
         raise ValueError(
-            f"coefficients must be a vector of norm 1, or a BandMFConfig, got norm {norm!r}: divide them by it, "
-            "in float64"
+            f"coefficients must be a BandMFConfig or a vector of norm 1, got norm {norm!r}: "
+            "divide them by it, in float64"
         )
     return BandedToeplitz(tuple(found.tolist()))
 
