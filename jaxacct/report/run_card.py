@@ -136,18 +136,17 @@ def about_plan(plan) -> dict[str, Any]:
 
 def digest_of_files(folder: Path) -> str:
     """Return the SHA-256 of names and contents of all files in a folder; ValueError for links, or no file."""
-    found = hashlib.sha256()
-    paths = sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix())
-    for path in paths:
+    found = {}
+    for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ValueError(f"model must consist of plain files, {path} is none")
         if path.is_file():
             with open(path, "rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            found.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())
-    if folder.is_symlink() or not any(path.is_file() for path in paths):
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.relative_to(folder).as_posix()] = digest
+    if folder.is_symlink() or not found:
         raise ValueError(f"run must be a folder with the folder model, {str(folder.parent)!r} has no model")
-    return found.hexdigest()
+    return _digest(found)
 
 
 def _digest(values: dict[str, Any]) -> str:

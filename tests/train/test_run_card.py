@@ -1,5 +1,6 @@
 """`jaxacct check-run` finds every forged run; model, card and plan of an honest one belong together."""
 
+import hashlib
 import json
 import shutil
 
@@ -70,6 +71,18 @@ def parameter(folder):
     return next(path for path in sorted((folder / "run/model").rglob("*")) if path.stat().st_size < 99)
 
 
+def two_in_one(folder):
+    """Make one file of two: its name has the line that a list of digests has of the second."""
+    model = folder / "run/model"
+    files = sorted(path for path in model.rglob("*") if path.is_file())
+    first, second = (path.relative_to(model).as_posix() for path in files[:2])
+    made = model / f"{first}\n{hashlib.sha256(files[1].read_bytes()).hexdigest()} {second}"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_bytes(files[0].read_bytes())
+    for path in files[:2]:
+        path.unlink()
+
+
 FORGERIES = {
     "edited plan": lambda at: edit(at / "plan.json", claim=lambda claim: claim | {"dataset_size": 7}),
     "plan with less noise and its digest": less_noise,
@@ -91,6 +104,7 @@ FORGERIES = {
         shutil.rmtree(at / "run/model"),
         shutil.copytree(at / "other-run/model", at / "run/model"),
     ),
+    "two files of the model in one": two_in_one,
     "no model": lambda at: shutil.rmtree(at / "run/model"),
     "no card": lambda at: (at / "run/result.json").unlink(),
     "model elsewhere": lambda at: (
