@@ -76,9 +76,9 @@ class TrainOptions:
       graph: users and examples, for an attribution plan; its `rows` map the plan's examples to rows of data.
       individual: follow every example's own privacy loss (`train.individual`), for Poisson batches and
         independent noise.
-      noise_memory: "keep" the last vectors of correlated noise, or "recompute" them from the key, which takes
-        a draw a band and step and no memory between steps: for matrices with a banded inverse on one device.
-        The released numbers are the same. For a `jaxacct.Plan`.
+      noise_memory: "keep" the last vectors of correlated noise, or "recompute" them from the key: every step
+        draws as many vectors as there are bands, and none is stored. The released numbers are the same.
+        For a `jaxacct.Plan` whose matrix has a banded inverse, without `batches`, `mesh` and `elastic`.
       mesh: devices; each computes an equal share of the rows of a batch, `microbatch_size` at a time.
       verify: draw a Monte Carlo plan's evidence again before the first step. A run in a folder is verified
         once. Takes as long as certification.

@@ -207,7 +207,8 @@ def _max_loss(curves: tuple[LossCurve, LossCurve]) -> float:
         bounded = isinstance(curve, Sampled) and not isinstance(curve.pair, GaussianPair)
         bounded = bounded or (isinstance(curve, ChordCurve) and curve.heights[-1] == 0)
         ends.append(float(curve.nodes()[-1]) if bounded else math.inf)
-    return max(ends) * (1 + 64 * UNIT)
+    # Losses of sampled pairs are differences of logarithms of at most 1,200; 1e-12 is ten roundings of them.
+    return max(ends) * (1 + 64 * UNIT) + 1e-12
 
 
 def _by_dp_accounting(event, count: int) -> list:

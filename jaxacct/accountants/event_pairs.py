@@ -77,6 +77,8 @@ def discrete_gaussian(sigma: float, sensitivity: float) -> Curves:
     losses = (2 * y - shift) * (shift / (2 * sigma**2))
     before = int(np.searchsorted(2 * y, shift, side="right")) - 1  # the last loss of at most 0
     last = int(np.searchsorted(losses, _MAX_LOSS, side="right")) - 1
+    # Where Q underflows, P beyond the last loss bounds the rest.
+    last = min(last, before + int(np.count_nonzero(beyond_q[before:] > 1e-290)))
     x = np.append(0.0, losses[before + 1 : last + 1])
     # H falls by the Q-mass of larger losses, for each unit of e^x.
     gaps = np.full(x.size - 1, shift / sigma**2)

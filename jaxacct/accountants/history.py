@@ -25,8 +25,14 @@ def delta(events: Sequence[Any], *, epsilon: float) -> float:
         with Poisson sampling, as in the `history` of an accountant of Opacus.
       epsilon: nats, at least 0.
 
+    Returns:
+      A number in [0, 1], next to 0 for no events.
+
     Raises:
-      ValueError: an event that is not covered, by its place in the list, or an epsilon below 0.
+      ValueError: an event that is not covered, named by its index, or an epsilon below 0.
+
+    Source:
+      proofs/events.md, proofs/composed_losses.md.
 
     >>> round(delta([(1.0, 0.01, 1000), (1.2, 0.01, 500)], epsilon=2.0), 8)
     1.424e-05
@@ -35,9 +41,20 @@ def delta(events: Sequence[Any], *, epsilon: float) -> float:
 
 
 def epsilon(events: Sequence[Any], *, delta: float) -> float:
-    """Return an upper bound on epsilon (nats) at `delta` of all events together, as `delta`.
+    """Return an upper bound on epsilon at `delta` of all events together.
 
-    Infinite where nothing below 500 is shown.
+    Args:
+      events: as of `delta`, for the same neighbours.
+      delta: in (0, 1).
+
+    Returns:
+      Nats; infinity where no epsilon below 500 is proven.
+
+    Raises:
+      ValueError: an event that is not covered, named by its index, or a delta outside (0, 1).
+
+    Source:
+      proofs/events.md, proofs/composed_losses.md.
     """
     return composed_epsilon(_steps(events), _validate.delta(delta))
 
@@ -62,19 +79,18 @@ def epsilon_of_first_steps(
     Args:
       mechanism: of the whole run.
       steps: a number that is fixed before the run, or independent of the data.
-      delta: in (0, 1).
-      largest: epsilon of the whole run at this delta, nats: never more than it, and it with None where no
-        accountant shows less.
+      delta: without what is reserved for other failures, in [0, 1).
+      largest: epsilon of the whole run, nats: never more than it, and it with None where no accountant shows
+        less.
       compose_with: as of `calibrate`.
 
     Raises:
       ValueError: bad arguments.
     """
-    delta = _validate.delta(delta)
     part = first_steps(mechanism, steps)
 
     def is_enough(epsilon):
-        return part is not None and best_accountant(part, epsilon, compose_with)[1] <= delta
+        return part is not None and best_accountant(part, epsilon, compose_with)[1] <= delta * (1 - 1e-12)
 
     if not is_enough(largest):
         return largest, None

@@ -69,7 +69,7 @@ def calibrate(
     """Find and certify a noise multiplier for an (epsilon, delta) target.
 
     A bound comes first: the smallest noise multiplier that an accountant certifies without samples. It is
-    released where it is exact (independent noise and Poisson sampling), and where pilots do not promise at
+    released where it is exact (independent noise and Poisson sampling), and where pilots do not predict at
     least 3 % less noise within `seconds`. Otherwise pilots with a key of their own select the first candidate
     on the grid, which is verified with 0.9 q of the failure probability q; `core.shares` lists the next
     candidates and their shares. Where none is certified, the bound is released. So a false release has
@@ -94,13 +94,14 @@ def calibrate(
         by default batches are never truncated, and the plan states a size that none exceeds.
       noise_multiplier: certify this value only. With epsilon alone the smallest delta is found and certified,
         with delta alone the smallest epsilon (`calibration.smallest_target`).
-      seconds: time for samples, above 0 or infinite; a bound, and a stage that has begun, are finished.
-      grid_ratio: candidates are powers of this, in [1.00001, 2]; by default of 1.0005 for bounds and of 1.01
-        for samples.
+      seconds: wall-clock seconds for samples, above 0 or infinite. The bound and a stage in progress are
+        finished, so the call may take longer.
+      grid_ratio: candidates are powers of this, in [1.00001, 2]; by default 1.0005 for bounds and 1.01 for
+        samples.
       failure_fraction: fraction of delta reserved for the verifier's failure probability q.
       rule: "anytime" or "fixed" (see `verify`).
       max_samples: maximum per direction and candidate; by default a few hundred times the minimum of the
-        target, a hundred thousand at least, and what `seconds` allow.
+        target, as far as `seconds` allow, or half a million or more with `noise_multiplier`.
       proposal: use this proposal ("plain"); by default the cheapest.
       accountant: certify by this bound without samples: "unamplified", "revealed-pattern", "pld",
         "random-allocation" or "redrawn-bins" (`accountants.analytic`), or "analytic" for the best of them.
@@ -124,7 +125,8 @@ def calibrate(
 
     Raises:
       ValueError: bad arguments, or too few samples for the target.
-      NotCertifiedError: a given `noise_multiplier` could not be certified.
+      NotCertifiedError: a given `noise_multiplier` could not be certified, within `seconds` of samples, or
+        no bound exists for the target.
     """
     check_pair(scheme, strategy)
     strategy = ending(strategy, scheme)
@@ -222,7 +224,7 @@ def check_options(
     for name, size in dict(max_batch_size=max_batch_size, max_samples=max_samples).items():
         if size is not None:
             validate.positive_integer(name, size)
-    if not (isinstance(seconds, (int, float)) and seconds > 0):
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"seconds must be a number above 0, got {seconds!r}")
     if grid_ratio is not None and not MIN_RATIO <= validate.positive_number("grid_ratio", grid_ratio) <= 2:
         raise ValueError(f"grid_ratio must be in [{MIN_RATIO}, 2], got {grid_ratio!r}")

@@ -1,4 +1,4 @@
-"""The route of every calibration: a bound first, then samples only where they promise less noise."""
+"""The route of every calibration: a bound first, then samples only where pilots predict less noise."""
 
 import contextlib
 import dataclasses
@@ -147,7 +147,10 @@ class Route:
         except OutOfTimeError:
             return None, f"pilots did not end within {seconds}"
         if first > top:
-            return None, f"within {seconds} they promise less than {100 * (1 - LESS_NOISE):.0f} % less noise"
+            return (
+                None,
+                f"within {seconds} pilot runs predict less than {100 * (1 - LESS_NOISE):.0f} % less noise",
+            )
 
         def claim_at(exponent: int) -> Claim | None:
             mechanism = search.at(ratio**exponent)

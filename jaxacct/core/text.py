@@ -130,10 +130,12 @@ RATES = (0.001, 0.01, 0.1)
 """False positive rates at which risk is stated."""
 
 
-def rounded_up(bound: float) -> str:
-    """Return three digits that are not below the bound, a probability."""
-    shown = float(f"{bound:.2e}")
-    return f"{shown if shown >= bound else min(1.0, shown + 10.0 ** (math.floor(math.log10(bound)) - 2)):.3g}"
+def rounded_up(bound: float, digits: int = 3) -> str:
+    """Return that many digits of a number of at least 0 that is not above them."""
+    shown = float(f"{bound:.{digits - 1}e}")
+    if shown < bound:
+        shown += 10.0 ** (math.floor(math.log10(bound)) - digits + 1)
+    return f"{shown:.{digits}g}"
 
 
 def _upper_bound(mechanism: Mechanism) -> str:

@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.common import validate as _validate
-from jaxacct.common.records import exact
 from jaxacct.core.check import Verdict
 from jaxacct.core.evidence import Mean, Sampled
 from jaxacct.core.plan import Plan
@@ -30,7 +29,6 @@ from jaxacct.report.figure import (
     PANEL,
     blank_axes,
     finished,
-    tradeoff_figure,
     two_sided,
 )
 from jaxacct.report.figure import blank as blank
@@ -87,29 +85,6 @@ def tradeoff(plan: Plan, bands: Profile | None = None):
     axes.set(xscale="log", yscale="log", xlim=(1e-5, 1), ylim=(1e-5, 1.3), title="membership inference")
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     return finished(figure)
-
-
-def tradeoff_curve(plan: Plan, bands: Profile | None = None, curves=None):
-    """Return type II against type I error of the best membership test: the plan's trade-off curve.
-
-    Args:
-      plan: whose (epsilon, delta) alone gives the first curve.
-      bands: of `privacy_profile`, for the curve that all of its points give together.
-      curves: others to draw beside them by name, functions of an array of type I errors such as
-        `jaxacct.accountants.tradeoff.Gaussian(1.0)`.
-    """
-    certified = EpsilonDelta(plan.epsilon, plan.delta)
-    point = f"({exact(plan.epsilon)}, {exact(plan.delta)})"
-    shown: dict[str, Any] = {f"{point}, certified: no test is below": certified}
-    if bands is not None:
-
-        def measured(alphas):
-            upper = risk.true_positive_rate(bands.epsilons, bands.upper, alphas)
-            return np.maximum(certified(alphas), 1 - upper)
-
-        shown[f"whole profile, confidence {bands.confidence:.4g}"] = measured
-    colours = LIGHT, DARK, *PALETTE[2:]
-    return tradeoff_figure(shown | (curves or {}), "errors of a membership test", colours)
 
 
 def losses(plan: Plan):

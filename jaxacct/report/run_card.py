@@ -38,13 +38,13 @@ class RunCard:
     """What a finished run says of itself, without times.
 
     Attributes:
-      plan: of `about_plan`.
+      plan: digest, target, mechanism and data set of the plan (`about_plan`).
       guarantee: the plan's statement, and what the run adds to it.
       steps: steps run, at most the plan's.
       clip_norm: largest norm of a clipped gradient.
       clipping: how gradients were clipped, or None.
-      evaluation: numbers by name; None for one that is not finite.
-      model: `digest_of_files` of the folder `model`.
+      evaluation: numbers of the last `evaluate` by name; None for one that is not finite.
+      model: SHA-256 of names and contents of the files of the folder `model`.
       versions: of the packages that computed.
       assumptions, not_covered: of the guarantee, for readers.
     """
@@ -61,7 +61,7 @@ class RunCard:
     not_covered: list[str] = field(default_factory=lambda: list(NOT_COVERED))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values with a digest of all of them, which detects accidents."""
+        """Return plain JSON values with their digest, which detects accidental changes, not forgery."""
         values = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **asdict(self)}
         return values | {"digest": _digest(values)}
 
@@ -88,8 +88,13 @@ class RunCard:
 
         Args:
           run: folder with `model`.
-          plan: certified, of any kind.
+          plan: of any kind.
+
+        Raises:
+          ValueError: no model, or links in it.
         """
+        if not plan.certified:
+            return ["plan is not certified"]
         about = about_plan(plan)
         found = [f"run card: {line}" for line in differences(self.plan, about, "plan")]
         if self.plan.get("digest") != about["digest"]:

@@ -53,7 +53,7 @@ class LossCurve(abc.ABC):
     def nodes(self) -> np.ndarray:
         """Return ascending losses between which the curve is nearly straight.
 
-        They affect only the width of bounds.
+        The last one is the largest loss where there is one; the others affect only the width of bounds.
         """
 
 
@@ -122,7 +122,7 @@ class DiscreteLaplacePair:
 
     def nodes(self) -> np.ndarray:
         found = self.a * np.arange(-self.shift, self.shift + 1, 2.0)
-        return found[:: max(1, found.size // 4000)]
+        return np.union1d(found[:: max(1, found.size // 4000)], found[-1:])
 
 
 def _tails_within(most: float, losses: np.ndarray, p_far, q_far, above: bool) -> Tails:

@@ -6,6 +6,7 @@ import math
 
 import attrs
 import dp_accounting as dp
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event
@@ -13,6 +14,7 @@ from dp_accounting.pld import PLDAccountant
 
 import jaxacct as ja
 from jaxacct import Mechanism
+from jaxacct.accountants import composition
 from jaxacct.accountants import event_pairs as pairs
 from jaxacct.accountants.composition import steps_of
 from jaxacct.accountants.history import epsilon_of_first_steps
@@ -86,6 +88,29 @@ def test_a_discrete_gaussian_is_its_sum(sigma, shift):
     several = event_of_head("DiscreteGaussianDpEvent", sigma=sigma, sensitivity=shift, dimension=None)
     ((above, count),) = steps_of(several)
     assert np.all(upper(above[0]) >= hockey_stick(p, q) * (1 - 1e-12)) and count == 1
+
+
+@pytest.mark.parametrize(("shift", "epsilon"), [(16, 480), (16, 495), (14, 450), (12, 400)])
+def test_a_discrete_gaussian_far_out(shift, epsilon):
+    """The attack: masses of Q underflow where those of P times e^epsilon do not; sums of 400 digits."""
+    with mpmath.workdps(400):
+        masses = [mpmath.exp(-(mpmath.mpf(y) ** 2) / 2) for y in range(-60, 61)]
+        of = dict(zip(range(-60, 61), (mass / mpmath.fsum(masses) for mass in masses), strict=True))
+        rise = mpmath.exp(epsilon)
+        truth = mpmath.fsum(
+            max(of[y - shift] - rise * of.get(y, 0), 0) for y in range(shift - 60, shift + 61)
+        )
+    event = event_of_head("DiscreteGaussianDpEvent", sigma=1.0, sensitivity=shift, dimension=1)
+    assert ja.delta([event], epsilon=epsilon) >= truth > 0
+
+
+def test_the_largest_loss_of_many_is_a_node():
+    """A pure epsilon is made of it."""
+    event = dp_event.DiscreteLaplaceDpEvent(1 / 11_999, 11_999)
+    ((curves, _),) = steps_of(event)
+    assert composition._max_loss(curves) >= 1
+    selected = dp_event.RepeatAndSelectDpEvent(event, 1e9, 1.0)
+    assert ja.delta([selected], epsilon=2.999) > 1e-17
 
 
 def test_the_discrete_laplace_is_sampled():

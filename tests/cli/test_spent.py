@@ -6,6 +6,7 @@ import math
 import pytest
 
 import jaxacct as ja
+from jaxacct.accountants.history import epsilon_of_first_steps
 from jaxacct.cli import main as cli
 from jaxacct.report.facts import facts
 from jaxacct.schemes.numbers import Numbers
@@ -71,3 +72,32 @@ def test_fewer_participations_than_the_batches_have_room_for_are_refused():
         fixed_order(max_participations=2)
     with pytest.raises(ValueError, match="max_participations does not apply to poisson"):
         ja.Poisson.from_numbers(Numbers(10, 1, sampling_probability=0.1, max_participations=3))
+
+
+@pytest.mark.parametrize("event", ["2,1,1", "1.5,1,1", "3,1,1"])
+def test_printed_numbers_are_not_below_the_bound(event, capsys):
+    """The attack: six digits to the nearest are below every other bound."""
+    exact = run(capsys, "--event", event, "--delta", "1e-5")["epsilon"]
+    assert cli.run(["spent", "--event", event, "--delta", "1e-5"]) == 0
+    shown = float(capsys.readouterr().out.split("epsilon ")[1].split()[0])
+    assert exact <= shown <= exact * (1 + 1e-5)
+
+
+def test_reserves_of_a_plan_are_not_spent_twice(capsys, tmp_path, monkeypatch):
+    """Truncated batches: 1.8757 by all of delta, where the divergence of one step is at least 2.028e-3."""
+    run_of = dict(epsilon=2.0, delta=2e-3, dataset_size=100, accountant="pld")
+    truncated = ja.calibrate(ja.Poisson(1, 0.1), ja.BandedToeplitz.identity(), **run_of, max_batch_size=20)
+    truncated.save(tmp_path / "plan.json")
+    found = run(capsys, str(tmp_path / "plan.json"), "--step", "1")
+    assert (found["epsilon"], found["by"]) == (truncated.epsilon, "the plan's own epsilon")
+    stopped = ja.calibrate(ja.Poisson(1, 0.1), ja.BandedToeplitz.identity(), **run_of)
+    stopped.save(tmp_path / "plan.json")
+    deltas = []
+
+    def spy(*args, delta, **options):
+        deltas.append(delta)
+        return epsilon_of_first_steps(*args, delta=delta, **options)
+
+    monkeypatch.setattr("jaxacct.accountants.history.epsilon_of_first_steps", spy)
+    assert 1.99 < run(capsys, str(tmp_path / "plan.json"), "--step", "1")["epsilon"] <= 2.0
+    assert deltas == [stopped.delta - stopped.claim.reserved] and stopped.claim.reserved > 0

@@ -545,7 +545,7 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     assert plan.certified and isinstance(plan.evidence, Bound)
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60"])
+@pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60", True])
 def test_seconds_are_checked(seconds):
     with pytest.raises(ValueError, match="seconds must be a number above 0, got"):
         calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, seconds=seconds)

@@ -43,17 +43,6 @@ def styles(lines) -> list:
     return [(line._unscaled_dash_pattern[1], line.get_marker(), line.get_linewidth() // 1) for line in lines]
 
 
-def test_the_trade_off_curve_of_a_gaussian_is_its_own():
-    figure = plot.tradeoff_curve(drawn(), PROFILE, {"mu = 1": Gaussian(1.0), "mu = 2": Gaussian(2.0)})
-    lines = lines_of(figure)
-    whole_profile = next(line for name, line in lines.items() if name.startswith("whole profile"))
-    alphas, found = whole_profile.get_data()
-    exact = np.maximum(EpsilonDelta(drawn().epsilon, drawn().delta)(alphas), Gaussian(1.0)(alphas))
-    np.testing.assert_allclose(found, exact, atol=2e-3)
-    shown = styles(lines.values())
-    assert len(set(map(str, shown))) == len(shown)
-
-
 def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
     """The orders differ and meet again: all draws were seen, and their wealth accepted."""
     plan = drawn()

@@ -1,5 +1,6 @@
 """`jaxacct check-run` finds every forged run; model, card and plan of an honest one belong together."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -134,6 +135,15 @@ def test_an_honest_run_and_a_copy_of_what_is_published(honest, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out)["plan"] == made.digest
     kept = (honest / "run/.gitignore").read_text().split()
     assert kept == ["/*", "!/model", "!/metrics.jsonl", "!/result.json"]
+
+
+def test_a_plan_that_is_not_certified_belongs_to_no_run(honest):
+    made = Plan.load(honest / "plan.json")
+    less = dataclasses.replace(made.mechanism, noise_multiplier=1e-6)
+    forged = dataclasses.replace(made, claim=dataclasses.replace(made.claim, mechanism=less))
+    run_card = RunCard.load(honest / "run")
+    assert run_card.flaws(honest / "run", made) == []
+    assert run_card.flaws(honest / "run", forged) == ["plan is not certified"]
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)

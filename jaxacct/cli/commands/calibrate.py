@@ -60,8 +60,8 @@ def command(
       memory_copies: for the selection, maximum copies of the parameters that training may keep for the noise,
         as many as bands; 16 by default.
       checkpoint_dir: keep finished batches of samples here; the same command then resumes.
-      seconds: time for samples, which refine a bound where they promise at least 3 % less noise; a stage that
-        has begun is finished.
+      seconds: time for samples, which refine a bound where pilot runs predict at least 3 % less noise; a
+        stage that has begun is finished.
       grid_ratio: ratio of neighbouring noise multipliers; by default 1.0005 for bounds, 1.01 for samples.
       max_samples: maximum samples for each direction and candidate.
       rule: stop as soon as the evidence suffices, or draw a fixed number of samples.

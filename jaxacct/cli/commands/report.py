@@ -63,9 +63,9 @@ def command(
     bands = fresh = None
     validate.positive_integer("draws", draws, minimum=0)
     with watch() as progress:
-        if loaded.is_sampled and not no_verify:
+        if loaded.certified and loaded.is_sampled and not no_verify:
             fresh = loaded.verify(progress=progress)
-        if draws and (fresh is None or fresh.certified):
+        if draws and loaded.certified and (fresh is None or fresh.certified):
             bands = html.measure(loaded, draws, progress=progress)
     second = checker.check_file(plan)[1] if check else None
     html.save(loaded, out, Path(plan).name, bands, second, card, fresh)

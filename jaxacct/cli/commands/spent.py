@@ -10,6 +10,7 @@ from jaxacct.accountants.composition import event_from_json
 from jaxacct.cli import output
 from jaxacct.cli.usage import Integer, Number
 from jaxacct.core.plan import Plan
+from jaxacct.core.text import rounded_up
 
 
 def command(
@@ -56,8 +57,10 @@ def _of_plan(path: str, step: int | None, json: bool) -> int:
         raise ValueError(f"step must be given with a plan, from 1 to {plan.iterations}")
     if not plan.certified:
         raise ValueError("plan must be certified, got one that is not")
+    # Truncated batches have a reserve of their own at every epsilon, which nothing shows for the first steps.
+    left = 0.0 if plan.truncation_delta is not None else plan.delta - plan.claim.reserved
     spent, accountant = history.epsilon_of_first_steps(
-        plan.mechanism, step, delta=plan.delta, largest=plan.epsilon, compose_with=plan.compose_with
+        plan.mechanism, step, delta=left, largest=plan.epsilon, compose_with=plan.compose_with
     )
     about = "the plan's own epsilon" if accountant is None else f"accountant {accountant}"
     found = {"epsilon": spent, "delta": plan.delta, "steps": step, "of": plan.iterations, "by": about}
@@ -82,7 +85,7 @@ def _show(found: dict[str, Any], json: bool) -> int:
         infinite = found["epsilon"] == float("inf")  # which is not JSON
         output.show({**found, "epsilon": None} if infinite else found, True)
         return 0
-    point = f"epsilon {found['epsilon']:.6g} at delta {found['delta']:.6g}"
+    point = f"epsilon {rounded_up(found['epsilon'], 6)} at delta {rounded_up(found['delta'], 6)}"
     if "of" in found:
         print(f"the first {found['steps']:,} of {found['of']:,} steps: {point} at most ({found['by']})")
     else:
