@@ -21,6 +21,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed import TabulatedProfile
 from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
+from jaxacct.statistics.gaussian_mixtures import both_directions_of_mixture
 from jaxacct.statistics.loss_curves import (
     ChordCurve,
     DiscreteLaplacePair,
@@ -40,7 +41,8 @@ _REVEALED = (event_pairs.REVEALED, event_pairs.REVEALED)
 _MAX_LOSS = 500.0  # of a distribution of dp-accounting, and the largest epsilon: its exponential is finite
 _EPSILON_ERROR = 1e-6  # relative
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
-_MIN_PLD_NOISE = 0.03  # over the largest sensitivity
+_MIN_PLD_NOISE = 0.03
+_MIN_MIXED_NOISE, _MAX_MIXED_NOISE = 1e-4, 1e6  # over the largest sensitivity
 
 Steps: TypeAlias = tuple[tuple[tuple[LossCurve, LossCurve], int], ...]
 """((remove, add), count) of each step."""
@@ -162,7 +164,9 @@ def _steps(event, count: int) -> list:
             return _unsampled(lambda a: DiscreteLaplacePair(a, shift), event.noise_parameter, count)
         case dp_event.RepeatAndSelectDpEvent():
             return [(_selected(event), count)]
-        case dp_event.MixtureOfGaussiansDpEvent() | dp_event.TruncatedSubsampledGaussianDpEvent():
+        case dp_event.MixtureOfGaussiansDpEvent():
+            return _mixed(event, count)
+        case dp_event.TruncatedSubsampledGaussianDpEvent():
             return _by_dp_accounting(event, count)
     return event_pairs.steps_of(event, count)
 
@@ -173,13 +177,31 @@ def _unsampled(pair, noise, count: int) -> list:
     return [(both_directions(pair(noise), 1.0), count)]
 
 
+def _mixed(event, count: int) -> list:
+    """Return the step of a mixture of Gaussians."""
+    noise, largest = event.standard_deviation, max(map(float, event.sensitivities), default=0.0)
+    if largest == 0:
+        return []
+    if noise == 0:
+        return [(_REVEALED, count)]
+    if (
+        not _MIN_MIXED_NOISE
+        <= _validate.positive_number("standard_deviation", noise) / largest
+        <= _MAX_MIXED_NOISE
+    ):
+        allowed = f"{_MIN_MIXED_NOISE * largest:g} to {_MAX_MIXED_NOISE * largest:g}"
+        raise ValueError(f"standard_deviation must be in {allowed} for these sensitivities, got {noise!r}")
+    return [(both_directions_of_mixture(float(noise), event.sensitivities, event.sampling_probs), count)]
+
+
 def _sampled(event, q: float, count: int) -> list:
     """Return the step of an event on a Poisson sample (proofs/events.md, section 2)."""
     inner = _steps(event, 1)
     if not inner or _REVEALED in [curves for curves, _ in inner]:
         return [(_REVEALED, count)] if inner else []
     (remove, add), times = inner[0]
-    if len(inner) > 1 or times > 1 or (isinstance(remove, Sampled) and remove.q < 1):
+    is_whole = isinstance(remove, ChordCurve) or (isinstance(remove, Sampled) and remove.q == 1)
+    if len(inner) > 1 or times > 1 or not is_whole:
         parts = ([Part(curves[side], times) for curves, times in inner] for side in (0, 1))
         remove, add = dominating_curves(*((_POSITIVE, divergence_table(one, _POSITIVE)) for one in parts))
     if isinstance(remove, Sampled):
@@ -213,37 +235,24 @@ def _max_loss(curves: tuple[LossCurve, LossCurve]) -> float:
 
 def _by_dp_accounting(event, count: int) -> list:
     """Return one step by dp-accounting's distribution, which is not composed there."""
-    from dp_accounting import dp_event, pld
+    from dp_accounting import pld
 
-    distribution = pld.privacy_loss_distribution
-    if isinstance(event, dp_event.MixtureOfGaussiansDpEvent):
-        noise, sizes, chances = event.standard_deviation, event.sensitivities, event.sampling_probs
-        if noise == 0:
-            return [(_REVEALED, count)]
-        _check_noise("standard_deviation", noise, max(sizes, default=0.0))
-        found = distribution.from_mixture_gaussian_mechanism(
-            noise, sizes, chances, value_discretization_interval=_PLD_INTERVAL
+    if event.noise_multiplier == 0:
+        return [(_REVEALED, count)]
+    if not _validate.positive_number("noise_multiplier", event.noise_multiplier) >= _MIN_PLD_NOISE:
+        # Its distribution of losses would take minutes and gigabytes.
+        raise ValueError(
+            f"noise_multiplier must be at least {_MIN_PLD_NOISE}, got {event.noise_multiplier!r}"
         )
-    else:
-        if event.noise_multiplier == 0:
-            return [(_REVEALED, count)]
-        _check_noise("noise_multiplier", event.noise_multiplier, 1.0)
-        found = distribution.from_truncated_subsampled_gaussian_mechanism(
-            event.dataset_size,
-            event.sampling_probability,
-            event.truncated_batch_size,
-            event.noise_multiplier,
-            value_discretization_interval=_PLD_INTERVAL,
-        )
+    found = pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+        event.dataset_size,
+        event.sampling_probability,
+        event.truncated_batch_size,
+        event.noise_multiplier,
+        value_discretization_interval=_PLD_INTERVAL,
+    )
     curve = curve_of_pld(found, _PLD_INTERVAL)
     return [((curve, curve), count)]
-
-
-def _check_noise(name: str, noise, sensitivity) -> None:
-    """Refuse noise whose distribution of losses would take dp-accounting minutes and gigabytes, and NaN."""
-    least = _MIN_PLD_NOISE * _validate.nonnegative_number("sensitivities", sensitivity)
-    if not _validate.positive_number(name, noise) >= least:
-        raise ValueError(f"{name} must be at least {least:g}, got {noise!r}")
 
 
 def curve_of_pld(pld, interval: float) -> ChordCurve:

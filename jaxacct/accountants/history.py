@@ -10,20 +10,25 @@ from jaxacct.accountants.composition import Steps, composed_delta, composed_epsi
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.statistics import roots
+from jaxacct.statistics.gaussian_mixtures import binomial
 
+_MAX_GROUP = 1000
 _PRECISION = 1e-4  # relative; the upper end is returned
 
 
-def delta(events: Sequence[Any], *, epsilon: float) -> float:
+def delta(events: Sequence[Any], *, epsilon: float, group: int = 1) -> float:
     """Return an upper bound on delta at `epsilon` of all events together.
 
-    Neighbours differ by one record that is present or not (zero-out or add-or-remove-one), for which every
-    event must hold. Events may depend on the outputs of those before them.
+    Neighbours differ by one record, or a group of them, that is present or not (zero-out or
+    add-or-remove-one), for which every event must hold. Events may depend on the outputs of those before
+    them.
 
     Args:
       events: each a `dp_accounting.DpEvent`, or (noise multiplier, sampling probability, steps) of DP-SGD
         with Poisson sampling, as in the `history` of an accountant of Opacus.
       epsilon: nats, at least 0.
+      group: largest number of records of a group, up to 1,000, each clipped by itself; above 1 for Gaussian
+        events, sampled or not, and repetitions and lists of them.
 
     Returns:
       A number in [0, 1], next to 0 for no events.
@@ -37,15 +42,16 @@ def delta(events: Sequence[Any], *, epsilon: float) -> float:
     >>> round(delta([(1.0, 0.01, 1000), (1.2, 0.01, 500)], epsilon=2.0), 8)
     1.424e-05
     """
-    return composed_delta(_steps(events), _validate.epsilon(epsilon))
+    return composed_delta(_steps(events, group), _validate.epsilon(epsilon))
 
 
-def epsilon(events: Sequence[Any], *, delta: float) -> float:
+def epsilon(events: Sequence[Any], *, delta: float, group: int = 1) -> float:
     """Return an upper bound on epsilon at `delta` of all events together.
 
     Args:
       events: as of `delta`, for the same neighbours.
       delta: in (0, 1).
+      group: as of `delta`.
 
     Returns:
       Nats; infinity where no epsilon below 500 is proven.
@@ -55,8 +61,11 @@ def epsilon(events: Sequence[Any], *, delta: float) -> float:
 
     Source:
       proofs/events.md, proofs/composed_losses.md.
+
+    >>> round(epsilon([(1.0, 0.01, 1000)], delta=1e-5, group=4), 2)
+    8.9
     """
-    return composed_epsilon(_steps(events), _validate.delta(delta))
+    return composed_epsilon(_steps(events, group), _validate.delta(delta))
 
 
 def first_steps(mechanism: Mechanism, steps: int) -> Mechanism | None:
@@ -99,14 +108,17 @@ def epsilon_of_first_steps(
     return end, best_accountant(part, end, compose_with)[0]
 
 
-def _steps(events: Sequence[Any]) -> Steps:
+def _steps(events: Sequence[Any], group: int) -> Steps:
     """Return the steps of all events, equal ones as one."""
     if not isinstance(events, Sequence) or isinstance(events, str):
         raise ValueError(f"events must be a list, got {events!r:.80}")
+    group = _validate.positive_integer("group", group)
+    if group > _MAX_GROUP:
+        raise ValueError(f"group must be at most {_MAX_GROUP}, got {group}")
     found: Counter = Counter()
     for place, event in enumerate(events):
         name = f"events[{place}]"
-        for curves, count in steps_of(_event(event, name), name):
+        for curves, count in steps_of(_of_group(_event(event, name), group, name), name):
             found[curves] += count
     return tuple(found.items())
 
@@ -125,3 +137,24 @@ def _event(given, name: str):
     noise, probability, steps = given
     sampled = dp_event.PoissonSampledDpEvent(probability, dp_event.GaussianDpEvent(noise))
     return dp_event.SelfComposedDpEvent(sampled, steps)
+
+
+def _of_group(event, group: int, name: str):
+    """Return the event for neighbours that differ by a group of records (proofs/events.md, section 2)."""
+    from dp_accounting import dp_event
+
+    if group == 1:
+        return event
+    match event:
+        case dp_event.NoOpDpEvent() | dp_event.NonPrivateDpEvent():
+            return event
+        case dp_event.GaussianDpEvent():
+            return dp_event.GaussianDpEvent(event.noise_multiplier / group)
+        case dp_event.PoissonSampledDpEvent(event=dp_event.GaussianDpEvent()):
+            q = _validate.probability(f"{name}.sampling_probability", event.sampling_probability)
+            return dp_event.MixtureOfGaussiansDpEvent(event.event.noise_multiplier, *binomial(group, q))
+        case dp_event.SelfComposedDpEvent():
+            return dp_event.SelfComposedDpEvent(_of_group(event.event, group, name), event.count)
+        case dp_event.ComposedDpEvent():
+            return dp_event.ComposedDpEvent([_of_group(one, group, name) for one in event.events])
+    raise ValueError(f"group must be 1 for {name}, a {type(event).__name__}, got {group}")

@@ -1,13 +1,16 @@
-"""Upper bound by the privacy loss distribution of independent Poisson-sampled Gaussians.
+"""Upper bound by the privacy loss distribution of independent rounds of Poisson sampling.
 
-These are the mechanism itself for Poisson sampling (b = 1), and dominate it where the phase of a cyclic
-scheme is revealed.
+These are the mechanism itself at separation 1, for one example or for a user with several, of whom a
+binomial number participates in each round; they dominate it where the phase of a cyclic scheme is revealed.
 """
+
+import math
 
 from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_lower_bound
+from jaxacct.statistics.gaussian_mixtures import JOINED, binomial_curves
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, SampledAntipodal, both_directions
 
@@ -25,7 +28,10 @@ class PrivacyLossDistribution(Accountant):
     def why_not_covered(self, mechanism: Mechanism) -> str | None:
         if mechanism.scheme.independent_rounds is None:
             return "its rounds are not independent"
-        return "columns of the strategy matrix overlap" if cross_term(mechanism) else None
+        scheme = mechanism.scheme
+        # `cross_term` leaves out what a likelihood of several examples counts itself.
+        overlap = mechanism.strategy.cross_terms(scheme.iterations, scheme.min_separation).max()
+        return "columns of the strategy matrix overlap" if max(cross_term(mechanism), overlap) else None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         return composed_delta((_step(mechanism),), epsilon, compose_with)
@@ -35,8 +41,12 @@ class PrivacyLossDistribution(Accountant):
         if side < 0 and not is_exact(mechanism):
             return 0.0
         curves, count = _step(mechanism)
-        bound = divergence_bound if side > 0 else divergence_lower_bound
-        return bound([Part(curves[DIRECTIONS.index(direction)], count)], epsilon)
+        parts = [Part(curves[DIRECTIONS.index(direction)], count)]
+        if side > 0:
+            return divergence_bound(parts, epsilon)
+        # Counts that are replaced by larger ones move a divergence by their probability, times e^epsilon.
+        moved = count * JOINED * (1 + math.exp(min(epsilon, 700.0)))
+        return max(0.0, divergence_lower_bound(parts, epsilon) - moved)
 
 
 def is_exact(mechanism: Mechanism) -> bool:
@@ -52,4 +62,7 @@ def _step(mechanism: Mechanism) -> tuple[tuple[LossCurve, LossCurve], int]:
     probability, count = rounds
     if mechanism.is_replace_one:
         return (SampledAntipodal(mechanism.noise_multiplier, probability),) * 2, count
+    examples = mechanism.scheme.examples_per_unit
+    if examples > 1:
+        return binomial_curves(mechanism.noise_multiplier, examples, probability), count
     return both_directions(GaussianPair(mechanism.noise_multiplier), probability), count

@@ -2,9 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from jaxacct.accountants.base import cross_term
+from jaxacct.accountants.pld import PrivacyLossDistribution
 from jaxacct.accountants.unamplified import sensitivity
 from jaxacct.mechanisms.mechanism import Mechanism, checked
+from jaxacct.statistics.gaussian_mixtures import binomial
 
 
 class DominatingEvent(NamedTuple):
@@ -28,15 +29,21 @@ def dominating_event(mechanism: Mechanism) -> DominatingEvent:
     what sampling certifies: for that, see `dominating_pld`.
     """
     import dp_accounting
+    from dp_accounting import dp_event
 
     scheme = checked(mechanism).scheme
     rounds = scheme.independent_rounds
-    if rounds is None or cross_term(mechanism) or mechanism.is_replace_one:
+    is_covered = PrivacyLossDistribution().why_not_covered(mechanism) is None
+    if rounds is None or not is_covered or mechanism.is_replace_one:
         event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / sensitivity(mechanism))
         return DominatingEvent(event, False, "the participation pattern is revealed")
-    gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
-    sampled = dp_accounting.PoissonSampledDpEvent(rounds[0], gaussian)
-    event = dp_accounting.SelfComposedDpEvent(sampled, rounds[1])
+    if scheme.examples_per_unit > 1:
+        counts, weights = binomial(scheme.examples_per_unit, rounds[0])
+        step = dp_event.MixtureOfGaussiansDpEvent(mechanism.noise_multiplier, counts, weights)
+    else:
+        gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier)
+        step = dp_accounting.PoissonSampledDpEvent(rounds[0], gaussian)
+    event = dp_accounting.SelfComposedDpEvent(step, rounds[1])
     if scheme.min_separation == 1:
         return DominatingEvent(event, True, "nothing")
     return DominatingEvent(event, False, "the phase of each example is revealed")

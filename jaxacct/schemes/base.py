@@ -280,7 +280,8 @@ class Scheme(abc.ABC):
     independent_cuts: Any = None
     """Dominating pair whose truncated steps are independent (`schemes.independent_cuts`)."""
     independent_rounds: tuple[float, int] | None = None
-    """(probability, rounds) of Poisson steps that are no more private, where columns do not overlap."""
+    """(probability, rounds) of Poisson steps, of each of the unit's examples by itself, that are no more
+    private, where columns do not overlap."""
     patterns: Any = None  # `strategies.worst_pattern.Patterns` of fixed-order batches: nothing is random
     phase_participations: np.ndarray | None = None
     """(phases,) int64: participations of each phase, where nothing but a uniform phase is random."""

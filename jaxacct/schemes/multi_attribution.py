@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax import lax
+from scipy import special
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
@@ -66,6 +67,11 @@ class UserScheme(Scheme, abstract=True):
     @property
     def examples_per_unit(self) -> int:
         return self.examples_per_user
+
+    @property
+    def independent_rounds(self) -> tuple[float, int] | None:
+        """Without lockouts every example joins every step by its own coin."""
+        return (self.sampling_probability, self.iterations) if self.min_separation == 1 else None
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,9 @@ class MultiAttribution(UserScheme):
     def count_weights(self) -> np.ndarray:
         """Return (k_u,) float64: the probabilities of the counts 1 .. k_u at a participation."""
         counts = np.arange(1, self.examples_per_user + 1)
-        log_weights = scipy.stats.binom.logpmf(counts, self.examples_per_user, self.sampling_probability)
+        k, p = self.examples_per_user, self.sampling_probability
+        log_weights = special.xlogy(counts, p) + special.xlog1py(k - counts, -p)
+        log_weights -= special.gammaln(counts + 1) + special.gammaln(k - counts + 1)
         weights = np.exp(log_weights - log_weights.max())
         return weights / weights.sum()
 

@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 
 import jaxacct as ja
 from jaxacct import Mechanism
-from jaxacct.accountants import composition
+from jaxacct.accountants import analytic, composition
 from jaxacct.accountants import event_pairs as pairs
 from jaxacct.accountants.composition import steps_of
 from jaxacct.accountants.history import epsilon_of_first_steps
@@ -307,3 +307,25 @@ def test_first_rows_of_a_matrix_are_those_of_the_shorter_one(strategy):
     shorter = strategy.of_first_steps()
     assert np.array_equal(strategy.columns(6, np.arange(3))[:3], shorter.columns(3, np.arange(3)))
     assert ja.Dense(np.eye(3)).of_first_steps() is None
+
+
+def test_a_group_is_a_user_with_as_many_examples():
+    """By the accountant of plans, and far above the loss of one record and below that of k composed ones."""
+    events = [(1.5, 0.02, 100)]
+    for k in (1, 3):
+        user = Mechanism(ja.IndependentAttribution(100, 1, 0.02, k), ja.BandedToeplitz.identity(), 1.5)
+        found = ja.delta(events, epsilon=2.0, group=k)
+        assert found == pytest.approx(analytic.delta_by("pld", user, 2.0), rel=1e-9)
+    both = [dp.SelfComposedDpEvent(dp.GaussianDpEvent(3.0), 4), (1.5, 0.02, 100)]
+    assert ja.delta(both, epsilon=2.0, group=3) > max(found, ja.delta(both, epsilon=2.0))
+    gaussian = ja.delta([dp.GaussianDpEvent(3.0)], epsilon=1.0, group=3)
+    assert gaussian == ja.delta([dp.GaussianDpEvent(1.0)], epsilon=1.0)
+
+
+@pytest.mark.parametrize("group", [0, 1001, 2.5])
+def test_a_group_that_is_not_covered_is_refused(group):
+    with pytest.raises(ValueError, match="group must be"):
+        ja.epsilon([(1.0, 0.1, 3)], delta=1e-5, group=group)
+    for event in (dp.LaplaceDpEvent(1.0), dp.PoissonSampledDpEvent(0.1, dp.LaplaceDpEvent(1.0))):
+        with pytest.raises(ValueError, match=r"group must be 1 for events\[0\], a .*, got 2"):
+            ja.epsilon([event], delta=1e-5, group=2)

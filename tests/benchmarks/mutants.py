@@ -106,6 +106,7 @@ OF_LOSSES, EVENTS_COMPOSED = (
 )
 EXTREMES, STREAMS = "tests/accountants/tradeoff/test_extremes.py", "tests/kernels/test_stream_keys.py"
 SPENT = "tests/accountants/test_history.py"
+MIXTURES, PROTOCOL = "tests/statistics/test_gaussian_mixtures.py", "tests/conformance/test_accountants.py"
 
 MUTANTS = [
     # Replicas in pairs, mean overlaps.
@@ -367,6 +368,21 @@ MUTANTS = [
         "if strategy is None or not scheme.has_prefixes:",
         "if strategy is None:",
         SPENT,
+    ),
+    Mutant(
+        "jaxacct/accountants/history.py", "event.noise_multiplier / group", "event.noise_multiplier", SPENT
+    ),
+    Mutant("jaxacct/accountants/pld.py", "if examples > 1:", "if examples > 99:", MIXTURES),
+    Mutant(
+        "jaxacct/accountants/pld.py", "max(cross_term(mechanism), overlap)", "cross_term(mechanism)", PROTOCOL
+    ),
+    Mutant("jaxacct/statistics/gaussian_mixtures.py", "mass = waiting + one", "mass = one", MIXTURES),
+    Mutant("jaxacct/statistics/gaussian_mixtures.py", "+ np.expm1(np.minimum(off, 700.0))", "", MIXTURES),
+    Mutant(
+        "jaxacct/statistics/gaussian_mixtures.py",
+        "goal = losses - 3 * side",
+        "goal = losses + 3 * side",
+        MIXTURES,
     ),
     Mutant("jaxacct/statistics/loss_curves.py", "np.exp(join - mixed), 0.0)", "q, 0.0)", SPENT),
     Mutant("jaxacct/accountants/event_pairs.py", "math.floor(sensitivity)", "1", SPENT),
@@ -1662,7 +1678,7 @@ MUTANTS = [
     ),
     # Other libraries: what is said to dominate does, and only distributions that are here are read.
     Mutant(EVENTS, "noise_multiplier / sensitivity(mechanism))", "noise_multiplier)", PEERS),
-    Mutant(EVENTS, "if rounds is None or cross_term(mechanism) or", "if rounds is None or", PEERS),
+    Mutant(EVENTS, "if rounds is None or not is_covered or", "if rounds is None or", PEERS),
     Mutant(EVENTS, "if scheme.min_separation == 1:", "if scheme.min_separation >= 1:", PEERS),
     Mutant(SAMPLERS, "_MAX_NORM = 1 - 1e-6, 1 + 1e-12", "_MAX_NORM = 1 - 1e-6, 1 + 1e-6", PEERS),
     Mutant(SAMPLERS, "if given.partition_type != independent:", "if False:", PEERS),

@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 
 class Reference(NamedTuple):
-    """`delta` is H(epsilon) of `steps` steps at sampling probability q and noise sigma."""
+    """`delta` is H(epsilon) of `steps` steps at sampling probability q and noise sigma.
+
+    A unit has `examples` examples, each with a coin of its own.
+    """
 
     steps: int
     q: float
@@ -18,6 +21,7 @@ class Reference(NamedTuple):
     epsilon: float
     remove: bool
     delta: str
+    examples: int = 1
 
 
 SETTINGS = (
@@ -30,6 +34,7 @@ SETTINGS = (
     (1_000_000, 0.001, 0.8, 10.0),
     (1_000_000, 0.999, 1000.0, 8.0),
 )
+OF_USERS = ((2000, 0.00512, 4.48, 4.0, 16), (50, 0.1, 3.0, 2.0, 5), (300, 0.02, 8.0, 5.0, 40))
 NODES, DIGITS = 300, 60
 REFERENCES = (
     Reference(1000, 0.1, 2.0, 10.0, True, "1.028695824766e-07"),
@@ -49,18 +54,31 @@ REFERENCES = (
     Reference(1000000, 0.999, 1000.0, 8.0, True, "3.414995038525e-15"),
     Reference(1000000, 0.999, 1000.0, 8.0, False, "3.414993211520e-15"),
 )
+USERS = (
+    Reference(2000, 0.00512, 4.48, 4.0, True, "9.800207356583e-07", 16),
+    Reference(2000, 0.00512, 4.48, 4.0, False, "5.156012121006e-07", 16),
+    Reference(50, 0.1, 3.0, 2.0, True, "6.369428603791e-02", 5),
+    Reference(50, 0.1, 3.0, 2.0, False, "4.482422053493e-02", 5),
+    Reference(300, 0.02, 8.0, 5.0, True, "9.686913638557e-03", 40),
+    Reference(300, 0.02, 8.0, 5.0, False, "7.844057546211e-03", 40),
+)
 
 
-def divergence(steps: int, q: float, sigma: float, epsilon: float, remove: bool):
+def divergence(steps: int, q: float, sigma: float, epsilon: float, remove: bool, examples: int = 1):
     """H(epsilon) as a number of mpmath."""
     import mpmath as mp
 
     mp.mp.dps = DIGITS
     q, sigma, epsilon = mp.mpf(q), mp.mpf(sigma), mp.mpf(epsilon)
-    # The spacing keeps the nearest singularity, at an imaginary part of pi sigma, 40 digits away.
-    gap = min(mp.mpf(1) / 8, 2 * mp.pi**2 * sigma / 92)
-    places = [gap * k for k in range(-int(17 / gap), int((17 + 2 / sigma) / gap) + 1)]
-    logs = [mp.log(1 - q + q * mp.exp(z / sigma - 1 / (2 * sigma**2))) for z in places]
+    # The spacing keeps the nearest singularity, at an imaginary part of pi sigma for one example, 40 digits
+    # away; of several it is nearer.
+    gap = min(mp.mpf(1) / 8, 2 * mp.pi**2 * sigma / 92) / (1 if examples == 1 else 4)
+    places = [gap * k for k in range(-int(17 / gap), int((17 + 2 * examples / sigma) / gap) + 1)]
+    chances = [mp.binomial(examples, j) * q**j * (1 - q) ** (examples - j) for j in range(examples + 1)]
+    logs = [
+        mp.log(mp.fsum(w * mp.exp(j * z / sigma - j * j / (2 * sigma**2)) for j, w in enumerate(chances)))
+        for z in places
+    ]
     weights = [gap * mp.npdf(z) for z in places]
     signed = logs if remove else [-log for log in logs]
     if remove:
@@ -133,9 +151,12 @@ def antipodal(epsilon: float, q: float, sigma: float):
 
 
 if __name__ == "__main__":
-    for setting in SETTINGS:
+    for *setting, number in [*((*setting, 1) for setting in SETTINGS), *OF_USERS]:
         for direction in (True, False):
-            found, last = divergence(*setting, direction)
+            found, last = divergence(*setting, direction, number)
             assert last < 1e-40  # of terms whose largest is about 1
-            arguments = ", ".join(map(repr, (*setting, direction)))
-            print(f'    Reference({arguments}, "{float(found):.12e}"),', flush=True)
+            arguments, users = (
+                ", ".join(map(repr, (*setting, direction))),
+                f", {number}" if number > 1 else "",
+            )
+            print(f'    Reference({arguments}, "{float(found):.12e}"{users}),', flush=True)

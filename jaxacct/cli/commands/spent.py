@@ -21,6 +21,7 @@ def command(
     event: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     epsilon: Number | None = None,
     delta: Number | None = None,
+    group: Integer | None = None,
     json: bool = False,
 ) -> int:
     """Print what the first steps of a plan's run have spent, or what a list of events has; both are bounds.
@@ -33,19 +34,20 @@ def command(
         or an event of dp-accounting as JSON: its fields, and its class as kind. May be repeated.
       epsilon: print delta of the events here.
       delta: print epsilon of the events here.
+      group: neighbours of the events differ by up to this number of records, 1 by default.
       json: print one JSON object.
     """
     if (plan is None) == (not event):
         raise ValueError("a plan must be given with --step, or --event, and not both")
     if plan is not None:
-        output.refuse("with a plan, whose delta is taken", epsilon=epsilon, delta=delta)
+        output.refuse("with a plan, whose delta is taken", epsilon=epsilon, delta=delta, group=group)
         return _of_plan(plan, step, json)
     output.refuse("with --event", step=step)
     events = [_event(one) for one in event]
     if delta is not None and epsilon is None:
-        epsilon = history.epsilon(events, delta=delta)
+        epsilon = history.epsilon(events, delta=delta, group=group or 1)
     elif epsilon is not None and delta is None:
-        delta = history.delta(events, epsilon=epsilon)
+        delta = history.delta(events, epsilon=epsilon, group=group or 1)
     else:
         raise ValueError("epsilon or delta must be given with --event, and only one of them")
     return _show({"epsilon": epsilon, "delta": delta, "events": len(events)}, json)

@@ -1,0 +1,204 @@
+"""Divergences of mixtures of Gaussians: their definition in 60 digits (composed_losses.md, section 8)."""
+
+import math
+from fractions import Fraction
+
+import mpmath as mp
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import special
+
+from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, calibrate
+from jaxacct.accountants import analytic
+from jaxacct.core.evidence import Bound
+from jaxacct.interoperation import dominating_event
+from jaxacct.statistics import gaussian_mixtures
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_lower_bound
+from jaxacct.statistics.gaussian_mixtures import (
+    GaussianMixture,
+    binomial,
+    binomial_curves,
+    both_directions_of_mixture,
+)
+from jaxacct.statistics.loss_curves import GaussianPair, both_directions
+from jaxacct.statistics.tilted_sums import UNIT
+from tests.oracles.composed_losses import USERS
+
+# (sigma, examples, probability): rare and certain participation, far and near means, counts that are joined.
+SETTINGS = [
+    (4.48, 16, 0.00512),
+    (0.9, 1, 0.3),
+    (0.3, 3, 1e-4),
+    (0.05, 4, 0.5),
+    (2.0, 5, 1.0),
+    (30.0, 60, 0.02),
+    (1e3, 7, 0.9),
+    (1.0, 2, 2.0**-32),
+]
+
+
+def terms_of(curve: GaussianMixture, z) -> list:
+    """Terms of the ratio of densities at an output of z standard deviations."""
+    shifts = [mp.mpf(mean) / mp.mpf(curve.sigma) for mean in curve.means]
+    return [(mp.mpf(w) * mp.exp(m * z - m * m / 2), m) for m, w in zip(shifts, curve.weights, strict=True)]
+
+
+def loss(curve: GaussianMixture, z):
+    return mp.log(mp.fsum(term for term, _ in terms_of(curve, z)))
+
+
+def exact(curve: GaussianMixture, x: float):
+    """(divergence, probability of larger losses) by the definition, in 60 digits; None far out.
+
+    The loss is convex, so that Newton's method ends from anywhere but where it is flat.
+    """
+    side, goal = (1, mp.mpf(x)) if curve.remove else (-1, -mp.mpf(x))
+    with mp.workdps(60):
+        z = mp.mpf(float(np.interp(float(goal), curve._grid[1], curve._grid[0])))
+        for _ in range(40):
+            terms = terms_of(curve, z)
+            total = mp.fsum(term for term, _ in terms)
+            step = (mp.log(total) - goal) * total / mp.fsum(term * m for term, m in terms)
+            if not abs(z - step) < 1e5:
+                return None
+            z -= step
+            if abs(step) < mp.mpf("1e-40"):
+                break
+        else:
+            return None
+        mixed = mp.fsum(
+            mp.mpf(w) * mp.ncdf(side * (mp.mpf(mean) / mp.mpf(curve.sigma) - z))
+            for mean, w in zip(curve.means, curve.weights, strict=True)
+        )
+        own = mp.ncdf(-side * z)
+        first, second = (mixed, own) if curve.remove else (own, mixed)
+        return first - mp.exp(mp.mpf(x)) * second, first
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_values_are_within_their_errors_of_60_digits(setting):
+    for curve in binomial_curves(*setting):
+        losses = curve.nodes()[:: max(1, curve.nodes().size // 12)]
+        losses = np.unique(np.concatenate([losses, losses[::3] + 1e-9, losses[:-1] + np.diff(losses) / 3]))
+        values, seen = curve.at(losses), 0
+        for x, delta, tail, error in zip(losses, values.deltas, values.tails, values.error, strict=True):
+            found = exact(curve, float(x))
+            if found is not None and found[1] > 1e-250:
+                assert abs(delta - found[0]) <= error * found[1] + 1e-290
+                assert tail >= min(1, found[1]) and error < 1e-6
+                seen += bool(error < 1e-10 and found[0] > 1e-40)
+        assert seen > 4
+
+
+def test_every_event_contains_the_best_one(monkeypatch):
+    """Also where Newton's method is stopped at once: the bound is wider, never wrong."""
+    for turns in (1, 20):
+        monkeypatch.setattr(gaussian_mixtures, "_MAX_TURNS", turns)
+        for curve in binomial_curves(1.3, 6, 0.1):
+            losses = np.linspace(-2.0, 5.0, 9) if curve.remove else np.linspace(-5.0, 0.6, 9)
+            ends, off = curve._ends(losses if curve.remove else -losses)
+            for x, z, room in zip(losses if curve.remove else -losses, ends, off, strict=True):
+                with mp.workdps(60):
+                    distance = mp.mpf(float(x)) - loss(curve, mp.mpf(float(z))) if math.isfinite(z) else 0
+                    assert 0 <= (distance if curve.remove else -distance) <= room
+            values = curve.at(losses)
+            for x, delta, error in zip(losses, values.deltas, values.error, strict=True):
+                found = exact(curve, float(x))
+                assert found is None or abs(delta - found[0]) <= error * found[1]
+
+
+@pytest.mark.parametrize("q", [1e-3, 0.3, 1.0])
+def test_one_example_is_a_sampled_gaussian(q):
+    losses = np.linspace(-3.0, 6.0, 301)
+    for mixture, sampled in zip(
+        binomial_curves(0.8, 1, q), both_directions(GaussianPair(0.8), q), strict=True
+    ):
+        first, second = mixture.at(losses), sampled.at(losses)
+        room = (first.error + second.error) * np.append(1.0, second.tails[:-1])
+        assert np.all(np.abs(first.deltas - second.deltas) <= room)
+
+
+@pytest.mark.parametrize("reference", USERS, ids=str)
+def test_users_are_above_60_digit_references_and_near(reference):
+    curves = binomial_curves(reference.sigma, reference.examples, reference.q)
+    part = Part(curves[not reference.remove], reference.steps)
+    bound, low = (
+        divergence_bound([part], reference.epsilon),
+        divergence_lower_bound([part], reference.epsilon),
+    )
+    exact = float(reference.delta)
+    assert exact * (1 - 1e-11) <= bound <= 1.02 * exact
+    assert exact / 1.02 <= low <= exact * (1 + 1e-11)
+
+
+def test_one_example_less_is_refuted_by_the_references():
+    """The attack: a user whose last example is not counted has too small a delta."""
+    for reference in USERS:
+        curves = binomial_curves(reference.sigma, reference.examples - 1, reference.q)
+        part = Part(curves[not reference.remove], reference.steps)
+        assert divergence_bound([part], reference.epsilon) < 0.99 * float(reference.delta)
+
+
+@pytest.mark.parametrize(("count", "probability"), [(16, 0.00512), (1000, 0.5), (300, 0.001), (3, 1.0)])
+def test_joined_counts_are_stochastically_larger_and_hardly(count, probability):
+    means, weights = binomial(count, probability)
+    p = Fraction(probability)
+    law = [math.comb(count, j) * p**j * (1 - p) ** (count - j) for j in range(count + 1)]
+    found = dict(zip(means, map(Fraction, weights), strict=True))
+    tail, theirs = Fraction(0), Fraction(0)
+    for j in range(count, -1, -1):
+        tail, theirs = tail + found.get(j, 0), theirs + law[j]
+        assert tail >= theirs * (1 - Fraction(UNIT)) and tail - theirs <= Fraction(UNIT) + Fraction(1, 10**39)
+    assert weights[0] == float(sum(law[: int(means[0]) + 1]))  # with what it stands for
+    assert len(means) < 450 and abs(tail - 1) < UNIT * len(means)
+
+
+def test_the_logarithm_of_the_normal_distribution_is_as_good_as_assumed():
+    """(8 + 4 |ln|) u of the probability in `GaussianMixture`; measured."""
+    places = np.concatenate([-np.geomspace(1e-3, 2e4, 300), np.linspace(-40, 8, 300)])
+    with mp.workdps(60):
+        for z, value in zip(places, special.log_ndtr(places), strict=True):
+            exact = mp.log(mp.erfc(-mp.mpf(float(z)) / mp.sqrt(2)) / 2)
+            assert abs(mp.mpf(float(value)) - exact) <= (4 + 4 * abs(value)) * UNIT
+
+
+def test_given_mixtures_are_checked():
+    remove, add = both_directions_of_mixture(2.0, [1.0, 0.0, 1.0], [0.25, 0.5, 0.25])
+    assert (
+        remove.means == (0.0, 1.0)
+        and remove.weights == (0.5, 0.5)
+        and add == GaussianMixture(2.0, (0.0, 1.0), (0.5, 0.5), remove.weight_error, remove=False)
+    )
+    for means, weights, reason in (
+        ([-1.0, 0.0], [0.5, 0.5], "at least 0"),
+        ([math.inf, 0.0], [0.5, 0.5], "at least 0"),
+        ([0.0, 1.0], [0.5, math.nan], "in \\[0, 1\\]"),
+        ([0.0, 1.0], [0.5, 0.4], "add up to 1"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            both_directions_of_mixture(1.0, means, weights)
+
+
+def test_a_user_with_16_examples_is_calibrated_by_the_mixture():
+    """The bound that calibrate finds by itself; the revealed pattern needs 243 and samples do not end."""
+    sizes = dict(dataset_size=100_000, batch_size=512, iterations=2000)
+    scheme = MultiAttribution.from_batch_size(**sizes, min_separation=1, examples_per_user=16)
+    plan = calibrate(scheme, BandedToeplitz.identity(), epsilon=4, delta=1e-6)
+    assert 4.475 < plan.noise_multiplier < 4.48 and plan.evidence == Bound("pld") and plan.certified
+
+
+def test_dp_accounting_is_above_and_its_optimistic_estimate_below():
+    mechanism = Mechanism(IndependentAttribution(10, 1, 0.1, 3), BandedToeplitz.identity(), 3.0)
+    found = dominating_event(mechanism)
+    assert found.exact and isinstance(found.event.event, dp_event.MixtureOfGaussiansDpEvent)
+    mixed = found.event.event
+    sizes = mixed.standard_deviation, mixed.sensitivities, mixed.sampling_probs
+    ends = []
+    for pessimistic in (False, True):
+        one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            *sizes, pessimistic_estimate=pessimistic, value_discretization_interval=1e-2
+        )
+        ends.append(one.self_compose(10).get_delta_for_epsilon(0.5))
+    assert ends[0] <= analytic.delta_by("pld", mechanism, 0.5) <= ends[1] * (1 + 1e-3)
