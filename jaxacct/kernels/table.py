@@ -116,7 +116,8 @@ def log_likelihood_ratios(log_ratios, weights, certain, lockout, start, never: f
     ratios = ratios.reshape(rows, *lanes[: phases > 1], *[1] * (K > 1), samples)
     weights = jnp.asarray(weights.reshape(rows, *lanes, 1), dtype)
     sure = None if not certain.any() else jnp.asarray(certain.reshape(rows, *lanes, 1))
-    is_product = K == 1 and lockout.max() == 1  # both branches end at the same value
+    # Both branches end at the same value, and the first row alone is needed.
+    is_product = K == 1 and lockout.max() == 1 and (phases > 1 or len(start) == 1)
     # The ring holds the rows that a participation may lead to, and those at which a unit may start.
     length = 1 + (0 if is_product else max(int(lockout.max()), len(start) - 1 if phases == 1 else 0))
 

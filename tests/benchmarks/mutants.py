@@ -633,6 +633,7 @@ MUTANTS = [
         TABLES,
     ),
     Mutant("jaxacct/kernels/table.py", "step + lockout[at], n), left", "step + 1, n), left", TABLES),
+    Mutant("jaxacct/kernels/table.py", " and (phases > 1 or len(start) == 1)", "", TABLES),
     Mutant("jaxacct/kernels/table.py", "jnp.where(kept[outcome], step, n)", "step", TABLES),
     Mutant("jaxacct/kernels/exponentials.py", "curve + jnp.uint32(8)", "curve * 0 + jnp.uint32(8)", TABLES),
     Mutant(

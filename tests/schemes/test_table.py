@@ -3,6 +3,7 @@
 Statistical tests have a false-alarm probability of 1e-6 each, with fixed keys.
 """
 
+import functools
 import math
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, calibrate
+from jaxacct import BandedToeplitz, Mechanism, NotCertifiedError, calibrate
 from jaxacct.core.plan import Plan
 from jaxacct.kernels.exponentials import (
     exponential_words,
@@ -100,6 +101,46 @@ def test_every_sampler_is_a_table(scheme, custom, x64):
     strategy = BandedToeplitz.square_root(min(3, custom.min_separation))
     one, two = (Mechanism(kind, strategy, 0.8) for kind in (custom, scheme))
     assert pairs.log_normalizer(one, 2) == pytest.approx(scheme.replicas.log_normalizer(two, 2), rel=1e-10)
+
+
+def by_recursion(table, ratios):
+    """The likelihood ratio from section 1 of the proof, state by state."""
+
+    @functools.cache
+    def after(i, left):
+        if i >= table.iterations:
+            return 1.0
+        join, lockout = float(table.join[i, left]), int(table.lockout[i])
+        joined = 1 - table.keep + table.keep * math.exp(ratios[i])
+        waited = after(i + (lockout if table.turns else 1), left)
+        return (1 - join) * waited + join * joined * after(i + lockout, max(left - 1, 0))
+
+    return table.never + sum(p * after(s, table.num_left - 1) for s, p in enumerate(table.start.tolist()))
+
+
+@pytest.mark.parametrize("starts", [1, 3])
+@pytest.mark.parametrize(
+    "lockout, turns", [(1, False), (2, False), ([1, 4, 2, 1, 7, 1, 1], False), (3, True)], ids=str
+)
+@pytest.mark.parametrize("num_left", [1, 3])
+def test_the_likelihood_of_every_kind_of_table_is_its_recursion(lockout, turns, starts, num_left, x64):
+    rng = np.random.default_rng(0)
+    for total, keep in ((1.0, 1.0), (0.9, 0.6)):
+        join = rng.choice([0.0, 0.2, 0.7, 1.0], (7, num_left))
+        join[:, 0] *= num_left == 1
+        start = rng.dirichlet(np.ones(starts)) * total
+        table = SamplingTable(join, np.array(lockout), turns, start, keep)
+        ratios = rng.normal(0, 1.5, (7, 3))
+        found = table.log_likelihood_ratios(jnp.asarray(ratios))
+        wanted = [math.log(by_recursion(table, one)) for one in ratios.T.tolist()]
+        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_little_noise_is_not_certified_for_units_that_start_at_different_steps():
+    """The attack: delta is about 0.5. A likelihood ratio that ignored outputs would have no loss."""
+    scheme = CustomScheme(np.full(8, 0.1), 1, start=[0.5, 0.5])
+    with pytest.raises(NotCertifiedError):
+        calibrate(scheme, BandedToeplitz.identity(), epsilon=1.0, delta=0.01, noise_multiplier=0.1)
 
 
 def patterns_of(scheme):
