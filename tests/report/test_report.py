@@ -451,6 +451,7 @@ def test_an_entry_of_the_registry_has_the_fields_of_its_schema(kind):
         assert {*part} <= {*REGISTRY[name].split()}
     assert parts["privacy_loss"]["privacy_parameters"] == {"epsilon": plan.epsilon, "delta": plan.delta}
     assert plan.digest in json.dumps(made) and made["tier"] in (1, 2, 3)
+    assert parts["administrative"]["notes"].startswith("FILL IN: url_slug, tier and publication_date")
 
 
 def test_two_implementations_are_named_where_both_certify_and_only_there():
