@@ -2,8 +2,8 @@
 
     jaxacct train --plan plan.json --data digits --out run/
 
-Exit codes: 0 done, 1 the run stopped (a full disk, an overfull batch), 2 bad input, 130 interrupted; the same
-command continues the run.
+Exit codes: 0 done, 1 the run stopped at an overfull batch, 2 bad input or a full disk, 130 interrupted; the
+same command continues the run.
 """
 
 import json

@@ -12,7 +12,7 @@ from .run.folder import CheckpointError
 
 
 def run(command: Callable[..., int | None], name: str, *, prog: str, argv: list[str] | None) -> None:
-    """Run a command line and exit: 0 done, 1 the run stopped, 2 bad input, 130 interrupted.
+    """Run a command line and exit: 0 done, 1 an overfull batch, 2 bad input or a full disk, 130 interrupted.
 
     The parameters of `command` are the options; `name` begins the error line.
     """
@@ -21,7 +21,7 @@ def run(command: Callable[..., int | None], name: str, *, prog: str, argv: list[
         code = parse(single(command, prog), sys.argv[1:] if argv is None else argv)()
     except (ValueError, CheckpointError, BatchOverflowError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        code = 2 if isinstance(error, ValueError) else 1
+        code = 1 if isinstance(error, BatchOverflowError) else 2
     except KeyboardInterrupt:
         leave(f"{name}: interrupted; the same command continues the run")
     sys.exit(code)

@@ -43,7 +43,7 @@ from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, endin
 from jaxacct.strategies.workload import PREFIX_SUMS, name_of
 
 MEMORY_COPIES = 16
-MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/RESULTS.md)
+MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/results/buffered.json)
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
 SIMILAR_ERROR_RATIO = (
     1.02  # candidates whose errors have at most this ratio: the one that needs less is selected
@@ -51,7 +51,7 @@ SIMILAR_ERROR_RATIO = (
 LESS_NOISE = 0.95  # of revealed participations, that samples have to be worth
 NUM_SHOWN = 8
 NUM_SEPARATION_SEARCHES = 3  # numbers of bands and matrices whose separations are searched
-# Seconds on two CPU cores (tests/benchmarks/RESULTS.md): programs, a step of a sample, a table's number.
+# Seconds on two CPU cores (tests/benchmarks/results): programs, a step of a sample, a table's number.
 COMPILE_SECONDS, STEP_SECONDS, NUMBER_SECONDS = 10.0, 7e-9, 1.6e-7
 # Of a calibration, about: noise multipliers with tables and a pilot, samples of such a pilot, and
 # verifications of the predicted length.
@@ -112,7 +112,9 @@ def recommend(
       progress: called with (what, 0, 0).
 
     Returns:
-      The candidates, best first, with estimates and a choice that `calibrate` stores in the plan.
+      The candidates, best first, with estimates and a choice that `calibrate` stores in the plan. One band
+      (DP-SGD) is ranked with the others. `Recommendation.calibrate` certifies it in place of the selected
+      candidate where that needs more than 5 % more noise than estimated and one band has the smaller error.
 
     Raises:
       ValueError: bad arguments, or ones that leave no candidate.

@@ -75,6 +75,9 @@ def entry(plan: Plan, run: RunCard | None = None) -> dict[str, Any]:
                     f"attacks. {digests}."
                 ),
             },
-            "administrative": {"registry_authors": [f"{FILL_IN}: author of this entry"]},
+            "administrative": {
+                "registry_authors": [f"{FILL_IN}: author of this entry"],
+                "notes": f"{FILL_IN}: url_slug, tier and publication_date, which are placeholders here",
+            },
         },
     }

@@ -121,8 +121,8 @@ class DiscreteLaplacePair:
         return _tails_within(most, losses, p_far, q_far, above)
 
     def nodes(self) -> np.ndarray:
-        found = self.a * np.arange(-self.shift, self.shift + 1, 2.0)
-        return np.union1d(found[:: max(1, found.size // 4000)], found[-1:])
+        step = 2 * max(1, (self.shift + 1) // 4000)
+        return self.a * np.union1d(np.arange(-self.shift, self.shift + 1, step), self.shift)
 
 
 def _tails_within(most: float, losses: np.ndarray, p_far, q_far, above: bool) -> Tails:

@@ -155,10 +155,10 @@ class BandedToeplitz(FirstColumn):
 
     @classmethod
     def from_file(cls, path) -> "BandedToeplitz":
-        """Read coefficients from a text file (one number a line), a JSON list or an .npy array.
+        """Read coefficients from a text file, a JSON list or an .npy array of shape (bands,).
 
-        A truncated JSON list or .npy array is refused. Text has no end mark, so truncated text reads as fewer
-        bands.
+        Text has one number a line, or all numbers in one line with commas or spaces between. A truncated JSON
+        list or .npy array is refused. Text has no end mark, so truncated text reads as fewer bands.
 
         Raises:
           ValueError: an unreadable file, or invalid coefficients.
@@ -167,11 +167,19 @@ class BandedToeplitz(FirstColumn):
         try:
             if path.suffix == ".npy":
                 with path.open("rb") as file:
-                    return cls(np.lib.format.read_array(file, allow_pickle=False).tolist())
+                    array = np.lib.format.read_array(file, allow_pickle=False)
+                if array.ndim == 2:
+                    raise ValueError(
+                        "coefficients must be of shape (bands,), got a matrix: use Dense(np.load(...))"
+                    )
+                return cls(array.tolist())
             text = path.read_text(encoding="utf-8")
             if text.lstrip().startswith("["):
                 return cls(json.loads(text))
-            return cls(tuple(float(value) for value in text.split()))
+            lines = [line.strip().removesuffix(",") for line in text.strip().splitlines()]
+            if len(lines) > 1 and "," in "".join(lines):
+                raise ValueError("numbers must be one a line or all in one line, with a point for decimals")
+            return cls(tuple(float(value) for value in " ".join(lines).replace(",", " ").split()))
         except OSError as error:
             raise ValueError(f"strategy file {path} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError, EOFError) as error:

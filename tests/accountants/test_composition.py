@@ -53,6 +53,15 @@ def test_the_table_agrees_with_dp_accounting_where_that_resolves_it(event):
     assert np.all(table[~visible] <= 2e-9)
 
 
+def test_discrete_laplace_noise_of_a_large_sensitivity():
+    """As Laplace noise of the same scale in the limit, without an array of the sensitivity's size."""
+    t = np.array([0.1, 0.5, 0.9])
+    fine = event_profile(dp_event.DiscreteLaplaceDpEvent(1e-12, 10**12))(t)
+    np.testing.assert_allclose(fine, -np.expm1((t - 1) / 2), rtol=1e-3)
+    with pytest.raises(ValueError, match=r"sensitivity must be at most \d+, got 9007199254740993$"):
+        event_profile(dp_event.DiscreteLaplaceDpEvent(1e-12, 2**53 + 1))
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -1,6 +1,6 @@
 """Plant small plausible mistakes, one at a time, and see which the tests notice.
 
-    python -m tests.benchmarks.mutants            # all; the score goes to RESULTS.md
+    python -m tests.benchmarks.mutants            # all; the score goes to results/mutants.json
     python -m tests.benchmarks.mutants bounds.py  # those in files of that name
 
 Each mutant is run against the tests that should see it, in a copy of the checkout. `test_guards.py` checks

@@ -7,12 +7,6 @@ from jaxacct.report.figure import DASHES, MARKERS, blank_axes, finished, save
 from jaxacct.report.plots import PALETTE
 
 FIGURES = Path(__file__).parent / "figures"
-CAPTIONS = {
-    "noise-by-sampler": "Noise in the running sum of a certified run, by sampler and epsilon "
-    "(50,000 examples, mean batch 200, 1,000 steps, delta 1e-5; 16 amplified bands, but for DP-SGD).",
-    "time-beside-peers": "Time of the same job here and elsewhere. Last row: the whole command here, and the "
-    "300 CPU-days that the paper states for a larger noise multiplier.",
-}
 
 
 def first_number(text: str) -> float:
@@ -71,11 +65,6 @@ DRAWN = {
     "noise-by-sampler": noise_by_sampler,
     "time-beside-peers": time_beside_peers,
 }
-
-
-def markdown() -> str:
-    """Return the pictures and their captions."""
-    return "\n".join(f"![{text}](figures/{name}.png)\n\n*{text}*\n" for name, text in CAPTIONS.items())
 
 
 def write(records: dict[str, dict]) -> None:

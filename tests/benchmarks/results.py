@@ -1,8 +1,10 @@
-"""Measurements as JSON records, and the page that is made of them.
+"""Measurements as JSON records, and the pages that show them.
 
-    python -m tests.benchmarks.results     # writes RESULTS.md and its pictures from results/*.json
+    python -m tests.benchmarks.results               # the pictures, and the list of records in RESULTS.md
+    python -m tests.benchmarks.results TABLES.md     # every record as a table, as the site shows it
 
-A file holds one record, the newest answer to one question. A benchmark writes its own by `record`.
+A file holds one record, the newest answer to one question. A benchmark writes its own by `record`. RESULTS.md
+is written by hand, and every number of a section is in one of the records that it names.
 """
 
 import json
@@ -12,8 +14,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-
-from tests.benchmarks import pictures
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent / "RESULTS.md"
@@ -30,11 +30,12 @@ SECTIONS = {
     90: "Tests and memory",
     100: "Real images",
 }
-HEADER = """# Results
+HEADER = """# All records
 
-Made by `python -m tests.benchmarks.results` from the records in `results/`; edit those. Every table states
-its command, commit, machine and date. Times on shared machines vary by a factor of two; compare ratios.
+Every table states its command, commit, machine and date. Times on shared machines vary by a factor of two;
+compare ratios. [Results](RESULTS.md) answers what readers ask.
 """
+LIST = "## All records\n\n"
 
 
 def this_machine() -> str:
@@ -107,7 +108,7 @@ def records() -> list[dict]:
 
 def table(entry: dict) -> str:
     """Return one record as Markdown."""
-    lines = [f"### {entry['question']}", ""]
+    lines = [f"### {entry['question']} {{#{entry['name']}}}", ""]
     lines += [" | ".join(["", *map(str, row), ""]).strip() for row in (entry["columns"],)]
     lines += ["|" + "---|" * len(entry["columns"])]
     lines += [" | ".join(["", *map(str, row), ""]).strip() for row in entry["rows"]]
@@ -117,9 +118,9 @@ def table(entry: dict) -> str:
     return "\n".join(lines)
 
 
-def page() -> str:
-    """Return the whole page."""
-    parts, section = [HEADER, pictures.markdown()], None
+def tables() -> str:
+    """Return the page of all records."""
+    parts, section = [HEADER], None
     for entry in records():
         heading = SECTIONS[entry["order"] // 10 * 10]
         if heading != section:
@@ -129,7 +130,17 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def listed(page: str) -> str:
+    """Return a page with the list of all records at its end."""
+    lines = [f"* [{entry['question']}](results/{entry['name']}.json)" for entry in records()]
+    return page.partition(LIST)[0] + LIST + "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
-    pictures.write({entry["name"]: entry for entry in records()})
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE}: {len(records())} tables")
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text(tables(), encoding="utf-8")
+    else:
+        from tests.benchmarks import pictures
+
+        pictures.write({entry["name"]: entry for entry in records()})
+        PAGE.write_text(listed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

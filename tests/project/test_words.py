@@ -65,6 +65,14 @@ def test_lines_are_short():
     assert not long
 
 
+def test_no_formula_is_broken_across_lines():
+    """Neither a formula nor a name between backticks."""
+    for page in [*PAGES, *PROOFS]:
+        for block in prose_of_page(page).split("\n\n"):
+            if not block.startswith("    "):
+                assert not [code for code in re.findall(r"`[^`]*`", block) if "\n" in code], page
+
+
 BROKEN = re.compile(r"^(?![-+*|#>\s]|\d+\.).+\n[-+*] .*", re.MULTILINE)
 
 

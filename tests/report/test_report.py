@@ -363,7 +363,7 @@ def test_the_interval_of_the_best_test_holds_between_points_of_the_grid():
 def test_the_page_begins_with_the_statement_and_says_what_identifies_the_run():
     plan = whole("replicas")
     text = report(plan, fresh=plan.verdict)
-    first = Page(text.split("<body>")[1].split("</p>")[0].replace("<p", "</h1><p", 0) + "</p>").words
+    first = Page(text.split("<body>")[1].split("</p>")[0] + "</p>").words
     assert first.startswith("Differential privacy of a training run: (1, 0.001)Verified for this page with")
     assert first.endswith(plan.statement())
     words, digest = Page(text).words, plan.to_json()["digest"]
@@ -451,6 +451,7 @@ def test_an_entry_of_the_registry_has_the_fields_of_its_schema(kind):
         assert {*part} <= {*REGISTRY[name].split()}
     assert parts["privacy_loss"]["privacy_parameters"] == {"epsilon": plan.epsilon, "delta": plan.delta}
     assert plan.digest in json.dumps(made) and made["tier"] in (1, 2, 3)
+    assert parts["administrative"]["notes"].startswith("FILL IN: url_slug, tier and publication_date")
 
 
 def test_two_implementations_are_named_where_both_certify_and_only_there():

@@ -1,11 +1,13 @@
 """Strategy matrices against dense linear algebra, published optima and the peer's optimiser."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from jax_privacy.matrix_factorization import toeplitz as peer
 
+import jaxacct
 from jaxacct import BMinSep
 from jaxacct.strategies import BandedToeplitz, prefix_sum_error
 from jaxacct.strategies.banded_toeplitz import _log_error
@@ -194,6 +196,19 @@ def test_files(tmp_path):
     np.save(tmp_path / "c.npy", strategy.array)
     assert BandedToeplitz.from_file(tmp_path / "c.npy") == strategy
     assert {file.name for file in tmp_path.iterdir()} == {"c.txt", "c.json", "c.npy"}
+    for text in ("1, 0.5,0.375\n", "1 0.5 0.375", "1,\n0.5,\n0.375\n", "1\n0.5\n\n0.375"):
+        path.write_text(text)
+        assert BandedToeplitz.from_file(path).coefficients == BandedToeplitz((1, 0.5, 0.375)).coefficients
+
+
+def test_the_example_of_a_dense_matrix(tmp_path, monkeypatch, capsys):
+    """The block of the guide on matrices; its matrix as a file of coefficients is refused."""
+    guide = (Path(jaxacct.__file__).parent / "guides/matrices.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(guide.split("```python\n")[1].split("```")[0], {})
+    assert "epsilon" in capsys.readouterr().out.lower()
+    with pytest.raises(ValueError, match=r"got a matrix: use Dense\(np\.load\(\.\.\.\)\)$"):
+        BandedToeplitz.from_file(tmp_path / "matrix.npy")
 
 
 @pytest.mark.parametrize(
@@ -203,6 +218,8 @@ def test_files(tmp_path):
         ("c.txt", b"1\n-0.5\n", r"one was -0\.5$"),
         ("c.txt", b"1\nnan\n", "one was nan"),
         ("c.txt", b"1\nhalf\n", "half"),
+        ("c.txt", b"1,0\n0,5\n", "one a line or all in one line, with a point for decimals"),
+        ("c.txt", b"1,,0.5\n,", "one a line or all in one line"),
         ("c.txt", b"\xff\xfe\x00", "decode"),
         ("c.json", b"[]", "non-empty"),
         ("c.json", b"[1.0, 0.5", "delimiter"),
@@ -230,7 +247,7 @@ def test_truncated_array(tmp_path, kept):
         BandedToeplitz.from_file(path)
 
 
-@pytest.mark.parametrize("array", [np.float64(1.0), np.eye(2), np.array([1.0, 1j])])
+@pytest.mark.parametrize("array", [np.float64(1.0), np.eye(2)[None], np.array([1.0, 1j])])
 def test_wrong_array(tmp_path, array):
     np.save(tmp_path / "c.npy", array)
     with pytest.raises(ValueError, match=r"c\.npy: coefficients must be"):

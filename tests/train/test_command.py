@@ -9,9 +9,12 @@ from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
 from jaxacct.report.run_card import read_plan
 from tests.train import plans
 from train.__main__ import RECIPES, main
+from train.batches.sampler import BatchOverflowError
+from train.command import run
 from train.individual import IndividualAccounting
 from train.procedures.convex import LogisticRegression
 from train.procedures.protocol import PROCEDURES, Result, procedure_of
+from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -110,3 +113,25 @@ def test_last_iterates_from_the_command_line(tmp_path, capsys):
     (tmp_path / "other.json").write_text(json.dumps(other))
     code, _, error = command(capsys, "--plan", tmp_path / "other.json", "--out", tmp_path / "new")
     assert code == 2 and "plan must be valid" in error and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(28, "No space left on device", "run/checkpoints"), 2),
+        (CheckpointError("checkpoint of step 3 could not be written: No space left on device"), 2),
+        (ValueError("steps must be positive, got 0"), 2),
+        (BatchOverflowError("a batch of 9 examples is larger than 8"), 1),
+    ],
+)
+def test_exit_codes(error, code, capsys):
+    """A full disk is no verdict: 1 is of a run that stopped, or of an audit that contradicts its plan."""
+
+    def command():
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        run(command, "train", prog="jaxacct train", argv=[])
+    assert stopped.value.code == code
+    said = capsys.readouterr().err
+    assert said.startswith("train: ") and said.count("\n") == 1

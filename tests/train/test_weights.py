@@ -20,6 +20,7 @@ from tests.train.plans import plan
 from tests.train.test_load_model import squared
 from tests.train.test_loop import ROWS, data, flat
 from train import load_weights
+from train.models.lora import add_lora
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -144,6 +145,15 @@ def test_a_run_begins_with_them(tmp_path):
 
 def change(**changes):
     return {name: array for name, array in (weights() | changes).items() if array is not None}
+
+
+def test_adapters_are_added_after_loading(tmp_path):
+    file = in_safetensors(tmp_path / "a.safetensors")
+    model = load_weights(file, network())
+    add_lora(model, 1, nnx.Rngs(0))
+    np.testing.assert_array_equal(model.layers[0].kernel[...], weights()["layers.0.kernel"])
+    with pytest.raises(ValueError, match=r"^weights must be loaded before add_lora: the model has adapters"):
+        load_weights(file, model)
 
 
 BAD = {

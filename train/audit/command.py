@@ -11,8 +11,8 @@ adversary has the other examples and their participations: their contributions a
 (`train.audit.bystanders`). The releases in a canary's coordinate are scored by the privacy loss of the plan's
 mechanism with a third of its noise, as an audit is to find too little noise.
 
-Exit codes: 0 nothing contradicts the plan, 1 the audit does, or the run stopped, 2 bad input, 130
-interrupted.
+Exit codes: 0 nothing contradicts the plan, 1 the audit does, or a batch was overfull, 2 bad input or a
+full disk, 130 interrupted.
 """
 
 import dataclasses

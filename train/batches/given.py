@@ -123,6 +123,11 @@ class GivenBatches:
         except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that is no array
             ids = np.array(None)
         if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            if isinstance(item, tuple | list) and np.shape(item[0])[:1] == (self._batch_size,):
+                raise BatchesError(
+                    f"batches must yield ids or (ids, rows), got rows without ids at step {step}; of a "
+                    "PyTorch loader give data=loader.dataset and the ids of loader.batch_sampler"
+                )
             raise BatchesError(
                 f"batches must be arrays of integer ids, got {ids.dtype} of shape {ids.shape} at step {step}"
             )

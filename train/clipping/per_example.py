@@ -177,7 +177,7 @@ def power_of_two(size: int) -> int:
 
 
 def default_microbatch_size(params) -> int:
-    """As many gradients as processors are fast on, as measured in tests/benchmarks/RESULTS.md; 2^k.
+    """As many gradients as processors are fast on, by tests/benchmarks/results/clipping.json; 2^k.
 
     On CPUs at most 32 examples of a million entries or so, which caches hold; on others memory bounds it.
     """

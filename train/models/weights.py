@@ -28,7 +28,7 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
     Names are those of the model's variables, joined by points: `layers.0.kernel`. A point or a slash in the
     name of a variable is `%2E` or `%2F`. A leading `params.` (linen)
     and a trailing `.value` (nnx states) of all names of a checkpoint are dropped. Floating-point arrays are
-    cast to the dtype that the model has.
+    cast to the dtype that the model has. Load first and call `add_lora` then: the file has no adapters.
 
     Args:
       path: a `.safetensors` file, or the folder of an Orbax checkpoint of one pytree.
@@ -51,7 +51,12 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
     pure = plain(state)
     expected = named(pure)
     required = named(plain(nnx.state(model, nnx.Param))) if isinstance(model, nnx.Module) else expected
-    _none("weights must have {}, which the model has", required.keys() - found.keys())
+    missing = required.keys() - found.keys()
+    if any(".lora_" in f".{name}" for name in missing) and isinstance(model, nnx.Module):
+        raise ValueError(
+            "weights must be loaded before add_lora: the model has adapters, which the file lacks"
+        )
+    _none("weights must have {}, which the model has", missing)
     _none("weights must not have {}, which the model lacks", found.keys() - expected.keys())
     leaves = [_fitting(name, leaf, found.get(name)) for name, leaf in expected.items()]
     loaded = jax.tree.unflatten(jax.tree.structure(pure), leaves)

@@ -2,6 +2,7 @@
 
 from jaxacct import checker
 from jaxacct.common.files import read_json, to_json
+from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 
 
@@ -23,9 +24,12 @@ def command(plan: str, /, *, json: bool = False) -> int:
         first = {"verdict": "refused", "reason": str(error)}
     refused = checker.FAILED if "reason" in first else checker.CERTIFIED
     if not json:
-        print(f"first implementation: {': '.join(first.values())}")
-        return checker.main([plan]) or refused
-    code, found = checker.check_file(plan)
+        print(f"first implementation: {': '.join(first.values())}", flush=True)
+    with watch() as progress:
+        progress("second implementation", 0, 0)
+        if not json:
+            return checker.main([plan]) or refused
+        code, found = checker.check_file(plan)
     if refused and code == checker.CERTIFIED:
         found["verdict"] = "not certified"
     print(to_json(found | {"first_implementation": first}))

@@ -96,7 +96,7 @@ def promising(cells: list[Cell], progress: Progress | None = None) -> list[Cell]
     """The two cells of a point that are expected to be best, and the best of each kind of separation.
 
     Nothing is drawn for that. Estimates by moments order a separation that is the number of bands and a
-    larger one badly: 32.9 and 38.0 were expected where 35.9 and 31.8 were certified (RESULTS.md, CINIC-10 at
+    larger one badly: 32.9 and 38.0 were expected where 35.9 and 31.8 were certified (cinic_10.json, at
     epsilon 4). So the best one of either kind is among those that are returned.
     """
     one = cells[0]

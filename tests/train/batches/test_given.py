@@ -14,7 +14,9 @@ from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.evidence import Bound
 from jaxacct.core.plan import Plan
+from tests.train import stand_in_torch
 from tests.train.plans import plan, plan_of
+from tests.train.stand_in_torch import Tensor
 from train import fit
 from train.batches.given import BatchesError, GivenBatches
 from train.options import TrainOptions
@@ -67,12 +69,7 @@ def flat(result) -> np.ndarray:
 class StandInLoader:
     """A PyTorch `DataLoader` in what fit sees of it: tensors with `__array__`, a length, no indexing."""
 
-    class Tensor:
-        def __init__(self, values):
-            self.values, self.ndim = np.asarray(values), np.ndim(values)
-
-        def __array__(self, dtype=None, copy=None):
-            return self.values if dtype is None else self.values.astype(dtype)
+    Tensor = Tensor
 
     def __init__(self, ids, rows=None):
         self.ids, self.rows = ids, rows
@@ -172,6 +169,51 @@ def test_a_pytorch_loader():
     assert given.length is None
     with pytest.raises(BatchesError, match="rows that NumPy reads, got Tensor at step 0"):
         given_of([(ids[0], tensors[1][:SIZE].bfloat16())] * STEPS)
+
+
+def a_loader_of_pairs(torch):
+    """A loader of (inputs, labels) without ids."""
+
+    class Pairs(torch.utils.data.Dataset):
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, index):
+            return data()["x"][index], data()["y"][index]
+
+    seed = torch.Generator().manual_seed(0)
+    return torch.utils.data.DataLoader(Pairs(), SIZE, shuffle=True, drop_last=True, generator=seed)
+
+
+def loss_of_pair(params, example):
+    return loss(params, {"x": example[0], "y": example[1]})
+
+
+def check_pairs(torch):
+    """Both halves of a loader train the bits of arrays; the loader is refused with the line that helps."""
+    loader = a_loader_of_pairs(torch)
+    ids = [ids for _ in range(3) for ids in loader.batch_sampler][:STEPS]
+    options = TrainOptions(keys=KEYS, checkpoint_every=5)
+    found = fit(
+        certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(0.05), batches=ids, options=options
+    )
+    np.testing.assert_array_equal(flat(found), flat(run(np.array(ids))))
+    said = (
+        r"got rows without ids at step 0; of a PyTorch loader give data=loader\.dataset and the ids of loader"
+    )
+    with pytest.raises(BatchesError, match=said):
+        GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
+
+
+@pytest.mark.usefixtures("one_key")
+def test_a_loader_of_inputs_and_labels():
+    check_pairs(stand_in_torch.module())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_key")
+def test_a_pytorch_loader_of_inputs_and_labels():
+    check_pairs(pytest.importorskip("torch"))
 
 
 class StandInDataset:
