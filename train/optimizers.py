@@ -67,20 +67,22 @@ class Privatizer:
         params=None,
         *,
         fresh: noise.Fresh | None = None,
-        normals=None,
+        cuts=None,
     ):
         """Return `(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
         `updates` is the `GridSum` or `RoundedSum` of the step. One on another grid, or of another clip norm,
         is refused; after one that is not finite all updates are NaN, as after `fresh` noise of another step.
-        `fresh` and `normals` are those of `train.noise.recursion.draw`.
+        `fresh` and `cuts` are those of `train.noise.recursion.draw`.
         """
         if not isinstance(updates, SUMS) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
-        given: dict[str, Any] = dict(fresh=fresh, normals=normals)
         parts = self.mechanism.strategy, self.levels, state, updates.shaped
-        drawn, after = redrawn.draw(*parts) if self.redraws else noise.draw(*parts, **given)
+        if self.redraws:
+            drawn, after = redrawn.draw(*parts, cuts=cuts)
+        else:
+            drawn, after = noise.draw(*parts, fresh=fresh, cuts=cuts)
         end, sound = self.mechanism.scheme.iterations, jnp.asarray(updates.is_finite)
         if fresh is not None:
             # What is kept is made of the wrong noise, too: no later step is covered.

@@ -33,7 +33,7 @@ MAY_CHANGE: dict[str, str] = {
 parameters count in a new run only. Everything else is bound."""
 
 ELASTIC: dict[str, str] = {
-    "mesh": "devices",
+    "mesh": "devices, and what is sharded over them",
     "microbatch_size": "memory",
     "skip_padding": "run time",
 }
@@ -78,8 +78,10 @@ class TrainOptions:
         independent noise.
       noise_memory: "keep" the last vectors of correlated noise, or "recompute" them from the key: every step
         draws as many vectors as there are bands, and none is stored. The released numbers are the same.
-        For a `jaxacct.Plan` whose matrix has a banded inverse, without `batches`, `mesh` and `elastic`.
+        For a `jaxacct.Plan` whose matrix has a banded inverse, without `batches` and `elastic`.
       mesh: devices; each computes an equal share of the rows of a batch, `microbatch_size` at a time.
+        Parameters that are sharded over it (`NamedSharding`, or annotations of nnx) stay so, with the
+        optimizer's state and the kept noise; others are whole on every device.
       verify: draw a Monte Carlo plan's evidence again before the first step. A run in a folder is verified
         once. Takes as long as certification.
       checkpoint_every: steps between checkpoints.

@@ -90,6 +90,7 @@ EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
 BY_DEVICE = "tests/train/clipping/test_by_device.py"
+SHARDED = "tests/train/test_sharded.py"
 APART, ROWS_APART = "train/clipping/rows_apart.py", "tests/train/clipping/test_rows_apart.py"
 NORMED, CONSTANTS = "tests/train/clipping/test_batch_norm.py", "tests/train/clipping/test_constants.py"
 GROUPED = "tests/train/clipping/test_grouped_convolutions.py"
@@ -964,17 +965,23 @@ MUTANTS = [
     # Rows over devices.
     Mutant(
         "train/clipping/grid.py",
-        "high, low = jax.lax.psum((self.high, self.low), axes)",
+        "high, low = over.added(self.high), over.added(self.low)",
         "high, low = self.high, self.low",
         BY_DEVICE,
     ),
     Mutant(
         "train/clipping/grid.py",
-        "jax.lax.psum((self.high, self.low), axes)",
-        "self.high, jax.lax.psum(self.low, axes)",
+        "over.added(self.high), over.added(self.low)",
+        "self.high, over.added(self.low)",
         BY_DEVICE,
     ),
-    Mutant("train/clipping/grid.py", "totals = jax.lax.psum(fine, axes)", "totals = fine", BY_DEVICE),
+    Mutant("train/clipping/grid.py", "totals = over.added(fine)", "totals = fine", BY_DEVICE),
+    Mutant("train/clipping/grid.py", "else over.all(fits)", "else fits", SHARDED),
+    Mutant("train/procedures/by_device.py", "axis_index(axes) * part[at]", "axis_index(axes) * 0", SHARDED),
+    Mutant("train/procedures/by_device.py", "if own != other:", "if False:", SHARDED),
+    Mutant("train/procedures/by_device.py", "np.shape(leaf)[at] % number", "False", SHARDED),
+    Mutant("train/noise/normals.py", "if before:", "if False:", SHARDED),
+    Mutant("train/procedures/step.py", "specs[: len(jax.tree.leaves(state.params))])", "())", SHARDED),
     Mutant(
         "train/clipping/grid.py", "nothing = jax.tree.map(jnp.zeros_like, low)", "nothing = low", BY_DEVICE
     ),
@@ -987,11 +994,16 @@ MUTANTS = [
     Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
     Mutant("train/clipping/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
     Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "in_specs=(same, along)", "in_specs=(same, same)", BY_DEVICE),
     Mutant(
         "train/procedures/by_device.py",
-        "mesh=mesh, check_vma=False, **specs",
-        "mesh=mesh, **specs",
+        "in_specs=(same, sharded, along)",
+        "in_specs=(same, sharded, same)",
+        BY_DEVICE,
+    ),
+    Mutant(
+        "train/procedures/by_device.py",
+        "mesh=mesh, check_vma=False, **laid_out",
+        "mesh=mesh, **laid_out",
         BY_DEVICE,
     ),
     Mutant("train/procedures/by_device.py", "        if number > 1:", "        if False:", BY_DEVICE),
@@ -1201,13 +1213,17 @@ MUTANTS = [
     Mutant(CORRELATED, " or plan.mechanism.scheme.batch_size_cap is not None", "", LIMITS),
     Mutant(
         RUN,
-        """            folder.save(state, drawn)
-            if evaluate and done < steps:
-                folder.log({"step": done, "evaluation": _finite(evaluate(state))})
+        """            folder.save(kept, drawn)
+        if folder and stop and done < steps:
+            raise KeyboardInterrupt
+        if folder and keep and evaluate and done < steps:
+            folder.log({"step": done, "evaluation": _finite(evaluate(kept))})
 """,
         """            if evaluate and done < steps:
-                folder.log({"step": done, "evaluation": _finite(evaluate(state))})
-            folder.save(state, drawn)
+                folder.log({"step": done, "evaluation": _finite(evaluate(kept))})
+            folder.save(kept, drawn)
+        if folder and stop and done < steps:
+            raise KeyboardInterrupt
 """,
         LIMITS,
     ),

@@ -1,7 +1,8 @@
 """One process of a run of several: `python -m tests.train.multihost PROCESS PROCESSES PORT OUT MODE`.
 
-Modes: "whole"; "stop" ends hard after step 6; "fresh" draws its own keys; "data" and "model" give process 1
-other data or parameters; "alone" gives process 1 no mesh; "partial" gives a mesh of the own devices.
+Modes: "whole"; "stop" ends hard after step 6; "cut" and "cut stop" do the same with sharded parameters;
+"fresh" draws its own keys; "data" and "model" give process 1 other data or parameters; "alone" gives process
+1 no mesh; "partial" gives a mesh of the own devices.
 """
 
 import json
@@ -26,7 +27,7 @@ def main(process: int, processes: int, port: str, out: str, mode: str) -> None:
     from tests.train.plans import plan
     from train import TrainOptions, fit
 
-    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     if mode == "data" and process == 1:
         x[0] += 1
     start = np.float32(mode == "model" and process == 1)
@@ -35,15 +36,20 @@ def main(process: int, processes: int, port: str, out: str, mode: str) -> None:
         return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
 
     def callback(step, metrics):
-        if mode == "stop" and step >= 6:
+        if mode.endswith("stop") and step >= 6:
             os._exit(3)
 
     devices = jax.local_devices() if mode == "partial" else jax.devices()
     mesh = None if mode == "alone" and process == 1 else jax.sharding.Mesh(np.array(devices), ("data",))
+    if mode.startswith("cut"):
+        mesh = jax.sharding.Mesh(np.array(devices).reshape(2, 2), ("model", "data"))
     keys = None if mode == "fresh" else ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
     options = TrainOptions(mesh=mesh, keys=keys, checkpoint_every=4, callback=callback, average=0.9)
     covered = plan("poisson", dataset_size=60, iterations=12, rate=0.3)
-    params, rows = {"w": np.full(3, start), "b": np.zeros((), np.float32)}, {"x": x, "y": x.sum(1)}
+    params, rows = {"w": np.full(4, start), "b": np.zeros((), np.float32)}, {"x": x, "y": x.sum(1)}
+    if mode.startswith("cut"):
+        spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+        params["w"] = jax.make_array_from_callback((4,), spec, lambda at: np.full(4, start)[at])
     given = dict(out=None if out == "none" else out, evaluate=lambda p: {"w": float(p["w"][0])})
     try:
         result = fit(covered, params, loss, rows, optax.adam(0.1), **given, options=options)

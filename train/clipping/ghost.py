@@ -119,6 +119,7 @@ def ghost_gradient_sum(
     has_aux: bool = False,
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    specs: tuple[jax.sharding.PartitionSpec, ...] = (),
     equal_rows: bool = False,
 ) -> ClippedSum:
     """Return `train.clipping.per_example.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
@@ -166,12 +167,13 @@ def ghost_gradient_sum(
         x64=jax.config.read("jax_enable_x64"),
     )
 
-    def add(total, axes):
-        return RoundedSum.of(total, grid, axes)
+    def add(total, over):
+        return RoundedSum.of(total, grid, over)
 
     batch = jax.tree.map(jnp.asarray, batch)
     with jax.enable_x64(True):
-        total, (norms, long, shown) = _by_device.over_rows(of_rows, add, mesh)((loss, params), batch, mask)
+        over_rows = _by_device.over_rows(of_rows, add, lambda specs: RoundedSum(specs, grid), mesh, specs)
+        total, (norms, long, shown) = over_rows(loss, params, batch, mask)
     losses = shown.pop("")
     clipped = clipped_share(long, mask, norms, losses)
     return ClippedSum(total, norms, losses, clipped, shown)

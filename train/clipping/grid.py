@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
 
 from ..noise import recursion as noise
+from ..procedures.by_device import Across
 
 _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
@@ -99,11 +99,11 @@ class GridSum:
         high = jax.tree.map(lambda a, b: a + (b >> _LIMB), self.high, low)
         return GridSum(high, jax.tree.map(lambda a: a & (2**_LIMB - 1), low), self.grid)
 
-    def across(self, axes: Sequence[str]) -> "GridSum":
-        """Add up the sums of all devices along these axes of a mesh, within `jax.shard_map`."""
-        if not axes:
+    def across(self, over: Across | None) -> "GridSum":
+        """Add up the sums of all devices of a mesh, within `jax.shard_map`; each keeps its own parts."""
+        if over is None:
             return self
-        high, low = jax.lax.psum((self.high, self.low), axes)
+        high, low = over.added(self.high), over.added(self.low)
         nothing = jax.tree.map(jnp.zeros_like, low)
         return GridSum(high, nothing, self.grid).plus(low)
 
@@ -152,21 +152,22 @@ class RoundedSum:
     grid: Grid
 
     @classmethod
-    def of(cls, totals, grid: Grid, axes: Sequence[str] = ()) -> "RoundedSum":
+    def of(cls, totals, grid: Grid, over: Across | None = None) -> "RoundedSum":
         """Return the nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
 
         Zero in place of one total would move the sum by what all examples together contribute to it. The
-        totals of devices are added up along the axes of a mesh, within `jax.shard_map`. Each is rounded to
-        `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
+        totals of devices are added up over a mesh, within `jax.shard_map`, and each device keeps its own
+        parts. Each is rounded to `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
         """
         with jax.enable_x64(True):
-            if axes:
+            if over is not None:
                 fine = jax.tree.map(lambda leaf: jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT, totals)
-                totals = jax.lax.psum(fine, axes)
+                totals = over.added(fine)
             nearest = jax.tree.map(jnp.round, totals)
             fits = jnp.ones((), bool)
             for leaf in jax.tree.leaves(nearest):
                 fits &= (jnp.abs(leaf) <= _MAX_SUM).all()
+            fits = fits if over is None else over.all(fits)
             return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), grid)
 
     @property

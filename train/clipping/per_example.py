@@ -61,6 +61,7 @@ def clipped_gradient_sum(
     has_aux: bool = False,
     groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    specs: tuple[jax.sharding.PartitionSpec, ...] = (),
     equal_rows: bool = False,
     admit: Callable[[Any, jax.Array], tuple[Any, jax.Array]] | None = None,
     records: Any = (),
@@ -89,6 +90,7 @@ def clipped_gradient_sum(
         `grid.clip_norm` at most; `normalize` then is by group, too.
       mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
         a time. Required where any of the arrays is on several devices.
+      specs: how each parameter is sharded over the mesh, and its total then; by default all are whole.
       equal_rows: round the microbatch size down to a power of two. Compilers compute rows that are left over
         by vector instructions otherwise, and an example's gradient then depends on its row: for
         add-or-remove-one, where examples change their rows (proofs/adjacency.md, section 2).
@@ -158,8 +160,10 @@ def clipped_gradient_sum(
         total, found = pieces.accumulate(accumulate, GridSum.zeros(params, grid), inputs, inputs[1])
         return total, jax.tree.map(pieces.join, found)
 
-    over_rows = _by_device.over_rows(of_rows, GridSum.across, mesh)
-    total, (norms, long, shown, records) = over_rows((loss, params), batch, mask, records)
+    over_rows = _by_device.over_rows(
+        of_rows, GridSum.across, lambda specs: GridSum(specs, specs, grid), mesh, specs
+    )
+    total, (norms, long, shown, records) = over_rows(loss, params, batch, mask, records)
     losses = shown.pop("")
     clipped = clipped_share(long, mask, norms, losses)
     return ClippedSum(total, norms, losses, clipped, shown, records)

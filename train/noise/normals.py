@@ -16,7 +16,7 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -105,18 +105,69 @@ def _places(shapes) -> tuple[list[slice], int]:
     return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)], begins[-1]
 
 
-def normals_of(key, step, shapes: Sequence[tuple[int, ...]]) -> list[jax.Array]:
-    """Return independent standard normals for one step, float64, an array of each shape; jittable.
+class Cut(NamedTuple):
+    """The numbers of one array that a device has: of each axis one of several equal parts."""
+
+    whole: tuple[int, ...]
+    """Shape of the array."""
+    shape: tuple[int, ...]
+    """Of the part."""
+    begin: tuple[Any, ...]
+    """() integers, one an axis and a multiple of the part's size there; perhaps computed in a program."""
+
+    def runs(self) -> tuple[int, int, int]:
+        """Return the axis from which on numbers are neighbours in memory, how many runs, and their length."""
+        axis = max((at for at, size in enumerate(self.whole) if self.shape[at] < size), default=0)
+        return axis, math.prod(self.shape[:axis]), math.prod(self.shape[axis:])
+
+    def starts(self) -> jax.Array:
+        """Return (runs,) int64: the place in the array where each run begins, a multiple of its length."""
+        axis, _, _ = self.runs()
+        found = jnp.zeros(1, jnp.int64)
+        for at, begin in enumerate(self.begin):
+            places = begin + jnp.arange(self.shape[at] if at < axis else 1, dtype=jnp.int64)
+            found = (found[:, None] + places[None] * math.prod(self.whole[at + 1 :])).reshape(-1)
+        return found
+
+
+def normals_of(key, step, arrays: Sequence[tuple[int, ...] | Cut]) -> list[jax.Array]:
+    """Return independent standard normals for one step, float64, of each array or part; jittable.
+
+    A part has the normals that the array has there, and needs few others (none where runs are whole blocks).
 
     Args:
       key: (8,) uint32.
       step: () integer.
-      shapes: static.
+      arrays: static shapes, or what a device has of them.
     """
-    places, size = _places(shapes)
+    if not any(isinstance(array, Cut) for array in arrays):
+        places, size = _places(arrays)
+        with jax.enable_x64(True):
+            drawn = standard_normals(key, step, size)
+            return [drawn[place].reshape(shape) for place, shape in zip(places, arrays, strict=True)]
+    cuts = [array if isinstance(array, Cut) else Cut(array, array, (0,) * len(array)) for array in arrays]
+    places, size = _places([cut.whole for cut in cuts])
+    _blocks(size)
+    block, numbers, planned = 2 * _PAIRS, [], []
     with jax.enable_x64(True):
-        drawn = standard_normals(key, step, size)
-        return [drawn[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)]
+        for place, cut in zip(places, cuts, strict=True):
+            _, runs, length = cut.runs()
+            # A run begins at a multiple of its length, and at most so far into its first block.
+            before = 0 if cut.whole == cut.shape else block - math.gcd(block, length)
+            each, starts = -(-(before + length) // block), place.start + cut.starts()
+            numbers.append((starts[:, None] // block + jnp.arange(each)[None]).reshape(-1))
+            planned.append((runs, each, before, starts % block))
+        drawn = _of_blocks(key, step, jnp.concatenate(numbers).astype(jnp.uint32))
+        at, found = 0, []
+        for cut, (runs, each, before, skipped) in zip(cuts, planned, strict=True):
+            rows = drawn[block * at :][: block * runs * each].reshape(runs, block * each)
+            length, at = cut.runs()[2], at + runs * each
+            if before:
+                rows = jax.vmap(functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=length))(
+                    rows, skipped
+                )
+            found.append(rows[:, :length].reshape(cut.shape))
+    return found
 
 
 class Part(NamedTuple):
@@ -193,19 +244,9 @@ def standard_normals(key, step, size: int) -> jax.Array:
       size: static.
     """
     number = _blocks(size)
-    at_once = min(number, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
-
-    def some_words(first, key, step):
-        counter = first + jnp.arange(at_once, dtype=jnp.uint32)
-        return _apart(chacha.blocks(key, (counter, step, 0, 0)).T)[0]
 
     def by_program(key, step):
-        starts = jnp.arange(0, number, at_once, dtype=jnp.uint32)
-        words = jax.lax.map(functools.partial(some_words, key=key, step=step), starts)
-        with jax.enable_x64(True):
-            # Two words of 32 bits each, the first is the low one.
-            words = jax.lax.bitcast_convert_type(words.reshape(-1, 2, 2), jnp.uint64)[: -(-size // 2)]
-            return jnp.stack(_apart(*pairs_of(words)), axis=1).reshape(-1)[:size]
+        return _of_blocks(key, step, jnp.arange(number, dtype=jnp.uint32), size)
 
     def by_kernel(key, step):
         words = gpu_keystream.words(key, step, number)
@@ -219,6 +260,25 @@ def standard_normals(key, step, size: int) -> jax.Array:
         return by_program(key, step)
     # A machine with a GPU may still run this on its CPU.
     return jax.lax.platform_dependent(key, step, cuda=by_kernel, default=by_program)
+
+
+def _of_blocks(key, step, numbers, size: int | None = None) -> jax.Array:
+    """Return the normals of (n,) uint32 blocks of the step's key stream one after the other, float64.
+
+    With `size`, the first so many of these 8 n.
+    """
+    at_once = min(numbers.size, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
+
+    def some_words(counter):
+        return _apart(chacha.blocks(key, (counter, step, 0, 0)).T)[0]
+
+    size = 2 * _PAIRS * numbers.size if size is None else size
+    numbers = jnp.pad(numbers, (0, -numbers.size % at_once)).reshape(-1, at_once)
+    words = jax.lax.map(some_words, numbers)
+    with jax.enable_x64(True):
+        # Two words of 32 bits each, the first is the low one.
+        words = jax.lax.bitcast_convert_type(words.reshape(-1, 2, 2), jnp.uint64)[: -(-size // 2)]
+        return jnp.stack(_apart(*pairs_of(words)), axis=1).reshape(-1)[:size]
 
 
 def _blocks(size: int) -> int:

@@ -100,7 +100,7 @@ def max_levels(strategy: Strategy, iterations: int) -> float:
 
 
 def draw(
-    strategy: Strategy, levels: float, state: NoiseState, params, *, fresh: Fresh | None = None, normals=None
+    strategy: Strategy, levels: float, state: NoiseState, params, *, fresh: Fresh | None = None, cuts=None
 ) -> tuple[Any, NoiseState]:
     """Return `W_t`, a pytree like `params` in int32, and the next state; jittable, exact for any x64 flag.
 
@@ -111,14 +111,14 @@ def draw(
       params: pytree of arrays; only shapes matter.
       fresh: the noise of this step, where it is computed already; it must be `fresh.are_of(state)`. What the
         next state keeps is then computed by a separate call of `store`.
-      normals: `z`, float64, one array for each parameter; by default it is drawn here.
+      cuts: parts of the parameters that `params` are, a `train.noise.normals.Cut` each; by default all.
     """
     structure = jax.tree.structure(params)
     if fresh is not None:
         made, recent = fresh.made, state.recent
     else:
-        if normals is None:
-            normals = normals_of(state.key, state.step, [jnp.shape(leaf) for leaf in jax.tree.leaves(params)])
+        arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else cuts
+        normals = normals_of(state.key, state.step, arrays)
         made = solve(strategy, levels, state, normals)
         made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
         recent = store(strategy, levels, state, made)

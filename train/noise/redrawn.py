@@ -34,7 +34,7 @@ def init(params, key) -> NoiseState:
     return NoiseState(jnp.zeros((), jnp.int32), nothing, key_of_run(key, params))
 
 
-def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple:
+def draw(strategy: Strategy, levels: float, state: NoiseState, params, *, cuts=None) -> tuple:
     """Return `train.noise.recursion.draw`: the same integers, of vectors that are all drawn here."""
     leaves, structure = jax.tree.flatten(params)
     shapes = [jnp.shape(leaf) for leaf in leaves]
@@ -46,7 +46,7 @@ def draw(strategy: Strategy, levels: float, state: NoiseState, params) -> tuple:
 
         def add(totals, each):
             age, weight = each
-            drawn = normals_of(state.key, jnp.maximum(state.step - age, 0), shapes)
+            drawn = normals_of(state.key, jnp.maximum(state.step - age, 0), cuts or shapes)
             vectors = [jnp.where(age <= state.step, stream.fresh(levels, z), 0) for z in drawn]
             pairs = zip(totals, vectors, strict=True)
             return [total + weight * vector.astype(jnp.float64) for total, vector in pairs], None

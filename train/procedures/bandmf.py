@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from jaxacct.core.plan import Plan
 
@@ -48,7 +49,7 @@ def train(plan: Plan, request: Request) -> Result:
     if mesh is not None:
         # Axes left to the compiler: a model written for one device then runs as it is.
         mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-        loss, params = jax.tree.map(lambda leaf: _on(mesh, leaf), (loss, params))
+        loss, params = (_placed(mesh, tree) for tree in (loss, params))
     sampler_key, noise_key = request.keys()
     public: dict[str, Any] = dict(clip_norm=clip_norm, expected_batch_size=expected)
     private = privatize(mechanism, **public, key=noise_key, noise_memory=options.noise_memory)
@@ -103,6 +104,7 @@ def train(plan: Plan, request: Request) -> Result:
             clip_groups=described_groups,
             microbatch_size=micro,
             noise_memory=options.noise_memory,
+            layout=_by_device.layout(mesh, params),
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
@@ -259,8 +261,10 @@ class Rows:
         return hosts.rows_on(self.mesh, _by_device.spec_of_rows(self.mesh), read, indices, self.size)
 
 
-def _on(mesh, leaf):
-    """Return a parameter sharded over the same axes of the mesh, or else a copy on each device."""
-    old = leaf.sharding
-    same = isinstance(old, jax.sharding.NamedSharding) and old.mesh.axis_names == mesh.axis_names
-    return hosts.on(mesh, leaf, old.spec if same else jax.sharding.PartitionSpec())
+def _placed(mesh: jax.sharding.Mesh, tree):
+    """Return arrays over the mesh, each sharded as it is, or as its nnx variable says, or else not."""
+    leaves, structure = jax.tree.flatten(tree)
+    said = jax.tree.leaves(nnx.get_partition_spec(tree))
+    both = zip(leaves, said, strict=True)
+    placed = [hosts.on(mesh, leaf, _by_device.spec_on(mesh, leaf, spec)) for leaf, spec in both]
+    return jax.tree.unflatten(structure, placed)

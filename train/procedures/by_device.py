@@ -1,15 +1,24 @@
 """Each device of a mesh computes its own rows of a batch, and sums are added across devices once.
 
+Parameters may be sharded over any axes of the mesh: all that is kept then is, with the noise (each device
+draws that of its own numbers) and the totals of a batch. For its rows a device gathers the parameters.
+
 `jax.shard_map` fixes which device computes what: XLA's automatic partitioner returns zeros for kernel
 gradients of convolutions on all devices but the first (proofs/errata.md).
 """
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.core
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
+
+from ..noise.normals import Cut
 
 _MAX_DEVICES = 2**14  # low parts of so many sums, of 16 bits each, add up in 32 bits
 
@@ -26,60 +35,178 @@ def rows_of_each(size: int, mesh: jax.sharding.Mesh | None) -> int:
     return size // mesh.size
 
 
-def spec_of_rows(mesh: jax.sharding.Mesh) -> jax.sharding.PartitionSpec:
+def spec_of_rows(mesh: jax.sharding.Mesh) -> PartitionSpec:
     """Return the layout of a batch: its first axis over all axes of the mesh."""
-    return jax.sharding.PartitionSpec(mesh.axis_names)
+    return PartitionSpec(mesh.axis_names)
+
+
+class Across(NamedTuple):
+    """Sums over the devices of a mesh, within `jax.shard_map`, and the part of each that a device keeps."""
+
+    axes: tuple[str, ...]
+    specs: tuple[PartitionSpec, ...]
+    """How each array of a sum is sharded."""
+
+    def added(self, tree):
+        """Return a device's parts of the sums over all devices; numbers whose sums are exact in any order."""
+        leaves, structure = jax.tree.flatten(tree)
+        found = [self._added(leaf, spec) for leaf, spec in zip(leaves, self.specs, strict=True)]
+        return jax.tree.unflatten(structure, found)
+
+    def _added(self, leaf, spec: PartitionSpec):
+        for at, axes in cut_axes(spec):
+            leaf = jax.lax.psum_scatter(leaf, axes, scatter_dimension=at, tiled=True)
+        over = {axis for _, axes in cut_axes(spec) for axis in axes}
+        rest = tuple(axis for axis in self.axes if axis not in over)
+        return jax.lax.psum(leaf, rest) if rest else leaf
+
+    def all(self, sound) -> jax.Array:
+        """Return () bool: whether it holds on all devices."""
+        return jax.lax.pmin(jnp.asarray(sound, jnp.int32), self.axes) > 0
+
+
+def cut_axes(spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
+    """Return each axis of an array that is cut, and the axes of the mesh that cut it."""
+    found = [(at, part if isinstance(part, tuple) else (part,)) for at, part in enumerate(spec)]
+    return [(at, axes) for at, axes in found if axes not in ((None,), ())]
+
+
+def gathered(part, spec: PartitionSpec) -> jax.Array:
+    """Return the whole of an array of which each device has a part, within `jax.shard_map`."""
+    for at, axes in cut_axes(spec):
+        part = jax.lax.all_gather(part, axes, axis=at, tiled=True)
+    return part
+
+
+def own_cut(shape: tuple[int, ...], spec: PartitionSpec, mesh: jax.sharding.Mesh) -> Cut:
+    """Return which part of an array of this shape a device has, within `jax.shard_map`."""
+    part: list[int] = list(shape)
+    begin: list[Any] = [0] * len(shape)
+    for at, axes in cut_axes(spec):
+        part[at] //= math.prod(mesh.shape[axis] for axis in axes)
+        begin[at] = jax.lax.axis_index(axes) * part[at]
+    return Cut(shape, tuple(part), tuple(begin))
 
 
 def over_rows(
     function: Callable[..., tuple[Any, Any]],
-    add: Callable[[Any, Sequence[str]], Any],
+    add: Callable[[Any, Across | None], Any],
+    sum_of: Callable[[Any], Any],
     mesh: jax.sharding.Mesh | None,
+    specs: tuple[PartitionSpec, ...] = (),
 ) -> Callable[..., tuple[Any, Any]]:
-    """Return `function` of a whole batch, computed by each device for its own rows.
+    """Return `run(loss, params, *rows)` of a whole batch, each device computing its own rows.
 
-    It is `(whole, pytrees of arrays with a row an example) -> (sum over these rows, pytree of arrays of
-    rows)`; the arrays of `whole`, and those it closes over, are whole on every device. `add` is `(sum over
-    some rows, axes of the mesh) -> sum over all`, exact in any order; without a mesh there are no axes.
+    `function` is `((loss, params), *pytrees of arrays with a row an example) -> (sum over these rows, pytree
+    of arrays of rows)`; its parameters, and all that it closes over, are whole on every device. `add` is
+    `(sum over some rows, Across) -> sum over all`, exact in any order, without a mesh of None. Parameters,
+    and the parts of the sum, are sharded by `specs`, by default not at all; `sum_of` is (pytree like the
+    parameters) -> the sum of these parts.
     """
     if mesh is None:
 
-        def on_one(whole, *rows):
-            total, found = function(whole, *rows)
-            return add(total, ()), found
+        def on_one(loss, params, *rows):
+            total, found = function((loss, params), *rows)
+            return add(total, None), found
 
         return on_one
     mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # losses do not see its axes
-    along, same = spec_of_rows(mesh), jax.sharding.PartitionSpec()
+    along, same = spec_of_rows(mesh), PartitionSpec()
 
-    def on_all(whole, *rows):
-        leaves, structure = jax.tree.flatten(whole)
+    def on_all(loss, params, *rows):
+        leaves, structure = jax.tree.flatten(loss)
         arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)}
+        numbers, like = jax.tree.flatten(params)
+        over = Across(mesh.axis_names, specs or (same,) * len(numbers))
 
-        def on_each(arrays, rows):
+        def on_each(arrays, parts, rows):
             given = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-            total, found = function(jax.tree.unflatten(structure, given), *rows)
-            return add(total, mesh.axis_names), found
+            whole = [gathered(*each) for each in zip(parts, over.specs, strict=True)]
+            both = jax.tree.unflatten(structure, given), jax.tree.unflatten(like, whole)
+            total, found = function(both, *rows)
+            return add(total, over), found
 
+        sharded = list(over.specs)
+        total = sum_of(jax.tree.unflatten(like, sharded))
         # `check_vma` would require losses to state what varies by device, and add their gradients itself.
-        specs = dict(in_specs=(same, along), out_specs=(same, along))
-        return jax.shard_map(on_each, mesh=mesh, check_vma=False, **specs)(arrays, rows)
+        laid_out: dict[str, Any] = dict(in_specs=(same, sharded, along), out_specs=(total, along))
+        return jax.shard_map(on_each, mesh=mesh, check_vma=False, **laid_out)(arrays, numbers, rows)
 
     return on_all
 
 
-def specs_of(mesh: jax.sharding.Mesh | None, tree) -> tuple[jax.sharding.PartitionSpec, ...]:
-    """Return how each leaf is sharded over the mesh; unsharded and traced leaves count as whole."""
+def specs_of(mesh: jax.sharding.Mesh | None, tree) -> tuple[PartitionSpec, ...]:
+    """Return how each leaf is sharded over the mesh; unsharded and traced leaves count as whole.
+
+    Raises:
+      ValueError: for one that is sharded over another mesh.
+    """
+    return () if mesh is None else tuple(spec_on(mesh, leaf) for leaf in jax.tree.leaves(tree))
+
+
+def spec_on(mesh: jax.sharding.Mesh, leaf, named=None) -> PartitionSpec:
+    """Return how an array is, or by `named` (a `PartitionSpec`) is to be, sharded over the mesh.
+
+    Raises:
+      ValueError: for a sharding over another mesh, or one whose axes the mesh does not have or that do not
+        divide the array.
+    """
+    given = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    if isinstance(given, jax.sharding.NamedSharding) and cut_axes(given.spec):
+        own, other = (jax.sharding.Mesh(each.devices, each.axis_names) for each in (mesh, given.mesh))
+        if own != other:
+            raise ValueError(
+                f"model must be sharded over mesh {_shown(mesh)} or not at all, got {given.spec} over "
+                f"another mesh, {_shown(given.mesh)}"
+            )
+        named = given.spec
+    if named is None:
+        return PartitionSpec()
+    for at, axes in cut_axes(named):
+        if unknown := [axis for axis in axes if axis not in mesh.axis_names]:
+            raise ValueError(f"model must be sharded over axes of mesh {_shown(mesh)}, got {unknown[0]!r}")
+        number = math.prod(mesh.shape[axis] for axis in axes)
+        if at >= np.ndim(leaf) or np.shape(leaf)[at] % number:
+            raise ValueError(
+                f"model must have arrays that the axes of mesh divide: {named} cuts axis {at} of shape "
+                f"{np.shape(leaf)} into {number} parts"
+            )
+    # As programs return it: another spec of the same parts would be compiled again.
+    parts: list[Any] = [None] * np.ndim(leaf)
+    for at, axes in cut_axes(named):
+        cutting = tuple(axis for axis in axes if mesh.shape[axis] > 1)
+        parts[at] = cutting if len(cutting) > 1 else next(iter(cutting), None)
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+def layout(mesh: jax.sharding.Mesh | None, params) -> str | None:
+    """Return a text on the axes of a mesh, with a digest of how parameters are sharded; None without one."""
     if mesh is None:
-        return ()
+        return None
+    specs = repr([cut_axes(spec) for spec in specs_of(mesh, params)])
+    return f"{_shown(mesh)}, sharding {hashlib.sha256(specs.encode()).hexdigest()[:8]}"
 
-    def spec(leaf):
-        given = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
-        if isinstance(given, jax.sharding.NamedSharding) and given.mesh.axis_names == mesh.axis_names:
-            return given.spec
-        return jax.sharding.PartitionSpec()
 
-    return tuple(spec(leaf) for leaf in jax.tree.leaves(tree))
+def _shown(mesh) -> str:
+    return str(dict(mesh.shape))
+
+
+def on(mesh: jax.sharding.Mesh, leaf) -> jax.Array:
+    """Return an array over the mesh: as it is sharded, or whole on every device."""
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec_on(mesh, leaf)))
+
+
+def constrained(mesh: jax.sharding.Mesh | None, specs: tuple[PartitionSpec, ...], tree):
+    """Return a pytree in a program, each leaf sharded by its spec; without a mesh the pytree itself."""
+    if mesh is None:
+        return tree
+    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    leaves, structure = jax.tree.flatten(tree)
+    placed = [jax.sharding.NamedSharding(mesh, spec) for spec in specs]
+    return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, placed))
 
 
 def refuse_several_devices(mesh: jax.sharding.Mesh | None = None, /, **named) -> None:

@@ -23,7 +23,7 @@ from ..clipping.ghost import ghost_gradient_sum
 from ..clipping.groups import Groups
 from ..clipping.per_example import ClippedSum, clipped_gradient_sum
 from ..models.loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
-from ..noise.normals import next_key, normals_of
+from ..noise.normals import next_key
 from ..noise.prefetch import Ahead
 from ..noise.recursion import Fresh, NoiseState
 from ..optimizers import Privatizer, begun, copied
@@ -140,8 +140,8 @@ class PrivateStep:
 
     def _stepped(self, state: TrainState, batch, mask, digest: str | None):
         if not self._begun:
-            self._begun, state = True, _bound_together(state, self._loss)
-        specs = _by_device.specs_of(self._mesh, state.params)
+            self._begun, state = True, _bound_together(state, self._loss, self._mesh)
+        specs = _by_device.specs_of(self._mesh, state)
         if self._private.redraws:
             if digest is not None:
                 raise ValueError("noise_memory must be 'keep' with batches: each has a noise key of its own")
@@ -169,18 +169,20 @@ class PrivateStep:
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program, which draws its noise itself."""
-        specs = _by_device.specs_of(self._mesh, state.params)
+        specs = _by_device.specs_of(self._mesh, state)
         return self._jitted.trace(state, batch, mask, self._loss, None, specs)
 
 
-def _bound_together(state, loss: Loss):
-    """Return the state bound to the one device of any of its arrays, or of the loss, as loaded arrays are.
+def _bound_together(state, loss: Loss, mesh: jax.sharding.Mesh | None):
+    """Return the state bound to the mesh, or the one device of any of its arrays, or of the loss.
 
     All outputs of a step are bound then: a different input state would compile a second program.
     """
     leaves = jax.tree.leaves((state, loss))
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return state  # of a program around it
+    if mesh is not None:
+        return jax.tree.map(lambda leaf: _by_device.on(mesh, leaf), state)
     bound = {leaf.sharding for leaf in leaves if getattr(leaf, "committed", False)}
     one = len(bound) == 1 and isinstance(next(iter(bound)), jax.sharding.SingleDeviceSharding)
     return jax.device_put(state, bound.pop()) if one else state
@@ -225,8 +227,6 @@ def make_step(
             "private must come from train.optimizers.privatize, which says clip norm and noise once, got "
             f"{type(private).__name__}"
         )
-    if private.redraws and mesh is not None:
-        raise ValueError("noise_memory must be 'keep' with mesh: each device keeps the noise of its part")
     loss = as_loss(loss)
     if loss.key is not None and private.mechanism.is_add_or_remove:
         raise ValueError(
@@ -244,6 +244,7 @@ def make_step(
         if kind == AUTO:
             kind = choose(*given, **shared, mesh=mesh).clipping
         shared |= dict(normalize=normalize, skip_padding=skip_padding, groups=groups, mesh=mesh)
+        shared |= dict(specs=specs[: len(jax.tree.leaves(state.params))])
         shared |= dict(equal_rows=private.mechanism.is_add_or_remove)
         found = CLIPPINGS[kind](*given, mask, **shared)
         return advance(private, optimizer, state, found, mask, fresh, mesh, specs)
@@ -271,38 +272,34 @@ def advance(
       mask: (batch,) bool, sampled examples.
       fresh: the step's noise, if it is computed already; without a mesh.
       mesh: devices.
-      specs: sharding of each parameter and its kept noise over the mesh.
+      specs: sharding of each array of the state over the mesh.
     """
     chex.assert_trees_all_equal_shapes(found.total.shaped, state.params)
     chex.assert_equal_shape([found.losses, found.norms, mask])
     if mesh is None:
         gradient, noise = private.update(found.total, state.noise, fresh=fresh)
     else:
-        gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, specs)
+        of_params = specs[: len(jax.tree.leaves(state.params))]
+        gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, of_params)
     chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     real = jnp.maximum(1, mask.sum())
     aux = jax.tree.map(lambda leaf: leaf.sum() / real.astype(leaf.dtype), found.aux)
     info = info_of(found.losses, found.norms, mask, found.clipped_fraction, aux)
-    return TrainState(params, noise, opt_state), info
+    return _by_device.constrained(mesh, specs, TrainState(params, noise, opt_state)), info
 
 
 def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs):
-    """Return `private.update`, each device of a mesh for its own parts of the parameters.
-
-    Every device draws the normals of all parameters and takes those of its parts.
-    """
+    """Return `private.update`, each device of a mesh for its own parts of the parameters."""
     mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
     x64, whole = jax.config.read("jax_enable_x64"), jax.sharding.PartitionSpec()
     shapes = [leaf.shape for leaf in jax.tree.leaves(total.shaped)]
 
-    def drawn(key, step):
-        return normals_of(key, step, shapes)
-
-    def update(total, noise, normals):
+    def update(total, noise):
         with jax.enable_x64(x64):
-            return private.update(total, noise, normals=normals)
+            cuts = [_by_device.own_cut(*each, mesh) for each in zip(shapes, specs, strict=True)]
+            return private.update(total, noise, cuts=cuts)
 
     parts = len(jax.tree.leaves(total)) // len(specs)  # of each number of a sum
     of_total = jax.tree.unflatten(jax.tree.structure(total), specs * parts)
@@ -311,10 +308,8 @@ def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs)
     recent: Any = jax.tree.unflatten(jax.tree.structure(noise.recent), kept)
     of_noise = jax.tree.map(lambda _: whole, noise)._replace(recent=recent)
     with jax.enable_x64(True):
-        options: dict[str, Any] = dict(mesh=mesh, check_vma=False)
-        normals = jax.shard_map(drawn, in_specs=whole, out_specs=whole, **options)(noise.key, noise.step)
-        options |= dict(in_specs=(of_total, of_noise, list(specs)), out_specs=(params, of_noise))
-        return jax.shard_map(update, **options)(total, noise, normals)
+        options: dict[str, Any] = dict(in_specs=(of_total, of_noise), out_specs=(params, of_noise))
+        return jax.shard_map(update, mesh=mesh, check_vma=False, **options)(total, noise)
 
 
 __all__ = [

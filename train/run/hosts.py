@@ -4,7 +4,7 @@ All processes must draw the same batches and the same noise. With keys of its ow
 the same data with noise of its own, and averaging would remove noise that the plan counts on. So keys come
 from process 0, and whatever decides what is computed is compared before the first step.
 
-Every process holds the noise key (each device draws the noise of all parameters) and the sampling key (to
+Every process holds the noise key (each device draws the noise of its parameters) and the sampling key (to
 find its own rows): each alone can remove the noise. So all of them, and the network between them, which
 carries both keys unencrypted, are inside the boundary of trust. A process reads only the rows that its own
 devices compute (all rows once for the fingerprint); of other rows it receives sums, which are as private as
@@ -110,10 +110,8 @@ def on(mesh: jax.sharding.Mesh, leaf, spec: jax.sharding.PartitionSpec):
     sharding = jax.sharding.NamedSharding(mesh, spec)
     if not several():
         return jax.device_put(leaf, sharding)
-    if spec != jax.sharding.PartitionSpec():
-        raise ValueError("model must have whole parameters on every device with several processes")
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-        return leaf
+        return jax.device_put(leaf, sharding)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         words = on(mesh, jax.random.key_data(leaf), spec)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
@@ -146,34 +144,49 @@ def rows_on(mesh: jax.sharding.Mesh, spec: jax.sharding.PartitionSpec, take, ind
 
 
 def local(tree):
-    """Return a pytree of whole arrays over several processes as arrays of this one."""
+    """Return a pytree of arrays over several processes as arrays of this one, NumPy's where sharded.
+
+    All processes must call it together where `is_cut`.
+    """
     if not several():
         return tree
 
     def of_this(leaf):
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return leaf
-        return jnp.asarray(np.asarray(leaf))  # refuses what is not whole here
+        if not leaf.is_fully_replicated:
+            return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+        return jnp.asarray(np.asarray(leaf))
 
     return jax.tree.map(of_this, tree)
 
 
+def is_cut(tree) -> bool:
+    """Return whether parts of an array are with other processes alone."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+    return several() and not all(leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in arrays)
+
+
 def on_host(tree):
-    """Return a pytree of whole arrays over several processes as arrays of NumPy, which one can write."""
-    return jax.tree.map(np.asarray, local(tree)) if several() else tree
+    """Return a pytree that `local` returned as arrays of NumPy, which one process can write."""
+    return jax.tree.map(np.asarray, tree) if several() else tree
 
 
-def spread(mesh: jax.sharding.Mesh | None, tree):
-    """Return the pytree of process 0, over the mesh; the tree itself where there is one process."""
+def spread(mesh: jax.sharding.Mesh | None, tree, specs):
+    """Return the pytree of process 0 over the mesh, each leaf by its spec; itself where there is one process.
+
+    The arrays of others, which must have the same shapes, are not read.
+    """
     if mesh is None or not several():
         return tree
 
-    def sent(leaf):
-        array = np.asarray(leaf)
-        content = np.frombuffer(_sent(array.tobytes()), array.dtype).reshape(array.shape)
-        return on(mesh, content, jax.sharding.PartitionSpec())
+    def sent(leaf, spec):
+        content = np.asarray(leaf).tobytes() if is_first() else b""
+        array = np.frombuffer(_sent(content), leaf.dtype).reshape(leaf.shape)
+        return on(mesh, array, spec)
 
-    return jax.tree.map(sent, local(tree))
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, [sent(*each) for each in zip(leaves, specs, strict=True)])
 
 
 def orbax_options() -> ocp.options.MultiprocessingOptions:

@@ -21,6 +21,7 @@ from ..batches.given import BatchesError
 from ..batches.sampler import SamplerState
 from ..clipping.automatic import Choice
 from ..models.loss import digest
+from ..procedures.by_device import specs_of
 from ..procedures.protocol import Request, Result
 from . import folder as run_folder
 from . import hosts, interrupts, machine
@@ -79,6 +80,8 @@ def take_steps(
         **(described or {}),
         **machine.describe(1 if mesh is None else mesh.size),
     }
+    # Of this process: process 0 writes it.
+    specs, like = specs_of(mesh, state), hosts.local(state)
     with contextlib.ExitStack() as stack:
         # They stop a run where one example's loss is not finite, and at an empty batch.
         stack.enter_context(jax.debug_nans(False))
@@ -86,10 +89,10 @@ def take_steps(
         folder, drawn, verified = None, None, False
         given = described.get("batches") is not None
         if hosts.several():
-            rows, params = batch.rows.fingerprint(), digest(hosts.local(state.params))
+            rows, params = batch.rows.fingerprint(), digest(like.params)
             kept = request.out is not None
             hosts.agree(**described, frozen=frozen(), data=rows, model=params, out=kept)
-            state = hosts.spread(mesh, state)
+            state = hosts.spread(mesh, like, specs)
         if request.out is not None:
             # A resumed run uses the key that it began with.
             if clipping is not None:
@@ -99,10 +102,10 @@ def take_steps(
             private = {"data": batch.rows.fingerprint()} | (bound or {})
 
             def begin():
-                nonlocal folder, state
+                nonlocal folder, like
                 folder = stack.enter_context(RunFolder(request.out))
                 key = folder.begin(described, sampler_key, private, options.elastic)
-                state, drawn = folder.restore(state) or (state, None)
+                like, drawn = folder.restore(like) or (like, None)
                 if drawn is not None and drawn.key != tuple(key):
                     raise ValueError(
                         f"out {request.out} holds checkpoints of another run than its secret.json"
@@ -112,12 +115,12 @@ def take_steps(
 
             sampler_key, at, verified = hosts.first(begin)
             drawn = None if at is None else SamplerState(tuple(at[0]), *at[1:])
-            state = hosts.spread(mesh, state)
+            state = hosts.spread(mesh, like, specs)
         source = source_at(sampler_key, drawn)
         if folder:
             folder.went_on(source.state.step)
         if folder and drawn is None:
-            folder.save(state, source.state)
+            folder.save(like, source.state)
         if clipping is not None:
             reason = stored(request.out, "clipping_reason")
             clipping = clipping if reason is None else clipping._replace(reason=reason)
@@ -142,7 +145,8 @@ def take_steps(
 
         if folder and seen and 0 < source.state.step < steps and not folder.has_logged(source.state.step):
             # The run was interrupted between the checkpoint and its evaluation.
-            folder.log({"step": source.state.step, "evaluation": _finite(shown(state))})
+            folder.log({"step": source.state.step, "evaluation": _finite(shown(like))})
+        del like
         coming = prefetching.batches(source, batch, source.state.step, steps)
         with prefetching.ahead(coming, options.prefetch) as ready:
             after = (folder, shown if seen else None, options)
@@ -195,7 +199,9 @@ def _steps(step, state, ready, steps, folder, evaluate, options, given, interrup
         # in a copy of the folder.
         state, info = step(state, rows, mask, drawn.digest) if given else step(state, rows, mask)
         done, stop = drawn.step, interrupted.is_set()
-        keep = done % options.checkpoint_every == 0 or done == steps or stop
+        cut = hosts.is_cut(state)  # then all processes must reach a checkpoint together
+        keep = done % options.checkpoint_every == 0 or done == steps or (stop and not cut)
+        kept = hosts.local(state) if keep and (folder or cut) else state
         if folder or options.callback or watch.is_open:
             waiting.append((done, info))
         if waiting and (done % _LOG_EVERY == 0 or keep):
@@ -208,13 +214,13 @@ def _steps(step, state, ready, steps, folder, evaluate, options, given, interrup
                 watch.see(values, last=at == steps)
                 if options.callback:
                     options.callback(at, values)
-        if folder and stop and done < steps:
-            folder.save(state, drawn)
-            raise KeyboardInterrupt
         if folder and keep:
-            folder.save(state, drawn)
-            if evaluate and done < steps:
-                folder.log({"step": done, "evaluation": _finite(evaluate(state))})
+            folder.save(kept, drawn)
+        if folder and stop and done < steps:
+            raise KeyboardInterrupt
+        if folder and keep and evaluate and done < steps:
+            folder.log({"step": done, "evaluation": _finite(evaluate(kept))})
+        del kept
         if options.progress:
             options.progress("training", done, steps)
 

@@ -34,10 +34,10 @@ SUMS = clipped_gradient_sum, ghost_gradient_sum
 NHWC = ("NHWC", "HWIO", "NHWC")
 
 
-def in_process(call: str, number: int = 8) -> None:
-    """Run a function of this module where there are so many devices."""
+def in_process(call: str, module: str = "clipping.test_by_device", number: int = 8) -> None:
+    """Run a function of a module of tests where there are so many devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={number}"
-    begin = "import sys; sys.path.insert(0, '.'); from tests.train.clipping import test_by_device as t"
+    begin = f"import sys; sys.path.insert(0, '.'); import tests.train.{module} as t"
     script = f"{begin}; t.{call}; print('held')"
     done = subprocess.run(
         [sys.executable, "-c", script],

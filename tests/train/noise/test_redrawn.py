@@ -74,9 +74,6 @@ def test_where_it_does_not_apply():
     with pytest.raises(ValueError, match=r"^noise_memory must be 'keep' with batches, .* and with elastic"):
         trained(noise_memory="recompute", elastic=True)
     private = privatize(Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0), **sizes)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    with pytest.raises(ValueError, match=r"^noise_memory must be 'keep' with mesh"):
-        make_step(loss, private, optax.sgd(0.1), mesh=mesh)
     step = make_step(loss, private, optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"^noise_memory must be 'keep' with batches"):
         step(step.init(PARAMS), jax.tree.map(lambda leaf: leaf[:4], data()), np.ones(4, bool), digest="one")

@@ -1,0 +1,239 @@
+"""Parameters sharded over a mesh: the bits of one device, noise of a device's own numbers, runs that resume.
+
+Each test runs in a process of its own that has eight virtual devices.
+"""
+
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import BMinSep
+from tests.train.clipping.test_by_device import in_process
+from tests.train.noise.test_redrawn import INVERSE, KEY
+from tests.train.plans import plan
+from train import TrainOptions, fit
+from train.clipping.grid import Grid, RoundedSum
+from train.clipping.rows_apart import programs_in
+from train.noise.normals import Cut, normals_of
+from train.optimizers import privatize
+from train.procedures import by_device
+from train.procedures.step import make_step
+
+P = PartitionSpec
+LAYOUTS = (2, 4), (4, 2), (8, 1), (1, 8)
+SPECS = {"a": P(None, "model"), "b": P("model"), "c": P(("data", "model"))}
+ROWS = 16
+
+
+def test_normals_of_parts_are_those_of_the_array():
+    """Runs of whole blocks, of parts of one, of more than one that begin anywhere, and single numbers."""
+    shapes = [(16, 24), (8, 3), (4, 6, 8), (6, 40), (5, 4), (9,), ()]
+    whole = normals_of(KEY, 3, shapes)
+    splits = [(2, 1), (4, 1), (2, 3, 2), (1, 2), (1, 4), (3,), ()]
+    for places in ((0,) * 3, (1, 2, 1), (5, 5, 5)):
+        cuts = []
+        for shape, split in zip(shapes, splits, strict=True):
+            part = tuple(size // number for size, number in zip(shape, split, strict=True))
+            at = tuple(place % number for place, number in zip(places, split, strict=False))
+            cuts.append(Cut(shape, part, tuple(a * b for a, b in zip(at, part, strict=True))))
+        for cut, own, array in zip(cuts, normals_of(KEY, 3, cuts), whole, strict=True):
+            where = tuple(slice(a, a + n) for a, n in zip(cut.begin, cut.shape, strict=True))
+            np.testing.assert_array_equal(own, array[where])
+
+
+def mesh_of(layout) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"))
+
+
+def setting():
+    """(parameters, batch, mask) of a small classifier."""
+    rng = np.random.default_rng(0)
+    params = {"a": rng.normal(size=(16, 24)), "b": rng.normal(size=(24, 8)), "c": np.zeros(24)}
+    batch = {"x": np.float32(rng.normal(size=(ROWS, 16))), "y": rng.integers(0, 8, ROWS).astype(np.int32)}
+    return jax.tree.map(np.float32, params), batch, np.arange(ROWS) != 3
+
+
+def loss(params, example):
+    hidden = jnp.tanh(example["x"] @ params["a"] + params["c"])
+    return optax.softmax_cross_entropy_with_integer_labels(hidden @ params["b"], example["y"])
+
+
+def placed(mesh, params):
+    return {name: jax.device_put(each, NamedSharding(mesh, SPECS[name])) for name, each in params.items()}
+
+
+def after_three(clipping: str, mesh=None, *, cut: bool = True, memory: str = "keep"):
+    """The state after three steps, of four bands; one program for all of them, sharded as the parameters."""
+    params, batch, mask = setting()
+    mechanism = Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=8, key=KEY, noise_memory=memory)
+    if mesh is not None:
+        rows = NamedSharding(mesh, P(mesh.axis_names))
+        batch, mask = jax.device_put((batch, mask), rows)
+        params = placed(mesh, params) if cut else params
+    step = make_step(loss, private, optax.adam(0.01), clipping=clipping, mesh=mesh, microbatch_size=2)
+    state = step.init(jax.tree.map(jnp.asarray, params))
+    for _ in range(3):
+        state, _ = step(state, batch, mask)
+    assert step._jitted._cache_size() == 1
+    if mesh is not None and cut:
+        for tree in (state.params, state.opt_state[0].mu, state.noise.recent):
+            for name, leaf in tree.items():
+                number = np.prod(
+                    [mesh.shape[axis] for _, axes in by_device.cut_axes(SPECS[name]) for axis in axes]
+                )
+                assert leaf.addressable_shards[0].data.size * number == leaf.size
+    return jax.device_get(state)
+
+
+def same(one, other) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def every_layout(clippings, layouts=LAYOUTS):
+    """With gradients of examples the bits of one device; with ghost clipping those of whole parameters on as
+    many, as the budget for rounding counts devices.
+    """
+    for clipping in clippings:
+        whole = None if clipping == "per_example" else mesh_of((8, 1))
+        expected = after_three(clipping, whole, cut=False)
+        for layout in layouts:
+            same(after_three(clipping, mesh_of(layout)), expected)
+        redrawn = after_three(clipping, mesh_of(layouts[0]), memory="recompute")
+        same((redrawn.params, redrawn.opt_state), (expected.params, expected.opt_state))
+
+
+def largest(jaxpr) -> int:
+    """Of the float64 arrays of a program, and of those that it runs."""
+    sizes = [0]
+    for eqn in jaxpr.eqns:
+        sizes += [var.aval.size for var in eqn.outvars if getattr(var.aval, "dtype", None) == np.float64]
+        sizes += [largest(getattr(inner, "jaxpr", inner)) for inner in programs_in(eqn.params)]
+    return max(sizes)
+
+
+def own_numbers_alone():
+    """No device draws more than its share, which an eighth of each array here is."""
+    mesh, size = mesh_of((2, 4)), 2**14
+    spec = P(None, ("data", "model"))
+
+    def drawn(key):
+        return normals_of(key, 0, [by_device.own_cut((2**7, 2**7), spec, mesh)])
+
+    with jax.enable_x64(True):
+        run = jax.shard_map(drawn, mesh=mesh, in_specs=P(), out_specs=[spec], check_vma=False)
+        (inside,) = [eqn for eqn in jax.make_jaxpr(run)(KEY).jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    assert size // 8 <= largest(inside.params["jaxpr"]) < size // 4
+
+
+def one_flaw_counts_on_all():
+    """A total that is infinite in the part of one device: no other part is released."""
+    mesh = mesh_of((2, 4))
+    over = by_device.Across(mesh.axis_names, (P("model"),))
+    run = jax.shard_map(
+        lambda total: RoundedSum.of([total], Grid(1.0, 20), over).whole,
+        mesh=mesh,
+        in_specs=P(),
+        out_specs=[P("model")],
+        check_vma=False,
+    )
+    with jax.enable_x64(True):
+        for flaw, number in ((0.0, 0), (np.inf, 8), (2.0**48, 8)):
+            (found,) = run(jnp.zeros(8).at[5].set(flaw))
+            assert np.isnan(found).sum() == number
+
+
+def runs_resume():
+    """On the same layout with the same bits, on another one with `elastic`; with nnx's own annotations."""
+    _, batch, _ = setting()
+    data = {name: np.concatenate([rows] * 4) for name, rows in batch.items()}
+    covered = plan("poisson", dataset_size=64, iterations=6, rate=0.2)
+
+    def trained(layout, out, steps=6, **options):
+        params, mesh = setting()[0], mesh_of(layout)
+        given = dict(mesh=mesh, steps=steps, keys=((1, 2, 3, 4), KEY), checkpoint_every=2, progress=False)
+        options = TrainOptions(**given, clipping="per_example", microbatch_size=2, **options)
+        return fit(covered, placed(mesh, params), loss, data, optax.adam(0.1), out=out, options=options)
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        whole = trained((2, 4), folder / "whole")
+        trained((2, 4), folder / "part", 3)
+        same(trained((2, 4), folder / "part").params, whole.params)
+        trained((2, 4), folder / "moved", 3)
+        with pytest.raises(ValueError, match=r"holds a run with another .*layout|elastic continues"):
+            trained((4, 2), folder / "moved")
+        with pytest.warns(UserWarning, match="continues elsewhere from step 3"):
+            moved = trained((4, 2), folder / "moved", elastic=True)
+        # An optimizer of single numbers rounds each in the same way.
+        same(moved.params, whole.params)
+        assert moved.params["a"].sharding.mesh.shape["data"] == 4
+
+
+class Annotated(nnx.Module):
+    def __init__(self, names, rngs):
+        kernel = jax.random.normal(rngs.params(), (6, 8))
+        self.kernel = nnx.Param(kernel, out_sharding=names, eager_sharding=False)
+
+    def __call__(self, x):
+        return x @ self.kernel[...]
+
+
+def squares(model, x):
+    return jnp.sum(model(x) ** 2) if callable(model) else jnp.sum((x @ model) ** 2)
+
+
+def annotations_and_refusals():
+    """`nnx.get_partition_spec` counts; what does not fit the mesh is refused before anything runs."""
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+    covered, mesh = plan("poisson", dataset_size=64, iterations=2, rate=0.2), mesh_of((2, 4))
+
+    def run(model):
+        options = TrainOptions(mesh=mesh, progress=False)
+        return fit(covered, model, squares, x, optax.sgd(0.1), options=options).params
+
+    found = run(Annotated((None, "model"), nnx.Rngs(0)))
+    assert found["kernel"][...].sharding.spec == P(None, "model")
+    refused = {
+        r"be sharded over axes of mesh .*, got 'heads'": Annotated((None, "heads"), nnx.Rngs(0)),
+        r"axes of mesh divide: .* cuts axis 0 of shape \(6, 8\) into 4 parts": Annotated(
+            ("model",), nnx.Rngs(0)
+        ),
+        r"got .* over another mesh, \{'model': 4\}": jax.device_put(
+            jnp.zeros((6, 8)), NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), P(None, "model"))
+        ),
+    }
+    for message, model in refused.items():
+        with pytest.raises(ValueError, match=f"^model must .*{message}"):
+            run(model)
+
+
+def small_ones():
+    every_layout(["per_example"])
+    own_numbers_alone()
+    one_flaw_counts_on_all()
+    annotations_and_refusals()
+
+
+def test_every_layout_gives_the_bits_of_one_device():
+    """Noise in four bands kept and drawn again, Adam's state; refusals: one process."""
+    in_process("small_ones()", "test_sharded")
+
+
+def large_ones():
+    every_layout(["ghost"])
+    runs_resume()
+
+
+@pytest.mark.slow
+def test_ghost_clipping_and_interrupted_runs():
+    """Every layout; the same bits after an interruption, also on another layout."""
+    in_process("large_ones()", "test_sharded")
