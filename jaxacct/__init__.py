@@ -23,8 +23,10 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     )
     from jaxacct.accountants.history import delta, epsilon
     from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
+    from jaxacct.calibration.options import CalibrationOptions
+    from jaxacct.calibration.targets import Target
     from jaxacct.core.check import Verdict
-    from jaxacct.core.claim import Claim, Target
+    from jaxacct.core.claim import Claim, ClaimedTarget
     from jaxacct.core.evidence import Evidence
     from jaxacct.core.plan import Plan
     from jaxacct.core.verify import verify
@@ -78,7 +80,9 @@ __all__ = [
     "BandedToeplitz",
     "Budget",
     "BufferedToeplitz",
+    "CalibrationOptions",
     "Claim",
+    "ClaimedTarget",
     "CustomScheme",
     "CyclicPoisson",
     "Dense",
@@ -119,6 +123,8 @@ __all__ = [
 _HOMES = {
     "jaxacct.accountants.history": "delta epsilon",
     "jaxacct.calibration.calibrate": "NotCertifiedError calibrate",
+    "jaxacct.calibration.options": "CalibrationOptions",
+    "jaxacct.calibration.targets": "Target",
     "jaxacct.recommendation.result": "Recommendation Recommended",
     "jaxacct.recommendation.search": "recommend",
     "jaxacct.estimates.estimate": "Estimate estimate_delta estimate_epsilon",
@@ -127,7 +133,7 @@ _HOMES = {
     "jaxacct.likelihood.loss": "privacy_loss",
     "jaxacct.mechanisms.mechanism": "Mechanism",
     "jaxacct.core.check": "Verdict",
-    "jaxacct.core.claim": "Claim Target",
+    "jaxacct.core.claim": "Claim ClaimedTarget",
     "jaxacct.core.evidence": "Evidence",
     "jaxacct.core.plan": "Plan",
     "jaxacct.core.verify": "verify",

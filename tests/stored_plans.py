@@ -11,7 +11,7 @@ import numpy as np
 from jaxacct import Plan
 from jaxacct.accountants.analytic import best_accountant
 from jaxacct.common.files import to_json
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound, Line, Mean, Sampled
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import dense_counts, sparse_counts
@@ -123,8 +123,8 @@ def with_histograms(plan: Plan, direction: str, parts) -> Plan:
 
 def analytic(mechanism, epsilon, delta, *, compose_with=None, dataset_size=None, truncate_to=None) -> Plan:
     """A plan of the best accountant's bound, whether that is small enough or not."""
-    target = Target.at(epsilon, delta, compose_with)
+    target = ClaimedTarget.at(epsilon, delta, compose_with)
     claim = Claim(mechanism, target, dataset_size, truncate_to)
-    target = Target.at(epsilon, delta, compose_with, reserved=claim.reserved)
+    target = ClaimedTarget.at(epsilon, delta, compose_with, reserved=claim.reserved)
     name, _ = best_accountant(mechanism, epsilon, compose_with)
     return Plan(dataclasses.replace(claim, target=target), Bound(name))

@@ -1,32 +1,38 @@
-"""The route of every calibration: a bound first, then samples only where pilots predict less noise."""
+"""The route of every calibration: a bound first, samples where pilots predict better, then a release.
 
-import contextlib
+Candidates are on a grid: noise multipliers, or epsilons or deltas of a mechanism whose noise is given. Pilots
+with randomness of their own select the first of them, and `core.shares.release` verifies it and a few larger
+ones with fresh samples that nothing was selected by. A wrong release has probability at most q, the failure
+probability of the smallest candidate that holds. With e a released epsilon, all sets S of (e, output) have
+`P(S) <= E[e^e Q(S at e)] + delta_v + q (1 - delta_v)`: a wrong e counts as delta 1. Where delta is found, the
+smallest candidate that holds has `delta_v + q (1 - delta_v) <= delta`, and all others that hold are larger.
+"""
+
 import dataclasses
 import math
-from concurrent.futures import Executor
 from typing import Any
 
 from jaxacct.accountants import analytic
-from jaxacct.calibration.problem import analytic_exponent
-from jaxacct.calibration.search import (
-    LESS_NOISE,
-    OutOfTimeError,
-    Search,
-    candidate_key,
-    released,
-    searched,
-)
+from jaxacct.calibration.grid import DELTA_STEPS, LIMITS, Grid, Problem, smallest_exponent
+from jaxacct.calibration.options import CalibrationOptions
+from jaxacct.calibration.pilots import OutOfTimeError, Pilots
 from jaxacct.common.files import Checkpoint
+from jaxacct.core import shares
 from jaxacct.core.check import Verdict
 from jaxacct.core.claim import Claim
 from jaxacct.core.evidence import Bound
 from jaxacct.core.plan import Plan
 from jaxacct.core.text import outcome_in_words
 from jaxacct.core.verify import Stop, verify_claim
+from jaxacct.kernels import randomness
+from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism
 
-BOUND_RATIO, SAMPLE_RATIO = 1.0005, 1.01
-"""Ratios of neighbouring noise multipliers: of accountants, and of candidates for samples."""
+LESS_NOISE = 0.97
+"""Fraction of the bound below which a noise multiplier or an epsilon is worth samples."""
+PATIENCE = 0.5
+"""A verification is given up where its samples predict that it takes more than this fraction of the limit on
+samples further: the next candidate takes half or less, for a hundredth more noise."""
 
 
 class NotCertifiedError(Exception):
@@ -43,126 +49,184 @@ class NotCertifiedError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Route:
-    """How one calibration is certified.
+    """How one problem is certified.
 
     Attributes:
-      search: the target, and pilots that pick candidates.
-      named: accountant of the bound, or None for the best one.
-      may_sample: whether samples may certify less noise than the bound.
-      asks_for_samples: whether samples are wanted where a bound is as good.
-      grids: ratios of neighbouring candidates of the bound and of samples.
-      checkpoint, executor, key: as of `calibrate`.
+      problem: what is calibrated.
+      options: what steers the search.
+      pilots: pick candidates for samples.
+      checkpoint: of the folder of the options.
+      key: as of `calibrate`.
     """
 
-    search: Search
-    named: str | None
-    may_sample: bool
-    asks_for_samples: bool
-    grids: tuple[float, float]
+    problem: Problem
+    options: CalibrationOptions
+    pilots: Pilots
     checkpoint: Checkpoint | None
-    executor: Executor | None
     key: Any
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of `verify_claim`."""
-        search = self.search
-        return dict(
-            proposal=search.proposal,
-            checkpoint=self.checkpoint,
-            executor=self.executor,
-            progress=search.clock,
-        )
+    def plan(self) -> Plan:
+        """Return the plan of the numbers that are given, or of the smallest one that is found."""
+        return self._given() if self.problem.found is None else self._smallest()
 
-    def samples_help(self, bound: Mechanism, delta: float | None, compose_with) -> bool:
-        """Return whether samples may be drawn for less noise than a mechanism has by a bound."""
-        if not self.may_sample or self.asks_for_samples:
-            return self.may_sample
-        return analytic.exact(bound, delta, compose_with) is None
+    def _may_sample(self, mechanism: Mechanism) -> bool:
+        """Return whether samples may certify more than a bound does for such a mechanism."""
+        if self.options.accountant is not None or self.options.asks_for_samples:
+            return self.options.accountant is None
+        return analytic.exact(mechanism, self.problem.delta, self.problem.compose_with) is None
 
-    def bound(self, mechanism: Mechanism) -> Plan:
-        """Return the plan of the accountant's bound at this mechanism, certified or not."""
-        target = self.search.target
-        name, _ = analytic.bound_by(self.named, mechanism, target.epsilon, target.compose_with)
-        return Plan(self.search.claim(mechanism), Bound(name))
+    def _bound(self, claim: Claim) -> Plan:
+        """Return the plan of the accountant's bound for a claim, certified or not."""
+        at = claim.mechanism, claim.target.epsilon, claim.target.compose_with
+        return Plan(claim, Bound(analytic.bound_by(self.options.named, *at)[0]))
 
-    def smallest(self, estimate: float | None) -> Plan:
-        """Return the plan of the smallest noise multiplier that a bound or samples certify."""
-        search, target = self.search, self.search.target
-        start = None if self.may_sample else estimate
-        exponent = analytic_exponent(search.at(1.0), target, self.grids[0], self.named, start)
-        mechanism = search.at(self.grids[0] ** exponent)
-        if not search.covered(mechanism):
-            raise ValueError(
-                "max_batch_size cannot be accounted for: the likelihood ratio has too large a tail"
-            )
-        bound = self.bound(mechanism)
-        if bound.flaws:
-            raise _not_certified(bound.claim, bound.flaws[0], None)
-        search.clock.say(f"certified without samples: {_in_short(bound)}")
-        if not self.samples_help(mechanism, target.delta, target.compose_with):
-            return bound
-        found, why = self._refined(mechanism.noise_multiplier, estimate)
-        if found is None:
-            search.clock.say(f"not refined by samples: {why}")
-        return bound if found is None else found
-
-    def given(self, mechanism: Mechanism) -> Plan:
-        """Return the plan of a mechanism whose noise is given; NotCertifiedError where there is none."""
-        noise, search = mechanism.noise_multiplier, self.search
-        if not search.covered(mechanism):
-            raise ValueError(f"max_batch_size cannot be accounted for at noise multiplier {noise:g}")
-        if not self.asks_for_samples:
-            bound, target = self.bound(mechanism), search.target
+    def _given(self) -> Plan:
+        """Return the plan of a problem with all numbers; NotCertifiedError where there is none."""
+        claim, why = self.problem.claim()
+        if claim is None:
+            raise ValueError(why)
+        if not self.options.asks_for_samples:
+            bound = self._bound(claim)
             if not bound.flaws:
                 return bound
-            if not self.samples_help(mechanism, target.delta, target.compose_with):
-                raise _not_certified(bound.claim, bound.flaws[0], None)
-        fewest = search.fewest(mechanism)
-        limit = max(500_000, math.ceil(8 * fewest)) if search.max_samples is None else search.max_samples
+            if not self._may_sample(claim.mechanism):
+                raise _not_certified(claim, bound.flaws[0])
+        fewest, limit = self.pilots.fewest(claim), self.options.max_samples
+        limit = max(500_000, math.ceil(8 * fewest)) if limit is None else limit
         if limit < fewest:
             raise ValueError(f"max_samples must be at least {math.ceil(fewest)} for this target, got {limit}")
-        verdict, claim = None, search.claim(mechanism)
-        with contextlib.suppress(OutOfTimeError):
-            stop = Stop(search.rule, limit)
-            verdict = verify_claim(claim, stop, key=candidate_key(self.key, 0), **self.options)
+        verdict = self._verified(claim, 0, limit)
         if verdict is None:
-            raise _not_certified(claim, f"not within {search.clock.seconds:g} seconds of samples", None)
+            raise _not_certified(claim, f"not within {self.options.seconds:g} seconds of samples")
         if not verdict.certified:
             raise _not_certified(claim, _why_not(verdict), verdict)
         return Plan(verdict.claim, verdict.evidence)
 
-    def _refined(self, bound: float, estimate: float | None) -> tuple[Plan | None, str]:
-        """Return the plan that samples certify with less noise than the bound's, or None and why."""
-        search, ratio = self.search, self.grids[1]
-        top = math.floor(math.log(LESS_NOISE * bound) / math.log(ratio))
-        end = math.ceil(math.log(bound) / math.log(ratio))
-        seconds = f"{search.clock.seconds:g} seconds"
+    def _smallest(self) -> Plan:
+        """Return the plan of the smallest candidate that a bound or samples certify.
+
+        NotCertifiedError for a given noise multiplier without such a candidate, ValueError otherwise.
+        """
+        problem, by_bounds, by_samples = self.problem, *map(self._grid, self.options.grids)
+        estimate = self.options.estimate
+        exponent = by_bounds.bound(self.options.named, None if self.options.accountant is None else estimate)
+        claim = None if exponent is None else by_bounds.claim(exponent)
+        if claim is None and problem.noise_multiplier is None:
+            raise ValueError(self._why_none())
+        bound = None if claim is None else self._bound(claim)
+        if bound is not None and bound.flaws:
+            raise _not_certified(bound.claim, bound.flaws[0])
+        if bound is not None:
+            self._say(f"certified without samples: {self._in_short(bound)}")
+        if self._may_sample(
+            problem.at(problem.noise_multiplier or 1.0) if bound is None else bound.mechanism
+        ):
+            refined, why = self._refined(by_samples, None if exponent is None else by_bounds.step**exponent)
+            if refined is not None:
+                return refined
+            self._say(f"not refined by samples: {why}")
+        if bound is None:
+            raise NotCertifiedError(self._why_none(), None)
+        return bound
+
+    def _grid(self, ratio: float) -> Grid:
+        return Grid(self.problem, ratio)
+
+    def _refined(self, grid: Grid, bound: float | None) -> tuple[Plan | None, str]:
+        """Return the plan of the smallest candidate below the bound that samples certify, or None and why."""
+        step, (least, most) = grid.step, grid.ends
+        less = LESS_NOISE ** (DELTA_STEPS if grid.problem.found == "delta" else 1)
+        end = most + 1 if bound is None else math.ceil(math.log(bound, step))
+        top = most if bound is None else math.floor(math.log(less * bound, step))
+        within = f"within {self.options.seconds:g} seconds"
+        first, limit = self.selected(grid, least, top)
+        if first is None:
+            return None, f"pilots did not end {within}"
+        if first > top:
+            return None, f"{within} pilot runs predict less than {100 * (1 - LESS_NOISE):.0f} % less noise"
+
+        def verified(above: int, share: float, may_give_up: bool) -> Plan | None:
+            claim = grid.claim(first + above)
+            patience = PATIENCE * limit if may_give_up else math.inf
+            found = claim and self._verified(claim, first + above, limit, share, patience)
+            return Plan(found.claim, found.evidence) if found and found.certified else None
+
+        found = shares.release(verified, end - first)
+        name = str(self.problem.found).replace("_", " ")
+        return found, f"{name}s from {step**first:.5g} were not certified {within}"
+
+    def selected(self, grid: Grid, least: int, top: int) -> tuple[int | None, int]:
+        """Return (exponent of the first candidate, limit on its samples), from a checkpoint of this search.
+
+        The exponent is `top + 1` where pilots predict that none up to `top` is certified, None where the time
+        ends before.
+        """
+        options, limits = self.options, {}
+        about = repr((grid, options.rule, options.proposal, options.max_samples, options.estimate, top))
+        state: Any = self.checkpoint.load("search") if self.checkpoint else None
+        if state is not None and state.get("target") == about:
+            return state["smallest"], state["limit"]
+
+        def excess(exponent: int) -> float:
+            claim = grid.claim(exponent) if exponent >= least else None
+            limits[exponent] = None if claim is None else self.pilots.limit_for(claim)
+            return math.inf if limits[exponent] is None else -math.inf
+
+        start = (least + top) // 2
+        if self.problem.noise_multiplier is None:
+            start = top if options.estimate is None else round(math.log(options.estimate, grid.step))
         try:
-            first, limit = searched(
-                self.checkpoint,
-                search.describe(ratio, top, estimate),
-                lambda: search.smallest_exponent(top, ratio, estimate),
+            found = smallest_exponent(excess, min(max(start, least), top), 1, top) if top >= least else None
+        except OutOfTimeError:
+            return None, 0
+        first, limit = (top + 1, 0) if found is None else (found, math.ceil(limits[found]))
+        if self.checkpoint:
+            self.checkpoint.save("search", {"target": about, "smallest": first, "limit": limit})
+        return first, limit
+
+    def _verified(
+        self, claim: Claim, index: int, limit: int, share: float = 1.0, patience: float = math.inf
+    ) -> Verdict | None:
+        """Return the verdict of fresh samples; None where the time ends before."""
+        stop = Stop(self.options.rule, limit, share, patience)
+        # Independent randomness for each candidate, for a key that a test fixed.
+        key = None if self.key is None else randomness.stream_key(self.key, Stream.CANDIDATE + index)
+        try:
+            return verify_claim(
+                claim,
+                stop,
+                proposal=self.options.proposal,
+                checkpoint=self.checkpoint,
+                executor=self.options.executor,
+                progress=self.pilots.clock,
+                key=key,
             )
         except OutOfTimeError:
-            return None, f"pilots did not end within {seconds}"
-        if first > top:
+            return None
+
+    def _say(self, text: str) -> None:
+        self.pilots.clock.say(text)
+
+    def _in_short(self, plan: Plan) -> str:
+        name = str(self.problem.found)
+        accountant = getattr(plan.evidence, "accountant", "samples")
+        return f"{name.replace('_', ' ')} {getattr(plan, name):.5g} (accountant {accountant})"
+
+    def _why_none(self) -> str:
+        """Return why no candidate has a bound, and for a given noise multiplier none is certified."""
+        problem, by = self.problem, self.options.named
+        if problem.noise_multiplier is not None:
+            name, (_, most) = str(problem.found), LIMITS[str(problem.found)]
+            other = f"delta {problem.delta:g}" if name == "epsilon" else f"epsilon {problem.epsilon:g}"
+            noise = f"noise multiplier {problem.noise_multiplier:g}"
+            return f"{noise} is too small for any {name} up to {most:g} at {other}"
+        if problem.compose_with is not None:
             return (
-                None,
-                f"within {seconds} pilot runs predict less than {100 * (1 - LESS_NOISE):.0f} % less noise",
+                f"compose_with must leave room for the mechanism at epsilon {problem.epsilon:g}, delta "
+                f"{problem.delta:g}; it alone exceeds the target"
             )
-
-        def claim_at(exponent: int) -> Claim | None:
-            mechanism = search.at(ratio**exponent)
-            return search.claim(mechanism) if search.covered(mechanism) else None
-
-        found = released(claim_at, first, end, search.rule, limit, self.key, **self.options)
-        return found, f"noise multipliers from {ratio**first:.5g} were not certified within {seconds}"
-
-
-def _in_short(plan: Plan) -> str:
-    name = plan.evidence.accountant if isinstance(plan.evidence, Bound) else "samples"
-    return f"noise multiplier {plan.noise_multiplier:.5g} (accountant {name})"
+        which = "any accountant" if by is None else f"accountant {by}"
+        return f"delta must be larger for {which}, got {problem.delta:g}"
 
 
 def _why_not(verdict: Verdict) -> str:
@@ -173,7 +237,7 @@ def _why_not(verdict: Verdict) -> str:
     return f"{bad.direction} direction: {found}; delta there is about {bad.estimate:.3g} (an estimate)"
 
 
-def _not_certified(claim: Claim, why: str, verdict: Verdict | None) -> NotCertifiedError:
+def _not_certified(claim: Claim, why: str, verdict: Verdict | None = None) -> NotCertifiedError:
     at = f"epsilon {claim.target.epsilon:g}, delta {claim.target.delta:g}"
     noise = f"noise multiplier {claim.mechanism.noise_multiplier:g}"
     return NotCertifiedError(f"{noise} could not be certified at {at}: {why}", verdict)

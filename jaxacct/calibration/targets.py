@@ -1,17 +1,19 @@
-"""Privacy targets in words of risk, and the (epsilon, delta) that implies each of them.
+"""Privacy targets: (epsilon, delta), or words of risk and the (epsilon, delta) that implies them.
 
 proofs/risk.md derives which (epsilon, delta) imply a target and which one of them needs least noise.
 """
 
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping
 
 import jax
 import numpy as np
 from scipy import special
 
 from jaxacct.accountants import unamplified
-from jaxacct.common import validate as _validate
+from jaxacct.calibration.grid import smallest_exponent
+from jaxacct.common import validate
 from jaxacct.common.records import exact
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import Stream
@@ -21,136 +23,169 @@ from jaxacct.schemes import Scheme
 from jaxacct.statistics.hockey_stick import DIRECTIONS, hockey_stick
 from jaxacct.strategies import Strategy
 
+FORMS = "epsilon and delta, advantage alone, tpr and fpr, or mu and delta"
 _SLACK = 1e-12  # of delta: the implied target holds with room for rounding
-_SAMPLES, _NOISES, _CANDIDATES = 4096, 12, 13
+_SAMPLES, _RATIO, _CANDIDATES = 4096, 1.05, 13
 _MIN_BEYOND = 20  # samples of a delta that is compared
 
 
-def implied(
-    epsilon: float | None = None,
-    delta: float | None = None,
-    advantage: float | None = None,
-    tpr: float | None = None,
-    fpr: float | None = None,
-    mu: float | None = None,
-) -> tuple[float, float]:
-    """Return an (epsilon, delta) that implies a target, whatever the mechanism.
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a run is to guarantee: an (epsilon, delta), of which one may be missing and is what is found.
 
-    Args:
-      epsilon: natural log, in (0, 100].
+    Attributes:
+      epsilon: natural log, in [0, 100]; at 0 delta bounds the advantage of every test.
       delta: in (0, 1).
-      advantage: in (0, 1), the most that TPR - FPR of a membership test may be: delta at epsilon 0.
-      tpr: 0 < fpr < tpr < 1: no membership test with false positive rate `fpr` has a larger true positive
-        rate. The point is where the Gaussian mechanism of that risk has its tangent (`min_noise` finds
-        better ones for a mechanism).
-      fpr: false positive rate; see `tpr`.
-      mu: with delta: the epsilon that the Gaussian mechanism of this mu has at this delta. One point of its
-        curve, not mu-GDP, which no single point implies.
+      rates: (true, false) positive rates of `tpr` that the point implies, or None.
+      gaussian: mu of `mu`, whose Gaussian mechanism has this delta at this epsilon, or None.
 
     Raises:
-      ValueError: for numbers out of range, for several targets or for none.
+      ValueError: numbers out of range, both missing, or a point that does not imply its rates.
+
+    Example:
+      >>> Target(epsilon=8, delta=1e-5).missing, Target(delta=1e-5).missing
+      (None, 'epsilon')
+      >>> Target.advantage(0.1)
+      Target(epsilon=0.0, delta=0.1, rates=None, gaussian=None)
     """
-    given = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "advantage": advantage,
-        "tpr": tpr,
-        "fpr": fpr,
-        "mu": mu,
-    }
-    names = frozenset(name for name, value in given.items() if value is not None)
-    if names == {"epsilon", "delta"}:
-        return _validate.target(epsilon, delta, above_0=True)
-    if names == {"advantage"}:
-        return 0.0, _validate.open_probability("advantage", advantage)
-    if names == {"tpr", "fpr"}:
+
+    epsilon: float | None = None
+    delta: float | None = None
+    rates: tuple[float, float] | None = None
+    gaussian: float | None = None
+
+    def __post_init__(self):
+        if self.epsilon is None and self.delta is None:
+            raise ValueError(f"target must be given: {FORMS}")
+        epsilon, delta = validate.target(
+            1.0 if self.epsilon is None else self.epsilon, 0.1 if self.delta is None else self.delta
+        )
+        object.__setattr__(self, "epsilon", None if self.epsilon is None else epsilon)
+        object.__setattr__(self, "delta", None if self.delta is None else delta)
+        if self.rates is not None and not self._implies(*_rates(*self.rates)):
+            raise ValueError(f"target must imply its rates {self.rates}, got ({self.epsilon}, {self.delta})")
+
+    def _implies(self, power: float, level: float) -> bool:
+        if self.epsilon is None or self.delta is None:
+            return False
+        e, delta = math.exp(self.epsilon), self.delta
+        return min(e * level + delta, 1 - (1 - delta - level) / e) <= power
+
+    @classmethod
+    def advantage(cls, advantage: float) -> "Target":
+        """Return the target (0, advantage): the largest TPR - FPR of a membership test."""
+        return cls(0.0, validate.open_probability("advantage", advantage))
+
+    @classmethod
+    def tpr(cls, tpr: float, *, fpr: float) -> "Target":
+        """Return the target that no membership test with false positive rate `fpr` has a larger TPR.
+
+        `0 < fpr < tpr < 1`. The point is where the Gaussian mechanism of that risk has its tangent;
+        `calibrate` takes the point that needs least noise of the mechanism (`with_least_noise`).
+        """
         power, level = _rates(tpr, fpr)
         # Slope of the tangent of the Gaussian curve through (fpr, tpr): the ratio of normal densities.
         at, to = float(special.ndtri(level)), float(special.ndtri(power))
-        return _line(float(np.clip((at - to) * (at + to) / 2, -100, 100)), power, level)
-    if names == {"mu", "delta"}:
+        point = _line(float(np.clip((at - to) * (at + to) / 2, -100, 100)), power, level)
+        return cls(*point, rates=(power, level))
+
+    @classmethod
+    def mu(cls, mu: float, *, delta: float) -> "Target":
+        """Return the target of the epsilon that the Gaussian mechanism of this mu has at `delta`.
+
+        One point of its curve, not mu-GDP, which no single point implies.
+        """
         from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon
 
-        mu, delta = _validate.positive_number("mu", mu), _validate.delta(delta)
+        mu, delta = validate.positive_number("mu", mu), validate.delta(delta)
         found = float(gdp_epsilon(delta, mu))
         if not 0 <= found <= 100:
             raise ValueError(f"mu must give an epsilon of at most 100 at delta {delta:g}, got {mu!r}")
-        return found, delta
-    if not names:
-        raise ValueError(f"target must be given: {FORMS}")
-    if "advantage" in names:
-        other = sorted(names - {"advantage"})[0]
-        raise ValueError(f"advantage must not be given together with {other}: it is a target by itself")
-    raise ValueError(f"target must be one of {FORMS}; given were {', '.join(n for n in given if n in names)}")
+        return cls(found, delta, gaussian=mu)
 
+    @property
+    def missing(self) -> str | None:
+        """Name of the number that is to be found, if there is one."""
+        return "epsilon" if self.epsilon is None else "delta" if self.delta is None else None
 
-FORMS = "epsilon and delta, advantage alone, tpr and fpr, or mu and delta"
+    @property
+    def point(self) -> tuple[float, float]:
+        """The (epsilon, delta); ValueError where one is missing."""
+        if self.epsilon is None or self.delta is None:
+            given = "delta" if self.epsilon is None else "epsilon"
+            raise ValueError(f"target must be one of {FORMS}; given was {given} alone")
+        return self.epsilon, self.delta
 
+    def with_least_noise(self, scheme: Scheme, strategy: Strategy) -> "Target":
+        """Return the target whose point implies the same and, by an estimate, needs least noise.
 
-def min_noise(scheme: Scheme, strategy: Strategy, tpr: float, fpr: float) -> tuple[float, float]:
-    """Return the (epsilon, delta) that implies the rates and, by an estimate, needs least noise.
+        Each point on the lines through the rates is valid, so that the estimate bears on the noise and not on
+        the guarantee. Plain samples from a fixed key compare 13 points, so that the same call has the same
+        target. Where samples do not resolve a better point, and without rates, it is this one.
+        """
+        if self.rates is None or scheme.patterns is not None:  # a fixed order has no samples
+            return self
+        power, level = self.rates
+        steepest = min(math.log(power / level), 100.0)
+        flattest = -min(math.log((1 - level) / (1 - power)), 100.0)
+        slopes = np.linspace(flattest, steepest, _CANDIDATES + 2)[1:-1].tolist()
+        points = [self.point, *(_line(slope, power, level) for slope in slopes)]
+        points = [point for point in points if point[1] * _SAMPLES >= _MIN_BEYOND]
+        key = randomness.stream_key(jax.random.key(0), Stream.SEARCH - 1)
 
-    Each point on the target's lines is valid, so that the estimate bears on the noise and not on the
-    guarantee. It compares points by plain samples of the privacy loss at several noise multipliers, from a
-    fixed key, so that the same call has the same target. The point is that of `implied`, for rates as there,
-    where samples do not resolve a better one.
-    """
-    usual = implied(tpr=tpr, fpr=fpr)
-    power, level = _rates(tpr, fpr)
-    steepest = min(math.log(power / level), 100.0)
-    flattest = -min(math.log((1 - level) / (1 - power)), 100.0)
-    slopes = np.linspace(flattest, steepest, _CANDIDATES + 2)[1:-1].tolist()
-    points = [usual, *(_line(slope, power, level) for slope in slopes)]
-    top = unamplified.noise_multiplier_for(Mechanism(scheme, strategy, 1.0), *usual)
-    sigmas = np.geomspace(top / 30, top, _NOISES)
-    key = randomness.stream_key(jax.random.key(0), Stream.SEARCH - 1)
-    try:
-        losses = {
-            direction: direction.sign
-            * np.array(
-                [
-                    sample_privacy_loss(key, Mechanism(scheme, strategy, sigma), _SAMPLES, direction)
-                    for sigma in sigmas.tolist()
-                ],
-                np.float64,
+        @functools.cache
+        def excesses(exponent: int) -> list[float]:
+            """Ln of delta at each point, over that of the point."""
+            mechanism = Mechanism(scheme, strategy, _RATIO**exponent)
+            losses = [
+                d.sign * np.asarray(sample_privacy_loss(key, mechanism, _SAMPLES, d), np.float64)
+                for d in DIRECTIONS
+            ]
+            found = [max(hockey_stick(epsilon - loss).mean() for loss in losses) for epsilon, _ in points]
+            return [math.log(max(at, 1e-9) / delta) for at, (_, delta) in zip(found, points, strict=True)]
+
+        noise = unamplified.noise_multiplier_for(Mechanism(scheme, strategy, 1.0), *self.point)
+        top = math.ceil(math.log(noise, _RATIO))
+        least = top - 70  # a thirtieth of the noise
+
+        def excess(exponent: int) -> float:
+            return min(excesses(exponent)) if exponent >= least else math.inf
+
+        found = smallest_exponent(excess, top, 8, top) if points else None
+        if found is None or found <= least:
+            return self
+        epsilon, delta = points[int(np.argmin(excesses(found)))]
+        return dataclasses.replace(self, epsilon=epsilon, delta=delta)
+
+    def in_words(self, epsilon: float, delta: float) -> str | None:
+        """Return that the target follows from a certified point; None for a target without words."""
+        point = f"({exact(epsilon)}, {exact(delta)})"
+        if self.rates is not None:
+            return (
+                f"target: at false positive rate {exact(self.rates[1])} no membership test has a true "
+                f"positive rate above {exact(self.rates[0])}; {point} implies it"
             )
-            for direction in DIRECTIONS
-        }
-    except ValueError:  # no plain samples of this scheme
-        return usual
-
-    def noise_needed(epsilon: float, delta: float) -> float:
-        if delta * _SAMPLES < _MIN_BEYOND:
-            return math.inf
-        found = np.max([hockey_stick(epsilon - losses[d]).mean(axis=1) for d in DIRECTIONS], axis=0)
-        found = np.minimum.accumulate(np.maximum(found, 1e-9))
-        if not found[-1] < delta < found[0]:
-            return math.inf
-        return float(np.exp(np.interp(-math.log(delta), -np.log(found), np.log(sigmas))))
-
-    needed = [noise_needed(*point) for point in points]
-    return points[int(np.argmin(needed))]
+        if self.gaussian is not None:
+            return (
+                f"target: {point}, where the Gaussian mechanism of mu {exact(self.gaussian)} has this delta; "
+                "no other point of its curve is certified"
+            )
+        return None
 
 
-def in_words(epsilon: float, delta: float, given: Mapping[str, float | None]) -> str | None:
-    """Return that a target in words of risk follows from (epsilon, delta); None for other targets."""
-    point = f"({exact(epsilon)}, {exact(delta)})"
-    tpr, fpr, mu = (given.get(name) for name in ("tpr", "fpr", "mu"))
-    if tpr is not None and fpr is not None:
-        return (
-            f"target: at false positive rate {exact(fpr)} no membership test has a true positive rate above "
-            f"{exact(tpr)}; {point} implies it"
-        )
-    if mu is not None:
-        return (
-            f"target: {point}, where the Gaussian mechanism of mu {exact(mu)} has this delta; no other point "
-            "of its curve is certified"
-        )
-    return None
+def asked(target: Target | None, epsilon: float | None, delta: float | None) -> Target:
+    """Return the target of a call that takes it whole, or as epsilon and delta; ValueError for both."""
+    if target is None:
+        if epsilon is not None:  # 0 is the target `Target.advantage`
+            validate.positive_number("epsilon", epsilon)
+        return Target(epsilon, delta)
+    if (epsilon, delta) != (None, None):
+        raise ValueError("epsilon and delta must not be given together with target")
+    return validate.instance("target", target, Target, "a jaxacct.Target")
 
 
 def _rates(tpr, fpr) -> tuple[float, float]:
-    power, level = _validate.open_probability("tpr", tpr), _validate.open_probability("fpr", fpr)
+    power, level = validate.open_probability("tpr", tpr), validate.open_probability("fpr", fpr)
     if not power > level:
         raise ValueError(f"tpr must be above fpr, got {tpr!r} and {fpr!r}")
     return power, level
@@ -170,4 +205,4 @@ def _line(slope: float, power: float, level: float) -> tuple[float, float]:
     return epsilon, delta
 
 
-__all__ = ["implied", "in_words", "min_noise"]
+__all__ = ["Target"]

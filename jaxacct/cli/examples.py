@@ -71,8 +71,5 @@ jaxacct tradeoff general --dataset-size 50k --num-epochs 10 --num-microbatches 2
     "jaxacct tradeoff last-iterate": """
 jaxacct tradeoff last-iterate gd --num-examples 5000 --steps 200 --stepsize 0.1 --num-classes 10 --feature-norm 2 --strong-convexity 0.01 --delta 1e-5 --epsilon 3
 """,
-    "jaxacct tradeoff show": """
-jaxacct tradeoff show plan.json
-""",
 }
 """Command -> its examples, one a line."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxacct.calibration.choice import MATRICES, SCHEME_NAMES, SEARCHED
-from jaxacct.calibration.targets import implied
+from jaxacct.calibration.targets import FORMS, Target, asked
 from jaxacct.cli.output import refuse
 from jaxacct.cli.usage import Integer, Number, OfRun, hint
 from jaxacct.common import validate
@@ -76,21 +76,25 @@ class TargetOptions:
     mu: Number | None = None
     """With --delta: the epsilon that the Gaussian mechanism of this mu has at this delta."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `calibrate` and `recommend`; ValueError for no target or several."""
-        found = dataclasses.asdict(self)
-        if not any(value is not None for value in found.values()):
+    def target(self) -> Target:
+        """Return the target, of which epsilon or delta may be missing; ValueError for none or several."""
+        given: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        names = given.keys()
+        if not names:
             raise ValueError(
                 "--epsilon and --delta, --advantage, --tpr and --fpr, or --mu and --delta must be given"
             )
-        implied(**found)
-        return found
-
-    @property
-    def is_open(self) -> bool:
-        """Whether epsilon or delta alone is given, so that the other one can be found."""
-        given = [name for name, value in vars(self).items() if value is not None]
-        return given in (["epsilon"], ["delta"])
+        if names <= {"epsilon", "delta"}:
+            return asked(None, self.epsilon, self.delta)
+        for form, kind in (({"advantage"}, Target.advantage), ({"tpr", "fpr"}, Target.tpr)):
+            if names == form:
+                return kind(**given)
+        if names == {"mu", "delta"}:
+            return Target.mu(**given)
+        if "advantage" in names:
+            other = min(names - {"advantage"})
+            raise ValueError(f"advantage must not be given together with {other}: it is a target by itself")
+        raise ValueError(f"target must be one of {FORMS}; given were {', '.join(names)}")
 
     def __str__(self) -> str:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -205,7 +209,7 @@ class Problem:
             BandedToeplitz(made.coefficients, made.given_norm),
         )
 
-    def build(self, **target):
+    def build(self, target: Target | None = None):
         """Return (scheme, strategy); `target` is for a matrix made for one. ValueError in one line."""
         name = "optimal" if self.strategy is None else self.strategy
         ranked: dict[str, Any] = {} if self.workload is None else {"workload": self.workload_of_run()}
@@ -224,9 +228,9 @@ class Problem:
                 )
             bands = 1
         if name == "amplified":
-            if not target:
+            if target is None:
                 raise ValueError("strategy must not be amplified here: it is made for an epsilon and a delta")
-            return scheme, amplified_matrix(bands, scheme, **target, **ranked)
+            return scheme, amplified_matrix(bands, scheme, target, **ranked)
         strategy = given if given is not None else by_name(name, bands, scheme, **ranked)
         return scheme, ending(strategy, scheme)
 

@@ -1,11 +1,13 @@
 """Command lines by cyclopts, whose usage errors become one line; numbers such as 50k and 1e3."""
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
+import docstring_parser
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from jaxacct.cli.examples import EXAMPLES
@@ -136,3 +138,26 @@ _RUN, _TARGET, _OPTIONS = (
 )
 OfRun, OfTarget = Parameter(group=_RUN), Parameter(name="*", group=_TARGET)
 """Options that come first in a help, `OfTarget` those of a dataclass."""
+_NUMBERS = {int: Integer, float: Number, int | None: Integer | None, float | None: Number | None}
+
+
+def options_of(kind: type, without: tuple[str, ...] = (), **defaults) -> type:
+    """Return a dataclass whose fields are options: those of the dataclass `kind`, but for some of them.
+
+    Their help is in the docstring of `kind`, and numbers are written as on every command line. `defaults`
+    are those of fields without any, or other ones.
+    """
+    lines = docstring_parser.parse(kind.__doc__ or "").params
+    words = {name: line.description for line in lines for name in line.arg_name.split(", ")}
+    hints, fields = get_type_hints(kind), []
+    for field in dataclasses.fields(kind):
+        if field.name in without:
+            continue
+        hint: Any = _NUMBERS.get(hints[field.name], hints[field.name])
+        default: Any = defaults.get(field.name, field.default)
+        hint = hint if default is not None else hint | None
+        help_line = Parameter(help=words[field.name])
+        fields.append((field.name, Annotated[hint, help_line], dataclasses.field(default=default)))
+    made = dataclasses.make_dataclass(f"{kind.__name__}Options", fields, frozen=True, kw_only=True)
+    made.__module__ = __name__  # or cyclopts sees no fields
+    return made

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -123,6 +124,11 @@ def _umask() -> int:
 def to_json(data, **options) -> str:
     """Return JSON text; ValueError for NaN and infinity, which are not JSON."""
     return json.dumps(data, allow_nan=False, **options)
+
+
+def json_digest(data) -> str:
+    """Return the SHA-256 of JSON values, whatever the order of names: it detects accidents, not forgeries."""
+    return hashlib.sha256(to_json(data, sort_keys=True).encode()).hexdigest()
 
 
 def _refuse(constant: str):

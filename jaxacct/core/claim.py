@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable
 from typing import Any
 
 from jaxacct.common import records
 from jaxacct.common import validate as _validate
-from jaxacct.common.files import to_json
+from jaxacct.common.files import json_digest
 from jaxacct.core import truncation
 from jaxacct.mechanisms.mechanism import ZERO_OUT, Mechanism, check_composition
 from jaxacct.schemes import SCHEMES
@@ -23,7 +22,7 @@ from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class ClaimedTarget:
     """Target (epsilon, delta) of a mechanism.
 
     Attributes:
@@ -45,7 +44,7 @@ class Target:
             raise ValueError(f"budget must spend at most delta {self.delta!r}, spends {self.budget.delta!r}")
 
     @classmethod
-    def at(cls, epsilon: float, delta: float, compose_with=None, *, reserved: float = 0.0) -> "Target":
+    def at(cls, epsilon: float, delta: float, compose_with=None, *, reserved: float = 0.0) -> "ClaimedTarget":
         """Return the target with the default split of all of delta that is not `reserved`.
 
         Reserved is what truncated batches and stopped runs need.
@@ -87,7 +86,7 @@ class Claim:
     """
 
     mechanism: Mechanism
-    target: Target
+    target: ClaimedTarget
     dataset_size: int | None
     truncate_to: int | None
 
@@ -162,7 +161,7 @@ class Claim:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the claim: evidence contains it, so that it cannot be used for another claim."""
-        return hashlib.sha256(to_json(self.to_json(), sort_keys=True).encode()).hexdigest()
+        return json_digest(self.to_json())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +188,7 @@ def claim_from_json(data) -> Claim:
     strategy = STRATEGIES[_validate.one_of("strategy kind", kind, tuple(STRATEGIES))].from_json(read.strategy)
     mechanism = Mechanism(scheme, strategy, read.noise_multiplier, read.adjacency)
     event = None if read.compose_with is None else _events().event_from_json(read.compose_with)
-    target = Target(read.epsilon, read.delta, read.budget, event)
+    target = ClaimedTarget(read.epsilon, read.delta, read.budget, event)
     claim = Claim(mechanism, target, read.dataset_size, read.truncate_to)
     written = records.differences(data, claim.to_json(), "claim")
     if written:  # such as a strategy whose column norm is not 1

@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import functools
-import hashlib
+import html
 import platform
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from jaxacct.common import records
-from jaxacct.common.files import Checkpoint, read_json, to_json, write_atomically
+from jaxacct.common.files import Checkpoint, json_digest, read_json, to_json, write_atomically
 from jaxacct.common.progress import Progress
 from jaxacct.common.version import VERSION
 from jaxacct.core.check import Verdict, check
-from jaxacct.core.claim import Claim, Target, claim_from_json
+from jaxacct.core.claim import Claim, ClaimedTarget, claim_from_json
 from jaxacct.core.evidence import Evidence, RuleName, Sampled, evidence_from_json, evidence_to_json
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -87,7 +87,7 @@ class Plan:
         return self.mechanism.noise_multiplier
 
     @property
-    def target(self) -> Target:
+    def target(self) -> ClaimedTarget:
         """Epsilon, delta, the budget of the verification, and the composed mechanism."""
         return self.claim.target
 
@@ -134,7 +134,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256 of claim and evidence, hexadecimal: identifies the plan."""
-        return _digest(self.claim.to_json(), evidence_to_json(self.evidence))
+        return json_digest([self.claim.to_json(), evidence_to_json(self.evidence)])
 
     @property
     def training(self) -> str:
@@ -204,7 +204,8 @@ class Plan:
     def _repr_html_(self) -> str:
         from jaxacct.core import text
 
-        return text.table(self.verdict)
+        words = "\n".join(text.verdict_lines(self.verdict))
+        return f"<p><b>{html.escape(self.statement())}</b></p><pre>{html.escape(words)}</pre>"
 
     def _repr_pretty_(self, printer, cycle: bool) -> None:
         del cycle
@@ -220,7 +221,7 @@ class Plan:
             "schema_version": SCHEMA_VERSION,
             "claim": claim,
             "evidence": evidence,
-            "digest": _digest(claim, evidence),
+            "digest": json_digest([claim, evidence]),
             "choice": self.choice,
             "provenance": dataclasses.asdict(self.provenance),
             "notes": text.notes(self.verdict),
@@ -245,7 +246,7 @@ class Plan:
             )
         try:
             plan = _read(data)
-            digest = _digest(data["claim"], data["evidence"])
+            digest = json_digest([data["claim"], data["evidence"]])
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"plan has a malformed field: {error}") from None
         if data["digest"] != digest:
@@ -278,11 +279,6 @@ class _Written:
     choice: dict[str, Any] | None
     provenance: Provenance
     notes: Any
-
-
-def _digest(claim, evidence) -> str:
-    """Return the SHA-256 of claim and evidence as JSON: it detects accidents, not forgeries."""
-    return hashlib.sha256(to_json([claim, evidence], sort_keys=True).encode()).hexdigest()
 
 
 def _read(data: dict) -> Plan:

@@ -1,13 +1,12 @@
 """Text of a verdict; no code reads it back."""
 
 import dataclasses
-import html
 import math
 from typing import Any
 
 from jaxacct.common.records import exact
 from jaxacct.core.check import DirectionVerdict, Outcome, Verdict
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import ClaimedTarget
 from jaxacct.core.evidence import Bound, Evidence, Sampled
 from jaxacct.mechanisms.mechanism import Mechanism
 
@@ -106,7 +105,7 @@ def how(verdict: Verdict) -> str:
     )
 
 
-def _risk(target: Target, unit: str) -> str:
+def _risk(target: ClaimedTarget, unit: str) -> str:
     """Return what (epsilon, delta) says of membership tests, where it says something."""
     test = f"test of whether one {unit} participated"
     if target.epsilon == 0:
@@ -274,42 +273,3 @@ def notes(verdict: Verdict) -> dict[str, Any]:
         "truncation_delta": claim.truncation_delta,
         "verdict": verdict_to_json(verdict),
     }
-
-
-def mechanism_rows(claim: Claim) -> list[tuple[str, str]]:
-    """Return (name, value) of the mechanism and its batch sizes."""
-    mechanism, strategy = claim.mechanism, claim.mechanism.strategy
-    matrix = f"{strategy.describe()}, column norm 1"
-    if strategy.is_toeplitz:
-        copies = strategy.memory_copies
-        noise = "1 copy" if copies == 1 else f"{copies} copies"
-        matrix += f"; training keeps {noise} of the parameters for the noise"
-    if mechanism.is_upper_bound:
-        matrix += "; the noise multiplier is an upper bound"
-    rows = [
-        ("noise multiplier", f"{noise_multipliers(mechanism)}   (noise std per unit of clip norm)"),
-        ("scheme", repr(mechanism.scheme)),
-        ("strategy", matrix),
-        ("prefix-sum error", f"{mechanism.prefix_sum_error:.6g}"),
-    ]
-    expected, largest = claim.batch_sizes
-    if expected is not None:
-        sizes = f"{expected:.6g} expected, {largest} at most"
-        if claim.truncation_delta is not None:
-            sizes += f", larger ones truncated: {claim.truncation_delta:.3g} of delta"
-        rows.append(("batch size", sizes))
-    if claim.target.composed:
-        rows.append(("composed with", repr(claim.target.compose_with)))
-    return rows
-
-
-def table(verdict: Verdict) -> str:
-    """Return HTML for a notebook: the statement, the mechanism and the budget of delta."""
-    rows = [
-        *mechanism_rows(verdict.claim),
-        *((f"delta: {name}", f"{delta:.6g}") for name, delta in budget_items(verdict)),
-    ]
-    cells = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in rows
-    )
-    return f"<p><b>{html.escape(statement(verdict))}</b></p><table>{cells}</table>"

@@ -6,7 +6,6 @@ recomputed from the stored evidence alone, and does not depend on the batching o
 
 import contextlib
 import dataclasses
-import hashlib
 import math
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.common.files import Checkpoint, to_json
+from jaxacct.common.files import Checkpoint, json_digest
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
 from jaxacct.core.blocks import Fleet
 from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import (
     RULES,
     Line,
@@ -130,7 +129,7 @@ def verify(
     Source: arXiv 2602.09338, algorithm 5 and theorem A.1; proofs/derivations.md sections 4, 5 and 9.
     """
     checked(mechanism)
-    target = Target.at(epsilon, delta, compose_with)
+    target = ClaimedTarget.at(epsilon, delta, compose_with)
     if budget is not None:
         target = dataclasses.replace(target, budget=budget)
     claim, stop = Claim(mechanism, target, None, None), Stop(rule, max_samples)
@@ -381,4 +380,4 @@ def _job_digest(claim: Claim, stop: Stop, proposal: str | None, again: Sampled |
     """
     about = [claim.digest, stop.rule, stop.max_samples, stop.share, proposal]
     about += [] if again is None else [evidence_to_json(again)]
-    return hashlib.sha256(to_json(about).encode()).hexdigest()
+    return json_digest(about)

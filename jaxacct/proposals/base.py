@@ -122,7 +122,7 @@ class Proposal:
     lowest: float
     """Lower limit of the support of the terms is a loss of minus this, in nats."""
     profile: Callable[[np.ndarray], np.ndarray] | None
-    """Function g of the terms `w g(t)` for a part of a composed profile; None for all of `Target.profile`."""
+    """Function g of the terms `w g(t)` for a part of a composed profile; None for that of the claim."""
     tables: Callable[[], Any] = tuple
     scale_at: Callable[[float], float] | None = None
     """Function that returns ln M at another epsilon, where it is known there, too."""

@@ -3,7 +3,7 @@
 import math
 
 from jaxacct.accountants import unamplified
-from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
+from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.recommendation.matrices import doublings
 from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity

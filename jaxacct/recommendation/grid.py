@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from jaxacct.calibration.targets import implied
+from jaxacct.calibration.targets import Target
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.recommendation.matrices import doublings
@@ -31,9 +31,11 @@ class RunNumbers:
     adjacency: str
 
     @classmethod
-    def of(cls, dataset_size, batch_size, iterations, target, workload, given, adjacency) -> "RunNumbers":
+    def of(
+        cls, dataset_size, batch_size, iterations, target: Target, workload, given, adjacency
+    ) -> "RunNumbers":
         """Return those of arguments of `recommend`; ValueError for invalid ones."""
-        epsilon, delta = implied(*target)
+        epsilon, delta = target.point
         return cls(
             dataset_size=_validate.positive_integer("dataset_size", dataset_size),
             batch_size=_validate.positive_number("batch_size", batch_size),

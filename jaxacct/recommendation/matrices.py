@@ -4,7 +4,7 @@ import functools
 import math
 
 from jaxacct.calibration.choice import SCHEME_NAMES
-from jaxacct.calibration.targets import implied
+from jaxacct.calibration.targets import Target
 from jaxacct.common import validate
 from jaxacct.recommendation.noise_estimate import (
     MAX_TABLE_SIZE,
@@ -41,12 +41,12 @@ def _optimal(bands: int, iterations: int, workload: Workload) -> BandedToeplitz:
 
 
 def amplified_matrix(
-    bands: int, scheme: Scheme, *, workload: Workload = PREFIX_SUMS, **target: float | None
+    bands: int, scheme: Scheme, target: Target, *, workload: Workload = PREFIX_SUMS
 ) -> Strategy:
     """Return the "amplified" matrix: of least error at the noise multiplier that it needs with sampling.
 
-    `bands` are a maximum, `workload` is what the error is of, and `target` as of `calibrate`. ValueError for
-    a scheme whose moments take too long.
+    `bands` are a maximum and `workload` is what the error is of. ValueError for a scheme whose moments take
+    too long, or a target without epsilon or delta.
     """
     bands = validate.positive_integer("bands", bands)
     validate.one_of("scheme", scheme.name, SCHEME_NAMES)
@@ -55,7 +55,7 @@ def amplified_matrix(
         raise ValueError(
             f"min_separation must be smaller for strategy amplified, got {scheme.min_separation}"
         )
-    mu = gaussian_sensitivity(*implied(**target))
+    mu = gaussian_sensitivity(*target.point)
     return _amplified(bands, scheme, checked_workload(workload), mu)
 
 

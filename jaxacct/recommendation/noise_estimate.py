@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
-from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER
+from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, Mechanism
 from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.proposals.families import mirrored, replicas

@@ -7,6 +7,8 @@ from typing import Any
 
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.choice import COEFFICIENTS, Choice
+from jaxacct.calibration.options import DEFAULTS, CalibrationOptions
+from jaxacct.calibration.targets import Target
 from jaxacct.common.progress import announce
 from jaxacct.core.plan import Plan
 from jaxacct.schemes import Poisson, Scheme, scheme_to_json
@@ -118,7 +120,7 @@ class Recommendation:
         """Selected candidate."""
         return self.candidates[self.place]
 
-    def calibrate(self, **options) -> Plan:
+    def calibrate(self, options: CalibrationOptions = DEFAULTS, **how) -> Plan:
         """Certify the selected candidate: `jaxacct.calibrate` with its scheme, matrix and target.
 
         Where the candidate was ranked by an accountant's bound, this certifies it, unless options ask for
@@ -127,31 +129,32 @@ class Recommendation:
         and `progress` reports why.
 
         Args:
-          options: of `jaxacct.calibrate`, besides those that the search decides: scheme, strategy, target,
-            dataset_size, choice and estimate.
+          options: of `jaxacct.calibrate`, without an estimate.
+          how: other arguments of `jaxacct.calibrate`, besides those that the search decides: scheme,
+            strategy, target, dataset_size and choice.
 
         Example:
           >>> import jaxacct
           >>> run = dict(dataset_size=600, batch_size=60, iterations=20)
           >>> found = jaxacct.recommend(**run, epsilon=4.0, delta=1e-4)
-          >>> plan = found.calibrate(accountant="unamplified")
+          >>> plan = found.calibrate(jaxacct.CalibrationOptions(accountant="unamplified"))
           >>> plan.epsilon, plan.choice == found.choice.to_json()
           (4.0, True)
         """
         chosen = self.chosen
-        asked = ("accountant", "max_samples", "proposal", "checkpoint_dir", "key", "noise_multiplier")
-        is_default = all(options.get(name) is None for name in asked)
-        is_default &= options.get("rule", "anytime") == "anytime"
-        options.setdefault("adjacency", self.choice.adjacency)
+        is_default = not options.asks_for_evidence
+        is_default &= how.get("key") is None and how.get("noise_multiplier") is None
+        how.setdefault("adjacency", self.choice.adjacency)
         if is_default:
-            options |= {"accountant": chosen.accountant}
-        plan = self._calibrated(chosen, options)
+            accountant: Any = chosen.accountant
+            options = dataclasses.replace(options, accountant=accountant)
+        plan = self._calibrated(chosen, options, how)
         if not is_default or plan.noise_multiplier <= MAX_EXCESS * chosen.noise_multiplier:
             return plan
-        other, progress = self._poisson, options.get("progress")
+        other, progress = self._poisson, how.get("progress")
         if other is None or other.scheme == chosen.scheme:
             return plan
-        found = self._calibrated(other, options | {"accountant": "pld"})
+        found = self._calibrated(other, dataclasses.replace(options, accountant="pld"), how)
         if other.error_at(found.noise_multiplier) >= chosen.error_at(plan.noise_multiplier):
             return plan
         if progress:
@@ -172,7 +175,7 @@ class Recommendation:
         scheme = Poisson.from_batch_size(batch_size=choice.batch_size, **numbers)
         return dataclasses.replace(one, scheme=scheme)
 
-    def _calibrated(self, row: Recommended, options: dict[str, Any]) -> Plan:
+    def _calibrated(self, row: Recommended, options: CalibrationOptions, how: dict[str, Any]) -> Plan:
         choice = dataclasses.replace(
             self.choice,
             scheme=row.scheme.name,
@@ -180,11 +183,15 @@ class Recommendation:
             bands=row.strategy.named_bands,
             matrix=row.matrix,
         )
-        target: dict[str, Any] = {"epsilon": choice.epsilon, "delta": choice.delta}
-        if choice.epsilon == 0:
-            target = {"advantage": choice.delta}
-        options = options | {"choice": choice, "estimate": row.noise_multiplier}
-        return calibrate(row.scheme, row.strategy, dataset_size=choice.dataset_size, **target, **options)
+        return calibrate(
+            row.scheme,
+            row.strategy,
+            target=Target(choice.epsilon, choice.delta),
+            dataset_size=choice.dataset_size,
+            options=dataclasses.replace(options, estimate=row.noise_multiplier),
+            choice=choice,
+            **how,
+        )
 
     @property
     def one_band(self) -> Recommended | None:

@@ -20,11 +20,11 @@ from jaxacct.calibration.choice import (
     SearchedScheme,
     copies_of,
 )
-from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, analytic_exponent
-from jaxacct.calibration.route import BOUND_RATIO
+from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Grid, Problem
+from jaxacct.calibration.options import BOUND_RATIO
+from jaxacct.calibration.targets import Target, asked
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
-from jaxacct.core.claim import Target
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, scheme_of, why_none
@@ -65,10 +65,7 @@ def recommend(
     iterations: int,
     epsilon: float | None = None,
     delta: float | None = None,
-    advantage: float | None = None,
-    tpr: float | None = None,
-    fpr: float | None = None,
-    mu: float | None = None,
+    target: Target | None = None,
     memory_copies: int | None = None,
     scheme: SearchedScheme | None = None,
     bands: int | None = None,
@@ -89,10 +86,7 @@ def recommend(
       iterations: number of steps.
       epsilon: target, nats.
       delta: target, in (0, 1).
-      advantage: another target; see `calibrate`.
-      tpr: another target, with `fpr`; see `calibrate`.
-      fpr: see `tpr`.
-      mu: another target; see `calibrate`.
+      target: in place of both; see `calibrate`.
       memory_copies: maximum copies of the parameters (int32 each) that training keeps for the noise: as many
         as bands, the one being made included, so 1 is DP-SGD. 16 by default, or what `bands` need.
       scheme: one of `SCHEME_NAMES`; by default Poisson, b-min-sep at larger separations, and where these are
@@ -125,8 +119,8 @@ def recommend(
       (8, 8)
     """
     given, matrix_name, bands = _matrix_given(strategy, bands)
-    target = epsilon, delta, advantage, tpr, fpr, mu
-    numbers = RunNumbers.of(dataset_size, batch_size, iterations, target, workload, given, adjacency)
+    goal = asked(target, epsilon, delta)
+    numbers = RunNumbers.of(dataset_size, batch_size, iterations, goal, workload, given, adjacency)
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
     needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix_name)
@@ -232,15 +226,18 @@ def _one_band(numbers: RunNumbers, say) -> list[Place]:
         schemes.append(scheme_of(numbers, BallsInBins.name, int(cycle), False))
     grids = fixed_counts_of(numbers, 1, (1,), 1)
     schemes += [scheme for grid in grids.values() for scheme, _ in grid]
-    target, found = Target.at(numbers.epsilon, numbers.delta), []
+    found = []
     for scheme in dict.fromkeys(schemes):
         mechanism = Mechanism(scheme, identity, 1.0, numbers.adjacency)
         exact = analytic.exact(mechanism, numbers.delta)
         if exact is not None:
             say(f"independent noise, {scheme.name}")
-            exponent = analytic_exponent(mechanism, target, BOUND_RATIO, exact.name)
-            place = Place(scheme, identity, "optimal", BOUND_RATIO**exponent, numbers.workload)
-            found.append(dataclasses.replace(place, accountant=exact.name))
+            target = dict(epsilon=numbers.epsilon, delta=numbers.delta)
+            grid = Grid(Problem(scheme, identity, numbers.adjacency, **target), BOUND_RATIO)
+            exponent = grid.bound(exact.name)
+            if exponent is not None:
+                place = Place(scheme, identity, "optimal", grid.step**exponent, numbers.workload)
+                found.append(dataclasses.replace(place, accountant=exact.name))
     return found
 
 

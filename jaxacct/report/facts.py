@@ -7,6 +7,7 @@ from jaxacct.accountants.unamplified import sensitivity
 from jaxacct.calibration.choice import choice_of
 from jaxacct.common.records import exact
 from jaxacct.core import text
+from jaxacct.core.claim import Claim
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
 from jaxacct.statistics import roots
@@ -84,8 +85,35 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         *sizes,
         ("steps", f"{plan.iterations:,}"),
         *_revealed(plan),
-        *text.mechanism_rows(plan.claim),
+        *mechanism_rows(plan.claim),
     ]
+
+
+def mechanism_rows(claim: Claim) -> list[tuple[str, str]]:
+    """Return (name, value) of the mechanism and its batch sizes."""
+    mechanism, strategy = claim.mechanism, claim.mechanism.strategy
+    matrix = f"{strategy.describe()}, column norm 1"
+    if strategy.is_toeplitz:
+        copies = strategy.memory_copies
+        noise = "1 copy" if copies == 1 else f"{copies} copies"
+        matrix += f"; training keeps {noise} of the parameters for the noise"
+    if mechanism.is_upper_bound:
+        matrix += "; the noise multiplier is an upper bound"
+    rows = [
+        ("noise multiplier", f"{text.noise_multipliers(mechanism)}   (noise std per unit of clip norm)"),
+        ("scheme", repr(mechanism.scheme)),
+        ("strategy", matrix),
+        ("prefix-sum error", f"{mechanism.prefix_sum_error:.6g}"),
+    ]
+    expected, largest = claim.batch_sizes
+    if expected is not None:
+        sizes = f"{expected:.6g} expected, {largest} at most"
+        if claim.truncation_delta is not None:
+            sizes += f", larger ones truncated: {claim.truncation_delta:.3g} of delta"
+        rows.append(("batch size", sizes))
+    if claim.target.composed:
+        rows.append(("composed with", repr(claim.target.compose_with)))
+    return rows
 
 
 def _revealed(plan: Plan) -> list[tuple[str, str]]:

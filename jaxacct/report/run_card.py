@@ -9,16 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxacct.accountants.dice_plan import DicePlan
-from jaxacct.accountants.tradeoff.plan import PLANS
-from jaxacct.common.files import read_json, to_json
+from jaxacct.common.files import json_digest, read_json
 from jaxacct.common.records import differences, read
+from jaxacct.core.plan import SCHEMA as PLAN_SCHEMA
 from jaxacct.core.plan import Plan
 from jaxacct.report.page import ASSUMPTIONS, NOT_COVERED
 
 SCHEMA, SCHEMA_VERSION = "jaxacct-run", 1
-STORED_PLANS = PLANS | {DicePlan.schema: DicePlan}
-"""Schema -> class of the plans whose guarantee is computed from their fields alone."""
 ON_TRUST = (
     "that the model was trained by this run: nothing here is signed",
     "steps, clip norm, evaluation and versions of the card, as the trainer wrote them",
@@ -30,7 +27,13 @@ ON_TRUST = (
 def read_plan(path):
     """Return a plan of any kind, checked; ValueError for a file without a plan."""
     data = read_json(path, "plan")
-    return STORED_PLANS.get(str(data.get("schema")), Plan).from_json(data)
+    if data.get("schema") == PLAN_SCHEMA:
+        return Plan.from_json(data)
+    from jaxacct.accountants.dice_plan import DicePlan  # which loads dp-accounting
+    from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
+
+    kinds = {kind.schema: kind for kind in (DicePlan, GeneralPlan, LastIteratePlan)}
+    return kinds.get(str(data.get("schema")), Plan).from_json(data)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class RunCard:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values with their digest, which detects accidental changes, not forgery."""
         values = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **asdict(self)}
-        return values | {"digest": _digest(values)}
+        return values | {"digest": json_digest(values)}
 
     @classmethod
     def load(cls, run) -> "RunCard":
@@ -123,7 +126,7 @@ def about_plan(plan) -> dict[str, Any]:
     """Return what a card says of its plan, of any kind; all of it follows from the plan's file."""
     if not isinstance(plan, Plan):
         values = plan.to_json()
-        about = {"digest": _digest(values), **values}
+        about = {"digest": json_digest(values), **values}
     else:
         mechanism = plan.mechanism
         about = {
@@ -151,8 +154,4 @@ def digest_of_files(folder: Path) -> str:
             found[path.relative_to(folder).as_posix()] = digest
     if folder.is_symlink() or not found:
         raise ValueError(f"run must be a folder with the folder model, {str(folder.parent)!r} has no model")
-    return _digest(found)
-
-
-def _digest(values: dict[str, Any]) -> str:
-    return hashlib.sha256(to_json(values, sort_keys=True).encode()).hexdigest()
+    return json_digest(found)

@@ -12,6 +12,7 @@ from jaxacct import (
     BallsInBins,
     BandedToeplitz,
     BMinSep,
+    CalibrationOptions,
     CyclicPoisson,
     Mechanism,
     MultiAttribution,
@@ -23,9 +24,9 @@ from jaxacct import (
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import route
-from jaxacct.calibration import search as search_module
 from jaxacct.common.files import to_json
 from jaxacct.core.evidence import Bound
+from tests import calibrating
 
 
 def at(scheme, noise_multiplier: float) -> Mechanism:
@@ -75,19 +76,19 @@ def test_unamplified_noise_multiplier_is_on_the_line():
 def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch):
     """The smallest noise on the grid by that bound, which loads again; one step below it the bound fails."""
     monkeypatch.setattr(route, "verify_claim", None)
-    monkeypatch.setattr(search_module, "verify_claim", None)
     scheme = Poisson(4, 0.5) if accountant == "pld" else MultiAttribution(20, 2, 0.05, 2)
-    one_band, target = BandedToeplitz.square_root(1), dict(epsilon=2.0, delta=1e-3, grid_ratio=1.3)
-    plan = calibrate(scheme, one_band, accountant=accountant, **target)
+    one_band, target = BandedToeplitz.square_root(1), dict(epsilon=2.0, delta=1e-3)
+    options = CalibrationOptions(accountant=accountant, grid_ratio=1.3)
+    plan = calibrate(scheme, one_band, **target, options=options)
     best = "revealed-pattern" if accountant == "analytic" else accountant
     assert plan.certified and plan.evidence == Bound(best)
     assert Plan.from_json(json.loads(to_json(plan.to_json()))) == plan
     sigma = plan.mechanism.noise_multiplier
     assert analytic.delta_by(best, at(scheme, sigma / 1.3), 2.0) > 1e-3
-    again = calibrate(scheme, one_band, accountant=accountant, noise_multiplier=sigma, **target)
+    again = calibrate(scheme, one_band, noise_multiplier=sigma, **target, options=options)
     assert again.verdict.bound == plan.verdict.bound
     with pytest.raises(NotCertifiedError, match=r"gives delta .*, above 0\.001"):
-        calibrate(scheme, one_band, accountant=accountant, noise_multiplier=sigma / 1.3, **target)
+        calibrate(scheme, one_band, noise_multiplier=sigma / 1.3, **target, options=options)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,6 @@ def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch)
 )
 def test_what_a_named_accountant_refuses(options, message):
     with pytest.raises(ValueError, match=message):
-        calibrate(
+        calibrating.calibrate(
             MultiAttribution(20, 2, 0.05, 2), BandedToeplitz.square_root(1), epsilon=2, delta=1e-3, **options
         )

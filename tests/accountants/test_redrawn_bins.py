@@ -10,8 +10,10 @@ import pytest
 from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
+    CalibrationOptions,
     EpochwiseAllocation,
     Mechanism,
+    Target,
     calibrate,
 )
 from jaxacct.accountants import analytic, lognormal_sums
@@ -129,7 +131,13 @@ def test_k_of_n_steps_of_a_run():
 def test_calibration_takes_it_without_samples():
     """At C = I and separation 1; where the floor of the bound matters, samples are drawn."""
     scheme, identity = EpochwiseAllocation(20, 10), BandedToeplitz.identity()
-    plan = calibrate(scheme, identity, advantage=0.1, dataset_size=100, grid_ratio=1.05)
+    plan = calibrate(
+        scheme,
+        identity,
+        dataset_size=100,
+        target=Target.advantage(0.1),
+        options=CalibrationOptions(grid_ratio=1.05),
+    )
     assert plan.certified and plan.evidence == Bound("redrawn-bins")
     sigma = plan.mechanism.noise_multiplier
     assert redrawn_bins_delta(10, 2, sigma, 0.0) <= 0.1 < redrawn_bins_delta(10, 2, sigma / 1.06, 0.0)

@@ -16,7 +16,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import BandedToeplitz, Poisson, calibrate
+from jaxacct import BandedToeplitz, CalibrationOptions, Poisson, calibrate
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff import gdp_epsilon, gdp_mu
 from jaxacct.individual import IndividualGDPFilter
@@ -264,7 +264,7 @@ def dice(folder: str) -> None:
             epsilon=epsilon,
             delta=DELTA,
             dataset_size=PRIVATE,
-            accountant="pld",
+            options=CalibrationOptions(accountant="pld"),
         )
         z = plan.mechanism.noise_multiplier
         counted = batch / 20  # of Andrew et al., arXiv 1905.03871

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import optax
 
-from jaxacct import BandedToeplitz, Poisson, calibrate
+from jaxacct import BandedToeplitz, CalibrationOptions, Poisson, calibrate
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common.files import write_atomically
 from tests.benchmarks.individual import FIGURES, imbalanced, network, pyplot
@@ -32,7 +32,12 @@ def clipped(size: int, clip_norm: float):
     """DP-SGD on Poisson batches; its noise is in units of the clip norm, on the sum."""
     scheme = Poisson.from_batch_size(dataset_size=size, batch_size=BATCH, iterations=STEPS)
     plan = calibrate(
-        scheme, BandedToeplitz((1.0,)), epsilon=EPSILON, delta=DELTA, dataset_size=size, accountant="pld"
+        scheme,
+        BandedToeplitz((1.0,)),
+        epsilon=EPSILON,
+        delta=DELTA,
+        dataset_size=size,
+        options=CalibrationOptions(accountant="pld"),
     )
     return plan, plan.mechanism.noise_multiplier * clip_norm / BATCH
 

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from jaxacct import Mechanism, Plan, calibrate, recommend
+from jaxacct import CalibrationOptions, Mechanism, Plan, calibrate, recommend
 from jaxacct.common.files import write_atomically
 from tests.benchmarks import lean
 from tests.benchmarks.figure_4 import half_width
@@ -68,10 +68,10 @@ def plan_of(method: str, epsilon: float, folder: Path) -> Plan:
     path = folder / f"{METHODS[method] or 'default'}-{epsilon:g}.json"
     if not path.exists():
         found = recommend(**SIZES, epsilon=epsilon, delta=DELTA, scheme=METHODS[method])
-        options = dict(accountant="pld") if method == DP_SGD else dict(estimate=found.chosen.noise_multiplier)
+        how = dict(accountant="pld") if method == DP_SGD else dict(estimate=found.chosen.noise_multiplier)
         calibrate(
             found.chosen.scheme, found.chosen.strategy, epsilon=epsilon, delta=DELTA, dataset_size=PRIVATE,
-            choice=found.choice, **options,
+            choice=found.choice, options=CalibrationOptions(**how),
         ).save(path)  # fmt: skip
     return Plan.load(path)
 

@@ -22,6 +22,7 @@ from jax_privacy.matrix_factorization import toeplitz
 from jaxacct import (
     BandedToeplitz,
     BufferedToeplitz,
+    CalibrationOptions,
     FixedOrder,
     Mechanism,
     Plan,
@@ -124,15 +125,22 @@ WORKLOAD = "momentum:0.95,linear"  # of `train.optimizers.sgd`, with which all a
 
 def plan_of(name: str, epsilon: float) -> Plan:
     """The certified plan of a method; a BLT is made for epochs and for the optimizer."""
-    target = dict(epsilon=epsilon, delta=PROTOCOL.delta, dataset_size=figure_4.ROWS, grid_ratio=1.001)
+    target = dict(epsilon=epsilon, delta=PROTOCOL.delta, dataset_size=figure_4.ROWS)
     if name == POISSON:
         scheme, strategy = PROTOCOL.mechanisms()[POISSON]
-        return calibrate(scheme, strategy, accountant="pld", **target)
+        return calibrate(
+            scheme, strategy, **target, options=CalibrationOptions(accountant="pld", grid_ratio=1.001)
+        )
     scheme = FixedOrder.from_batch_size(
         **PROTOCOL.sizes, min_separation=1 if name == SHUFFLED else PROTOCOL.epoch
     )
     workload = workload_named(WORKLOAD, PROTOCOL.iterations)
-    return calibrate(scheme, by_name("buffered", 1, scheme, workload=workload), **target)
+    return calibrate(
+        scheme,
+        by_name("buffered", 1, scheme, workload=workload),
+        **target,
+        options=CalibrationOptions(grid_ratio=1.001),
+    )
 
 
 def run(plan: Plan, rate: float, seed: int) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from sklearn import datasets
 
-from jaxacct import BandedToeplitz, Plan, Poisson, calibrate
+from jaxacct import BandedToeplitz, CalibrationOptions, Plan, Poisson, calibrate
 from jaxacct.individual import (
     ApproximateBlackwell,
     FourierAccountant,
@@ -87,7 +87,9 @@ def white_plan(
 ) -> Plan:
     """A plan of full or Poisson batches at this noise: of a large epsilon where filters are to decide."""
     epsilon = min(90.0, 1.001 * float(gdp_epsilon(DELTA, steps**0.5 / sigma)))
-    options = dict(epsilon=epsilon, delta=DELTA, dataset_size=size, accountant=accountant)
+    options = dict(
+        epsilon=epsilon, delta=DELTA, dataset_size=size, options=CalibrationOptions(accountant=accountant)
+    )
     return calibrate(Poisson(steps, probability), BandedToeplitz((1.0,)), noise_multiplier=sigma, **options)
 
 

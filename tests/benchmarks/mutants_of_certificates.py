@@ -334,7 +334,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         (
             "return verify_claim(self.claim, Stop",
             (
-                "return verify_claim(Claim(self.mechanism, Target.at(self.epsilon, self.delta), N"
+                "return verify_claim(Claim(self.mechanism, ClaimedTarget.at(self.epsilon, self.delta), N"
                 "one, None), Stop"
             ),
         ),

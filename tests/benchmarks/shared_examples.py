@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxacct import (
     BandedToeplitz,
+    CalibrationOptions,
     IndependentAttribution,
     Mechanism,
     MultiAttribution,
@@ -77,7 +78,10 @@ def main():
     def revealed(epsilon):
         problem = printed, strategy
         plan = calibrate(
-            *problem, epsilon=epsilon, delta=DELTA, accountant="revealed-pattern", grid_ratio=1.001
+            *problem,
+            epsilon=epsilon,
+            delta=DELTA,
+            options=CalibrationOptions(accountant="revealed-pattern", grid_ratio=1.001),
         )
         return plan.mechanism.noise_multiplier, None
 

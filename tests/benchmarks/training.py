@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, Poisson, calibrate
+from jaxacct import BandedToeplitz, BMinSep, CalibrationOptions, Mechanism, Plan, Poisson, calibrate
 from tests.train.fitting import fit
 from train.__main__ import accuracy
 from train.batches.data import load
@@ -33,7 +33,14 @@ def poisson_plan(rows: int, batch_size: int, steps: int, epsilon: float, delta: 
     """A plan of DP-SGD on Poisson batches."""
     scheme = Poisson.from_batch_size(dataset_size=rows, batch_size=batch_size, iterations=steps)
     white = BandedToeplitz.identity()
-    return calibrate(scheme, white, epsilon=epsilon, delta=delta, dataset_size=rows, accountant="pld")
+    return calibrate(
+        scheme,
+        white,
+        epsilon=epsilon,
+        delta=delta,
+        dataset_size=rows,
+        options=CalibrationOptions(accountant="pld"),
+    )
 
 
 def seconds(run) -> float:

@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 
 import jaxacct
-from jaxacct import BandedToeplitz, BMinSep, NotCertifiedError, Plan, Poisson, calibrate
-from jaxacct.calibration.targets import implied, in_words
+from jaxacct import BandedToeplitz, BMinSep, NotCertifiedError, Plan, Poisson, Target
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.cli.commands import calibrate as command
 from jaxacct.recommendation import result
 from jaxacct.report import risk
+from tests import calibrating
+from tests.calibrating import target_of as target_of_words
 
 TARGETS: dict[str, tuple[float, float]] = {
     "--epsilon 0.5 --delta 1e-2": (0.5, 1e-2),
     "--advantage 0.3": (0.0, 0.3),
-    "--tpr 0.4 --fpr 0.1": implied(tpr=0.4, fpr=0.1),
-    "--mu 1 --delta 1e-2": implied(mu=1.0, delta=1e-2),
+    "--tpr 0.4 --fpr 0.1": Target.tpr(0.4, fpr=0.1).point,
+    "--mu 1 --delta 1e-2": Target.mu(1.0, delta=1e-2).point,
 }
 OPEN = {"--epsilon 0.5": (0.5, None), "--delta 1e-2": (None, 1e-2)}
 SIZES = "--dataset-size 80 --batch-size 10 --iterations 12"
@@ -59,12 +60,9 @@ def certified(monkeypatch, tmp_path):
 
 def target_of(options) -> tuple:
     """What the function was asked for: (epsilon, delta), None for the one to be found."""
-    given = {name: options.get(name) for name in ("epsilon", "delta", "advantage", "tpr", "fpr", "mu")}
-    alone = [name for name, value in given.items() if value is not None]
-    if alone in (["epsilon"], ["delta"]):
-        assert options["noise_multiplier"] is not None
-        return given["epsilon"], given["delta"]
-    return implied(**given)
+    target = options["target"]
+    assert target.missing is None or options["noise_multiplier"] is not None
+    return target.epsilon, target.delta
 
 
 def test_every_combination_asks_for_what_was_given(certified, capsys):
@@ -83,8 +81,9 @@ def test_every_combination_asks_for_what_was_given(certified, capsys):
         assert target_of(options) == (TARGETS | OPEN)[target], line
         assert options["noise_multiplier"] == (3.0 if noise else None), line
         assert options["adjacency"] == ("add-or-remove-one" if "adjacency" in how else "zero-out"), line
-        assert options["accountant"] == ("unamplified" if "accountant" in how else None), line
-        assert (options["rule"], options["max_samples"]) == (
+        steering = options["options"]
+        assert steering.accountant == ("unamplified" if "accountant" in how else None), line
+        assert (steering.rule, steering.max_samples) == (
             ("fixed", 90000) if "rule" in how else ("anytime", None)
         ), line
         assert options["max_batch_size"] == (40 if "--max-batch-size" in problem else None), line
@@ -115,7 +114,7 @@ def test_the_plan_states_the_target(target, noise, tmp_path):
     """Of a full batch; stored and loaded again, and a target in words of risk follows from its point."""
     words = target.replace("--", "").split()
     given: dict[str, Any] = {n: float(v) for n, v in zip(words[::2], words[1::2], strict=True)}
-    plan = calibrate(**FULL, noise_multiplier=noise, **given)
+    plan = calibrating.calibrate(**FULL, noise_multiplier=noise, **given)
     plan.save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     assert plan.certified and noise in (None, plan.noise_multiplier)
@@ -123,7 +122,7 @@ def test_the_plan_states_the_target(target, noise, tmp_path):
         assert (plan.epsilon, plan.delta) == TARGETS[target]
     else:  # any point that implies the rates
         assert risk.true_positive_rate(plan.epsilon, plan.delta, given["fpr"]) <= given["tpr"]
-    said = in_words(plan.epsilon, plan.delta, given)
+    said = target_of_words(**given).in_words(plan.epsilon, plan.delta)
     assert (said is None) == ("mu" not in given and "tpr" not in given)
     if said is not None:
         assert repr(plan.epsilon) in said and (noise is None or repr(plan.delta) in said)
@@ -141,7 +140,7 @@ def test_too_little_noise_has_no_plan(target, tmp_path, monkeypatch, capsys):
     words = target.replace("--", "").split()
     with pytest.raises(NotCertifiedError):
         given: dict[str, Any] = {n: float(v) for n, v in zip(words[::2], words[1::2], strict=True)}
-        calibrate(**FULL, noise_multiplier=0.1, **given)
+        calibrating.calibrate(**FULL, noise_multiplier=0.1, **given)
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.01])
@@ -149,7 +148,7 @@ def test_noise_of_any_small_size_is_not_certified(noise):
     """By samples, whose reserve for the rounding of weights is beyond float64 here, and by bounds."""
     for given in (dict(), dict(accountant="pld")):
         with pytest.raises(NotCertifiedError, match=f"noise multiplier {noise:g} could not be certified"):
-            calibrate(
+            calibrating.calibrate(
                 Poisson(12, 0.1), FULL["strategy"], epsilon=1.0, delta=1e-5, noise_multiplier=noise, **given
             )
 

@@ -1,7 +1,6 @@
 """Calibration end to end, and plans."""
 
 import collections
-import dataclasses
 import json
 import math
 import traceback
@@ -17,6 +16,7 @@ from jaxacct import (
     BallsInBins,
     BandedToeplitz,
     BMinSep,
+    CalibrationOptions,
     CyclicPoisson,
     Mechanism,
     NotCertifiedError,
@@ -26,11 +26,11 @@ from jaxacct import (
     estimate_delta,
 )
 from jaxacct.accountants import analytic, unamplified
-from jaxacct.calibration.problem import MIN_NOISE_MULTIPLIER, analytic_exponent, smallest_where
+from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Grid, Problem, smallest_exponent
 from jaxacct.common import validate
-from jaxacct.core.claim import Target
 from jaxacct.core.evidence import Bound
 from jaxacct.schemes.batch_sizes import max_batch_size
+from tests import calibrating
 from tests.stored_plans import histograms, loaded, with_histograms
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
@@ -76,7 +76,7 @@ def test_epsilon_is_checked_by_the_words_and_the_record_of_the_target_alone(monk
     monkeypatch.setattr(validate, "_within", counted)
     calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(3))
     # Two comparisons of its words; the record without and with the reserves for batch sizes.
-    assert checks == {("targets", "implied"): 2, ("claim", "__post_init__"): 2}
+    assert checks == {("targets", "asked"): 1, ("targets", "__post_init__"): 2, ("claim", "__post_init__"): 2}
 
 
 def test_batch_sizes(plan):
@@ -99,7 +99,12 @@ def test_save_load_and_verify_again(plan, tmp_path):
 @pytest.fixture(scope="module")
 def plain_plan():
     return calibrate(
-        SMALL, STRATEGY, **TARGET, key=jax.random.key(5), proposal="plain", noise_multiplier=0.55
+        SMALL,
+        STRATEGY,
+        **TARGET,
+        key=jax.random.key(5),
+        noise_multiplier=0.55,
+        options=CalibrationOptions(proposal="plain"),
     )
 
 
@@ -123,11 +128,13 @@ def test_poisson_sampling_takes_its_exact_accountant():
 
 
 @pytest.mark.parametrize("start", [-300, 0, 36, 37, 38, 500])
-def test_the_smallest_integer_where_something_holds(start):
+@pytest.mark.parametrize("excess", [lambda i: -math.inf if i >= 37 else math.inf, lambda i: 36.5 - i])
+def test_the_smallest_integer_where_something_holds(start, excess):
+    """Of a property, and of a function that is nearly straight."""
     asked = []
-    assert smallest_where(lambda i: asked.append(i) or i >= 37, start, 1000) == 37
+    assert smallest_exponent(lambda i: asked.append(i) or excess(i), start, 1, 1000) == 37
     assert len(asked) <= 2 * math.log2(abs(start - 37) + 2) + 3
-    assert smallest_where(lambda i: False, start, 1000) is None
+    assert smallest_exponent(lambda i: math.inf, start, 1, 1000) is None
 
 
 def test_a_search_ends_where_any_noise_is_private():
@@ -139,14 +146,11 @@ def test_a_search_ends_where_any_noise_is_private():
 
 def test_the_analytic_search_ends_at_the_boundary():
     """Whatever the coarse grid of losses said first: here, one step too much noise."""
-    mechanism = Mechanism(Poisson(300, 0.01), BandedToeplitz.identity(), 1.0)
-    epsilon, delta = 0.2, 1e-5
-    exponent = analytic_exponent(mechanism, Target.at(epsilon, delta), 1.01)
-    at, below = (
-        analytic.best_accountant(dataclasses.replace(mechanism, noise_multiplier=1.01**e), epsilon)[1]
-        for e in (exponent, exponent - 1)
-    )
-    assert at <= delta < below
+    problem = Problem(Poisson(300, 0.01), BandedToeplitz.identity(), "zero-out", epsilon=0.2, delta=1e-5)
+    exponent = Grid(problem, 1.01).bound(None)
+    assert exponent is not None
+    at, below = (analytic.best_accountant(problem.at(1.01**e), 0.2)[1] for e in (exponent, exponent - 1))
+    assert at <= 1e-5 < below
 
 
 @pytest.mark.slow
@@ -154,7 +158,8 @@ def test_certified_noise_beats_the_revealed_phase():
     """Random phase hides what the usual cyclic analysis reveals: never more noise than that analysis."""
     scheme = CyclicPoisson(64, 8, 0.3)
     strategy = BandedToeplitz.square_root(8)
-    exponent = analytic_exponent(Mechanism(scheme, strategy, 1.0), Target.at(4.0, 1e-3), 1.01)
+    exponent = Grid(Problem(scheme, strategy, "zero-out", epsilon=4.0, delta=1e-3), 1.01).bound(None)
+    assert exponent is not None
     plan = calibrate(scheme, strategy, epsilon=4.0, delta=1e-3, key=jax.random.key(3))
     assert plan.mechanism.noise_multiplier <= 1.01**exponent * (1 + 1e-12)
 
@@ -172,7 +177,9 @@ def test_composition_needs_more_noise(plan):
     other, sigma = dp.GaussianDpEvent(2.0), plan.mechanism.noise_multiplier
     options = dict(**TARGET, key=jax.random.key(4), compose_with=other)
     with pytest.raises(NotCertifiedError):
-        calibrate(SMALL, STRATEGY, **options, noise_multiplier=sigma, max_samples=20_000)
+        calibrate(
+            SMALL, STRATEGY, **options, noise_multiplier=sigma, options=CalibrationOptions(max_samples=20_000)
+        )
     both = calibrate(SMALL, STRATEGY, **options, noise_multiplier=2 * sigma)
     assert both.certified
     assert "composed with" in both.statement()
@@ -183,14 +190,14 @@ def test_composition_needs_more_noise(plan):
 
 def test_resumes_from_a_folder(tmp_path):
     few = TARGET | dict(max_samples=60_000)  # a candidate at the edge is given up earlier
-    first = calibrate(SMALL, STRATEGY, **few, checkpoint_dir=tmp_path)
+    first = calibrate(SMALL, STRATEGY, **few, options=CalibrationOptions(checkpoint_dir=tmp_path))
     calls = []
     again = calibrate(
         SMALL,
         STRATEGY,
         **few,
-        checkpoint_dir=tmp_path,
         progress=lambda what, done, expected: calls.append(what),
+        options=CalibrationOptions(checkpoint_dir=tmp_path),
     )
     assert again.mechanism == first.mechanism
     # The same evidence, from the same keys, with no search and hardly a draw.
@@ -219,7 +226,7 @@ def test_resumes_from_a_folder(tmp_path):
 )
 def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message) as caught:
-        calibrate(SMALL, STRATEGY, **(TARGET | change))
+        calibrating.calibrate(SMALL, STRATEGY, **(TARGET | change))
     assert "\n" not in str(caught.value)
 
 

@@ -1,17 +1,18 @@
 """A search is continued only by a call whose answer it is: every argument of `calibrate` names it."""
 
 import math
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import dp_accounting
 import jax
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, calibrate
-from jaxacct.calibration import search as search_module
-from jaxacct.calibration.route import Route
-from jaxacct.calibration.search import Search
-from jaxacct.calibration.smallest_target import SmallestTarget
+from jaxacct import BandedToeplitz, BMinSep
+from jaxacct.calibration import route
+from jaxacct.calibration.grid import Grid
+from jaxacct.calibration.pilots import Pilots
+from tests.calibrating import calibrate
 
 COMMON: dict[str, Any] = dict(scheme=BMinSep(12, 4, 0.2), strategy=BandedToeplitz.square_root(2))
 CALLS: dict[str, dict[str, Any]] = {
@@ -40,16 +41,6 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-class Bounded(NamedTuple):
-    mechanism: Any
-    flaws: tuple
-    evidence: object = None
-
-    @property
-    def noise_multiplier(self):
-        return self.mechanism.noise_multiplier
-
-
 class SearchedError(Exception):
     pass
 
@@ -68,18 +59,16 @@ def state_of(tmp_path, monkeypatch):
     def verified(*_, **__):
         raise VerifiedError
 
-    found = -60, 10_000
-    monkeypatch.setattr(search_module, "verify_claim", verified)
+    # Candidates below the bound are verified, of which pilots allow the third.
+    monkeypatch.setattr(route, "verify_claim", verified)
+    monkeypatch.setattr(Grid, "bound", lambda grid, *_: round(math.log(2.7, grid.step)))
+    monkeypatch.setattr(
+        route.Route, "_bound", lambda _, claim: SimpleNamespace(claim=claim, flaws=(), **vars(claim))
+    )
+    monkeypatch.setattr(route.Route, "_in_short", lambda *_: "")
 
     def of(arguments, store=False):
-        for owner in (Search, SmallestTarget):
-            monkeypatch.setattr(owner, "smallest_exponent", (lambda *_: found) if store else searched)
-        # Candidates below the bound are verified.
-        monkeypatch.setattr(
-            "jaxacct.calibration.route.analytic_exponent", lambda _, __, ratio, *___: math.log(2.7, ratio)
-        )
-        monkeypatch.setattr(Route, "bound", lambda route, mechanism: Bounded(mechanism, ()))
-        monkeypatch.setattr(SmallestTarget, "bound", lambda _: 1.0)
+        monkeypatch.setattr(Pilots, "limit_for", (lambda *_: 10_000.0) if store else searched)
         try:
             calibrate(**arguments, checkpoint_dir=tmp_path, key=jax.random.key(0))
         except (SearchedError, VerifiedError) as error:

@@ -6,14 +6,22 @@ from typing import Any
 import pytest
 
 import jaxacct
-from jaxacct import BallsInBins, BandedToeplitz, BMinSep, Poisson, prefix_sum_error, recommend
+from jaxacct import (
+    BallsInBins,
+    BandedToeplitz,
+    BMinSep,
+    CalibrationOptions,
+    Poisson,
+    prefix_sum_error,
+    recommend,
+)
 from jaxacct.calibration.choice import COEFFICIENTS, Choice, choice_of, copies_of
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.cli.commands import calibrate as command
-from jaxacct.core import text
 from jaxacct.proposals import registry
 from jaxacct.recommendation import result
+from jaxacct.report import facts
 from jaxacct.strategies import ending
 
 SMALL: dict[str, Any] = dict(dataset_size=80, batch_size=10, iterations=12, epsilon=0.5, delta=1e-2)
@@ -82,13 +90,14 @@ def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, capsys
     scheme, strategy, options = asked(*SIZES, *words.split())
     found = recommend(**SMALL, **given)
     assert (scheme, strategy) == (found.chosen.scheme, found.chosen.strategy)
-    assert options["choice"] == found.choice and options["estimate"] == found.chosen.noise_multiplier
-    assert options["dataset_size"] == 80 and (options["epsilon"], options["delta"]) == (0.5, 1e-2)
+    steering = options["options"]
+    assert options["choice"] == found.choice and steering.estimate == found.chosen.noise_multiplier
+    assert options["dataset_size"] == 80 and options["target"].point == (0.5, 1e-2)
     if words.startswith(("--scheme b-min-sep", "--min-separation 2", "--proposal", "--noise-multiplier")):
         assert strategy.bands > 1  # it was one band
     for name, value in dict(proposal="plain", noise_multiplier=3.0, max_samples=90000, rule="fixed").items():
         if f"--{name.replace('_', '-')}" in words:
-            assert options[name] == value
+            assert (options | vars(steering))[name] == value
     assert capsys.readouterr().out == f"{found.why()}\n\n"
 
 
@@ -182,7 +191,7 @@ def test_an_invalid_proposal_is_refused_before_any_work(name, monkeypatch, capsy
     error = capsys.readouterr().err
     assert "proposal" in error and error.count("\n") == 1 and time.thread_time() - started < 1
     with pytest.raises(ValueError, match="proposal"):
-        recommend(**SMALL).calibrate(proposal=name)
+        recommend(**SMALL).calibrate(CalibrationOptions(proposal=name))
     with pytest.raises(ValueError, match="proposal"):
         registry.check_name(name, False)
 
@@ -195,12 +204,14 @@ def test_names_of_proposals_that_exist_pass():
 
 def test_a_recommendation_calibrates_itself():
     found = recommend(**SMALL, bands=2)
-    plan = found.calibrate(accountant="unamplified", adjacency="add-or-remove-one")
+    plan = found.calibrate(CalibrationOptions(accountant="unamplified"), adjacency="add-or-remove-one")
     assert plan.certified and plan.mechanism.adjacency == "add-or-remove-one"
     assert (plan.mechanism.scheme, plan.mechanism.strategy) == (found.chosen.scheme, found.chosen.strategy)
     assert choice_of(plan) == found.choice and plan.noise_multiplier == plan.mechanism.noise_multiplier
-    advantage = recommend(**{name: SMALL[name] for name in list(SMALL)[:3]}, advantage=0.3, bands=2)
-    assert advantage.calibrate(accountant="unamplified").epsilon == 0
+    advantage = recommend(
+        **{name: SMALL[name] for name in list(SMALL)[:3]}, target=jaxacct.Target.advantage(0.3), bands=2
+    )
+    assert advantage.calibrate(CalibrationOptions(accountant="unamplified")).epsilon == 0
 
 
 def test_given_coefficients_are_recorded():
@@ -241,11 +252,11 @@ def test_copies_are_counted_in_one_way(memory):
     for row in found.candidates:
         assert row.memory_copies == row.strategy.memory_copies == row.strategy.noise_copies + 1 <= memory
         assert row.memory_copies == copies_of(row.strategy.named_bands, row.matrix)
-    plan = found.calibrate(accountant="unamplified")
+    plan = found.calibrate(CalibrationOptions(accountant="unamplified"))
     copies = plan.mechanism.strategy.memory_copies
     copies_in_words = "1 copy" if copies == 1 else f"{copies} copies"
     assert f"keeps {copies_in_words} of the parameters\n" in found.why()
-    (row,) = (value for name, value in text.mechanism_rows(plan.claim) if name == "strategy")
+    (row,) = (value for name, value in facts.mechanism_rows(plan.claim) if name == "strategy")
     assert f"training keeps {copies_in_words} of the parameters" in row
 
 
@@ -255,6 +266,6 @@ def test_the_command_of_the_readme_with_one_option_more(words, asked):
     """It gave one band and prefix-sum error 114.8 in place of 12.97, without a word."""
     sizes = "--dataset-size 50000 --batch-size 200 --iterations 1000".split()
     scheme, strategy, options = asked(*sizes, *words.split(), target="--epsilon 8 --delta 1e-5".split())
-    error = prefix_sum_error(strategy, iterations=1000, noise_multiplier=options["estimate"])
+    error = prefix_sum_error(strategy, iterations=1000, noise_multiplier=options["options"].estimate)
     separation = 64 if "b-min-sep" in words else 16  # 16 with a fixed number of participations
     assert (scheme.min_separation, strategy.bands) == (separation, 16) and error < 13

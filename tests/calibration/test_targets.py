@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, Plan, Poisson, calibrate
+from jaxacct import BandedToeplitz, Plan, Poisson, Target, calibrate
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import targets
-from jaxacct.calibration.targets import implied, in_words, min_noise
 from jaxacct.cli.main import main
 from jaxacct.report import risk
+from tests import calibrating
 from tests.stored_plans import FOLDER
 
 RATES = [(0.1, 0.01), (0.5, 0.001), (0.95, 0.1), (0.6, 0.4), (0.011, 0.01), (0.3, 1e-5)]
@@ -44,7 +44,7 @@ def best_power(first, second, level: float) -> float:
 def test_the_point_implies_the_rates_and_a_larger_delta_does_not():
     """The pair that attains the point has the true positive rate, in both directions and not more."""
     for tpr, fpr in RATES:
-        epsilon, delta = implied(tpr=tpr, fpr=fpr)
+        epsilon, delta = Target.tpr(tpr, fpr=fpr).point
         first, second = worst_pair(epsilon, delta)
         assert tpr - 1e-6 < best_power(first, second, fpr) <= tpr
         assert best_power(second, first, fpr) <= tpr
@@ -68,7 +68,7 @@ def test_the_point_is_the_tangent_of_the_gaussian():
     """The Gaussian mechanism of this risk has exactly this delta: no other point needs less noise of it."""
     for tpr, fpr in RATES:
         noise = 1 / (stats.norm.ppf(tpr) - stats.norm.ppf(fpr))
-        epsilon, delta = implied(tpr=tpr, fpr=fpr)
+        epsilon, delta = Target.tpr(tpr, fpr=fpr).point
         assert gaussian_delta(epsilon, noise, 1.0) == pytest.approx(delta, rel=1e-6)
         for slope in (epsilon * 0.9, epsilon * 1.02):
             other, most = targets._line(math.copysign(slope, 1 - tpr - fpr), tpr, fpr)
@@ -77,11 +77,11 @@ def test_the_point_is_the_tangent_of_the_gaussian():
 
 def test_a_full_batch_needs_the_noise_of_the_gaussian():
     """Closed form without amplification: 1 / (z(tpr) - z(fpr)), up to the grid of one per cent."""
-    plan = calibrate(Poisson(1, 1.0), ONE, tpr=0.1, fpr=0.01)
+    plan = calibrate(Poisson(1, 1.0), ONE, target=Target.tpr(0.1, fpr=0.01))
     exact = 1 / (stats.norm.ppf(0.1) - stats.norm.ppf(0.01))
     assert exact <= plan.noise_multiplier < 1.0101 * exact
     assert "0.1 at 0.01" in plan.statement()
-    plan = calibrate(Poisson(1, 1.0), ONE, mu=1.0, delta=1e-5)
+    plan = calibrate(Poisson(1, 1.0), ONE, target=Target.mu(1.0, delta=1e-5))
     assert 1 <= plan.noise_multiplier < 1.0101 and plan.delta == 1e-5
 
 
@@ -89,30 +89,31 @@ def test_a_sampled_step_needs_the_noise_of_its_own_curve():
     """TPR of the best test is (1 - p) FPR + p Phi(z(FPR) + 1 / sigma): another point than the Gaussian's."""
     rate, tpr, fpr = 0.1, 0.1, 0.01
     exact = 1 / (stats.norm.ppf((tpr - (1 - rate) * fpr) / rate) - stats.norm.ppf(fpr))
-    epsilon, delta = min_noise(Poisson(1, rate), ONE, tpr, fpr)
+    epsilon, delta = Target.tpr(tpr, fpr=fpr).with_least_noise(Poisson(1, rate), ONE).point
     assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
     plan = calibrate(Poisson(1, rate), ONE, epsilon=epsilon, delta=delta)
     assert exact <= plan.noise_multiplier < 1.05 * exact
     usual = calibrate(
-        Poisson(1, rate), ONE, **dict(zip(("epsilon", "delta"), implied(tpr=tpr, fpr=fpr), strict=True))
+        Poisson(1, rate), ONE, **dict(zip(("epsilon", "delta"), Target.tpr(tpr, fpr=fpr).point, strict=True))
     )
     assert usual.noise_multiplier > 1.2 * exact
 
 
 def test_what_plain_samples_do_not_resolve_keeps_the_point_of_the_gaussian():
-    assert min_noise(Poisson(1, 1.0), ONE, 3e-6, 1e-6) == implied(tpr=3e-6, fpr=1e-6)
+    target = Target.tpr(3e-6, fpr=1e-6)
+    assert target.with_least_noise(Poisson(1, 1.0), ONE) == target
 
 
 def test_statements_are_of_the_certified_point():
     readme = Plan.load(FOLDER.parent / "readme_plan.json")
     assert readme.epsilon == 8 and "It implies" not in readme.statement()
-    assert in_words(1.0, 0.1, {"epsilon": 1.0, "delta": 0.1}) is None
-    assert "no other point of its curve is certified" in in_words(4.4, 1e-5, {"mu": 1.0, "delta": 1e-5})
+    assert Target(1.0, 0.1).in_words(1.0, 0.1) is None
+    assert "no other point of its curve is certified" in Target.mu(1.0, delta=1e-5).in_words(4.4, 1e-5)
 
 
 def test_bad_targets_are_refused():
     for target, match in [
-        ({}, "target must be given"),
+        ({}, "must be given"),
         ({"epsilon": 1.0}, "target must be one of"),
         ({"tpr": 0.1}, "target must be one of"),
         ({"mu": 1.0}, "target must be one of"),
@@ -130,9 +131,7 @@ def test_bad_targets_are_refused():
         ({"epsilon": 101.0, "delta": 1e-5}, "epsilon must be"),
     ]:
         with pytest.raises(ValueError, match=match):
-            implied(**target)
-        with pytest.raises(ValueError, match=match):
-            calibrate(Poisson(1, 1.0), ONE, **target)
+            calibrating.calibrate(Poisson(1, 1.0), ONE, **target)
 
 
 def test_the_command_says_what_implies_the_target(capsys, tmp_path):

@@ -23,6 +23,7 @@ import jaxacct
 from jaxacct import checker
 from jaxacct.cli.main import main
 from jaxacct.statistics.bounds import Budget
+from tests import calibrating
 from tests.oracles import enumeration
 
 SOURCE = Path(checker.__file__)
@@ -510,7 +511,7 @@ def test_what_is_not_covered_is_never_certified(tmp_path, capsys):
 
 def saved(path, scheme, strategy, epsilon, delta, sigma, **options) -> Path:
     options = options or {"max_samples": 400_000}
-    plan = jaxacct.calibrate(
+    plan = calibrating.calibrate(
         scheme, strategy, epsilon=epsilon, delta=delta, noise_multiplier=sigma, **options
     )
     plan.save(path)

@@ -309,7 +309,11 @@ CALLS = [
         ("delta", NO_CHANCE, lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, epsilon=1.0, delta=v)),
         ("max_samples", NO_COUNT[:4], lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, max_samples=v)),
         ("epsilon", NO_NUMBER[1:], lambda v: jaxacct.verify(MECHANISM, v, 1e-3)),
-        ("advantage", NO_CHANCE, lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, advantage=v)),
+        (
+            "advantage",
+            NO_CHANCE,
+            lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, target=jaxacct.Target.advantage(v)),
+        ),
         ("delta", NO_CHANCE, lambda v: jaxacct.verify(MECHANISM, 1.0, v)),
         ("rule", (None, "never", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, rule=v)),
         (

@@ -11,6 +11,7 @@ import pytest
 
 import jaxacct
 from jaxacct.cli import main as cli
+from tests import calibrating
 from train import load_model
 
 RUN = "--dataset-size 3000 --batch-size 50 --iterations 60"
@@ -99,7 +100,7 @@ NUMBERS = dict(dataset_size=3000, batch_size=50, iterations=60, epsilon=2.0, del
 
 
 def calibrate(**options):
-    return jaxacct.calibrate(SCHEME, MATRIX, **(dict(epsilon=2.0, delta=1e-2) | options))
+    return calibrating.calibrate(SCHEME, MATRIX, **(dict(epsilon=2.0, delta=1e-2) | options))
 
 
 def recommend(**options):
@@ -124,7 +125,7 @@ CALLS = [
     (lambda: recommend(scheme="poison"), "scheme must be one of poisson", "got 'poison'"),
     (lambda: recommend(strategy="sqrt"), "strategy must be", "got 'sqrt'"),
     (lambda: recommend(workload="speed"), "workload must be prefix-sum, or a list", "got 'speed'"),
-    (lambda: recommend(tpr=0.5, fpr=0.1), "target must be one of", "epsilon, delta, tpr, fpr"),
+    (lambda: recommend(target=jaxacct.Target(2.0)), "epsilon and delta must not be given together with tar"),
     (lambda: jaxacct.risk.true_positive_rate([1.0], [0.1], 1.5), "false_positive_rate must be", "got 1.5"),
     (lambda: jaxacct.risk.advantage([-1.0], [0.1]), "epsilons must be in [0, inf]", "-1"),
     (lambda: load_model("nowhere", {"w": np.zeros(3)}), "run must be", "nowhere"),
@@ -136,7 +137,7 @@ def nothing_is_computed(monkeypatch, tmp_path):
     def started(*_, **__):
         raise AssertionError("work was started")
 
-    for place in ("jaxacct.recommendation.search.Estimates.at", "jaxacct.calibration.calibrate.Search"):
+    for place in ("jaxacct.recommendation.search.Estimates.at", "jaxacct.calibration.calibrate.Route"):
         monkeypatch.setattr(place, started)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.json").write_text(json.dumps({"schema": "another"}))

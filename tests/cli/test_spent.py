@@ -85,7 +85,7 @@ def test_printed_numbers_are_not_below_the_bound(event, capsys):
 
 def test_reserves_of_a_plan_are_not_spent_twice(capsys, tmp_path, monkeypatch):
     """Truncated batches: 1.8757 by all of delta, where the divergence of one step is at least 2.028e-3."""
-    run_of = dict(epsilon=2.0, delta=2e-3, dataset_size=100, accountant="pld")
+    run_of = dict(epsilon=2.0, delta=2e-3, dataset_size=100, options=ja.CalibrationOptions(accountant="pld"))
     truncated = ja.calibrate(ja.Poisson(1, 0.1), ja.BandedToeplitz.identity(), **run_of, max_batch_size=20)
     truncated.save(tmp_path / "plan.json")
     found = run(capsys, str(tmp_path / "plan.json"), "--step", "1")

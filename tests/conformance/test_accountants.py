@@ -27,7 +27,7 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.accountants import ACCOUNTANTS, Accountant, analytic
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
 from jaxacct.strategies import Strategy
 from tests.oracles import composed_losses, enumeration
@@ -278,7 +278,7 @@ def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
 
 @pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
 def test_a_plan_names_it(accountant, mechanism):
-    plan = Plan(Claim(mechanism, Target.at(2.0, 0.9), None, None), Bound(accountant.name))
+    plan = Plan(Claim(mechanism, ClaimedTarget.at(2.0, 0.9), None, None), Bound(accountant.name))
     stored = as_json(plan)
     assert Plan.from_json(stored).evidence == plan.evidence
     assert plan.verdict.bound == accountant.delta(mechanism, 2.0)

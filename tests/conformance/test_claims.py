@@ -14,9 +14,10 @@ from scipy import stats
 
 from jaxacct import BandedToeplitz, FixedOrder, Mechanism, Plan
 from jaxacct.core.check import check
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
-from jaxacct.core.text import budget_items, mechanism_rows
+from jaxacct.core.text import budget_items
+from jaxacct.report.facts import mechanism_rows
 from jaxacct.schemes import SCHEMES
 from tests.conformance.test_schemes import MEMBERS
 
@@ -36,7 +37,9 @@ EPSILON, DELTA, SIZE = 2.0, 1e-5, 40_000
 def claim_of(scheme, *, epsilon=EPSILON, delta=DELTA, size=SIZE, truncate_to=None) -> Claim:
     """The claim of the scheme with independent noise; one that dictates its data set has that."""
     mechanism = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
-    return Claim(mechanism, Target.at(epsilon, delta), scheme.required_dataset_size or size, truncate_to)
+    return Claim(
+        mechanism, ClaimedTarget.at(epsilon, delta), scheme.required_dataset_size or size, truncate_to
+    )
 
 
 def expected(claim: Claim) -> dict:
@@ -144,8 +147,8 @@ def test_a_budget_that_leaves_no_room_for_stopped_users_is_refused(name):
         return
     with pytest.raises(ValueError, match="the budget spends"):
         claim.check_reserves()
-    target = Target.at(6.0, DELTA, reserved=expected(claim)["reserve"] * (1 + 1e-9))
+    target = ClaimedTarget.at(6.0, DELTA, reserved=expected(claim)["reserve"] * (1 + 1e-9))
     dataclasses.replace(claim, target=target).check_reserves()
-    target = Target.at(6.0, DELTA, reserved=expected(claim)["reserve"] * 0.5)
+    target = ClaimedTarget.at(6.0, DELTA, reserved=expected(claim)["reserve"] * 0.5)
     with pytest.raises(ValueError, match="the budget spends"):
         dataclasses.replace(claim, target=target).check_reserves()

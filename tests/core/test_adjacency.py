@@ -11,13 +11,13 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     Claim,
+    ClaimedTarget,
     CyclicPoisson,
     IndependentAttribution,
     Mechanism,
     MultiAttribution,
     Plan,
     Poisson,
-    Target,
     TruncatedBMinSep,
     checker,
 )
@@ -178,7 +178,7 @@ def test_mechanisms_without_the_pair_are_refused():
             Mechanism(scheme, white, 1.0, "add-or-remove-one")
     mechanism = Mechanism(Poisson(12, 0.1), white, 1.0, "add-or-remove-one")
     with pytest.raises(ValueError, match="max_batch_size must not be given with add-or-remove-one"):
-        Claim(mechanism, Target.at(2.0, 1e-3), 100, 15)
+        Claim(mechanism, ClaimedTarget.at(2.0, 1e-3), 100, 15)
     with pytest.raises(ValueError, match="adjacency must be one of"):
         Mechanism(Poisson(12, 0.1), white, 1.0, "replace-two")
 

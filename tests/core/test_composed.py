@@ -28,7 +28,7 @@ from jaxacct.accountants.composition import _GRID
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import search as search_module
 from jaxacct.core.check import check_direction
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import NotRun, Sampled
 from jaxacct.core.line import draw_line
 from jaxacct.kernels import randomness
@@ -192,7 +192,7 @@ def test_the_line_is_above_both_together(mechanism):
 
 def test_a_line_is_certified_and_computed_again():
     """Two steps by quadrature; evidence about another event, or without what is left out, is refused."""
-    mechanism, target = MECHANISMS[2], Target.at(0.3, 0.3, OTHER)
+    mechanism, target = MECHANISMS[2], ClaimedTarget.at(0.3, 0.3, OTHER)
     q, key = target.budget.failure_probability, jax.random.key(2)
     line = at_distances(mechanism, 0.3, 0.7, 1.9, target.composition)
     found = draw_line(line, 0.0, q, key, max_samples=20_000)
@@ -210,7 +210,7 @@ def test_a_line_is_certified_and_computed_again():
     assert any(item.amount == line.left_out for item in seen.items)
     # About another event the same counts give another bound.
     for event in (dp.GaussianDpEvent(2.0), None):
-        other = Claim(mechanism, Target.at(0.3, 0.3, event), None, None)
+        other = Claim(mechanism, ClaimedTarget.at(0.3, 0.3, event), None, None)
         try:
             assert check_direction(other, Direction.ADD, found, evidence).estimate != bound
         except ValueError as error:
@@ -221,7 +221,7 @@ def test_a_line_is_certified_and_computed_again():
 def test_many_participations_are_certified_by_the_line():
     """No half-space helps. The bound is above dp-accounting's."""
     mechanism, other = Mechanism(Poisson(200, 0.02), IDENTITY, 0.7), dp.GaussianDpEvent(5.0)
-    target = Target.at(1.5, 2e-3, other)
+    target = ClaimedTarget.at(1.5, 2e-3, other)
     (line,) = plan_extrapolations(mechanism, 1.5, jax.random.key(1), target.composition, (20_000,))
     q = target.budget.failure_probability
     found = bound_of(line, draw_line(line, 0.0, q, jax.random.key(2), max_samples=40_000), q)

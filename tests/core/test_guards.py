@@ -20,6 +20,7 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     Budget,
+    CalibrationOptions,
     Mechanism,
     NotCertifiedError,
     Plan,
@@ -28,8 +29,9 @@ from jaxacct import (
     verify,
 )
 from jaxacct.accountants import analytic
+from jaxacct.calibration import pilots as pilots_module
 from jaxacct.calibration import route
-from jaxacct.calibration import search as search_module
+from jaxacct.calibration.grid import Grid, Problem
 from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
 from jaxacct.common.records import differences, read
@@ -37,7 +39,7 @@ from jaxacct.core import check as checking
 from jaxacct.core import shares, truncation
 from jaxacct.core import verify as verifying
 from jaxacct.core.check import check, check_direction
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound, Line, NotRun, Sampled, WeightBound
 from jaxacct.core.line import bound_from_counts, draw_line
 from jaxacct.core.verify import Run, Stop, verify_claim
@@ -64,7 +66,7 @@ BUDGET = Budget.split(1e-2)
 NAN = math.nan
 
 
-CLAIM = Claim(MECHANISM, Target(1.0, 1e-2, BUDGET), None, None)
+CLAIM = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
 
 
 def of(proposal=None, theta=None) -> Resolved:
@@ -136,7 +138,7 @@ def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
     object.__setattr__(other, "adjacency", "replace-two")  # which there is not
     assert dataclasses.replace(CLAIM, mechanism=other).digest != CLAIM.digest
     with pytest.raises(ValueError, match="budget must spend at most delta"):
-        Target(1.0, 0.99e-2, BUDGET)
+        ClaimedTarget(1.0, 0.99e-2, BUDGET)
 
 
 def test_no_stream_serves_twice(monkeypatch):
@@ -290,7 +292,7 @@ def test_the_largest_batch_is_that_of_the_binomial_distribution():
 # -- Who decides what is released ---
 
 
-def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=100):
+def ladder(monkeypatch, verdict, covered=lambda mechanism: True, fallback=100):
     """(exponent, share) of what was verified, and what `calibrate` released: (exponent, evidence).
 
     Args:
@@ -310,11 +312,15 @@ def ladder(monkeypatch, verdict, covered=lambda self, mechanism: True, fallback=
         evidence = Sampled(claim.digest, stop.rule, stop.share, *sides)
         return checking.Verdict(claim, evidence, flaws, None, None, None)
 
-    monkeypatch.setattr(search_module, "verify_claim", stub)
-    bound = 1.01 ** (fallback - 0.01)
-    monkeypatch.setattr(route, "analytic_exponent", lambda *arguments: math.log(bound) / math.log(1.0005))
-    monkeypatch.setattr(search_module.Search, "smallest_exponent", lambda *arguments: (10, 1000))
-    monkeypatch.setattr(search_module.Search, "covered", covered)
+    monkeypatch.setattr(route, "verify_claim", stub)
+    bound, claim_of = 1.01 ** (fallback - 0.01), Grid.claim
+
+    def claim(self, exponent):
+        return claim_of(self, exponent) if covered(self.problem.at(self.step**exponent)) else None
+
+    monkeypatch.setattr(Grid, "bound", lambda *arguments: math.log(bound) / math.log(1.0005))
+    monkeypatch.setattr(Grid, "claim", claim)
+    monkeypatch.setattr(route.Route, "selected", lambda *arguments: (10, 1000))
     # So weak a target that the bound holds at the fallback.
     found = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=30.0, delta=0.5)
     return asked, (exponent_of(found.mechanism), found.evidence)
@@ -429,7 +435,7 @@ def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
     asked, (exponent, _) = ladder(
         monkeypatch,
         lambda exponent: True,
-        covered=lambda self, mechanism: mechanism.noise_multiplier > 1.01**11.5,
+        covered=lambda mechanism: mechanism.noise_multiplier > 1.01**11.5,
     )
     assert ([at for at, _ in asked], exponent) == ([15, 12], 12)
 
@@ -444,51 +450,50 @@ def test_less_than_3_percent_is_not_worth_samples(monkeypatch):
     assert not asked and exponent == 13 and isinstance(evidence, Bound)
 
 
-class Pilots(search_module.Search):
-    """Pilots whose outcome is known: (exponent, limit) of each, and the smallest exponent that fits."""
+GRID = Grid(Problem(MECHANISM.scheme, MECHANISM.strategy, "zero-out", epsilon=1.0, delta=1e-3), 1.01)
 
-    def __init__(self, truth, limit=1000.0):
-        super().__init__(None, None, "anytime", None, None, None, None)  # pyrefly: ignore[bad-argument-type]
-        object.__setattr__(self, "known", (truth, limit, []))
 
-    def at(self, noise_multiplier):
-        return noise_multiplier
+def selected(truth: int, top: int, estimate=None) -> tuple[tuple[int | None, int], list[int]]:
+    """What is selected where pilots allow all exponents from `truth` on, and all that were tried."""
+    tried = []
 
-    def fits(self, mechanism):
-        truth, limit, looked = self.known
-        looked.append(exponent := round(math.log(mechanism) / math.log(1.01)))
-        self.limits[mechanism] = limit
-        return exponent >= truth
+    class Known(pilots_module.Pilots):
+        def limit_for(self, claim):
+            tried.append(round(math.log(claim.mechanism.noise_multiplier) / math.log(1.01)))
+            return 1000.0 if tried[-1] >= truth else None
+
+    options = CalibrationOptions(estimate=estimate)
+    pilots = Known(options, None, pilots_module.Clock(None, 60.0))
+    return route.Route(GRID.problem, options, pilots, None, None).selected(GRID, GRID.ends[0], top), tried
 
 
 @pytest.mark.parametrize("estimate", [None, 1e-9, 0.75, 1e9])
 @pytest.mark.parametrize(("truth", "top"), [(-296, 40), (-30, -29), (0, 300), (57, 57), (12, 14)])
 def test_a_search_ends_at_the_smallest_candidate_that_pilots_allow(truth, top, estimate):
     """An estimate says where to begin, and nothing else."""
-    pilots = Pilots(truth)
-    assert pilots.smallest_exponent(top, 1.01, estimate) == (truth, 1000)
-    looked = pilots.known[2]
-    assert max(looked) <= top and len(looked) <= 20
+    found, tried = selected(truth, top, estimate)
+    assert found == (truth, 1000)
+    assert max(tried) <= top and len(tried) <= 20
 
 
 def test_a_good_estimate_saves_pilots():
     spent = []
     for estimate in (None, 0.68):
-        pilots = Pilots(-35)
-        assert pilots.smallest_exponent(100, 1.01, estimate) == (-35, 1000)
-        spent.append(len(pilots.known[2]))
+        found, tried = selected(-35, 100, estimate)
+        assert found == (-35, 1000)
+        spent.append(len(tried))
     assert spent[1] <= 7 < 12 <= spent[0]
     with pytest.raises(ValueError, match="estimate must be a finite number above 0, got 0"):
-        calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, estimate=0)
+        CalibrationOptions(estimate=0)
 
 
 @pytest.mark.parametrize(("truth", "top"), [(13, 12), (0, -500)])
 def test_no_candidate_is_worth_samples(truth, top):
     """None that pilots allow is as small as asked for, or that is below the smallest noise of a search."""
-    assert Pilots(truth).smallest_exponent(top, 1.01)[0] == top + 1
+    assert selected(truth, top)[0][0] == top + 1
 
 
-class Ended(search_module.Clock):
+class Ended(pilots_module.Clock):
     def __init__(self, seconds):
         super().__init__(None, seconds)
 
@@ -502,9 +507,9 @@ def test_the_limit_on_samples_is_what_an_easy_target_needs_in_the_time_left():
         (1e6, None, 100.0, 100 * 60 / 2),
         (1e6, 200, 100.0, 200),
     ]:
-        search = search_module.Search(None, None, "anytime", None, most, None, Ended(60.0))  # pyrefly: ignore[bad-argument-type]
-        search.speed.extend([speed] if speed else [])
-        assert search.limit(fewest) == pytest.approx(limit, rel=1e-2)
+        pilots = pilots_module.Pilots(CalibrationOptions(max_samples=most), None, Ended(60.0))
+        pilots.speed.extend([speed] if speed else [])
+        assert pilots.limit(fewest) == pytest.approx(limit, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -520,10 +525,10 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(term,
         return [Draws(losses, np.zeros(number * 128))]
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    monkeypatch.setattr(search_module, "threshold", lambda *_: 1e-3)
-    key, target = jax.random.key(0), Target(1.0, 1e-2, BUDGET)
-    search = search_module.Search(None, target, "anytime", None, None, key, Ended(60.0))  # pyrefly: ignore[bad-argument-type]
-    needed = search.predicted(proposal, limit)
+    monkeypatch.setattr(pilots_module, "threshold", lambda *_: 1e-3)
+    key, target = jax.random.key(0), ClaimedTarget(1.0, 1e-2, BUDGET)
+    pilots = pilots_module.Pilots(CalibrationOptions(), key, Ended(60.0))
+    needed = pilots.predicted(Claim(MECHANISM, target, None, None), proposal, limit)
     assert asked == [(at, at + 16) for at in range(0, samples // 128, 16)]
     zeros = math.log(2 / BUDGET.failure_probability) / 1e-3
     assert needed == (math.inf if term else pytest.approx(zeros, rel=0.01))
@@ -531,7 +536,7 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(term,
 
 def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     """Neither the pilots, nor a verification, nor one whose noise is given."""
-    short = dict(epsilon=1.0, delta=1e-3, seconds=1e-9)
+    short = dict(epsilon=1.0, delta=1e-3, options=CalibrationOptions(seconds=1e-9))
     plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
     assert plan.certified and isinstance(plan.evidence, Bound)
     said = []
@@ -540,7 +545,7 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     assert said[1] == "not refined by samples: pilots did not end within 1e-09 seconds"
     with pytest.raises(NotCertifiedError, match="not within 1e-09 seconds of samples"):
         calibrate(MECHANISM.scheme, MECHANISM.strategy, **short, noise_multiplier=0.7)
-    monkeypatch.setattr(search_module.Search, "smallest_exponent", lambda *arguments: (-30, 1000))
+    monkeypatch.setattr(route.Route, "selected", lambda *arguments: (-30, 1000))
     plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
     assert plan.certified and isinstance(plan.evidence, Bound)
 
@@ -548,7 +553,7 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60", True])
 def test_seconds_are_checked(seconds):
     with pytest.raises(ValueError, match="seconds must be a number above 0, got"):
-        calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, seconds=seconds)
+        CalibrationOptions(seconds=seconds)
 
 
 def test_a_budget_above_delta_is_refused():
@@ -642,7 +647,7 @@ def test_replay_draws_the_stored_key(drawn):
 
 
 ANALYTIC = Plan(
-    Claim(dataclasses.replace(MECHANISM, noise_multiplier=12.0), Target.at(1.0, 1e-3), None, None),
+    Claim(dataclasses.replace(MECHANISM, noise_multiplier=12.0), ClaimedTarget.at(1.0, 1e-3), None, None),
     Bound("unamplified"),
 )
 

@@ -24,7 +24,7 @@ from jaxacct import (
 )
 from jaxacct.core import truncation
 from jaxacct.core.check import check_direction
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Line, NotRun, Sampled
 from jaxacct.core.verify import run_again
 from jaxacct.kernels import randomness
@@ -345,7 +345,7 @@ def test_lines_are_of_the_anytime_rule_and_of_what_theorem_4_covers():
 def test_a_line_is_through_what_the_claim_composes():
     """Checked and drawn again: the same counts prove less where another mechanism is composed in."""
     mechanism = whole("extrapolated").mechanism
-    alone = Claim(mechanism, Target.at(1.0, 1e-3), None, None)
+    alone = Claim(mechanism, ClaimedTarget.at(1.0, 1e-3), None, None)
     composed = claim_with(alone, compose_with=dp.GaussianDpEvent(4.0))
     found = []
     for claim in (alone, composed):

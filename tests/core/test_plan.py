@@ -15,7 +15,7 @@ from jaxacct.calibration.choice import Choice, choice_of
 from jaxacct.common import records
 from jaxacct.common.files import read_json, to_json
 from jaxacct.core.check import resolve
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
 from jaxacct.report.facts import describe
 from jaxacct.report.html import report
@@ -230,8 +230,8 @@ CHOICE = Choice(
 @functools.cache
 def chosen_plan() -> Plan:
     mechanism = dataclasses.replace(whole("analytic").mechanism, scheme=BMinSep.from_batch_size(**SIZES))
-    claim = Claim(mechanism, Target.at(1.0, 1e-3), 500, None)
-    target = Target.at(1.0, 1e-3, reserved=claim.reserved)
+    claim = Claim(mechanism, ClaimedTarget.at(1.0, 1e-3), 500, None)
+    target = ClaimedTarget.at(1.0, 1e-3, reserved=claim.reserved)
     return Plan(dataclasses.replace(claim, target=target), Bound("unamplified"), CHOICE.to_json())
 
 

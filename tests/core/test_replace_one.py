@@ -16,13 +16,13 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     Claim,
+    ClaimedTarget,
     CyclicPoisson,
     EpochwiseAllocation,
     Mechanism,
     MultiAttribution,
     Plan,
     Poisson,
-    Target,
     TruncatedBMinSep,
     estimate_delta,
     estimate_epsilon,
@@ -398,9 +398,9 @@ def test_what_has_no_antipodal_pair_is_refused():
             Mechanism(scheme, WHITE, 1.0, REPLACE)
     mechanism = Mechanism(Poisson(12, 0.1), WHITE, 1.0, REPLACE)
     with pytest.raises(ValueError, match="max_batch_size must not be given with replace-one"):
-        Claim(mechanism, Target.at(2.0, 1e-3), 100, 15)
+        Claim(mechanism, ClaimedTarget.at(2.0, 1e-3), 100, 15)
     with pytest.raises(ValueError, match="compose_with must not be given with replace-one"):
-        Claim(mechanism, Target.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
+        Claim(mechanism, ClaimedTarget.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
     for name in ("random-allocation", "redrawn-bins"):
         with pytest.raises(ValueError, match="not for replace-one"):
             delta_by(name, mechanism, 1.0)

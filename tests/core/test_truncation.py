@@ -21,6 +21,7 @@ from jaxacct import (
     Poisson,
     calibrate,
 )
+from jaxacct.calibration.grid import Problem
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, covers, reserve
 from jaxacct.proposals.families.replicas import max_replicas
@@ -192,6 +193,15 @@ def test_a_huge_second_moment_is_not_covered():
     assert not covers(mechanism, 30.0)
     assert covers(Mechanism(mechanism.scheme, mechanism.strategy, 4.0), 30.0)
     assert MAX_SECOND_MOMENT > 1
+
+
+def test_candidates_whose_noise_is_not_covered_have_no_claim(monkeypatch):
+    scheme = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
+    sizes = dict(dataset_size=3000, truncate_to=74)
+    problem = Problem(scheme, BandedToeplitz.square_root(6), "zero-out", **sizes, epsilon=2.0, delta=2e-2)
+    monkeypatch.setattr(truncation, "covers", lambda mechanism, _: mechanism.noise_multiplier > 1)
+    assert problem.claim(1.1)[0] is not None
+    assert problem.claim(0.9) == (None, "max_batch_size cannot be accounted for at noise multiplier 0.9")
 
 
 @pytest.mark.parametrize(("factor", "is_covered"), [(0.999, True), (1.001, False)])

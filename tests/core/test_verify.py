@@ -14,7 +14,7 @@ from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, v
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.common.files import Checkpoint
 from jaxacct.core.check import Outcome, check, check_direction, resolve_proposal
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import NotRun, Sampled
 from jaxacct.core.verify import Run, Stop, draw, next_check, verify_claim
 from jaxacct.proposals.candidates import candidates
@@ -47,7 +47,10 @@ def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anyti
     found = offered(mechanism, epsilon, direction, budget)
     chosen = next(p for p in found if p.name == "plain") if plain else found[0]
     assert (chosen.name == "plain") == plain
-    claim, stop = Claim(mechanism, Target(epsilon, budget.delta, budget), None, None), Stop(rule, max_samples)
+    claim, stop = (
+        Claim(mechanism, ClaimedTarget(epsilon, budget.delta, budget), None, None),
+        Stop(rule, max_samples),
+    )
     side = draw(Run(resolve_proposal(claim, chosen)), budget, stop, "test", jax.random.key(run))
     evidence = Sampled(claim.digest, rule, 1.0, NotRun(), NotRun())
     return check_direction(claim, Direction(direction), side, evidence).certified
@@ -331,7 +334,7 @@ def test_extrapolated_verdicts_are_stored_and_rechecked(tmp_path):
 def test_a_share_of_q_is_part_of_the_evidence():
     """What is certified with all of q and not with the share it had is not certified: the rest is spent."""
     budget = Budget(0.1 + 1e-3, 0.1, 1e-3)
-    claim = Claim(gaussian_with(0.07), Target(EPSILON, budget.delta, budget), None, None)
+    claim = Claim(gaussian_with(0.07), ClaimedTarget(EPSILON, budget.delta, budget), None, None)
     verdict = verify_claim(claim, Stop(max_samples=20_000), "plain", key=jax.random.key(1))
     assert verdict.certified
     found = [

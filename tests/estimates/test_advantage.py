@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, Plan, Poisson, calibrate, verify
+from jaxacct import BandedToeplitz, BMinSep, CalibrationOptions, Plan, Poisson, Target, calibrate, verify
 from jaxacct.core import text
 from jaxacct.kernels.randomness import key_from_words
 from jaxacct.report import risk
 from jaxacct.report.html import report
+from tests import calibrating
 from tests.oracles.enumeration import pattern_distribution
 from tests.stored_plans import as_json
 
@@ -25,7 +26,9 @@ ERROR = math.sqrt(math.log(1e6) / DRAWS)
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     key = key_from_words([7, 11])
-    return calibrate(SCHEME, BandedToeplitz.square_root(2), advantage=ADVANTAGE, dataset_size=80, key=key)
+    return calibrate(
+        SCHEME, BandedToeplitz.square_root(2), dataset_size=80, key=key, target=Target.advantage(ADVANTAGE)
+    )
 
 
 def best_test(plan: Plan, noise_multiplier: float) -> float:
@@ -80,7 +83,10 @@ def test_a_gaussian_has_its_closed_form(advantage):
     """One step of everybody: 2 Phi(mu / 2) - 1, and the noise is 1 / mu, up to the grid."""
     least = 0.5 / stats.norm.ppf((1 + advantage) / 2)
     made = calibrate(
-        Poisson(1, 1.0), BandedToeplitz.identity(), advantage=advantage, accountant="unamplified"
+        Poisson(1, 1.0),
+        BandedToeplitz.identity(),
+        target=Target.advantage(advantage),
+        options=CalibrationOptions(accountant="unamplified"),
     )
     assert (
         least <= made.mechanism.noise_multiplier * (1 + 1e-9) <= 1.0103 * least / (1 - 0.01 * advantage) ** 2
@@ -92,7 +98,7 @@ def test_a_gaussian_has_its_closed_form(advantage):
 
 def test_targets_that_are_none():
     for target, message in [
-        (dict(), "target must be given: epsilon and delta"),
+        (dict(), "--epsilon and --delta, .* must be given"),
         (dict(epsilon=1.0), "target must be one of epsilon and delta"),
         (dict(epsilon=0.0, delta=0.1), "epsilon must be a finite number above 0"),
         (dict(advantage=0.1, delta=0.1), "advantage must not be given together"),
@@ -101,4 +107,4 @@ def test_targets_that_are_none():
         (dict(advantage=math.nan), "advantage must be in"),
     ]:
         with pytest.raises(ValueError, match=message):
-            calibrate(SCHEME, BandedToeplitz.square_root(2), **target)
+            calibrating.calibrate(SCHEME, BandedToeplitz.square_root(2), **target)

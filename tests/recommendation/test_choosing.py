@@ -24,6 +24,7 @@ from jaxacct import (
     MultiAttribution,
     Plan,
     Poisson,
+    Target,
 )
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.choice import choice_of
@@ -113,7 +114,7 @@ def test_estimates_are_near_the_truth_and_so_is_the_ranking(found):
 def test_estimates_for_an_advantage_are_near_the_truth():
     """The same at epsilon 0, where delta is large; the statement names the target as it was given."""
     numbers = {name: value for name, value in SMALL.items() if name not in ("epsilon", "delta")}
-    recommended = recommend(**numbers, advantage=0.25, min_separation=8)
+    recommended = recommend(**numbers, target=Target.advantage(0.25), min_separation=8)
     assert (recommended.choice.epsilon, recommended.choice.delta) == (0, 0.25)
     assert "--advantage 0.25 " in recommended.choice.statement()
     for row in recommended.candidates:

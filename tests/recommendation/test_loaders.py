@@ -7,7 +7,16 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from jaxacct import BufferedToeplitz, FixedOrder, Mechanism, Poisson, Toeplitz, calibrate, recommend
+from jaxacct import (
+    BufferedToeplitz,
+    CalibrationOptions,
+    FixedOrder,
+    Mechanism,
+    Poisson,
+    Toeplitz,
+    calibrate,
+    recommend,
+)
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
 from jaxacct.calibration.choice import choice_of
@@ -163,5 +172,5 @@ def test_what_exceeds_its_estimate_gives_way_to_a_smaller_certified_error(excess
         assert plan.evidence == Bound("pld") and plan.mechanism.scheme == Poisson(20, 0.1)
         assert choice_of(plan).bands == 1 and choice_of(plan).scheme == "poisson"
         assert "more than 5 % above the estimate" in said[-1] and "poisson" in said[-1]
-    named = found.calibrate(accountant="unamplified")
+    named = found.calibrate(CalibrationOptions(accountant="unamplified"))
     assert named.noise_multiplier == excess * chosen.noise_multiplier, "options are kept"

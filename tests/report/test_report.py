@@ -16,7 +16,7 @@ from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.cli.main import main
 from jaxacct.core import truncation
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items, rounded_up
 from jaxacct.estimates.profile import Profile, privacy_profile
@@ -91,7 +91,7 @@ def test_every_kind_of_plan_has_a_page(kind):
 
 def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
     mechanism = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 0.3)
-    plan = Plan(Claim(mechanism, Target.at(1.0, 1e-3), None, None), Bound("unamplified"))
+    plan = Plan(Claim(mechanism, ClaimedTarget.at(1.0, 1e-3), None, None), Bound("unamplified"))
     assert not plan.certified
     text = report(plan)
     assert text.index("NOT CERTIFIED") < text.index("The run")
@@ -199,7 +199,7 @@ def test_the_command(tmp_path, capsys):
 def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key, monkeypatch):
     """One Gaussian step, whose best test is known: above it, and below what the certified point says."""
     mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
-    plan = Plan(Claim(mechanism, Target.at(1.0, 0.13), None, None), Bound("unamplified"))
+    plan = Plan(Claim(mechanism, ClaimedTarget.at(1.0, 0.13), None, None), Bound("unamplified"))
     assert plan.certified
     assert measure(plan, 4000, key).num_samples == 0, "an accountant is exact"
     monkeypatch.setattr("jaxacct.accountants.analytic.exact", lambda *_, **__: None)

@@ -10,6 +10,7 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     Budget,
+    CalibrationOptions,
     MultiAttribution,
     Plan,
     Poisson,
@@ -20,7 +21,7 @@ from jaxacct.core import text
 from jaxacct.schemes.batch_sizes import OVERFLOW, batch_sizes, max_batch_size, overflow
 from tests.stored_plans import as_json, claim_with
 
-TARGET = dict(epsilon=1.0, delta=1e-3, dataset_size=500, accountant="analytic")
+TARGET = dict(epsilon=1.0, delta=1e-3, dataset_size=500, options=CalibrationOptions(accountant="analytic"))
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-9, 1e-30])

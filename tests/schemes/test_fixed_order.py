@@ -12,12 +12,13 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     BufferedToeplitz,
+    CalibrationOptions,
     Claim,
+    ClaimedTarget,
     Dense,
     FixedOrder,
     Mechanism,
     Plan,
-    Target,
     Toeplitz,
     calibrate,
     estimate_delta,
@@ -182,14 +183,14 @@ def test_what_samples_is_refused():
     ):
         with pytest.raises(ValueError, match="no random participations to sample"):
             call()
-    claim = Claim(mechanism, Target.at(2.0, 1e-5), None, None)
+    claim = Claim(mechanism, ClaimedTarget.at(2.0, 1e-5), None, None)
     counts = data.Mean(ProposalSpec("plain", ()), 1.0, (1, 2), ((0, 2**20),), ((0, 2**20),), (0.5,), (1.0,))
     forged = data.Sampled(claim.digest, "anytime", 1.0, counts, data.WeightBound(ProposalSpec("plain", ())))
     verdict = check(claim, forged)
     assert not verdict.certified and "samples do not apply" in verdict.flaws[0]
     for option, said in ((dict(max_samples=10**6), "max_samples"), (dict(rule="fixed"), "rule")):
         with pytest.raises(ValueError, match=f"{said} must not be given"):
-            calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, **option)
+            calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, options=CalibrationOptions(**option))
     with pytest.raises(ValueError, match="max_batch_size"):
         calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, dataset_size=100, max_batch_size=30)
 

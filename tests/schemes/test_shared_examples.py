@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, IndependentAttribution, MultiAttribution, calibrate
+from jaxacct import BandedToeplitz, CalibrationOptions, IndependentAttribution, MultiAttribution, calibrate
 from jaxacct.core.evidence import Bound
 from tests.oracles import shared_examples
 from tests.oracles.tuples import two_step_delta
@@ -115,7 +115,9 @@ def test_the_revealed_pattern_holds_where_the_printed_theorem_is_broken(accounta
         accounted(p, 1.0, 1.0, "remove") < target < shared_examples.exact_delta(m, p, 1.0, 1.0, "remove") / 5
     )
     options = dict(epsilon=1.0, delta=target, dataset_size=m + 1)
-    plan = calibrate(scheme, BandedToeplitz.square_root(1), accountant=accountant, **options)
+    plan = calibrate(
+        scheme, BandedToeplitz.square_root(1), **options, options=CalibrationOptions(accountant=accountant)
+    )
     for direction in ("remove", "add"):
         assert shared_examples.exact_delta(m, p, plan.mechanism.noise_multiplier, 1.0, direction) < target
     users, rows = shared_examples.edges(m)

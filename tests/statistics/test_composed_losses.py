@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy
 
-from jaxacct import BandedToeplitz, Mechanism, NotCertifiedError, Poisson, calibrate
+from jaxacct import BandedToeplitz, CalibrationOptions, Mechanism, NotCertifiedError, Poisson, calibrate
 from jaxacct.accountants import analytic
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.individual import subsampled_gaussian_delta
@@ -360,14 +360,23 @@ def test_false_claims_at_small_delta_are_refused(steps, sigma, epsilon, delta):
     for accountant in ("pld", "analytic"):
         with pytest.raises(NotCertifiedError, match="gives delta"):
             calibrate(
-                scheme, IDENTITY, epsilon=epsilon, delta=delta, accountant=accountant, noise_multiplier=sigma
+                scheme,
+                IDENTITY,
+                epsilon=epsilon,
+                delta=delta,
+                noise_multiplier=sigma,
+                options=CalibrationOptions(accountant=accountant),
             )
 
 
 @pytest.mark.parametrize("accountant", ["pld", "analytic"])
 def test_released_noise_holds_at_small_delta(accountant):
     plan = calibrate(
-        Poisson(10_000, 1.0), IDENTITY, epsilon=13.0, delta=1e-13, grid_ratio=1.0005, accountant=accountant
+        Poisson(10_000, 1.0),
+        IDENTITY,
+        epsilon=13.0,
+        delta=1e-13,
+        options=CalibrationOptions(grid_ratio=1.0005, accountant=accountant),
     )
     mu = math.sqrt(10_000) / plan.mechanism.noise_multiplier
     assert 0.97e-13 < gaussian(13.0, mu) <= plan.verdict.bound <= 1e-13
@@ -378,7 +387,13 @@ def test_a_delta_that_cannot_be_shown_is_refused():
     assert 1e-200 <= analytic.delta_by("pld", mechanism, 60.0) <= 1e-150
     assert analytic.delta_by("unamplified", mechanism, 300.0) == 1e-200  # 0 in float64
     with pytest.raises(ValueError, match=r"delta must be larger for .* 1e-250"):
-        calibrate(Poisson(4, 0.5), IDENTITY, epsilon=1.0, delta=1e-250, accountant="pld", grid_ratio=2.0)
+        calibrate(
+            Poisson(4, 0.5),
+            IDENTITY,
+            epsilon=1.0,
+            delta=1e-250,
+            options=CalibrationOptions(accountant="pld", grid_ratio=2.0),
+        )
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -15,6 +15,7 @@ from jaxacct import (
     BandedToeplitz,
     BMinSep,
     Budget,
+    CalibrationOptions,
     CyclicPoisson,
     Dense,
     FiniteToeplitz,
@@ -212,7 +213,13 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     assert 0.85 * 0.05 <= delta(2) <= 0.95 * 0.05 < 0.05 < delta(3)
     key = jax.random.key(5)
     plan = calibrate(
-        scheme, whole, epsilon=1.0, delta=0.05, noise_multiplier=sigma, key=key, proposal="plain"
+        scheme,
+        whole,
+        epsilon=1.0,
+        delta=0.05,
+        noise_multiplier=sigma,
+        key=key,
+        options=CalibrationOptions(proposal="plain"),
     )
     assert plan.mechanism == TWO_STEPS
     stored = json.loads(json.dumps(plan.to_json()))

@@ -15,7 +15,7 @@ import pytest
 
 from jaxacct import BMinSep, Mechanism, Plan
 from jaxacct.cli.main import run
-from jaxacct.core.claim import Claim, Target, claim_from_json
+from jaxacct.core.claim import Claim, ClaimedTarget, claim_from_json
 from jaxacct.core.text import noise_multipliers
 from jaxacct.report.facts import describe
 from jaxacct.report.html import report
@@ -112,7 +112,7 @@ def test_the_norm_is_stored_and_read_again():
         again = strategy_from_json(json.loads(json.dumps(strategy.to_json())))
         assert again == strategy and again.given_norm == strategy.given_norm != 1
         mechanism = Mechanism(BMinSep(N, 3, 0.2), strategy, 0.7)
-        claim = Claim(mechanism, Target.at(8.0, 1e-5), None, None)
+        claim = Claim(mechanism, ClaimedTarget.at(8.0, 1e-5), None, None)
         read = claim_from_json(json.loads(json.dumps(claim.to_json())))
         assert read.mechanism.strategy.given_norm == strategy.given_norm and read.digest == claim.digest
 

@@ -11,7 +11,7 @@ from jaxacct import (
     Plan,
     Poisson,
 )
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
 from tests.stored_plans import with_derived
 
@@ -49,8 +49,8 @@ def plan(
 
 def plan_of(mechanism: Mechanism, dataset_size: int, epsilon: float = 1e4, delta: float = 1e-5) -> Plan:
     """The plan of a mechanism by an analytic bound."""
-    claim = Claim(mechanism, Target.at(epsilon, delta), dataset_size, None)
+    claim = Claim(mechanism, ClaimedTarget.at(epsilon, delta), dataset_size, None)
     return Plan(
-        Claim(mechanism, Target.at(epsilon, delta, reserved=claim.reserved), dataset_size, None),
+        Claim(mechanism, ClaimedTarget.at(epsilon, delta, reserved=claim.reserved), dataset_size, None),
         Bound("unamplified"),
     )

@@ -9,8 +9,8 @@ import pytest
 
 from jaxacct import Plan
 from jaxacct.cli.main import main
-from jaxacct.core.plan import _digest as plan_digest
-from jaxacct.report.run_card import RunCard, _digest, about_plan, read_plan
+from jaxacct.common.files import json_digest
+from jaxacct.report.run_card import RunCard, about_plan, read_plan
 from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import PARAMS, ROWS, data, loss
@@ -46,7 +46,7 @@ def card(folder, **changed):
     """Edit the card and compute its digest again."""
 
     def digest(values):
-        return _digest({name: value for name, value in values.items() if name != "digest"})
+        return json_digest({name: value for name, value in values.items() if name != "digest"})
 
     edit(folder / "run/result.json", digest, **changed)
 
@@ -58,7 +58,7 @@ def in_plan(**changed):
 def less_noise(folder):
     edit(
         folder / "plan.json",
-        lambda values: plan_digest(values["claim"], values["evidence"]),
+        lambda values: json_digest([values["claim"], values["evidence"]]),
         claim=lambda claim: claim | {"noise_multiplier": 0.9},
     )
 

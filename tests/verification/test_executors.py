@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, Plan, calibrate, verify
+from jaxacct import BandedToeplitz, BMinSep, CalibrationOptions, Mechanism, Plan, calibrate, verify
 from jaxacct.common.files import Checkpoint
 from jaxacct.core import blocks
 from jaxacct.core.blocks import MAX_AHEAD, Fleet, draw_piece
 from jaxacct.core.check import resolve
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import evidence_to_json
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
@@ -25,7 +25,7 @@ from jaxacct.statistics.hockey_stick import Direction
 
 KEY = jax.random.key(11)
 MECHANISM = Mechanism(BMinSep(120, 4, 0.02), BandedToeplitz.square_root(4), 1.4)
-CLAIM = Claim(MECHANISM, Target.at(1.0, 5e-4), None, None)
+CLAIM = Claim(MECHANISM, ClaimedTarget.at(1.0, 5e-4), None, None)
 SAMPLES = 24_600  # no multiple of a block, nor of a piece
 
 
@@ -75,9 +75,17 @@ def test_processes_make_the_evidence_of_one_machine(alone):
 
 
 def test_calibrate_by_an_executor_gives_the_same_plan():
-    options = dict(epsilon=1.0, delta=5e-3, noise_multiplier=1.4, proposal="plain", key=KEY)
+    options = dict(epsilon=1.0, delta=5e-3, noise_multiplier=1.4, key=KEY)
     executor = AtOnce()
-    plans = [calibrate(MECHANISM.scheme, MECHANISM.strategy, executor=e, **options) for e in (None, executor)]
+    plans = [
+        calibrate(
+            MECHANISM.scheme,
+            MECHANISM.strategy,
+            **options,
+            options=CalibrationOptions(executor=e, proposal="plain"),
+        )
+        for e in (None, executor)
+    ]
     assert plans[0].evidence == plans[1].evidence and executor.pieces
     loaded = Plan.from_json(plans[1].to_json())
     assert loaded.certified
@@ -166,19 +174,22 @@ def test_keys_are_pickled_and_not_shown(caplog):
 @pytest.mark.parametrize("executor", [4, "dask", ProcessPoolExecutor])
 def test_an_executor_is_checked_before_anything_runs(executor, monkeypatch):
     monkeypatch.setattr("jaxacct.core.verify.choose_run", None)
-    monkeypatch.setattr("jaxacct.calibration.calibrate.Search", None)
+    monkeypatch.setattr("jaxacct.calibration.calibrate.Route", None)
     bad = executor if executor is not ProcessPoolExecutor else object()
     for call in (
         lambda: verify(MECHANISM, 1.0, 1e-3, executor=bad),
-        lambda: calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, executor=bad),
+        lambda: calibrate(
+            MECHANISM.scheme,
+            MECHANISM.strategy,
+            epsilon=1.0,
+            delta=1e-3,
+            options=CalibrationOptions(executor=bad),
+        ),
     ):
         with pytest.raises(ValueError, match=r"executor must be a concurrent\.futures\.Executor, got"):
             call()
     with pytest.raises(ValueError, match="executor must not be given together with accountant"):
-        calibrate(
-            MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, accountant="unamplified",
-            executor=AtOnce(),
-        )  # fmt: skip
+        CalibrationOptions(accountant="unamplified", executor=AtOnce())
 
 
 @pytest.mark.slow

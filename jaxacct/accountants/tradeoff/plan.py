@@ -81,9 +81,9 @@ class LastIteratePlan(StoredPlan):
 
     Attributes:
       method: "gd", "cgd" or "sgd".
-      num_examples: n.
+      num_examples: number of examples n, the same in both data sets.
       steps: total; for "cgd" a whole number of epochs.
-      batch_size: b; n for "gd".
+      batch_size: for "cgd" and "sgd"; n for "gd".
       stepsize: of every step.
       noise_std: on the mean gradient of a batch.
       grad_sensitivity, smoothness, strong_convexity: of every example's loss.
@@ -206,6 +206,3 @@ def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diamet
         raise ValueError(f"batch_size must divide num_examples {examples}, got {size}")
     cycle = examples // size
     return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)
-
-
-PLANS = {kind.schema: kind for kind in (GeneralPlan, LastIteratePlan)}

@@ -6,20 +6,20 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxacct.accountants import AccountantName
-from jaxacct.calibration.calibrate import SECONDS, calibrate, check_options
-from jaxacct.calibration.targets import in_words
+from jaxacct.calibration.calibrate import calibrate
+from jaxacct.calibration.options import CalibrationOptions
 from jaxacct.cli import output
 from jaxacct.cli.problem import Problem, TargetOptions
-from jaxacct.cli.usage import Flat, Integer, Number, OfTarget
+from jaxacct.cli.usage import Flat, Integer, Number, OfTarget, options_of
+from jaxacct.common import validate
 from jaxacct.common.progress import watch
-from jaxacct.core.evidence import RuleName
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import AdjacencyName
 from jaxacct.report.facts import describe
 
 DIGITS = 1440
 """Examples of the data set that `jaxacct train` has without a download."""
+Search: Any = options_of(CalibrationOptions, ("executor", "failure_fraction", "estimate"))
 
 
 def command(
@@ -31,13 +31,7 @@ def command(
     noise_multiplier: Number | None = None,
     max_batch_size: Integer | None = None,
     memory_copies: Integer | None = None,
-    checkpoint_dir: str | None = None,
-    seconds: Number = SECONDS,
-    grid_ratio: Number | None = None,
-    max_samples: Integer | None = None,
-    rule: RuleName = "anytime",
-    proposal: str | None = None,
-    accountant: AccountantName | None = None,
+    search: Annotated[Search | None, Flat] = None,
     plot: str | None = None,
     force: bool = False,
     verbose: bool = False,
@@ -59,42 +53,28 @@ def command(
       max_batch_size: truncate larger batches to this size, and account for it.
       memory_copies: for the selection, maximum copies of the parameters that training may keep for the noise,
         as many as bands; 16 by default.
-      checkpoint_dir: keep finished batches of samples here; the same command then resumes.
-      seconds: time for samples, which refine a bound where pilot runs predict at least 3 % less noise; a
-        stage that has begun is finished.
-      grid_ratio: ratio of neighbouring noise multipliers; by default 1.0005 for bounds, 1.01 for samples.
-      max_samples: maximum samples for each direction and candidate.
-      rule: stop as soon as the evidence suffices, or draw a fixed number of samples.
-      proposal: use this proposal distribution, such as plain.
-      accountant: certify by this bound, or by the best ("analytic"), without samples; unamplified and
-        revealed-pattern hold for multi-attribution where users share examples, random-allocation is for
-        balls-in-bins with one band.
       plot: write what the plan implies for delta at other epsilons to this PNG.
       force: let --out replace a file that is not a plan.
       verbose: print also all budget items, the proposal distribution, and which fields were recomputed.
       json: print the plan as one JSON object.
     """
     asked = target or TargetOptions()
+    goal = asked.target()
     if problem.scheme is None and max_batch_size is not None:  # fixed numbers of participations have none
         problem = dataclasses.replace(problem, scheme="b-min-sep")
-    if proposal is not None:
-        problem = problem.for_proposal(proposal)
-    is_open = noise_multiplier is not None and asked.is_open
-    requested: dict[str, Any] = dataclasses.asdict(asked) if is_open else asked.arguments()
-    is_searched = accountant is None and not is_open and problem.is_searched
+    options = CalibrationOptions(**({} if search is None else vars(search)))
+    if options.proposal is not None:
+        problem = problem.for_proposal(options.proposal)
+    is_searched = options.accountant is None and goal.missing is None and problem.is_searched
+    if noise_multiplier is None:
+        goal.point  # noqa: B018 - one of both alone is refused
+    else:
+        validate.noise_multiplier("noise_multiplier", noise_multiplier)
+    if max_batch_size is not None:
+        validate.positive_integer("max_batch_size", max_batch_size)
     how: dict[str, Any] = dict(
-        noise_multiplier=noise_multiplier,
-        max_batch_size=max_batch_size,
-        seconds=seconds,
-        grid_ratio=grid_ratio,
-        rule=rule,
-        max_samples=max_samples,
-        proposal=proposal,
-        accountant=accountant,
-        adjacency=adjacency,
-        checkpoint_dir=checkpoint_dir,
+        noise_multiplier=noise_multiplier, max_batch_size=max_batch_size, adjacency=adjacency
     )
-    check_options(**how)
     output.check_out(out, output.PLAN, force)
     output.check_plot(plot, out)
     if memory_copies is not None and not is_searched:
@@ -103,26 +83,28 @@ def command(
             "dataset_size and batch_size"
         )
     with watch() as progress:
-        how |= dict(progress=progress)
+        how |= dict(options=options, progress=progress)
+        found = None
         if is_searched:
-            search = dict(memory_copies=memory_copies, adjacency=adjacency, progress=progress)
-            found, scheme, strategy = problem.choose(**search, **requested)
+            found, scheme, strategy = problem.choose(
+                memory_copies=memory_copies, adjacency=adjacency, progress=progress, target=goal
+            )
             is_covered = scheme == found.chosen.scheme
             if not json:
                 how_found = "" if is_covered else f"\nfor {scheme!r}: selected as for b-min-sep"
                 print(f"{found.why()}{how_found}\n", flush=True)
-            if is_covered:
-                plan = found.calibrate(**how)
-            else:
-                plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **requested)
+            found = found if is_covered else None
         else:
-            scheme, strategy = problem.build(**{} if is_open else requested)
-            plan = calibrate(scheme, strategy, dataset_size=problem.dataset_size, **how, **requested)
+            scheme, strategy = problem.build(goal if goal.missing is None else None)
+        if found is None:
+            plan = calibrate(scheme, strategy, target=goal, dataset_size=problem.dataset_size, **how)
+        else:
+            plan = found.calibrate(**how)
     # The result is printed before it is written, and written even where it cannot be printed: neither a full
     # disk nor a closed output loses it.
     try:
         output.show(plan.to_json() if json else describe(plan, verbose), json)
-        words = in_words(plan.epsilon, plan.delta, requested)
+        words = goal.in_words(plan.epsilon, plan.delta)
         if words is not None and not json:
             print(f"\n{words}")
         sys.stdout.flush()

@@ -3,7 +3,6 @@
 from typing import Annotated, Any, Literal
 
 from jaxacct.calibration.choice import COEFFICIENTS, MATRICES, SearchedScheme
-from jaxacct.calibration.targets import in_words
 from jaxacct.cli.output import check_plot, draw, refuse, show
 from jaxacct.cli.problem import TargetOptions, coefficients
 from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
@@ -58,10 +57,10 @@ def command(
       json: print one JSON object.
     """
     target = target or TargetOptions()
-    asked = target.arguments()
+    asked = target.target()
     check_plot(plot)
     run: dict[str, Any] = dict(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
-    run |= dict(workload=workload, adjacency=adjacency, **asked)
+    run |= dict(workload=workload, adjacency=adjacency, target=asked)
     matrix: Any = strategy
     if loader != "poisson-like":
         refuse(f"together with --loader {loader}", scheme=scheme, min_separation=min_separation)
@@ -96,7 +95,7 @@ def command(
     aim = f"advantage {exact(found.choice.delta)}"
     if found.choice.epsilon:
         aim = f"({exact(found.choice.epsilon)}, {exact(found.choice.delta)})"
-    words = in_words(found.choice.epsilon, found.choice.delta, asked)
+    words = asked.in_words(found.choice.epsilon, found.choice.delta)
     if words is not None:
         print(f"{words}\n")
     saved = ""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxacct import checker
-from jaxacct.cli.commands.show import other_kind
 from jaxacct.cli.output import show
 from jaxacct.cli.usage import Integer
 from jaxacct.common import files, validate
@@ -13,7 +12,7 @@ from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 from jaxacct.report import html, risk
 from jaxacct.report.registry import FILL_IN, entry
-from jaxacct.report.run_card import RunCard
+from jaxacct.report.run_card import RunCard, read_plan
 
 
 def command(
@@ -48,13 +47,12 @@ def command(
     """
     files.check_target(out, None if force else html.is_report, "a report")
     files.check_target(registry, _is_entry, "an entry of the registry", "registry", may_force=False)
-    other = other_kind(plan)
-    if other is not None:
+    loaded = read_plan(plan)
+    if not isinstance(loaded, Plan):
         raise ValueError(
-            f"plan must be of `jaxacct calibrate`, got of {other}: `jaxacct show {shlex.quote(plan)}` reads "
-            "it"
+            f"plan must be of `jaxacct calibrate`, got of {loaded.schema}: `jaxacct show "
+            f"{shlex.quote(plan)}` reads it"
         )
-    loaded = Plan.load(plan)
     card = None
     if run is not None:
         card = RunCard.load(run)

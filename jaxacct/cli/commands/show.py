@@ -1,9 +1,9 @@
 """`jaxacct show`."""
 
 from jaxacct.cli import output
-from jaxacct.common.files import read_json
-from jaxacct.core.plan import SCHEMA, Plan
+from jaxacct.core.plan import Plan
 from jaxacct.report.facts import describe
+from jaxacct.report.run_card import read_plan
 
 
 def command(plan: str, /, *, plot: str | None = None, verbose: bool = False, json: bool = False) -> int:
@@ -16,23 +16,15 @@ def command(plan: str, /, *, plot: str | None = None, verbose: bool = False, jso
       json: print it as one JSON object.
     """
     output.check_plot(plot)
-    other = other_kind(plan)
-    if other is not None:
-        from jaxacct.cli.commands.tradeoff import show_command
+    loaded = read_plan(plan)
+    if not isinstance(loaded, Plan):
+        from jaxacct.cli.commands.tradeoff import tell
 
-        output.refuse(f"for a plan of {other}", plot=plot, verbose=verbose)
-        return show_command(plan, json=json)
-    loaded = Plan.load(plan)
+        output.refuse(f"for a plan of {loaded.schema}", plot=plot, verbose=verbose)
+        terms = getattr(loaded, "terms", None)
+        found = {} if terms is None else terms.to_json()
+        tell({"statement": loaded.statement(), **found, "steps": loaded.iterations}, json)
+        return 0
     output.show(loaded.to_json() if json else describe(loaded, verbose), json)
     output.draw(plot, "profile", loaded)
     return 0
-
-
-def other_kind(plan: str) -> str | None:
-    """Return the schema of a trade-off or DiceSGD plan; None for every other file."""
-    schema = read_json(plan, "plan").get("schema")
-    if schema == SCHEMA or not isinstance(schema, str):
-        return None
-    from jaxacct.report.run_card import STORED_PLANS  # which loads dp-accounting
-
-    return schema if schema in STORED_PLANS else None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from jaxacct import CalibrationOptions
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.common.files import write_atomically
 from jaxacct.common.progress import Progress
@@ -126,8 +127,8 @@ def certified(cell: Cell, progress: Progress | None = None) -> dict[str, str]:
         by_name("optimal", cell.bands, scheme),
         epsilon=cell.epsilon,
         delta=cell.delta,
-        accountant=accountant,
         progress=progress,
+        options=CalibrationOptions(accountant=accountant),
     )
     drawn = plan.evidence.num_samples
     how = "certified" if isinstance(plan.evidence, Sampled) else f"analytic {plan.evidence.accountant}"

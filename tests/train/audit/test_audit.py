@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 import train.procedures.bandmf
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, calibrate
+from jaxacct import BandedToeplitz, BMinSep, CalibrationOptions, Mechanism, calibrate
 from jaxacct.core.plan import Plan
 from jaxacct.likelihood.loss import privacy_loss
 from jaxacct.schemes.batch_sizes import max_batch_size
@@ -34,7 +34,9 @@ STRATEGY = BandedToeplitz.square_root(4)
 
 
 def certified_plan(dataset_size: int) -> Plan:
-    certain = dict(noise_multiplier=SIGMA, proposal="plain", key=jax.random.key(5))
+    certain = dict(
+        noise_multiplier=SIGMA, key=jax.random.key(5), options=CalibrationOptions(proposal="plain")
+    )
     return calibrate(SCHEME, STRATEGY, epsilon=EPSILON, delta=DELTA, dataset_size=dataset_size, **certain)
 
 

@@ -12,6 +12,7 @@ import pytest
 from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
+    CalibrationOptions,
     EpochwiseAllocation,
     calibrate,
 )
@@ -48,7 +49,7 @@ def attacked(scheme, sampled, sigma: float) -> float:
 
 @pytest.mark.parametrize(("scheme", "sigma", "other"), SETTINGS)
 def test_the_sampler_stays_under_the_certified_epsilon_and_a_broken_one_does_not(scheme, sigma, other):
-    given = dict(noise_multiplier=sigma, proposal="plain", key=jax.random.key(5))
+    given = dict(noise_multiplier=sigma, key=jax.random.key(5), options=CalibrationOptions(proposal="plain"))
     plan = calibrate(scheme, STRATEGY, epsilon=EPSILON, delta=DELTA, dataset_size=TRIALS, **given)
     assert plan.certified and plan.mechanism.noise_multiplier == sigma
     assert 0.4 < attacked(scheme, scheme, sigma) <= EPSILON

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
-from jaxacct.core.claim import Claim, Target
+from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
 from jaxacct.core.plan import Plan
 from tests.train import stand_in_torch
@@ -531,7 +531,7 @@ def test_absent_examples_leave_their_places_empty():
     """Add-or-remove-one: the batches of the others are the same with 18 of 20 examples as with all."""
     claim = Claim(
         Mechanism(SCHEME, BandedToeplitz.identity(), 0.5, "add-or-remove-one"),
-        Target.at(1e4, 1e-5),
+        ClaimedTarget.at(1e4, 1e-5),
         ROWS,
         None,
     )

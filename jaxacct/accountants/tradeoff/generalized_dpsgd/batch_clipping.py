@@ -33,11 +33,11 @@ class GeneralDPSGD:
     """One run of generalised DP-SGD: everything its guarantee depends on.
 
     Attributes:
-      dataset_size: N.
+      dataset_size: number of records N, the same in both data sets.
       num_microbatches: m separately clipped terms a round; 1 is batch clipping.
       microbatch_size: s records a term; 1 is individual clipping.
-      num_epochs: E.
-      sampling: "shuffling" or "subsampling".
+      num_epochs: number of passes E.
+      sampling: how batches are drawn, "shuffling" or "subsampling".
       group_size: g records that may be replaced.
     """
 

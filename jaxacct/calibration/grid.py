@@ -1,0 +1,193 @@
+"""What is calibrated, and the grid of candidates for the one number of it that is found.
+
+That number is the noise multiplier, epsilon or delta: a larger one is easier to certify.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable
+
+from jaxacct.accountants import analytic, unamplified
+from jaxacct.common import validate
+from jaxacct.core import truncation
+from jaxacct.core.claim import Claim, ClaimedTarget
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import Scheme
+from jaxacct.statistics import roots
+from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies import Strategy
+
+MIN_NOISE_MULTIPLIER = 0.05
+"""Smallest noise multiplier of a search: some targets hold at any, and privacy loss distributions of less
+take minutes."""
+LIMITS = {
+    "noise_multiplier": (MIN_NOISE_MULTIPLIER, validate.MAX_NOISE),
+    "epsilon": (1e-3, 100.0),
+    "delta": (1e-15, 0.5),
+}
+"""Smallest and largest candidate of each number."""
+DELTA_STEPS = 5
+"""Steps of epsilon's grid that one of delta's has: about as many samples tell two neighbours apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A mechanism, its target and its data set; one of the three numbers may be None, and is found.
+
+    Attributes:
+      scheme, strategy, adjacency, compose_with, dataset_size: as of `calibrate`.
+      truncate_to: its `max_batch_size`.
+      failure_fraction: of `CalibrationOptions`.
+      noise_multiplier, epsilon, delta: all numbers that are given.
+    """
+
+    scheme: Scheme
+    strategy: Strategy
+    adjacency: str
+    compose_with: object = None
+    dataset_size: int | None = None
+    truncate_to: int | None = None
+    failure_fraction: float = 0.01
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+
+    @property
+    def found(self) -> str | None:
+        """Name of the number that is found; None where all are given."""
+        return next((name for name in LIMITS if getattr(self, name) is None), None)
+
+    def at(self, noise_multiplier: float) -> Mechanism:
+        """Return the mechanism with that noise multiplier."""
+        return Mechanism(self.scheme, self.strategy, noise_multiplier, self.adjacency)
+
+    def check(self) -> None:
+        """Refuse, before a search, an event that cannot be composed, or batch sizes that leave no delta."""
+        numbers = (self.epsilon, self.delta)
+        if None not in numbers and self.target(*numbers)[0] is None:
+            raise ValueError(self.target(*numbers)[1])
+        if self.compose_with is not None:
+            ClaimedTarget.at(1.0, 0.1, self.compose_with).profile  # noqa: B018
+
+    def claim(self, value: float | None = None) -> tuple[Claim | None, str]:
+        """Return (claim with this value of the number that is found, why there is none).
+
+        Its budget is all of delta but the reserves for batch sizes, half at most.
+        """
+        given = {name: getattr(self, name) for name in LIMITS}
+        given |= {} if self.found is None else {self.found: value}
+        mechanism = self.at(given["noise_multiplier"])
+        target, why = self.target(given["epsilon"], given["delta"])
+        if target is None:
+            return None, why
+        if self.truncate_to is not None and not truncation.covers(mechanism, target.epsilon):
+            noise = mechanism.noise_multiplier
+            return None, f"max_batch_size cannot be accounted for at noise multiplier {noise:g}"
+        return Claim(mechanism, target, self.dataset_size, self.truncate_to), ""
+
+    @functools.cached_property
+    def _targets(self) -> dict[tuple[float, float], tuple[ClaimedTarget | None, str]]:
+        return {}
+
+    def target(self, epsilon, delta) -> tuple[ClaimedTarget | None, str]:
+        """Return (target of a claim, why there is none)."""
+        if (epsilon, delta) not in self._targets:
+            self._targets[epsilon, delta] = self._made_target(epsilon, delta)
+        return self._targets[epsilon, delta]
+
+    def _made_target(self, epsilon: float, delta: float) -> tuple[ClaimedTarget | None, str]:
+        whole = ClaimedTarget(epsilon, delta, Budget.split(delta, self.failure_fraction), self.compose_with)
+        claim = Claim(self.at(1.0), whole, self.dataset_size, self.truncate_to)
+        truncation_delta = claim.truncation_delta or 0.0
+        if not truncation_delta < delta / 2:
+            return None, (
+                f"max_batch_size must be larger: truncating batches to {self.truncate_to} may cost "
+                f"{truncation_delta:.3g} of {delta:g}; the scheme truncated-b-min-sep has likelihoods "
+                "that account for the truncation"
+            )
+        budget = Budget.split(delta - claim.reserved, self.failure_fraction)
+        return dataclasses.replace(whole, budget=budget), ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grid:
+    """Candidates for the number that a problem leaves open: whole powers of `step`.
+
+    Attributes:
+      problem: with that number missing.
+      ratio: of neighbouring noise multipliers or epsilons.
+    """
+
+    problem: Problem
+    ratio: float
+
+    @property
+    def step(self) -> float:
+        """Ratio of neighbours."""
+        return self.ratio ** (DELTA_STEPS if self.problem.found == "delta" else 1)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Smallest and largest exponent."""
+        least, most = LIMITS[str(self.problem.found)]
+        return math.ceil(math.log(least, self.step)), math.floor(math.log(most, self.step))
+
+    def claim(self, exponent: int) -> Claim | None:
+        """Return the claim of a candidate; None beyond the ends, or without room for batch sizes."""
+        least, most = self.ends
+        return self.problem.claim(self.step**exponent)[0] if least <= exponent <= most else None
+
+    def bound(self, accountant: str | None, estimate: float | None = None) -> int | None:
+        """Return the exponent of the smallest candidate that an accountant proves; None without any.
+
+        The best accountant for None; the search for a noise multiplier starts from an `estimate`.
+        """
+        problem, (start, most) = self.problem, self.ends
+
+        @functools.cache
+        def by(mechanism: Mechanism, epsilon: float) -> float:
+            return analytic.bound_by(accountant, mechanism, epsilon, problem.compose_with)[1]
+
+        def excess(exponent: int) -> float:
+            claim = self.claim(exponent)
+            if claim is None:
+                return math.inf
+            return math.log(by(claim.mechanism, claim.target.epsilon) / claim.target.budget.delta)
+
+        step = max(1, round(0.03 / math.log(self.ratio)))
+        if problem.found == "noise_multiplier":
+            target = problem.target(problem.epsilon, problem.delta)[0]
+            assert target is not None
+            noise = unamplified.noise_multiplier_for(problem.at(1.0), target.epsilon, target.budget.delta)
+            start = math.ceil(math.log(noise, self.step)) + 1
+            most = min(most, start + math.ceil(math.log(1e4, self.step)))
+            if estimate is not None:
+                start, step = min(start, round(math.log(estimate, self.step))), 1
+        else:
+            start = (start + most) // 2
+        return smallest_exponent(excess, start, step, most)
+
+
+def smallest_exponent(excess: Callable[[int], float], start: int, step: int, stop: int) -> int | None:
+    """Return the smallest integer from which a falling function is at most 0, None above `stop`.
+
+    Few evaluations where it is nearly straight: steps from `start` are doubled up to a change of sign, which
+    interpolation narrows, every third time bisection.
+    """
+    excess = functools.cache(excess)
+    low, high = roots.bracket(lambda at: excess(at) <= 0, start, step, highest=stop)
+    if high > stop:
+        return None
+    if low == -math.inf:
+        raise ValueError("excess must be above 0 somewhere")
+    for turn in itertools.count():
+        if high - low <= 1:
+            return int(high)
+        middle, above, below = (low + high) // 2, excess(low), excess(high)
+        if turn % 3 < 2 and math.isfinite(above) and above > below:
+            # Where the last one holds, its neighbour is asked.
+            middle = math.ceil(low + above / (above - below) * (high - low)) - (turn % 3)
+            middle = min(max(middle, low + 1), high - 1)
+        low, high = (low, middle) if excess(middle) <= 0 else (middle, high)

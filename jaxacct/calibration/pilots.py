@@ -1,0 +1,182 @@
+"""Pilots: samples that pick the candidates of a calibration, which fresh samples then verify.
+
+They are no guarantee: that comes from the verification of `route`.
+"""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxacct.calibration.options import CalibrationOptions
+from jaxacct.common.progress import Progress, announce
+from jaxacct.core.claim import Claim
+from jaxacct.kernels import randomness
+from jaxacct.kernels.randomness import SearchStream, Stream
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals import base
+from jaxacct.proposals.base import Proposal
+from jaxacct.proposals.candidates import choose_candidate, predicted_samples
+from jaxacct.proposals.families.extrapolation import Extrapolation, cheaper_extrapolation
+from jaxacct.proposals.threshold import threshold
+from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.statistics.hockey_stick import Direction
+
+NUM_PILOT_BLOCKS = 16
+"""Blocks of a pilot between two looks at its terms."""
+PILOT_SHARE, ENOUGH_TERMS, FEW_TERMS = 0.125, 30, 10
+"""A pilot ends at this fraction of the limit on samples, or where the sum of terms is the first number, or
+where the largest mean that is allowed would have given it; where too many samples are predicted, the second
+sum is enough."""
+MAX_SHARE = 0.5
+"""Maximum fraction of the limit on samples that a candidate's predicted sample count may use."""
+MAX_RATIO_TO_FEWEST, MIN_LIMIT = 384, 100_000
+"""Default limit on samples: this many times those of a verification with all terms zero, and at least the
+second number. About a fifth of a grid step is left there."""
+
+
+class OutOfTimeError(Exception):
+    """The time for samples has passed."""
+
+
+class Clock:
+    """Progress callback that ends a refinement after `seconds`."""
+
+    def __init__(self, progress: Progress | None, seconds: float):
+        self.progress, self.seconds, self.end = progress, seconds, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; not above 0 where the time has passed."""
+        return self.end - time.monotonic()
+
+    def __call__(self, what: str, done: int, expected: float) -> None:
+        """Report progress; OutOfTimeError where the time has passed."""
+        if self.left <= 0:
+            raise OutOfTimeError
+        if self.progress:
+            self.progress(what, done, expected)
+
+    def say(self, text: str) -> None:
+        """Report a result at once."""
+        if self.progress:
+            announce(self.progress, text)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pilots:
+    """Pilots of the candidates of one calibration; nothing here is a guarantee.
+
+    Attributes:
+      options: rule, proposal and limit on samples.
+      key: of the pilots.
+      clock: ends the search.
+    """
+
+    options: CalibrationOptions
+    key: Any
+    clock: Clock
+    speed: list[float] = dataclasses.field(default_factory=list)
+    """Samples of a pilot in a second, the largest last."""
+
+    def stream(self, mechanism: Mechanism):
+        """Return the key of one noise multiplier; a thousandth of a grid step separates two."""
+        place = round(1e4 * math.log(mechanism.noise_multiplier)) % 400_000
+        return randomness.stream_key(self.key, Stream.SEARCH + place)
+
+    def limit_for(self, claim: Claim) -> float | None:
+        """Return the limit on samples, and on time, within which samples are predicted to certify a claim.
+
+        None where they are not, as where no proposal resolves the target.
+        """
+        self._say(claim)
+        limits = [1.0]
+        try:
+            for direction in claim.mechanism.directions:
+                limit = self._limit_for(claim, direction)
+                if limit is None:
+                    return None
+                limits.append(limit)
+        except (ValueError, ArithmeticError):  # no proposal, or none that can be drawn
+            return None
+        return max(limits)
+
+    def _say(self, claim: Claim) -> None:
+        noise, epsilon, delta = claim.mechanism.noise_multiplier, claim.target.epsilon, claim.target.delta
+        self.clock(f"trying noise multiplier {noise:.4g}, epsilon {epsilon:.4g}, delta {delta:.4g}", 0, 0)
+
+    def fewest(self, claim: Claim) -> float:
+        """Return the samples that a verification needs if all terms are zero, of the costlier direction."""
+        return max(self._planned(claim, direction)[2] for direction in claim.mechanism.directions)
+
+    def limit(self, fewest: float) -> float:
+        """Return the limit on samples of a direction: as given, or as an easy target needs, in the time left.
+
+        The time is divided between two directions.
+        """
+        usual = max(MIN_LIMIT, MAX_RATIO_TO_FEWEST * fewest)
+        most = self.options.max_samples or usual
+        return min(most, self.speed[-1] * max(0.0, self.clock.left) / 2) if self.speed else most
+
+    def _planned(self, claim: Claim, direction) -> tuple[Proposal, Extrapolation | None, float]:
+        """Return (proposal, line drawn in its place or None, samples if all terms are zero)."""
+        mechanism, target, proposal = claim.mechanism, claim.target, self.options.proposal
+        chosen, _ = choose_candidate(
+            mechanism, target.epsilon, direction, target.budget, proposal, composed=target.composition
+        )
+        theta = threshold(chosen, target.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
+        if theta >= 1:
+            return chosen, None, 0.0
+        q = target.budget.failure_probability
+        if direction == Direction.ADD and proposal is None and self.options.rule == "anytime":
+            key = randomness.stream_key(self.stream(mechanism), SearchStream.EXTRAPOLATION)
+            line = cheaper_extrapolation(
+                mechanism,
+                target.epsilon,
+                target.budget.delta_v,
+                target.composition,
+                predicted_samples(theta, q),
+                key,
+            )
+            if line is not None:
+                return chosen, line, float(line.expected_samples)
+        return chosen, None, math.log(1 / q) / -math.log1p(-theta) if theta > 0 else math.inf
+
+    def _limit_for(self, claim: Claim, direction) -> float | None:
+        chosen, line, fewest = self._planned(claim, direction)
+        if fewest == 0:
+            return 0.0
+        limit = self.limit(fewest)
+        if fewest > MAX_SHARE * limit:
+            return None
+        fits = line is not None or self.predicted(claim, chosen, limit) <= MAX_SHARE * limit
+        return limit if fits else None
+
+    def predicted(self, claim: Claim, chosen: Proposal, limit: float) -> float:
+        """Return the predicted samples of a direction by a pilot, infinite where it looks impossible."""
+        target = claim.target
+        scale, place = math.exp(chosen.log_scale), SearchStream(Direction(chosen.direction).place)
+        stream = randomness.stream_key(self.stream(chosen.mechanism), place)
+        theta, q = threshold(chosen, target.budget.delta_v), target.budget.failure_probability
+        blocks, counts = 0, np.zeros(len(bounds.TERM_EDGES), np.int64)
+        while True:
+            began = time.monotonic()
+            for draws in base.draw_in_batches(chosen, stream, blocks, NUM_PILOT_BLOCKS):
+                profile = chosen.profile or target.profile
+                weighted = hockey_stick.weighted_terms(draws, chosen.direction, target.epsilon, profile)
+                counts = counts + bounds.bin_terms(np.minimum(1.0, weighted / scale))
+            blocks += NUM_PILOT_BLOCKS
+            samples = int(counts.sum())
+            if blocks > NUM_PILOT_BLOCKS:  # the first ones compile
+                rate = samples / blocks * NUM_PILOT_BLOCKS / max(1e-9, time.monotonic() - began)
+                self.speed.append(max(rate, *self.speed[-1:], 0.0))
+            total, needed = (
+                bounds.mean_upper(counts) * samples,
+                bounds.predicted_samples(theta, counts, q),
+            )
+            enough = total >= (FEW_TERMS if needed > MAX_SHARE * limit else ENOUGH_TERMS)
+            if enough or samples >= min(ENOUGH_TERMS / theta, PILOT_SHARE * limit):
+                return needed
+            self._say(claim)
