@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import docstring_parser
@@ -133,12 +134,15 @@ Integer = Annotated[int, Parameter(converter=_integer)]
 Number = Annotated[float, Parameter(converter=_number)]
 Flat = Parameter(name="*")
 """Of a dataclass whose fields are options of the command."""
-_RUN, _TARGET, _OPTIONS = (
-    Group(name, sort_key=place) for place, name in enumerate(("Run", "Privacy target", "Options"))
+_RUN, _TARGET, _SEARCH, _OPTIONS = (
+    Group(name, sort_key=place) for place, name in enumerate(("Run", "Privacy target", "Search", "Options"))
 )
-OfRun, OfTarget = Parameter(group=_RUN), Parameter(name="*", group=_TARGET)
-"""Options that come first in a help, `OfTarget` those of a dataclass."""
-_NUMBERS = {int: Integer, float: Number, int | None: Integer | None, float | None: Number | None}
+OfRun = Parameter(group=_RUN)
+"""Option that comes first in a help."""
+OfTarget, OfSearch = Parameter(name="*", group=_TARGET), Parameter(name="*", group=_SEARCH)
+"""Of dataclasses whose fields are options of these groups."""
+_READ: dict[Any, Any] = {int: Integer, float: Number, int | None: Integer | None, float | None: Number | None}
+_READ[str | Path | None] = str | None
 
 
 def options_of(kind: type, without: tuple[str, ...] = (), **defaults) -> type:
@@ -153,11 +157,12 @@ def options_of(kind: type, without: tuple[str, ...] = (), **defaults) -> type:
     for field in dataclasses.fields(kind):
         if field.name in without:
             continue
-        hint: Any = _NUMBERS.get(hints[field.name], hints[field.name])
+        hint: Any = _READ.get(hints[field.name], hints[field.name])
         default: Any = defaults.get(field.name, field.default)
         hint = hint if default is not None else hint | None
         help_line = Parameter(help=words[field.name])
         fields.append((field.name, Annotated[hint, help_line], dataclasses.field(default=default)))
+    fields.sort(key=lambda field: field[2].default is not dataclasses.MISSING)  # required ones first
     made = dataclasses.make_dataclass(f"{kind.__name__}Options", fields, frozen=True, kw_only=True)
     made.__module__ = __name__  # or cyclopts sees no fields
     return made

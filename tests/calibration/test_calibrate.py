@@ -189,15 +189,16 @@ def test_composition_needs_more_noise(plan):
 
 
 def test_resumes_from_a_folder(tmp_path):
-    few = TARGET | dict(max_samples=60_000)  # a candidate at the edge is given up earlier
-    first = calibrate(SMALL, STRATEGY, **few, options=CalibrationOptions(checkpoint_dir=tmp_path))
+    # A candidate at the edge is given up earlier.
+    few = CalibrationOptions(checkpoint_dir=tmp_path, max_samples=60_000)
+    first = calibrate(SMALL, STRATEGY, **TARGET, options=few)
     calls = []
     again = calibrate(
         SMALL,
         STRATEGY,
-        **few,
+        **TARGET,
         progress=lambda what, done, expected: calls.append(what),
-        options=CalibrationOptions(checkpoint_dir=tmp_path),
+        options=few,
     )
     assert again.mechanism == first.mechanism
     # The same evidence, from the same keys, with no search and hardly a draw.

@@ -87,7 +87,7 @@ class LastIteratePlan(StoredPlan):
       stepsize: of every step.
       noise_std: on the mean gradient of a batch.
       grad_sensitivity, smoothness, strong_convexity: of every example's loss.
-      diameter: of the ball that is projected onto, None without one.
+      diameter: of the ball that is projected onto, if there is one.
       epsilon, delta: the guarantee.
     """
 

@@ -10,7 +10,7 @@ from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.options import CalibrationOptions
 from jaxacct.cli import output
 from jaxacct.cli.problem import Problem, TargetOptions
-from jaxacct.cli.usage import Flat, Integer, Number, OfTarget, options_of
+from jaxacct.cli.usage import Flat, Integer, Number, OfSearch, OfTarget, options_of
 from jaxacct.common import validate
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
@@ -31,7 +31,7 @@ def command(
     noise_multiplier: Number | None = None,
     max_batch_size: Integer | None = None,
     memory_copies: Integer | None = None,
-    search: Annotated[Search | None, Flat] = None,
+    search: Annotated[Search | None, OfSearch] = None,
     plot: str | None = None,
     force: bool = False,
     verbose: bool = False,

@@ -89,8 +89,8 @@ General: Any = options_of(GeneralDPSGD, num_microbatches=1, microbatch_size=1, s
 @app.command(name="general")
 def general_command(
     *,
-    run: Annotated[General, Flat],
     delta: Number,
+    run: Annotated[General, Flat],
     sigma: Number | None = None,
     epsilon: Number | None = None,
     plot: str | None = None,
@@ -155,8 +155,8 @@ def last_iterate_command(
     method: Literal["gd", "cgd", "sgd"],
     /,
     *,
-    run: Annotated[Descent, Flat],
     delta: Number,
+    run: Annotated[Descent, Flat],
     num_classes: Integer | None = None,
     feature_norm: Number | None = None,
     clip_norm: Number | None = None,

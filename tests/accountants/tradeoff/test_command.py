@@ -59,7 +59,7 @@ def test_bad_input_is_one_line_and_2(capsys):
         ([*GENERAL, "--nonsense", "3"], "Unknown option: --nonsense"),
         (["convert", "--mu", "x"], "--mu"),
         (["last-iterate"], "METHOD"),
-        (["last-iterate", "gd"], "--num-examples"),
+        (["last-iterate", "gd"], "--delta"),
         (["convert"], "mu"),
         (["convert", "--mu", "-1"], "mu"),
         (["convert", "--mu", "nan", "--delta", ".1"], "mu"),
