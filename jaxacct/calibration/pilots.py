@@ -13,15 +13,12 @@ import numpy as np
 from jaxacct.calibration.options import CalibrationOptions
 from jaxacct.common.progress import Progress, announce
 from jaxacct.core.claim import Claim
+from jaxacct.core.verify import Run, Stop, choose_run
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import SearchStream, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals import base
-from jaxacct.proposals.base import Proposal
-from jaxacct.proposals.candidates import choose_candidate, predicted_samples
-from jaxacct.proposals.families.extrapolation import Extrapolation, cheaper_extrapolation
-from jaxacct.proposals.threshold import threshold
-from jaxacct.statistics import bounds, hockey_stick
+from jaxacct.proposals.threshold import Resolved
+from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import Direction
 
 NUM_PILOT_BLOCKS = 16
@@ -109,7 +106,7 @@ class Pilots:
 
     def fewest(self, claim: Claim) -> float:
         """Return the samples that a verification needs if all terms are zero, of the costlier direction."""
-        return max(self._planned(claim, direction)[2] for direction in claim.mechanism.directions)
+        return max(self._planned(claim, direction)[1] for direction in claim.mechanism.directions)
 
     def limit(self, fewest: float) -> float:
         """Return the limit on samples of a direction: as given, or as an easy target needs, in the time left.
@@ -120,62 +117,42 @@ class Pilots:
         most = self.options.max_samples or usual
         return min(most, self.speed[-1] * max(0.0, self.clock.left) / 2) if self.speed else most
 
-    def _planned(self, claim: Claim, direction) -> tuple[Proposal, Extrapolation | None, float]:
-        """Return (proposal, line drawn in its place or None, samples if all terms are zero)."""
-        mechanism, target, proposal = claim.mechanism, claim.target, self.options.proposal
-        chosen, _ = choose_candidate(
-            mechanism, target.epsilon, direction, target.budget, proposal, composed=target.composition
-        )
-        theta = threshold(chosen, target.budget.delta_v) if chosen.log_scale > -math.inf else 1.0
-        if theta >= 1:
-            return chosen, None, 0.0
-        q = target.budget.failure_probability
-        if direction == Direction.ADD and proposal is None and self.options.rule == "anytime":
-            key = randomness.stream_key(self.stream(mechanism), SearchStream.EXTRAPOLATION)
-            line = cheaper_extrapolation(
-                mechanism,
-                target.epsilon,
-                target.budget.delta_v,
-                target.composition,
-                predicted_samples(theta, q),
-                key,
-            )
-            if line is not None:
-                return chosen, line, float(line.expected_samples)
-        return chosen, None, math.log(1 / q) / -math.log1p(-theta) if theta > 0 else math.inf
+    def _planned(self, claim: Claim, direction: Direction) -> tuple[Run, float]:
+        """Return (run of a verification, its samples if all terms are zero)."""
+        key = randomness.stream_key(self.stream(claim.mechanism), SearchStream.EXTRAPOLATION)
+        run = choose_run(claim, direction, key, Stop(self.options.rule), self.options.proposal)
+        if not run.of.needs_samples:
+            return run, 0.0
+        if run.line is not None:
+            return run, run.predicted
+        return run, math.log(1 / claim.target.budget.failure_probability) / -math.log1p(-run.of.threshold)
 
     def _limit_for(self, claim: Claim, direction) -> float | None:
-        chosen, line, fewest = self._planned(claim, direction)
+        run, fewest = self._planned(claim, direction)
         if fewest == 0:
             return 0.0
         limit = self.limit(fewest)
         if fewest > MAX_SHARE * limit:
             return None
-        fits = line is not None or self.predicted(claim, chosen, limit) <= MAX_SHARE * limit
+        fits = run.line is not None or self.predicted(claim, run.of, limit) <= MAX_SHARE * limit
         return limit if fits else None
 
-    def predicted(self, claim: Claim, chosen: Proposal, limit: float) -> float:
+    def predicted(self, claim: Claim, of: Resolved, limit: float) -> float:
         """Return the predicted samples of a direction by a pilot, infinite where it looks impossible."""
-        target = claim.target
-        scale, place = math.exp(chosen.log_scale), SearchStream(Direction(chosen.direction).place)
-        stream = randomness.stream_key(self.stream(chosen.mechanism), place)
-        theta, q = threshold(chosen, target.budget.delta_v), target.budget.failure_probability
+        stream = randomness.stream_key(
+            self.stream(claim.mechanism), SearchStream(of.proposal.direction.place)
+        )
+        theta, q = of.threshold, claim.target.budget.failure_probability
         blocks, counts = 0, np.zeros(len(bounds.TERM_EDGES), np.int64)
         while True:
             began = time.monotonic()
-            for draws in base.draw_in_batches(chosen, stream, blocks, NUM_PILOT_BLOCKS):
-                profile = chosen.profile or target.profile
-                weighted = hockey_stick.weighted_terms(draws, chosen.direction, target.epsilon, profile)
-                counts = counts + bounds.bin_terms(np.minimum(1.0, weighted / scale))
+            counts = counts + of.count(stream, blocks, blocks + NUM_PILOT_BLOCKS, 0.0)[0]
             blocks += NUM_PILOT_BLOCKS
             samples = int(counts.sum())
             if blocks > NUM_PILOT_BLOCKS:  # the first ones compile
                 rate = samples / blocks * NUM_PILOT_BLOCKS / max(1e-9, time.monotonic() - began)
                 self.speed.append(max(rate, *self.speed[-1:], 0.0))
-            total, needed = (
-                bounds.mean_upper(counts) * samples,
-                bounds.predicted_samples(theta, counts, q),
-            )
+            total, needed = bounds.mean_upper(counts) * samples, bounds.predicted_samples(theta, counts, q)
             enough = total >= (FEW_TERMS if needed > MAX_SHARE * limit else ENOUGH_TERMS)
             if enough or samples >= min(ENOUGH_TERMS / theta, PILOT_SHARE * limit):
                 return needed

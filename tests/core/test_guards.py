@@ -525,10 +525,11 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(term,
         return [Draws(losses, np.zeros(number * 128))]
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    monkeypatch.setattr(pilots_module, "threshold", lambda *_: 1e-3)
-    key, target = jax.random.key(0), ClaimedTarget(1.0, 1e-2, BUDGET)
-    pilots = pilots_module.Pilots(CalibrationOptions(), key, Ended(60.0))
-    needed = pilots.predicted(Claim(MECHANISM, target, None, None), proposal, limit)
+    claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
+    of = dataclasses.replace(checking.resolve_proposal(claim, proposal), threshold=1e-3)
+    needed = pilots_module.Pilots(CalibrationOptions(), jax.random.key(0), Ended(60.0)).predicted(
+        claim, of, limit
+    )
     assert asked == [(at, at + 16) for at in range(0, samples // 128, 16)]
     zeros = math.log(2 / BUDGET.failure_probability) / 1e-3
     assert needed == (math.inf if term else pytest.approx(zeros, rel=0.01))
