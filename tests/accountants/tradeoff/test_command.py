@@ -76,7 +76,7 @@ def test_bad_input_is_one_line_and_2(capsys):
         ([*GENERAL, "--epsilon", "-2"], "epsilon"),
         ([*CYCLIC], "noise_std"),
         ([*CYCLIC, "--noise-std", "-1"], "noise_std"),
-        ([*CYCLIC, "--noise-std", "1", "--steps", "5"], "whole epochs"),
+        ([*CYCLIC[:-3], "5", *CYCLIC[-2:], "--noise-std", "1"], "whole epochs"),
         ([*CYCLIC, "--noise-std", "1", "--diameter", "0"], "diameter"),
         ([*CYCLIC[:-1], "7", "--noise-std", "1"], "batch_size"),
         ([*CYCLIC, "--noise-std", "1", "--plot", "/nowhere/x.png"], "plot"),
