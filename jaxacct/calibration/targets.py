@@ -69,7 +69,7 @@ class Target:
         if self.epsilon is None or self.delta is None:
             return False
         e, delta = math.exp(self.epsilon), self.delta
-        return min(e * level + delta, 1 - (1 - delta - level) / e) <= power
+        return e * level + delta <= power or e * (1 - power) + delta <= 1 - level
 
     @classmethod
     def advantage(cls, advantage: float) -> "Target":

@@ -1,14 +1,15 @@
 """Command lines by cyclopts, whose usage errors become one line; numbers such as 50k and 1e3."""
 
 import dataclasses
+import inspect
 import itertools
 import os
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-import docstring_parser
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from jaxacct.cli.examples import EXAMPLES
@@ -151,8 +152,8 @@ def options_of(kind: type, without: tuple[str, ...] = (), **defaults) -> type:
     Their help is in the docstring of `kind`, and numbers are written as on every command line. `defaults`
     are those of fields without any, or other ones.
     """
-    lines = docstring_parser.parse(kind.__doc__ or "").params
-    words = {name: line.description for line in lines for name in line.arg_name.split(", ")}
+    lines = re.findall(r"^  (\w[\w, ]*): (.*(?:\n    .*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    words = {name: " ".join(text.split()) for names, text in lines for name in names.split(", ")}
     hints, fields = get_type_hints(kind), []
     for field in dataclasses.fields(kind):
         if field.name in without:

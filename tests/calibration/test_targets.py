@@ -1,5 +1,7 @@
 """Targets in words of risk: the (epsilon, delta) that implies them, by enumeration and in closed form."""
 
+import dataclasses
+import functools
 import itertools
 import math
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, Plan, Poisson, Target, calibrate
+from jaxacct import BandedToeplitz, Plan, Poisson, Target, calibrate, recommend
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.calibration import targets
 from jaxacct.cli.main import main
@@ -17,6 +19,7 @@ from tests.stored_plans import FOLDER
 
 RATES = [(0.1, 0.01), (0.5, 0.001), (0.95, 0.1), (0.6, 0.4), (0.011, 0.01), (0.3, 1e-5)]
 ONE = BandedToeplitz((1.0,))
+SIZES = dict(dataset_size=600, batch_size=60, iterations=20)
 
 
 def worst_pair(epsilon: float, delta: float):
@@ -132,6 +135,27 @@ def test_bad_targets_are_refused():
     ]:
         with pytest.raises(ValueError, match=match):
             calibrating.calibrate(Poisson(1, 1.0), ONE, **target)
+
+
+def test_a_point_that_does_not_imply_its_rates_is_refused():
+    """Of every slope, in both forms of the line: a larger delta, or one that is missing."""
+    for tpr, fpr in RATES:
+        target = Target.tpr(tpr, fpr=fpr)
+        assert dataclasses.replace(target, delta=0.5 * target.point[1]).rates == (tpr, fpr)
+        for delta in (None, target.point[1] + 1e-3 * (1 - target.point[1])):
+            with pytest.raises(ValueError, match="target must imply its rates"):
+                dataclasses.replace(target, delta=delta)
+
+
+def test_a_call_has_one_target():
+    for call in (functools.partial(calibrate, Poisson(1, 1.0), ONE), functools.partial(recommend, **SIZES)):
+        for given in (dict(epsilon=1.0), dict(delta=0.1), dict(epsilon=1.0, delta=0.1)):
+            with pytest.raises(ValueError, match="epsilon and delta must not be given together with target"):
+                call(**given, target=Target(1.0, 0.1))
+        with pytest.raises(ValueError, match=r"target must be a jaxacct\.Target, got \(1\.0, 0\.1\)"):
+            call(target=(1.0, 0.1))
+        with pytest.raises(ValueError, match=r"target must be one of .*; given was epsilon alone"):
+            call(epsilon=1.0)
 
 
 def test_the_command_says_what_implies_the_target(capsys, tmp_path):
