@@ -56,9 +56,11 @@ def time_beside_peers(records: dict[str, dict]):
         axes.plot(there, place, "s", color=PALETTE[1], label="the other" if place == 0 else None)
     axes.set_yticks(range(len(jobs)), [name for name, _, _ in jobs], fontsize=8)
     axes.set(xscale="log", xlabel="seconds")
-    axes.margins(x=0.2)
+    axes.margins(x=0.3)
     axes.invert_yaxis()
-    return finished(figure)
+    figure = finished(figure)
+    figure.subplots_adjust(left=0.36)  # names of rows
+    return figure
 
 
 DRAWN = {

@@ -1,5 +1,8 @@
 """`jaxacct check`."""
 
+import contextlib
+import io
+
 from jaxacct import checker
 from jaxacct.common.files import read_json, to_json
 from jaxacct.common.progress import watch
@@ -25,11 +28,12 @@ def command(plan: str, /, *, json: bool = False) -> int:
     refused = checker.FAILED if "reason" in first else checker.CERTIFIED
     if not json:
         print(f"first implementation: {': '.join(first.values())}", flush=True)
-    with watch() as progress:
+    with watch() as progress, contextlib.redirect_stdout(io.StringIO()) as said:
         progress("second implementation", 0, 0)
-        if not json:
-            return checker.main([plan]) or refused
-        code, found = checker.check_file(plan)
+        code, found = checker.check_file(plan) if json else (checker.main([plan]), {})
+    if not json:
+        print(said.getvalue(), end="")
+        return code or refused
     if refused and code == checker.CERTIFIED:
         found["verdict"] = "not certified"
     print(to_json(found | {"first_implementation": first}))
