@@ -16,11 +16,12 @@ from jaxacct.accountants import analytic
 from jaxacct.calibration.problem import smallest_where
 from jaxacct.calibration.route import NotCertifiedError, Route
 from jaxacct.calibration.search import LESS_NOISE, OutOfTimeError, Search, released, searched
+from jaxacct.common.validate import MAX_EPSILON
 from jaxacct.core.claim import Claim, Target
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import Mechanism
 
-MIN_EPSILON, MAX_EPSILON = 1e-3, 100.0
+MIN_EPSILON = 1e-3
 MIN_DELTA, MAX_DELTA = 1e-15, 0.5
 DELTA_STEPS = 5
 """Steps of epsilon's grid that one of delta's has: about as many samples tell two neighbours apart."""

@@ -37,7 +37,7 @@ def implied(
     """Return an (epsilon, delta) that implies a target, whatever the mechanism.
 
     Args:
-      epsilon: natural log, in (0, 100].
+      epsilon: natural log, in (0, 10,000].
       delta: in (0, 1).
       advantage: in (0, 1), the most that TPR - FPR of a membership test may be: delta at epsilon 0.
       tpr: 0 < fpr < tpr < 1: no membership test with false positive rate `fpr` has a larger true positive
@@ -73,8 +73,9 @@ def implied(
 
         mu, delta = _validate.positive_number("mu", mu), _validate.delta(delta)
         found = float(gdp_epsilon(delta, mu))
-        if not 0 <= found <= 100:
-            raise ValueError(f"mu must give an epsilon of at most 100 at delta {delta:g}, got {mu!r}")
+        if not 0 <= found <= _validate.MAX_EPSILON:
+            allowed = f"an epsilon of at most {_validate.MAX_EPSILON:g} at delta {delta:g}"
+            raise ValueError(f"mu must give {allowed}, got {mu!r}")
         return found, delta
     if not names:
         raise ValueError(f"target must be given: {FORMS}")
