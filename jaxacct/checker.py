@@ -76,7 +76,7 @@ def _read_claim(data) -> Claim:
     if named is not None and fields != named:  # those of another scheme would be read as its own
         raise ValueError(f"scheme must have the fields {sorted(named)}, got {sorted(fields)}")
     sigma = _number(claim["noise_multiplier"], "noise_multiplier", 1e-6, 1e9)
-    epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 700), _number(claim["delta"], "delta", 1e-300, 1)
+    epsilon, delta = _number(claim["epsilon"], "epsilon", 0, 1e4), _number(claim["delta"], "delta", 1e-300, 1)
     size, reserved, failure = claim["dataset_size"], 0.0, 0.0
     if size is not None and _number(size, "dataset_size", 1, 1e15, (int,)) and "batch_size" not in fields:
         reserved = min(1e-9, 1e-3 * delta)
@@ -675,9 +675,9 @@ def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
     """Decide a plan's claim anew; {"verdict": .., "differences": [..], ..}, or raise NotCovered."""
     claim, notes, found, differences = _read_claim(data), data.get("notes") or {}, {}, []
     said, rng = notes.get("verdict") or {}, np.random.default_rng() if rng is None else rng
-    steps = claim.scheme.get(
-        "iterations", len(claim.scheme.get("join", ()))
-    )  # a table states them by its length
+    if claim.epsilon > 700 and claim.accountant != "unamplified":  # its exponential is no float64
+        raise NotCovered(f"epsilon {claim.epsilon:g}, above 700")
+    steps = claim.scheme.get("iterations", len(claim.scheme.get("join", ())))  # of a table: its length
     columns = columns_of(claim.strategy, _number(steps, "iterations", 1, 1e6, (int,)))
     spent = claim.verified + claim.failure * (1 - claim.verified) + claim.reserved
     if not spent <= claim.delta * (1 + 1e-12):

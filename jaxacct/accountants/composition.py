@@ -38,7 +38,7 @@ from jaxacct.statistics.tilted_sums import UNIT
 _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
 _POSITIVE = _GRID[_GRID.size // 2 :]
 _REVEALED = (event_pairs.REVEALED, event_pairs.REVEALED)
-_MAX_LOSS = 500.0  # of a distribution of dp-accounting, and the largest epsilon: its exponential is finite
+_MAX_LOSS = 500.0  # of a distribution of dp-accounting: its exponential is finite
 _EPSILON_ERROR = 1e-6  # relative
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
 _MIN_PLD_NOISE = 0.03
@@ -66,9 +66,9 @@ def composed_epsilon(steps: Steps, delta: float, compose_with=None) -> float:
         return 0.0
     low, high = 0.0, 1.0
     while not is_enough(high):
-        if high == _MAX_LOSS:
+        if high == _validate.MAX_EPSILON:
             return math.inf
-        low, high = high, min(4 * high, _MAX_LOSS)
+        low, high = high, min(4 * high, _validate.MAX_EPSILON)
     return roots.bisect(is_enough, low, high, relative=_EPSILON_ERROR)[1]
 
 

@@ -54,7 +54,7 @@ def epsilon(events: Sequence[Any], *, delta: float, group: int = 1) -> float:
       group: as of `delta`.
 
     Returns:
-      Nats; infinity where no epsilon below 500 is proven.
+      Nats; infinity where no epsilon up to 10,000 is proven.
 
     Raises:
       ValueError: an event that is not covered, named by its index, or a delta outside (0, 1).

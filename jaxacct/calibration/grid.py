@@ -24,7 +24,7 @@ MIN_NOISE_MULTIPLIER = 0.05
 take minutes."""
 LIMITS = {
     "noise_multiplier": (MIN_NOISE_MULTIPLIER, validate.MAX_NOISE),
-    "epsilon": (1e-3, 100.0),
+    "epsilon": (1e-3, validate.MAX_EPSILON),
     "delta": (1e-15, 0.5),
 }
 """Smallest and largest candidate of each number."""

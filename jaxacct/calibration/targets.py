@@ -34,7 +34,7 @@ class Target:
     """What a run is to guarantee: an (epsilon, delta), of which one may be missing and is what is found.
 
     Attributes:
-      epsilon: natural log, in [0, 100]; at 0 delta bounds the advantage of every test.
+      epsilon: natural log, in [0, 10,000]; at 0 delta bounds the advantage of every test.
       delta: in (0, 1).
       rates: (true, false) positive rates of `tpr` that the point implies, or None.
       gaussian: mu of `mu`, whose Gaussian mechanism has this delta at this epsilon, or None.
@@ -68,7 +68,7 @@ class Target:
     def _implies(self, power: float, level: float) -> bool:
         if self.epsilon is None or self.delta is None:
             return False
-        e, delta = math.exp(self.epsilon), self.delta
+        e, delta = math.exp(self.epsilon) if self.epsilon < 700 else math.inf, self.delta
         return e * level + delta <= power or e * (1 - power) + delta <= 1 - level
 
     @classmethod
@@ -99,8 +99,9 @@ class Target:
 
         mu, delta = validate.positive_number("mu", mu), validate.delta(delta)
         found = float(gdp_epsilon(delta, mu))
-        if not 0 <= found <= 100:
-            raise ValueError(f"mu must give an epsilon of at most 100 at delta {delta:g}, got {mu!r}")
+        if not 0 <= found <= validate.MAX_EPSILON:
+            allowed = f"an epsilon of at most {validate.MAX_EPSILON:g} at delta {delta:g}"
+            raise ValueError(f"mu must give {allowed}, got {mu!r}")
         return cls(found, delta, gaussian=mu)
 
     @property

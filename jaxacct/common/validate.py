@@ -8,6 +8,7 @@ MAX_SEPARATION = 2**24
 _MOST = dict.fromkeys(("iterations", "bands"), 2**20) | {"examples_per_user": 1000}
 _MOST |= dict.fromkeys("min_separation cycle_length epoch_steps steps_per_epoch".split(), MAX_SEPARATION)
 
+MAX_EPSILON = 1e4  # of a target, nats
 MIN_SCALE, MAX_SCALE = 1e-30, 1e30
 MIN_NOISE, MAX_NOISE = 1e-9, 1e9  # their squares are well within float32
 
@@ -93,10 +94,11 @@ def delta(value, name: str = "delta") -> float:
 def target(of_epsilon, of_delta, names=("epsilon", "delta"), *, above_0: bool = False) -> tuple[float, float]:
     """Return (epsilon, delta) of a calibration, or raise ValueError with these names.
 
-    Epsilon is in [0, 100], or in (0, 100] for `above_0`: larger values protect nothing.
+    Epsilon is in [0, 10,000], or in (0, 10,000] for `above_0`.
     """
     found = positive_number(names[0], of_epsilon) if above_0 else epsilon(of_epsilon, names[0])
-    return _within(names[0], found, "at most 100", lambda x: x <= 100), delta(of_delta, names[1])
+    found = _within(names[0], found, f"at most {MAX_EPSILON:g}", lambda x: x <= MAX_EPSILON)
+    return found, delta(of_delta, names[1])
 
 
 def one_of(name: str, value, allowed):

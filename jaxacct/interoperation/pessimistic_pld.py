@@ -30,6 +30,7 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
 INTERVAL = 1e-3  # of epsilons; composed distributions must have the same
+_DEFAULT_INTERVAL = 1e-4  # of dp-accounting
 LARGEST = 500.0  # epsilon; e^LARGEST is finite
 
 
@@ -74,18 +75,21 @@ class PessimisticPLD:
         return composed_epsilon(self.steps, left) if left > 0 else math.inf
 
     def compose(self, other, adjacency: str = ADJACENCIES[0]) -> "PessimisticPLD":
-        """Compose with another of these, or with a PLD of dp-accounting of the same discretization.
+        """Compose with another of these, or with a PLD of dp-accounting.
 
         Args:
-          other: of the same adjacency. A PLD of dp-accounting must not be composed already.
+          other: of the same adjacency. A PLD of dp-accounting has this interval or dp-accounting's default,
+            1e-4, and must not be composed already.
           adjacency: of a PLD of dp-accounting, which does not hold it.
 
         Raises:
           ValueError: another adjacency or discretization.
         """
         if not isinstance(other, PessimisticPLD):
-            self.distributions[0].compose(other)  # refuses another discretization
-            curve = curve_of_pld(other, self.interval)
+            interval = _interval_of(other, self.interval)
+            curve = curve_of_pld(other, interval)
+            if interval != self.interval:
+                other = _exported((_on_grid(curve, self.interval),) * 2, self.interval)
             other = PessimisticPLD((((curve, curve), 1),), (other,), 0.0, self.interval, adjacency)
         if other.adjacency != self.adjacency:
             raise ValueError(f"adjacency must be {self.adjacency} to be composed, got {other.adjacency}")
@@ -160,8 +164,6 @@ def pld_of_profile(
     Raises:
       ValueError: the first epsilon is not 0, or one is no multiple of `interval`.
     """
-    from dp_accounting.pld import privacy_loss_distribution
-
     _validate.positive_number("interval", interval)
     _validate.open_probability("confidence", profile.confidence)
     whole = np.round(profile.epsilons / interval).astype(np.int64)
@@ -176,15 +178,42 @@ def pld_of_profile(
         raise ValueError("profile must have a bound below 1 in both directions, got none")
     points = whole * interval
     curves = dominating_curves((points, remove), (points, add))
-    exported = (_distribution(curve, interval) for curve in curves)
-    distribution = privacy_loss_distribution.PrivacyLossDistribution(*exported)
-    steps = ((curves, 1),)
-    return PessimisticPLD(steps, (distribution,), 1 - profile.confidence, interval, adjacency)
+    distribution = _exported(curves, interval)
+    return PessimisticPLD(((curves, 1),), (distribution,), 1 - profile.confidence, interval, adjacency)
 
 
-def _distribution(curve: ChordCurve, interval: float):
-    """Return the distribution of dp-accounting whose divergences are the curve."""
-    from dp_accounting.pld import pld_pmf
+def _exported(curves: tuple[ChordCurve, ChordCurve], interval: float):
+    """Return the distribution of dp-accounting whose divergences are the (remove, add) curves."""
+    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-    whole = np.round(curve.losses / interval).astype(np.int64)
-    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, whole, curve.heights)
+    parts = (
+        pld_pmf.create_pmf_pessimistic_connect_dots(
+            interval, np.round(curve.losses / interval).astype(np.int64), curve.heights
+        )
+        for curve in curves
+    )
+    return privacy_loss_distribution.PrivacyLossDistribution(*parts)
+
+
+def _interval_of(other, interval: float) -> float:
+    """Return this interval or dp-accounting's default, whichever a PLD of dp-accounting has."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    for one in (interval, _DEFAULT_INTERVAL):
+        try:
+            privacy_loss_distribution.identity(value_discretization_interval=one).compose(other)
+        except ValueError:
+            continue
+        return one
+    raise ValueError(
+        f"value_discretization_interval must be {interval:g} or {_DEFAULT_INTERVAL:g} to be composed"
+    )
+
+
+def _on_grid(curve: ChordCurve, interval: float) -> ChordCurve:
+    """Return a curve above another one, with corners at multiples of the interval."""
+    first, last = math.floor(curve.losses[0] / interval), math.ceil(curve.losses[-1] / interval)
+    points = interval * np.arange(first, last + 1)
+    values = curve.at(points)
+    bounds = values.deltas + values.error * np.append(1.0, values.tails[:-1])
+    return ChordCurve.below(points, np.minimum.accumulate(np.minimum(bounds, 1.0)))

@@ -40,7 +40,7 @@ BAD_VALUES = [
                 "--bands": (*NO_INTEGER, "61"),
                 "--min-separation": (*NO_INTEGER, "5", "61"),
                 "--batch-size": (*NOT_POSITIVE, "3001", "1e300"),
-                "--epsilon": (*NOT_POSITIVE, "1e300", "101"),
+                "--epsilon": (*NOT_POSITIVE, "1e300", "10001"),
                 "--delta": (*NO_PROBABILITY, "1e-400"),
                 "--noise-multiplier": BAD_SIGMA,
                 "--max-samples": NO_INTEGER,

@@ -25,10 +25,13 @@ from jaxacct import (
     Plan,
     Poisson,
     TruncatedBMinSep,
+    calibrate,
 )
 from jaxacct.accountants import ACCOUNTANTS, Accountant, analytic
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
+from jaxacct.statistics import loss_curves
+from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.strategies import Strategy
 from tests.oracles import composed_losses, enumeration
 from tests.stored_plans import as_json, loaded
@@ -240,6 +243,38 @@ def test_at_least_60_digits_over_the_whole_range(name):
                 assert bound <= (1 + relative) * exact + absolute, (mechanism, epsilon)
                 seen.append(float(exact))
     assert min(seen) < 1e-12 and max(seen) > 1e-2
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 300.0, 1000.0, 10_000.0])
+def test_at_least_60_digits_from_the_smallest_to_the_largest_epsilon(epsilon):
+    """One Gaussian mechanism at deltas of about 1e-5, by every accountant; and a sampled one."""
+    mu = math.sqrt(2 * epsilon + 18) - math.sqrt(18) if epsilon >= 1 else epsilon / 3.5
+    exact = composed_losses.gaussian(epsilon, mu)
+    for make in (
+        Poisson(1, 1.0),
+        MultiAttribution(1, 1, 1.0, 1),
+        IndependentAttribution(1, 1, 1.0, 2),
+        BallsInBins(1, 1),
+        EpochwiseAllocation(1, 1),
+    ):
+        mechanism = at(make, make.examples_per_unit / mu)
+        for name, member in ACCOUNTANTS.items():
+            if member.supports(mechanism):
+                bound = member.delta(mechanism, epsilon)
+                assert exact * (1 - 1e-12) <= bound
+                assert bound <= 1.12 * exact or "bins" in name or "allocation" in name
+    for remove in (True, False):
+        curve = loss_curves.both_directions(loss_curves.GaussianPair(1 / mu), 0.1)[not remove]
+        found = divergence_bound([Part(curve, 1)], epsilon)
+        assert composed_losses.sampled(epsilon, 0.1, 1 / mu, remove) * (1 - 1e-12) <= found
+
+
+def test_a_plan_of_a_large_epsilon_is_certified():
+    plan = calibrate(Poisson(1000, 0.004), IDENTITY, epsilon=1000, delta=1e-5)
+    assert plan.certified and 0.083 < plan.noise_multiplier < 0.085
+    assert loaded(plan).certified and "(1000, 1e-05)" in plan.statement()
+    with pytest.raises(ValueError, match="epsilon must be at most 10000, got 10001"):
+        calibrate(Poisson(1000, 0.004), IDENTITY, epsilon=10_001, delta=1e-5)
 
 
 @pytest.mark.parametrize("reference", composed_losses.REFERENCES[::2], ids=str)

@@ -13,6 +13,7 @@ from scipy.stats import norm
 
 import jaxacct
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, TruncatedBMinSep
+from jaxacct.accountants.composition import composed_delta
 from jaxacct.estimates.profile import Profile
 from jaxacct.interoperation import (
     batch_selection,
@@ -369,3 +370,24 @@ def test_only_what_is_of_one_adjacency_composes():
     mechanism = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 2.0, "replace-one")
     drawn = dominating_pld(mechanism, max_epsilon=1.0, points=2, num_samples=2048)
     assert drawn.adjacency == "replace-one"
+
+
+def test_the_default_interval_of_dp_accounting_composes():
+    """Its divergences stay, so that the bound is that of the same events; the export is above."""
+    own = exported()
+    fine = privacy_loss_distribution.from_gaussian_mechanism(2.0, neighboring_relation=ZERO_OUT)
+    coarse = privacy_loss_distribution.from_gaussian_mechanism(
+        2.0, neighboring_relation=ZERO_OUT, value_discretization_interval=INTERVAL
+    )
+    found, other = own.compose(fine), own.compose(coarse)
+    for epsilon in (0.5, 1.5):
+        exact = (
+            composed_delta(own.steps, epsilon, dp_accounting.GaussianDpEvent(2.0)) + own.failure_probability
+        )
+        assert exact * (1 - 1e-6) <= found.delta(epsilon) <= 1.001 * exact
+        assert found.delta(epsilon) <= other.delta(epsilon) * (1 + 1e-6)
+        assert found.pld.get_delta_for_epsilon(epsilon) >= exact * (1 - 1e-3) - own.failure_probability
+    for interval in (2e-4, 5e-4):
+        odd = privacy_loss_distribution.from_gaussian_mechanism(2.0, value_discretization_interval=interval)
+        with pytest.raises(ValueError, match=r"value_discretization_interval must be 0\.001 or 0\.0001"):
+            own.compose(odd)
