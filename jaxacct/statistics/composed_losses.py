@@ -18,6 +18,7 @@ from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error
 
 # Natural log of the largest factor of tilted weights, and what underflow may then remove from their sum.
 _MAX_SCALE, _UNDERFLOW = 200.0, 1e-210
+_MAX_RELATIVE = 0.1  # up to which `1 + 2 relative` covers `e^relative`
 # Share of delta of the lattices.
 _LATTICE = 1e-3
 # Fraction of the best tilt that is used: far fewer sums wrap around, and rounding hardly grows.
@@ -300,8 +301,8 @@ class _Sums:
             return math.inf  # sums between epsilon and the first place would be missed
         relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
         exponent = self.log_scale - self.tilt * epsilon
-        if not exponent <= _MAX_SCALE:
-            return math.inf  # weights of relevant size may underflow
+        if not (exponent <= _MAX_SCALE and relative <= _MAX_RELATIVE):
+            return math.inf  # weights of relevant size may underflow, or all terms be rounding alone
         scale = math.exp(exponent)
         counted = float(np.maximum(0.0, value))  # keeps NaN, for which `_bounded` returns 1
         return (counted + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.reserved
@@ -340,7 +341,7 @@ class _Sums:
         value -= self._rounding * float(np.linalg.norm(weights))
         relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
         exponent = self.log_scale - self.tilt * epsilon
-        if not (exponent <= _MAX_SCALE and value > 0 and relative < 0.1):
+        if not (exponent <= _MAX_SCALE and value > 0 and relative <= _MAX_RELATIVE):
             return 0.0
         return value * math.exp(exponent) * (1 - 2 * relative) - self.reserved
 

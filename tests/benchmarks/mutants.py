@@ -327,7 +327,7 @@ MUTANTS = [
     Mutant(LOSSES, "if bound >= 0 else 1.0", "if bound >= 0 else SMALLEST", OF_LOSSES),
     Mutant(
         LOSSES,
-        "        if not exponent <= _MAX_SCALE:\n            return math.inf",
+        "        if not (exponent <= _MAX_SCALE and relative <= _MAX_RELATIVE):\n            return math.inf",
         "        exponent = min(exponent, 700.0)\n        if False:\n            return math.inf",
         OF_LOSSES,
     ),

@@ -465,6 +465,15 @@ def test_sums_beyond_the_lattice_are_added(monkeypatch):
     assert short.reserved > TRUTH / 2 and short.bound(3.0) >= TRUTH
 
 
+def test_no_bound_where_rounding_of_exponents_may_exceed_its_share():
+    """`1 + 2 relative` is below `e^relative` for a large relative error: no lattice gives a bound there."""
+    lattice = composed_losses._Sums.of(composed_losses.Rough.of(PARTS), 3.0)
+    assert lattice.bound(3.0) < 1 and lattice.lower_bound(3.0) > 0
+    for rough in (0.11, 3.0, math.nan):
+        lattice.__dict__["_relative"] = rough
+        assert lattice.bound(3.0) == math.inf and lattice.lower_bound(3.0) == 0
+
+
 def test_infinite_losses_add_up():
     """Steps that reveal all with probability 0.01."""
     curve = ChordCurve(np.array([0.0]), np.array([0.01]))

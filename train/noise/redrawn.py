@@ -35,7 +35,12 @@ def init(params, key) -> NoiseState:
 
 
 def draw(strategy: Strategy, levels: float, state: NoiseState, params, *, cuts=None) -> tuple:
-    """Return `train.noise.recursion.draw`: the same integers, of vectors that are all drawn here."""
+    """Return `train.noise.recursion.draw`: the same integers, of vectors that are all drawn here.
+
+    ValueError for a state that keeps vectors: those would be of earlier steps wherever it is used again.
+    """
+    if any(leaf.shape[0] for leaf in jax.tree.leaves(state.recent)):
+        raise ValueError("noise_memory must be 'keep' for this state, which keeps earlier vectors")
     leaves, structure = jax.tree.flatten(params)
     shapes = [jnp.shape(leaf) for leaf in leaves]
     with jax.enable_x64(True):

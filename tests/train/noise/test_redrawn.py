@@ -48,6 +48,15 @@ def test_nothing_is_kept():
     assert sum(leaf.size for leaf in jax.tree.leaves(kept.recent)) == 3 * 2003
 
 
+def test_a_state_of_kept_noise_is_not_redrawn():
+    """Its vectors would stay those of earlier steps, and be added again by the next kept step."""
+    kept = recursion.init(INVERSE, MANY, KEY)
+    with pytest.raises(ValueError, match="noise_memory must be 'keep' for this state"):
+        redrawn.draw(INVERSE, LEVELS, kept, MANY)
+    with pytest.raises((TypeError, ValueError)):
+        recursion.draw(INVERSE, LEVELS, redrawn.init(MANY, KEY), MANY)
+
+
 def trained(tmp_path=None, steps=None, **options):
     covered = plan(dataset_size=ROWS, iterations=12, separation=4, strategy=INVERSE)
     given = dict(keys=KEYS, steps=steps, out=tmp_path) | options
