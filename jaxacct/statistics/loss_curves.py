@@ -303,7 +303,8 @@ class ChordCurve(LossCurve):
         else:
             losses, heights = np.append(-mixed, -idle), np.append(self.heights * np.exp(join - mixed), 0.0)
             room = np.append(rounding, rounding[-1])
-        losses, heights = losses + room, np.minimum(1.0, heights * (1 + room))
+        losses = np.maximum.accumulate(losses + room)  # a corner further right is higher, too
+        heights = np.minimum(1.0, heights * (1 + room))
         apart = np.append(np.diff(losses) > _CORNER_GAP, True)  # without a corner, a chord is higher
         return ChordCurve.below(losses[apart], heights[apart])
 
