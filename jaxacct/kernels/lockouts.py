@@ -294,14 +294,3 @@ def virtual_weights_of_two(b: int, p: float, q: float, real: np.ndarray) -> np.n
     """
     sums = _suffix_sums(real[: 2 * b], np.full(b, p), q)
     return np.concatenate([real[:b], _released(real, sums, q ** np.arange(1, b), 0, b)], axis=1)
-
-
-def counts_at(positions, counts, iterations: int):
-    """Return (num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
-
-    `positions` are (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
-    `counts` are a scalar or of that shape.
-    """
-    rows = jnp.arange(positions.shape[0])[:, None]
-    nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)
-    return nowhere.at[rows, positions].set(counts, mode="drop")

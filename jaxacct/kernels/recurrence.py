@@ -184,11 +184,6 @@ def weighted_sums(arrays, factors):
     )
 
 
-def times_log(counts, log_q: float) -> np.ndarray:
-    """Return `counts * log_q` with 0 * -inf = 0."""
-    return np.where(counts > 0, np.maximum(counts, 1) * log_q, 0.0)
-
-
 def log_probabilities(probability: float) -> tuple[float, float]:
     """Return (ln p, ln(1 - p)) in float64, the second -inf at p = 1."""
     with np.errstate(divide="ignore"):

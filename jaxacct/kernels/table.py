@@ -11,6 +11,7 @@ lockout_i} - g_{i+1})`: positive, and added with compensation (proofs/rounding.m
 K = 1 with the same lockout everywhere (arXiv 2602.09338, eq. 1).
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -19,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels import threefry
+from jaxacct.kernels import exponentials, threefry
 from jaxacct.kernels.exponentials import (
     added,
+    as_floats,
     below,
     exponential_words,
     first_reached,
@@ -57,27 +59,43 @@ class Draws(NamedTuple):
     counts: tuple[bool, ...]
     lockout: np.ndarray
     """(n,) int32, in steps."""
-    start: list
-    """Words of cumulative probabilities of the first eligible step, (1,) each; the last one is certain."""
+    start: tuple
+    """Words by first eligible step but the last: cumulative probabilities."""
     num_left: int
     most: int
     """Largest number of outcomes of one unit."""
+    longest: int
+    """Largest number of steps that an eligible unit waits."""
+    constant: float
+    """Hazard of every step as it is stored, in nats, where it is the same for all; else 0."""
 
     @classmethod
     def of(cls, outcomes: list[Outcome], lockout, start, most: int) -> "Draws":
         """Return the words of a table's numbers; past the last of `start` a unit is never eligible."""
         chances = np.stack([outcome.chance for outcome in outcomes])
         total = chances.sum(axis=0)
+        # float32 has an error below 1/4 of a step.
+        hazard = float(integers_of(total[:1])[-1, 0]) * 2.0**-exponentials.GRID
+        is_constant = total.shape[1] == 1 and len(total) <= 2**20 and 0 < total.min() == total.max() < 1
         return cls(
             words_of_integers(integers_of(total).ravel()),
             [words_of(part.ravel(), 64) for part in shares(chances)[:-1]],
             tuple(outcome.kept for outcome in outcomes),
             tuple(outcome.counts for outcome in outcomes),
             lockout.astype(np.int32),
-            [words_of(part, 64) for part in shares(np.asarray(start)[:, None])[:-1]],
+            words_of(shares(np.asarray(start))[:-1], 64),
             chances.shape[2],
             most,
+            longest_wait(total),
+            hazard if is_constant else 0.0,
         )
+
+
+def longest_wait(chances) -> int:
+    """Return the largest number of steps to the next certain outcome, of (n, K) chances; n where K > 1."""
+    n, K = chances.shape
+    certain = np.flatnonzero(chances[:, 0] == 1) if K == 1 else np.zeros(0, int)
+    return int(np.diff(certain, prepend=-1, append=n).max()) - 1
 
 
 def shares(weights):
@@ -172,26 +190,62 @@ def draw_positions(key, num_samples: int, draws: Draws):
     hazards, outcomes, lockout = jax.tree.map(jnp.asarray, (draws.hazards, draws.outcomes, draws.lockout))
     kept, counts = jnp.asarray(np.array(draws.kept)), jnp.asarray(np.array(draws.counts, np.int32))
     start_key, wait_key, which_key = threefry.split(key, 3)
-    waits = threefry.two_words(wait_key, (most, num_samples))
-    which = threefry.two_words(which_key, (most, num_samples)) if outcomes else waits
 
     def unfinished(state):
         return any_left((state[0] < most) & (state[1] < n))
 
     def turn(state):
         k, free, left, positions = state
-        here = jnp.minimum(free, n)
-        goal = added(look_up(hazards, here * K + left), exponential_words([word[k] for word in waits]))
-        step = first_reached(lambda at: look_up(hazards, (at + 1) * K + left), goal, here, n, n)
+        here = step = jnp.minimum(free, n)
+        if draws.longest:
+            wait = exponential_words(words_at(wait_key, k, num_samples))
+            goal = added(look_up(hazards, here * K + left), wait)
+            low, places = here, draws.longest
+            if draws.constant:  # float32 finds the step to one or two
+                about = as_floats(wait) * jnp.float32(1 / draws.constant)
+                low = jnp.minimum(
+                    here + jnp.maximum(jnp.ceil(jnp.minimum(about, n)) - 2, 0).astype(jnp.int32), n
+                )
+                places = 3
+            high = jnp.minimum(low + places, n)
+            step = first_reached(lambda at: look_up(hazards, (at + 1) * K + left), goal, low, high, places)
         at = jnp.minimum(step, n - 1)
-        reached = [look_up(words, at * K + left) for words in outcomes]
-        outcome = chosen([word[k] for word in which], reached)
+        reached = [look_up(part, at * K + left) for part in outcomes]
+        outcome = chosen(words_at(which_key, k, num_samples), reached) if outcomes else jnp.zeros_like(at)
         found = jnp.where(kept[outcome], step, n)
         left = jnp.maximum(left - counts[outcome], 0)
         return k + 1, jnp.where(step < n, step + lockout[at], n), left, positions.at[k].set(found)
 
-    free = chosen(threefry.two_words(start_key, (num_samples,)), draws.start)
+    free = draw_place(start_key, num_samples, draws.start)
     left = jnp.full(num_samples, K - 1, jnp.int32)
     nothing = jnp.full((most, num_samples), n, jnp.int32)
     *_, positions = lax.while_loop(unfinished, turn, (jnp.int32(0), free, left, nothing))
     return (positions if all(draws.kept) else jnp.sort(positions, axis=0)).T
+
+
+def words_at(key, turn, num_samples: int):
+    """Draw the words of a turn of a loop, (num_samples,) each; turns that are never reached cost nothing."""
+    return threefry.two_words(threefry.fold_in(key, turn.astype(jnp.uint32)), (num_samples,))
+
+
+def draw_place(key, num_samples: int, cumulative):
+    """Draw (num_samples,) int32 places, by the words of their cumulative probabilities without the last."""
+    last = len(cumulative[0])
+    if not last:
+        return jnp.zeros(num_samples, jnp.int32)
+    first, second = threefry.two_words(key, (num_samples,))
+    # The first cumulative probability above the bits: at or above the bits and one.
+    goal = added((first, second), (jnp.zeros_like(first), jnp.ones_like(first)))
+    begin = jnp.zeros(num_samples, jnp.int32)
+    return first_reached(functools.partial(look_up, cumulative), goal, begin, last, last)
+
+
+def counts_at(positions, counts, iterations: int):
+    """Return (num_samples, iterations) float32: `counts` at the steps `positions`, 0 elsewhere.
+
+    `positions` are (num_samples, slots) int32, distinct in a row; iterations and above is no participation.
+    `counts` are a scalar or of that shape.
+    """
+    rows = jnp.arange(positions.shape[0])[:, None]
+    nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)
+    return nowhere.at[rows, positions].set(counts, mode="drop")

@@ -17,14 +17,14 @@ from jaxacct.common import validate
 from jaxacct.kernels import fixed_counts, threefry
 from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_probabilities, softplus
-from jaxacct.schemes.base import SparseScheme, Sums
+from jaxacct.schemes.base import SizedScheme, Sums
 from jaxacct.schemes.batches import Batches, ByStep, subsets
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.replicas import balanced_min_sep as balanced_replicas
 
 
 @dataclass(frozen=True)
-class BalancedMinSep(SparseScheme):
+class BalancedMinSep(SizedScheme):
     """Balanced min-sep sampling.
 
     Each example participates at k steps, any two at least `min_separation` apart, uniformly among all such

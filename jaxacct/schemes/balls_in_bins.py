@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import threefry
 from jaxacct.schemes.base import check_fields
 from jaxacct.schemes.cyclic_poisson import RandomPhase
 from jaxacct.schemes.numbers import Numbers, participation_rate
@@ -54,11 +52,3 @@ class BallsInBins(RandomPhase):
                 "it is dataset_size / batch_size"
             )
         return cls.from_batch_size(**numbers.sizes())
-
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
-
-    def draw_error(self) -> float:
-        return threefry.integers_error(self.cycle_length)
-
-    def draw_participation(self, key, num_samples: int):
-        return self.draw_at_phase(key, jnp.ones((num_samples, self.max_participations), bool))

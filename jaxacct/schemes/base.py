@@ -14,32 +14,12 @@ import jax
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels.lockouts import counts_at
+from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.batches import Batches, FromTable
 from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.side_information import SideInformation
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
-
-
-class SideInformation(abc.ABC):
-    """Adversary's view besides the outputs, drawn before participations, equally under P and Q."""
-
-    name: ClassVar[str]
-    """Name of the argument of `privacy_loss` that holds it."""
-    words: ClassVar[int] = 1
-    """Version of `draw`: changes whenever the same key draws other values."""
-
-    @abc.abstractmethod
-    def tables(self) -> Any:
-        """Return the pytree of arrays that `draw` needs."""
-
-    @abc.abstractmethod
-    def draw(self, key, num_samples: int, tables) -> jax.Array:
-        """Draw (num_samples, iterations) int32; jittable."""
-
-    @abc.abstractmethod
-    def error(self) -> tuple[float, float]:
-        """Return the errors of the drawn distribution: (relative error of density, total variation)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,6 +316,35 @@ class ExampleScheme(Scheme, abstract=True):
     table: SamplingTable
     """Table of the sampler."""
 
+    @property
+    def max_participations(self) -> int:
+        return self.table.max_participations
+
+    def participation_probabilities(self) -> np.ndarray:
+        return self.table.participation_probabilities
+
+    def log_probability_of_none(self) -> float:
+        return self.table.log_probability_of_none
+
+    def draw_error(self) -> float:
+        return self.table.draw_error
+
+    @property
+    def draw_variation(self) -> float:
+        return self.table.draw_variation
+
+    def draw_positions(self, key, num_samples: int) -> jax.Array:
+        """Draw (num_samples, slots) int32: steps of participation, ascending; n is none."""
+        return self.table.draw_positions(key, num_samples)
+
+    def draw_participation(self, key, num_samples: int):
+        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
+
+    @property
+    def sparse_positions(self) -> SparsePositions | None:
+        rate = float(self.participation_probabilities().mean())
+        return SparsePositions(self.draw_positions, rate) if self.min_separation > 1 else None
+
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return FromTable(self.table, dataset_size, generator)
 
@@ -350,8 +359,8 @@ class ExampleScheme(Scheme, abstract=True):
         return disjoint_participations(self.max_participations, 1, cross)
 
 
-class SparseScheme(ExampleScheme, abstract=True):
-    """Scheme whose participations are drawn as a few steps, at its sizes alone: it has no probability."""
+class SizedScheme(ExampleScheme, abstract=True):
+    """Scheme that its sizes alone determine: it has no probability."""
 
     participation_rate: float
     """Long-run rate of participations."""
@@ -359,17 +368,6 @@ class SparseScheme(ExampleScheme, abstract=True):
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "Scheme":
         return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
-
-    @abc.abstractmethod
-    def draw_positions(self, key, num_samples: int) -> jax.Array:
-        """Draw (num_samples, max_participations) int32: steps of participation, ascending; n is none."""
-
-    def draw_participation(self, key, num_samples: int):
-        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
-
-    @property
-    def sparse_positions(self) -> SparsePositions:
-        return SparsePositions(self.draw_positions, self.participation_rate)
 
 
 def scheme_to_json(scheme: Scheme) -> dict:

@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
 
-import numpy as np
-
-from jaxacct.kernels.lockouts import counts_at
 from jaxacct.schemes.base import ExampleScheme, Sums
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import table as table_replicas
@@ -84,30 +81,10 @@ class CustomScheme(ExampleScheme):
         return self.table.min_lockout
 
     @property
-    def max_participations(self) -> int:
-        return self.table.max_participations
-
-    def participation_probabilities(self) -> np.ndarray:
-        return self.table.participation_probabilities
-
-    def log_probability_of_none(self) -> float:
-        return self.table.log_probability_of_none
-
-    @property
     def sums(self) -> Sums:
         table = self.table
         probability = 1.0 if table.num_left > 1 else float(table.join.max())
         return Sums(probability, self.log_probability_of_none(), self.iterations, table=table)
-
-    def draw_error(self) -> float:
-        return self.table.draw_error
-
-    @property
-    def draw_variation(self) -> float:
-        return self.table.draw_variation
-
-    def draw_participation(self, key, num_samples: int):
-        return counts_at(self.table.draw_positions(key, num_samples), 1, self.iterations)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         if log_ratios.ndim == 1:

@@ -1,19 +1,14 @@
 """Cyclic Poisson sampling: each example draws one of b groups, which take turns (Choquette-Choo et al.)."""
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from scipy.special import logsumexp
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels import threefry
-from jaxacct.kernels.randomness import bernoulli, bernoulli_error
-from jaxacct.kernels.recurrence import log_mean_of_phases, log_probabilities, phase_totals, times_log
+from jaxacct.kernels.recurrence import log_mean_of_phases, phase_totals
 from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
 from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_growth
@@ -25,6 +20,7 @@ class RandomPhase(ExampleScheme, abstract=True):
     """Scheme in which an example is eligible at the steps of one uniform phase, a cycle apart."""
 
     supports_truncation = True
+    sparse_positions = None
     cycle_length: int
     sampling_probability: float
 
@@ -33,16 +29,9 @@ class RandomPhase(ExampleScheme, abstract=True):
         return self.cycle_length
 
     @property
-    def max_participations(self) -> int:
-        return -(-self.iterations // self.cycle_length)
-
-    @property
     def participation_rate(self) -> float:
         """Long-run rate of participations."""
         return self.sampling_probability / self.cycle_length
-
-    def participation_probabilities(self) -> np.ndarray:
-        return np.full(self.iterations, self.participation_rate)
 
     @property
     def num_turns(self) -> np.ndarray:
@@ -52,10 +41,6 @@ class RandomPhase(ExampleScheme, abstract=True):
     @property
     def phase_participations(self) -> np.ndarray | None:
         return self.num_turns if self.sampling_probability == 1 else None
-
-    def log_probability_of_none(self) -> float:
-        log_none = times_log(self.num_turns, log_probabilities(self.sampling_probability)[1])
-        return float(logsumexp(log_none) - math.log(self.cycle_length))
 
     @property
     def sums(self) -> Sums:
@@ -67,15 +52,6 @@ class RandomPhase(ExampleScheme, abstract=True):
         n, b = self.iterations, self.cycle_length
         start = np.full(min(n, b), 1 / b)
         return SamplingTable.constant(n, self.sampling_probability, b, turns=True, start=start)
-
-    def draw_at_phase(self, key, participates):
-        """Return (num_samples, rounds) bool as (num_samples, iterations) float32, at a uniform phase."""
-        phase = threefry.integers(key, (len(participates), 1), self.cycle_length)
-        found = (
-            participates[:, :, None]
-            & (phase == jnp.arange(self.cycle_length, dtype=jnp.int32)[None])[:, None, :]
-        )
-        return found.reshape(len(participates), -1)[:, : self.iterations].astype(jnp.float32)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute `ln (1/b) sum_phase prod_k (1 - p + p e^r)`."""
@@ -123,14 +99,3 @@ class CyclicPoisson(RandomPhase):
     def independent_rounds(self) -> tuple[float, int]:
         """Poisson rounds with the phase revealed."""
         return self.sampling_probability, self.max_participations
-
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
-
-    def draw_error(self) -> float:
-        coins = bernoulli_error(self.sampling_probability, self.max_participations)
-        return (1 + coins) * (1 + threefry.integers_error(self.cycle_length)) - 1
-
-    def draw_participation(self, key, num_samples: int):
-        phase_key, join_key = threefry.split(key)
-        joins = bernoulli(join_key, self.sampling_probability, (num_samples, self.max_participations))
-        return self.draw_at_phase(phase_key, joins)

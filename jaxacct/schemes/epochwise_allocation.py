@@ -7,25 +7,19 @@ It is the sampling distribution nearest to a reshuffled loader that has a certif
 import functools
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import epochs, threefry
-from jaxacct.kernels.programs import number
-from jaxacct.kernels.randomness import exponential_64
+from jaxacct.kernels import epochs
 from jaxacct.schemes.balls_in_bins import BallsInBins
-from jaxacct.schemes.base import SparseScheme, Sums, check_fields
-from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
-from jaxacct.schemes.replicas import epochwise_allocation as epochwise_replicas
+from jaxacct.schemes.base import SizedScheme, Sums, check_fields
+from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 
 
 @dataclass(frozen=True)
-class EpochwiseAllocation(SparseScheme):
+class EpochwiseAllocation(SizedScheme):
     """One participation in each epoch of `epoch_steps` steps, consecutive ones `min_separation` apart.
 
     In the first epoch the step is uniform. In every later one each eligible step is the participation with
@@ -44,6 +38,7 @@ class EpochwiseAllocation(SparseScheme):
     epoch_steps: int
     min_separation: int = 1
     name: ClassVar[str] = "epochwise-allocation"
+    replicas = table_replicas
     options: ClassVar = {"separation": "min_separation"}
 
     def __post_init__(self):
@@ -64,11 +59,6 @@ class EpochwiseAllocation(SparseScheme):
             dataset_size=dataset_size, batch_size=batch_size, iterations=iterations
         )
         return cls(iterations, bins.cycle_length, min_separation)
-
-    @property
-    def max_participations(self) -> int:
-        """E, the number of epochs."""
-        return -(-self.iterations // self.epoch_steps)
 
     @property
     def fixed_bins(self) -> BallsInBins | None:
@@ -94,13 +84,6 @@ class EpochwiseAllocation(SparseScheme):
         """Long-run rate of participations."""
         return 1 / self.epoch_steps
 
-    def participation_probabilities(self) -> np.ndarray:
-        return np.full(self.iterations, self.participation_rate)
-
-    def log_probability_of_none(self) -> float:
-        more = self.iterations < self.epoch_steps
-        return math.log1p(-self.iterations / self.epoch_steps) if more else -math.inf
-
     @property
     def sums(self) -> Sums:
         if self.fixed_bins is not None:
@@ -114,48 +97,12 @@ class EpochwiseAllocation(SparseScheme):
             error=functools.partial(epochs.rounding_bound, *sizes),
         )
 
-    @property
-    def replicas(self) -> ModuleType:
-        return epochwise_replicas if self.fixed_bins is None else balls_in_bins_replicas
-
     @functools.cached_property
     def table(self) -> SamplingTable:
         n, M, b = self.iterations, self.epoch_steps, self.min_separation
         steps, place = np.arange(n), np.arange(n) % M
         left = np.where(steps < M, M - place, np.minimum(M - b + 1, M - place))
         return SamplingTable(1 / left, np.maximum(M - place, b), False, (1.0,))
-
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
-
-    def draw_error(self) -> float:
-        """Bound the relative error of the density that `draw_participation` draws from.
-
-        A wait is a float32 exponential, as for b-min-sep, between two multiples of `-ln rho`: the end k moves
-        the probability by `10 2^-24 3 k` of itself at most. Uniform places are integers from 64 bits.
-        """
-        uniform = self.max_participations * math.log1p(threefry.integers_error(self.epoch_steps))
-        steps = (self.max_participations - 1) * (self.min_separation - 1)
-        waits = steps + self.max_participations if 1 < self.min_separation < self.epoch_steps else 0
-        return math.expm1(uniform + 30 * 2.0**-24 * waits)
-
-    def draw_positions(self, key, num_samples: int):
-        M, b, count = self.epoch_steps, self.min_separation, self.max_participations
-        first_key, wait_key, last_key = threefry.split(key, 3)
-        first = threefry.integers(first_key, (num_samples,), M)
-        log_survival = epochs.log_survival(M, b)
-        waits = exponential_64(wait_key, (count - 1, num_samples)) / number(-log_survival)
-        waits = jnp.minimum(jnp.floor(waits), M).astype(jnp.int32)
-        last = b - 1 + threefry.integers(last_key, (count - 1, num_samples), M - b + 1)
-
-        def one_epoch(place, given):
-            wait, last = given
-            reached = jnp.maximum(place - (M - b), 0) + wait
-            place = jnp.where(reached < b - 1, reached, last)
-            return place, place
-
-        _, later = jax.lax.scan(one_epoch, first, (waits, last))
-        places = jnp.concatenate([first[None], later]).T
-        return places + M * jnp.arange(count, dtype=jnp.int32)[None]
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute ln of the mean over patterns of the product of `e^r`."""

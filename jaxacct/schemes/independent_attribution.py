@@ -121,7 +121,9 @@ class IndependentAttribution(UserScheme):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.one.batches(dataset_size, generator)
 
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+    @property
+    def draw_variation(self) -> float:
+        return self.examples_per_user * self.one.draw_variation
 
     def draw_error(self) -> float:
         """Bound the relative error of the density of the participations."""

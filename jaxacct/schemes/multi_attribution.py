@@ -29,10 +29,10 @@ from scipy import special
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import threefry
-from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
 from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import Scheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.batches import Batches
@@ -205,7 +205,9 @@ class MultiAttribution(UserScheme):
             raise ValueError("graph must be given for multi-attribution")
         return graph.lockout_batches(self, generator)
 
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+    @property
+    def draw_variation(self) -> float:
+        return self.timing.draw_variation
 
     def draw_error(self) -> float:
         """Bound the error of the times plus, for each participation, of the Bernoulli draws of its count."""

@@ -4,11 +4,9 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels.programs import number
-from jaxacct.kernels.randomness import bernoulli, bernoulli_error
 from jaxacct.kernels.recurrence import log_probabilities, softplus, tree_sum
 from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
 from jaxacct.schemes.numbers import participation_rate
@@ -45,18 +43,8 @@ class Poisson(ExampleScheme):
         return 1
 
     @property
-    def max_participations(self) -> int:
-        return self.iterations
-
-    def participation_probabilities(self) -> np.ndarray:
-        return np.full(self.iterations, self.sampling_probability)
-
-    @property
     def sums(self) -> Sums:
         return Sums(self.sampling_probability, self.log_probability_of_none(), self.iterations)
-
-    def log_probability_of_none(self) -> float:
-        return self.iterations * log_probabilities(self.sampling_probability)[1]
 
     @property
     def independent_rounds(self) -> tuple[float, int]:
@@ -65,15 +53,6 @@ class Poisson(ExampleScheme):
     @functools.cached_property
     def table(self) -> SamplingTable:
         return SamplingTable.constant(self.iterations, self.sampling_probability, 1)
-
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
-
-    def draw_error(self) -> float:
-        return bernoulli_error(self.sampling_probability, self.iterations)
-
-    def draw_participation(self, key, num_samples: int):
-        shape = (num_samples, self.iterations)
-        return bernoulli(key, self.sampling_probability, shape).astype(jnp.float32)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute `sum_i ln(1 - p + p e^{r_i})`, the recurrence of b-min-sep at b = 1."""

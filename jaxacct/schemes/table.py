@@ -228,8 +228,8 @@ class SamplingTable:
         """Relative error of the density of `draw_positions` (proofs/sampling_table.md, section 4)."""
         reached = self.eligible_probabilities > 0
         waits = self.max_outcomes * self.outcome_error(reached)
-        # The last wait has no outcome, and every step's hazard is rounded.
-        last = exponentials.ERROR + self.iterations * 2.0**-44
+        # The last wait has no outcome, and every step's hazard is rounded; with certain outcomes none waits.
+        last = exponentials.ERROR + self.iterations * 2.0**-44 if (self.leaves < 1).any() else 0.0
         return math.expm1(waits + self.start_error + last)
 
     def outcome_error(self, reached: np.ndarray) -> float:

@@ -27,13 +27,14 @@ import numpy as np
 import scipy
 
 from jaxacct.kernels import threefry
-from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.randomness import multiply_high
 from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.base import ExampleScheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.batches import Batches
 from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
+from jaxacct.schemes.table import SamplingTable
 from jaxacct.schemes.truncated_batch_sizes import BatchSizes
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -96,8 +97,11 @@ class TruncatedBMinSep(ExampleScheme):
         return BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
 
     @property
-    def max_participations(self) -> int:
-        return self.uncut.max_participations
+    def table(self) -> SamplingTable:
+        """Table of the sampling before truncation."""
+        return self.uncut.table
+
+    sparse_positions = None
 
     @property
     def participation_rate(self) -> float:
@@ -199,7 +203,9 @@ class TruncatedBMinSep(ExampleScheme):
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return self.uncut.batches(dataset_size, generator)
 
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
+    @property
+    def draw_variation(self) -> float:
+        return self.uncut.draw_variation
 
     def draw_error(self) -> float:
         """Bound the relative error of the density of `draw_counts` given the batch sizes."""

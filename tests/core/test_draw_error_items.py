@@ -13,6 +13,7 @@ from jaxacct import (
     BallsInBins,
     BandedToeplitz,
     BMinSep,
+    CustomScheme,
     CyclicPoisson,
     EpochwiseAllocation,
     Mechanism,
@@ -41,30 +42,35 @@ def product(*errors):
     return math.expm1(sum(map(math.log1p, errors)))
 
 
+def waits(p, most, n, start=0.0):
+    """Two ends of a wait, 2^-38 together, over the chance of its step; the last wait; hazards of n steps."""
+    return math.expm1(most * 2.0**-38 / p + 2.0**-38 + n * 2.0**-44 + start)
+
+
 DRAW_ERRORS = [
-    (Poisson(40, 0.3), coin(0.3, 40)),
-    (Poisson(40, 1e-5), coin(1e-5, 40)),
-    (CyclicPoisson(41, 4, 0.3), product(coin(0.3, 11), integer(4))),
-    (BallsInBins(41, 4), integer(4)),
-    (BMinSep(41, 4, 0.3, False), math.expm1(10 * U * (82 + 11 + 1))),
+    (Poisson(40, 0.3), waits(0.3, 40, 40)),
+    (Poisson(40, 1e-5), waits(1e-5, 40, 40)),
+    (BMinSep(41, 4, 1.0, False), 0.0),
+    (CyclicPoisson(41, 4, 0.3), math.expm1(11 * 2.0**-62 / 0.3 + 2.0**-63 * 4)),
+    (BallsInBins(41, 4), math.expm1(2.0**-63 * 4)),
+    (BMinSep(41, 4, 0.3, False), waits(0.3, 11, 41)),
+    (BMinSep(41, 4, 0.3), waits(0.3, 11, 41, 2.0**-63 * 1.9 / 0.3)),
     (BalancedMinSep(41, 4, 3), product(*3 * [integer(41)])),
     (BalancedMinSep(41, 4, 2.5), product(*3 * [integer(41)], coin(2.5 / 3, 3))),
-    (EpochwiseAllocation(41, 8, 3), product(*6 * [integer(8)], math.expm1(30 * U * (5 * 2 + 6)))),
-    (EpochwiseAllocation(41, 8, 1), product(*6 * [integer(8)])),
+    (EpochwiseAllocation(41, 8, 3), waits(1 / 8, 6, 41)),
 ]
 
 
 @pytest.mark.parametrize("scheme, expected", DRAW_ERRORS, ids=str)
 def test_errors_of_draws(scheme, expected):
-    assert scheme.draw_error() == pytest.approx(expected, rel=1e-9)
+    assert scheme.draw_error() == pytest.approx(expected, rel=1e-9, abs=0)
     at = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
-    assert plain(at, "remove").relative_error == pytest.approx(expected, rel=1e-9)
+    assert plain(at, "remove").relative_error == pytest.approx(expected, rel=1e-9, abs=0)
     assert plain(at, "add").relative_error == 0
-
-
-def test_a_warm_start_adds_its_draws():
-    cold, warm = (BMinSep(41, 4, 0.3, start).draw_error() for start in (False, True))
-    assert warm == pytest.approx(product(cold, coin(1 / 1.9, 1), integer(4)), rel=1e-6)
+    if not isinstance(scheme, BalancedMinSep):
+        assert scheme.draw_variation == scheme.max_participations * (scheme.iterations + 1) * 2.0**-62
+    assert plain(at, "remove").total_variation == scheme.draw_variation
+    assert plain(at, "add").total_variation == 0
 
 
 def test_errors_of_batch_sizes_and_of_participations_multiply():
@@ -73,7 +79,7 @@ def test_errors_of_batch_sizes_and_of_participations_multiply():
     of = plain(Mechanism(scheme, BandedToeplitz.identity(), 2.5), "remove")
     assert relative > 0
     assert of.relative_error == pytest.approx(product(relative, scheme.draw_error()), rel=1e-9)
-    assert of.total_variation == variation
+    assert of.total_variation == variation + scheme.draw_variation
 
 
 def one(scheme, sigma=1.5, bands=1):
@@ -114,12 +120,24 @@ def test_errors_of_events():
     assert base.error_of_events(1e6, 4) == math.inf
     assert base.error_of_events(math.nan, 4) == math.inf
     # One of three steps each, and which of both is the later one: U / event is 9 / (1 + 2 2) at best.
-    for scheme in (BalancedMinSep(30, 4, 3), EpochwiseAllocation(30, 10, 4)):
-        relative, variation = scheme.replicas.errors(one(scheme), 2)
-        k = scheme.max_participations
-        rarest = (math.log1p(relative) / (2 * k * U) - 20) / 36
-        assert rarest > 10
-        assert variation == k * (2.0**-40 if isinstance(scheme, BalancedMinSep) else 2.0**-39)
+    scheme = BalancedMinSep(30, 4, 3)
+    relative, variation = scheme.replicas.errors(one(scheme), 2)
+    k = scheme.max_participations
+    assert (math.log1p(relative) / (2 * k * U) - 20) / 36 > 10
+    assert variation == k * 2.0**-40
+
+
+def test_errors_of_pairs_of_a_table():
+    """Waits and outcomes of both replicas over their chances, which attraction makes smaller by a ratio."""
+    scheme = CustomScheme([0.05] * 400, 20)
+    log_z, relative, variation = (
+        scheme.replicas.log_normalizer(one(scheme, 50.0), 2),
+        *scheme.replicas.errors(one(scheme, 50.0), 2),
+    )
+    least = 2 * 20 * 2.0**-38 / 0.05  # without attraction
+    assert least < relative < 1.1 * least + 402 * 2.0**-48 and 0 < log_z < 0.1
+    assert variation == 2 * scheme.draw_variation
+    assert scheme.replicas.errors(one(scheme, 0.7), 2)[0] > 1.1 * least
 
 
 def test_rounding_of_sums_over_epochs():

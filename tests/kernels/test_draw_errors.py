@@ -24,7 +24,7 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
 )
-from jaxacct.kernels import randomness
+from jaxacct.kernels import randomness, table
 from jaxacct.kernels.lockouts import rank
 from jaxacct.proposals import base
 from jaxacct.proposals.families import half_space, replicas
@@ -84,24 +84,29 @@ def last_words(reached, number: int) -> list[int]:
 def test_waits_against_every_participation_vector(p, monkeypatch):
     """Where waits of 64-bit words change, and so the distribution of all vectors at n = 6, b = 2."""
     scheme = BMinSep(6, 2, p, warm_start=False)
-    n, u = scheme.iterations, 2.0**-24
+    n = scheme.iterations
+
+    @jax.jit
+    def firsts(*halves):
+        monkeypatch.setattr(table, "words_at", lambda key, turn, num_samples: halves)
+        return scheme.draw_positions(KEY, n)[:, 0]
 
     def waits(words):
-        with_words(monkeypatch, np.repeat(np.array(words, np.uint64), scheme.max_participations))
-        return scheme.draw_positions(KEY, n)[:, 0].tolist()
+        words = np.array(words, np.uint64)
+        return firsts(*((words >> np.uint64(shift)).astype(np.uint32) for shift in (32, 0))).tolist()
 
     at_least = [Fraction(1), *(Fraction(word, 2**64) for word in last_words(waits, n))]
     meant = [Fraction(1 - Fraction(p)) ** k for k in range(n + 1)]
     for k in range(n):
         drawn, exact = at_least[k] - at_least[k + 1], meant[k] - meant[k + 1]
-        assert abs(drawn / exact - 1) <= 10 * u * (2 * k + 1) * 1.001
+        assert abs(drawn / exact - 1) <= 2.0**-38 / p
     for vector, exact in enumeration.pattern_distribution(scheme).items():
         drawn, place = Fraction(1), 0
         for step in np.flatnonzero(vector):
             drawn *= at_least[step - place] - at_least[step - place + 1]
             place = int(step) + scheme.min_separation
         drawn *= at_least[max(0, n - place)]
-        assert abs(float(drawn) / exact - 1) <= scheme.draw_error() < 1e-4
+        assert abs(float(drawn) / exact - 1) <= scheme.draw_error() < 1e-7
 
 
 def cells(thresholds) -> np.ndarray:

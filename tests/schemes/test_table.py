@@ -20,6 +20,7 @@ from jaxacct.kernels.exponentials import (
     look_up,
     words_of_integers,
 )
+from jaxacct.kernels.table import draw_positions
 from jaxacct.proposals.base import plain
 from jaxacct.schemes import (
     BalancedMinSep,
@@ -356,3 +357,24 @@ def test_a_plan_of_a_table_is_stored_and_an_edited_one_refused(tmp_path):
         (tmp_path / "edited.json").write_text(text.replace(old, new, 1))
         with pytest.raises(ValueError):
             Plan.load(tmp_path / "edited.json")
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        BMinSep(1 << 15, 1 << 10, 3e-5),
+        BMinSep(300, 8, 0.9),
+        EpochwiseAllocation(60, 7, 3),
+        BallsInBins(60, 7),
+    ],
+    ids=str,
+)
+def test_fewer_comparisons_find_the_same_steps(scheme, key):
+    """Bit by bit the steps of a search among all; float32 alone would miss some."""
+    n, draws = scheme.iterations, scheme.table.draws
+    assert draws.constant > 0 or draws.longest < n
+    found, expected = (
+        np.asarray(draw_positions(key, 2000, one)) for one in (draws, draws._replace(constant=0.0, longest=n))
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert (found < n).any()

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import randomness, threefry
-from jaxacct.kernels.lockouts import counts_at
+from jaxacct.kernels.table import counts_at
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -56,8 +56,10 @@ def counts_drawn_by(module) -> Callable[..., Any]:
 
 def _positions_drawn_by(module) -> Callable[..., Any] | None:
     """Return the draw of (positions, counts) of a module that draws a few steps."""
-    if hasattr(module, "draw_with_one"):
-        return getattr(module, "draw_positions", None)
+    if hasattr(module, "draw_positions"):
+        return module.draw_positions
+    if not hasattr(module, "draw_positions_with_one"):
+        return None
     return lambda *arguments: module.draw_positions_with_one(*arguments)[:2]
 
 

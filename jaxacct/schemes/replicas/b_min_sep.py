@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import lockouts, threefry
-from jaxacct.kernels.lockouts import counts_at, moves, rank, start_states, states
+from jaxacct.kernels.lockouts import moves, rank, start_states, states
 from jaxacct.kernels.recurrence import log_probabilities
+from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.base import (
     MAX_TABLE_BYTES,

@@ -22,9 +22,8 @@ from jaxacct.kernels.exponentials import (
     words_of,
     words_of_integers,
 )
-from jaxacct.kernels.lockouts import counts_at
 from jaxacct.kernels.programs import any_left
-from jaxacct.kernels.table import chosen, shares
+from jaxacct.kernels.table import chosen, counts_at, draw_place, shares, words_at
 from jaxacct.schemes.replicas.base import Attracting, log_attractions, log_lift
 from jaxacct.schemes.replicas.table_weights import (
     min_chances,
@@ -147,17 +146,7 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
     pairs = jnp.asarray(numbers, jnp.int32)
     rows, starts = rows_of(table), len(table.starts)
     start_key, wait_key, which_key = threefry.split(key, 3)
-    waits, which = (threefry.two_words(part, (most, num_samples)) for part in (wait_key, which_key))
-    drawn = threefry.two_words(start_key, (num_samples,))
-    # The first cumulative probability above the bits: at or above the bits and one.
-    goal = added(drawn, (jnp.zeros_like(drawn[0]), jnp.ones_like(drawn[0])))
-    cumulative = functools.partial(look_up, arrays["starts"])
-    last = starts**2 - 1
-    place = (
-        first_reached(cumulative, goal, jnp.zeros(num_samples, jnp.int32), last, last)
-        if last
-        else jnp.zeros(num_samples, jnp.int32)
-    )
+    place = draw_place(start_key, num_samples, arrays["starts"])
     first, second = place // starts, place % starts
 
     def unfinished(state):
@@ -165,7 +154,7 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
 
     def turn(state):
         k, at, row, who, f, g, positions, joined = state
-        wait = exponential_words([word[k] for word in waits])
+        wait = exponential_words(words_at(wait_key, k, num_samples))
         base, release = arrays["base"][row], arrays["release"][row]
         here, of_counts = jnp.minimum(at, release), f * K + g
 
@@ -189,7 +178,7 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
         step = jnp.minimum(jnp.where(single, step, of_both), n)
         is_some = step < n
         i = jnp.minimum(step, n - 1)
-        words = [word[k] for word in which]
+        words = words_at(which_key, k, num_samples)
         reached = [look_up(each, i * K * K + of_counts) for each in arrays["of_both"]]
         outcome = pairs[chosen(words, reached)].T
         one = 1 + chosen(words, [look_up(each, place_of(i)) for each in arrays["of_one"]])
