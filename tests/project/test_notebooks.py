@@ -57,8 +57,8 @@ def calibrated():
     def calibrate(scheme, strategy, **options):
         size = options.setdefault("dataset_size", _SMALL["dataset_size"])
         if strategy.bands == 1 or size != _SMALL["dataset_size"]:
-            options["accountant"] = "unamplified"
-        wanted = (scheme, strategy, *sorted(options.items()))
+            options["options"] = jaxacct.CalibrationOptions(accountant="unamplified")
+        wanted = (scheme, strategy, repr(sorted(options.items())))
         if wanted not in found:
             found[wanted] = real(scheme, strategy, **options)
         return found[wanted]
