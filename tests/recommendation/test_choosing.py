@@ -128,7 +128,7 @@ def test_matrices_made_for_the_noise_have_less_error_in_truth(scheme):
     true = {}
     for name in ("optimal", "square-root"):
         true[name] = ending(by_name(name, 4, scheme), scheme)
-    true["amplified"] = amplified_matrix(4, scheme, **AT)
+    true["amplified"] = amplified_matrix(4, scheme, Target(**AT))
     errors = {
         name: jaxacct.prefix_sum_error(
             made,
@@ -147,7 +147,7 @@ def test_the_command_makes_the_matrix_that_was_recommended(found):
     )
     # Bands that were left out were there when it was made.
     problems = [Problem(**numbers, bands=bands, strategy="amplified") for bands in (2, 4)]
-    built = [problem.build(**AT) for problem in problems]
+    built = [problem.build(Target(**AT)) for problem in problems]
     assert (row.scheme, row.strategy) in built
     with pytest.raises(ValueError, match="strategy must not be amplified here"):
         problems[0].build()
@@ -158,14 +158,14 @@ def test_the_command_makes_the_matrix_that_was_recommended(found):
     [
         (FOURS, 0, 1.0, "bands must be"),
         (FOURS, 5, 1.0, "bands must be at most the minimum separation 4"),
-        (FOURS, 2, 0.0, "epsilon must be"),
+        (FOURS, 2, None, "given was delta alone"),
         (MultiAttribution(6, 2, 0.3, 2), 2, 1.0, "scheme must be one of"),
         (BMinSep(10_000, 5_000, 1e-4), 2, 1.0, "min_separation must be smaller for strategy amplified"),
     ],
 )
 def test_what_no_matrix_is_made_for(scheme, bands, epsilon, message):
     with pytest.raises(ValueError, match=message):
-        amplified_matrix(bands, scheme, epsilon=epsilon, delta=1e-2)
+        amplified_matrix(bands, scheme, Target(epsilon, 1e-2))
 
 
 def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
