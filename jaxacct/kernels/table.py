@@ -32,7 +32,7 @@ from jaxacct.kernels.exponentials import (
     words_of,
     words_of_integers,
 )
-from jaxacct.kernels.programs import any_left
+from jaxacct.kernels.programs import any_left, number
 from jaxacct.kernels.recurrence import softplus, two_sum
 
 
@@ -202,7 +202,7 @@ def draw_positions(key, num_samples: int, draws: Draws):
             goal = added(look_up(hazards, here * K + left), wait)
             low, places = here, draws.longest
             if draws.constant:  # float32 finds the step to one or two
-                about = as_floats(wait) * jnp.float32(1 / draws.constant)
+                about = as_floats(wait) * number(1 / draws.constant)
                 low = jnp.minimum(
                     here + jnp.maximum(jnp.ceil(jnp.minimum(about, n)) - 2, 0).astype(jnp.int32), n
                 )
