@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, calibrate, privacy_loss
+from jaxacct import BandedToeplitz, CalibrationOptions, Mechanism, calibrate, privacy_loss
 from jaxacct.accountants import ACCOUNTANTS, AccountantName
 from jaxacct.cli.problem import MAX_ORDERS, SchemeName
 from jaxacct.core.evidence import RULES, RuleName
@@ -204,7 +204,7 @@ def test_names_in_types_are_those_of_the_registries():
     """So editors and type checkers offer every scheme, accountant, rule and adjacency, and no other."""
     assert set(typing.get_args(SchemeName)) == set(SCHEMES)
     assert set(typing.get_args(AccountantName)) == {"analytic", *ACCOUNTANTS}
-    hints = typing.get_type_hints(calibrate)
+    hints = typing.get_type_hints(calibrate) | typing.get_type_hints(CalibrationOptions)
     assert hints["accountant"] == AccountantName | None
     assert (hints["rule"], hints["adjacency"]) == (RuleName, AdjacencyName)
     assert ADJACENCIES == typing.get_args(AdjacencyName) and RULES == typing.get_args(RuleName)

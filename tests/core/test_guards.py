@@ -688,7 +688,7 @@ def test_the_command_replays(drawn, tmp_path, capsys):
 
     losses = dict(evidence.remove.loss_counts)
     place = max(losses, key=losses.__getitem__)
-    one = losses | {place: losses[place] - 1, 2047: losses.get(2047, 0) + 1}
+    one = losses | {place: losses[place] - 1, place - 1: losses.get(place - 1, 0) + 1}
     code, said = replayed(with_losses(one), path, capsys)
     assert code == 1 and "1 in another bin" in said and "NOT replayed" in said
     code, said = replayed(with_losses(one, provenance=another), path, capsys)

@@ -259,8 +259,7 @@ def test_jax_privacys_sampler_has_the_distribution_of_the_scheme(scheme):
     uncut = getattr(scheme, "uncut", scheme)
     assert chi_square_quantile(seen, pattern_distribution(uncut), examples) > 1e-6
     if getattr(uncut, "sampling_probability", 1) < 1:
-        fields = {"sampling_probability": uncut.sampling_probability + 0.03}
-        other = type(uncut)(**uncut.__dict__ | fields)
+        other = dataclasses.replace(uncut, sampling_probability=uncut.sampling_probability + 0.03)
         assert chi_square_quantile(seen, pattern_distribution(other), examples) < 1e-6
 
 

@@ -124,13 +124,9 @@ def test_the_chance_of_a_cut_is_the_largest_that_the_past_allows():
         dataset_size=51_200, batch_size=80, iterations=1000, min_separation=64, max_batch_size=80
     )
     cuts, p = scheme.independent_cuts, scheme.sampling_probability
-    allowed = 2.0**-50 / 1000
-    most = next(
-        k
-        for k in range(46_000, 51_200)
-        if stats.binom.sf(k, 51_199, scheme.uncut.eligible_probability) <= allowed
-    )
-    exceeded = 1000 * stats.binom.sf(most, 51_199, scheme.uncut.eligible_probability)
+    allowed, eligible = 2.0**-50 / 1000, 1 / (1 + 63 * p)
+    most = next(k for k in range(46_000, 51_200) if stats.binom.sf(k, 51_199, eligible) <= allowed)
+    exceeded = 1000 * stats.binom.sf(most, 51_199, eligible)
     assert cuts.beyond == pytest.approx(exceeded, rel=1e-6, abs=0)
     assert 0 < cuts.beyond <= 2.0**-50
     assert set(cuts.chances) == {cuts.chances[0]}

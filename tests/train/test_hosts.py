@@ -124,5 +124,5 @@ def test_refused_before_anything_is_computed(monkeypatch):
 def test_one_process_is_as_ever():
     keys = (1, 2, 3, 4), None
     assert hosts.keys(keys) is keys and hosts.first(lambda: keys) is keys
-    assert hosts.local(keys) is keys and hosts.spread(None, keys) is keys
+    assert hosts.local(keys) is keys and hosts.spread(None, keys, ()) is keys
     hosts.agree(anything=object())

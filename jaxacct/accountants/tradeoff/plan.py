@@ -140,14 +140,20 @@ class LastIteratePlan(StoredPlan):
     def at_noise(cls, noise_std: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
         """Return the plan with this noise and the smallest epsilon at `delta`; arguments as `calibrate`."""
         given: dict[str, Any] = dict(method=method, noise_std=noise_std, delta=delta)
+        epsilon = float(cls.bound_at(**given, loss=loss, **run).epsilon(delta))
         given |= _complete(run) | _conditions(loss)
-        epsilon = float(cls(epsilon=1.0, **given).bound().epsilon(delta))
         # A root from below would not be certified.
         for hair in (0.0, 1e-12, 1e-9, 1e-6):
             plan = cls(epsilon=max(epsilon * (1 + hair), 1e-9), **given)
             if plan.certified:
                 return plan
         raise ValueError(f"noise_std must give an epsilon at delta {delta:g}, got {noise_std!r}")
+
+    @classmethod
+    def bound_at(cls, noise_std: float, delta: float, *, loss, **run):
+        """Return the accountant's result at this noise, whose epsilon may be infinite; see `at_noise`."""
+        given: dict[str, Any] = dict(method=run.pop("method"), noise_std=noise_std, delta=delta)
+        return cls(epsilon=1.0, **given, **_complete(run), **_conditions(loss)).bound()
 
     @property
     def iterations(self) -> int:

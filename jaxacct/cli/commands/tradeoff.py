@@ -192,12 +192,12 @@ def last_iterate_command(
         plan = LastIteratePlan.calibrate(epsilon, delta, **given)
         if out is not None:
             plan.save(out)
+        bound, noise_std = plan.bound(), plan.noise_std
     else:
         assert noise_std is not None
-        plan = LastIteratePlan.at_noise(noise_std, delta, **given)
-    bound = plan.bound()
+        bound = LastIteratePlan.bound_at(noise_std, delta, **given)
     best = bound.best(delta) if method == "sgd" else bound
-    found = {"method": method, "noise_std": plan.noise_std, "delta": delta}
+    found = {"method": method, "noise_std": noise_std, "delta": delta}
     found |= {"epsilon": float(best.epsilon(delta)), "theorem": best.theorem, "window": best.window}
     if method == "sgd":
         found |= {"epsilon_by_bound": bound.epsilons(delta)}
