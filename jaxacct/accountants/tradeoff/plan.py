@@ -153,7 +153,8 @@ class LastIteratePlan(StoredPlan):
     def bound_at(cls, noise_std: float, delta: float, *, loss, **run):
         """Return the accountant's result at this noise, whose epsilon may be infinite; see `at_noise`."""
         given: dict[str, Any] = dict(method=run.pop("method"), noise_std=noise_std, delta=delta)
-        return cls(epsilon=1.0, **given, **_complete(run), **_conditions(loss)).bound()
+        given |= _complete(run) | _conditions(loss)
+        return cls(epsilon=1.0, **given).bound()
 
     @property
     def iterations(self) -> int:
