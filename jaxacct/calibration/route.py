@@ -143,7 +143,8 @@ class Route:
         if first is None:
             return None, f"pilots did not end {within}"
         if first > top:
-            return None, f"{within} pilot runs predict less than {100 * (1 - LESS_NOISE):.0f} % less noise"
+            name = str(grid.problem.found).removesuffix("_multiplier")
+            return None, f"{within} pilot runs predict less than {100 * (1 - less):.0f} % less {name}"
 
         def verified(above: int, share: float, may_give_up: bool) -> Plan | None:
             claim = grid.claim(first + above)

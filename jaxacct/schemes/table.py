@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
 from jaxacct.common import validate
 from jaxacct.kernels import exponentials
@@ -296,6 +297,11 @@ class SamplingTable:
         """(n, K) float64: probability of being eligible at a step with j participations left."""
         join, lockout = self.unfolded
         rows, phases, K = join.shape
+        if K == 1 and self.turns:  # a unit has a turn in every row of its phase
+            start = np.append(self.start, np.zeros(phases - len(self.start)))
+            return np.tile(start, rows)[: self.iterations, None]
+        if K == 1:
+            return self._eligible_of_one(join.ravel().tolist(), lockout.tolist())[:, None]
         eligible = np.zeros((rows + 1, phases, K))
         if self.turns:
             eligible[0, : len(self.start), -1] = self.start
@@ -304,10 +310,20 @@ class SamplingTable:
         for i in range(rows):
             joins = eligible[i] * join[i]
             if i + lockout[i] < rows:
-                returning = joins if K == 1 else np.pad(joins[:, 1:], ((0, 0), (0, 1)))
-                eligible[i + lockout[i]] += returning
+                eligible[i + lockout[i]] += np.pad(joins[:, 1:], ((0, 0), (0, 1)))
             eligible[i + 1] += eligible[i] - joins
         return eligible[:rows].reshape(-1, K)[: self.iterations]
+
+    def _eligible_of_one(self, join: list[float], lockout: list[int]) -> np.ndarray:
+        """Return (n,) `eligible_probabilities` of a table without counts of participations and without turns."""
+        n = self.iterations
+        eligible = [*np.asarray(self.start, float).tolist(), *[0.0] * (n + 1 - len(self.start))]
+        for i in range(n):
+            joins = eligible[i] * join[i]
+            if i + lockout[i] < n:
+                eligible[i + lockout[i]] += joins
+            eligible[i + 1] += eligible[i] - joins
+        return np.array(eligible[:n])
 
     @functools.cached_property
     def participation_probabilities(self) -> np.ndarray:
@@ -319,6 +335,11 @@ class SamplingTable:
         """Largest number of participations with a positive probability, at least 1."""
         join, lockout = self.unfolded
         rows, phases, K = join.shape
+        if K == 1 and self.join.min() > 0 and lockout.min() == lockout.max():
+            # From any step the next participations may follow each other at once.
+            first = 0 if self.turns else int(np.flatnonzero(self.start)[0])
+            steps = self.iterations - int(np.flatnonzero(self.start)[0]) if self.turns else rows - first
+            return -(-steps // self.min_lockout)
         most = np.zeros((rows + 1 + int(lockout.max()), phases, K), np.int64)
         for i in range(rows - 1, -1, -1):
             joined = np.where(join[i] > 0, 1 + most[i + lockout[i]][:, self.one_less], 0)
@@ -328,19 +349,31 @@ class SamplingTable:
 
     @functools.cached_property
     def log_probability_of_none(self) -> float:
-        """Ln of the probability of no participation; -inf where it is 0."""
+        """Ln of the probability of no participation, rounded down; -inf where it is 0."""
         join, lockout = self.unfolded
-        rows, phases, K = join.shape
-        log_lost = math.log1p(-self.keep) if self.keep < 1 else -math.inf
-        log_none = np.zeros((rows + 1 + int(lockout.max()), phases, K))
+        rows, _, _ = join.shape
         with np.errstate(divide="ignore"):
-            for i in range(rows - 1, -1, -1):
-                waits = np.log1p(-join[i]) + log_none[i + 1]
-                lost = np.log(join[i]) + log_lost + log_none[i + lockout[i]][:, self.one_less]
-                log_none[i] = np.logaddexp(waits, lost)
-            firsts = log_none[0, : len(self.start)] if self.turns else log_none[: len(self.start), 0]
-            terms = np.append(np.log(self.start) + firsts[:, -1], np.log(self.never))
-        return min(0.0, float(np.logaddexp.reduce(terms)))
+            waits, log_join = np.log1p(-join), np.log(join)
+            if self.keep < 1:
+                log_lost = math.log1p(-self.keep)
+                log_none = np.zeros((rows + 1 + int(lockout.max()), *join.shape[1:]))
+                for i in range(rows - 1, -1, -1):
+                    lost = log_join[i] + log_lost + log_none[i + lockout[i]][:, self.one_less]
+                    log_none[i] = np.logaddexp(waits[i] + log_none[i + 1], lost)
+                firsts = log_none[0, : len(self.start)] if self.turns else log_none[: len(self.start), 0]
+                firsts = firsts[:, -1]
+            elif self.turns:
+                firsts = np.array([math.fsum(row) for row in waits[:, : len(self.start), -1].T.tolist()])
+            else:
+                first, *others = waits[: len(self.start), 0, -1][::-1].tolist()
+                rest = math.fsum([first, *waits[len(self.start) :, 0, -1].tolist()])
+                firsts = np.cumsum([rest, *others])[::-1]
+            additions = 4 * rows if self.keep < 1 else len(self.start)
+            found = float(logsumexp(np.append(np.log(self.start) + firsts, np.log(self.never))))
+        # More than the rounding of so many sums, logarithms and exponentials of such numbers.
+        return (
+            min(0.0, found - 2.0**-52 * (64 + additions) * (1 + abs(found))) if found > -math.inf else found
+        )
 
 
 def _array(name: str, value, dimensions: tuple[int, ...]) -> np.ndarray:

@@ -54,7 +54,7 @@ class GaussianMixture(LossCurve):
         nodes = min(_MAX_NODES, math.ceil((end + _REACH) / _SPACING))
         places = np.linspace(-_REACH, end, nodes)
         losses, _, rounding = self._losses(places)
-        return places, np.maximum.accumulate(losses), rounding
+        return places, np.maximum.accumulate(losses), np.maximum.accumulate(rounding)
 
     def nodes(self) -> np.ndarray:
         losses = np.unique(self._grid[1])

@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 
@@ -147,6 +148,19 @@ def test_little_noise_is_not_certified_for_units_that_start_at_different_steps()
 def patterns_of(scheme):
     found = enumeration.pattern_distribution(scheme)
     return np.array(list(found), int), np.array(list(found.values()))
+
+
+@pytest.mark.parametrize(
+    "scheme", [Poisson(10**6, 1e-5), BMinSep(10**5, 64, 1e-4), CyclicPoisson(10**6, 1, 0.3)], ids=str
+)
+def test_no_participation_is_not_said_to_be_likelier_than_it_is(scheme):
+    """The attack: a divergence that is zero by the rounding of a million sums; proposals allow for 1e-12."""
+    with mpmath.workdps(40):
+        wait = mpmath.log1p(-mpmath.mpf(scheme.sampling_probability))
+        weights = np.exp(scheme.start_log_weights()).tolist() if isinstance(scheme, BMinSep) else [1.0]
+        chances = [w * mpmath.exp((scheme.iterations - s) * wait) for s, w in enumerate(weights)]
+        exact, found = mpmath.log(mpmath.fsum(chances)), scheme.log_probability_of_none()
+        assert exact * (1 + mpmath.mpf("1e-12")) <= found <= exact
 
 
 @pytest.mark.parametrize("scheme", MEMBERS["custom"], ids=str)
