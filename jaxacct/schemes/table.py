@@ -315,7 +315,7 @@ class SamplingTable:
         return eligible[:rows].reshape(-1, K)[: self.iterations]
 
     def _eligible_of_one(self, join: list[float], lockout: list[int]) -> np.ndarray:
-        """Return (n,) `eligible_probabilities` of a table without counts of participations and without turns."""
+        """Return (n,) `eligible_probabilities` of one column without turns."""
         n = self.iterations
         eligible = [*np.asarray(self.start, float).tolist(), *[0.0] * (n + 1 - len(self.start))]
         for i in range(n):
@@ -337,9 +337,7 @@ class SamplingTable:
         rows, phases, K = join.shape
         if K == 1 and self.join.min() > 0 and lockout.min() == lockout.max():
             # From any step the next participations may follow each other at once.
-            first = 0 if self.turns else int(np.flatnonzero(self.start)[0])
-            steps = self.iterations - int(np.flatnonzero(self.start)[0]) if self.turns else rows - first
-            return -(-steps // self.min_lockout)
+            return -(-(self.iterations - int(np.flatnonzero(self.start)[0])) // self.min_lockout)
         most = np.zeros((rows + 1 + int(lockout.max()), phases, K), np.int64)
         for i in range(rows - 1, -1, -1):
             joined = np.where(join[i] > 0, 1 + most[i + lockout[i]][:, self.one_less], 0)
