@@ -8,6 +8,9 @@ def main() -> None:
     # Before NumPy is loaded. What BLAS sees here is small, and its threads take ten times as long for that as
     # one does; whatever is large is drawn by XLA, which has threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # XLA logs 4 kB for every cached program whose compiler had preferences, such as "prefer-no-gather" on
+    # Intel processors. Its errors are exceptions as well.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         from jaxacct.cli import main as cli
 

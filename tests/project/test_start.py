@@ -52,20 +52,23 @@ def test_help_loads_the_command_line_only():
     assert not loaded_by(program).intersection(HEAVY - {"cyclopts", "rich"})
 
 
-@pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
-def test_commands_ask_for_one_thread_of_blas_before_numpy_is_there(given, found):
+@pytest.mark.parametrize("given", [None, "2"])
+def test_commands_set_what_libraries_read_once_before_these_are_there(given):
+    """One thread of BLAS, and no lines of XLA about its own cache; what the user sets stays."""
     program = """if True:
         import os, sys
         from jaxacct import __main__
         from jaxacct.cli import main as cli
-        cli.main = lambda: print("numpy" in sys.modules, os.environ["OPENBLAS_NUM_THREADS"])
+        names = "OPENBLAS_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL"
+        cli.main = lambda: print({"numpy", "jaxlib"} & sys.modules.keys(), *map(os.environ.get, names))
         __main__.main()
     """
-    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    ours = {"OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {} if given is None else dict.fromkeys(ours, given)
     command, root = [sys.executable, "-c", program], Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=environment)
-    assert done.stdout.split() == ["False", found]
+    assert done.stdout.split() == ["set()", *(ours.values() if given is None else [given] * 2)]
 
 
 def test_a_closed_output_keeps_the_exit_code(monkeypatch):
