@@ -69,7 +69,7 @@ def test_probability_of_none_of_every_phase_length():
             ):
                 none = enumeration.pattern_distribution(scheme).get((0,) * n, 0.0)
                 found = math.exp(scheme.log_probability_of_none())
-                assert found == pytest.approx(none, abs=1e-14)
+                assert none - 1e-13 <= found <= none * (1 + 1e-15)  # rounded down
 
 
 @pytest.mark.parametrize("scheme", [Poisson(3, 0.2), BMinSep(6, 3, 0.2), BallsInBins(3, 5)])
