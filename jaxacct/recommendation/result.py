@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from jaxacct.calibration.calibrate import calibrate
+from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
 from jaxacct.calibration.choice import COEFFICIENTS, Choice
 from jaxacct.calibration.options import DEFAULTS, CalibrationOptions
 from jaxacct.calibration.targets import Target
@@ -17,6 +17,8 @@ from jaxacct.strategies.workload import PREFIX_SUM
 
 MAX_EXCESS = 1.05
 """Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
+MAX_OTHERS = 2
+"""Further candidates, in order of rank, that are certified where it is not."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Recommended:
         return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
 
 
+def _say(how: dict[str, Any], text: str) -> None:
+    if how.get("progress"):
+        announce(how["progress"], text)
+
+
 @dataclass(frozen=True)
 class Recommendation:
     """Candidates ranked by the error of the workload at the noise multiplier that each is estimated to need.
@@ -124,9 +131,11 @@ class Recommendation:
         """Certify the selected candidate: `jaxacct.calibrate` with its scheme, matrix and target.
 
         Where the candidate was ranked by an accountant's bound, this certifies it, unless options ask for
-        samples. Where the certified noise multiplier is more than 5 % above the estimate, independent noise
-        with Poisson sampling, whose accountant is exact, takes the candidate's place if its error is smaller,
-        and `progress` reports why.
+        samples. Where the certified noise multiplier is more than 5 % above the estimate, the next candidates
+        are certified as well: up to two more in order of rank, `seconds` each, then independent noise with
+        Poisson sampling, whose accountant is exact. This ends at a noise multiplier that keeps to its
+        estimate; candidates whose estimated error is not below the smallest certified one are left out. The
+        plan of the smallest certified error is returned, and `progress` reports why.
 
         Args:
           options: of `jaxacct.calibrate`, without an estimate.
@@ -141,41 +150,50 @@ class Recommendation:
           >>> plan.epsilon, plan.choice == found.choice.to_json()
           (4.0, True)
         """
-        chosen = self.chosen
         is_default = not options.asks_for_evidence
         is_default &= how.get("key") is None and how.get("noise_multiplier") is None
         how.setdefault("adjacency", self.choice.adjacency)
-        if is_default:
-            accountant: Any = chosen.accountant
-            options = dataclasses.replace(options, accountant=accountant)
-        plan = self._calibrated(chosen, options, how)
-        if not is_default or plan.noise_multiplier <= MAX_EXCESS * chosen.noise_multiplier:
-            return plan
-        other, progress = self._poisson, how.get("progress")
-        if other is None or other.scheme == chosen.scheme:
-            return plan
-        found = self._calibrated(other, dataclasses.replace(options, accountant="pld"), how)
-        if other.error_at(found.noise_multiplier) >= chosen.error_at(plan.noise_multiplier):
-            return plan
-        if progress:
-            announce(
-                progress,
-                f"{chosen.describe()}: certified noise multiplier {plan.noise_multiplier:.5g} is more than "
-                f"5 % above the estimate {chosen.noise_multiplier:.5g}; {other.describe()}, takes its place",
+        row = self.chosen
+        plan = self._calibrated(row, options, how, is_default)
+        best = row, plan
+        for other in self._next_candidates if is_default else ():
+            if plan.noise_multiplier <= MAX_EXCESS * row.noise_multiplier:
+                break
+            best_row, best_plan = best
+            if other.error >= best_row.error_at(best_plan.noise_multiplier):
+                continue
+            excess = (
+                f"certified noise multiplier {plan.noise_multiplier:.5g} is more than 5 % above the estimate"
             )
-        return found
+            _say(how, f"{row.describe()}: {excess} {row.noise_multiplier:.5g}; next: {other.describe()}")
+            try:
+                found = self._calibrated(other, options, how, True)
+            except (ValueError, NotCertifiedError) as error:  # the best plan stands
+                _say(how, f"{other.describe()}: {error}")
+                continue
+            row, plan = other, found
+            if row.error_at(plan.noise_multiplier) < best_row.error_at(best_plan.noise_multiplier):
+                best = row, plan
+        if best[0] is not self.chosen:
+            _say(how, f"{best[0].describe()}, takes the place of {self.chosen.describe()}: smaller error")
+        return best[1]
 
     @property
-    def _poisson(self) -> Recommended | None:
-        """Independent noise with Poisson sampling, whose accountant is exact; None where it was ruled out."""
+    def _next_candidates(self) -> tuple[Recommended, ...]:
+        """Candidates that are certified where the selected one needs more noise than estimated."""
+        ranked = [row for row in self.candidates if row is not self.chosen][:MAX_OTHERS]
         one, choice = self.one_band, self.choice
         if one is None or {"scheme", "min_separation"} & set(choice.given):
-            return None
+            return tuple(ranked)
         numbers = dict(dataset_size=choice.dataset_size, iterations=choice.iterations)
         scheme = Poisson.from_batch_size(batch_size=choice.batch_size, **numbers)
-        return dataclasses.replace(one, scheme=scheme)
+        poisson = dataclasses.replace(one, scheme=scheme, accountant="pld")
+        others = [row for row in ranked if (row.scheme, row.strategy) != (scheme, one.strategy)]
+        is_chosen = (self.chosen.scheme, self.chosen.strategy) == (scheme, one.strategy)
+        return tuple(others) if is_chosen else (*others, poisson)
 
-    def _calibrated(self, row: Recommended, options: CalibrationOptions, how: dict[str, Any]) -> Plan:
+    def _calibrated(self, row: Recommended, options: CalibrationOptions, how: dict, is_default: bool) -> Plan:
+        """Return the plan of a candidate; by its own accountant, if it has one, where nothing is asked for."""
         choice = dataclasses.replace(
             self.choice,
             scheme=row.scheme.name,
@@ -183,12 +201,13 @@ class Recommendation:
             bands=row.strategy.named_bands,
             matrix=row.matrix,
         )
+        accountant: Any = row.accountant if is_default else options.accountant
         return calibrate(
             row.scheme,
             row.strategy,
             target=Target(choice.epsilon, choice.delta),
             dataset_size=choice.dataset_size,
-            options=dataclasses.replace(options, estimate=row.noise_multiplier),
+            options=dataclasses.replace(options, accountant=accountant, estimate=row.noise_multiplier),
             choice=choice,
             **how,
         )

@@ -107,8 +107,8 @@ def recommend(
 
     Returns:
       The candidates, best first, with estimates and a choice that `calibrate` stores in the plan. One band
-      (DP-SGD) is ranked with the others. `Recommendation.calibrate` certifies it in place of the selected
-      candidate where that needs more than 5 % more noise than estimated and one band has the smaller error.
+      (DP-SGD) is ranked with the others. `Recommendation.calibrate` certifies the next candidates, too, where
+      the selected one needs more than 5 % more noise than estimated.
 
     Raises:
       ValueError: bad arguments, or ones that leave no candidate.
