@@ -193,7 +193,7 @@ class Recommendation:
         return tuple(others) if is_chosen else (*others, poisson)
 
     def _calibrated(self, row: Recommended, options: CalibrationOptions, how: dict, is_default: bool) -> Plan:
-        """Return the plan of a candidate; by its own accountant, if it has one, where nothing is asked for."""
+        """Return the plan of a candidate: by its own accountant, if it has one, where none is asked for."""
         choice = dataclasses.replace(
             self.choice,
             scheme=row.scheme.name,
