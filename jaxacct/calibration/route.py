@@ -189,7 +189,7 @@ class Route:
         self, claim: Claim, index: int, limit: int, share: float = 1.0, patience: float = math.inf
     ) -> Verdict | None:
         """Return the verdict of fresh samples; None where the time ends before."""
-        stop = Stop(self.options.rule, limit, share, patience)
+        stop = Stop(self.options.rule, limit, share * self.options.share, patience)
         # Independent randomness for each candidate, for a key that a test fixed.
         key = None if self.key is None else randomness.stream_key(self.key, Stream.CANDIDATE + index)
         try:

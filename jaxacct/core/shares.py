@@ -18,6 +18,8 @@ LADDER = (5, 2)
 """Grid steps above the first candidate, verified in this order where no first candidate was certified."""
 LADDER_SHARE = 1 - sum(FIRST_SHARES)
 """Share of each of these steps, of which only one can be the first that is not private."""
+RANKED_SHARES = (0.9, 0.04, 0.03, 0.03)
+"""Shares of ranked calibrations, of which the results decide how many are made and which plan is released."""
 
 T = TypeVar("T")
 

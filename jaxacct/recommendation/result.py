@@ -11,14 +11,13 @@ from jaxacct.calibration.options import DEFAULTS, CalibrationOptions
 from jaxacct.calibration.targets import Target
 from jaxacct.common.progress import announce
 from jaxacct.core.plan import Plan
+from jaxacct.core.shares import RANKED_SHARES
 from jaxacct.schemes import Poisson, Scheme, scheme_to_json
 from jaxacct.strategies import Strategy
 from jaxacct.strategies.workload import PREFIX_SUM
 
 MAX_EXCESS = 1.05
 """Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
-MAX_OTHERS = 2
-"""Further candidates, in order of rank, that are certified where it is not."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,8 @@ class Recommendation:
         are certified as well: up to two more in order of rank, `seconds` each, then independent noise with
         Poisson sampling, whose accountant is exact. This ends at a noise multiplier that keeps to its
         estimate; candidates whose estimated error is not below the smallest certified one are left out. The
-        plan of the smallest certified error is returned, and `progress` reports why.
+        plan of the smallest certified error is returned, and `progress` reports why. As results decide which
+        plan that is, the candidates share the failure probability q (`core.shares.RANKED_SHARES`).
 
         Args:
           options: of `jaxacct.calibrate`, without an estimate.
@@ -153,10 +153,11 @@ class Recommendation:
         is_default = not options.asks_for_evidence
         is_default &= how.get("key") is None and how.get("noise_multiplier") is None
         how.setdefault("adjacency", self.choice.adjacency)
-        row = self.chosen
-        plan = self._calibrated(row, options, how, is_default)
+        row, (share, *other_shares) = self.chosen, RANKED_SHARES
+        plan = self._calibrated(row, options, how, share if is_default else None)
         best = row, plan
-        for other in self._next_candidates if is_default else ():
+        others = self._next_candidates if is_default else ()
+        for other, share in zip(others, other_shares, strict=False):
             if plan.noise_multiplier <= MAX_EXCESS * row.noise_multiplier:
                 break
             best_row, best_plan = best
@@ -167,7 +168,7 @@ class Recommendation:
             )
             _say(how, f"{row.describe()}: {excess} {row.noise_multiplier:.5g}; next: {other.describe()}")
             try:
-                found = self._calibrated(other, options, how, True)
+                found = self._calibrated(other, options, how, share)
             except (ValueError, NotCertifiedError) as error:  # the best plan stands
                 _say(how, f"{other.describe()}: {error}")
                 continue
@@ -181,7 +182,7 @@ class Recommendation:
     @property
     def _next_candidates(self) -> tuple[Recommended, ...]:
         """Candidates that are certified where the selected one needs more noise than estimated."""
-        ranked = [row for row in self.candidates if row is not self.chosen][:MAX_OTHERS]
+        ranked = [row for row in self.candidates if row is not self.chosen][: len(RANKED_SHARES) - 2]
         one, choice = self.one_band, self.choice
         if one is None or {"scheme", "min_separation"} & set(choice.given):
             return tuple(ranked)
@@ -192,8 +193,10 @@ class Recommendation:
         is_chosen = (self.chosen.scheme, self.chosen.strategy) == (scheme, one.strategy)
         return tuple(others) if is_chosen else (*others, poisson)
 
-    def _calibrated(self, row: Recommended, options: CalibrationOptions, how: dict, is_default: bool) -> Plan:
-        """Return the plan of a candidate: by its own accountant, if it has one, where none is asked for."""
+    def _calibrated(
+        self, row: Recommended, options: CalibrationOptions, how: dict, share: float | None
+    ) -> Plan:
+        """Return the plan of a candidate: with a share of q, by its own accountant, if it has one."""
         choice = dataclasses.replace(
             self.choice,
             scheme=row.scheme.name,
@@ -201,13 +204,15 @@ class Recommendation:
             bands=row.strategy.named_bands,
             matrix=row.matrix,
         )
-        accountant: Any = row.accountant if is_default else options.accountant
+        if share is not None:
+            accountant: Any = row.accountant
+            options = dataclasses.replace(options, accountant=accountant, share=share)
         return calibrate(
             row.scheme,
             row.strategy,
             target=Target(choice.epsilon, choice.delta),
             dataset_size=choice.dataset_size,
-            options=dataclasses.replace(options, accountant=accountant, estimate=row.noise_multiplier),
+            options=dataclasses.replace(options, estimate=row.noise_multiplier),
             choice=choice,
             **how,
         )

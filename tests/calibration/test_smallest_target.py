@@ -89,11 +89,12 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
 
     monkeypatch.setattr(route, "verify_claim", verdict_of)
     monkeypatch.setattr(Pilots, "stream", seen_stream)
-    plan = calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
+    half = CalibrationOptions(share=0.5)  # of two calls, of which one plan is chosen
+    plan = calibrate(SCHEME, STRATEGY, delta=1e-2, options=half, **SAMPLED)
     first = min(epsilon for epsilon, _, _ in seen)
     steps = [round(math.log(epsilon / first, 1.01)) for epsilon, _, _ in seen]
     assert steps == [0, 1, 5, 2][: len(steps)] and first <= found.epsilon
-    assert [share for _, share, _ in seen] == pytest.approx([0.9, 0.05, 0.05, 0.05][: len(steps)])
+    assert [share for _, share, _ in seen] == pytest.approx([0.45, 0.025, 0.025, 0.025][: len(steps)])
     keys = [tuple(key) for _, _, key in seen]
     assert len(set(keys)) == len(keys) and not set(keys) & {tuple(key) for key in pilots}
     if not certify or certify == (3,):

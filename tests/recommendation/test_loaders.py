@@ -23,6 +23,7 @@ from jaxacct.accountants.analytic import delta_by
 from jaxacct.calibration.choice import choice_of
 from jaxacct.cli.main import main
 from jaxacct.core.evidence import Bound
+from jaxacct.core.shares import RANKED_SHARES
 from jaxacct.recommendation import result
 
 RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e-5)
@@ -157,18 +158,19 @@ def small():
 
 def as_if_certified(found, excesses, monkeypatch) -> list:
     """Certify candidates at multiples of their estimates, others for real; return the ones that are asked."""
-    real, asked = result.calibrate, []
+    real, asked, shares = result.calibrate, [], []
 
     def calibrated(scheme, strategy, **options):
         rows = [row for row in found.candidates if (row.scheme, row.strategy) == (scheme, strategy)]
         asked.append(rows[0] if rows else scheme)
+        shares.append(options["options"].share)
         if scheme.name == "poisson":
             return real(scheme, strategy, **options)
         excess = excesses[min(len(asked), len(excesses)) - 1]
         return SimpleNamespace(noise_multiplier=excess * rows[0].noise_multiplier)
 
     monkeypatch.setattr(result, "calibrate", calibrated)
-    return asked
+    return asked, shares
 
 
 @pytest.mark.parametrize("excesses, best", [((1.04,), 0), ((1.06, 1.0), 1), ((1.06, 1.1), 0), ((2, 2, 1), 2)])
@@ -181,10 +183,11 @@ def test_the_next_candidate_is_certified_where_one_exceeds_its_estimate(small, e
     # Errors that fall by 3 %, so that a candidate of 1.06 times the noise is behind the next one.
     rows = [dataclasses.replace(row, error=0.97**i * small.chosen.error) for i, row in enumerate(order)]
     found, said = dataclasses.replace(small, candidates=(*rows, small.one_band), place=0), []
-    asked = as_if_certified(found, excesses, monkeypatch)
+    asked, shares = as_if_certified(found, excesses, monkeypatch)
     plan = found.calibrate(progress=lambda *report: said.append(report[0]))
     tried = rows[: 1 + min(2, sum(excess > 1.05 for excess in excesses))]
     assert [row for row in asked if row in rows] == tried
+    assert shares == list(RANKED_SHARES[: len(asked)]) and sum(RANKED_SHARES) <= 1 + 1e-12
     assert plan.noise_multiplier == excesses[best] * rows[best].noise_multiplier
     assert bool(said) == (excesses[0] > 1.05)
     if best:
@@ -194,7 +197,7 @@ def test_the_next_candidate_is_certified_where_one_exceeds_its_estimate(small, e
 
 def test_dp_sgd_is_released_where_all_others_exceed_their_estimates(small, monkeypatch):
     said: list[str] = []
-    asked = as_if_certified(small, [20.0], monkeypatch)
+    asked, _ = as_if_certified(small, [20.0], monkeypatch)
     plan = small.calibrate(progress=lambda *report: said.append(report[0]))
     assert plan.evidence == Bound("pld") and plan.mechanism.scheme == Poisson(20, 0.1)
     assert len(asked) == 4, "two others, then Poisson sampling"
