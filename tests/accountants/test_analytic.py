@@ -91,9 +91,8 @@ def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch)
         calibrate(scheme, one_band, noise_multiplier=sigma / 1.3, **target, options=options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_a_named_accountant_refuses():
+    for options, message in [
         (dict(accountant="prv"), "accountant must be one of analytic, unamplified, revealed-pattern, pld"),
         (dict(accountant="pld"), "accountant pld does not cover multi-attribution"),
         (
@@ -110,10 +109,12 @@ def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch)
             dict(accountant="unamplified", dataset_size=9, max_batch_size=5),
             "max_batch_size must not be given",
         ),
-    ],
-)
-def test_what_a_named_accountant_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        calibrating.calibrate(
-            MultiAttribution(20, 2, 0.05, 2), BandedToeplitz.square_root(1), epsilon=2, delta=1e-3, **options
-        )
+    ]:
+        with pytest.raises(ValueError, match=message):
+            calibrating.calibrate(
+                MultiAttribution(20, 2, 0.05, 2),
+                BandedToeplitz.square_root(1),
+                epsilon=2,
+                delta=1e-3,
+                **options,
+            )
