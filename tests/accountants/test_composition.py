@@ -114,10 +114,10 @@ def test_json_round_trip(event):
     assert event_from_json(event_to_json(event)) == event
 
 
-@pytest.mark.parametrize("data", [{"kind": "os"}, {"kind": "GaussianDpEvent", "nope": 1}, {"kind": 3}])
-def test_bad_json(data):
-    with pytest.raises(ValueError, match="compose_with"):
-        event_from_json(data)
+def test_bad_json():
+    for data in [{"kind": "os"}, {"kind": "GaussianDpEvent", "nope": 1}, {"kind": 3}]:
+        with pytest.raises(ValueError, match="compose_with"):
+            event_from_json(data)
 
 
 def test_unsupported_event():

@@ -126,9 +126,8 @@ def test_not_certified_exits_1_and_says_why(capsys):
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_bad_input_is_one_line_and_exit_2(capsys, tmp_path, monkeypatch):
+    for arguments, message in [
         (["calibrate", *COMMON, *BANDS, "--epsilon", "0", "--delta", "1e-5"], "epsilon must be"),
         (
             ["calibrate", *COMMON, *BANDS, "--epsilon", "1", "--delta", "2"],
@@ -167,16 +166,14 @@ def test_not_certified_exits_1_and_says_why(capsys):
         ),
         (["show", "/no/such/plan.json"], "plan /no/such/plan.json cannot be read"),
         (["strategy", "--iterations", "10", "--bands", "0"], "bands must be"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(arguments, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert run(*arguments) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-    assert list(tmp_path.iterdir()) == []
+    ]:
+        monkeypatch.chdir(tmp_path)
+        assert run(*arguments) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.err.count("\n") == 1
+        assert captured.out == ""
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("coefficients", ["", "1\n-0.5\n", "1\nx\n", "nan\n"])

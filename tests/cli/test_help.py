@@ -42,34 +42,34 @@ def test_every_command_has_examples():
     assert {words[0] for words in COMMANDS if words} == set(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_the_help_of_a_command(words, capsys):
-    text = printed([*words, "--help"], capsys)
-    assert text.endswith(examples(" ".join(["jaxacct", *words])) + "\n") and "Examples:" in text
-    # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
-    assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
-    for panel in text.split("╭─ ")[1:]:
-        rows = [line[2:3] for line in panel.splitlines() if re.match(r"│ [* ]  [A-Z-]", line)]
-        assert rows == sorted(rows, reverse=True), f"required options are not first: {panel}"
-    panels = re.findall("╭─ ([A-Z][a-z ]*) ─", text)
-    if words in (["calibrate"], ["recommend"]):
-        search = ["Search"] if words == ["calibrate"] else []
-        assert panels == ["Run", "Privacy target", *search, "Options"]
+def test_the_help_of_a_command(capsys):
+    for words in COMMANDS:
+        text = printed([*words, "--help"], capsys)
+        assert text.endswith(examples(" ".join(["jaxacct", *words])) + "\n") and "Examples:" in text
+        # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
+        assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
+        for panel in text.split("╭─ ")[1:]:
+            rows = [line[2:3] for line in panel.splitlines() if re.match(r"│ [* ]  [A-Z-]", line)]
+            assert rows == sorted(rows, reverse=True), f"required options are not first: {panel}"
+        panels = re.findall("╭─ ([A-Z][a-z ]*) ─", text)
+        if words in (["calibrate"], ["recommend"]):
+            search = ["Search"] if words == ["calibrate"] else []
+            assert panels == ["Run", "Privacy target", *search, "Options"]
 
 
-@pytest.mark.parametrize("command", EXAMPLES)
-def test_examples_can_be_read(command):
+def test_examples_can_be_read():
     """Each is a command line that this version has; long ones are broken where a shell goes on reading."""
-    lines = EXAMPLES[command].strip().splitlines()
-    shown = re.sub(r" \\\n\s*", " ", examples(command)).splitlines()
-    assert [line.strip() for line in shown[2:]] == lines and lines
-    assert max(map(len, examples(command).splitlines())) <= 80
-    for line in lines:
-        program, *words = shlex.split(line)
-        assert program == "jaxacct"
-        of_training = OF_TRAINING.get(words[0])
-        command = single(of_training, "") if of_training else cli.app_for(words[0])
-        assert callable(parse(command, words[1:] if of_training else words))
+    for command in EXAMPLES:
+        lines = EXAMPLES[command].strip().splitlines()
+        shown = re.sub(r" \\\n\s*", " ", examples(command)).splitlines()
+        assert [line.strip() for line in shown[2:]] == lines and lines
+        assert max(map(len, examples(command).splitlines())) <= 80
+        for line in lines:
+            program, *words = shlex.split(line)
+            assert program == "jaxacct"
+            of_training = OF_TRAINING.get(words[0])
+            command = single(of_training, "") if of_training else cli.app_for(words[0])
+            assert callable(parse(command, words[1:] if of_training else words))
 
 
 def test_train_is_the_command_of_the_module(capsys):

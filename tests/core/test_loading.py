@@ -116,15 +116,15 @@ def test_a_rejected_direction_is_not_loaded(kind):
 
 
 @EACH
-@pytest.mark.parametrize("share", [0.0, 0.99])
-def test_no_margin_below_the_one_that_is_needed_is_loaded(kind, share):
+def test_no_margin_below_the_one_that_is_needed_is_loaded(kind):
     """Of mean tests and of lines; a larger one makes terms larger."""
-    plan = whole(kind)
-    for direction in sampled_directions(plan):
-        needed = total(getattr(plan.verdict, direction).items, "epsilon")
-        assert 0 < needed <= getattr(plan.evidence, direction).margin
-        with pytest.raises(ValueError, match="the margin for rounding is"):
-            loaded(with_side(plan, direction, margin=share * needed))
+    for share in [0.0, 0.99]:
+        plan = whole(kind)
+        for direction in sampled_directions(plan):
+            needed = total(getattr(plan.verdict, direction).items, "epsilon")
+            assert 0 < needed <= getattr(plan.evidence, direction).margin
+            with pytest.raises(ValueError, match="the margin for rounding is"):
+                loaded(with_side(plan, direction, margin=share * needed))
 
 
 @EACH

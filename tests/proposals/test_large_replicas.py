@@ -141,8 +141,10 @@ def check(mechanism, num, key, m=2):
         assert_means(weights * np.append(found, np.ones((num, 1)), axis=1), np.append(expected, 1.0), 20)
 
 
-@pytest.mark.parametrize("name", HAVE_REPLICAS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, "separated") for name in HAVE_REPLICAS] + [("custom", shape) for shape in SHAPES],
+)
 def test_identities_of_pairs(name, shape, key):
     mechanism = mechanism_of(name, SHAPES[shape])
     if mechanism is None:

@@ -404,9 +404,8 @@ def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
     assert all(what.startswith("choosing: ") and done == 0 for what, done in said)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
+def test_bad_input():
+    for numbers, message in [
         (dict(memory_copies=0), "memory_copies must be"),
         (dict(bands=17, memory_copies=16), "bands must be at most memory_copies 16, got 17"),
         (dict(bands=9), "bands must be at most iterations and dataset_size / batch_size, 8, got 9"),
@@ -423,11 +422,9 @@ def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
         (dict(workload="adam"), "workload must be prefix-sum, or"),
         (dict(workload=0.9), "workload must be a jaxacct.strategies.Workload"),
         (dict(iterations=5000, workload="cosine"), "workload must have a constant learning rate for 5000"),
-    ],
-)
-def test_bad_input(numbers, message):
-    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
-        recommend(**(SMALL | numbers))
+    ]:
+        with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
+            recommend(**(SMALL | numbers))
 
 
 @pytest.mark.parametrize(
@@ -531,9 +528,8 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     assert "It has no privacy cost" in text
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_bad_input_is_one_line(capsys):
+    for options, message in [
         (
             ["calibrate", *README, *TARGET, "--memory-copies", "4", "--scheme", "poisson"],
             "memory_copies must not be given where nothing is selected",
@@ -546,12 +542,10 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
         (["calibrate", *README, *TARGET, "--advantage", "0.1"], "advantage must not be given together"),
         (["calibrate", *README, "--epsilon", "1"], "target must be one of epsilon and delta"),
         (["calibrate", *README, "--advantage", "1"], "advantage must be in (0, 1)"),
-    ],
-)
-def test_bad_input_is_one_line(options, message, capsys):
-    assert run(*options) == 2
-    said = capsys.readouterr()
-    assert message in said.err and said.err.count("\n") == 1 and said.out == ""
+    ]:
+        assert run(*options) == 2
+        said = capsys.readouterr()
+        assert message in said.err and said.err.count("\n") == 1 and said.out == ""
 
 
 def test_a_zero_that_is_given_is_given():

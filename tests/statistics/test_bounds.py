@@ -112,35 +112,36 @@ def test_failure_probabilities_of_the_peer(samples, tau, delta, bound, scale):
     assert ours == pytest.approx(bound, rel=1e-12)
 
 
-@pytest.mark.parametrize("samples", [1, 5, 40, 300, 5000])
-@pytest.mark.parametrize("theta", [0.9, 0.5, 0.1, 0.01, 1e-4])
-def test_fixed_rule_against_the_exact_binomial(samples, theta):
+def test_fixed_rule_against_the_exact_binomial():
     """Coins of mean theta are the worst of all terms, and for them wrong acceptance is exact."""
-    heads = np.arange(samples + 1)
-    ours = [
-        bounds.failure_probability(delta_v=theta, delta_prime=k / samples, samples=samples) for k in heads
-    ]
-    assert np.all(stats.binom.cdf(heads, samples, theta) <= np.array(ours) * (1 + 1e-9))
+    for theta in [0.9, 0.5, 0.1, 0.01, 1e-4]:
+        for samples in [1, 5, 40, 300, 5000]:
+            heads = np.arange(samples + 1)
+            ours = [
+                bounds.failure_probability(delta_v=theta, delta_prime=k / samples, samples=samples)
+                for k in heads
+            ]
+            assert np.all(stats.binom.cdf(heads, samples, theta) <= np.array(ours) * (1 + 1e-9))
 
 
 def test_a_threshold_at_or_above_the_scale_needs_no_samples():
     assert bounds.failure_probability(delta_v=1e-3, delta_prime=1e-3, samples=0, scale=1e-3) == 0
 
 
-@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-8, 1e-15])
-@pytest.mark.parametrize("fraction", [0.5, 0.01, 1e-6])
-def test_budget(delta, fraction):
-    budget = Budget.split(delta, fraction)
-    assert budget.total <= delta
-    assert budget.total == pytest.approx(delta, rel=1e-14)
-    assert budget.failure_probability == pytest.approx(fraction * delta)
-    assert Budget(budget.delta, budget.delta_v, budget.failure_probability) == budget
-    with pytest.raises(ValueError, match="delta must be at least"):
-        Budget(delta, delta, budget.failure_probability)
-    with pytest.raises(ValueError, match="failure_fraction must be in"):
-        Budget.split(delta, 1.0)
-    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
-        Budget.split(1.0)
+def test_budget():
+    for fraction in [0.5, 0.01, 1e-6]:
+        for delta in [0.3, 1e-5, 1e-8, 1e-15]:
+            budget = Budget.split(delta, fraction)
+            assert budget.total <= delta
+            assert budget.total == pytest.approx(delta, rel=1e-14)
+            assert budget.failure_probability == pytest.approx(fraction * delta)
+            assert Budget(budget.delta, budget.delta_v, budget.failure_probability) == budget
+            with pytest.raises(ValueError, match="delta must be at least"):
+                Budget(delta, delta, budget.failure_probability)
+            with pytest.raises(ValueError, match="failure_fraction must be in"):
+                Budget.split(delta, 1.0)
+            with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
+                Budget.split(1.0)
 
 
 # --- The anytime-valid rule ---

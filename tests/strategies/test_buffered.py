@@ -77,7 +77,7 @@ def test_the_objective_and_its_gradient_against_differences():
 
 
 # Error x squared sensitivity by jax-privacy with as many buffers, and by the optimal n free coefficients for
-# one participation (tests/benchmarks/buffered.py).
+# one participation.
 @pytest.mark.parametrize(
     ("n", "k", "buffers", "peer", "freely"),
     [

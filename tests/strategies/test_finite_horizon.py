@@ -111,17 +111,17 @@ def test_the_loss_given_batch_sizes_is_that_of_the_n_outputs(x64):
         np.testing.assert_allclose(losses(noise, x, sizes), exact, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
-def test_normalizer_of_shorter_columns_against_all_tuples(scheme, bands):
-    patterns = len(enumeration.pattern_distribution(scheme))
-    for sigma, m in itertools.product((0.3, 20.0), (2, 3, 4)):
-        mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
-        whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-        if m <= max_replicas(mechanism) and patterns**m <= 100_000:
-            exact, _ = tuples.count_distribution(scheme, coefficients_of(mechanism), sigma, m, n)
-            ours = log_normalizer(mechanism, m)
-            assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
-            assert ours < log_normalizer(whole, m)
+def test_normalizer_of_shorter_columns_against_all_tuples():
+    for scheme, bands in SMALL:
+        patterns = len(enumeration.pattern_distribution(scheme))
+        for sigma, m in itertools.product((0.3, 20.0), (2, 3, 4)):
+            mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
+            whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+            if m <= max_replicas(mechanism) and patterns**m <= 100_000:
+                exact, _ = tuples.count_distribution(scheme, coefficients_of(mechanism), sigma, m, n)
+                ours = log_normalizer(mechanism, m)
+                assert ours == pytest.approx(math.log(exact), rel=1e-10, abs=1e-13)
+                assert ours < log_normalizer(whole, m)
 
 
 # --- The add direction ---

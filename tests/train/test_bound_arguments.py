@@ -88,15 +88,15 @@ def finished(tmp_path_factory):
     return folder, run(out=folder)
 
 
-@pytest.mark.parametrize("name", BOUND)
-def test_a_bound_argument_is_refused(name, finished):
-    folder, _ = finished
-    before = (folder / "result.json").read_bytes(), (folder / "run.json").read_bytes()
-    change, words = BOUND[name]
-    with pytest.raises(ValueError, match=words) as refused:
-        run(out=folder, **change)
-    assert "\n" not in str(refused.value)
-    assert before == ((folder / "result.json").read_bytes(), (folder / "run.json").read_bytes())
+def test_a_bound_argument_is_refused(finished):
+    for name in BOUND:
+        folder, _ = finished
+        before = (folder / "result.json").read_bytes(), (folder / "run.json").read_bytes()
+        change, words = BOUND[name]
+        with pytest.raises(ValueError, match=words) as refused:
+            run(out=folder, **change)
+        assert "\n" not in str(refused.value)
+        assert before == ((folder / "result.json").read_bytes(), (folder / "run.json").read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +108,14 @@ def begun(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in BOUND if name not in ELASTIC])
-def test_a_bound_argument_is_refused_elsewhere(name, begun, monkeypatch):
+def test_a_bound_argument_is_refused_elsewhere(begun, monkeypatch):
     """Attack: in a copy of the folder the same noise would be added to another sum, and both published."""
-    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
-    change, words = BOUND[name]
-    with pytest.raises(ValueError, match=words) as refused:
-        run(out=begun, elastic=True, **change)
-    assert "\n" not in str(refused.value)
+    for name in [name for name in BOUND if name not in ELASTIC]:
+        monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+        change, words = BOUND[name]
+        with pytest.raises(ValueError, match=words) as refused:
+            run(out=begun, elastic=True, **change)
+        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ELASTIC)

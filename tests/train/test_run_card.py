@@ -146,14 +146,15 @@ def test_a_plan_that_is_not_certified_belongs_to_no_run(honest):
     assert run_card.flaws(honest / "run", forged) == ["plan is not certified"]
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forged_run_is_found(forgery, honest, tmp_path, capsys):
-    shutil.copytree(honest, tmp_path / "forged")
-    FORGERIES[forgery](tmp_path / "forged")
-    assert check(tmp_path / "forged") in (1, 2), forgery
-    said = capsys.readouterr()
-    assert "do NOT belong" in said.out or said.err.count("\n") == 1
-    assert "Traceback" not in said.err
+def test_a_forged_run_is_found(honest, tmp_path, capsys):
+    for number, (forgery, forge) in enumerate(FORGERIES.items()):
+        forged = tmp_path / str(number)
+        shutil.copytree(honest, forged)
+        forge(forged)
+        assert check(forged) in (1, 2), forgery
+        said = capsys.readouterr()
+        assert "do NOT belong" in said.out or said.err.count("\n") == 1
+        assert "Traceback" not in said.err
 
 
 def test_a_report_shows_a_run_of_its_plan_and_refuses_others(honest, tmp_path, capsys, monkeypatch):

@@ -321,9 +321,8 @@ def test_calibration():
     assert noise == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
+def test_bad_runs_are_one_line():
+    for change, word in [
         ({"steps": 0}, "steps"),
         ({"noise_std": 0.0}, "noise_std"),
         ({"grad_sensitivity": -1.0}, "grad_sensitivity"),
@@ -335,12 +334,10 @@ def test_calibration():
         ({"stepsize": 0.21, "strong_convexity": 0.0}, "stepsize"),
         ({"stepsize": [0.1, 0.1]}, "stepsize"),
         ({"num_examples": 2.5}, "num_examples"),
-    ],
-)
-def test_bad_runs_are_one_line(change, word):
-    with pytest.raises(ValueError, match=word) as caught:
-        noisy_gd_gdp(**dict(steps=5, **FIGURE_1) | change)
-    assert "\n" not in str(caught.value)
+    ]:
+        with pytest.raises(ValueError, match=word) as caught:
+            noisy_gd_gdp(**dict(steps=5, **FIGURE_1) | change)
+        assert "\n" not in str(caught.value)
 
 
 def test_more_bad_input():

@@ -166,22 +166,19 @@ def test_zero_atom():
     assert mixture_delta(0.5, distribution, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("m", "s", "sampling", "one", "ten"),
-    [
+def test_groups_of_four():
+    for m, s, sampling, one, ten in [
         (1, 500, "shuffling", 4.36343, 17.71041),
         (500, 1, "shuffling", 4.80945, 18.34597),
         (1, 500, "subsampling", 5.93181, 19.38137),
         (500, 1, "subsampling", 6.46938, 20.24673),
-    ],
-)
-def test_groups_of_four(m, s, sampling, one, ten):
-    for epochs, expected in ((1, one), (10, ten)):
-        run = GeneralDPSGD(50000, m, s, epochs, sampling, 4)
-        assert run.epsilon(1e-5, 2.0) == pytest.approx(expected, abs=1e-4)
-        assert run.epsilon(1e-5, 2.0) <= run.worst_case(2.0).epsilon(1e-5)
-        if m > 1:
-            assert run.pmf().mean == pytest.approx(epochs * 4.1197623960, rel=1e-9)
+    ]:
+        for epochs, expected in ((1, one), (10, ten)):
+            run = GeneralDPSGD(50000, m, s, epochs, sampling, 4)
+            assert run.epsilon(1e-5, 2.0) == pytest.approx(expected, abs=1e-4)
+            assert run.epsilon(1e-5, 2.0) <= run.worst_case(2.0).epsilon(1e-5)
+            if m > 1:
+                assert run.pmf().mean == pytest.approx(epochs * 4.1197623960, rel=1e-9)
 
 
 def test_headline_numbers():
@@ -373,10 +370,8 @@ def test_half_of_mu_is_no_bound_for_filtered_batches():
         filtered_participation_pmf(12, 1, 3, 1, 1, "poisson")
 
 
-@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
-@pytest.mark.parametrize(
-    ("n", "m", "s", "g"), [(6, 2, 1, 2), (6, 1, 2, 2), (8, 2, 2, 3), (6, 3, 1, 2), (4, 1, 1, 3)]
-)
-def test_the_largest_is_the_largest_of_the_distribution(n, m, s, g, sampling):
-    run = GeneralDPSGD(n, m, s, 2, sampling, g)
-    assert run.most() == max(run.pmf().squared_sensitivity)
+def test_the_largest_is_the_largest_of_the_distribution():
+    for n, m, s, g in [(6, 2, 1, 2), (6, 1, 2, 2), (8, 2, 2, 3), (6, 3, 1, 2), (4, 1, 1, 3)]:
+        for sampling in ["shuffling", "subsampling"]:
+            run = GeneralDPSGD(n, m, s, 2, sampling, g)
+            assert run.most() == max(run.pmf().squared_sensitivity)

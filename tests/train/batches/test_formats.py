@@ -100,18 +100,18 @@ class Rows:
         return {"ids": self.column[index]}
 
 
-@pytest.mark.parametrize("name", WIDE)
-@pytest.mark.parametrize("kind", ["arrays", "source", "batches"])
-def test_numbers_that_32_bits_change_are_refused(kind, name):
-    column, message = WIDE[name]
-    with pytest.raises(ValueError, match=f"^data must have .*{message}") as refused:
-        if kind == "arrays":
-            ArrayRows({"ids": column})
-        elif kind == "source":
-            as_rows(Rows(column)).take(np.arange(2), 2)
-        else:
-            GivenBatches([(np.arange(2), {"ids": column})], PATTERNS, 2, 2, 1)
-    assert "\n" not in str(refused.value)
+def test_numbers_that_32_bits_change_are_refused():
+    for kind in ["arrays", "source", "batches"]:
+        for name in WIDE:
+            column, message = WIDE[name]
+            with pytest.raises(ValueError, match=f"^data must have .*{message}") as refused:
+                if kind == "arrays":
+                    ArrayRows({"ids": column})
+                elif kind == "source":
+                    as_rows(Rows(column)).take(np.arange(2), 2)
+                else:
+                    GivenBatches([(np.arange(2), {"ids": column})], PATTERNS, 2, 2, 1)
+            assert "\n" not in str(refused.value)
 
 
 def test_a_number_of_a_later_batch_is_refused_when_it_is_read():

@@ -253,15 +253,15 @@ def test_rows_that_depend_on_others_are_refused_before_anything_is_drawn(how, ki
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kind", [Cheat, TakenCheat])
-@pytest.mark.parametrize("how", ["counter", "shuffled", "random", "large batch", "last", "first"])
-def test_a_source_that_begins_to_cheat_stops_the_run(how, kind):
+def test_a_source_that_begins_to_cheat_stops_the_run():
     """Found by the rows that are read again with every batch; no row of a batch is named."""
-    with pytest.raises(ValueError, match="came out otherwise") as caught:
-        run(data=kind(how, honest=21))
-    text = str(caught.value)
-    if how not in ("counter", "shuffled", "random"):
-        assert "a row of a batch" in text
+    for how in ["counter", "shuffled", "random", "large batch", "last", "first"]:
+        for kind in [Cheat, TakenCheat]:
+            with pytest.raises(ValueError, match="came out otherwise") as caught:
+                run(data=kind(how, honest=21))
+            text = str(caught.value)
+            if how not in ("counter", "shuffled", "random"):
+                assert "a row of a batch" in text
 
 
 def test_a_source_may_use_its_memory_again():
