@@ -13,17 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
 from jaxacct import (
-    BallsInBins,
     BandedInverse,
     BandedToeplitz,
     BMinSep,
     CyclicPoisson,
     Dense,
     Mechanism,
-    MultiAttribution,
     Poisson,
     delta_curve,
     estimate_delta,
@@ -36,7 +34,6 @@ from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.estimates.line import line_bounds
 from jaxacct.proposals.base import ProposalSpec, plain
-from tests.oracles import enumeration
 from tests.oracles.add_direction import exact_two_steps
 from tests.oracles.enumeration import strategy_matrix
 from tests.schemes.test_sampling import _pld
@@ -105,90 +102,6 @@ def test_the_profile_is_covered():
 @pytest.mark.slow
 def test_the_profile_is_covered_in_300_runs():
     assert cover_profile(300, 2048, 0.95) <= few(300, 0.05)
-
-
-def sigmas_of(deltas, epsilon=1.0):
-    """Noise multipliers of one Gaussian at which delta(epsilon) is each of `deltas`."""
-
-    def solve(delta):
-        return optimize.brentq(lambda s: math.log(gaussian_delta(epsilon, s, 1.0) / delta), 0.1, 20)
-
-    return np.array([solve(delta) for delta in deltas])
-
-
-@pytest.mark.parametrize(
-    ("runs", "deltas"), [(30, (0.1, 1e-3)), pytest.param(300, (0.1, *DELTAS), marks=pytest.mark.slow)]
-)
-def test_the_curve_is_covered(runs, deltas):
-    """One participation for certain: a Gaussian. Each point is an interval of its own."""
-    deltas = np.array(deltas)
-    sigmas, misses = sigmas_of(deltas), np.zeros(len(deltas))
-    for run in range(runs):
-        curve = delta_curve(
-            Poisson(1, 1.0),
-            BandedToeplitz.identity(),
-            sigmas,
-            1.0,
-            num_samples=512,
-            confidence=0.999,
-            key=jax.random.key(run),
-        )
-        misses += (deltas < curve.low) | (curve.high < deltas)
-    assert np.all(misses <= few(runs, 0.001)), misses
-
-
-def delta_of_two_steps(scheme, coefficients, sigma: float, epsilon: float, direction: str) -> float:
-    """Exact delta of two steps: a sum over a grid in the plane that the means `C x` span."""
-    distribution = enumeration.pattern_distribution(scheme)
-    dense = enumeration.strategy_matrix(coefficients, 1 + len(coefficients), 2)
-    patterns = np.array(list(distribution), float)
-    means = patterns @ np.linalg.qr(dense)[1].T  # lengths and angles are the same there
-    axis = np.linspace(-9, 13, 1101) * sigma
-    x, y = axis[:, None], axis[None, :]
-    p, q = (
-        sum(
-            weight * np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * sigma**2))
-            for weight, (a, b) in zip(distribution.values(), side, strict=True)
-        )
-        for side in (means, np.zeros_like(means))
-    )
-    p, q = (p, q) if direction == "remove" else (q, p)
-    cell = (axis[1] - axis[0]) ** 2 / (2 * math.pi * sigma**2)
-    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * cell)
-
-
-@pytest.mark.slow
-def test_the_curve_is_covered_where_batches_are_sampled():
-    """300 runs at three noise multipliers and confidence 0.99; false alarm 1e-6 each.
-
-    An interval that misses in 5 % of all runs would be noticed, as would a truth that is 20 % off.
-    """
-    for scheme, bands in [
-        (BMinSep(2, 2, 0.4), 2),
-        (Poisson(2, 0.2), 1),
-        (BMinSep(2, 1, 0.999, False), 1),
-        (MultiAttribution(2, 2, 0.3, 2), 2),
-        (BallsInBins(2, 2), 2),
-    ]:
-        strategy, sigmas, epsilon = BandedToeplitz.square_root(bands), np.array([0.7, 1.0, 1.6]), 0.5
-        truth = np.array(
-            [
-                max(
-                    delta_of_two_steps(scheme, strategy.coefficients, sigma, epsilon, side)
-                    for side in ("remove", "add")
-                )
-                for sigma in sigmas
-            ]
-        )
-        misses, off = np.zeros(3), np.zeros(3)
-        for run in range(300):
-            options = dict(num_samples=2048, confidence=0.99, key=jax.random.key(run))
-            curve = delta_curve(scheme, strategy, sigmas, epsilon, **options)
-            misses += (truth < curve.low) | (curve.high < truth)
-            off += curve.value / truth - 1
-        assert np.all(misses <= few(300, 0.01)), misses
-        # The larger of two means is a little above the larger truth.
-        assert np.all(np.abs(off / 300) < 0.2), off / 300
 
 
 def test_intervals_grow_with_confidence(key):
@@ -296,17 +209,6 @@ def test_an_unresolved_end_is_tried_by_the_line(monkeypatch):
     ((points, q),) = asked
     assert points[0] == 1 and found.high == points[2] < 1.3 and found.low == 0.5
     assert q * len(points) == pytest.approx(0.02)
-
-
-@pytest.mark.slow
-def test_delta_where_no_half_space_helps(monkeypatch):
-    """n = 1000, epsilon 0.85: noise of size 0 is in the event. Four times as wide without the line."""
-    mechanism = Mechanism(Poisson(1000, 0.005), BandedToeplitz.identity(), 1.0)
-    options: dict[str, Any] = dict(num_samples=100_000, key=jax.random.key(0))
-    found = estimate_delta(mechanism, 0.85, **options)
-    assert 0.9e-5 < found.low <= found.value <= found.high < 1.6e-5
-    no_lines(monkeypatch)
-    assert estimate_delta(mechanism, 0.85, **options).high > 4e-5
 
 
 def test_the_risk_is_shared_between_draws_and_line(monkeypatch):

@@ -5,11 +5,8 @@ import functools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import chex
 import jax
@@ -422,44 +419,6 @@ def command(plan_path, out, *more):
         "digits",
         *more,
     ]
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_the_command_ends_with_the_same_bits(tmp_path):
-    """SIGKILL in the middle; the uninterrupted twin starts from a copy of the folder as first written."""
-    plan(dataset_size=1440, iterations=60, rate=0.02).save(tmp_path / "plan.json")
-    options = ["--checkpoint-every", "20"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    part, whole = tmp_path / "part", tmp_path / "whole"
-    process = subprocess.Popen(command(tmp_path / "plan.json", part, *options), env=environment)
-    deadline = time.monotonic() + 120
-    while not (part / "checkpoints/0").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    copied = False
-    while time.monotonic() < deadline:
-        if not copied and (part / "checkpoints/0").exists():
-            shutil.copytree(part, whole)
-            copied = True
-        log = part / "private/metrics.jsonl"
-        if log.exists() and len(log.read_text().splitlines()) >= 30:
-            break
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it ended before it was killed: make the run longer"
-    for out in (part, whole):
-        done = subprocess.run(
-            command(tmp_path / "plan.json", out, *options), env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-    a, b = (leaves(out) for out in (part, whole))
-    np.testing.assert_array_equal(a, b)
-
-
-def leaves(out: Path) -> np.ndarray:
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
-        return flat(checkpointer.restore(out.absolute() / "model"))
 
 
 @pytest.mark.parametrize(
