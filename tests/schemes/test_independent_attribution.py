@@ -50,8 +50,8 @@ SETTINGS = [
     (IndependentAttribution(5, 2, 0.3, 4, False), 2),
     (IndependentAttribution(8, 3, 0.3, 1), 3),
 ]
-# Each is a program of its own: the third has what the second has, the seventh what the first and sixth have.
-FAST = set(range(12)) - {2, 6}
+# Each is a program of its own: cold, p = 1, n < b, three and four examples.
+FAST = {0, 3, 5, 9, 10}
 
 
 @pytest.fixture

@@ -38,14 +38,12 @@ from train.batches.sampler import Sampler
 
 FALSE_ALARM = 1e-6
 
-# (scheme, bands): cold and warm, n < b, n not a multiple of b, b = 1, p = 1, mean at the maximum.
+# (scheme, bands): cold and warm, n < b, n not a multiple of b, p = 1, mean at the maximum.
 SMALL = [
     (TruncatedBMinSep(7, 3, 0.3, 3, 12), 3),
     (TruncatedBMinSep(6, 2, 0.4, 5, 10, False), 2),
-    (TruncatedBMinSep(6, 1, 0.3, 3, 9), 1),
     (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
     (TruncatedBMinSep(5, 2, 1.0, 6, 11), 2),
-    (TruncatedBMinSep(1, 1, 0.5, 2, 4), 1),
 ]
 IDS = [f"{s}-{b}" for s, b in SMALL]
 
@@ -102,7 +100,7 @@ def test_losses_against_enumeration(scheme, bands, sigma, x64):
 
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize("p", [0.2, 1.0])
-@pytest.mark.parametrize("b", [1, 2, 3, 4])
+@pytest.mark.parametrize("b", [1, 4])
 def test_both_likelihoods_against_enumeration(b, p, warm, x64):
     """P/R and Q/R each, so that no error cancels in their ratio; n = 8 and n = 3, below b = 4."""
     rng, sigma = np.random.default_rng(b), 0.7
@@ -125,7 +123,7 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
                 assert ours[1] == 0
 
 
-@pytest.mark.parametrize(("n", "b", "bands"), [(64, 2, 2), (64, 8, 2), (30, 40, 1)])
+@pytest.mark.parametrize(("n", "b", "bands"), [(64, 8, 2), (30, 40, 1)])
 @pytest.mark.parametrize("warm", [True, False])
 def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
     """At most two bands, where the peer's last columns are right (`test_the_peers_last_columns`)."""

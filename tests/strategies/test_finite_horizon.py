@@ -75,9 +75,7 @@ def coefficients_of(mechanism) -> tuple[float, ...]:
 # --- The distribution of the losses ---
 
 
-@pytest.mark.parametrize(
-    ("scheme", "bands"), [SMALL[0], SMALL[2], SMALL[4], (MultiAttribution(7, 3, 0.2, 2), 3), SEVERAL]
-)
+@pytest.mark.parametrize(("scheme", "bands"), [SMALL[0], (MultiAttribution(7, 3, 0.2, 2), 3), SEVERAL])
 def test_the_loss_of_drawn_scores_is_that_of_the_n_outputs(scheme, bands, x64):
     """From normals and participations to L, against enumeration of `C x + sigma z` on n rows."""
     n, sigma, generator = scheme.iterations, 0.8, np.random.default_rng(0)
@@ -127,7 +125,7 @@ def test_normalizer_of_shorter_columns_against_all_tuples():
 # --- The add direction ---
 
 
-@pytest.mark.parametrize(("scheme", "bands"), settings.few_in_ci({1, 2, 3, 4, 5, 7}, [*SMALL[::2], SEVERAL]))
+@pytest.mark.parametrize(("scheme", "bands"), settings.few_in_ci({2, 7}, [*SMALL[::2], SEVERAL]))
 def test_tangents_are_minorants(scheme, bands):
     sigma = 0.7
     mechanism, n = mechanism_of(scheme, bands, sigma), scheme.iterations
