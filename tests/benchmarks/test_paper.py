@@ -206,6 +206,7 @@ def test_bad_commands_are_one_line(tmp_path, capsys):
         (["figure-2"], "--out"),
         (["figure-2", "--out", file], "out must be a folder"),
         (["figure-2", "--out", tmp_path, "--seconds", "-1"], "seconds must be at least 0"),
+        (["figure-4", "--out", tmp_path], "python -P -m tests.benchmarks.figure_4 --out"),
     ):
         assert run(*arguments) == 2
         said = capsys.readouterr().err

@@ -98,7 +98,17 @@ def command_of(sweep: Sweep) -> Callable[..., int]:
     return command
 
 
+def figure_4_command(out: str) -> int:
+    """Accuracies are trained: `python -P -m tests.benchmarks.figure_4`.
+
+    Args:
+      out: a folder.
+    """
+    raise ValueError(f"figure-4 trains: python -P -m tests.benchmarks.figure_4 --out {out}")
+
+
 COMMANDS = {sweep.name: command_of(sweep) for sweep in (FIGURE_2, FIGURE_3, CINIC_10)}
+COMMANDS["figure-4"] = figure_4_command
 
 
 def rebuild(sweep: Sweep, out: str, short: bool, every: bool, seconds: float | None, as_json: bool) -> int:

@@ -123,7 +123,7 @@ def section_7_2(points: list[Compared], iterations: int) -> list[Verdict]:
         Verdict(
             "accuracies of a VGG on CINIC-10 (figure 4)",
             None,
-            "pictures not rebuilt; the record `digits` has the protocol on digits",
+            "pictures not rebuilt; `python -P -m tests.benchmarks.figure_4` follows the protocol on digits",
         ),
     ]
 
