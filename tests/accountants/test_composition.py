@@ -36,11 +36,15 @@ def reference(event, t, interval=1e-4):
     "event",
     [
         dp.GaussianDpEvent(500.0),
-        dp.LaplaceDpEvent(3.0),
         dp.SelfComposedDpEvent(dp.LaplaceDpEvent(3.0), 20),
         dp.SelfComposedDpEvent(dp_event.DiscreteLaplaceDpEvent(0.3, 2), 3),
         dp.PoissonSampledDpEvent(0.2, dp.LaplaceDpEvent(1.0)),
-        dp.SelfComposedDpEvent(dp_event.MixtureOfGaussiansDpEvent(2.0, [0.0, 1.5, 2.0], [0.5, 0.3, 0.2]), 3),
+        pytest.param(
+            dp.SelfComposedDpEvent(
+                dp_event.MixtureOfGaussiansDpEvent(2.0, [0.0, 1.5, 2.0], [0.5, 0.3, 0.2]), 3
+            ),
+            marks=pytest.mark.slow,
+        ),
         dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(1.0)), 20),
         dp.ComposedDpEvent([dp.GaussianDpEvent(1.0), dp.NoOpDpEvent(), dp.LaplaceDpEvent(2.0)]),
     ],
@@ -77,7 +81,7 @@ def test_steps_by_dp_accounting_are_bounded_in_both_directions_at_once(event):
 
 @pytest.mark.parametrize(
     "one",
-    [dp.LaplaceDpEvent(9.0), dp.GaussianDpEvent(6.0), dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0))],
+    [dp.LaplaceDpEvent(9.0), dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0))],
 )
 def test_compositions_in_compositions_multiply_their_counts(one):
     nested = dp.SelfComposedDpEvent(dp.ComposedDpEvent([dp.SelfComposedDpEvent(one, 2)]), 3)

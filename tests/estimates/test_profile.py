@@ -48,6 +48,7 @@ def test_coverage_is_simultaneous():
     assert wrong <= stats.binom.isf(FALSE_ALARM, 40, 0.2)
 
 
+@pytest.mark.slow
 def test_many_steps_against_the_accountant(key):
     mechanism = Mechanism(Poisson(60, 0.1), BandedToeplitz((1.0,)), 1.0)
     grid = np.array([2.0, 4.0, 6.0, 8.0])

@@ -27,11 +27,11 @@ def step_by_step(ratios, log_p: float, log_q: float, block: int) -> np.ndarray:
     ("n", "b", "num_samples", "p", "scale"),
     [
         (1, 1, 1, 0.3, 3.0),
-        (30, 1, 130, 0.3, 3.0),
+        pytest.param(30, 1, 130, 0.3, 3.0, marks=pytest.mark.slow),
         (31, 2, 5, 1e-6, 300.0),
         pytest.param(64, 16, 128, 0.3, 3.0, marks=pytest.mark.slow),
         pytest.param(65, 16, 3, 0.3, 300.0, marks=pytest.mark.slow),
-        (65, 16, 3, 1.0, 2.0),
+        pytest.param(65, 16, 3, 1.0, 2.0, marks=pytest.mark.slow),
         pytest.param(5, 9, 7, 0.3, 3.0, marks=pytest.mark.slow),
         (100, 33, 257, 1e-6, 300.0),
     ],
@@ -133,9 +133,9 @@ def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
 @pytest.mark.parametrize(
     ("n", "b", "bands", "p", "warm"),
     [
-        (1, 2, 2, 0.5, True),
+        pytest.param(1, 2, 2, 0.5, True, marks=pytest.mark.slow),
         pytest.param(5, 9, 4, 0.9, False, marks=pytest.mark.slow),
-        (40, 3, 3, 1.0, True),
+        pytest.param(40, 3, 3, 1.0, True, marks=pytest.mark.slow),
         (41, 6, 6, 0.3, True),
         pytest.param(64, 8, 1, 0.2, False, marks=pytest.mark.slow),
     ],

@@ -25,7 +25,7 @@ def plain_recurrence(ratios, p, b):
 blocked = jax.jit(recurrence.blocked_log_recurrence, static_argnames=("log_p", "log_q", "block"))
 
 
-@pytest.mark.parametrize(("n", "b"), [(1, 1), (30, 1), (31, 2), (64, 16), (65, 16), (5, 9), (100, 33)])
+@pytest.mark.parametrize(("n", "b"), [(1, 1), (31, 2), (65, 16), (5, 9)])
 def test_every_block_size(n, b, x64):
     for p, scale in itertools.product((1e-6, 0.1, 0.999999, 1.0), (0.01, 1.0, 300.0)):
         ratios = scale * np.random.default_rng(n * b).normal(size=n)

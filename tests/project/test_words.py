@@ -115,9 +115,11 @@ def prose_of(source: str, with_messages: bool = True) -> str:
 
 def test_code_uses_the_words_of_the_field():
     for path in CODE:
-        prose = prose_of(path.read_text(encoding="utf-8"), with_messages=ROOT / "tests" not in path.parents)
-        found = [match[0] for match in BANNED_IN_CODE.finditer(prose)]
-        assert not found, (path, found)
+        source = path.read_text(encoding="utf-8")
+        if BANNED_IN_CODE.search(source):  # many have none at all, not even as names
+            prose = prose_of(source, with_messages=ROOT / "tests" not in path.parents)
+            found = [match[0] for match in BANNED_IN_CODE.finditer(prose)]
+            assert not found, (path, found)
 
 
 def test_a_banned_word_is_seen_in_code():

@@ -29,15 +29,9 @@ from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
 # (scheme, bands, noise multiplier, n rows alone)
 SETTINGS = [
     (BalancedMinSep(8, 3, 2), 3, 0.8, False),
-    (BalancedMinSep(8, 3, 2.5), 3, 0.6, False),
-    (BalancedMinSep(7, 1, 3), 1, 0.9, False),
     (BalancedMinSep(6, 2, 1.4), 2, 0.7, True),
-    (BalancedMinSep(7, 3, 2), 3, 0.6, True),
     (BalancedMinSep(5, 5, 0.6), 4, 0.5, False),
-    (BalancedMinSep(5, 5, 1), 5, 0.5, True),
-    (BalancedMinSep(6, 6, 0.8), 6, 0.6, True),
     (EpochwiseAllocation(8, 3, 2), 2, 0.7, False),
-    (EpochwiseAllocation(7, 4, 3), 3, 0.6, True),
     (EpochwiseAllocation(8, 3, 1), 1, 0.8, False),
 ]
 
@@ -115,7 +109,7 @@ ATTACKED = [
     [
         pytest.param(one, propose, marks=pytest.mark.slow if i in slow else (), id=f"{name}-scheme{i}")
         for propose, name, slow in (
-            (replica_proposal, "replicas", (3, 4)),
+            (replica_proposal, "replicas", (2, 3, 4)),
             (pairs.pair_proposal, "pairs", (1, 2, 3, 4)),
         )
         for i, one in enumerate(ATTACKED)
@@ -134,9 +128,7 @@ def test_means_of_terms_are_the_divergence(scheme, propose, key):
     assert abs(math.exp(proposal.log_scale) * terms.mean() - exact) < 4.9 * error + 1e-4 * exact
 
 
-@pytest.mark.parametrize(
-    ("scheme", "proposal"), [(ATTACKED[0], "replicas:2"), (ATTACKED[4], "plain")], ids=str
-)
+@pytest.mark.parametrize(("scheme", "proposal"), [(ATTACKED[0], "replicas:2")])
 def test_claims_below_the_truth_are_rejected(scheme, proposal):
     """12 verifications at q = 1e-3 of a delta_v of 0.97 of the truth: three wrong ones have chance 2e-7."""
     sigma, epsilon = 1.1, 0.8
