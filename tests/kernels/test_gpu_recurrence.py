@@ -33,7 +33,7 @@ def step_by_step(ratios, log_p: float, log_q: float, block: int) -> np.ndarray:
         pytest.param(65, 16, 3, 0.3, 300.0, marks=pytest.mark.slow),
         pytest.param(65, 16, 3, 1.0, 2.0, marks=pytest.mark.slow),
         pytest.param(5, 9, 7, 0.3, 3.0, marks=pytest.mark.slow),
-        (100, 33, 257, 1e-6, 300.0),
+        pytest.param(100, 33, 257, 1e-6, 300.0, marks=pytest.mark.slow),
     ],
 )
 def test_kernel_against_the_recurrence_in_float64(n, b, num_samples, p, scale):

@@ -109,8 +109,8 @@ ATTACKED = [
     [
         pytest.param(one, propose, marks=pytest.mark.slow if i in slow else (), id=f"{name}-scheme{i}")
         for propose, name, slow in (
-            (replica_proposal, "replicas", (2, 3, 4)),
-            (pairs.pair_proposal, "pairs", (1, 2, 3, 4)),
+            (replica_proposal, "replicas", (1, 2, 3, 4)),
+            (pairs.pair_proposal, "pairs", (0, 1, 2, 3, 4)),
         )
         for i, one in enumerate(ATTACKED)
     ],

@@ -109,6 +109,7 @@ def test_intervals_hold_as_often_as_they_say(case, monkeypatch):
     assert misses <= stats.binom.isf(FALSE_ALARM, 200, 0.05)
 
 
+@pytest.mark.slow
 def test_estimates_of_users_are_known_from_below(monkeypatch):
     """Each interval fails with 1e-6. Before, all ended at 0, and the profile's add direction near 1."""
     examples, sigma, epsilon = PLAIN

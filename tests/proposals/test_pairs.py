@@ -217,6 +217,7 @@ def test_the_likelihood_by_pairs_is_above_that_of_all_tuples(scheme):
     assert (too_low < exact - margin).any() and (apart - above).max() > 0.1
 
 
+@pytest.mark.slow
 def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch):
     """Three examples of one user, in an interval around the truth and 5 % more (1e-6)."""
     scheme, epsilon = IndependentAttribution(2, 2, 0.3, 3), 0.5

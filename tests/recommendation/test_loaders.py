@@ -126,6 +126,7 @@ def test_bad_loaders(options, said, capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_band_is_the_sampler_with_the_least_certified_noise():
     """Estimates rank others first that samples cannot reach: they end at 1.22 where this is .83."""
     run = dict(dataset_size=1_000_000, batch_size=1000, iterations=10_000, epsilon=1.0, delta=1e-7)
