@@ -62,6 +62,7 @@ def test_many_steps_against_the_accountant(key):
     assert found.directions["remove"][2][-1] < 20 / 40_000
 
 
+@pytest.mark.slow
 def test_the_add_direction_ends_exactly_where_it_is_zero(key):
     mechanism = Mechanism(BMinSep(20, 4, 0.05), BandedToeplitz.square_root(4), 0.5)
     found = privacy_profile(mechanism, [0.2, 5.0], num_samples=2000, key=key)

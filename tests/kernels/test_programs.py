@@ -135,6 +135,7 @@ def test_a_program_that_fails_is_not_kept():
     assert not refuses._programs
 
 
+@pytest.mark.slow
 def test_options_for_the_compiler_change_no_draw():
     """A program called alone has them, inside of another one it has not."""
     mechanism = Mechanism(BMinSep(6, 2, 0.2), BandedToeplitz.square_root(2), 1.0)

@@ -71,7 +71,7 @@ def draws_of(distribution, num_samples: int):
     return list(draw_samples(distribution, jax.random.key(1), num_samples))
 
 
-@pytest.mark.parametrize("case", ["remove, pairs", "add, half-space"])
+@pytest.mark.parametrize("case", [pytest.param("remove, pairs", marks=pytest.mark.slow), "add, half-space"])
 def test_draws_from_below_hold_the_exact_divergence(case, monkeypatch):
     """Attack: what is below passed off for the value would miss it (1e-6)."""
     _, below, at, truth = distributions(case, monkeypatch)

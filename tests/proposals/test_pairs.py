@@ -144,6 +144,7 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
     np.testing.assert_allclose(found, factor[some], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_positions_are_the_same_draws_as_vectors(key):
     """Both ways to draw, from the same key: the same sums, and what their vectors share but for rounding."""
     mechanism, m = Mechanism(BMinSep(6, 2, 0.4), STRATEGY, SIGMA), 6

@@ -40,6 +40,7 @@ def test_every_kind_of_plan_has_a_procedure_and_a_recipe():
         assert procedure_of(plan).supports and plan.iterations > 0
 
 
+@pytest.mark.slow
 def test_batch_clipping_from_the_command_line(tmp_path, capsys):
     GENERAL.save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--inner-learning-rate", "0.1"]
