@@ -16,7 +16,9 @@ import safetensors.numpy
 from jaxacct.cli import main as cli
 from jaxacct.cli.usage import parse, single
 from tests.cli.test_help import OF_TRAINING
+from tests.project.test_notebooks import no_steps
 from tests.train import stand_in_torch
+from train.run import loop
 
 FOLDER = Path(__file__).parents[2] / "jaxacct/guides/questions"
 PAGES = sorted(FOLDER.glob("*.md"))
@@ -147,6 +149,8 @@ RUN = "a-cnn-on-my-images a-sampler-of-my-own my-loader-shuffles".split()
 @pytest.mark.usefixtures("default_promotion")
 @pytest.mark.parametrize("page", [FOLDER / f"{name}.md" for name in RUN], ids=lambda page: page.stem)
 def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
+    """As notebooks do: steps are traced and not run, which tests of training are for."""
+    monkeypatch.setattr(loop, "_loop", no_steps)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", stand_in_torch.module())
     prepare(tmp_path, page, 3000, shared)
