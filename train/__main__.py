@@ -22,8 +22,9 @@ from jaxacct.common.progress import watch
 from jaxacct.report.run_card import read_plan
 
 from . import command as _command
-from .batches.data import Dataset, Split, load
+from .batches.data import Split, load
 from .batches.graph import Attribution
+from .batches.sources import ArrayRows
 from .individual import IndividualAccounting
 from .models.networks import SmallCNN, cross_entropy
 from .optimizers import OPTIMIZERS
@@ -33,7 +34,7 @@ from .run.metrics import tensorboard as event_files
 from .training import TrainOptions, fit
 
 
-def accuracy(model: nnx.Module, data: Dataset, chunk: int = 512):
+def accuracy(model: nnx.Module, data: ArrayRows, chunk: int = 512):
     """Return `evaluate(params) -> {"accuracy"}` on a data set; the model gives the structure."""
     graph, _, rest = nnx.split(model, nnx.Param, ...)
 
@@ -58,7 +59,7 @@ def network(plan: TrainingPlan, split: Split, chosen: dict[str, Any]) -> dict[st
     rate = 0.5 if chosen["learning_rate"] is None else chosen["learning_rate"]
     _validate.positive_number("learning_rate", rate)
     rngs = nnx.Rngs(chosen["model_seed"] or 0)
-    model = SmallCNN(split.train.shape, split.num_classes, rngs)
+    model = SmallCNN(split.shape, split.num_classes, rngs)
     inner = chosen["inner_learning_rate"]
     if inner is not None:
         inner = optax.sgd(_validate.positive_number("inner_learning_rate", inner))

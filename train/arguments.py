@@ -157,8 +157,7 @@ def _hint_of_data(data) -> str | None:
     if isinstance(data, Mapping):
         return f"give one of its parts, data[{next(iter(data), 'train')!r}], or a dictionary of arrays"
     has_rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    has_batches = hasattr(data, "take") and hasattr(data, "fingerprint")
-    if not hasattr(data, "__iter__") or has_rows or has_batches or hasattr(data, "__array__"):
+    if not hasattr(data, "__iter__") or has_rows or hasattr(data, "__array__"):
         return None
     library = type(data).__module__.partition(".")[0]
     given = {

@@ -13,7 +13,7 @@ import optax.contrib
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
 
-from .clipping.grid import SUMS, Grid
+from .clipping.grid import Grid, GridSum
 from .noise import recursion as noise
 from .noise import redrawn
 
@@ -71,12 +71,12 @@ class Privatizer:
     ):
         """Return `(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
-        `updates` is the `GridSum` or `RoundedSum` of the step. One on another grid, or of another clip norm,
+        `updates` is the `GridSum` of the step. One on another grid, or of another clip norm,
         is refused; after one that is not finite all updates are NaN, as after `fresh` noise of another step.
         `fresh` and `cuts` are those of `train.noise.recursion.draw`.
         """
-        if not isinstance(updates, SUMS) or updates.grid != self.grid:
-            was = f"on {updates.grid}" if isinstance(updates, SUMS) else type(updates).__name__
+        if not isinstance(updates, GridSum) or updates.grid != self.grid:
+            was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
         parts = self.mechanism.strategy, self.levels, state, updates.shaped
         if self.redraws:

@@ -17,30 +17,6 @@ from .individual import IndividualAccounting
 from .noise.redrawn import KEEP, RECOMPUTE
 from .procedures.step import CLIPPINGS
 
-MAY_CHANGE: dict[str, str] = {
-    "out": "where the folder is",
-    "evaluate": "it reads what is released, and steps do not depend on it",
-    "steps": "neither noise nor batches depend on it; not below the newest checkpoint",
-    "checkpoint_every": "how much an interruption loses",
-    "progress": "it is only shown",
-    "callback": "private, as the log",
-    "keys": "those that are stored count",
-    "verify": "the folder records whether the plan was verified",
-    "prefetch": "the batches are the same, in the same order",
-    "elastic": "it allows what `ELASTIC` lists",
-}
-"""Arguments of `fit` that the call which continues a run may change: name -> why. Values of the initial
-parameters count in a new run only. Everything else is bound."""
-
-ELASTIC: dict[str, str] = {
-    "mesh": "devices, and what is sharded over them",
-    "microbatch_size": "memory",
-    "skip_padding": "run time",
-}
-"""Arguments that may change as well with `elastic`, and only where the machine, its devices, compiler flags
-or package versions do; sums then differ by rounding. Never the traced loss, the optimizer, the data, the clip
-norm or another option."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
@@ -91,7 +67,8 @@ class TrainOptions:
         the metrics (`train.run.metrics` writes them for TensorBoard).
       prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.
       elastic: continue a run on other devices, processors, compiler flags or package versions, with a
-        warning: the bits are then no longer reproduced. `ELASTIC` lists what may change. Refused by default.
+        warning: the bits are then no longer reproduced. `mesh`, `microbatch_size` and `skip_padding` may
+        change as well. Refused by default.
       keys: (sampler key, noise key); by default from the operating system. Fix them in tests only.
     """
 

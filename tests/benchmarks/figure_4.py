@@ -108,7 +108,7 @@ def plan_of(protocol: Protocol, name: str, epsilon: float, folder: Path) -> Plan
 
 def run(protocol: Protocol, plan: Plan, rate: float, seed: int, split) -> float:
     """Test accuracy of one run; the seed is that of the initial parameters."""
-    model = SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(seed))
+    model = SmallCNN(split.shape, split.num_classes, nnx.Rngs(seed))
     optimizer = sgd(rate, protocol.iterations)
     result = fit(plan, model, cross_entropy, split.train, optimizer, progress=False)
     return accuracy(model, split.test)(result.params)["accuracy"]
@@ -120,9 +120,9 @@ def not_private(protocol: Protocol, rate: float, seed: int, split) -> float:
     import optax
 
     from train.batches.sampler import Sampler
-    from train.procedures.step import nnx_loss
+    from train.models.loss import nnx_loss
 
-    model = SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(seed))
+    model = SmallCNN(split.shape, split.num_classes, nnx.Rngs(seed))
     loss, params = nnx_loss(model, cross_entropy)
     optimizer = sgd(rate, protocol.iterations)
     largest = round(ROWS / protocol.epoch * 2.2)

@@ -873,8 +873,8 @@ MUTANTS = [
     # Training.
     Mutant(
         "train/clipping/per_example.py",
-        "normalize, real & finite)",
-        "normalize, real)",
+        "*how, real & finite)",
+        "*how, real)",
         CLIPPING,
     ),
     Mutant(
@@ -911,8 +911,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/procedures/step.py",
-        "        shared |= dict(equal_rows=private.mechanism.is_add_or_remove)\n",
-        "",
+        "equal_rows=private.mechanism.is_add_or_remove",
+        "equal_rows=False",
         "tests/train/test_adjacency.py",
     ),
     Mutant(
@@ -963,28 +963,13 @@ MUTANTS = [
     ),
     Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     # Rows over devices.
-    Mutant(
-        "train/clipping/grid.py",
-        "high, low = over.added(self.high), over.added(self.low)",
-        "high, low = self.high, self.low",
-        BY_DEVICE,
-    ),
-    Mutant(
-        "train/clipping/grid.py",
-        "over.added(self.high), over.added(self.low)",
-        "self.high, over.added(self.low)",
-        BY_DEVICE,
-    ),
     Mutant("train/clipping/grid.py", "totals = over.added(fine)", "totals = fine", BY_DEVICE),
     Mutant("train/clipping/grid.py", "else over.all(fits)", "else fits", SHARDED),
     Mutant("train/procedures/by_device.py", "axis_index(axes) * part[at]", "axis_index(axes) * 0", SHARDED),
     Mutant("train/procedures/by_device.py", "if own != other:", "if False:", SHARDED),
     Mutant("train/procedures/by_device.py", "np.shape(leaf)[at] % number", "False", SHARDED),
     Mutant("train/noise/normals.py", "if before:", "if False:", SHARDED),
-    Mutant("train/procedures/step.py", "specs[: len(jax.tree.leaves(state.params))])", "())", SHARDED),
-    Mutant(
-        "train/clipping/grid.py", "nothing = jax.tree.map(jnp.zeros_like, low)", "nothing = low", BY_DEVICE
-    ),
+    Mutant("train/procedures/step.py", "**shared, specs=of_params)", "**shared)", SHARDED),
     Mutant(
         "train/clipping/grid.py",
         "jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT",
@@ -1011,14 +996,14 @@ MUTANTS = [
     Mutant(
         "train/clipping/per_example.py",
         "pieces = Microbatches(own,",
-        "pieces = Microbatches(size,",
+        "pieces = Microbatches(2 * own,",
         BY_DEVICE,
     ),
-    Mutant("train/procedures/step.py", ", groups=groups, mesh=mesh)", ", groups=groups)", BY_DEVICE),
+    Mutant("train/procedures/step.py", "mesh=mesh, equal_rows", "equal_rows", BY_DEVICE),
     Mutant("train/clipping/equations.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", leaves)', "pass", GHOST),
-    Mutant("train/clipping/per_example.py", 'check_real("params", params)', "pass", GHOST),
+    Mutant("train/clipping/sums.py", 'check_real("params", params)', "pass", GHOST),
     Mutant("train/clipping/uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
     Mutant(
         "train/clipping/equations.py",
@@ -1159,9 +1144,14 @@ MUTANTS = [
     # What a run is bound to; keys of runs; what a folder shows.
     Mutant(FOLLOWED, '{"continues": f"{before.steps} {digest(before.records)}"}', "{}", BOUND),
     Mutant(FOLLOWED, " {digest(before.records)}", "", BOUND),
-    Mutant(RUN, "if before_first and not verified:", "if before_first and source.state.step == 0:", BOUND),
+    Mutant(
+        RUN,
+        "if self.before_first and not verified:",
+        "if self.before_first and source.state.step == 0:",
+        BOUND,
+    ),
     Mutant(RUN, "folder.note(verified=True)", "pass", BOUND),
-    Mutant(RUN, '        "steps": steps,\n', "", LOOP),
+    Mutant(RUN, '            "steps": self.steps,\n', "", LOOP),
     Mutant("train/run/machine.py", '"flags": _flags(),', "", BOUND),
     Mutant("train/run/machine.py", '"processor": _processor(),', "", BOUND),
     Mutant("train/run/machine.py", ", {_num_threads()} threads", "", BOUND),
@@ -1213,17 +1203,17 @@ MUTANTS = [
     Mutant(CORRELATED, " or plan.mechanism.scheme.batch_size_cap is not None", "", LIMITS),
     Mutant(
         RUN,
-        """            folder.save(kept, drawn)
-        if folder and stop and done < steps:
-            raise KeyboardInterrupt
-        if folder and keep and evaluate and done < steps:
-            folder.log({"step": done, "evaluation": _finite(evaluate(kept))})
+        """                folder.save(kept, drawn)
+            if folder and stop and done < steps:
+                raise KeyboardInterrupt
+            if folder and keep and done < steps:
+                self._log(folder, done, kept)
 """,
-        """            if evaluate and done < steps:
-                folder.log({"step": done, "evaluation": _finite(evaluate(kept))})
-            folder.save(kept, drawn)
-        if folder and stop and done < steps:
-            raise KeyboardInterrupt
+        """                if done < steps:
+                    self._log(folder, done, kept)
+                folder.save(kept, drawn)
+            if folder and stop and done < steps:
+                raise KeyboardInterrupt
 """,
         LIMITS,
     ),
@@ -1287,7 +1277,6 @@ MUTANTS = [
     Mutant(RUN, "waiting[:ended]], waiting[ended:]", "waiting[:ended]], []", "tests/train/test_elastic.py"),
     Mutant(SOURCES, "{0, len(indices) - 1, *order", "{*order", ROWS),
     Mutant(SOURCES, "lambda leaf: padded(leaf, size), self._gather", "np.asarray, self._gather", ROWS),
-    Mutant(SOURCES, "        return SourceRows(Taken(data))\n", "        return data\n", ROWS),
     Mutant(
         SOURCES,
         '                _same(self._probes[int(place)], again, f"row {place}")\n',
@@ -1336,7 +1325,7 @@ MUTANTS = [
     Mutant(FOLDER, 'steps = [int(secret.get("shown", 0)), ', "steps = [0, ", TWICE),
     Mutant(FOLDER, 'if other.pop("steps", reached) < reached:', 'if other.pop("steps", 0) < 0:', WHOLE),
     Mutant(RUN, "                folder.commit(coming)\n", "                pass\n", TWICE),
-    Mutant(RUN, "step(state, rows, mask, drawn.digest) if given else", "", TWICE),
+    Mutant(RUN, "(drawn.digest,) if given else ()", "()", TWICE),
     Mutant("train/batches/committed.py", "elif there != digest:", "elif False:", TWICE),
     Mutant("train/batches/given.py", "content.update(np.ascontiguousarray", "(np.ascontiguousarray", TWICE),
     Mutant("train/run/traces.py", "loss.at(0), has_aux", "lambda p, e: p, has_aux", TWICE),
@@ -1358,13 +1347,8 @@ MUTANTS = [
     ),
     Mutant("train/batches/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
     Mutant("train/batches/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
-    Mutant("train/batches/prefetch.py", "queue.Queue(depth)", "queue.Queue()", PREFETCHED),
-    Mutant(
-        "train/batches/prefetch.py",
-        "            error = failure\n",
-        "            del failure\n",
-        PREFETCHED,
-    ),
+    Mutant("train/batches/prefetch.py", "range(depth + 1)", "range(depth + 9)", PREFETCHED),
+    Mutant("train/batches/prefetch.py", "jax.enable_x64(wide)", "jax.enable_x64(False)", PREFETCHED),
     Mutant(
         "jaxacct/accountants/tradeoff/generalized_dpsgd/participation.py",
         "if kept + others >= min_kept",
@@ -1736,22 +1720,23 @@ MUTANTS = [
     ),
     Mutant("train/models/loss.py", "module.use_running_average if given is None else given", "given", NORMED),
     Mutant("train/models/loss.py", "args[1] if len(args) > 1 else None", "True", NORMED),
-    Mutant(
-        "train/clipping/per_example.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED
-    ),
+    Mutant("train/clipping/sums.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED),
     # Constants of a program are part of its digest, wherever JAX keeps them.
-    Mutant("train/batches/fingerprints.py", '    yield from getattr(part, "consts", ())\n', "", CONSTANTS),
     Mutant(
         "train/batches/fingerprints.py",
-        "            yield from _constants(inner)\n",
-        "            pass\n",
+        '    yield from map(_content, getattr(program, "consts", ()))\n',
+        "",
         CONSTANTS,
     ),
+    Mutant(
+        "train/batches/fingerprints.py", "        yield from _traced(value)\n", "        pass\n", CONSTANTS
+    ),
+    Mutant("train/batches/fingerprints.py", "sorted(map(repr, value))", "map(repr, value)", CONSTANTS),
     # Rows stay apart in gradients of grouped convolutions.
     Mutant(
         "train/clipping/convolutions.py",
-        "        if not _has_batch_groups(closed):\n",
-        "        if True:\n",
+        "_ungrouped, _has_batch_groups)",
+        "_ungrouped, lambda program: False)",
         GROUPED,
     ),
     Mutant("train/clipping/convolutions.py", "        if name in _CALLS:\n", "        if name:\n", GROUPED),
@@ -1793,7 +1778,7 @@ MUTANTS = [
         "tests/train/clipping/test_one_at_a_time.py",
     ),
     Mutant(
-        "train/clipping/per_example.py",
+        "train/clipping/sums.py",
         "_one_example.check(program.jaxpr, len(jax.tree.leaves(params)))",
         "pass",
         "tests/train/clipping/test_one_example.py",

@@ -26,10 +26,11 @@ from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Me
 from tests.benchmarks.results import record
 from tests.benchmarks.training import KINDS, poisson_plan
 from tests.train.fitting import fit
+from train.models.loss import nnx_loss
 from train.noise import recursion
 from train.noise.prefetch import Ahead
 from train.optimizers import privatize
-from train.procedures.step import make_step, nnx_loss
+from train.procedures.step import make_step
 
 TURNS, KEY = 9, np.arange(8, dtype=np.uint32)
 SIZES, STEPS = (100_000, 669_706, 10_000_000, 100_000_000), 100_000

@@ -212,7 +212,7 @@ def test_noise_of_a_round():
     state, release = private.init(params), jax.jit(private.update)
     from train.clipping.grid import GridSum
 
-    nothing = GridSum.zeros(params, private.grid)
+    nothing = GridSum.of(params, private.grid)
     update, state = release(nothing, state)
     expected = 2 * clip * many.sigma / 3
     spread = 4.9 / math.sqrt(2 * size)

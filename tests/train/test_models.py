@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from tests.train.modules import made
+from train.models.loss import nnx_loss, refuse_batch_statistics
 from train.models.networks import SmallCNN, cross_entropy
-from train.procedures.step import nnx_loss, refuse_batch_statistics
 
 pytestmark = pytest.mark.usefixtures("default_promotion")  # of flax's average pooling
 

@@ -15,8 +15,9 @@ from tests.train.test_loop import KEYS, ROWS, flat, run
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
+from train.models.loss import nnx_loss
 from train.optimizers import privatize
-from train.procedures.step import make_step, nnx_loss
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

@@ -20,7 +20,7 @@ from tests.train.clipping.test_by_device import in_process
 from tests.train.noise.test_redrawn import INVERSE, KEY
 from tests.train.plans import plan
 from train import TrainOptions, fit
-from train.clipping.grid import Grid, RoundedSum
+from train.clipping.grid import Grid, GridSum
 from train.clipping.rows_apart import programs_in
 from train.noise.normals import Cut, normals_of
 from train.optimizers import privatize
@@ -139,7 +139,7 @@ def one_flaw_counts_on_all():
     mesh = mesh_of((2, 4))
     over = by_device.Across(mesh.axis_names, (P("model"),))
     run = jax.shard_map(
-        lambda total: RoundedSum.of([total], Grid(1.0, 20), over).whole,
+        lambda total: GridSum.of([total], Grid(1.0, 20), over).whole,
         mesh=mesh,
         in_specs=P(),
         out_specs=[P("model")],

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..models.loss import Loss, Numbered
+from ..models.loss import Loss, numbered
 
 
 class Bystanders:
@@ -25,7 +25,7 @@ class Bystanders:
         self, loss: Loss, rows, known, coordinates, *, steps: int, at_once: int, clip_norm, normalize: bool
     ):
         self.sums = np.zeros((steps, len(coordinates)))
-        self._loss, self._rows, self._known = loss, rows, known
+        self._loss, self._rows, self._known = loss, numbered(loss, rows), known
         self._size, self._drawn = at_once, np.zeros(0, np.int64)
         self._before: tuple[int, Any] | None = None
 
@@ -61,7 +61,5 @@ class Bystanders:
         for start in range(0, len(self._drawn), self._size):
             some = self._drawn[start : start + self._size]
             rows = self._rows.take(some, self._size)
-            if self._loss.key is not None:
-                rows = Numbered(rows, np.pad(some, (0, self._size - len(some))).astype(np.uint32))
             real = np.arange(self._size) < len(some)
             self.sums[step] += np.asarray(self._total(self._loss, params, rows, real, np.int32(step)))

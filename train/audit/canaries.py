@@ -20,7 +20,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 
 from ..batches.sources import ArrayRows
 from ..clipping.per_example import default_microbatch_size
-from ..models.loss import Loss, Numbered
+from ..models.loss import Loss, Numbered, numbered
 from ..training import TrainOptions, fit
 from .bystanders import Bystanders
 
@@ -75,7 +75,7 @@ class Setting:
 
     def _bystanders(self, known: np.ndarray, coordinates: np.ndarray) -> Bystanders:
         largest, asked = self.plan.max_batch_size, self.options.microbatch_size
-        assert largest is not None and not isinstance(asked, str)
+        assert largest is not None
         return Bystanders(
             self.loss,
             self.rows,
@@ -165,9 +165,7 @@ def quiet(setting: Setting, number: int) -> np.ndarray:
     """
     n = len(setting.rows)
     places = np.arange(max(0, n - 64), n)  # the last ones: the first are canaries
-    rows = setting.rows.take(places, len(places))
-    if setting.loss.key is not None:
-        rows = Numbered(rows, places.astype(np.uint32))
+    rows = numbered(setting.loss, setting.rows).take(places, len(places))
     gradient, sums = jax.jit(jax.grad(setting.loss.at(0))), np.zeros((2, setting.coordinates))
     for i in range(len(places)):
         found = gradient(setting.params, jax.tree.map(lambda leaf, i=i: leaf[i], rows))

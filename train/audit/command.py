@@ -218,7 +218,7 @@ def digits() -> dict[str, Any]:
     from ..models.networks import SmallCNN, cross_entropy
 
     split = load("digits")
-    model = SmallCNN(split.train.shape, split.num_classes, nnx.Rngs(0))
+    model = SmallCNN(split.shape, split.num_classes, nnx.Rngs(0))
     return dict(model=model, loss=cross_entropy, dataset=split.train)
 
 

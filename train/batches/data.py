@@ -7,57 +7,27 @@ from pathlib import Path
 
 import numpy as np
 
-from . import fingerprints
+from .sources import ArrayRows
 
 _DIGITS_TRAIN = 1440
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """Labelled images in memory.
+class Split:
+    """A published training and test set of labelled images.
 
-    Attributes:
-      inputs: (rows, height, width, channels) uint8 or float.
-      labels: (rows,) int32.
-      scale: inputs are divided by this.
+    Rows are inputs (height, width, channels) float32 in [0, 1] and labels () int32.
     """
 
-    inputs: np.ndarray
-    labels: np.ndarray
-    scale: float
+    name: str
+    train: ArrayRows
+    test: ArrayRows
+    num_classes: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(height, width, channels)."""
-        return self.inputs.shape[1:]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, indices, size: int) -> dict[str, np.ndarray]:
-        """Return inputs (size, height, width, channels) float32 in [0, 1] and labels (size,) int32.
-
-        Rows beyond `indices` are zero.
-        """
-        inputs = np.zeros((size, *self.shape), np.float32)
-        labels = np.zeros(size, np.int32)
-        inputs[: len(indices)], labels[: len(indices)] = self.inputs[indices], self.labels[indices]
-        inputs /= np.float32(self.scale)
-        return {"inputs": inputs, "labels": labels}
-
-    def fingerprint(self) -> str:
-        """Return a digest of the content."""
-        return fingerprints.of_arrays([self.inputs, self.labels])
-
-
-@dataclass(frozen=True)
-class Split:
-    """A published training and test set."""
-
-    name: str
-    train: Dataset
-    test: Dataset
-    num_classes: int
+        return self.train.arrays["inputs"].shape[1:]
 
 
 def load(name: str, folder=None) -> Split:
@@ -77,18 +47,15 @@ def load(name: str, folder=None) -> Split:
     return LOADERS[name](Path(folder))
 
 
-def from_arrays(inputs, labels, scale: float = 1.0) -> Dataset:
-    """Return a data set of images (rows, height, width, channels) and labels (rows,) in memory."""
+def from_arrays(inputs, labels, scale: float = 1.0) -> ArrayRows:
+    """Return a data set of images (rows, height, width, channels), over `scale`, and labels (rows,)."""
     inputs, labels = np.asarray(inputs), np.asarray(labels, np.int32)
     if inputs.ndim != 4 or labels.shape != inputs.shape[:1]:
         raise ValueError(
             "inputs must be (rows, height, width, channels) with a label a row, got "
             f"{inputs.shape} with labels {labels.shape}"
         )
-    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        bad = int((~np.isfinite(inputs)).any(axis=(1, 2, 3)).sum())
-        raise ValueError(f"inputs must be finite, got NaN or infinity in {bad} of {len(inputs)} rows")
-    return Dataset(inputs, labels, scale)
+    return ArrayRows({"inputs": inputs.astype(np.float32) / np.float32(scale), "labels": labels})
 
 
 def _digits() -> Split:
@@ -103,7 +70,7 @@ def _digits() -> Split:
 
 
 def _mnist(folder: Path) -> Split:
-    def part(name: str) -> Dataset:
+    def part(name: str) -> ArrayRows:
         images = _idx(folder / f"{name}-images-idx3-ubyte", 3)
         labels = _idx(folder / f"{name}-labels-idx1-ubyte", 1)
         if images.shape[1:] != (28, 28) or len(images) != len(labels):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from ..clipping.rows_apart import is_program, programs_in
+from ..clipping.rows_apart import is_program
 
 CONTENT, SAMPLED = "content", "sampled"
 CONTENT_LIMIT = 2**32
@@ -55,14 +55,6 @@ def of_arrays(arrays) -> str:
         content.update(f"{leaf.dtype}{leaf.shape}".encode())
         for piece in pieces(leaf):
             content.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
-    return content.hexdigest()
-
-
-def of_program(traced: jax.stages.Traced) -> str:
-    """Return the digest of what is computed and of all constants, in the text or beside it."""
-    content = hashlib.sha256(traced.lower().as_text().encode())
-    for value in _constants(traced.jaxpr):
-        content.update(_content(value))
     return content.hexdigest()
 
 
@@ -108,6 +100,8 @@ def _parameter(value) -> Iterable[Any]:
         yield len(value)
         for each in value:
             yield from _parameter(each)
+    elif isinstance(value, frozenset | set):  # in an order that differs from process to process
+        yield from sorted(map(repr, value))
     elif isinstance(value, jax.Array | np.ndarray):
         yield _content(value)
     elif callable(value) and not isinstance(value, type):
@@ -126,16 +120,6 @@ def _content(value) -> bytes:
         value = jax.random.key_data(value)
     array = np.asarray(value)
     return f"{array.dtype} {array.shape}\n".encode() + array.tobytes()
-
-
-def _constants(part) -> Iterable[Any]:
-    """Yield the constants of a program and of those within it, in order."""
-    yield from getattr(part, "consts", ())
-    for eqn in getattr(part, "jaxpr", part).eqns:
-        yield from (var.val for var in eqn.invars if isinstance(var, Literal))
-        for inner in programs_in(eqn.params):
-            yield from _constants(inner)
-    yield from (var.val for var in getattr(part, "jaxpr", part).outvars if isinstance(var, Literal))
 
 
 def of_files(paths: Iterable[Any]) -> str:

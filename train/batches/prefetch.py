@@ -4,15 +4,13 @@ The thread is the only one that draws and reads, in the order of steps, and not 
 ahead are in memory only: their members are private.
 """
 
+import collections
 import contextlib
-import queue
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-
-_PATIENCE = 5.0  # seconds to wait for a reading in progress when a run stops; then it ends on its own
 
 
 class Ready(NamedTuple):
@@ -41,37 +39,21 @@ def ahead(found: Iterator[Ready], depth: int):
     if depth == 0:
         yield found
         return
-    ready, stopped = queue.Queue(depth), threading.Event()
     wide = jax.config.read("jax_enable_x64")  # is of a thread
 
-    def work() -> None:
-        error: BaseException = StopIteration()
-        try:
-            with jax.enable_x64(wide):
-                for item in found:
-                    ready.put((item, None))
-                    if stopped.is_set():
-                        return
-        except BaseException as failure:
-            error = failure
-        ready.put((None, error))
+    def made():
+        with jax.enable_x64(wide):
+            return next(found, None)
+
+    thread = ThreadPoolExecutor(1, "jaxacct-prefetch")
+    coming = collections.deque(thread.submit(made) for _ in range(depth + 1))
 
     def items() -> Iterator[Ready]:
-        while True:
-            item, error = ready.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
+        while (item := coming.popleft().result()) is not None:
+            coming.append(thread.submit(made))
             yield item
 
-    thread = threading.Thread(target=work, name="jaxacct-prefetch", daemon=True)
-    thread.start()
     try:
         yield items()
     finally:
-        stopped.set()
-        with contextlib.suppress(queue.Empty):  # makes room for an item that the thread is about to put
-            while True:
-                ready.get_nowait()
-        thread.join(_PATIENCE)
+        thread.shutdown(cancel_futures=True)

@@ -50,8 +50,6 @@ def as_rows(data):
         from .tables import parquet_table
 
         return SourceRows(parquet_table(data))
-    if hasattr(data, "take") and hasattr(data, "fingerprint"):
-        return SourceRows(Taken(data))
     arrow = sys.modules.get("pyarrow")  # imported where there is a table
     if arrow is not None and isinstance(data, arrow.Table):
         from .tables import ArrowTable
@@ -219,30 +217,6 @@ def _opened(leaf):
         raise ValueError(f"data file {os.fspath(leaf)} must be a .npy file of numbers: {error}") from None
 
 
-class Taken:
-    """Source of an object with `len`, `take(indices, size)` and `fingerprint()`."""
-
-    def __init__(self, data):
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index):
-        return _row(self.take(np.array([index]), 1), 0)
-
-    def take(self, indices: np.ndarray, size: int):
-        """Return the rows at `indices`; ValueError where they are not padded to `size`."""
-        found = as_arrays(self.data.take(indices, size))
-        if {leaf.shape[:1] for leaf in jax.tree.leaves(found)} != {(size,)}:
-            raise ValueError(f"data must return rows padded to size {size} from take, returned others")
-        return jax.tree.map(lambda leaf: leaf[: len(indices)], found)
-
-    def fingerprint(self) -> str:
-        """Return the object's own."""
-        return self.data.fingerprint()
-
-
 NUM_PROBES = 6
 FIRST_BATCHES = 8
 CHECKED_AT_FIRST = 64
@@ -282,7 +256,7 @@ class SourceRows:
         self._like = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), self._probes[0])
         self._batches, self._digests = 0, {}
         order = self._random.permutation(places)
-        together = self._gather(order, len(order))
+        together = self._gather(order)
         for at, place in enumerate(order):
             for again in (_row(together, at), source[int(place)]):
                 _same(self._probes[int(place)], again, f"row {place}")
@@ -295,7 +269,7 @@ class SourceRows:
         indices = np.asarray(indices, np.int64)
         if len(indices) == 0:
             return jax.tree.map(lambda leaf: padded(leaf, size), self._like)
-        found = jax.tree.map(lambda leaf: padded(leaf, size), self._gather(indices, size))
+        found = jax.tree.map(lambda leaf: padded(leaf, size), self._gather(indices))
         self._check(found, indices)
         return found
 
@@ -303,11 +277,9 @@ class SourceRows:
         """Return the source's own."""
         return self.source.fingerprint()
 
-    def _gather(self, indices: np.ndarray, size: int):
+    def _gather(self, indices: np.ndarray):
         gather = getattr(self.source, "gather", None)
-        if isinstance(self.source, Taken):
-            found = self.source.take(indices, size)
-        elif gather is None:
+        if gather is None:
             found = stacked([self.source[int(index)] for index in indices])
         else:
             found = as_arrays(gather(indices))

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from . import ghost
-from .grid import Grid
 from .rows_apart import OneAtATimeError
 
 PER_EXAMPLE, GHOST, AUTO = "per_example", "ghost", "auto"
@@ -34,16 +33,7 @@ class Choice(NamedTuple):
         return f"{self.clipping} ({self.reason})"
 
 
-def choose(
-    loss: Callable[..., Any],
-    params,
-    batch,
-    *,
-    grid: Grid,
-    microbatch_size: int | None = None,
-    has_aux: bool = False,
-    mesh: jax.sharding.Mesh | None = None,
-) -> Choice:
+def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
     """Return the kind of clipping that `"auto"` stands for; a function of shapes alone.
 
     Arguments as of `train.clipping.ghost.ghost_gradient_sum`.
@@ -53,9 +43,8 @@ def choose(
         return Choice(PER_EXAMPLE, f"{entries} parameters are few")
     if jax.default_backend() not in ghost.BACKENDS:
         return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
-    given = dict(grid=grid, microbatch_size=microbatch_size, has_aux=has_aux, mesh=mesh)
     try:
-        fast, scale = ghost.suits(loss, params, batch, **given)
+        fast, scale = ghost.suits(loss, params, batch, **options)
     except OneAtATimeError as error:
         return Choice(PER_EXAMPLE, str(error))
     except ghost.TooCoarseError:

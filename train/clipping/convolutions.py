@@ -23,19 +23,33 @@ _CALLS = frozenset("jit pjit closed_call custom_jvp_call custom_vjp_call".split(
 
 def in_fast_layout(function):
     """Return `function` of arrays with its convolutions in the fast layout."""
+    return _rewritten(function, _turned)
+
+
+def without_batch_groups(function):
+    """Return `function` of one example with groups of features in place of groups of the batch."""
+    return _rewritten(function, _ungrouped, _has_batch_groups)
+
+
+def _rewritten(function, rewrite, is_needed=lambda program: True):
+    """Return `function`, each equation of its program by `rewrite`, where that is needed."""
 
     def run(*args):
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = _programs.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _run)
+        if not is_needed(closed):
+            return function(*args)
+        found = _programs.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rewrite)
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return run
 
 
-def _run(_, eqn, values):
+def _turned(_, eqn, values):
     if eqn.primitive.name in _CALLS and len(inside := programs_in(eqn.params)) == 1:
         inner = inside[0]
-        return _programs.evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values, _run)
+        return _programs.evaluate(
+            getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values, _turned
+        )
     if eqn.primitive.name != "conv_general_dilated":
         return _programs.bind(eqn, values)
     image, kernel, result = (list(spec) for spec in eqn.params["dimension_numbers"])
@@ -48,19 +62,6 @@ def _run(_, eqn, values):
     )
     found = eqn.primitive.bind(*turned, **eqn.params | {"dimension_numbers": numbers})
     return [found.transpose(np.argsort(orders[1]))]
-
-
-def without_batch_groups(function):
-    """Return `function` of one example with groups of features in place of groups of the batch."""
-
-    def run(*args):
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        if not _has_batch_groups(closed):
-            return function(*args)
-        found = _programs.evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), _ungrouped)
-        return jax.tree.unflatten(jax.tree.structure(shape), found)
-
-    return run
 
 
 def _has_batch_groups(program) -> bool:

@@ -31,13 +31,8 @@ class Picked(NamedTuple):
 
 # Members of an equation: `parameter`, the number of the argument that is the parameter; `read(values)`,
 # of its arguments what its factors are made of; `sizes`: heads, positions, inputs, outputs of an `Outer`, or
-# positions, rows, columns of a `Picked`; `num_kept`, entries of the factors of one example;
-# `factors(read, cotangent)`; `laid_out(gradient)`, in the shape of the argument.
-
-
-def _num_kept(sizes: tuple[int, int, int, int]) -> int:
-    heads, positions, inputs, outputs = sizes
-    return heads * positions * (inputs + outputs)
+# positions, rows, columns of a `Picked`; `factors(read, cotangent)`; `laid_out(gradient)`, in the shape of
+# the argument.
 
 
 def undone(array, back) -> jax.Array:
@@ -58,10 +53,6 @@ class Product:
 
     def read(self, values) -> jax.Array:
         return values[1 - self.parameter]
-
-    @property
-    def num_kept(self) -> int:
-        return _num_kept(self.sizes)
 
     def _axes(self, which: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Axes of an argument: heads, contracted, the rest."""
@@ -108,10 +99,6 @@ class Convolution:
 
     def read(self, values) -> jax.Array:
         return values[0]
-
-    @property
-    def num_kept(self) -> int:
-        return _num_kept(self.sizes)
 
     def _canonical(self, which: int) -> tuple[int, ...]:
         """Return a shape, its batch (or outputs) and channels before its places."""
@@ -180,10 +167,6 @@ class Lookup:
         rows = math.prod(self.shape[axis] for axis in self._single)
         return self.positions, rows, math.prod(self.taken)
 
-    @property
-    def num_kept(self) -> int:
-        return self.positions * (1 + math.prod(self.taken))
-
     def read(self, values) -> jax.Array:
         """Return (..., indices) of `gather`, (indices,) of `dynamic_slice`; integers."""
         return values[1] if values[1].ndim else jnp.stack(values[1:])
@@ -222,10 +205,6 @@ class Stacked:
         heads, *others = self.inner.sizes
         return self.passes * heads, *others
 
-    @property
-    def num_kept(self) -> int:
-        return self.passes * self.inner.num_kept
-
     def factors(self, other, cotangent) -> Outer:
         each = jax.vmap(self.inner.factors)(other, cotangent)
         return Outer(*(array.reshape(-1, *array.shape[2:]) for array in each))
@@ -251,10 +230,6 @@ class Repeated:
         heads, positions, *others = self.inner.sizes
         return heads, self.passes * positions, *others
 
-    @property
-    def num_kept(self) -> int:
-        return self.passes * self.inner.num_kept
-
     def factors(self, other, cotangent) -> Outer | Picked:
         each = jax.vmap(self.inner.factors)(other, cotangent)
         if isinstance(each, Picked):
@@ -278,6 +253,15 @@ def innermost(equation) -> Any:
 def is_lookup(equation) -> bool:
     """Return whether it takes rows of a table, in a scan or not."""
     return isinstance(innermost(equation), Lookup)
+
+
+def num_kept(equation) -> int:
+    """Return the number of entries of the factors of one example."""
+    if is_lookup(equation):
+        positions, _, columns = equation.sizes
+        return positions * (1 + columns)
+    heads, positions, inputs, outputs = equation.sizes
+    return heads * positions * (inputs + outputs)
 
 
 def _is_real(*vars) -> bool:

@@ -18,25 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.common import validate as _validate
-
 from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
-from .grid import DEVICE_UNIT, MAX_BATCH, Grid, RoundedSum
+from .grid import DEVICE_UNIT, Grid
 from .groups import Groups
 from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, parts_of, plain
-from .per_example import (
-    ClippedSum,
-    Microbatches,
-    check_loss,
-    check_rows,
-    clipped_share,
-    power_of_two,
-    where_row,
-)
+from .sums import ClippedSum, Clipping, Microbatches, check_loss, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -106,22 +96,7 @@ def _spent_in_float32(batch: int, alone: int) -> float:
     return 2 * batch * _gamma(alone + 8, _IN_FLOAT32) if alone else 0.0
 
 
-def ghost_gradient_sum(
-    loss: Callable[..., jax.Array],
-    params,
-    batch,
-    mask,
-    *,
-    grid: Grid,
-    microbatch_size: int | None = None,
-    normalize: bool = False,
-    skip_padding: bool = False,
-    has_aux: bool = False,
-    groups: Groups | None = None,
-    mesh: jax.sharding.Mesh | None = None,
-    specs: tuple[jax.sharding.PartitionSpec, ...] = (),
-    equal_rows: bool = False,
-) -> ClippedSum:
+def ghost_gradient_sum(loss: Callable[..., jax.Array], params, batch, mask, **options) -> ClippedSum:
     """Return `train.clipping.per_example.clipped_gradient_sum` at nearly the cost of the gradient of a batch.
 
     Gradients are scaled to a little less than the clip norm C (`budget`: C (1 - sqrt(d) 2^-bits) and then
@@ -134,91 +109,45 @@ def ghost_gradient_sum(
     `jax.lax.scan` and `jax.checkpoint` (`nnx.scan`, `nnx.remat`, recurrent layers); others (biases, scales,
     parameters in several places) have each example's gradient written down, and are right all the same.
 
-    Arguments are those of `clipped_gradient_sum`; `microbatch_size` is the number of examples whose
-    activations are in memory at a time, by default `default_microbatch_size`.
+    Arguments are those of `clipped_gradient_sum`; by default the activations of as many examples as a
+    processor is fast on are in memory at a time.
 
     Raises:
       ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
     """
-    if not isinstance(grid, Grid):
-        raise ValueError(f"grid must be a train.clipping.grid.Grid, got {type(grid).__name__}")
-    _by_device.refuse_several_devices(mesh, params=params, batch=batch, mask=mask)
-    mask = jnp.asarray(mask, bool)
-    size = mask.shape[0]
-    _by_device.rows_of_each(size, mesh)
-    if size > MAX_BATCH:
-        raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
+    clipping = Clipping(**options)
     if jax.default_backend() not in BACKENDS:
         raise ValueError(f"clipping must be 'per_example' on {jax.default_backend()}: float64 is not IEEE's")
-    check_rows(batch, size)
-    if microbatch_size is not None:
-        _validate.positive_integer("microbatch_size", microbatch_size)
     of_rows = functools.partial(
-        _of_rows,
-        grid=grid,
-        size=size,
-        devices=0 if mesh is None else mesh.size,
-        microbatch_size=microbatch_size,
-        normalize=normalize,
-        skip_padding=skip_padding,
-        has_aux=has_aux,
-        groups=groups,
-        equal_rows=equal_rows,
-        x64=jax.config.read("jax_enable_x64"),
+        _of_rows, clipping=clipping, size=np.shape(mask)[0], x64=jax.config.read("jax_enable_x64")
     )
-
-    def add(total, over):
-        return RoundedSum.of(total, grid, over)
-
-    batch = jax.tree.map(jnp.asarray, batch)
-    with jax.enable_x64(True):
-        over_rows = _by_device.over_rows(of_rows, add, lambda specs: RoundedSum(specs, grid), mesh, specs)
-        total, (norms, long, shown) = over_rows(loss, params, batch, mask)
-    losses = shown.pop("")
-    clipped = clipped_share(long, mask, norms, losses)
-    return ClippedSum(total, norms, losses, clipped, shown)
+    return clipping.summed(of_rows, loss, params, batch, mask)
 
 
-def _of_rows(
-    whole,
-    batch,
-    mask,
-    *,
-    grid: Grid,
-    size: int,
-    devices: int,
-    microbatch_size: int | None,
-    normalize: bool,
-    skip_padding: bool,
-    has_aux: bool,
-    groups: Groups | None,
-    equal_rows: bool,
-    x64: bool,
-):
+def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64: bool):
     """Return (float64 totals in grid units, (norms, long, auxiliary outputs)) of the rows of one device.
 
-    `whole` is (loss, params), `size` the number of rows of all devices, `devices` as in `budget`, and `x64`
-    the caller's flag, for the loss; here it is on.
+    `whole` is (loss, params), `size` the number of rows of all devices, and `x64` the caller's flag, for the
+    loss; here it is on.
     """
+    grid, has_aux = clipping.grid, clipping.has_aux
     loss, params = whole
     with jax.enable_x64(x64):
         # As it is run.
         check_loss(loss, params, batch, mask.shape[0], has_aux)
         program = _program(loss, params, batch)
     own = mask.shape[0]
-    micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
-    micro = power_of_two(micro) if equal_rows else micro
-    pieces = Microbatches(own, micro, skip_padding)
+    pieces = Microbatches(own, clipping.micro(lambda: _fitting(program, params), own), clipping.skip_padding)
     leaves, structure = jax.tree.flatten(params)
 
     def found_in(rows):
         return _found_in(program, leaves, rows, has_aux, x64)
 
-    some = jax.tree.map(lambda leaf: leaf[:micro], batch)
+    some = jax.tree.map(lambda leaf: leaf[: pieces.micro], batch)
     shapes = jax.eval_shape(lambda rows: parts_of(program.taps, found_in(rows)[0]), some)
-    allowed, alone = _allowed(shapes, grid, size, sum(leaf.size for leaf in leaves), pieces, devices)
+    allowed, alone = _allowed(shapes, grid, size, sum(leaf.size for leaf in leaves), pieces, clipping.devices)
     upward = 1 + 2 * _gamma(sum(part.sizes.squares for part in shapes) + 16)
-    groups = Groups.one(len(leaves)) if groups is None else groups
+    groups = clipping.groups or Groups.one(len(leaves))
     # The target in the groups' shares: the squares of these are at most its square.
     targets = [allowed.target * (math.sqrt(limit) / 2.0**grid.bits) for limit in groups.limits(grid)]
 
@@ -232,7 +161,7 @@ def _of_rows(
             square, most = (sum(found) for found in zip(*norms, strict=True))
             square = jnp.maximum(square, 0.0)
             bound = jnp.sqrt(square + _SHARE**2 * most) * upward
-            if normalize:
+            if clipping.normalize:
                 weights.append(target / (bound + 0.01))
             else:
                 weights.append(jnp.minimum(1 / grid.unit, target / jnp.maximum(bound, 1e-300)))
@@ -245,7 +174,7 @@ def _of_rows(
         ]
         norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
         shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
-        return total, (jnp.where(real, norms, 0.0), real & long, shown)
+        return total, (jnp.where(real, norms, 0.0), real & long, shown, records)
 
     if pieces.number == 1:
         total, found = accumulate([0.0] * len(leaves), (batch, mask))
@@ -273,16 +202,7 @@ def _allowed(shapes, grid: Grid, size: int, entries: int, pieces: Microbatches, 
     return budget(grid, entries, size, depth, alone, devices), alone
 
 
-def suits(
-    loss: Callable[..., Any],
-    params,
-    batch,
-    *,
-    grid: Grid,
-    microbatch_size: int | None = None,
-    has_aux: bool = False,
-    mesh: jax.sharding.Mesh | None = None,
-) -> tuple[float, float]:
+def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, float]:
     """Return what decides whether to use this: (fast share, scale), from shapes alone.
 
     Arguments are those of `ghost_gradient_sum`.
@@ -294,30 +214,27 @@ def suits(
     Raises:
       ValueError: as `ghost_gradient_sum`.
     """
-    size, x64 = np.shape(jax.tree.leaves(batch)[0])[0], jax.config.read("jax_enable_x64")
-    own, devices = _by_device.rows_of_each(size, mesh), 0 if mesh is None else mesh.size
-    check_loss(loss, params, batch, size, has_aux)
+    clipping, x64 = Clipping(**options), jax.config.read("jax_enable_x64")
+    size = np.shape(jax.tree.leaves(batch)[0])[0]
+    own = _by_device.rows_of_each(size, clipping.mesh)
+    check_loss(loss, params, batch, size, clipping.has_aux)
     program, leaves = _program(loss, params, batch), jax.tree.leaves(params)
-    micro = min(_fitting(program, params) if microbatch_size is None else microbatch_size, own)
+    micro = clipping.micro(lambda: _fitting(program, params), own)
     rows = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((micro, *np.shape(leaf)[1:]), jnp.result_type(leaf)), batch
     )
     with jax.enable_x64(True):
         shapes = jax.eval_shape(
-            lambda rows: parts_of(program.taps, _found_in(program, leaves, rows, has_aux, x64)[0]), rows
+            lambda rows: parts_of(program.taps, _found_in(program, leaves, rows, clipping.has_aux, x64)[0]),
+            rows,
         )
     entries = sum(np.size(leaf) for leaf in leaves)
     fast = sum(
         np.size(leaf) for leaf, part in zip(leaves, shapes, strict=True) if not isinstance(part, Whole)
     )
-    allowed, _ = _allowed(shapes, grid, size, entries, Microbatches(own, micro, False), devices)
-    return fast / entries, allowed.target / 2.0**grid.bits
-
-
-def default_microbatch_size(loss: Callable[..., Any], params, batch, has_aux: bool = False) -> int:
-    """As many examples as a processor is fast on with all that their gradients are made of; 2^k."""
-    check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0], has_aux)
-    return _fitting(_program(loss, params, batch), params)
+    pieces = Microbatches(own, micro, False)
+    allowed, _ = _allowed(shapes, clipping.grid, size, entries, pieces, clipping.devices)
+    return fast / entries, allowed.target / 2.0**clipping.grid.bits
 
 
 def _program(loss, params, batch) -> _uses.Program:
@@ -332,10 +249,11 @@ def _worth_it(equation) -> bool:
 
 
 def _fitting(program: _uses.Program, params) -> int:
+    """As many examples as a processor is fast on with all that their gradients are made of; 2^k."""
     taps, kept = {tap.leaf: tap.equation for tap in program.taps}, 0
     for leaf, array in enumerate(jax.tree.leaves(params)):
         if leaf in taps:
-            kept += taps[leaf].num_kept
+            kept += _equations.num_kept(taps[leaf])
         if leaf not in taps or is_written_down(taps[leaf]):
             kept += array.size
     computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
@@ -392,6 +310,3 @@ def _kept(tap: _uses.Tap, other, cotangent) -> tuple[jax.Array, ...]:
     factors = tap.equation.factors(other.astype(jnp.float32), cotangent.astype(jnp.float32))
     product = jnp.einsum("htk,htn->hkn", *factors, precision=lax.Precision.HIGHEST)
     return (tap.gradient(product),)
-
-
-__all__ = ["Budget", "budget", "default_microbatch_size", "ghost_gradient_sum", "suits"]

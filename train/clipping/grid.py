@@ -19,10 +19,9 @@ from ..procedures.by_device import Across
 _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
 _MIN_LEVELS = 2.0**8
-_LIMB = 16  # bits of the low part of a sum
-_MAX_SUM = 2.0 ** (31 + _LIMB)
+_MAX_SUM = 2.0**47
 DEVICE_UNIT = 2.0**-6  # of a grid unit: 53 bits hold multiples of it up to the largest sum
-MAX_BATCH = 2 ** (31 + _LIMB - _FINEST)  # 16.8 million examples: no sum leaves its two parts
+MAX_BATCH = 2 ** (47 - _FINEST)  # 16.8 million examples: no sum is larger
 
 
 @dataclass(frozen=True)
@@ -63,84 +62,11 @@ class Grid:
         """Distance of neighbouring grid points."""
         return math.ldexp(self.clip_norm, -self.bits)
 
-    @property
-    def max_at_once(self) -> int:
-        """How many clipped gradients may be added in 32 bits to a low part."""
-        return (2**31 - 2**_LIMB) // 2**self.bits
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=["grid"])
-@dataclass(frozen=True)
-class GridSum:
-    """A sum of clipped gradients in grid units, `high` 2^16 + `low`, exact; private until noise is added.
-
-    Attributes:
-      high, low: pytrees like the parameters, int32, low in 0 .. 2^16 - 1.
-      grid: what one unit is, and the clip norm that held.
-    """
-
-    high: Any
-    low: Any
-    grid: Grid
-
-    @classmethod
-    def zeros(cls, params, grid: Grid) -> "GridSum":
-        """Return the empty sum."""
-
-        def nothing():
-            return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params)
-
-        return cls(nothing(), nothing(), grid)
-
-    def plus(self, part) -> "GridSum":
-        """Add a pytree of int32 of at most 2^31 - 2^16 in absolute value."""
-        chex.assert_trees_all_equal_shapes_and_dtypes(self.low, part)
-        low = jax.tree.map(lambda a, b: a + b, self.low, part)
-        high = jax.tree.map(lambda a, b: a + (b >> _LIMB), self.high, low)
-        return GridSum(high, jax.tree.map(lambda a: a & (2**_LIMB - 1), low), self.grid)
-
-    def across(self, over: Across | None) -> "GridSum":
-        """Add up the sums of all devices of a mesh, within `jax.shard_map`; each keeps its own parts."""
-        if over is None:
-            return self
-        high, low = over.added(self.high), over.added(self.low)
-        nothing = jax.tree.map(jnp.zeros_like, low)
-        return GridSum(high, nothing, self.grid).plus(low)
-
-    def scaled(self, factor: float, added=None):
-        """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
-
-        def value(high, low, more):
-            total = high.astype(jnp.float64) * 2.0**_LIMB + low.astype(jnp.float64)
-            return ((total + more.astype(jnp.float64)) * (self.grid.unit * factor)).astype(jnp.float32)
-
-        with jax.enable_x64(True):
-            if added is None:
-                added = jax.tree.map(jnp.zeros_like, self.low)
-            chex.assert_trees_all_equal_shapes(self.low, added)
-            return jax.tree.map(value, self.high, self.low, added)
-
-    @property
-    def is_finite(self) -> bool:
-        """Always: integers."""
-        return True
-
-    def units(self):
-        """Return the sum as it is, a pytree of NumPy's int64."""
-        return jax.tree.map(lambda a, b: np.int64(a) * 2**_LIMB + np.int64(b), self.high, self.low)
-
-    @property
-    def shaped(self):
-        """Pytree of arrays of the sum's shapes."""
-        return self.low
-
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["whole"], meta_fields=["grid"])
 @dataclass(frozen=True)
-class RoundedSum:
-    """Sum that was rounded to grid units as a whole; private until noise is added.
-
-    It is a `GridSum` in one part, from which a processor makes noisy gradients in a fifth of the time.
+class GridSum:
+    """A sum of clipped gradients in whole grid units, exact; private until noise is added.
 
     Attributes:
       whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact; all
@@ -152,14 +78,15 @@ class RoundedSum:
     grid: Grid
 
     @classmethod
-    def of(cls, totals, grid: Grid, over: Across | None = None) -> "RoundedSum":
-        """Return the nearest integers to a pytree of float64; NaN throughout where any is NaN or beyond 2^47.
+    def of(cls, totals, grid: Grid, over: Across | None = None) -> "GridSum":
+        """Return the nearest integers to a pytree of numbers; NaN throughout where any is NaN or beyond 2^47.
 
         Zero in place of one total would move the sum by what all examples together contribute to it. The
         totals of devices are added up over a mesh, within `jax.shard_map`, and each device keeps its own
         parts. Each is rounded to `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
         """
         with jax.enable_x64(True):
+            totals = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), totals)
             if over is not None:
                 fine = jax.tree.map(lambda leaf: jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT, totals)
                 totals = over.added(fine)
@@ -201,6 +128,3 @@ class RoundedSum:
             added = jax.tree.map(jnp.zeros_like, self.whole) if added is None else added
             chex.assert_trees_all_equal_shapes(self.whole, added)
             return jax.tree.map(value, self.whole, added)
-
-
-SUMS = GridSum, RoundedSum

@@ -148,39 +148,42 @@ def _key(part):
 
 
 def _by_layer(paths, aliases: Callable[[tuple], list[tuple]]) -> list[int]:
-    numbers: dict[tuple, int] = {}
-    of = []
-    for path, _ in paths:
-        # A module with two paths is one layer.
-        layers = {aliases(other[:-1])[0]: other for other in aliases(path)}
-        if len(layers) > 1:
-            raise _shared(*list(layers.values())[:2])
-        (layer,) = layers
-        of.append(numbers.setdefault(layer, len(numbers)))
-    return of
+    # A module with two paths is one layer.
+    layers = _groups(paths, aliases, lambda path, _: aliases(path[:-1])[0])
+    numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers))}
+    return [numbers[layer] for layer in layers]
 
 
 def _by_filter(paths, filters, aliases: Callable[[tuple], list[tuple]]) -> list[int]:
     def first(path, value) -> int | None:
         return next((i for i, selects in enumerate(filters) if selects(path, value)), None)
 
-    of = []
-    for path, value in paths:
-        groups = {first(other, value): other for other in reversed(aliases(path))}
-        if len(groups) > 1:
-            raise _shared(*list(groups.values())[:2])
-        (group,) = groups
-        if group is None:
-            raise ValueError(
-                f"clip_groups must select every parameter, {_name(path)} is in no group; "
-                "`...` as the last filter selects the rest"
-            )
-        of.append(group)
+    of = _groups(paths, aliases, first)
+    if None in of:
+        raise ValueError(
+            f"clip_groups must select every parameter, {_name(paths[of.index(None)][0])} is in no group; "
+            "`...` as the last filter selects the rest"
+        )
     for i in range(len(filters)):
         if i not in of:
             raise ValueError(
                 f"clip_groups must select a trained parameter by each filter, number {i} has none"
             )
+    return of
+
+
+def _groups(paths, aliases, group_of: Callable[[tuple, Any], Any]) -> list[Any]:
+    """Return the group of each parameter, the same by all its paths."""
+    of = []
+    for path, value in paths:
+        groups = {group_of(other, value): other for other in reversed(aliases(path))}
+        if len(groups) > 1:
+            first, second, *_ = groups.values()
+            raise ValueError(
+                f"clip_groups must have a shared parameter in one group, {_name(first)} is {_name(second)} "
+                "in another"
+            )
+        of.extend(groups)
     return of
 
 
@@ -195,12 +198,6 @@ def _filters(given) -> list[Callable[[tuple, Any], bool]]:
 
 def _name(path) -> str:
     return ".".join(map(str, path))
-
-
-def _shared(path, other) -> ValueError:
-    return ValueError(
-        f"clip_groups must have a shared parameter in one group, {_name(path)} is {_name(other)} in another"
-    )
 
 
 def _aliases(model) -> Callable[[tuple], list[tuple]]:

@@ -16,7 +16,7 @@ from jax import lax
 
 from . import equations as _equations
 from . import uses as _uses
-from .per_example import check_real
+from .sums import check_real
 
 ROWS_IN_FLOAT32 = 64  # rows that are added up there before their sums are, in float64
 _LEAST = 2.0**-126  # smaller floats are zero on some processors and not on others

@@ -44,7 +44,6 @@ def _back(eqn) -> Callable[[Any], Any] | None:
 class Tap(NamedTuple):
     """The equation that uses a parameter, and where it is: within programs within programs."""
 
-    leaf: int
     path: tuple[int, ...]
     """Numbers of equations: of the program, of the program that this one runs, ..., of the one it is."""
     equation: Equation
@@ -53,6 +52,8 @@ class Tap(NamedTuple):
     """Inverses of the changes of shape before it, the last first."""
     result: jax.ShapeDtypeStruct
     """Of all passes, one axis a scan, the outermost first."""
+    leaf: int = -1
+    """Number of the parameter."""
 
     def gradient(self, array) -> jax.Array:
         """Return a gradient as `equation` has it, in the shape of the parameter."""
@@ -126,8 +127,9 @@ def traced(loss: Callable[..., Any], params, example, is_tapped: Callable[[Equat
 
     closed, number = jax.make_jaxpr(flat)(*given), len(jax.tree.leaves(params))
     of_example = _reached(closed.jaxpr, closed.jaxpr.invars[number:])
-    found = (_tap(closed.jaxpr, leaf, of_example) for leaf in range(number))
-    taps = tuple(tap for tap in found if tap is not None and is_tapped(tap.equation))
+    found = [_use(closed.jaxpr, closed.jaxpr.invars[leaf], of_example) for leaf in range(number)]
+    uses = ((leaf, tap) for leaf, tap in enumerate(found) if tap is not None and is_tapped(tap.equation))
+    taps = tuple(tap._replace(leaf=leaf) for leaf, tap in uses)
     # Two parameters of one equation: it is a function of both.
     times = collections.Counter(tap.path for tap in taps)
     return Program(closed, number, tuple(tap for tap in taps if times[tap.path] == 1), outputs)
@@ -183,21 +185,7 @@ def _computed(jaxpr, reached) -> int:
     return entries
 
 
-class _Use(NamedTuple):
-    """As in `Tap`."""
-
-    path: tuple[int, ...]
-    equation: Equation
-    back: tuple[Callable[[Any], Any], ...]
-    result: jax.ShapeDtypeStruct
-
-
-def _tap(jaxpr, leaf: int, of_example) -> Tap | None:
-    use = _use(jaxpr, jaxpr.invars[leaf], of_example)
-    return None if use is None else Tap(leaf, *use)
-
-
-def _use(jaxpr, var, of_example) -> _Use | None:
+def _use(jaxpr, var, of_example) -> Tap | None:
     users, back = _users(jaxpr), []
     while True:
         if len(users[var]) != 1:
@@ -223,10 +211,10 @@ def _use(jaxpr, var, of_example) -> _Use | None:
         return None
     aval = eqn.outvars[0].aval
     result = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    return _Use((place,), equation, tuple(back), result)
+    return Tap((place,), equation, tuple(back), result)
 
 
-def _in_program(eqn, place: int, position: int, found: _Use, back) -> _Use | None:
+def _in_program(eqn, place: int, position: int, found: Tap, back) -> Tap | None:
     """Return a use in an equation's program as one by the equation itself; None for what passes hand on."""
     path = place, *found.path
     if eqn.primitive.name != "scan":

@@ -100,7 +100,7 @@ def follow(
     optimizer: optax.GradientTransformation,
     **options,
 ) -> dict[str, Any]:
-    """Return the arguments of `train.run.loop.take_steps` for a run that follows every example.
+    """Return the fields of `train.run.loop.Run` for a run that follows every example.
 
     ValueError for a plan whose steps are not independent, losses of another data set or of another tracker.
     """

@@ -78,11 +78,10 @@ def load_model(run, model):
     folder = Path(run).absolute() / "model"
     if not folder.is_dir():
         raise ValueError(f"run must be the folder of a finished run, {str(run)!r} has no model")
-    is_module = isinstance(model, nnx.Module)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             found = _shapes(checkpointer.metadata(folder).item_metadata.tree)
-            params = _trained(Path(run), model, set(found)) if is_module else model
+            params = _trained(Path(run), model, set(found)) if isinstance(model, nnx.Module) else model
             pure = plain(params)
             expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, pure)
             given = _shapes(expected)
@@ -90,16 +89,23 @@ def load_model(run, model):
                 name = min(set(found.items()) ^ set(given.items()), key=str)[0]
                 raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
             stored = named(checkpointer.restore(folder, _stored(expected)))
-            restored = jax.tree.unflatten(jax.tree.structure(pure), [stored[name] for name in given])
+            leaves = [stored[name] for name in given]
     except _OtherWeightsError:
         raise
     except (ValueError, KeyError, OSError) as error:
         raise ValueError(f"model must be of the structure that was trained: {error}") from None
-    if is_module:
-        nnx.replace_by_pure_dict(params, restored)
+    return filled(model, params, leaves)
+
+
+def filled(model, params, leaves: list[Any]):
+    """Return a module with other leaves of its variables `params`, itself, or a pytree of these leaves."""
+    pure = plain(params)
+    loaded = jax.tree.unflatten(jax.tree.structure(pure), leaves)
+    if isinstance(model, nnx.Module):
+        nnx.replace_by_pure_dict(params, loaded)
         nnx.update(model, params)
         return model
-    return restored["params"] if isinstance(model, jax.Array | np.ndarray) else restored
+    return loaded["params"] if isinstance(model, jax.Array | np.ndarray) else loaded
 
 
 class _OtherWeightsError(ValueError):

@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from ..arguments import check_callable, check_model
-from .saving import named, plain
+from .saving import filled, named, plain
 
 _NUM_NAMES = 3  # shown in a message
 
@@ -48,8 +48,7 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
         check_callable("convert", convert, "convert(name, array) -> (name, array) or None")
     found = _converted(_read(Path(path).absolute()), convert)
     state = nnx.state(model, nnx.Not(nnx.RngState)) if isinstance(model, nnx.Module) else model
-    pure = plain(state)
-    expected = named(pure)
+    expected = named(plain(state))
     required = named(plain(nnx.state(model, nnx.Param))) if isinstance(model, nnx.Module) else expected
     missing = required.keys() - found.keys()
     if any(".lora_" in f".{name}" for name in missing) and isinstance(model, nnx.Module):
@@ -59,12 +58,7 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
     _none("weights must have {}, which the model has", missing)
     _none("weights must not have {}, which the model lacks", found.keys() - expected.keys())
     leaves = [_fitting(name, leaf, found.get(name)) for name, leaf in expected.items()]
-    loaded = jax.tree.unflatten(jax.tree.structure(pure), leaves)
-    if isinstance(model, nnx.Module):
-        nnx.replace_by_pure_dict(state, loaded)
-        nnx.update(model, state)
-        return model
-    return loaded["params"] if isinstance(model, jax.Array | np.ndarray) else loaded
+    return filled(model, state, leaves)
 
 
 def _none(problem: str, names) -> None:

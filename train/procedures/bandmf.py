@@ -1,6 +1,5 @@
 """Per-example clipped gradients with correlated noise: the procedure of a `jaxacct.Plan`."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +14,14 @@ from ..batches.attribution import expected_batch_sizes
 from ..batches.given import GivenBatches, Present
 from ..batches.graph import Attribution, check_graph
 from ..batches.sampler import Sampler, batch_sizes
-from ..clipping import ghost
 from ..clipping.automatic import AUTO, PER_EXAMPLE, Choice, choose
 from ..clipping.groups import partition
-from ..clipping.per_example import default_microbatch_size
 from ..individual.steps import follow
 from ..models.loss import numbered
 from ..optimizers import Privatizer, privatize
 from ..options import TrainOptions
-from ..run import hosts, traces
-from ..run.loop import stored, take_steps
+from ..run import hosts
+from ..run.loop import Run, stored
 from . import by_device as _by_device
 from .protocol import Procedure, Request, Result
 from .step import CLIPPINGS, make_step
@@ -64,16 +61,14 @@ def train(plan: Plan, request: Request) -> Result:
         groups, described_groups = partition(params, options.clip_groups, clip_norm, request.model)
         groups.limits(private.grid)
     shared: dict[str, Any] = dict(normalize=options.normalize, has_aux=options.has_aux)
-    micro, clipping = None, Choice(PER_EXAMPLE, "individual charges the gradient of each example")
+    clipping = Choice(PER_EXAMPLE, "individual charges the gradient of each example")
     if options.individual is None:
         batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
         clipping = _clipping(request, loss, params, batch, private)
         shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping.clipping)
-        shared |= dict(groups=groups, mesh=mesh)
-
-        micro = _microbatch_size(request, loss, params, batch, clipping.clipping)
+        shared |= dict(groups=groups, mesh=mesh, microbatch_size=options.microbatch_size)
         parts: dict[str, Any] = dict(
-            step=make_step(loss, private, optimizer, microbatch_size=micro, **shared),
+            step=make_step(loss, private, optimizer, **shared),
             batch=batch,
             source_at=lambda key, drawn: _source(plan, graph, size, given, key, drawn),
         )
@@ -83,32 +78,33 @@ def train(plan: Plan, request: Request) -> Result:
                 f"individual must not be given with {mechanism.adjacency}: it is for zero-out adjacency"
             )
         _check_individual(options)
-        shared |= dict(microbatch_size=request.given_microbatch_size() or largest)
+        shared |= dict(microbatch_size=options.microbatch_size or largest)
         parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
         claim |= {"individual": repr(options.individual)}  # all of its fields but `continues`
-    return take_steps(
-        plan,
-        request,
-        state=parts["step"].init(params),
+    run = Run(
+        plan=plan,
+        request=request,
+        start=lambda: parts["step"].init(params),
         steps=steps,
         claim=claim,
         clip_norm=clip_norm,
         sampler_key=sampler_key,
-        frozen=loss.digests,
-        traces=functools.partial(traces.of_parts, loss, optimizer, has_aux=options.has_aux),
+        loss=loss,
+        optimizer=optimizer,
         clipping=clipping,
         described=dict(
             batches=None if given is None else given.described(),
             clipping=clipping.clipping,
             normalize=options.normalize,
             clip_groups=described_groups,
-            microbatch_size=micro,
+            microbatch_size=options.microbatch_size,
             noise_memory=options.noise_memory,
             layout=_by_device.layout(mesh, params),
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
     )
+    return run.take()
 
 
 PROCEDURE = Procedure(
@@ -175,17 +171,6 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
         has_aux=options.has_aux,
         mesh=batch.mesh,
     )
-
-
-def _microbatch_size(request: Request, loss, params, batch, clipping: str) -> int:
-    """Return the number of gradients in memory at a time: given, or by the number of parameters."""
-    given = request.given_microbatch_size()
-    if given is not None:
-        return given
-    if clipping == PER_EXAMPLE:
-        return min(default_microbatch_size(params), batch.size)
-    rows, _ = batch.take(np.zeros(0, np.int64))
-    return min(ghost.default_microbatch_size(loss, params, rows, request.options.has_aux), batch.size)
 
 
 def _check_individual(options: TrainOptions) -> None:

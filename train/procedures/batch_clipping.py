@@ -26,11 +26,11 @@ from jaxacct.strategies import BandedToeplitz
 from ..batches.sampler import Replayed, make_generator
 from ..clipping.automatic import choose
 from ..clipping.grid import Grid, GridSum
-from ..clipping.per_example import check_real, clip_rows_to_grid
+from ..clipping.per_example import clip_rows_to_grid
+from ..clipping.sums import check_real
 from ..models.loss import Loss, as_loss, numbered
 from ..optimizers import Privatizer, privatize
-from ..run import traces
-from ..run.loop import take_steps
+from ..run.loop import Run
 from . import by_device as _by_device
 from .protocol import Procedure, Request, Result
 from .step import PrivateStep, make_step
@@ -163,27 +163,28 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         clip_norm=clip_norm,
         inner=options.inner,
         key=noise_key,
-        terms_at_once=request.given_microbatch_size(),
+        terms_at_once=options.microbatch_size,
     )
     terms = _term_loss(loss, options.inner)
     batch = _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size)
     grid = private_rounds(plan, clip_norm=clip_norm).grid
-    return take_steps(
-        plan,
-        request,
-        step,
-        step.init(params),
-        batch,
-        rounds,
+    run = Run(
+        plan=plan,
+        request=request,
+        start=lambda: step.init(params),
+        step=step,
+        batch=batch,
+        steps=rounds,
         claim=plan.to_json(),
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
-        frozen=loss.digests,
-        traces=functools.partial(traces.of_parts, terms, optimizer),
+        loss=terms,
+        optimizer=optimizer,
         # As every step chooses.
         clipping=choose(terms.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=grid),
     )
+    return run.take()
 
 
 PROCEDURE = Procedure(
@@ -336,8 +337,6 @@ def _sum_on_grid(updates, grid: Grid):
     """Return (sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
     _by_device.refuse_several_devices(updates=updates)
     kept, counts, norms, _ = clip_rows_to_grid(updates, grid)
-    one = jax.tree.map(lambda leaf: leaf[0], updates)
-    part = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.int32), counts)
-    if len(kept) > grid.max_at_once:
-        raise ValueError(f"batch must have at most {grid.max_at_once} terms, got {len(kept)}")
-    return GridSum.zeros(one, grid).plus(part), kept, norms
+    with jax.enable_x64(True):
+        total = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.float64), counts)
+    return GridSum.of(total, grid), kept, norms

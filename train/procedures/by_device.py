@@ -18,18 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ..noise.normals import Cut
+from jaxacct.common import validate as _validate
 
-_MAX_DEVICES = 2**14  # low parts of so many sums, of 16 bits each, add up in 32 bits
+from ..noise.normals import Cut
 
 
 def rows_of_each(size: int, mesh: jax.sharding.Mesh | None) -> int:
     """Return how many of `size` rows a device computes; ValueError for an uneven share or a bad mesh."""
     if mesh is None:
         return size
-    if not isinstance(mesh, jax.sharding.Mesh) or mesh.size > _MAX_DEVICES:
-        was = f"{mesh.size} devices" if isinstance(mesh, jax.sharding.Mesh) else type(mesh).__name__
-        raise ValueError(f"mesh must be a jax.sharding.Mesh of at most {_MAX_DEVICES} devices, got {was}")
+    _validate.instance("mesh", mesh, jax.sharding.Mesh, "a jax.sharding.Mesh")
     if size % mesh.size:
         raise ValueError(f"batch must have a multiple of {mesh.size} rows, one share a device, got {size}")
     return size // mesh.size

@@ -23,7 +23,7 @@ from ..batches.sampler import Replayed
 from ..batches.sources import ArrayRows
 from ..noise import normals
 from ..options import TrainOptions
-from ..run.loop import take_steps
+from ..run.loop import Run
 from ..training import fit
 from .bandmf import Rows
 from .protocol import Procedure, Request, Result
@@ -241,22 +241,22 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
     fine = plan.stepsize * plan.noise_std * 2.0**-16
     with jax.enable_x64(True):
         weights = jnp.zeros(loss.shape(rows.arrays[0].shape[1] - 1), jnp.float64)
-        return take_steps(
-            plan,
-            request,
-            _step(plan, loss),
-            Iterate(weights, jnp.uint32(0), jnp.asarray(noise_key, jnp.uint32)),
-            Rows(rows, plan.batch_size),
-            plan.steps,
+        run = Run(
+            plan=plan,
+            request=request,
+            start=lambda: Iterate(weights, jnp.uint32(0), jnp.asarray(noise_key, jnp.uint32)),
+            step=_step(plan, loss),
+            batch=Rows(rows, plan.batch_size),
+            steps=plan.steps,
             claim=plan.to_json(),
             clip_norm=loss.grad_sensitivity / 2,
             sampler_key=sampler_key,
             source_at=lambda key, drawn: Replayed(lambda generator: _batches(plan, generator), key, drawn),
-            frozen=dict,  # the loss reads nothing else
-            traces=lambda state, rows: {"loss": repr(loss)},
+            described={"loss": repr(loss)},
             released=lambda weights: np.asarray(jnp.round(weights / fine) * fine),
             only_last=True,
         )
+        return run.take()
 
 
 PROCEDURE = Procedure(_train, frozenset({"steps"}))

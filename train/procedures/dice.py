@@ -28,18 +28,12 @@ from ..batches.sampler import Replayed, Sampler
 from ..clipping.automatic import PER_EXAMPLE, Choice
 from ..clipping.convolutions import without_batch_groups
 from ..clipping.grid import Grid
-from ..clipping.per_example import (
-    Microbatches,
-    check_loss,
-    clip_rows_to_grid,
-    clipped_share,
-    global_norm,
-)
+from ..clipping.per_example import clip_rows_to_grid, global_norm
+from ..clipping.sums import Microbatches, check_loss, clipped_share
 from ..models.loss import Loss, as_loss, numbered
 from ..noise.normals import key_of_run, standard_normals
 from ..optimizers import begun, copied
-from ..run import traces
-from ..run.loop import take_steps
+from ..run.loop import Run
 from . import by_device as _by_device
 from .bandmf import Rows
 from .protocol import Procedure, Request, Result
@@ -68,7 +62,16 @@ class DiceState(NamedTuple):
 
 @dataclass(frozen=True)
 class DiceRule:
-    """What a step releases, as pure functions; attributes as the arguments of `dice_aggregate`."""
+    """What a step releases, as pure functions.
+
+    Attributes:
+      clip_norm: C1, of each example's gradient.
+      error_clip_norm: C2, of the error that is fed back; below C1 the method may be biased.
+      noise_std: sigma_1, standard deviation on the mean; 0 trains without any privacy.
+      batch_size: B, the fixed divisor: the expected batch size, never the one that was drawn.
+      automatic: scale every gradient to norm C1 |g| / (|g| + 0.01) and the error likewise (algorithm 4).
+      reset_every: the error is set to 0 before steps 0, R, 2 R, ...; None for never.
+    """
 
     clip_norm: float
     error_clip_norm: float
@@ -139,16 +142,7 @@ class DiceRule:
         return released, DiceState(state.count + 1, after, state.key)
 
 
-def dice_aggregate(
-    *,
-    clip_norm: float,
-    error_clip_norm: float,
-    noise_std: float,
-    batch_size: int,
-    automatic: bool = False,
-    reset_every: int | None = None,
-    key=None,
-) -> optax.GradientTransformationExtraArgs:
+def dice_aggregate(*, key=None, **rule) -> optax.GradientTransformationExtraArgs:
     """Return the first transformation of an optax chain: per-example gradients in, `v + w` out.
 
     `update(gradients, state, params, mask=mask)`: leaves of `gradients` have a leading axis of examples;
@@ -156,26 +150,21 @@ def dice_aggregate(
     `batch_size` of them. An example whose gradient is not finite counts as zero.
 
     Args:
-      clip_norm: C1, of each example's gradient.
-      error_clip_norm: C2, of the error that is fed back; below C1 the method may be biased.
-      noise_std: sigma_1, standard deviation on the mean; 0 trains without any privacy.
-      batch_size: B, the fixed divisor: the expected batch size, never the one that was drawn.
-      automatic: scale every gradient to norm C1 |g| / (|g| + 0.01) and the error likewise (algorithm 4).
-      reset_every: the error is set to 0 before steps 0, R, 2 R, ...; None for never.
       key: as of `train.optimizers.privatize`.
+      **rule: attributes of `DiceRule`.
 
     Raises:
       ValueError: bad arguments, as a clip norm above 2^60; `init` without a key where JAX traces a program;
         updates without a common leading axis, or of another length than `batch_size` without a mask.
     """
-    rule = DiceRule(clip_norm, error_clip_norm, noise_std, batch_size, automatic, reset_every)
+    released = DiceRule(**rule)
 
     def update(updates, state: DiceState, params=None, *, mask=None, **_):
         del params
-        count = _examples(updates, state.error, rule.batch_size, mask)
+        count = _examples(updates, state.error, released.batch_size, mask)
         mask = jnp.ones(count, bool) if mask is None else jnp.asarray(mask, bool)
-        (clipped, raw), _norms = rule.sums(updates, mask)
-        return rule.release(state, clipped, raw)
+        (clipped, raw), _norms = released.sums(updates, mask)
+        return released.release(state, clipped, raw)
 
     def init(params) -> DiceState:
         return _fresh(params, key)
@@ -367,30 +356,30 @@ def _train(plan: DicePlan, request: Request) -> Result:
         raise ValueError(f"clip_norm must be the plan's {plan.clip_norm:g}, got {request.clip_norm!r}")
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
-    micro = request.given_microbatch_size()
     optimizer = request.given_optimizer()
-    step = DiceStep(plan, loss, optimizer, key=noise_key, microbatch_size=micro)
+    step = DiceStep(plan, loss, optimizer, key=noise_key, microbatch_size=request.options.microbatch_size)
 
     def source_at(key, drawn):
         if plan.sampling == "shuffling":
             return Replayed(lambda generator: _shuffled(plan, generator), key, drawn)
         return Sampler(plan.scheme, plan.dataset_size, plan.max_batch_size, key, state=drawn)
 
-    return take_steps(
-        plan,
-        request,
-        step,
-        step.init(params),
-        Rows(numbered(loss, rows), plan.max_batch_size),
-        steps,
+    run = Run(
+        plan=plan,
+        request=request,
+        start=lambda: step.init(params),
+        step=step,
+        batch=Rows(numbered(loss, rows), plan.max_batch_size),
+        steps=steps,
         claim=plan.to_json(),
         clip_norm=plan.clip_norm,
         sampler_key=sampler_key,
         source_at=source_at,
-        frozen=loss.digests,
-        traces=functools.partial(traces.of_parts, loss, optimizer),
+        loss=loss,
+        optimizer=optimizer,
         clipping=Choice(PER_EXAMPLE, "the error that is fed back needs the gradients of examples"),
     )
+    return run.take()
 
 
 PROCEDURE = Procedure(

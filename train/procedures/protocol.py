@@ -124,11 +124,6 @@ class Request:
         """Return the parameters of a state that may be shown: its own, or their average."""
         return state.params if self.options.average is None else average_of(state.opt_state, state.params)
 
-    def given_microbatch_size(self) -> int | None:
-        """Return the number of gradients at a time, or None."""
-        size = self.options.microbatch_size
-        return None if size is None else _validate.positive_integer("microbatch_size", size)
-
     def keys(self) -> tuple[Any, Any]:
         """Return (sampler key, noise key or None for a fresh one)."""
         return hosts.keys(self.options.keys or (sampler.fresh_key(), None))

@@ -20,9 +20,10 @@ from jaxacct.common import validate as _validate
 
 from ..clipping.automatic import AUTO, GHOST, PER_EXAMPLE, choose
 from ..clipping.ghost import ghost_gradient_sum
-from ..clipping.groups import Groups
-from ..clipping.per_example import ClippedSum, clipped_gradient_sum
-from ..models.loss import Loss, as_loss, nnx_loss, refuse_batch_statistics
+from ..clipping.grid import GridSum
+from ..clipping.per_example import clipped_gradient_sum
+from ..clipping.sums import ClippedSum, Clipping
+from ..models.loss import Loss, as_loss
 from ..noise.normals import next_key
 from ..noise.prefetch import Ahead
 from ..noise.recursion import Fresh, NoiseState
@@ -193,13 +194,9 @@ def make_step(
     private: Privatizer,
     optimizer: optax.GradientTransformation,
     *,
-    microbatch_size: int | None = None,
-    normalize: bool = False,
-    skip_padding: bool = False,
-    has_aux: bool = False,
     clipping: str = AUTO,
-    groups: Groups | None = None,
     mesh: jax.sharding.Mesh | None = None,
+    **options,
 ) -> PrivateStep:
     """Return a private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
 
@@ -213,13 +210,9 @@ def make_step(
         `train.models.loss.Numbered`, and is refused for add-or-remove-one adjacency.
       private: from `train.optimizers.privatize`.
       optimizer: any; what it does is post-processing.
-      microbatch_size: as in `train.clipping.per_example`.
-      normalize: as in `train.clipping.per_example`.
-      skip_padding: as in `train.clipping.per_example`.
-      has_aux: as in `train.clipping.per_example`.
-      groups: of parameters, by `train.clipping.groups.partition`.
-      mesh: as in `train.clipping.per_example`.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
+      mesh: as in `train.clipping.sums.Clipping`.
+      **options: others of `Clipping`: microbatch_size, normalize, skip_padding, has_aux and groups.
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
     if not isinstance(private, Privatizer):
@@ -234,19 +227,19 @@ def make_step(
             "of an example, and without one example all later ones have another index"
         )
 
+    shared: dict[str, Any] = dict(
+        grid=private.grid, mesh=mesh, equal_rows=private.mechanism.is_add_or_remove, **options
+    )
+    Clipping(**shared)  # checks the options
+
     def step(
         state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs=()
     ) -> tuple[TrainState, StepInfo]:
         _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
         given = loss.at(state.noise.step), state.params, batch
-        shared: dict[str, Any] = dict(grid=private.grid, microbatch_size=microbatch_size, has_aux=has_aux)
-        kind = clipping
-        if kind == AUTO:
-            kind = choose(*given, **shared, mesh=mesh).clipping
-        shared |= dict(normalize=normalize, skip_padding=skip_padding, groups=groups, mesh=mesh)
-        shared |= dict(specs=specs[: len(jax.tree.leaves(state.params))])
-        shared |= dict(equal_rows=private.mechanism.is_add_or_remove)
-        found = CLIPPINGS[kind](*given, mask, **shared)
+        kind = choose(*given, **shared).clipping if clipping == AUTO else clipping
+        of_params = specs[: len(jax.tree.leaves(state.params))]
+        found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params)
         return advance(private, optimizer, state, found, mask, fresh, mesh, specs)
 
     return PrivateStep(step, loss, private, optimizer, mesh)
@@ -301,25 +294,11 @@ def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs)
             cuts = [_by_device.own_cut(*each, mesh) for each in zip(shapes, specs, strict=True)]
             return private.update(total, noise, cuts=cuts)
 
-    parts = len(jax.tree.leaves(total)) // len(specs)  # of each number of a sum
-    of_total = jax.tree.unflatten(jax.tree.structure(total), specs * parts)
     params = jax.tree.unflatten(jax.tree.structure(total.shaped), specs)
+    of_total = GridSum(params, total.grid)
     kept = [jax.sharding.PartitionSpec(None, *spec) for spec in specs]
     recent: Any = jax.tree.unflatten(jax.tree.structure(noise.recent), kept)
     of_noise = jax.tree.map(lambda _: whole, noise)._replace(recent=recent)
     with jax.enable_x64(True):
         options: dict[str, Any] = dict(in_specs=(of_total, of_noise), out_specs=(params, of_noise))
         return jax.shard_map(update, mesh=mesh, check_vma=False, **options)(total, noise)
-
-
-__all__ = [
-    "CLIPPINGS",
-    "PER_EXAMPLE",
-    "PrivateStep",
-    "StepInfo",
-    "TrainState",
-    "advance",
-    "make_step",
-    "nnx_loss",
-    "refuse_batch_statistics",
-]

@@ -55,7 +55,7 @@ _DIGESTS = {
     "clip_groups": "partition of the parameters, or other norms of its parts (clip_groups)",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
-# What may change where a run continues elsewhere, and which of it shows that it does (`options.MAY_CHANGE`).
+# What may change where a run continues elsewhere, and which of it shows that it does.
 _ELSEWHERE = ("versions", "device", "devices", "layout", "flags", "processor")
 _ELASTIC = {"program", "microbatch_size", *_ELSEWHERE}
 _NUM_KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged

@@ -95,16 +95,8 @@ def divided_by_the_batch_size(noise_too):
             factor = private.expected_batch_size / jnp.maximum(1, mask.sum()).astype(jnp.float32)
             if not noise_too:
                 with jax.enable_x64(True):
-
-                    def scaled(high, low):
-                        whole = high.astype(jnp.float64) * 2.0**16 + low.astype(jnp.float64)
-                        total = jnp.round(whole * factor.astype(jnp.float64))
-                        high = jnp.floor(total / 2.0**16)
-                        return high.astype(jnp.int32), (total - high * 2.0**16).astype(jnp.int32)
-
-                    both = jax.tree.map(scaled, found.total.high, found.total.low)
-                high, low = (jax.tree.map(lambda pair, i=i: pair[i], both, is_leaf=is_pair) for i in (0, 1))
-                found = found._replace(total=GridSum(high, low, found.total.grid))
+                    whole = jax.tree.map(lambda n: n * factor.astype(jnp.float64), found.total.whole)
+                found = found._replace(total=GridSum.of(whole, found.total.grid))
                 return real(private, optimizer, state, found, mask, *more)
 
             class Scaled:
@@ -120,10 +112,6 @@ def divided_by_the_batch_size(noise_too):
         patch.setattr(train.procedures.step, "advance", broken)
 
     return plant
-
-
-def is_pair(value) -> bool:
-    return isinstance(value, tuple)
 
 
 def white(mechanism):

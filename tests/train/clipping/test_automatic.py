@@ -18,7 +18,7 @@ from train.clipping.automatic import choose
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
-from train.procedures.step import nnx_loss
+from train.models.loss import nnx_loss
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

@@ -7,7 +7,7 @@ import pytest
 from flax import linen, nnx
 
 from tests.train.test_loop import PARAMS, flat, loss, run
-from train.procedures.step import nnx_loss
+from train.models.loss import nnx_loss
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 

@@ -26,8 +26,8 @@ from train.clipping.grid import DEVICE_UNIT, Grid
 from train.clipping.groups import Groups
 from train.clipping.per_example import clipped_gradient_sum
 from train.individual import IndividualAccounting
+from train.models.loss import nnx_loss
 from train.procedures.dice import DiceRule
-from train.procedures.step import nnx_loss
 
 ROWS, GRID = 16, Grid(1.0, 20)
 SUMS = clipped_gradient_sum, ghost_gradient_sum
@@ -264,9 +264,7 @@ def what_no_mesh_is_given_for_is_refused():
             ValueError, match="batch must have a multiple of 4 rows, one share a device, got 15"
         ):
             run(params, jax.tree.map(lambda leaf: leaf[:15], batch), mask[:15], mesh=mesh)
-        with pytest.raises(
-            ValueError, match=r"mesh must be a jax.sharding.Mesh of at most 16384 devices, got int"
-        ):
+        with pytest.raises(ValueError, match=r"mesh must be a jax.sharding.Mesh, got "):
             run(params, batch, mask, mesh=4)
     batch["scale"][5] = 1.0
     for options in ({}, dict(individual=IndividualAccounting())):

@@ -198,7 +198,7 @@ def test_bad_clip_norm():
 
 
 def test_a_bare_clip_norm_is_refused(key):
-    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got float"):
+    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got 1.0"):
         clipped_gradient_sum(loss, random_params(key), random_batch(key, 2), jnp.ones(2, bool), grid=1.0)
 
 

@@ -16,12 +16,12 @@ from tests.train.modules import made
 from tests.train.test_loop import flat, run
 from train.clipping import ghost, parts
 from train.clipping.equations import Product
-from train.clipping.ghost import budget, default_microbatch_size, ghost_gradient_sum
+from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.groups import Groups, partition
 from train.clipping.per_example import clip_rows_to_grid, clipped_gradient_sum
 from train.individual import IndividualAccounting
-from train.procedures.step import nnx_loss
+from train.models.loss import nnx_loss
 
 POSITIONS, CHANNELS, WORDS = 4, 6, 9
 SIZE, MICRO = 6, 3
@@ -401,11 +401,14 @@ def test_arguments_of_the_budget(monkeypatch):
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="sizes of the caches of CPUs")
 def test_the_default_microbatch():
+    def default_microbatch_size(batch):
+        return ghost._fitting(ghost._program(bilinear, dense, batch), dense)
+
     dense = jnp.zeros((512, 512))
     batch = {"left": np.zeros((2, 1, 512), np.float32), "right": np.zeros((2, 1, 512), np.float32)}
-    assert default_microbatch_size(bilinear, dense, batch) == 512  # two vectors each
+    assert default_microbatch_size(batch) == 512  # two vectors each
     many = {"left": np.zeros((2, 128, 512), np.float32), "right": np.zeros((2, 128, 512), np.float32)}
-    assert default_microbatch_size(bilinear, dense, many) == 4  # a gradient each
+    assert default_microbatch_size(many) == 4  # a gradient each
 
 
 @pytest.mark.parametrize("options", [dict(normalize=True), dict(skip_padding=True)])
@@ -441,7 +444,7 @@ def test_a_run_with_another_clipping_is_refused(tmp_path, shared_programs):
 def test_bad_input():
     batch, mask = {"left": np.zeros((2, 4, 5)), "right": np.zeros((2, 4, 8))}, np.ones(2, bool)
     run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((5, 8)), batch, mask)
-    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got float"):
+    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got 1.0"):
         run(grid=1.0)
     with pytest.raises(ValueError, match="microbatch_size must be"):
         run(grid=GRID, microbatch_size=0)

@@ -216,7 +216,7 @@ def test_what_is_no_partition_is_refused():
 
 
 def test_a_parameter_of_two_layers_is_refused():
-    with pytest.raises(ValueError, match=r"in one group, layers\.0\.kernel is other\.kernel in another"):
+    with pytest.raises(ValueError, match=r"in one group, other\.kernel is layers\.0\.kernel in another"):
         of(Tied(tied=True), "layer")
     model = Tied()
     model.itself = model

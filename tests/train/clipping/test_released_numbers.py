@@ -37,7 +37,7 @@ def released_integers(value: float, key: int) -> np.ndarray:
     private = privatize(MECHANISM, clip_norm=1.0, expected_batch_size=1.0, key=words)
     params = jnp.zeros((TRIALS, COORDINATES))
     counts = jnp.full(params.shape, int(value / private.grid.unit), jnp.int32)
-    total = GridSum.zeros(params, private.grid).plus(counts)
+    total = GridSum.of(counts, private.grid)
     update, _ = jax.jit(private.update)(total, private.init(params))
     return np.asarray(update)
 
@@ -276,9 +276,6 @@ def test_grids():
     for sigma, bits in ((0.4, 21), (1.0, 20), (1.1, 19), (24.0, 15), (0.01, 23)):
         assert Grid.of(Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), sigma), 3.0) == Grid(3.0, bits)
     assert Grid(3.0, 20).unit == 3 * 2.0**-20
-    for bits in (0, 1, 20, 23):
-        grid = Grid(1.0, bits)
-        assert grid.max_at_once * 2**bits + 2**16 <= 2**31
     for wrong in (-1, 24, 1.5):
         with pytest.raises(ValueError, match="bits"):
             Grid(1.0, wrong)
@@ -304,7 +301,7 @@ def released(strategy, mesh, spread):
     key = np.arange(8, dtype=np.uint32)
     private = privatize(mechanism, clip_norm=0.7, expected_batch_size=20.0, key=key)
     step = jax.jit(lambda state, params, sums: private.update(
-        GridSum.zeros(params, private.grid).plus(sums), state))
+        GridSum.of(sums, private.grid), state))
     state, found = private.init(params), []
     for sums in SUMS:
         sums = {"w": sums, "v": sums[0, :8]}

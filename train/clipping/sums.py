@@ -1,0 +1,242 @@
+"""What both ways of clipping share: their options, the pieces of a batch, and checks of a loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxacct.common import validate as _validate
+
+from ..models.loss import Numbered, WritingLossError, error_of_loss, no_batch_statistics
+from ..procedures import by_device as _by_device
+from . import one_example as _one_example
+from . import rows_apart as _rows_apart
+from .grid import MAX_BATCH, Grid, GridSum
+from .groups import Groups
+
+
+class ClippedSum(NamedTuple):
+    """The sum of clipped gradients, and what must not leave the machine without noise.
+
+    Only `total`, with noise added, is covered by a guarantee; the rest is private.
+    """
+
+    total: GridSum
+    """Sum over the batch of gradients in whole grid units."""
+    norms: jax.Array
+    """(batch,) float32: gradient norms before clipping, 0 where padded, inf where not finite."""
+    losses: jax.Array
+    """(batch,) float32: losses, 0 where padded."""
+    clipped_fraction: jax.Array
+    """Share of the real examples that count whose gradient was scaled down."""
+    aux: dict[str, jax.Array]
+    """(batch,) float32 each: what the loss returned beside its value, 0 where padded."""
+    records: Any = ()
+    """(batch, ...): of the examples after this step, where some were admitted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How gradients are clipped and added up: keyword arguments of every function here and in `ghost`.
+
+    Attributes:
+      grid: with the clip norm C; `train.optimizers.privatize` says which serves its noise.
+      microbatch_size: examples that are in memory at a time, by default as many as processors are fast on.
+      normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
+        (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
+      skip_padding: do no work for microbatches after the last real example. The run time then reveals
+        their number, which is private.
+      has_aux: the loss returns `(scalar, dictionary of scalars)`.
+      groups: of parameters whose gradients are clipped apart (`train.clipping.groups`), all together to
+        `grid.clip_norm` at most; `normalize` then is by group, too.
+      mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
+        a time. Required where any of the arrays is on several devices.
+      specs: how each parameter is sharded over the mesh, and its total then; by default all are whole.
+      equal_rows: round the microbatch size down to a power of two. Compilers compute rows that are left over
+        by vector instructions otherwise, and an example's gradient then depends on its row: for
+        add-or-remove-one, where examples change their rows (proofs/adjacency.md, section 2).
+
+    Raises:
+      ValueError: something else for a grid, or a microbatch size below 1.
+    """
+
+    grid: Grid
+    microbatch_size: int | None = None
+    normalize: bool = False
+    skip_padding: bool = False
+    has_aux: bool = False
+    groups: Groups | None = None
+    mesh: jax.sharding.Mesh | None = None
+    specs: tuple[jax.sharding.PartitionSpec, ...] = ()
+    equal_rows: bool = False
+
+    def __post_init__(self):
+        _validate.instance("grid", self.grid, Grid, "a train.clipping.grid.Grid")
+        if self.microbatch_size is not None:
+            _validate.positive_integer("microbatch_size", self.microbatch_size)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of the mesh, 0 without one."""
+        return 0 if self.mesh is None else self.mesh.size
+
+    def micro(self, default: Callable[[], int], rows: int) -> int:
+        """Return how many of `rows` rows are in memory at a time."""
+        size = min(default() if self.microbatch_size is None else self.microbatch_size, rows)
+        return 2 ** (size.bit_length() - 1) if self.equal_rows else size
+
+    def summed(self, of_rows: Callable[..., Any], loss, params, batch, mask, records=()) -> ClippedSum:
+        """Return the sum over a batch, each device of the mesh computing its own rows.
+
+        `of_rows` is `((loss, params), batch, mask, records) -> (pytree of totals in grid units, (norms,
+        whether each is long, auxiliary outputs and the loss as "", records))` of some rows; it runs with
+        `jax_enable_x64`.
+        """
+        _by_device.refuse_several_devices(self.mesh, params=params, batch=batch, mask=mask, records=records)
+        mask = jnp.asarray(mask, bool)
+        size = mask.shape[0]
+        _by_device.rows_of_each(size, self.mesh)
+        if size > MAX_BATCH:
+            raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
+        check_rows(batch, size)
+        batch, records = jax.tree.map(jnp.asarray, (batch, records))
+        with jax.enable_x64(True):
+            over_rows = _by_device.over_rows(
+                of_rows,
+                lambda total, over: GridSum.of(total, self.grid, over),
+                lambda specs: GridSum(specs, self.grid),
+                self.mesh,
+                self.specs,
+            )
+            total, (norms, long, shown, records) = over_rows(loss, params, batch, mask, records)
+        losses = shown.pop("")
+        clipped = clipped_share(long, mask, norms, losses)
+        return ClippedSum(total, norms, losses, clipped, shown, records)
+
+
+def clipped_share(long, mask, norms, losses) -> jax.Array:
+    """Return the share of `long` among the examples of `mask` with a finite norm and loss, all (batch,)."""
+    counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
+    return jnp.sum(long & counted) / jnp.maximum(1, counted.sum())
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """A batch of `size` rows in pieces of `micro`, the last padded; perhaps none after the last real row."""
+
+    size: int
+    micro: int
+    skip_padding: bool
+
+    @property
+    def number(self) -> int:
+        """Of pieces."""
+        return -(-self.size // self.micro)
+
+    def split(self, array):
+        """Return (size, ...) to (pieces, micro, ...)."""
+        array, pad = jnp.asarray(array), -self.size % self.micro
+        array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
+        if self.skip_padding:
+            return array.reshape(self.number, self.micro, *array.shape[1:])
+        # Neighbours go to different microbatches: padding is at the end, and its rows are spread over all.
+        return array.reshape(self.micro, self.number, *array.shape[1:]).swapaxes(0, 1)
+
+    def join(self, array):
+        """Return (pieces, micro, ...) to (size, ...)."""
+        array = array if self.skip_padding else array.swapaxes(0, 1)
+        return array.reshape(self.number * self.micro, *array.shape[2:])[: self.size]
+
+    def accumulate(self, step, carry, inputs, real):
+        """Return `jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
+        if self.skip_padding:
+            return _scan_until_last(step, carry, inputs, real.any(axis=1))
+        return jax.lax.scan(step, carry, inputs)
+
+
+def _scan_until_last(step, carry, inputs, is_needed):
+    """Return `jax.lax.scan` that stops after the last input that is needed; later outputs are zero."""
+    number = jnp.max(jnp.where(is_needed, jnp.arange(1, len(is_needed) + 1), 0))
+    _, one = jax.eval_shape(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+    outputs = jax.tree.map(lambda leaf: jnp.zeros((len(is_needed), *leaf.shape), leaf.dtype), one)
+
+    def body(i, both):
+        carry, outputs = both
+        carry, found = step(carry, jax.tree.map(lambda leaf: leaf[i], inputs))
+        return carry, jax.tree.map(lambda all, leaf: all.at[i].set(leaf), outputs, found)
+
+    return jax.lax.fori_loop(0, number, body, (carry, outputs))
+
+
+def where_row(keep, tree):
+    """Return a pytree of arrays (rows, ...) with zeros in the rows that are not kept."""
+
+    def kept(leaf):
+        return jnp.where(keep.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(kept, tree)
+
+
+def check_real(name: str, tree) -> None:
+    """ValueError for arrays of anything but real floating-point numbers.
+
+    Norms and casts to float64 would drop imaginary parts.
+    """
+    for leaf in jax.tree.leaves(tree):
+        dtype = getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"{name} must be arrays of real floating-point numbers, got {dtype}")
+
+
+def check_rows(batch, size: int) -> None:
+    """ValueError for arrays without `size` rows."""
+    for leaf in jax.tree.leaves(batch):
+        if np.ndim(leaf) == 0 or np.shape(leaf)[0] != size:
+            raise ValueError(f"batch must have {size} rows like mask, got an array of shape {np.shape(leaf)}")
+
+
+def check_loss(loss, params, batch, size: int, has_aux: bool = False, *, one_at_a_time: bool = False) -> bool:
+    """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
+
+    Returns:
+      Whether examples must be computed one at a time: False unless that is allowed by `one_at_a_time`.
+
+    Raises:
+      OneAtATimeError: a loss that must, where it is not allowed.
+      ValueError: any other loss that does not return one number for one example, raises, writes to its model,
+        takes the statistics of a batch, or may mix examples.
+    """
+    check_real("params", params)
+    check_rows(batch, size)
+
+    def of_one(tree):
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), tree)
+
+    try:
+        with no_batch_statistics():
+            program, shape = jax.make_jaxpr(loss, return_shape=True)(params, of_one(batch))
+    except WritingLossError as error:
+        raise WritingLossError(*error.args) from None
+    except Exception as error:  # whatever the caller's function raises; the traceback shows where
+        raise ValueError(error_of_loss(error, has_key=isinstance(batch, Numbered))) from error
+    if has_aux:
+        two = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], dict)
+        if not two or not all(
+            isinstance(name, str) and name and getattr(number, "shape", None) == ()
+            for name, number in shape[1].items()
+        ):
+            raise ValueError("loss must return (number, dictionary of numbers by name) with has_aux")
+        shape = shape[0]
+    if getattr(shape, "shape", None) != ():
+        raise ValueError(
+            "loss must return one number for one example (a mean over a batch has no per-example gradient), "
+            f"returned {getattr(shape, 'shape', type(shape).__name__)}"
+        )
+    if not jnp.issubdtype(shape.dtype, jnp.floating):
+        raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
+    _one_example.check(program.jaxpr, len(jax.tree.leaves(params)))
+    gradient = jax.make_jaxpr(jax.grad(loss, has_aux=has_aux))(params, of_one(batch))
+    return _rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time)
