@@ -25,8 +25,7 @@ from jaxacct.statistics import roots
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.loss_curves import GaussianPair, Sampled
-from jaxacct.strategies import BandedToeplitz, Strategy, Workload, prefix_sum_error, workload_error
-from jaxacct.strategies.workload import PREFIX_SUMS
+from jaxacct.strategies import BandedToeplitz, Strategy, Workload, workload_error
 
 MAX_TABLE_SIZE = 2e7  # numbers of a table of second moments, about half a second
 MAX_THIRD_TABLE_SIZE = 1e8  # of third moments, which end early: a few seconds
@@ -40,12 +39,7 @@ SHORT_RUN = 1024  # steps of a run whose moments are not worth extrapolating
 @functools.lru_cache(maxsize=256)
 def unit_error(strategy: Strategy, iterations: int, workload: Workload) -> float:
     """Return the error at noise multiplier 1; the same for every separation."""
-    at = dict(iterations=iterations, noise_multiplier=1.0)
-    return (
-        prefix_sum_error(strategy, **at)
-        if workload == PREFIX_SUMS
-        else workload_error(strategy, workload=workload, **at)
-    )
+    return workload_error(strategy, iterations=iterations, noise_multiplier=1.0, workload=workload)
 
 
 @dataclass(frozen=True)

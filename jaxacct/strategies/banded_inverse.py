@@ -12,7 +12,9 @@ import numpy as np
 import scipy
 
 from jaxacct.common import validate as _validate
+from jaxacct.strategies import series
 from jaxacct.strategies.base import NoiseRecursion, schedule_of
+from jaxacct.strategies.series import quotient, sums_at_lags
 from jaxacct.strategies.stationary import ComputedColumn, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -44,7 +46,7 @@ class BandedInverse(ComputedColumn):
             raise ValueError("inverse must be finite numbers that begin above 0")
         if given.size > n:
             raise ValueError(f"inverse must have at most iterations {n} numbers, got {given.size}")
-        first = _inverse_series(given, n)
+        first = series.inverse(given, n)
         if not (np.isfinite(first).all() and (first >= 0).all()):
             raise ValueError("inverse must give a C without negative entries")
         norm = float(first.max() * np.linalg.norm(first / first.max()))
@@ -60,7 +62,7 @@ class BandedInverse(ComputedColumn):
         return len(self.inverse)
 
     def first_column(self) -> np.ndarray:
-        return _inverse_series(np.array(self.inverse), self.iterations)
+        return series.inverse(np.array(self.inverse), self.iterations)
 
     @classmethod
     def bisr(cls, *, iterations: int, bands: int) -> "BandedInverse":
@@ -118,12 +120,6 @@ class BandedInverse(ComputedColumn):
         return f"Toeplitz, its inverse of {len(self.inverse)} bands"
 
 
-def _inverse_series(coefficients: np.ndarray, n: int) -> np.ndarray:
-    impulse = np.zeros(n)
-    impulse[0] = 1.0
-    return np.asarray(scipy.signal.lfilter([1.0], coefficients, impulse))
-
-
 def _inverse_square_root(bands: int) -> np.ndarray:
     """Return the coefficients of (1 - x)^(1/2)."""
     k = np.arange(1, bands)
@@ -141,10 +137,9 @@ def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: 
     x = np.zeros(n)
     x[: participations * min_separation : min_separation] = 1.0
     with np.errstate(over="ignore", invalid="ignore"):  # far from a solution; NaN is then rejected
-        y = scipy.signal.lfilter([1.0], inverse, x)
-        moved = scipy.signal.lfilter([1.0], inverse, y)
+        y = quotient(x, inverse)
         square = np.dot(y, y)
-        square_gradient = np.array([-2 * np.dot(y[k:], moved[: n - k]) for k in range(bands)])
+        square_gradient = -2 * sums_at_lags(y, quotient(y, inverse), bands)
         value = np.log(error) + np.log(square)
         return value, (error_gradient / error + square_gradient / square)[1:]
 
@@ -197,11 +192,11 @@ def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, par
     rows = min(n, _KEPT_POSITIVE)
 
     def entries(tail):
-        return _inverse_series(np.append(1.0, tail), rows)[1:]
+        return series.inverse(np.append(1.0, tail), rows)[1:]
 
     def slopes(tail):
         inverse = np.append(1.0, tail)
-        moved = scipy.signal.lfilter([1.0], inverse, _inverse_series(inverse, rows))
+        moved = quotient(series.inverse(inverse, rows), inverse)
         slope = np.zeros((rows, bands - 1))
         for k in range(1, bands):
             slope[k:, k - 1] = -moved[: rows - k]
@@ -217,5 +212,5 @@ def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, par
 
 
 def _is_positive(inverse: np.ndarray, n: int) -> bool:
-    first = _inverse_series(inverse, n)
+    first = series.inverse(inverse, n)
     return bool(np.isfinite(first).all() and (first >= 0).all())

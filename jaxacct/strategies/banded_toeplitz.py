@@ -16,32 +16,18 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
+from jaxacct.common.validate import read_only
 from jaxacct.strategies.base import schedule_of
-from jaxacct.strategies.series import quotient, sums_at_lags
-from jaxacct.strategies.stationary import FirstColumn, checked_numbers, norm_as_given
+from jaxacct.strategies.series import inverse, quotient, sums_at_lags
+from jaxacct.strategies.stationary import Stationary, checked_numbers, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
-@dataclass(frozen=True)
-class BandedToeplitz(FirstColumn):
-    """Banded Toeplitz strategy matrix, given by the non-zero entries of its first column.
-
-    Attributes:
-      coefficients: (bands,) non-negative numbers, the first above 0, of norm 1e-290 to 1e290; stored in
-        float64 scaled to norm 1, without trailing zeros.
-      given_norm: their norm before they were scaled; 0, the default, to compute it.
-
-    Raises:
-      ValueError: anything else.
-
-    Example:
-      >>> BandedToeplitz((4, 3)).coefficients
-      (0.8, 0.6)
-    """
+class FirstColumn(Stationary):
+    """Toeplitz C whose first column is stored, without trailing zeros."""
 
     coefficients: tuple[float, ...]
-    given_norm: float = dataclasses.field(default=0.0, compare=False, repr=False)
-    kind: ClassVar[str] = "banded-toeplitz"
+    given_norm: float
 
     def __post_init__(self):
         values = checked_numbers("coefficients", self.coefficients)
@@ -64,6 +50,37 @@ class BandedToeplitz(FirstColumn):
         values = np.trim_zeros(values, "b")
         object.__setattr__(self, "coefficients", tuple(values.tolist()))
         object.__setattr__(self, "given_norm", given_norm)
+
+    @property
+    def bands(self) -> int:
+        return len(self.coefficients)
+
+    @property
+    def array(self) -> np.ndarray:
+        """(bands,) float64, read-only; a copy each time."""
+        return read_only(np.array(self.coefficients))
+
+
+@dataclass(frozen=True)
+class BandedToeplitz(FirstColumn):
+    """Banded Toeplitz strategy matrix, given by the non-zero entries of its first column.
+
+    Attributes:
+      coefficients: (bands,) non-negative numbers, the first above 0, of norm 1e-290 to 1e290; stored in
+        float64 scaled to norm 1, without trailing zeros.
+      given_norm: their norm before they were scaled; 0, the default, to compute it.
+
+    Raises:
+      ValueError: anything else.
+
+    Example:
+      >>> BandedToeplitz((4, 3)).coefficients
+      (0.8, 0.6)
+    """
+
+    coefficients: tuple[float, ...]
+    given_norm: float = dataclasses.field(default=0.0, compare=False, repr=False)
+    kind: ClassVar[str] = "banded-toeplitz"
 
     def of_first_steps(self) -> "BandedToeplitz":
         return self
@@ -197,43 +214,20 @@ def _square_root(bands: int) -> np.ndarray:
 
 def log_error_of(workload: Workload, n: int) -> Callable:
     """Return the objective of a search: coefficients -> log of error x squared column norm, its gradient."""
-    if workload == PREFIX_SUMS:
-        return functools.partial(_log_error, n=n)
-    return functools.partial(_log_workload_error, n=n, error_of=workload.error_of(n, n))
+    return functools.partial(_log_error, n=n, error_of=workload.error_of(n, n))
 
 
-def _log_error(coefficients: np.ndarray, n: int):
-    """Return the log of prefix-sum error x squared column norm, and its gradient.
+def _log_error(coefficients: np.ndarray, n: int, error_of: Callable):
+    """Return the log of error x squared column norm, and its gradient in all coefficients but the first.
 
-    The gradient is in all coefficients but the first. `g = C^-1 1` solves `c * g = 1`, and
-    `dg/dc_k = -C^-1 (g delayed by k)`, so it is one adjoint solve, `C^T h = w g`, and the correlation of h
-    with g. Where C^-1 diverges, as in the first steps of a search, the log is large and the gradient 0.
+    g is the first column of C^-1, and `dg/dc_k` is -g * g delayed by k. Where C^-1 diverges, as in the first
+    steps of a search, the log is large and the gradient 0.
     """
-    ones = np.ones(n)
     with np.errstate(over="ignore", invalid="ignore"):
-        g = quotient(ones, coefficients)
-        weighted = (n - np.arange(n)) * g
-        error = np.dot(weighted, g)
-    if not error < 1e100:
-        return 1e3, np.zeros(coefficients.size - 1)
-    h = quotient(weighted, coefficients, transposed=True)
-    bands = coefficients.size
-    gradient = -2 * sums_at_lags(h, g, bands)
-    square_norm = np.dot(coefficients, coefficients)
-    value = np.log(error) - np.log(n) + np.log(square_norm)
-    return value, (gradient / error + 2 * coefficients / square_norm)[1:]
-
-
-def _log_workload_error(coefficients: np.ndarray, n: int, error_of: Callable):
-    """Return `_log_error` for any workload; g is the first column of C^-1, `dg/dc_k` is -g * g delayed."""
-    impulse = np.zeros(n)
-    impulse[0] = 1.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        g = quotient(impulse, coefficients)
+        g = inverse(coefficients, n)
         error, slopes = error_of(g)
     if not 0 < error < 1e100:
         return 1e3, np.zeros(coefficients.size - 1)
-    squared = quotient(g, coefficients)
-    gradient = np.array([-np.dot(slopes[k:], squared[: n - k]) for k in range(coefficients.size)])
+    gradient = -sums_at_lags(slopes, quotient(g, coefficients), coefficients.size)
     square_norm = np.dot(coefficients, coefficients)
     return np.log(error) + np.log(square_norm), (gradient / error + 2 * coefficients / square_norm)[1:]

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.strategies.workload import Workload, checked
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 _NORM_ROUNDING = 2.0**-40  # relative: of a norm of at most 2**20 numbers, each of relative error 2**-52
 
@@ -179,10 +179,6 @@ class Strategy(abc.ABC):
         return self.noise_copies + 1
 
     @abc.abstractmethod
-    def unit_prefix_sum_error(self, iterations: int) -> float:
-        """Return `(1/n) ||A C^-1||_F^2`, A the prefix sums."""
-
-    @abc.abstractmethod
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
         """Return `(1/n) ||A C^-1||_F^2`, A that of the workload."""
 
@@ -238,9 +234,8 @@ def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: f
     Returns:
       Squared noise per unit of clip norm squared (arXiv 2602.09338, section 7.1).
     """
-    n = _validate.positive_integer("iterations", iterations)
-    sigma = _validate.positive_number("noise_multiplier", noise_multiplier)
-    return float(strategy.unit_prefix_sum_error(n) * sigma**2)
+    at = dict(iterations=iterations, noise_multiplier=noise_multiplier)
+    return workload_error(strategy, workload=PREFIX_SUMS, **at)
 
 
 def workload_error(

@@ -135,9 +135,6 @@ class BufferedToeplitz(ComputedColumn):
     def noise_recursion(self) -> BufferedRecursion:
         return _recursion(self)
 
-    def unit_prefix_sum_error(self, iterations: int) -> float:
-        return self.unit_workload_error(iterations, PREFIX_SUMS)
-
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
         inverse = _inverse_column(np.array(self.decays), np.array(self.weights), iterations)
         return workload.error(inverse) / float(self.array[0]) ** 2

@@ -110,10 +110,6 @@ class Dense(Strategy):
     def noise_recursion(self) -> NoiseRecursion:
         raise ValueError("strategy must be Toeplitz to train with: a dense one needs the noise of every step")
 
-    def unit_prefix_sum_error(self, iterations: int) -> float:
-        sums = np.cumsum(scipy.linalg.solve_triangular(self.matrix, np.eye(iterations), lower=True), axis=0)
-        return float(np.square(sums).sum() / iterations)
-
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
         inverse = scipy.linalg.solve_triangular(self.matrix, np.eye(iterations), lower=True)
         return float(np.square(workload.matrix(iterations) @ inverse).sum() / iterations)

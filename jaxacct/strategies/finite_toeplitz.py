@@ -12,13 +12,12 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels import randomness
-from jaxacct.strategies.banded_toeplitz import BandedToeplitz
+from jaxacct.strategies.banded_toeplitz import BandedToeplitz, FirstColumn
 from jaxacct.strategies.base import Strategy, check_iterations
-from jaxacct.strategies.stationary import FirstColumn, circulant_length
+from jaxacct.strategies.stationary import circulant_length, filtered
 from jaxacct.strategies.toeplitz import Toeplitz
 
 # With more steps for each band but the first, the rows after the end are certified, too: that costs at most
@@ -50,13 +49,10 @@ class FiniteToeplitz(FirstColumn):
 
     def __post_init__(self):
         n = _validate.positive_integer("iterations", self.iterations)
-        scaled = BandedToeplitz(self.coefficients, self.given_norm)
-        coefficients = scaled.coefficients
-        if len(coefficients) > n:
-            raise ValueError(f"coefficients must be at most iterations {n} numbers, got {len(coefficients)}")
+        super().__post_init__()
+        if self.bands > n:
+            raise ValueError(f"coefficients must be at most iterations {n} numbers, got {self.bands}")
         object.__setattr__(self, "iterations", n)
-        object.__setattr__(self, "coefficients", coefficients)
-        object.__setattr__(self, "given_norm", scaled.given_norm)
 
     def of_first_steps(self) -> BandedToeplitz:
         return BandedToeplitz(self.coefficients, self.given_norm)
@@ -104,12 +100,8 @@ class FiniteToeplitz(FirstColumn):
 
     def _signal(self, participation):
         """Return `C x` of (..., iterations) counts or weights, of the same shape and dtype."""
-        iterations = participation.shape[-1]
-        length = circulant_length(iterations, self.bands)
-        spectrum = jnp.asarray(np.fft.rfft(self.array, length))
-        transformed = jnp.fft.rfft(participation, length)
-        spectrum = lax.broadcast_to_rank(spectrum.astype(transformed.dtype), transformed.ndim)
-        return jnp.fft.irfft(transformed * spectrum, length)[..., :iterations]
+        length = circulant_length(participation.shape[-1], self.bands)
+        return filtered(participation, np.fft.rfft(self.array, length), length)
 
     def add_signal_windows(self, scores, positions, scale, counts=None):
         raise NotImplementedError("windows near the end are cut off")

@@ -27,10 +27,15 @@ def sums_at_lags(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:
     return product(a, b[::-1])[b.size - 1 : b.size - 1 + lags]
 
 
+def inverse(series: np.ndarray, size: int) -> np.ndarray:
+    """Return the first coefficients of 1 / series, (size,); infinite or NaN on overflow."""
+    return quotient(np.bincount([0], minlength=size).astype(float), series)
+
+
 def quotient(series: np.ndarray, divisor: np.ndarray, transposed: bool = False) -> np.ndarray:
     """Return `C^-1 series`, C lower triangular Toeplitz with first column `divisor`, or for its transpose.
 
-    `divisor` has the length of `series`. The result is infinite or NaN on overflow.
+    `divisor` may be shorter than `series`. The result is infinite or NaN on overflow.
     """
     bands = min(divisor.size, series.size)
     if bands * series.size > _MOST:

@@ -25,7 +25,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import any_left
 from jaxacct.strategies import worst_pattern
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded, check_iterations
-from jaxacct.strategies.series import quotient
+from jaxacct.strategies.series import inverse
 from jaxacct.strategies.workload import Workload
 
 _MIN_NORM, _MAX_NORM = 1e-290, 1e290  # times a noise multiplier, all normal numbers
@@ -43,6 +43,13 @@ def circulant_length(iterations: int, bands: int) -> int:
 def _amplitude(strategy: "Stationary", length: int) -> np.ndarray:
     """Return |c_hat| on the half spectrum, (length / 2 + 1,) float64."""
     return np.abs(np.fft.rfft(strategy.array, length))
+
+
+def filtered(values, spectrum: np.ndarray, length: int):
+    """Return (..., n) values times a half spectrum on the circulant of a length, of their shape and dtype."""
+    transformed = jnp.fft.rfft(values, length)
+    factor = lax.broadcast_to_rank(jnp.asarray(spectrum, transformed.dtype), transformed.ndim)
+    return jnp.fft.irfft(transformed * factor, length)[..., : values.shape[-1]]
 
 
 def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
@@ -263,21 +270,13 @@ class Stationary(Strategy):
         """Return `C^T C x` on the extended horizon."""
         if self.bands == 1:
             return participation
-        iterations = participation.shape[-1]
-        length = circulant_length(iterations, self.bands)
-        power = jnp.asarray(_amplitude(self, length) ** 2, participation.dtype)
-        transformed = jnp.fft.rfft(participation, length)
-        power = lax.broadcast_to_rank(power.astype(transformed.dtype), transformed.ndim)
-        return jnp.fft.irfft(transformed * power, length)[..., :iterations]
+        length = circulant_length(participation.shape[-1], self.bands)
+        return filtered(participation, _amplitude(self, length) ** 2, length)
 
     def output_scores(self, outputs):
         """Return `s_i = <c, y_i .. y_{i+bands-1}>`, y being zero past n."""
-        iterations = outputs.shape[-1]
-        length = circulant_length(iterations, self.bands)
-        spectrum = jnp.asarray(np.conj(np.fft.rfft(self.array, length)))
-        transformed = jnp.fft.rfft(outputs, length)
-        spectrum = lax.broadcast_to_rank(spectrum.astype(transformed.dtype), transformed.ndim)
-        return jnp.fft.irfft(transformed * spectrum, length)[..., :iterations]
+        length = circulant_length(outputs.shape[-1], self.bands)
+        return filtered(outputs, np.conj(np.fft.rfft(self.array, length)), length)
 
     def add_signal_windows(self, scores, positions, scale, counts=None):
         """Return `scores + scale C^T C x` for few participations, each a window of 2 bands - 1 numbers.
@@ -306,15 +305,8 @@ class Stationary(Strategy):
     def noise_recursion(self) -> NoiseRecursion:
         return NoiseRecursion(self.array, of_inverse=False)
 
-    def unit_prefix_sum_error(self, iterations: int) -> float:
-        n = iterations
-        sums = quotient(np.ones(n), self.array)
-        return float(np.dot(n - np.arange(n), sums**2) / n)
-
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
-        impulse = np.zeros(iterations)
-        impulse[0] = 1.0
-        return workload.error(quotient(impulse, self.array))
+        return workload.error(inverse(self.array, iterations))
 
     def describe(self) -> str:
         kind = self.kind.replace("-", " ").replace("toeplitz", "Toeplitz")
@@ -334,33 +326,13 @@ class ComputedColumn(Stationary):
     def bands(self) -> int:
         return len(self.array)
 
-    @property
+    @functools.cached_property
     def array(self) -> np.ndarray:
-        return _computed_column(self)
+        return read_only(np.trim_zeros(self.first_column(), "b"))
 
     def check(self, scheme) -> None:
         check_iterations(self, scheme)
         check_is_bounded(scheme)
-
-
-@functools.lru_cache(maxsize=64)
-def _computed_column(strategy: ComputedColumn) -> np.ndarray:
-    return read_only(np.trim_zeros(strategy.first_column(), "b"))
-
-
-class FirstColumn(Stationary):
-    """Toeplitz C whose first column is stored, without trailing zeros."""
-
-    coefficients: tuple[float, ...]
-
-    @property
-    def bands(self) -> int:
-        return len(self.coefficients)
-
-    @property
-    def array(self) -> np.ndarray:
-        """(bands,) float64, read-only; a copy each time."""
-        return read_only(np.array(self.coefficients))
 
 
 def checked_numbers(name: str, given) -> np.ndarray:

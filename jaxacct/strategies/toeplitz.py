@@ -10,9 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxacct.strategies.banded_toeplitz import BandedToeplitz
+from jaxacct.strategies.banded_toeplitz import FirstColumn
 from jaxacct.strategies.base import check_is_bounded
-from jaxacct.strategies.stationary import FirstColumn
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,6 @@ class Toeplitz(FirstColumn):
     coefficients: tuple[float, ...]
     given_norm: float = dataclasses.field(default=0.0, compare=False, repr=False)
     kind: ClassVar[str] = "toeplitz"
-
-    def __post_init__(self):
-        scaled = BandedToeplitz(self.coefficients, self.given_norm)
-        object.__setattr__(self, "coefficients", scaled.coefficients)
-        object.__setattr__(self, "given_norm", scaled.given_norm)
 
     def check(self, scheme) -> None:
         check_is_bounded(scheme)

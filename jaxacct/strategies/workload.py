@@ -75,11 +75,9 @@ class Workload:
 
         In O(n) time where the rate is constant, O(n^2) otherwise, and O(n) memory.
         """
-        n = series.size
-        rates = self.rates(n)
+        n, rates = series.size, self.rates(series.size)
         if _is_constant(rates):
-            column = np.concatenate(list(self._iterates(series[:, None], rates)))
-            return float(np.dot(n - np.arange(n), column**2) / n)
+            return self.error_of(n, n)(series)[0]
         shifted = (np.append(series[t::-1], np.zeros(n - 1 - t)) for t in range(n))
         return float(sum(np.dot(row, row) for row in self._iterates(shifted, rates)) / n)
 
