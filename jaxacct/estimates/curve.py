@@ -1,17 +1,14 @@
 """Estimates of delta at several noise multipliers, from samples with the same randomness."""
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxacct.common import validate as _validate
+from jaxacct.estimates.estimate import estimate_delta
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.schemes import Scheme
-from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import Strategy
 
 
@@ -20,7 +17,7 @@ class DeltaCurve(NamedTuple):
 
     Attributes:
       low: lower end, the larger of both directions; each interval holds with the requested confidence, but
-        all share their samples. 0 where losses are upper bounds.
+        all share their samples. As of `Estimate`, 0 where only an upper bound is drawn.
       value: estimate, as `low`.
       high: upper end, as `low`.
     """
@@ -60,24 +57,12 @@ def delta_curve(
     Raises:
       ValueError: bad arguments.
     """
-    epsilon = _validate.epsilon(epsilon)
-    risk = (1 - _validate.open_probability("confidence", confidence)) / len(DIRECTIONS)
-    _validate.positive_integer("num_samples", num_samples)
     sigmas = _checked(noise_multipliers)
     mechanisms = [Mechanism(scheme, strategy, sigma) for sigma in sigmas]
-    key = randomness.checked_key(key)
-
-    def of(mechanism: Mechanism, direction) -> tuple[float, float, float]:
-        losses = np.asarray(sample_privacy_loss(key, mechanism, num_samples, direction), np.float64)
-        terms = hockey_stick.hockey_stick(epsilon - direction.sign * losses)
-        counts = bounds.bin_terms(terms)
-        low = 0.0 if mechanism.is_upper_bound else bounds.lower_confidence_bound(counts, risk / 2)
-        high = bounds.upper_confidence_bound(counts, risk / 2)
-        mean = math.fsum(terms) / terms.size
-        return min(low, mean), mean, max(high, mean)
-
-    found = [[of(mechanism, direction) for direction in mechanism.directions] for mechanism in mechanisms]
-    return DeltaCurve(np.array(sigmas), *np.max(np.array(found), axis=1).T)
+    options = dict(num_samples=num_samples, confidence=confidence, key=randomness.checked_key(key))
+    found = [estimate_delta(mechanism, epsilon, proposal="plain", **options) for mechanism in mechanisms]
+    ends = np.array([(each.low, each.value, each.high) for each in found])
+    return DeltaCurve(np.array(sigmas), *ends.T)
 
 
 def _checked(noise_multipliers) -> list[float]:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,6 @@ from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.proposals.families.extrapolation import supports
 from jaxacct.proposals.families.mean_overlaps import from_below
-from jaxacct.statistics import hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -102,44 +102,86 @@ def estimate_delta(
       NonFiniteLossError: a privacy loss was not finite.
     """
     check_composition(checked(mechanism), compose_with)
-    epsilon = _validate.epsilon(epsilon)
+    grid = np.array([_validate.epsilon(epsilon)])
     known, num_samples = known_or_samples(mechanism, num_samples)
-    risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
+    q = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None and proposal is None and compose_with is None:
-        return _known("delta", known.divergences(mechanism, epsilon), known, confidence)
-    key = randomness.checked_key(key)
+        ends = known_bands(known, mechanism, grid)
+        return _estimate("delta", ends, dict.fromkeys(ends, known.name), confidence, 0)
     composed = composition_of(compose_with)
-    profile = hockey_stick.hockey_stick if composed is None else composed.profile
+
+    def distributions(direction: Direction) -> list[tuple[Proposal, np.ndarray]]:
+        return [(best_proposal(mechanism, epsilon, direction, proposal, composed), grid)]
+
+    options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
     has_line = proposal is None and supports(mechanism)
-    found, names = {}, {}
+    found, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
+    return _estimate("delta", found, names, confidence, num_samples)
+
+
+def sampled_bands(
+    mechanism: Mechanism,
+    grid: np.ndarray,
+    distributions: Callable[[Direction], list[tuple[Proposal, np.ndarray]]],
+    q: float,
+    composed: Composed | None,
+    has_line: bool,
+    *,
+    key,
+    num_samples: int,
+    progress: Progress | None,
+) -> tuple[dict[Direction, np.ndarray], dict[str, str]]:
+    """Return ((3, points) lower, estimate and upper divergence of each direction, names of its proposals).
+
+    Each interval is wrong with probability at most q. `distributions` are a direction's proposals, each with
+    the points of the ascending grid that it serves. With `has_line` half of q of the add direction is for a
+    line through two common events, even where it is not needed.
+    """
+    draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
+    found: dict[Direction, np.ndarray] = {}
+    names: dict[str, str] = {}
     for direction in mechanism.directions:
-        chosen = best_proposal(mechanism, epsilon, direction, proposal, composed)
-        names[direction] = chosen.name
-        if chosen.log_scale == -math.inf:
-            found[direction] = np.zeros(3)
-            continue
-        below = from_below(chosen) if composed is None else chosen
-        # Half of the failure probability is for the line, even where it is not needed.
-        share = risk / 2 if direction == Direction.ADD and has_line else risk
-        draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
-        at = np.array([epsilon])
-        found[direction] = interval.bands_of_both(chosen, below, at, draw, share, profile)[:, 0]
-    if has_line and is_uninformative(found[Direction.REMOVE], found[Direction.ADD]):
-        line = line_bounds(mechanism, np.array([epsilon]), num_samples, risk / 2, key, composed, progress)
-        names[Direction.ADD] += f", {EXTRAPOLATED}" if line[0] < found[Direction.ADD][2] else ""
-        found[Direction.ADD] = np.minimum(found[Direction.ADD], line[0])
-    low, value, high = map(float, np.max(list(found.values()), axis=0))
-    return Estimate(
-        quantity="delta",
-        value=value,
-        # The profile of a composed event is an upper bound.
-        low=low if composed is None else 0.0,
-        high=high,
-        confidence=confidence,
-        directions={direction: float(band[1]) for direction, band in found.items()},
-        proposals=names,
-        num_samples=num_samples,
-    )
+        share = q / 2 if direction == Direction.ADD and has_line else q
+        parts = distributions(direction)
+        names[direction] = ", ".join(dict.fromkeys(chosen.name for chosen, _ in parts))
+        bands = [_bands(chosen, points, share, draw, composed) for chosen, points in parts]
+        found[direction] = np.concatenate(bands, axis=1)
+    if has_line and (wide := is_uninformative(found[Direction.REMOVE], found[Direction.ADD])).any():
+        upper = found[Direction.ADD][2]
+        line = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
+        names[Direction.ADD] += f", {EXTRAPOLATED}" if (line < upper[wide]).any() else ""
+        upper[wide] = np.minimum(upper[wide], line)
+        # The divergence decreases in epsilon, and so does its bound.
+        found[Direction.ADD] = np.minimum(found[Direction.ADD], np.minimum.accumulate(upper))
+    if composed is not None:  # its profile is an upper bound
+        for bands in found.values():
+            bands[0] = 0.0
+    return found, names
+
+
+def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
+    """Return (3, points) of one proposal: lower, estimate and upper."""
+    mechanism, direction = chosen.mechanism, chosen.direction
+    if chosen.log_scale == -math.inf:
+        return np.zeros((3, len(grid)))
+    if composed is not None:
+        return interval.bands_of_both(chosen, chosen, grid, draw, q, composed.profile)
+    found = interval.bands_of_both(chosen, from_below(chosen), grid, draw, q)
+    if direction == Direction.ADD:
+        # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
+        none = mechanism.scheme.log_probability_of_none()
+        found = np.minimum(found, np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12))
+    return found
+
+
+def _estimate(
+    quantity: str, bands: dict, names: dict[str, str], confidence: float, num_samples: int
+) -> Estimate:
+    """Return the estimate of (3, 1) or (3,) lower, estimate and upper of each direction."""
+    bands = {direction: np.ravel(band) for direction, band in bands.items()}
+    low, value, high = map(float, np.max(list(bands.values()), axis=0))
+    values = {direction: float(band[1]) for direction, band in bands.items()}
+    return Estimate(quantity, value, low, high, confidence, values, names, num_samples)
 
 
 def estimate_epsilon(
@@ -179,41 +221,30 @@ def estimate_epsilon(
     known, num_samples = known_or_samples(mechanism, num_samples)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:
-        return _known("epsilon", _known_epsilons(known, mechanism, delta), known, confidence)
+        ends = _known_epsilons(known, mechanism, delta)
+        return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
-    values, lows, highs, names = {}, {}, {}, {}
+    found, names = {}, {}
     for direction in mechanism.directions:
         max_epsilon = proven_epsilon(mechanism, direction, delta)
         chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key)
         names[direction] = chosen.name
-        draws = _all_draws(chosen, key, num_samples, progress)
+        draws = draw_samples(chosen, key, num_samples, progress)
         has_line = direction == Direction.ADD and supports(mechanism)
-        below, known = from_below(chosen), [(chosen, draws)]
+        below, drawn = from_below(chosen), [(chosen, draws)]
         if below is not None and below is not chosen:
-            known.append((below, _all_draws(below, key, num_samples, progress)))
-        lower = None if below is None else known[-1]
+            drawn.append((below, draw_samples(below, key, num_samples, progress)))
+        lower = None if below is None else drawn[-1]
         low, high = interval.crossing(chosen, draws, anchor, delta, risk / 2 if has_line else risk, lower)
-        resolved = high < math.inf
-        high = min(high, max_epsilon)
-        if has_line and high > highs[Direction.REMOVE]:
-            below = _line_epsilon(mechanism, delta, highs[Direction.REMOVE], high, num_samples, risk / 2, key)
-            names[direction] += f", {EXTRAPOLATED}" if below < high else ""
-            high, resolved = min(high, below), resolved or below < high
-        means = [interval.mean_crossing(*one, delta) for one in known]
-        value = math.fsum(means) / len(means) if resolved else high
-        values[direction] = min(max(value, low), high)
-        lows[direction], highs[direction] = low, high
-    low, high = max(lows.values()), max(highs.values())
-    return Estimate(
-        quantity="epsilon",
-        value=max(values.values()),
-        low=min(low, high),
-        high=high,
-        confidence=confidence,
-        directions=values,
-        proposals=names,
-        num_samples=num_samples,
-    )
+        is_resolved, high = high < math.inf, min(high, max_epsilon)
+        if has_line and high > (least := found[Direction.REMOVE][2]):
+            by_line = _line_epsilon(mechanism, delta, least, high, num_samples, risk / 2, key)
+            names[direction] += f", {EXTRAPOLATED}" if by_line < high else ""
+            high, is_resolved = min(high, by_line), is_resolved or by_line < high
+        means = [interval.mean_crossing(*one, delta) for one in drawn]
+        value = math.fsum(means) / len(means) if is_resolved else high
+        found[direction] = np.array([min(low, high), min(max(value, low), high), high])
+    return _estimate("epsilon", found, names, confidence, num_samples)
 
 
 def known_or_samples(
@@ -228,37 +259,40 @@ def known_or_samples(
     )
 
 
-def _known(
-    quantity: str, ends: dict[str, tuple[float, float]], known: Accountant, confidence: float
-) -> Estimate:
-    """Return both ends of each direction from an accountant; the value is between them.
+def known_bands(
+    known: Accountant, mechanism: Mechanism, grid: np.ndarray, compose_with=None
+) -> dict[Direction, np.ndarray]:
+    """Return (3, points) of each direction from an accountant: both ends, and the estimate between them.
 
-    The upper end, where the lower one is 0.
+    The estimate is the upper end where the lower one is 0. Of a composed mechanism the upper end is the
+    larger one of both directions, and the lower one 0.
     """
-    low, high = np.max(list(ends.values()), axis=0)
-    values = {direction: float(both[0] + both[1]) / (2 if both[0] else 1) for direction, both in ends.items()}
-    return Estimate(
-        quantity=quantity,
-        value=float(low + high) / (2 if low else 1),
-        low=float(low),
-        high=float(high),
-        confidence=confidence,
-        directions=values,
-        proposals={direction: known.name for direction in ends},
-        num_samples=0,
-    )
+    if compose_with is None:
+        ends = [known.divergences(mechanism, epsilon) for epsilon in grid.tolist()]
+    else:
+        uppers = [known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()]
+        ends = [dict.fromkeys(DIRECTIONS, (0.0, upper)) for upper in uppers]
+    found = {}
+    for direction in DIRECTIONS:
+        lower, upper = np.array([both[direction] for both in ends]).T
+        # The divergence decreases in epsilon.
+        lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
+        found[direction] = _between(lower, upper)
+    return found
 
 
-def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> dict[str, tuple[float, float]]:
-    """Return the (lower, upper) ends of epsilon at `delta`, each rounded outwards."""
+def _between(lower, upper) -> np.ndarray:
+    return np.stack([lower, np.where(lower > 0, (lower + upper) / 2, upper), upper])
+
+
+def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> dict[Direction, np.ndarray]:
+    """Return (3,) of each direction: the ends of epsilon at `delta`, each rounded outwards, and between."""
     most = unamplified.epsilon_at(mechanism, delta)
-    return {
-        direction: (
-            _crossing(known, mechanism, delta, direction, -1, most),
-            _crossing(known, mechanism, delta, direction, 1, most),
-        )
-        for direction in DIRECTIONS
-    }
+    found = {}
+    for direction in DIRECTIONS:
+        ends = [_crossing(known, mechanism, delta, direction, side, most) for side in (-1, 1)]
+        found[direction] = _between(*np.array(ends))
+    return found
 
 
 def _crossing(
@@ -332,7 +366,7 @@ def _distribution_near(
     for pilot in range(_PILOTS):
         chosen = _distribution_at(mechanism, anchor, direction, delta)
         pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
-        draws = _all_draws(chosen, pilot_key, _PILOT_SAMPLES)
+        draws = draw_samples(chosen, pilot_key, _PILOT_SAMPLES)
         before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta), most)
         if abs(anchor - before) <= _COARSE * before:
             break
@@ -387,18 +421,12 @@ def _preferred(proposal: Proposal):
     return proposal.log_scale, proposal.name == "plain"
 
 
-def _all_draws(proposal: Proposal, key, num_samples: int, progress: Progress | None = None) -> Draws:
-    parts = list(draw_samples(proposal, key, num_samples, progress))
-    return Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-
-
-def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None):
-    """Yield exactly `num_samples` draws of the proposal's direction, in batches."""
-    stream = base.direction_key(key, proposal.direction)
-    left = num_samples
-    blocks = -(-num_samples // randomness.BLOCK_SIZE)
-    for draws in base.draw_in_batches(proposal, stream, 0, blocks):
-        yield Draws(*(part[:left] for part in draws))
-        left -= len(draws.loss[:left])
+def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None) -> Draws:
+    """Return exactly `num_samples` draws of the proposal's direction."""
+    stream, parts = base.direction_key(key, proposal.direction), []
+    for draws in base.draw_in_batches(proposal, stream, 0, -(-num_samples // randomness.BLOCK_SIZE)):
+        parts.append(draws)
         if progress:
-            progress(f"estimate {proposal.direction}", num_samples - left, num_samples)
+            done = min(num_samples, sum(part.loss.size for part in parts))
+            progress(f"estimate {proposal.direction}", done, num_samples)
+    return Draws(*(np.concatenate(part)[:num_samples] for part in zip(*parts, strict=True)))

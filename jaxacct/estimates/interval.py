@@ -10,7 +10,6 @@ mean, so a lower bound stays one.
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from jaxacct.statistics.lines import total
 
 # A thousandth of this is the probability of outputs whose loss error may exceed the reserve.
 _DELTA = 1e-12
-_AT_ONCE = 1 << 16  # samples
 
 
 def side_counts(
@@ -45,43 +43,31 @@ def side_counts(
 
 
 def bands(
-    chosen: Proposal, grid: np.ndarray, parts, q: float, profile=hockey_stick.hockey_stick
+    chosen: Proposal, grid: np.ndarray, draws: Draws, q: float, profile=hockey_stick.hockey_stick
 ) -> np.ndarray:
     """Return (3, points): lower, estimate, upper divergence; each interval is wrong with probability <= q.
 
     The proposal's scale must hold at every point of the ascending grid: replicas, plain draws, or a proposal
-    made for the first point. `parts` are its samples, in batches.
+    made for the first point. `draws` are its samples.
     """
     log_scales = np.full(len(grid), chosen.log_scale)
     if chosen.scale_at is not None:
         log_scales = np.array([chosen.scale_at(e) for e in grid])
     profile = chosen.profile or profile
     margin, relative, variation = _reserved(chosen)
-    num_samples, totals = 0, np.zeros(len(grid))
-    high, low = (np.zeros((len(grid), len(bounds.TERM_EDGES)), np.int64) for _ in range(2))
-    for draws in in_large_parts(parts):
-        num_samples += draws.loss.size
-        # All samples are checked, so that a loss or weight that is NaN is found.
-        hockey_stick.weighted_terms(draws, chosen.direction, grid[0], profile)
-        signed = Direction(chosen.direction).sign * draws.loss
-        order = np.argsort(-signed)
-        draws, signed = Draws(*(part[order] for part in draws)), signed[order]
-        for i, epsilon in enumerate(grid):
-            used = draws.loss.size
-            if profile is hockey_stick.hockey_stick:
-                # All other terms are 0, on either side.
-                used = int(np.searchsorted(-signed, -(epsilon - 2 * margin - 1e-9)))
-            some = Draws(*(part[:used] for part in draws))
-            totals[i] += math.fsum(hockey_stick.weighted_terms(some, chosen.direction, epsilon, profile))
-            for counts, side in ((high, 1), (low, -1)):
-                counts[i] += side_counts(chosen, some, epsilon, log_scales[i], margin, side, profile)
-                counts[i][0] += draws.loss.size - used
+    totals = [math.fsum(hockey_stick.weighted_terms(draws, chosen.direction, e, profile)) for e in grid]
+    points = list(zip(grid, log_scales, strict=True))
+    high, low = (
+        [side_counts(chosen, draws, *at, margin, side, profile) for at in points] for side in (1, -1)
+    )
     scales = np.exp(log_scales)
     upper = np.array([bounds.upper_confidence_bound(counts, q / 2) for counts in high])
     lower = np.array([bounds.lower_confidence_bound(counts, q / 2) for counts in low])
     upper = np.minimum(1.0, scales * (1 + relative) * (upper + variation) + chosen.left_out)
     lower = scales * np.maximum(0.0, lower - variation) / (1 + relative)
-    return np.stack([np.minimum(lower, upper), np.clip(totals / num_samples, lower, upper), upper])
+    return np.stack(
+        [np.minimum(lower, upper), np.clip(np.array(totals) / draws.loss.size, lower, upper), upper]
+    )
 
 
 def bands_of_both(
@@ -95,7 +81,7 @@ def bands_of_both(
     """Return `bands` with the lower ends of `below` (`mean_overlaps.from_below`); 0 where that is None.
 
     Each end is wrong with probability at most q / 2, so together with q, for any dependence. `draw` is:
-    proposal -> its samples, in batches.
+    proposal -> its samples.
     """
     found = bands(chosen, grid, draw(chosen), q, profile)
     if below is chosen:
@@ -106,22 +92,6 @@ def bands_of_both(
     lower, value, _ = bands(below, grid, draw(below), q, profile)
     lower = np.minimum(lower, found[2])
     return np.stack([lower, np.clip((value + found[1]) / 2, lower, found[2]), found[2]])
-
-
-def in_large_parts(parts) -> Iterator[Draws]:
-    """Yield the same samples in large batches: the work per epsilon is fast for each sample."""
-    waiting: list[Draws] = []
-    for draws in parts:
-        waiting.append(draws)
-        if sum(part.loss.size for part in waiting) >= _AT_ONCE:
-            yield _together(waiting)
-            waiting = []
-    if waiting:
-        yield _together(waiting)
-
-
-def _together(parts: list[Draws]) -> Draws:
-    return Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def crossing(

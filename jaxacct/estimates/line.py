@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from jaxacct.common.progress import Progress
-from jaxacct.estimates.interval import in_large_parts
+from jaxacct.core.line import bound_from_counts
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -69,17 +69,13 @@ def line_bounds(
 
 def _bounds(lines: list[Extrapolation], blocks: int, q: float, key, progress: Progress | None) -> np.ndarray:
     """Return the bounds of lines of the same two distributions, which are drawn once."""
-    first = lines[0]
+    first, stream = lines[0], randomness.stream_key(key, Stream.EXTRAPOLATION)
     margin = margin_of_line(first)
-    stream = randomness.stream_key(key, Stream.EXTRAPOLATION)
     counts = np.zeros((2, len(lines), len(bounds.TERM_EDGES)), np.int64)
-    for distribution, (drawn_from, rounded) in enumerate(((first.near, margin), (first.far, -margin))):
-        parts = base.draw_in_batches(drawn_from, randomness.stream_key(stream, distribution), 0, blocks)
-        for draws in in_large_parts(parts):
-            for i, line in enumerate(lines):
-                counts[distribution, i] += bounds.bin_terms(line.terms(draws, rounded))
+    for place, (drawn_from, rounded) in enumerate(((first.near, margin), (first.far, -margin))):
+        for draws in base.draw_in_batches(drawn_from, randomness.stream_key(stream, place), 0, blocks):
+            counts[place] += [bounds.bin_terms(line.terms(draws, rounded)) for line in lines]
             if progress:
                 progress("estimate add (extrapolated)", int(counts[:, 0].sum()), 2 * blocks * BLOCK_SIZE)
-    near = [bounds.upper_confidence_bound(one, q / 2) for one in counts[0]]
-    far = [bounds.lower_confidence_bound(one, q / 2) for one in counts[1]]
-    return np.array([min(1.0, line.bound(a, b)) for line, a, b in zip(lines, near, far, strict=True)])
+    found = [bound_from_counts(line, q, *both) for line, *both in zip(lines, *counts, strict=True)]
+    return np.minimum(1.0, found)

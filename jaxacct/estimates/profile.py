@@ -1,33 +1,27 @@
 """Privacy profile delta(epsilon) with simultaneous confidence bands, both directions."""
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.accountants import Accountant
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
-from jaxacct.estimates import interval
 from jaxacct.estimates.estimate import (
-    EXTRAPOLATED,
     best_proposal,
     composition_of,
-    draw_samples,
-    is_uninformative,
+    known_bands,
     known_or_samples,
+    sampled_bands,
 )
-from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base as proposals
-from jaxacct.proposals.base import DIRECTIONS, Proposal
+from jaxacct.proposals.base import Proposal
 from jaxacct.proposals.families.extrapolation import supports
-from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.hockey_stick import Direction, hockey_stick
+from jaxacct.statistics.hockey_stick import Direction
 
 # An accountant that gives both ends takes half a second a point; with more points sampling is faster.
 _COMPUTED_POINTS = 16
@@ -125,61 +119,18 @@ def privacy_profile(
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     if known is not None and (len(grid) <= _COMPUTED_POINTS or not known.is_two_sided):
-        return _known(known, mechanism, grid, confidence, compose_with)
-    key = randomness.checked_key(key)
-    composed = composition_of(compose_with)
-    other = hockey_stick if composed is None else composed.profile
-    found, names = {}, {}
-    draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
-    for direction in mechanism.directions:
-        share = q / 2 if direction == Direction.ADD and supports(mechanism) else q
-        distributions = _distributions(mechanism, direction, grid, composed)
-        names[direction] = ", ".join(dict.fromkeys(distribution.name for distribution, _ in distributions))
-        parts = [
-            _bands(distribution, points, share, draw, other, composed)
-            for distribution, points in distributions
-        ]
-        found[direction] = np.concatenate(parts, axis=1)
+        found, num_samples = known_bands(known, mechanism, grid, compose_with), 0
+        names: dict[str, str] = dict.fromkeys(found, known.name)
+    else:
+        composed = composition_of(compose_with)
+        distributions = functools.partial(_distributions, mechanism, grid=grid, composed=composed)
+        options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
+        has_line = supports(mechanism)
+        found, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
     if mechanism.is_replace_one:  # symmetric
         found[Direction.ADD] = found[Direction.REMOVE].copy()
-    wide = is_uninformative(found[Direction.REMOVE], found[Direction.ADD])
-    if wide.any():
-        upper = found[Direction.ADD][2]
-        line = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
-        names[Direction.ADD] += f", {EXTRAPOLATED}" if (line < upper[wide]).any() else ""
-        upper[wide] = np.minimum(upper[wide], line)
-        # The divergence decreases in epsilon, and so does its bound.
-        found[Direction.ADD] = np.minimum(found[Direction.ADD], np.minimum.accumulate(upper))
-    if composed is not None:
-        # The composed profile is an upper bound.
-        for bands in found.values():
-            bands[0] = 0.0
     lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
     return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
-
-
-def _known(
-    known: Accountant, mechanism: Mechanism, grid: np.ndarray, confidence: float, compose_with
-) -> Profile:
-    """Return both ends at every point from an accountant, without sampling; the estimate between them.
-
-    Of a composed mechanism the larger upper end of both directions, and 0.
-    """
-    if compose_with is None:
-        ends = [known.divergences(mechanism, epsilon) for epsilon in grid.tolist()]
-    else:
-        uppers = [known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()]
-        ends = [dict.fromkeys(DIRECTIONS, (0.0, upper)) for upper in uppers]
-    found = {}
-    for direction in DIRECTIONS:
-        lower, upper = np.array([both[direction] for both in ends]).T
-        # The divergence decreases in epsilon.
-        lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
-        estimate = np.where(lower > 0, (lower + upper) / 2, upper)
-        found[direction] = np.stack([lower, estimate, upper])
-    lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
-    names: dict[str, str] = {direction: known.name for direction in DIRECTIONS}
-    return Profile(grid, lower, estimate, upper, found, confidence, 0, names)
 
 
 def _chosen(mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None) -> Proposal:
@@ -210,20 +161,3 @@ def _distributions(
         (best_proposal(mechanism, float(points[0]), direction, None, None), points)
         for points in np.split(grid, starts[1:])
     ]
-
-
-def _bands(
-    chosen: Proposal, grid: np.ndarray, q: float, draw, other, composed: Composed | None
-) -> np.ndarray:
-    """Return (3, points): lower, estimate and upper; each interval wrong with probability at most q."""
-    mechanism, direction = chosen.mechanism, chosen.direction
-    if chosen.log_scale == -math.inf:
-        return np.zeros((3, len(grid)))
-    below = from_below(chosen) if composed is None else chosen
-    found = interval.bands_of_both(chosen, below, grid, draw, q, other)
-    if direction == Direction.ADD and composed is None:
-        # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
-        none = mechanism.scheme.log_probability_of_none()
-        trivial = np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12)
-        found = np.minimum(found, trivial)
-    return found

@@ -1431,9 +1431,9 @@ MUTANTS = [
     ),
     Mutant("jaxacct/report/html.py", "upper + added]), implied)", "upper]), implied)", REPORT),
     Mutant(
-        "jaxacct/estimates/profile.py",
-        "interval.bands_of_both(chosen, below, grid, draw, q, other)",
-        "interval.bands_of_both(chosen, below, grid, draw, q)",
+        "jaxacct/estimates/estimate.py",
+        "interval.bands_of_both(chosen, chosen, grid, draw, q, composed.profile)",
+        "interval.bands_of_both(chosen, chosen, grid, draw, q)",
         REPORT,
     ),
     Mutant(

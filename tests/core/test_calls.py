@@ -10,7 +10,7 @@ import pytest
 from jaxacct import BandedToeplitz, Mechanism, Poisson, privacy_profile
 from jaxacct.core.check import Outcome
 from jaxacct.core.text import outcome_in_words
-from jaxacct.estimates import profile
+from jaxacct.estimates import estimate, profile
 from jaxacct.verification import replay as again
 from tests.stored_plans import whole
 
@@ -54,7 +54,7 @@ def test_bands_of_a_profile_share_their_failure_probability(has_line, monkeypatc
     """All intervals of both directions and of the line fail with at most 1 - confidence together."""
     spent = []
 
-    def bands(chosen, below, grid, draw, q, other):
+    def bands(chosen, below, grid, draw, q):
         spent.append(q * len(grid))
         return np.tile([[0.0], [0.0], [0.5]], len(grid))
 
@@ -62,10 +62,10 @@ def test_bands_of_a_profile_share_their_failure_probability(has_line, monkeypatc
         spent.append(q * len(epsilons))
         return np.ones(len(epsilons))
 
-    monkeypatch.setattr(profile.interval, "bands_of_both", bands)
-    monkeypatch.setattr(profile, "line_bounds", line)
+    monkeypatch.setattr(estimate.interval, "bands_of_both", bands)
+    monkeypatch.setattr(estimate, "line_bounds", line)
     monkeypatch.setattr(profile, "supports", lambda _: has_line)
-    monkeypatch.setattr(profile, "is_uninformative", lambda one, _: np.full(one.shape[1], has_line))
+    monkeypatch.setattr(estimate, "is_uninformative", lambda one, _: np.full(one.shape[1], has_line))
     mechanism = Mechanism(Poisson(4, 0.9), BandedToeplitz.identity(), 1.0)
     privacy_profile(mechanism, [0.1, 0.5, 1.0, 2.0], confidence=0.9, num_samples=10)
     assert len(spent) >= 2 + has_line

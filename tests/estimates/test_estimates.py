@@ -215,7 +215,7 @@ def test_the_risk_is_shared_between_draws_and_line(monkeypatch):
     """Attack: each with all of the risk would be wrong twice as often."""
     asked = []
     monkeypatch.setattr(estimate, "line_bounds", lambda m, e, n, q, *_: asked.append(q) or np.array([1.0]))
-    monkeypatch.setattr(estimate, "is_uninformative", lambda *_: True)
+    monkeypatch.setattr(estimate, "is_uninformative", lambda *_: np.array([True]))
     bands = estimate.interval.bands
     monkeypatch.setattr(estimate.interval, "bands", lambda *a: asked.append(a[3]) or bands(*a))
     estimate_delta(MANY, 1.0, num_samples=256, confidence=0.92, key=jax.random.key(0))

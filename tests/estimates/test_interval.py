@@ -57,8 +57,7 @@ def test_bands_are_those_of_rounded_terms_with_every_reserve(direction, scaled_b
     if scaled_by_point:
         chosen.scale_at = lambda epsilon: -0.3 - epsilon / 10
         log_scales = -0.3 - GRID / 10
-    parts = np.array_split(np.stack(draws_of(direction)), 3, axis=1)
-    lower, value, upper = interval.bands(chosen, GRID, [Draws(*part) for part in parts], Q)
+    lower, value, upper = interval.bands(chosen, GRID, draws_of(direction), Q)
     for i, (epsilon, log_scale) in enumerate(zip(GRID, log_scales, strict=True)):
         scale = math.exp(log_scale)
         above = bounds.upper_confidence_bound(counts_at(epsilon, log_scale, 1), Q / 2)

@@ -78,7 +78,7 @@ def test_bad_grids():
 
 def test_without_correlation_nothing_is_drawn(monkeypatch):
     """Balls-in-bins with C = I: both ends from the accountant, of up to 16 points. One phase: a Gaussian."""
-    monkeypatch.setattr("jaxacct.estimates.profile.draw_samples", None)
+    monkeypatch.setattr("jaxacct.estimates.estimate.draw_samples", None)
     one = Mechanism(BallsInBins(4, 1), BandedToeplitz((1.0,)), 2.0)
     found = privacy_profile(one, [0.1, 1.0, 2.0])
     truth = [gaussian_delta(e, 1.0, 1.0) for e in found.epsilons]  # four turns at sigma 2
@@ -92,7 +92,7 @@ def test_without_correlation_nothing_is_drawn(monkeypatch):
 @pytest.mark.parametrize("other", [None, dp_accounting.GaussianDpEvent(4.0)], ids=str)
 def test_poisson_sampling_has_a_profile_without_a_draw(other, monkeypatch):
     """C = I: both ends by the accountant at every point, against dp-accounting; none below it."""
-    monkeypatch.setattr("jaxacct.estimates.profile.draw_samples", None)
+    monkeypatch.setattr("jaxacct.estimates.estimate.draw_samples", None)
     mechanism, grid = Mechanism(Poisson(50, 0.05), BandedToeplitz.identity(), 1.5), np.linspace(0, 2, 18)
     found = privacy_profile(mechanism, grid, compose_with=other)
     events = PLDAccountant().compose(
