@@ -9,6 +9,7 @@ counts are those of the stored key, and that key and bets were fixed beforehand 
 import enum
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from jaxacct.proposals.threshold import Resolved, resolved
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, checked_counts
 from jaxacct.statistics.lines import BudgetLine, total
+
+if TYPE_CHECKING:
+    from jaxacct.proposals.families.extrapolation import Extrapolation
 
 
 class Outcome(enum.StrEnum):
@@ -243,12 +247,8 @@ def _by_weight_bound(of: Resolved, side: data.WeightBound) -> DirectionVerdict:
 def _by_mean(of: Resolved, side: data.Mean, rule: str, q: float) -> DirectionVerdict:
     if not of.needs_samples:
         raise ValueError("no samples are needed: the bound on terms is below delta_v")
-    checked_key(side.key)
-    number = len(hockey_stick.loss_bounds(of.proposal.direction))
-    terms = checked_counts(side.term_counts, len(bounds.TERM_EDGES), "term counts")
-    losses = checked_counts(side.loss_counts, number, "loss counts")
-    if not terms.sum() or terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:
-        raise ValueError("the histograms must hold the same samples, one whole block or more")
+    bins = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(of.proposal.direction))
+    terms, losses = _histograms(side, *bins)
     if (rule == "anytime") != bool(side.bets):
         raise ValueError("bets must be given for the anytime rule alone")
     check_margin(side.margin, of.margin)
@@ -274,24 +274,17 @@ def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights)
 
 
 def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: float) -> DirectionVerdict:
-    from jaxacct.core.line import bound_from_counts  # only for evidence of this kind
-    from jaxacct.proposals.families import extrapolation
+    from jaxacct.proposals.families import extrapolation  # only for evidence of this kind
     from jaxacct.proposals.threshold import end_lines
 
     if direction != Direction.ADD or rule != "anytime":
         raise ValueError("a line is for the add direction and the anytime rule")
-    checked_key(side.key)
     target = claim.target
     distances = side.near_distance, side.far_distance
     line = extrapolation.at_distances(claim.mechanism, target.epsilon, *distances, target.composition)
-    near, far = (
-        checked_counts(part, len(bounds.TERM_EDGES), f"{name} counts")
-        for name, part in (("near", side.near_counts), ("far", side.far_counts))
-    )
-    if not near.sum() or near.sum() != far.sum() or near.sum() % randomness.BLOCK_SIZE:
-        raise ValueError("the counts at both distances must be equally many whole blocks")
+    near, far = _histograms(side, *2 * (len(bounds.TERM_EDGES),))
     check_margin(side.margin, extrapolation.margin_of_line(line))
-    bound = bound_from_counts(line, q, near, far)
+    bound = bound_of_line(line, q, near, far)
     return DirectionVerdict(
         direction=direction,
         side=side,
@@ -304,6 +297,32 @@ def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: 
         threshold=target.budget.delta_v / math.exp(line.log_scale),
         estimate=bound,
     )
+
+
+def bound_of_line(line: "Extrapolation", q: float, near: np.ndarray, far: np.ndarray) -> float:
+    """Return the upper bound on H(Q, P) from dense histograms at two distances; infinite without samples.
+
+    If H(Q, P) exceeds delta_v, the bound is at most delta_v with probability at most q at any stopping time:
+    one of two confidence bounds, each valid at all times with probability 1 - q / 2, would have to be wrong
+    (`proposals.families.extrapolation`).
+    """
+    if not (near.sum() and far.sum()):
+        return math.inf
+    near_upper = bounds.upper_confidence_bound(near, q / 2)
+    far_lower = bounds.lower_confidence_bound(far, q / 2)
+    return line.bound(near_upper, far_lower)
+
+
+def _histograms(side: data.Mean | data.Line, *sizes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return both histograms of such sizes, (size,) int64; ValueError for some that no verification makes."""
+    checked_key(side.key)
+    one, two = (
+        checked_counts(getattr(side, name), size, name.replace("_", " "))
+        for name, size in zip(side.histograms, sizes, strict=True)
+    )
+    if not one.sum() or one.sum() != two.sum() or one.sum() % randomness.BLOCK_SIZE:
+        raise ValueError("both histograms must hold equally many whole blocks")
+    return one, two
 
 
 def check_margin(margin: float, needed: float) -> None:

@@ -41,6 +41,8 @@ class Mean:
     bets: tuple[float, ...]
     bet_weights: tuple[float, ...]
 
+    histograms: ClassVar = ("term_counts", "loss_counts")
+
     @property
     def num_samples(self) -> int:
         """Number of samples."""
@@ -61,6 +63,8 @@ class Line:
     key: tuple[int, int]
     near_counts: Counts
     far_counts: Counts
+
+    histograms: ClassVar = ("near_counts", "far_counts")
 
     @property
     def num_samples(self) -> int:

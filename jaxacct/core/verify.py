@@ -6,6 +6,7 @@ recomputed from the stored evidence alone, and does not depend on the batching o
 
 import contextlib
 import dataclasses
+import functools
 import math
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from jaxacct.common.files import Checkpoint, json_digest
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
 from jaxacct.core.blocks import Fleet
-from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
+from jaxacct.core.check import Verdict, accepts, bound_of_line, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import (
     RULES,
@@ -187,6 +188,45 @@ class Run:
     line: "Extrapolation | None" = None
     predicted: float = math.nan
 
+    @functools.cached_property
+    def margin(self) -> float:
+        """Reserve in epsilon for float32 losses, in nats."""
+        if self.line is None:
+            return self.of.margin
+        from jaxacct.proposals.families.extrapolation import margin_of_line
+
+        return margin_of_line(self.line)
+
+    @property
+    def block_size(self) -> int:
+        """Samples of a block: of the proposal, or of both distances of a line."""
+        return randomness.BLOCK_SIZE * (1 if self.line is None else 2)
+
+    @property
+    def distribution(self) -> dict[str, Any]:
+        """What is drawn, as JSON values."""
+        line = self.line
+        if line is None:
+            return self.of.proposal.draw_metadata | {"margin": self.margin}
+        distances = {"near": line.near_distance, "far": line.far_distance}
+        return distances | {"log_scale": line.log_scale, "margin": self.margin}
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bins of both histograms."""
+        terms = len(bounds.TERM_EDGES)
+        is_mean = self.line is None
+        return terms, len(hockey_stick.loss_bounds(self.of.proposal.direction)) if is_mean else terms
+
+    def count(self, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return histograms of the blocks first..last-1: terms and losses, or terms at both distances."""
+        if self.line is None:
+            return self.of.count(stream, first, last, margin)
+        from jaxacct.proposals.families.extrapolation import count_terms
+
+        near, far = count_terms(self.line, stream, margin, first, last)
+        return near, far
+
 
 def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal: str | None = None) -> Run:
     """Return the run with the named proposal, or with the one expected to need the fewest samples."""
@@ -235,87 +275,51 @@ def draw(
     fleet: Fleet | None = None,
 ) -> Side:
     """Return the evidence of one direction; `job`, a digest of the verification, names the stored state."""
-    level = stop.share * budget.failure_probability
-    if run.line is not None:
-        return _draw_line(run, run.line, budget.delta_v, stop, level, job, run_key, checkpoint, progress)
-    if not run.of.needs_samples:
+    line, direction = run.line, run.of.proposal.direction
+    if line is None and not run.of.needs_samples:
         return WeightBound(run.of.proposal.spec)
-    return _draw_mean(run, stop, level, job, run_key, checkpoint, progress, fleet)
-
-
-def _draw_mean(run: Run, stop: Stop, level: float, job: str, run_key, checkpoint, progress, fleet) -> Mean:
-    of, proposal = run.of, run.of.proposal
-    direction, margin = proposal.direction, of.margin
-    name, metadata = f"{direction}-{job[:16]}", proposal.draw_metadata | {"margin": margin}
-    state: dict[str, Any] | None = _kept(checkpoint, name, metadata)
+    what = (str(direction), run.of.proposal.name) if line is None else ("add-line", "line")
+    name, margin, distribution = f"{what[0]}-{job[:16]}", run.margin, run.distribution
+    state = _kept(checkpoint, name, distribution)
     if state is None:
-        bets, weights = ((), ()) if stop.rule == "fixed" else pilot_bets(of, run_key)
-        state = {"law": metadata, "bets": list(bets), "weights": list(weights), "blocks": 0}
-        state |= {"terms": [], "losses": []}
-    bets, weights = tuple(state["bets"]), tuple(state["weights"])
+        bets = pilot_bets(run.of, run_key) if line is None and stop.rule == "anytime" else ((), ())
+        state = {"distribution": distribution, "bets": bets, "blocks": 0, "counts": ((), ())}
+    bets, weights = map(tuple, state["bets"])
     stream = base.direction_key(run_key, direction)
-    limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
+    if line is not None:
+        stream = randomness.stream_key(run_key, Stream.EXTRAPOLATION)
+    level, limit = stop.share * budget.failure_probability, -(-stop.max_samples // run.block_size)
 
     def settled(blocks: int, counts):
-        return counts if _is_settled(of, stop, level, counts[0], blocks, limit, bets, weights) else None
+        if line is not None:
+            is_settled = blocks >= limit or bound_of_line(line, level, *counts) <= budget.delta_v
+        else:
+            is_settled = _is_settled(run.of, stop, level, counts[0], blocks, limit, bets, weights)
+        return counts if is_settled else None
 
     def keep(blocks: int, counts) -> None:
         if checkpoint:
-            terms, losses = map(sparse_counts, counts)
-            checkpoint.save(name, state | {"blocks": blocks, "terms": terms, "losses": losses})
+            checkpoint.save(name, state | {"blocks": blocks, "counts": list(map(sparse_counts, counts))})
         if progress:
-            progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
+            progress(f"{direction} ({what[1]})", blocks * run.block_size, run.predicted)
 
-    here = contextlib.nullcontext(lambda first, last: of.count(stream, first, last, margin))
-    with here if fleet is None else fleet.counter(of, stream, margin, state["blocks"], limit) as count:
-        terms, losses = draw_histograms(
+    here = contextlib.nullcontext(lambda first, last: run.count(stream, first, last, margin))
+    is_here = fleet is None or line is not None
+    with here if is_here else fleet.counter(run.of, stream, margin, state["blocks"], limit) as count:
+        counts = draw_histograms(
             count,
             settled,
             lambda blocks: min(limit, next_check(blocks)),
             add=add_counts,
             done=state["blocks"],
-            counts=(
-                dense_counts(state["terms"], len(bounds.TERM_EDGES)),
-                dense_counts(state["losses"], len(hockey_stick.loss_bounds(direction))),
-            ),
+            counts=tuple(map(dense_counts, state["counts"], run.sizes)),
             keep=keep,
         )
-    return mean_evidence(of, stream, margin, terms, losses, bets, weights)
-
-
-def mean_evidence(of: Resolved, stream, margin: float, terms, losses, bets, weights) -> Mean:
-    """Return the evidence of dense histograms of a stream, with bets fixed beforehand."""
-    words = randomness.key_words(stream)
-    counts = sparse_counts(terms), sparse_counts(losses)
-    return Mean(of.proposal.spec, margin, (words[0], words[1]), *counts, tuple(bets), tuple(weights))
-
-
-def _draw_line(
-    run: Run, line, delta_v: float, stop: Stop, level: float, job: str, run_key, checkpoint, progress
-) -> Line:
-    from jaxacct.core.line import draw_line
-    from jaxacct.proposals.families.extrapolation import margin_of_line
-
-    name = f"add-line-{job[:16]}"
-    metadata = {"near": line.near_distance, "far": line.far_distance, "log_scale": line.log_scale}
-    metadata |= {"margin": margin_of_line(line)}
-
-    def keep(state):
-        if checkpoint:
-            checkpoint.save(name, state | {"law": metadata})
-        if progress:
-            drawn = 2 * state["blocks"] * randomness.BLOCK_SIZE
-            progress("add (line)", drawn, max(drawn, run.predicted))
-
-    return draw_line(
-        line,
-        delta_v,
-        level,
-        randomness.stream_key(run_key, Stream.EXTRAPOLATION),
-        stop.max_samples,
-        kept=_kept(checkpoint, name, metadata),
-        keep=keep,
-    )
+    words, (one, two) = randomness.key_words(stream), map(sparse_counts, counts)
+    key = words[0], words[1]
+    if line is not None:
+        return Line(line.near_distance, line.far_distance, margin, key, one, two)
+    return Mean(run.of.proposal.spec, margin, key, one, two, bets, weights)
 
 
 def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | None:
@@ -325,7 +329,7 @@ def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | No
     cost the same, may choose another proposal: its samples must not be added to these (ValueError).
     """
     state = checkpoint.load(name) if checkpoint else None
-    if state is not None and (flaws := differences(state.get("law"), metadata, "the proposal")):
+    if state is not None and (flaws := differences(state.get("distribution"), metadata, "the proposal")):
         raise ValueError(f"checkpoint_dir must be another one: in {name}.json {flaws[0]}")
     return state
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from jaxacct.common.progress import Progress
-from jaxacct.core.line import bound_from_counts
+from jaxacct.core.check import bound_of_line
 from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -77,5 +77,5 @@ def _bounds(lines: list[Extrapolation], blocks: int, q: float, key, progress: Pr
             counts[place] += [bounds.bin_terms(line.terms(draws, rounded)) for line in lines]
             if progress:
                 progress("estimate add (extrapolated)", int(counts[:, 0].sum()), 2 * blocks * BLOCK_SIZE)
-    found = [bound_from_counts(line, q, *both) for line, *both in zip(lines, *counts, strict=True)]
+    found = [bound_of_line(line, q, *both) for line, *both in zip(lines, *counts, strict=True)]
     return np.minimum(1.0, found)

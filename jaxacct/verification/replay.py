@@ -5,11 +5,11 @@ import math
 from dataclasses import dataclass
 
 from jaxacct.common.progress import Progress
-from jaxacct.core.check import check_direction, resolve
+from jaxacct.core.check import check_direction
 from jaxacct.core.evidence import Counts, Line, Mean, Sampled
 from jaxacct.core.plan import Plan
+from jaxacct.core.verify import run_again
 from jaxacct.kernels import randomness
-from jaxacct.proposals.families import extrapolation
 from jaxacct.statistics.hockey_stick import Direction, add_counts, draw_histograms, sparse_counts
 
 _CLOSE = 0.05
@@ -56,50 +56,26 @@ def replay(plan: Plan, progress: Progress | None = None) -> tuple[Replayed, ...]
 
 def _replayed(plan: Plan, evidence: Sampled, direction: Direction, progress: Progress | None) -> Replayed:
     side = getattr(evidence, direction)
-    target = plan.target
-    if isinstance(side, Mean):
-        of, key = resolve(plan.claim, direction, side.proposal), randomness.key_from_words(list(side.key))
-        stored, per_block = (side.term_counts, side.loss_counts), 1
-
-        def count(first, last):
-            return of.count(key, first, last, side.margin)
-
-        def with_counts(one: Counts, two: Counts):
-            return dataclasses.replace(side, term_counts=one, loss_counts=two)
-
-    elif isinstance(side, Line):
-        distances = side.near_distance, side.far_distance
-        line = extrapolation.at_distances(plan.mechanism, target.epsilon, *distances, target.composition)
-        key, stored, per_block = (
-            randomness.key_from_words(list(side.key)),
-            (side.near_counts, side.far_counts),
-            2,
-        )
-
-        def count(first, last):
-            return extrapolation.count_terms(line, key, side.margin, first, last)
-
-        def with_counts(one: Counts, two: Counts):
-            return dataclasses.replace(side, near_counts=one, far_counts=two)
-
-    else:
+    if not isinstance(side, Mean | Line):
         return Replayed(direction, 0, 0, True)
-    blocks = side.num_samples // (per_block * randomness.BLOCK_SIZE)
+    run, key = run_again(plan.claim, direction, side), randomness.key_from_words(list(side.key))
+    assert run is not None
+    blocks = side.num_samples // run.block_size
 
     def keep(done, counts):
         if progress:
-            progress(f"replay {direction}", per_block * done * randomness.BLOCK_SIZE, side.num_samples)
+            progress(f"replay {direction}", done * run.block_size, side.num_samples)
 
     fresh = draw_histograms(
-        count,
+        lambda first, last: run.count(key, first, last, side.margin),
         lambda done, counts: counts if done >= blocks else None,
         lambda done: min(blocks, done + max(64, blocks // 64)),
         add=add_counts,
         keep=keep,
     )
-    fresh = tuple(map(sparse_counts, fresh))
-    verdict = check_direction(plan.claim, direction, with_counts(*fresh), evidence)
-    moved = sum(_moved(*pair) for pair in zip(stored, fresh, strict=True))
+    fresh = dict(zip(side.histograms, map(sparse_counts, fresh), strict=True))
+    verdict = check_direction(plan.claim, direction, dataclasses.replace(side, **fresh), evidence)
+    moved = sum(_moved(getattr(side, name), counts) for name, counts in fresh.items())
     return Replayed(direction, side.num_samples, moved, verdict.certified)
 
 

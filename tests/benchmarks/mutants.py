@@ -303,7 +303,7 @@ MUTANTS = [
         f"{GUARDS} tests/proposals/test_extrapolation.py",
     ),
     Mutant(
-        "jaxacct/core/line.py",
+        "jaxacct/core/check.py",
         "bounds.lower_confidence_bound(far, q / 2)",
         "bounds.lower_confidence_bound(far, q)",
         f"{GUARDS} tests/proposals/test_extrapolation.py",

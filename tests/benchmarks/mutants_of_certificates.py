@@ -358,10 +358,10 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("job = _job_digest(claim, stop, proposal, again)", "job = _job_digest(claim, stop, proposal)"),
     ],
     ("jaxacct/core/verify.py", "tests/core/test_allowances.py"): [
-        ('    metadata |= {"margin": margin_of_line(line)}\n', ""),
+        ('"log_scale": line.log_scale, "margin": self.margin}', '"log_scale": line.log_scale}'),
     ],
     ("jaxacct/core/verify.py", "tests/core/test_allowances_of_scales.py"): [
-        ('proposal.draw_metadata | {"margin": margin}', "proposal.draw_metadata"),
+        ('proposal.draw_metadata | {"margin": self.margin}', "proposal.draw_metadata"),
     ],
     ("jaxacct/core/check.py", "tests/core/test_loading.py"): [
         (

@@ -274,17 +274,16 @@ def test_draws_of_a_line_with_another_margin_are_not_gone_on_from(tmp_path):
     margin = extrapolation.margin_of_line(line)
     distribution = {"near": 1.0, "far": 2.0, "log_scale": line.log_scale, "margin": margin}
     enough = [[0, 128 * 10**6]], [[len(bounds.TERM_EDGES) - 1, 128 * 10**6]]
-    state = {"blocks": 10**6, "near": enough[0], "far": enough[1]}
+    state = {"blocks": 10**6, "counts": enough, "bets": ((), ())}
     key = jax.random.key(0)
     for name, factor in [("margin", 1.001), ("margin", 0.5), ("near", 1.1), ("far", 1.1), ("log_scale", 2.0)]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(
-                f"add-line-{job}", state | {"law": distribution | {name: distribution[name] * factor}}
-            )
+            other = distribution | {name: distribution[name] * factor}
+            checkpoint.save(f"add-line-{job}", state | {"distribution": other})
             with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
                 verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
-        checkpoint.save(f"add-line-{job}", state | {"law": distribution})
+        checkpoint.save(f"add-line-{job}", state | {"distribution": distribution})
         found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     assert found.num_samples == 2 * 128 * 10**6
 

@@ -219,13 +219,7 @@ def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
     begun, job = Run(of(plain(a_line().near.mechanism, "remove"))), "0123456789abcdef"
     margin, key = begun.of.margin, jax.random.key(0)
     distribution = begun.of.proposal.draw_metadata | {"margin": margin}
-    state = {
-        "bets": [0.5],
-        "weights": [1.0],
-        "blocks": 10**6,
-        "terms": [[0, 128 * 10**6]],
-        "losses": [[0, 128 * 10**6]],
-    }
+    state = {"bets": [[0.5], [1.0]], "blocks": 10**6, "counts": [[[0, 128 * 10**6]], [[0, 128 * 10**6]]]}
     for name, value in [
         ("margin", margin * 1.001),
         ("margin", margin / 2),
@@ -233,10 +227,10 @@ def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
         ("proposal", "x"),
     ]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(f"remove-{job}", state | {"law": distribution | {name: value}})
+            checkpoint.save(f"remove-{job}", state | {"distribution": distribution | {name: value}})
             with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
                 verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
-        checkpoint.save(f"remove-{job}", state | {"law": distribution})
+        checkpoint.save(f"remove-{job}", state | {"distribution": distribution})
         found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     assert found.num_samples == 128 * 10**6

@@ -28,7 +28,6 @@ from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.core.check import check_direction
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import NotRun, Sampled
-from jaxacct.core.line import draw_line
 from jaxacct.kernels import randomness
 from jaxacct.proposals import threshold
 from jaxacct.proposals.base import Draws, ProposalSpec, Setting
@@ -41,7 +40,7 @@ from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import Direction, dense_counts
 from jaxacct.verification.replay import replay
 from tests.conformance.test_schemes import IDENTITY
-from tests.draws import draws_of, mean_interval
+from tests.draws import draw_line, draws_of, mean_interval
 from tests.oracles import enumeration
 from tests.proposals.test_extrapolation import bound_of
 from tests.proposals_by_name import proposal_by_name

@@ -38,10 +38,9 @@ from jaxacct.common.records import differences, read
 from jaxacct.core import check as checking
 from jaxacct.core import shares, truncation
 from jaxacct.core import verify as verifying
-from jaxacct.core.check import check, check_direction
+from jaxacct.core.check import bound_of_line, check, check_direction
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound, Line, NotRun, Sampled, WeightBound
-from jaxacct.core.line import bound_from_counts, draw_line
 from jaxacct.core.verify import Run, Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
@@ -157,7 +156,6 @@ def test_no_stream_serves_twice(monkeypatch):
     monkeypatch.setattr(
         extrapolation, "count_terms", lambda line, stream, *rest: used.append(words(stream)) or stop()
     )
-    monkeypatch.setattr("jaxacct.core.line.count_terms", extrapolation.count_terms)
 
     def words(key):
         return tuple(randomness.key_words(key))
@@ -204,7 +202,7 @@ def a_line() -> extrapolation.Extrapolation:
 
 def test_both_confidence_bounds_of_a_line_share_q():
     line, near, far = a_line(), counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
-    found = bound_from_counts(line, 1e-6, near, far)
+    found = bound_of_line(line, 1e-6, near, far)
     upper, lower = bounds.upper_confidence_bound(near, 5e-7), bounds.lower_confidence_bound(far, 5e-7)
     assert found == line.bound(upper, lower) == math.exp(line.log_bound(upper, lower))
     assert found < math.exp(line.log_bound(bounds.upper_confidence_bound(near, 5e-8), lower))
@@ -212,12 +210,12 @@ def test_both_confidence_bounds_of_a_line_share_q():
 
 def test_a_line_is_drawn_at_its_share_of_q(monkeypatch):
     stretch = counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
-    monkeypatch.setattr("jaxacct.core.line.count_terms", lambda *arguments: stretch)
-    line, seen = a_line(), []
-    at_once = bound_from_counts(line, 1e-6, *stretch)
-    for share in (1.0, 1e-3):
-        draw_line(line, at_once * (1 + 1e-9), share * 1e-6, jax.random.key(0), 2_000_000, keep=seen.append)
-    assert len(seen) > 2  # one stretch for the first
+    monkeypatch.setattr(extrapolation, "count_terms", lambda *arguments: stretch)
+    line = a_line()
+    at_once = bound_of_line(line, 1e-6, *stretch)
+    run, budget = Run(of(plain(line.near.mechanism, "add")), line), Budget(at_once * (1 + 1e-9), 1e-6)
+    drawn = [verifying.draw(run, budget, Stop(share=s), "job", jax.random.key(0)) for s in (1.0, 1e-3)]
+    assert drawn[0].num_samples == 20_000 < drawn[1].num_samples  # one stretch for the first
 
 
 @pytest.mark.parametrize("above", [False, True])
@@ -225,7 +223,7 @@ def test_a_line_is_judged_by_delta_v_and_not_by_delta(above, monkeypatch):
     line, target = a_line(), CLAIM.target
     bound = math.nextafter(target.budget.delta_v, 1) if above else target.budget.delta_v
     assert bound < target.delta
-    monkeypatch.setattr("jaxacct.core.line.bound_from_counts", lambda *arguments: bound)
+    monkeypatch.setattr("jaxacct.core.check.bound_of_line", lambda *arguments: bound)
     claim = dataclasses.replace(CLAIM, mechanism=line.near.mechanism)
     claim = claim_with(claim, epsilon=0.5)
     margin = extrapolation.margin_of_line(line)
@@ -811,7 +809,7 @@ STAGES = {
     "divergence": lambda: bounds.kl(NAN, 0.5),
     "distances": lambda: extrapolation.at_distances(a_line().near.mechanism, 0.5, NAN, 2.0),
     "epsilon of a line": lambda: extrapolation.at_distances(a_line().near.mechanism, NAN, 1.0, 2.0),
-    "q of a line": lambda: bound_from_counts(a_line(), NAN, counts(_5=9), counts(_9=9)),
+    "q of a line": lambda: bound_of_line(a_line(), NAN, counts(_5=9), counts(_9=9)),
     "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
     "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
     "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),

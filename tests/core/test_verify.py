@@ -218,10 +218,10 @@ def test_draws_of_another_distribution_are_not_gone_on_from(tmp_path):
         kept = json.loads(path.read_text())
         assert again(checkpoint).evidence == before.evidence
         for name, other in (("proposal", "replicas:2"), ("log_scale", 1e-3), ("margin", 0.0)):
-            path.write_text(json.dumps(kept | {"law": kept["law"] | {name: other}}))
+            path.write_text(json.dumps(kept | {"distribution": kept["distribution"] | {name: other}}))
             with pytest.raises(ValueError, match=f"must be another one: .* the proposal.{name} is"):
                 again(checkpoint)
-        path.write_text(json.dumps({key: part for key, part in kept.items() if key != "law"}))
+        path.write_text(json.dumps({key: part for key, part in kept.items() if key != "distribution"}))
         with pytest.raises(ValueError, match="the proposal is None where"):
             again(checkpoint)
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from jaxacct.core.line import bound_from_counts, draw_line
+from jaxacct.core.check import bound_of_line
 from jaxacct.proposals import base
 from jaxacct.proposals.families import extrapolation
 from jaxacct.proposals.families import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import dense_counts
+from tests.draws import draw_line
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make, pld_add, width
 
 pytestmark = pytest.mark.optimized  # many draws from few programs
@@ -59,7 +60,7 @@ def test_shifted_distributions_against_quadrature():
 
 def bound_of(line, found, q) -> float:
     """The bound on H(Q, P) of samples at both distances."""
-    return bound_from_counts(
+    return bound_of_line(
         line,
         q,
         *(dense_counts(part, len(bounds.TERM_EDGES)) for part in (found.near_counts, found.far_counts)),
