@@ -280,11 +280,12 @@ def draw(
         return WeightBound(run.of.proposal.spec)
     what = (str(direction), run.of.proposal.name) if line is None else ("add-line", "line")
     name, margin, distribution = f"{what[0]}-{job[:16]}", run.margin, run.distribution
-    state = _kept(checkpoint, name, distribution)
+    state: dict[str, Any] | None = _kept(checkpoint, name, distribution)
     if state is None:
-        bets = pilot_bets(run.of, run_key) if line is None and stop.rule == "anytime" else ((), ())
-        state = {"distribution": distribution, "bets": bets, "blocks": 0, "counts": ((), ())}
-    bets, weights = map(tuple, state["bets"])
+        state = {"distribution": distribution, "bets": ((), ()), "blocks": 0, "counts": ((), ())}
+        if line is None and stop.rule == "anytime":
+            state["bets"] = pilot_bets(run.of, run_key)
+    bets, weights = tuple(state["bets"][0]), tuple(state["bets"][1])
     stream = base.direction_key(run_key, direction)
     if line is not None:
         stream = randomness.stream_key(run_key, Stream.EXTRAPOLATION)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from jaxacct.common.progress import Progress
 from jaxacct.core.check import check_direction
@@ -73,9 +74,9 @@ def _replayed(plan: Plan, evidence: Sampled, direction: Direction, progress: Pro
         add=add_counts,
         keep=keep,
     )
-    fresh = dict(zip(side.histograms, map(sparse_counts, fresh), strict=True))
-    verdict = check_direction(plan.claim, direction, dataclasses.replace(side, **fresh), evidence)
-    moved = sum(_moved(getattr(side, name), counts) for name, counts in fresh.items())
+    again: dict[str, Any] = dict(zip(side.histograms, map(sparse_counts, fresh), strict=True))
+    verdict = check_direction(plan.claim, direction, dataclasses.replace(side, **again), evidence)
+    moved = sum(_moved(getattr(side, name), counts) for name, counts in again.items())
     return Replayed(direction, side.num_samples, moved, verdict.certified)
 
 

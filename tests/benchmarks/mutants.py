@@ -226,7 +226,7 @@ MUTANTS = [
     ),
     Mutant(CORE_CHECK, "evidence.claim != claim.digest:", "False:", f"{GUARDS} {EVIDENCE}"),
     Mutant(CORE_CHECK, "        claim.check_reserves()\n", "", "tests/schemes/test_batch_sizes.py"),
-    Mutant(CORE_CHECK, "or terms.sum() % randomness.BLOCK_SIZE:", "or False:", "tests/core/test_loading.py"),
+    Mutant(CORE_CHECK, "or one.sum() % randomness.BLOCK_SIZE:", "or False:", "tests/core/test_loading.py"),
     *(
         Mutant(f"jaxacct/statistics/{name}.py", before, after, "tests/statistics/test_composed_losses.py")
         for name, before, after in (

@@ -376,24 +376,16 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('if direction != Direction.ADD or rule != "anytime":', "if direction != Direction.ADD:"),
         ('if direction != Direction.ADD or rule != "anytime":', 'if rule != "anytime":'),
         (
-            "if not near.sum() or near.sum() != far.sum() or near.sum() % randomness.BLOCK_SIZE:",
-            "if not near.sum() or near.sum() % randomness.BLOCK_SIZE:",
+            "if not one.sum() or one.sum() != two.sum() or one.sum() % randomness.BLOCK_SIZE:",
+            "if not one.sum() or one.sum() % randomness.BLOCK_SIZE:",
         ),
         (
-            "if not near.sum() or near.sum() != far.sum() or near.sum() % randomness.BLOCK_SIZE:",
-            "if not near.sum() or near.sum() != far.sum():",
+            "if not one.sum() or one.sum() != two.sum() or one.sum() % randomness.BLOCK_SIZE:",
+            "if not one.sum() or one.sum() != two.sum():",
         ),
         (
-            "if not terms.sum() or terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:",
-            "if not terms.sum() or terms.sum() != losses.sum():",
-        ),
-        (
-            "if not terms.sum() or terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:",
-            "if not terms.sum() or terms.sum() % randomness.BLOCK_SIZE:",
-        ),
-        (
-            "if not terms.sum() or terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:",
-            "if terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:",
+            "if not one.sum() or one.sum() != two.sum() or one.sum() % randomness.BLOCK_SIZE:",
+            "if one.sum() != two.sum() or one.sum() % randomness.BLOCK_SIZE:",
         ),
         ("if evidence.rule not in data.RULES:", "if False:"),
         ('if (rule == "anytime") != bool(side.bets):', "if False:"),
