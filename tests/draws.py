@@ -1,5 +1,8 @@
 """Draws of a proposal for tests."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -16,11 +19,12 @@ def draws_of(proposal: base.Proposal, key, blocks: int) -> base.Draws:
     return base.Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
-def draw_line(line, delta_v: float, q: float, key, max_samples: int, checkpoint=None):
+def draw_line(line, delta_v: float, q: float, key, max_samples: int):
     """Return the evidence of a line, as a verification draws it with that failure probability."""
     plain = base.plain(line.near.mechanism, Direction.ADD)
     run = Run(Resolved(plain, line.epsilon, hockey_stick, (), 0.5), line)
-    return draw(run, bounds.Budget(delta_v, q), Stop(max_samples=max_samples), "job", key, checkpoint)
+    budget: Any = SimpleNamespace(delta_v=delta_v, failure_probability=q)
+    return draw(run, budget, Stop(max_samples=max_samples), "job", key)
 
 
 def block_keys(key, first_block: int, num_blocks: int):

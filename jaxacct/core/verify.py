@@ -289,7 +289,10 @@ def draw(
     stream = base.direction_key(run_key, direction)
     if line is not None:
         stream = randomness.stream_key(run_key, Stream.EXTRAPOLATION)
-    level, limit = stop.share * budget.failure_probability, -(-stop.max_samples // run.block_size)
+    level = stop.share * budget.failure_probability
+    limit = (
+        -(-stop.max_samples // run.block_size) if line is None else max(1, stop.max_samples // run.block_size)
+    )
 
     def settled(blocks: int, counts):
         if line is not None:

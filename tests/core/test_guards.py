@@ -10,6 +10,8 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -213,7 +215,8 @@ def test_a_line_is_drawn_at_its_share_of_q(monkeypatch):
     monkeypatch.setattr(extrapolation, "count_terms", lambda *arguments: stretch)
     line = a_line()
     at_once = bound_of_line(line, 1e-6, *stretch)
-    run, budget = Run(of(plain(line.near.mechanism, "add")), line), Budget(at_once * (1 + 1e-9), 1e-6)
+    run = Run(of(plain(line.near.mechanism, "add")), line)
+    budget: Any = SimpleNamespace(delta_v=at_once * (1 + 1e-9), failure_probability=1e-6)
     drawn = [verifying.draw(run, budget, Stop(share=s), "job", jax.random.key(0)) for s in (1.0, 1e-3)]
     assert drawn[0].num_samples == 20_000 < drawn[1].num_samples  # one stretch for the first
 
