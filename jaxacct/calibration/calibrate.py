@@ -88,11 +88,8 @@ def calibrate(
     check_arithmetic()
     if noise_multiplier is None:
         target.point  # noqa: B018 - one of both alone is refused
-    else:
-        validate.noise_multiplier("noise_multiplier", noise_multiplier)
     if max_batch_size is not None:
         validate.positive_integer("max_batch_size", max_batch_size)
-    validate.one_of("adjacency", adjacency, ADJACENCIES)
     validate.instance("options", options, CalibrationOptions, "a jaxacct.CalibrationOptions")
     if options.proposal is not None:
         registry.check_name(options.proposal, compose_with is not None)

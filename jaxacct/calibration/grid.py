@@ -64,10 +64,12 @@ class Problem:
         return Mechanism(self.scheme, self.strategy, noise_multiplier, self.adjacency)
 
     def check(self) -> None:
-        """Refuse, before a search, an event that cannot be composed, or batch sizes that leave no delta."""
-        numbers = (self.epsilon, self.delta)
-        if None not in numbers and self.target(*numbers)[0] is None:
-            raise ValueError(self.target(*numbers)[1])
+        """Refuse, before a search, a bad mechanism or event, and batch sizes that leave no delta."""
+        self.at(1.0 if self.noise_multiplier is None else self.noise_multiplier)
+        if self.epsilon is not None and self.delta is not None:
+            target, why = self.target(self.epsilon, self.delta)
+            if target is None:
+                raise ValueError(why)
         if self.compose_with is not None:
             ClaimedTarget.at(1.0, 0.1, self.compose_with).profile  # noqa: B018
 
@@ -88,14 +90,9 @@ class Problem:
         return Claim(mechanism, target, self.dataset_size, self.truncate_to), ""
 
     @functools.cached_property
-    def _targets(self) -> dict[tuple[float, float], tuple[ClaimedTarget | None, str]]:
-        return {}
-
-    def target(self, epsilon, delta) -> tuple[ClaimedTarget | None, str]:
-        """Return (target of a claim, why there is none)."""
-        if (epsilon, delta) not in self._targets:
-            self._targets[epsilon, delta] = self._made_target(epsilon, delta)
-        return self._targets[epsilon, delta]
+    def target(self) -> Callable[..., tuple[ClaimedTarget | None, str]]:
+        """Function (epsilon, delta) -> (target of a claim, why there is none)."""
+        return functools.cache(self._made_target)
 
     def _made_target(self, epsilon: float, delta: float) -> tuple[ClaimedTarget | None, str]:
         whole = ClaimedTarget(epsilon, delta, Budget.split(delta, self.failure_fraction), self.compose_with)

@@ -89,16 +89,21 @@ class Pilots:
         None where they are not, as where no proposal resolves the target.
         """
         self._say(claim)
-        limits = [1.0]
+        largest = 1.0
         try:
             for direction in claim.mechanism.directions:
-                limit = self._limit_for(claim, direction)
-                if limit is None:
+                run, fewest = self._planned(claim, direction)
+                if fewest == 0:
+                    continue
+                limit = self.limit(fewest)
+                if fewest > MAX_SHARE * limit:
                     return None
-                limits.append(limit)
+                if run.line is None and self.predicted(claim, run.of, limit) > MAX_SHARE * limit:
+                    return None
+                largest = max(largest, limit)
         except (ValueError, ArithmeticError):  # no proposal, or none that can be drawn
             return None
-        return max(limits)
+        return largest
 
     def _say(self, claim: Claim) -> None:
         noise, epsilon, delta = claim.mechanism.noise_multiplier, claim.target.epsilon, claim.target.delta
@@ -126,16 +131,6 @@ class Pilots:
         if run.line is not None:
             return run, run.predicted
         return run, math.log(1 / claim.target.budget.failure_probability) / -math.log1p(-run.of.threshold)
-
-    def _limit_for(self, claim: Claim, direction) -> float | None:
-        run, fewest = self._planned(claim, direction)
-        if fewest == 0:
-            return 0.0
-        limit = self.limit(fewest)
-        if fewest > MAX_SHARE * limit:
-            return None
-        fits = run.line is not None or self.predicted(claim, run.of, limit) <= MAX_SHARE * limit
-        return limit if fits else None
 
     def predicted(self, claim: Claim, of: Resolved, limit: float) -> float:
         """Return the predicted samples of a direction by a pilot, infinite where it looks impossible."""

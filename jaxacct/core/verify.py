@@ -290,9 +290,9 @@ def draw(
     if line is not None:
         stream = randomness.stream_key(run_key, Stream.EXTRAPOLATION)
     level = stop.share * budget.failure_probability
-    limit = (
-        -(-stop.max_samples // run.block_size) if line is None else max(1, stop.max_samples // run.block_size)
-    )
+    limit = -(-stop.max_samples // run.block_size)
+    if line is not None:
+        limit = max(1, stop.max_samples // run.block_size)
 
     def settled(blocks: int, counts):
         if line is not None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.accountants.composition import event_profile
@@ -21,6 +20,7 @@ from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.proposals.families.extrapolation import supports
 from jaxacct.proposals.families.mean_overlaps import from_below
+from jaxacct.statistics import roots
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -301,18 +301,14 @@ def _crossing(
     """Return where one direction's upper (`side` 1) or lower (-1) bound is `delta`, rounded to that side."""
 
     def excess(epsilon):
-        return math.log(max(known.one_sided(mechanism, epsilon, direction, side), 1e-300) / delta)
+        return -math.log(max(known.one_sided(mechanism, epsilon, direction, side), 1e-300) / delta)
 
-    if excess(0.0) <= 0:
+    if excess(0.0) >= 0:
         return 0.0
-    if max_epsilon < math.inf and excess(max_epsilon) < 0:
-        root = float(scipy.optimize.brentq(excess, 0.0, max_epsilon, xtol=1e-5, rtol=1e-5))
-        # Bounds are not smooth in the last digit: the end is an evaluated point.
-        for width in (1e-4, 1e-3, 1e-2):
-            end = root + side * max(width * root, width / 10)
-            if end > 0 and side * excess(end) <= 0:
-                return min(end, max_epsilon)
-    return max_epsilon if side > 0 else 0.0
+    if not (max_epsilon < math.inf and excess(max_epsilon) > 0):
+        return max_epsilon if side > 0 else 0.0
+    ends = roots.root(excess, 1e-9 * max_epsilon, max_epsilon, max_epsilon / 2, relative=1e-4)
+    return ends[1] if side > 0 else ends[0]
 
 
 def _line_epsilon(
@@ -347,11 +343,9 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
         return most
     low, high = 0.0, most
     if most == math.inf:
-        high = 1.0
-        while not is_below(high):
-            low, high = high, 2 * high
-            if high > _MAX_EPSILON:
-                return math.inf
+        low, high = roots.bracket(is_below, 1.0, 1.0, lowest=0.0, highest=_MAX_EPSILON)
+        if not math.isfinite(low + high):  # at 0 or nowhere
+            return math.inf if high == math.inf else 0.0
     return interval.last_true(lambda epsilon: not is_below(epsilon), low, high, _COARSE)[1]
 
 

@@ -133,28 +133,23 @@ def privacy_profile(
     return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
 
 
-def _chosen(mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None) -> Proposal:
-    """Choose a proposal: replicas bound every epsilon; the add direction's proposals only their own."""
-    if direction == Direction.ADD:
-        return proposals.plain(mechanism, direction)
-    chosen = best_proposal(mechanism, float(grid[-1]), direction, None, composed)
-    if composed is not None and chosen.scale_at is not None and chosen.scale_at(float(grid[0])) > 0:
-        # A proposal that resolves the last point suffices: the composed profile decreases slowly.
-        return proposals.plain(mechanism, direction)
-    return chosen
-
-
 def _distributions(
     mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None
 ) -> list[tuple[Proposal, np.ndarray]]:
     """Return proposals, each with the points it serves: replicas and plain draws, or made for their first."""
-    if direction == Direction.REMOVE or composed is not None or not mechanism.is_upper_bound:
-        chosen = _chosen(mechanism, direction, grid, composed)
-        if composed is not None or chosen.scale_at is None:
+    if direction == Direction.ADD and (composed is not None or not mechanism.is_upper_bound):
+        return [(proposals.plain(mechanism, direction), grid)]
+    if direction == Direction.REMOVE:
+        chosen = best_proposal(mechanism, float(grid[-1]), direction, None, composed)
+        if chosen.scale_at is None:
             return [(chosen, grid)]
         # Terms of plain draws are at most 1: few large weights would decide where the scale is above.
         is_wide = np.array([chosen.scale_at(float(epsilon)) >= 0 for epsilon in grid])
-        parts = [(proposals.plain(mechanism, direction), grid[is_wide]), (chosen, grid[~is_wide])]
+        plain = proposals.plain(mechanism, direction)
+        if composed is not None:
+            # A proposal that resolves the last point suffices: the composed profile decreases slowly.
+            return [(plain if chosen.scale_at(float(grid[0])) > 0 else chosen, grid)]
+        parts = [(plain, grid[is_wide]), (chosen, grid[~is_wide])]
         return [(proposal, points) for proposal, points in parts if points.size]
     starts = np.unique(np.arange(_MAX_PROPOSALS) * len(grid) // _MAX_PROPOSALS)
     return [

@@ -97,12 +97,11 @@ def _as_numbers(name: str, values):
 
 @compiled(static=2)
 def _loss_of_outputs(scheme: Scheme, strategy: Strategy, sigma, outputs, batch_sizes, cross_terms=0.0):
-    half_norms = strategy.square_norms(scheme.iterations) / 2
-    halves = jnp.asarray(half_norms, outputs.dtype)
-    lowered = halves + jnp.asarray(cross_terms, outputs.dtype)
+    half_norms = jnp.asarray(strategy.square_norms(scheme.iterations) / 2, outputs.dtype)
+    lowered = half_norms + jnp.asarray(cross_terms, outputs.dtype)
     excess = strategy.output_scores(outputs) - lax.broadcast_to_rank(lowered, outputs.ndim)
     variance = jnp.asarray(sigma, outputs.dtype) ** 2
-    norms = halves
+    norms = half_norms
     if scheme.examples_overlap:
         products = strategy.truncated_products(scheme.iterations, scheme.min_separation)
         norms = jnp.asarray(products, outputs.dtype)
@@ -127,14 +126,19 @@ def loss_of_scores(
     Where C is not banded within the separation, the result is an upper bound on L for `direction` "remove"
     and a lower bound for "add", so that both divergences are overestimated (proofs/non_banded.md).
     """
+    log_ratios, norms, sigma = _log_ratios(scheme, strategy, scores_, sigma, direction)
+    if positions is not None:
+        log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2, counts)
+    return scheme.log_likelihood_ratios(log_ratios, norms, batch_sizes)
+
+
+def _log_ratios(scheme: Scheme, strategy: Strategy, scores_, sigma, direction: str):
+    """Return (log-ratios of one participation, column products over sigma^2, sigma), of the scores' dtype."""
     chex.assert_shape(scores_, (None, scheme.iterations))
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
     lowered = lowered_norms(scheme, strategy, direction, scores_.dtype)
-    log_ratios = (scores_ - lax.broadcast_to_rank(lowered, scores_.ndim)) / sigma**2
-    if positions is not None:
-        log_ratios = strategy.add_signal_windows(log_ratios, positions, 1 / sigma**2, counts)
-    return scheme.log_likelihood_ratios(log_ratios, norms / sigma**2, batch_sizes)
+    return (scores_ - lax.broadcast_to_rank(lowered, scores_.ndim)) / sigma**2, norms / sigma**2, sigma
 
 
 def losses_of_mirrored(
@@ -166,14 +170,9 @@ def loss_of_mirrored(*arguments):
 
 def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
     """Return an upper bound on L of (num_samples, iterations) scores, where the scheme has a `pair_bound`."""
-    chex.assert_shape(scores_, (None, scheme.iterations))
-    sigma = jnp.asarray(sigma, scores_.dtype)
-    norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
-    lowered = lowered_norms(scheme, strategy, Direction.REMOVE, scores_.dtype)
-    log_ratios = (scores_ - lax.broadcast_to_rank(lowered, scores_.ndim)) / sigma**2
-    bound = scheme.pair_bound
-    assert bound is not None
-    return bound.log_likelihood_ratios(log_ratios, norms / sigma**2)
+    assert scheme.pair_bound is not None
+    log_ratios, norms, _ = _log_ratios(scheme, strategy, scores_, sigma, Direction.REMOVE)
+    return scheme.pair_bound.log_likelihood_ratios(log_ratios, norms)
 
 
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
@@ -192,7 +191,7 @@ def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
 
     `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
     """
-    halves = jnp.asarray(strategy.half_square_norms(), dtype)
+    half_norms = jnp.asarray(strategy.half_square_norms(), dtype)
     if direction == Direction.REMOVE:
-        return halves
-    return halves + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)
+        return half_norms
+    return half_norms + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)

@@ -10,9 +10,11 @@ import dataclasses
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common import validate as _validate
+from jaxacct.kernels import randomness
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 _NORM_ROUNDING = 2.0**-40  # relative: of a norm of at most 2**20 numbers, each of relative error 2**-52
@@ -118,9 +120,9 @@ class Strategy(abc.ABC):
         """Return bounds on `<c_i, c_{i-e}>` for all `e >= d`, (iterations,) float64 by d; where Toeplitz."""
         raise NotImplementedError
 
-    @abc.abstractmethod
     def rows(self, iterations: int) -> int:
         """Return the rows of the matrix of `scores_from_normals`: n, or more if it continues past the end."""
+        return iterations
 
     @abc.abstractmethod
     def half_square_norms(self) -> np.ndarray:
@@ -141,17 +143,24 @@ class Strategy(abc.ABC):
         """Return `<c_i, c_{i-d}>` of the n x n matrix, 0 for i < d, (iterations, block) float64."""
         raise NotImplementedError
 
-    @abc.abstractmethod
     def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        """Draw the standard normals of the noise of `num_samples` samples."""
+        """Draw the standard normals of the noise of `num_samples` samples: by default the noise itself."""
+        return (randomness.normals(key, (num_samples, iterations), dtype),)
 
-    @abc.abstractmethod
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None) -> Any:
         """Return the scores of `C x + sigma z`: `C^T C x + sigma C^T z`; `participation` None is x = 0."""
+        outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
+        if participation is not None:
+            outputs = outputs + self.signal(participation)
+        return self.output_scores(outputs)
 
-    @abc.abstractmethod
     def signal_scores(self, participation) -> Any:
         """Return `C^T C x` of (..., iterations) counts or weights, of the same shape and dtype."""
+        return self.output_scores(self.signal(participation))
+
+    def signal(self, participation) -> Any:
+        """Return `C x` of the n x n matrix, of (..., iterations) counts, of their shape and dtype."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def output_scores(self, outputs) -> Any:

@@ -10,7 +10,6 @@ import numpy as np
 import scipy
 
 from jaxacct.common.validate import read_only
-from jaxacct.kernels import randomness
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded
 from jaxacct.strategies.stationary import norm_as_given
 from jaxacct.strategies.workload import Workload
@@ -78,28 +77,13 @@ class Dense(Strategy):
     def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
         return self.matrix[:, steps]
 
-    def rows(self, iterations: int) -> int:
-        return iterations
-
     def half_square_norms(self) -> np.ndarray:
         """Return (iterations,): a dense C has no rows past the last step."""
         return self.square_norms(len(self.matrix)) / 2
 
-    def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        """Return one (num_samples, iterations) array: the noise itself."""
-        return (randomness.normals(key, (num_samples, iterations), dtype),)
-
-    def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
-        """Return scores on the n rows, at the full accuracy of the dtype."""
-        matrix = jnp.asarray(self.matrix, normals[0].dtype)
-        outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
-        if participation is not None:
-            outputs = outputs + jnp.dot(participation, matrix.T, precision="highest")
-        return jnp.dot(outputs, matrix, precision="highest")
-
-    def signal_scores(self, participation):
-        nothing = (jnp.zeros_like(participation),)
-        return self.scores_from_normals(nothing, len(self.matrix), 1.0, participation)
+    def signal(self, participation):
+        """Return `C x` at the full accuracy of the dtype."""
+        return jnp.dot(participation, jnp.asarray(self.matrix.T, participation.dtype), precision="highest")
 
     def output_scores(self, outputs):
         return jnp.dot(outputs, jnp.asarray(self.matrix, outputs.dtype), precision="highest")

@@ -10,14 +10,12 @@ import types
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels import randomness
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz, FirstColumn
 from jaxacct.strategies.base import Strategy, check_iterations
-from jaxacct.strategies.stationary import circulant_length, filtered
+from jaxacct.strategies.stationary import Stationary, circulant_length, filtered
 from jaxacct.strategies.toeplitz import Toeplitz
 
 # With more steps for each band but the first, the rows after the end are certified, too: that costs at most
@@ -62,8 +60,7 @@ class FiniteToeplitz(FirstColumn):
         check_iterations(self, scheme)
         BandedToeplitz(self.coefficients).check(scheme)
 
-    def rows(self, iterations: int) -> int:
-        return iterations
+    rows, draw_normals = Strategy.rows, Strategy.draw_normals
 
     def half_square_norms(self) -> np.ndarray:
         """Return (iterations,): the last bands - 1 columns are cut off."""
@@ -82,24 +79,15 @@ class FiniteToeplitz(FirstColumn):
             products[:, d] = sums[np.minimum(np.arange(c.size), c.size - d - 1)]
         return products
 
-    def draw_normals(self, key, iterations: int, num_samples: int, dtype) -> tuple:
-        """Return one (num_samples, iterations) array: the noise itself."""
-        return (randomness.normals(key, (num_samples, iterations), dtype),)
-
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
         """Return scores on the n rows: outputs, then their scores, by two FFTs each."""
-        if self.bands == 1:
-            return super().scores_from_normals(normals, iterations, sigma, participation)
-        outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
-        if participation is not None:
-            outputs = outputs + self._signal(participation)
-        return self.output_scores(outputs)
+        kind = Stationary if self.bands == 1 else Strategy
+        return kind.scores_from_normals(self, normals, iterations, sigma, participation)
 
     def signal_scores(self, participation):
-        return participation if self.bands == 1 else self.output_scores(self._signal(participation))
+        return participation if self.bands == 1 else Strategy.signal_scores(self, participation)
 
-    def _signal(self, participation):
-        """Return `C x` of (..., iterations) counts or weights, of the same shape and dtype."""
+    def signal(self, participation):
         length = circulant_length(participation.shape[-1], self.bands)
         return filtered(participation, np.fft.rfft(self.array, length), length)
 

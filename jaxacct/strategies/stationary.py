@@ -230,7 +230,7 @@ class Stationary(Strategy):
         For one band one (num_samples, iterations) array: the noise itself.
         """
         if self.bands == 1:
-            return (randomness.normals(key, (num_samples, iterations), dtype),)
+            return super().draw_normals(key, iterations, num_samples, dtype)
         shape = (num_samples, circulant_length(iterations, self.bands) // 2 + 1)
         return randomness.normal_pairs(key, shape, dtype)
 
