@@ -151,7 +151,7 @@ class Strategy(abc.ABC):
         """Return the scores of `C x + sigma z`: `C^T C x + sigma C^T z`; `participation` None is x = 0."""
         outputs = jnp.asarray(sigma, normals[0].dtype) * normals[0]
         if participation is not None:
-            outputs = outputs + self.signal(participation)
+            outputs = outputs + self.signal(participation.astype(outputs.dtype))
         return self.output_scores(outputs)
 
     def signal_scores(self, participation) -> Any:
