@@ -105,17 +105,17 @@ class Choice:
             "delta": (self.delta, delta),
             "dataset_size": (self.dataset_size, dataset_size),
         }
-        found = [f"choice is of {name} {a!r}, not {b!r}" for name, (a, b) in about.items() if a != b]
-        if not found and strategy.kind not in _KINDS[self.matrix]:
-            found = [f"choice is of matrix {self.matrix!r}, not {strategy.describe()}"]
-        if not found:
+        differences = [f"choice is of {name} {a!r}, not {b!r}" for name, (a, b) in about.items() if a != b]
+        if not differences and strategy.kind not in _KINDS[self.matrix]:
+            differences = [f"choice is of matrix {self.matrix!r}, not {strategy.describe()}"]
+        if not differences:
             expected = float(scheme.expected_batch_sizes(self.dataset_size).mean())
             allowed = [self.batch_size]
             if scheme.name in _OF_WHOLE_STEPS and self.batch_size <= self.dataset_size:
                 allowed.append(self.dataset_size / math.ceil(round(self.dataset_size / self.batch_size, 9)))
             if not any(math.isclose(expected, size, rel_tol=1e-6) for size in allowed):
-                found = [f"choice is of batch_size {self.batch_size!r}, not {expected!r}"]
-        return found
+                differences = [f"choice is of batch_size {self.batch_size!r}, not {expected!r}"]
+        return differences
 
     def command(self) -> str:
         """Return the command that repeats the search."""

@@ -149,12 +149,12 @@ class Route:
         def verified(above: int, share: float, may_give_up: bool) -> Plan | None:
             claim = grid.claim(first + above)
             patience = PATIENCE * limit if may_give_up else math.inf
-            found = claim and self._verified(claim, first + above, limit, share, patience)
-            return Plan(found.claim, found.evidence) if found and found.certified else None
+            verdict = claim and self._verified(claim, first + above, limit, share, patience)
+            return Plan(verdict.claim, verdict.evidence) if verdict and verdict.certified else None
 
-        found = shares.release(verified, end - first)
+        plan = shares.release(verified, end - first)
         name = str(self.problem.found).replace("_", " ")
-        return found, f"{name}s from {step**first:.5g} were not certified {within}"
+        return plan, f"{name}s from {step**first:.5g} were not certified {within}"
 
     def selected(self, grid: Grid, least: int, top: int) -> tuple[int | None, int]:
         """Return (exponent of the first candidate, limit on its samples), from a checkpoint of this search.
@@ -177,10 +177,12 @@ class Route:
         if self.problem.noise_multiplier is None:
             start = top if options.estimate is None else round(math.log(options.estimate, grid.step))
         try:
-            found = smallest_exponent(excess, min(max(start, least), top), 1, top) if top >= least else None
+            smallest = (
+                smallest_exponent(excess, min(max(start, least), top), 1, top) if top >= least else None
+            )
         except OutOfTimeError:
             return None, 0
-        first, limit = (top + 1, 0) if found is None else (found, math.ceil(limits[found]))
+        first, limit = (top + 1, 0) if smallest is None else (smallest, math.ceil(limits[smallest]))
         if self.checkpoint:
             self.checkpoint.save("search", {"target": about, "smallest": first, "limit": limit})
         return first, limit
@@ -234,8 +236,8 @@ def _why_not(verdict: Verdict) -> str:
     bad = verdict.directions[-1] if verdict.remove and verdict.remove.certified else verdict.remove
     if bad is None:
         return "; ".join(verdict.flaws[:1])
-    found = outcome_in_words(bad).removeprefix("not certified: ")
-    return f"{bad.direction} direction: {found}; delta there is about {bad.estimate:.3g} (an estimate)"
+    outcome = outcome_in_words(bad).removeprefix("not certified: ")
+    return f"{bad.direction} direction: {outcome}; delta there is about {bad.estimate:.3g} (an estimate)"
 
 
 def _not_certified(claim: Claim, why: str, verdict: Verdict | None = None) -> NotCertifiedError:

@@ -98,11 +98,11 @@ class Target:
         from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon
 
         mu, delta = validate.positive_number("mu", mu), validate.delta(delta)
-        found = float(gdp_epsilon(delta, mu))
-        if not 0 <= found <= validate.MAX_EPSILON:
+        epsilon = float(gdp_epsilon(delta, mu))
+        if not 0 <= epsilon <= validate.MAX_EPSILON:
             allowed = f"an epsilon of at most {validate.MAX_EPSILON:g} at delta {delta:g}"
             raise ValueError(f"mu must give {allowed}, got {mu!r}")
-        return cls(found, delta, gaussian=mu)
+        return cls(epsilon, delta, gaussian=mu)
 
     @property
     def missing(self) -> str | None:
@@ -142,8 +142,8 @@ class Target:
                 d.sign * np.asarray(sample_privacy_loss(key, mechanism, _SAMPLES, d), np.float64)
                 for d in DIRECTIONS
             ]
-            found = [max(hockey_stick(epsilon - loss).mean() for loss in losses) for epsilon, _ in points]
-            return [math.log(max(at, 1e-9) / delta) for at, (_, delta) in zip(found, points, strict=True)]
+            deltas = [max(hockey_stick(epsilon - loss).mean() for loss in losses) for epsilon, _ in points]
+            return [math.log(max(at, 1e-9) / delta) for at, (_, delta) in zip(deltas, points, strict=True)]
 
         noise = unamplified.noise_multiplier_for(Mechanism(scheme, strategy, 1.0), *self.point)
         top = math.ceil(math.log(noise, _RATIO))
@@ -152,10 +152,10 @@ class Target:
         def excess(exponent: int) -> float:
             return min(excesses(exponent)) if exponent >= least else math.inf
 
-        found = smallest_exponent(excess, top, 8, top) if points else None
-        if found is None or found <= least:
+        smallest = smallest_exponent(excess, top, 8, top) if points else None
+        if smallest is None or smallest <= least:
             return self
-        epsilon, delta = points[int(np.argmin(excesses(found)))]
+        epsilon, delta = points[int(np.argmin(excesses(smallest)))]
         return dataclasses.replace(self, epsilon=epsilon, delta=delta)
 
     def in_words(self, epsilon: float, delta: float) -> str | None:

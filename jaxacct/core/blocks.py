@@ -135,11 +135,11 @@ class Fleet:
                 future.cancel()
 
 
-def _checked(found, of: Resolved, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def _checked(histograms, of: Resolved, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the histograms of a worker; ValueError for some that blocks first..last-1 cannot have."""
     sizes = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(of.proposal.direction))
     samples = (last - first) * randomness.BLOCK_SIZE
-    terms, losses = found
+    terms, losses = histograms
     for name, counts, size in (("terms", terms, sizes[0]), ("losses", losses, sizes[1])):
         valid = isinstance(counts, np.ndarray) and counts.dtype == np.int64 and counts.shape == (size,)
         if not (valid and counts.min() >= 0 and counts.max() <= samples and counts.sum() == samples):

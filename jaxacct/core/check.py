@@ -185,19 +185,19 @@ def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
     keys = [getattr(side, "key", None) for side in (evidence.remove, evidence.add)]
     if keys[0] is not None and keys[0] == keys[1]:
         raise ValueError("both directions have the same key: their samples are of two streams")
-    found: dict[Direction, DirectionVerdict | None] = {}
+    verdicts: dict[Direction, DirectionVerdict | None] = {}
     flaws = []
     for direction in DIRECTIONS:
-        found[direction] = None
+        verdicts[direction] = None
         try:
             verdict = check_direction(claim, direction, getattr(evidence, direction), evidence)
         except (ValueError, ArithmeticError) as error:
             flaws.append(f"{direction}: {error}")
             continue
-        found[direction] = verdict
+        verdicts[direction] = verdict
         if not verdict.certified:
             flaws.append(f"{direction}: {verdict.outcome}")
-    return Verdict(claim, evidence, tuple(flaws), found[Direction.REMOVE], found[Direction.ADD], None)
+    return Verdict(claim, evidence, tuple(flaws), verdicts[Direction.REMOVE], verdicts[Direction.ADD], None)
 
 
 def resolve(claim: Claim, direction: Direction, spec: ProposalSpec) -> Resolved:
@@ -396,5 +396,5 @@ def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.nda
         made[0] = losses[~positive].sum()
         return np.cumsum(made[::-1])
 
-    found = np.cumsum(terms[::-1])
-    return bool((above_edges(smallest) <= found).all() and (found <= above_edges(largest)).all())
+    above = np.cumsum(terms[::-1])
+    return bool((above_edges(smallest) <= above).all() and (above <= above_edges(largest)).all())

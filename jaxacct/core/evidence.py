@@ -141,10 +141,10 @@ _KINDS: dict[str, type] = {"sampled": Sampled, "accountant": Bound}
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """Return plain JSON values, readable by `evidence_from_json`."""
-    found = _tagged(evidence, _KINDS)
+    fields = _tagged(evidence, _KINDS)
     if isinstance(evidence, Sampled):
-        found |= {name: _tagged(getattr(evidence, name), _SIDES) for name in ("remove", "add")}
-    return found
+        fields |= {name: _tagged(getattr(evidence, name), _SIDES) for name in ("remove", "add")}
+    return fields
 
 
 @dataclass(frozen=True)

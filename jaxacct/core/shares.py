@@ -33,14 +33,14 @@ def release(verified: Callable[[int, float, bool], T | None], num_steps: int) ->
       num_steps: grid steps from the first candidate to the analytic one, which needs no samples.
     """
     for step, share in enumerate(FIRST_SHARES):
-        found = verified(step, share, True) if step < num_steps else None
-        if found is not None:
-            return found
+        candidate = verified(step, share, True) if step < num_steps else None
+        if candidate is not None:
+            return candidate
     released = None
     for step in LADDER:
         if step < num_steps:
-            found = verified(step, LADDER_SHARE, False)
-            if found is None:
+            candidate = verified(step, LADDER_SHARE, False)
+            if candidate is None:
                 break
-            released = found
+            released = candidate
     return released

@@ -166,21 +166,21 @@ def verdict_lines(verdict: Verdict, verbose: bool = False) -> list[str]:
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     """Return the verdict as plain JSON values, for programs."""
-    found: dict[str, Any] = {"certified": verdict.certified, "flaws": list(verdict.flaws)}
+    fields: dict[str, Any] = {"certified": verdict.certified, "flaws": list(verdict.flaws)}
     if isinstance(verdict.evidence, Bound):
-        return found | {"accountant": verdict.evidence.accountant, "delta": verdict.bound}
-    found |= {"num_samples": verdict.num_samples, "rule": verdict.evidence.rule}
+        return fields | {"accountant": verdict.evidence.accountant, "delta": verdict.bound}
+    fields |= {"num_samples": verdict.num_samples, "rule": verdict.evidence.rule}
     for each in verdict.directions:
         ran = each.outcome not in _WITHOUT_NUMBERS
         numbers = ("scale", "margin", "threshold", "estimate", "relative_error", "total_variation")
-        found[each.direction] = {
+        fields[each.direction] = {
             "certified": each.certified,
             "outcome": str(each.outcome),
             "proposal": each.proposal,
             "num_samples": each.num_samples,
             "items": [dataclasses.asdict(item) | {"name": item.name} for item in each.items],
         } | {name: getattr(each, name) if ran else None for name in numbers}
-    return found
+    return fields
 
 
 def _flaws(verdict: Verdict) -> list[str]:

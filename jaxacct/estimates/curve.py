@@ -60,8 +60,8 @@ def delta_curve(
     sigmas = _checked(noise_multipliers)
     mechanisms = [Mechanism(scheme, strategy, sigma) for sigma in sigmas]
     options = dict(num_samples=num_samples, confidence=confidence, key=randomness.checked_key(key))
-    found = [estimate_delta(mechanism, epsilon, proposal="plain", **options) for mechanism in mechanisms]
-    ends = np.array([(each.low, each.value, each.high) for each in found])
+    estimates = [estimate_delta(mechanism, epsilon, proposal="plain", **options) for mechanism in mechanisms]
+    ends = np.array([(each.low, each.value, each.high) for each in estimates])
     return DeltaCurve(np.array(sigmas), *ends.T)
 
 

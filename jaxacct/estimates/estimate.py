@@ -115,8 +115,8 @@ def estimate_delta(
 
     options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
     has_line = proposal is None and supports(mechanism)
-    found, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
-    return _estimate("delta", found, names, confidence, num_samples)
+    bands, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
+    return _estimate("delta", bands, names, confidence, num_samples)
 
 
 def sampled_bands(
@@ -138,25 +138,25 @@ def sampled_bands(
     line through two common events, even where it is not needed.
     """
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
-    found: dict[Direction, np.ndarray] = {}
+    both: dict[Direction, np.ndarray] = {}
     names: dict[str, str] = {}
     for direction in mechanism.directions:
         share = q / 2 if direction == Direction.ADD and has_line else q
         parts = distributions(direction)
         names[direction] = ", ".join(dict.fromkeys(chosen.name for chosen, _ in parts))
         bands = [_bands(chosen, points, share, draw, composed) for chosen, points in parts]
-        found[direction] = np.concatenate(bands, axis=1)
-    if has_line and (wide := is_uninformative(found[Direction.REMOVE], found[Direction.ADD])).any():
-        upper = found[Direction.ADD][2]
+        both[direction] = np.concatenate(bands, axis=1)
+    if has_line and (wide := is_uninformative(both[Direction.REMOVE], both[Direction.ADD])).any():
+        upper = both[Direction.ADD][2]
         line = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
         names[Direction.ADD] += f", {EXTRAPOLATED}" if (line < upper[wide]).any() else ""
         upper[wide] = np.minimum(upper[wide], line)
         # The divergence decreases in epsilon, and so does its bound.
-        found[Direction.ADD] = np.minimum(found[Direction.ADD], np.minimum.accumulate(upper))
+        both[Direction.ADD] = np.minimum(both[Direction.ADD], np.minimum.accumulate(upper))
     if composed is not None:  # its profile is an upper bound
-        for bands in found.values():
+        for bands in both.values():
             bands[0] = 0.0
-    return found, names
+    return both, names
 
 
 def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
@@ -166,12 +166,12 @@ def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Compose
         return np.zeros((3, len(grid)))
     if composed is not None:
         return interval.bands_of_both(chosen, chosen, grid, draw, q, composed.profile)
-    found = interval.bands_of_both(chosen, from_below(chosen), grid, draw, q)
+    bands = interval.bands_of_both(chosen, from_below(chosen), grid, draw, q)
     if direction == Direction.ADD:
         # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
         none = mechanism.scheme.log_probability_of_none()
-        found = np.minimum(found, np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12))
-    return found
+        bands = np.minimum(bands, np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12))
+    return bands
 
 
 def _estimate(
@@ -224,7 +224,7 @@ def estimate_epsilon(
         ends = _known_epsilons(known, mechanism, delta)
         return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
-    found, names = {}, {}
+    ends, names = {}, {}
     for direction in mechanism.directions:
         max_epsilon = proven_epsilon(mechanism, direction, delta)
         chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key)
@@ -237,14 +237,14 @@ def estimate_epsilon(
         lower = None if below is None else drawn[-1]
         low, high = interval.crossing(chosen, draws, anchor, delta, risk / 2 if has_line else risk, lower)
         is_resolved, high = high < math.inf, min(high, max_epsilon)
-        if has_line and high > (least := found[Direction.REMOVE][2]):
+        if has_line and high > (least := ends[Direction.REMOVE][2]):
             by_line = _line_epsilon(mechanism, delta, least, high, num_samples, risk / 2, key)
             names[direction] += f", {EXTRAPOLATED}" if by_line < high else ""
             high, is_resolved = min(high, by_line), is_resolved or by_line < high
         means = [interval.mean_crossing(*one, delta) for one in drawn]
         value = math.fsum(means) / len(means) if is_resolved else high
-        found[direction] = np.array([min(low, high), min(max(value, low), high), high])
-    return _estimate("epsilon", found, names, confidence, num_samples)
+        ends[direction] = np.array([min(low, high), min(max(value, low), high), high])
+    return _estimate("epsilon", ends, names, confidence, num_samples)
 
 
 def known_or_samples(
@@ -272,13 +272,13 @@ def known_bands(
     else:
         uppers = [known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()]
         ends = [dict.fromkeys(DIRECTIONS, (0.0, upper)) for upper in uppers]
-    found = {}
+    bands = {}
     for direction in DIRECTIONS:
         lower, upper = np.array([both[direction] for both in ends]).T
         # The divergence decreases in epsilon.
         lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
-        found[direction] = _between(lower, upper)
-    return found
+        bands[direction] = _between(lower, upper)
+    return bands
 
 
 def _between(lower, upper) -> np.ndarray:
@@ -288,11 +288,11 @@ def _between(lower, upper) -> np.ndarray:
 def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> dict[Direction, np.ndarray]:
     """Return (3,) of each direction: the ends of epsilon at `delta`, each rounded outwards, and between."""
     most = unamplified.epsilon_at(mechanism, delta)
-    found = {}
+    both = {}
     for direction in DIRECTIONS:
         ends = [_crossing(known, mechanism, delta, direction, side, most) for side in (-1, 1)]
-        found[direction] = _between(*np.array(ends))
-    return found
+        both[direction] = _between(*np.array(ends))
+    return both
 
 
 def _crossing(
@@ -323,8 +323,8 @@ def _line_epsilon(
     points = points[points < -mechanism.scheme.log_probability_of_none()]
     if not points.size:
         return math.inf
-    found = line_bounds(mechanism, points, num_samples, q / points.size, key)
-    return float(min(points[found <= delta], default=math.inf))
+    upper = line_bounds(mechanism, points, num_samples, q / points.size, key)
+    return float(min(points[upper <= delta], default=math.inf))
 
 
 @functools.lru_cache(maxsize=64)
@@ -369,13 +369,13 @@ def _distribution_near(
 
 def _distribution_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) -> Proposal:
     """Return the proposal with the smallest scale at `epsilon`, of those that resolve `delta`."""
-    found = proposals_at(mechanism, epsilon, direction, _samples_for(delta))
+    offered = proposals_at(mechanism, epsilon, direction, _samples_for(delta))
     # In logs: a scale may exceed float64.
     most = math.log(delta / 8) if delta / 8 > 0 else -math.inf
     resolving = [
-        p for p in found if p.total_variation <= 0 or p.log_scale + math.log(p.total_variation) <= most
+        p for p in offered if p.total_variation <= 0 or p.log_scale + math.log(p.total_variation) <= most
     ]
-    return min(resolving or found[:1], key=_preferred)
+    return min(resolving or offered[:1], key=_preferred)
 
 
 def _samples_for(delta: float):
@@ -405,9 +405,9 @@ def best_proposal(
     mechanism: Mechanism, epsilon: float, direction: str, name: str | None, composed: Composed | None
 ) -> Proposal:
     """Return the proposal called `name`, or the one with the smallest scale; for "remove" it must exist."""
-    found = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
-    exact = [p for p in found if not p.of_a_bound or p.log_scale <= math.log(_BOUNDED_BELOW)]
-    return choose_proposal(found, direction, name, min(exact, key=_preferred))
+    offered = proposals_at(mechanism, epsilon, direction, _samples_for(_SMALLEST_DELTA), composed=composed)
+    exact = [p for p in offered if not p.of_a_bound or p.log_scale <= math.log(_BOUNDED_BELOW)]
+    return choose_proposal(offered, direction, name, min(exact, key=_preferred))
 
 
 def _preferred(proposal: Proposal):

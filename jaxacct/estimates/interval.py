@@ -83,15 +83,15 @@ def bands_of_both(
     Each end is wrong with probability at most q / 2, so together with q, for any dependence. `draw` is:
     proposal -> its samples.
     """
-    found = bands(chosen, grid, draw(chosen), q, profile)
+    above = bands(chosen, grid, draw(chosen), q, profile)
     if below is chosen:
-        return found
+        return above
     if below is None:
-        found[0] = 0.0
-        return found
+        above[0] = 0.0
+        return above
     lower, value, _ = bands(below, grid, draw(below), q, profile)
-    lower = np.minimum(lower, found[2])
-    return np.stack([lower, np.clip((value + found[1]) / 2, lower, found[2]), found[2]])
+    lower = np.minimum(lower, above[2])
+    return np.stack([lower, np.clip((value + above[1]) / 2, lower, above[2]), above[2]])
 
 
 def crossing(

@@ -77,5 +77,5 @@ def _bounds(lines: list[Extrapolation], blocks: int, q: float, key, progress: Pr
             counts[place] += [bounds.bin_terms(line.terms(draws, rounded)) for line in lines]
             if progress:
                 progress("estimate add (extrapolated)", int(counts[:, 0].sum()), 2 * blocks * BLOCK_SIZE)
-    found = [bound_of_line(line, q, *both) for line, *both in zip(lines, *counts, strict=True)]
-    return np.minimum(1.0, found)
+    upper = [bound_of_line(line, q, *both) for line, *both in zip(lines, *counts, strict=True)]
+    return np.minimum(1.0, upper)

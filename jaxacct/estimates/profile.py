@@ -119,18 +119,18 @@ def privacy_profile(
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     if known is not None and (len(grid) <= _COMPUTED_POINTS or not known.is_two_sided):
-        found, num_samples = known_bands(known, mechanism, grid, compose_with), 0
-        names: dict[str, str] = dict.fromkeys(found, known.name)
+        bands, num_samples = known_bands(known, mechanism, grid, compose_with), 0
+        names: dict[str, str] = dict.fromkeys(bands, known.name)
     else:
         composed = composition_of(compose_with)
         distributions = functools.partial(_distributions, mechanism, grid=grid, composed=composed)
         options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
         has_line = supports(mechanism)
-        found, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
+        bands, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
     if mechanism.is_replace_one:  # symmetric
-        found[Direction.ADD] = found[Direction.REMOVE].copy()
-    lower, estimate, upper = np.maximum(found[Direction.REMOVE], found[Direction.ADD])
-    return Profile(grid, lower, estimate, upper, found, confidence, num_samples, names)
+        bands[Direction.ADD] = bands[Direction.REMOVE].copy()
+    lower, estimate, upper = np.maximum(bands[Direction.REMOVE], bands[Direction.ADD])
+    return Profile(grid, lower, estimate, upper, bands, confidence, num_samples, names)
 
 
 def _distributions(

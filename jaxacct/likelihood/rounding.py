@@ -191,8 +191,8 @@ def log_coincidence(mechanism, power: int) -> float:
     sharper = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(power))
     if not sharper.is_stationary or one.replicas.max_replicas(sharper) < 2:
         return math.inf
-    found = one.replicas.log_normalizer(sharper, 2)
-    return found if found < math.inf else math.inf  # for NaN, too
+    log_moment = one.replicas.log_normalizer(sharper, 2)
+    return log_moment if log_moment < math.inf else math.inf  # for NaN, too
 
 
 def magnitudes(mechanism, direction, replicas, push) -> tuple[float, float, float]:
@@ -275,10 +275,10 @@ def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
 
 def fewest_participations(scheme, allowed: float) -> int:
     """Return the smallest k >= 1 that is exceeded with probability at most e^allowed, or the largest k."""
-    found = bisect_left(
+    count = bisect_left(
         range(max_unit_participations(scheme)), True, key=lambda k: log_count_tail(scheme, k + 1) <= allowed
     )
-    return max(found, 1)
+    return max(count, 1)
 
 
 def _error_parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, float, float]:

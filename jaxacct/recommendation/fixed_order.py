@@ -43,7 +43,7 @@ def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: 
             matrices += [(name, b) for b in (doublings(2, limit) if bands is None else [min(bands, limit)])]
         elif bands is None or bands <= room:
             matrices += [(name, b) for b in (range(1, room + 1) if bands is None else [bands])]
-    mu, found = gaussian_sensitivity(numbers.epsilon, numbers.delta), {}
+    mu, candidates = gaussian_sensitivity(numbers.epsilon, numbers.delta), {}
     for name, number in matrices:
         workload = {} if name == "square-root" else {"workload": numbers.workload}
         matrix = ending(by_name(name, number, scheme, **workload), scheme)
@@ -51,7 +51,7 @@ def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: 
         place = Place(scheme, matrix, name, max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
         # More buffers than are of use end as fewer: one candidate for each number.
         key = (name, matrix.named_bands) if name == "buffered" else matrix
-        found[key] = min(place, found.get(key, place), key=lambda each: each.error)
-    if not found:
+        candidates[key] = min(place, candidates.get(key, place), key=lambda each: each.error)
+    if not candidates:
         raise ValueError(f"memory_copies must be at least {2 * (bands or 1) + 1} for strategy buffered")
-    return list(found.values())
+    return list(candidates.values())

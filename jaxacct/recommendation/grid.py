@@ -73,7 +73,7 @@ def grid_of(numbers: RunNumbers, max_bands: int, scheme, bands, separation) -> l
     """Return (scheme, bands) of every candidate: bands are powers of two, separations doublings of them."""
     n, cycle = numbers.iterations, numbers.cycle
     limit = min(max_bands, n, math.floor(cycle))
-    found: list[tuple[Scheme, int]] = []
+    pairs: list[tuple[Scheme, int]] = []
     for b in [bands] if bands is not None else dict.fromkeys([*doublings(1, limit), limit]):
         separations = doublings(b, min(n, math.floor(cycle)))
         if cycle == math.floor(cycle) and cycle <= _validate.MAX_SEPARATION:
@@ -83,9 +83,9 @@ def grid_of(numbers: RunNumbers, max_bands: int, scheme, bands, separation) -> l
             separations = [s for s in separations if s <= room]
         for s in separations if separation is None else [separation]:
             pair = (scheme_of(numbers, scheme, s, separation is not None), b)
-            if b <= min(n, pair[0].min_separation) and pair not in found:
-                found.append(pair)
-    return found
+            if b <= min(n, pair[0].min_separation) and pair not in pairs:
+                pairs.append(pair)
+    return pairs
 
 
 def fixed_counts_of(numbers: RunNumbers, max_bands: int, bands, separation) -> dict[str, list]:
@@ -93,17 +93,17 @@ def fixed_counts_of(numbers: RunNumbers, max_bands: int, bands, separation) -> d
 
     With at most one participation they are all the first one.
     """
-    found: dict[str, list] = {}
+    grids: dict[str, list] = {}
     for name in FIXED_COUNTS[:1] if numbers.at_most_once else FIXED_COUNTS:
         if name == EpochwiseAllocation.name and numbers.cycle != math.floor(numbers.cycle):
             continue
         try:
-            found[name] = [
+            grids[name] = [
                 pair for number in bands for pair in grid_of(numbers, max_bands, name, number, separation)
             ]
         except ValueError:  # no room at the separation that was given
             continue
-    return found
+    return grids
 
 
 def scheme_of(numbers: RunNumbers, name: str | None, separation: int, given: bool) -> Scheme:

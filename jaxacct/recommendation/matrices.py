@@ -86,19 +86,19 @@ def _amplified(bands: int, scheme: Scheme, workload: Workload, mu: float) -> Str
 
     expected = most * scheme.sums.probability
     first = min(range(len(repeats)), key=lambda i: abs(math.log(repeats[i] / max(1.0, expected))))
-    found = [(noise**2 * unit_error(root, n, workload), root)]
+    candidates = [(noise**2 * unit_error(root, n, workload), root)]
     for step in (1, -1):
         i = first
         while 0 <= i + step < len(repeats) and tried(i + step)[0] < tried(i)[0]:
             i += step
-        found.append(tried(i))
-    return min(found, key=lambda pair: pair[0])[1]
+        candidates.append(tried(i))
+    return min(candidates, key=lambda pair: pair[0])[1]
 
 
 def doublings(first: int, last: int) -> list[int]:
     """Return first, 2 first, 4 first, ... up to `last`."""
-    found = []
+    numbers = []
     while first <= last:
-        found.append(first)
+        numbers.append(first)
         first *= 2
-    return found
+    return numbers

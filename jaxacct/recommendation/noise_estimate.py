@@ -185,10 +185,10 @@ def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: "Mom
         return math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
 
     if isinstance(start, Moment):
-        found, slope = _root_and_slope(excess, math.log(start.noise_multiplier), start.slope, 0.05)
+        log_noise, slope = _root_and_slope(excess, math.log(start.noise_multiplier), start.slope, 0.05)
     else:
-        found, slope = _root_and_slope(excess, math.log(start), -2.0 * m)
-    return Moment(math.exp(found), slope)
+        log_noise, slope = _root_and_slope(excess, math.log(start), -2.0 * m)
+    return Moment(math.exp(log_noise), slope)
 
 
 def log_moment(mechanism: Mechanism, m: int) -> float:

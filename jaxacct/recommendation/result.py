@@ -168,11 +168,11 @@ class Recommendation:
             )
             _say(how, f"{row.describe()}: {excess} {row.noise_multiplier:.5g}; next: {other.describe()}")
             try:
-                found = self._calibrated(other, options, how, share)
+                certified = self._calibrated(other, options, how, share)
             except (ValueError, NotCertifiedError) as error:  # the best plan stands
                 _say(how, f"{other.describe()}: {error}")
                 continue
-            row, plan = other, found
+            row, plan = other, certified
             if row.error_at(plan.noise_multiplier) < best_row.error_at(best_plan.noise_multiplier):
                 best = row, plan
         if best[0] is not self.chosen:

@@ -146,23 +146,23 @@ def recommend(
         if progress:
             progress(f"choosing: {what}", 0, 0)
 
-    found, looked_at = [], 0
+    places, looked_at = [], 0
     say("independent noise")
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency)
     if fixed:
         order = scheme_of(numbers, scheme, min_separation or 1, True)
-        found = fixed_order.places(order, numbers, max_copies, bands, matrix_name)
-        looked_at = len(found)
+        places = fixed_order.places(order, numbers, max_copies, bands, matrix_name)
+        looked_at = len(places)
     elif bands == 1 and scheme is None and min_separation is None and matrix_name != "buffered":
-        found = _one_band(numbers, say)
-        looked_at = len(found)
+        places = _one_band(numbers, say)
+        looked_at = len(places)
     elif matrix_name != "buffered":
-        found = _search(
+        places = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
-        if scheme is None and found and numbers.cycle > 1 and adjacency != REPLACE_ONE:
-            found += _with_fixed_counts(found, max_copies, min_separation, estimates, numbers, say)
-        looked_at = len(found)
+        if scheme is None and places and numbers.cycle > 1 and adjacency != REPLACE_ONE:
+            places += _with_fixed_counts(places, max_copies, min_separation, estimates, numbers, say)
+        looked_at = len(places)
     if matrix_name == "buffered" and max_copies < 3:
         raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
     if not fixed and (matrix_name == "buffered" or (matrix_name is None and bands is None)):
@@ -171,16 +171,18 @@ def recommend(
         if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
-        if place and (not found or place.error <= SIMILAR_ERROR_RATIO * min(other.error for other in found)):
-            found.append(place)
-    if not found:
+        if place and (
+            not places or place.error <= SIMILAR_ERROR_RATIO * min(other.error for other in places)
+        ):
+            places.append(place)
+    if not places:
         own = "" if scheme == BallsInBins.name else ", --min-separation"
         raise ValueError(
             f"scheme {scheme or 'b-min-sep'} takes too long to search at {iterations:,} iterations; "
             f"`jaxacct calibrate` with --scheme, --bands{own} and --strategy optimal certifies it without"
         )
     say("the cost of certifying")
-    rows, place = _ranked(found, numbers)
+    rows, place = _ranked(places, numbers)
     chosen, values = rows[place], (scheme, bands, min_separation, matrix_name)
     options = dict(zip(SEARCHED, values, strict=True))
     choice = Choice(
@@ -226,7 +228,7 @@ def _one_band(numbers: RunNumbers, say) -> list[Place]:
         schemes.append(scheme_of(numbers, BallsInBins.name, int(cycle), False))
     grids = fixed_counts_of(numbers, 1, (1,), 1)
     schemes += [scheme for grid in grids.values() for scheme, _ in grid]
-    found = []
+    places = []
     for scheme in dict.fromkeys(schemes):
         mechanism = Mechanism(scheme, identity, 1.0, numbers.adjacency)
         exact = analytic.exact(mechanism, numbers.delta)
@@ -237,8 +239,8 @@ def _one_band(numbers: RunNumbers, say) -> list[Place]:
             exponent = grid.bound(exact.name)
             if exponent is not None:
                 place = Place(scheme, identity, "optimal", grid.step**exponent, numbers.workload)
-                found.append(dataclasses.replace(place, accountant=exact.name))
-    return found
+                places.append(dataclasses.replace(place, accountant=exact.name))
+    return places
 
 
 def _buffered(
@@ -277,13 +279,13 @@ def _buffered(
 
 
 def _with_fixed_counts(
-    found, max_copies: int, separation, estimates, numbers: RunNumbers, say
+    places, max_copies: int, separation, estimates, numbers: RunNumbers, say
 ) -> list[Place]:
     """Estimate the schemes with fixed numbers of participations where the others are best.
 
     Only the numbers of bands and the matrices of the best few are looked at.
     """
-    best = sorted(found, key=lambda place: place.error)[:NUM_SEPARATION_SEARCHES]
+    best = sorted(places, key=lambda place: place.error)[:NUM_SEPARATION_SEARCHES]
     matrices = tuple(dict.fromkeys(place.matrix for place in best))
     bands = tuple(dict.fromkeys(place.strategy.bands for place in best))
     grids = fixed_counts_of(numbers, max_copies, bands, separation)
@@ -351,9 +353,9 @@ def _independent(scheme: Scheme, strategy, matrix_name: str, estimates, numbers:
         return None
 
 
-def _ranked(found: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended, ...], int]:
+def _ranked(places: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended, ...], int]:
     """Return the rows to show, smallest error first, and the place of the selected one."""
-    order = sorted(found, key=lambda place: place.error)
+    order = sorted(places, key=lambda place: place.error)
     best_of: dict[int | str, Place] = {}
     for place in order:
         best_of.setdefault(place.strategy.bands, place)

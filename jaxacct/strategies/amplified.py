@@ -59,7 +59,7 @@ def amplified(
         noise, noise_slope = _log_square_noise(c, repeats, log_sum)
         return error + noise, error_slope + noise_slope[1:]
 
-    found = scipy.optimize.minimize(
+    optimum = scipy.optimize.minimize(
         objective,
         start[1:] / start[0],
         jac=True,
@@ -67,7 +67,7 @@ def amplified(
         bounds=[(0.0, None)] * (bands - 1),
         options={"maxiter": 200, "maxcor": 10, "ftol": 1e-10, "gtol": 1e-7},
     )
-    return BandedToeplitz.scaled(np.append(1.0, found.x))
+    return BandedToeplitz.scaled(np.append(1.0, optimum.x))
 
 
 def _lags(c: np.ndarray) -> np.ndarray:

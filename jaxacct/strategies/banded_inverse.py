@@ -106,12 +106,12 @@ class BandedInverse(ComputedColumn):
         if bands == 1:
             return cls((1.0,), n)
 
-        def loss(found: BandedInverse) -> float:
-            return found.unit_workload_error(n, workload) * found.squared_sensitivity(n, separation, k)
+        def loss(strategy: BandedInverse) -> float:
+            return strategy.unit_workload_error(n, workload) * strategy.squared_sensitivity(n, separation, k)
 
         tried = _candidates(workload.error_of(n, bands), n, bands, separation, k)
-        found = min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
-        return dataclasses.replace(found, given_norm=1.0)  # the scale of a search has no meaning
+        best = min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
+        return dataclasses.replace(best, given_norm=1.0)  # the scale of a search has no meaning
 
     def noise_recursion(self) -> NoiseRecursion:
         return NoiseRecursion(np.array(self.inverse), of_inverse=True)
@@ -162,7 +162,7 @@ def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, par
 
     def search(tail, constraint, bounds=None):
         options = {"maxiter": 500, "ftol": 1e-14}
-        found = scipy.optimize.minimize(
+        optimum = scipy.optimize.minimize(
             objective,
             tail,
             jac=True,
@@ -171,7 +171,7 @@ def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, par
             constraints=[constraint],
             options=options,
         ).x
-        return found if np.isfinite(found).all() else tail
+        return optimum if np.isfinite(optimum).all() else tail
 
     ones = np.ones(bands - 1)
     bounded = {"type": "ineq", "fun": lambda tail: 1 + tail.sum(), "jac": lambda tail: ones}

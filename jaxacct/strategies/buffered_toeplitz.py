@@ -124,13 +124,13 @@ class BufferedToeplitz(ComputedColumn):
         def search(start):
             return _search(start, error_of, n, separation, k)
 
-        found = min(map(search, _starts(n, buffers, separation, k)), key=lambda found: found[0])
-        while found[1].size > 1:
-            fewer = search(_one_fewer(*found[1:]))
-            if fewer[0] > found[0] + _MIN_ERROR_REDUCTION:
+        best = min(map(search, _starts(n, buffers, separation, k)), key=lambda best: best[0])
+        while best[1].size > 1:
+            fewer = search(_one_fewer(*best[1:]))
+            if fewer[0] > best[0] + _MIN_ERROR_REDUCTION:
                 break
-            found = fewer
-        return cls(tuple(found[1]), tuple(found[2]), n)
+            best = fewer
+        return cls(tuple(best[1]), tuple(best[2]), n)
 
     def noise_recursion(self) -> BufferedRecursion:
         return _recursion(self)
@@ -264,9 +264,9 @@ def _search(start, error_of: Callable, n: int, separation: int, participations: 
         return value, np.append(of_decays * decays * (1 - decays), of_logits) * inside
 
     x = np.append(scipy.special.logit(decays), np.log(weights / (1 - weights.sum())))
-    found = scipy.optimize.minimize(
+    optimum = scipy.optimize.minimize(
         objective, x, jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": 500}
     )
-    decays, weights = numbers(found.x)
+    decays, weights = numbers(optimum.x)
     order = np.argsort(-decays)
-    return found.fun, decays[order], weights[order]
+    return optimum.fun, decays[order], weights[order]

@@ -140,8 +140,8 @@ def noise_norm(strategy: "Stationary", iterations: int, probability: float) -> f
         return (-0.5 * np.log1p(-2 * rate * power).sum() - math.log(probability)) / rate
 
     ends = math.log(1e-9 / top), math.log(0.4999 / top)
-    found = scipy.optimize.minimize_scalar(square, bounds=ends, method="bounded").fun
-    return math.sqrt(float(found) * (1 + 1e-9))
+    smallest = scipy.optimize.minimize_scalar(square, bounds=ends, method="bounded").fun
+    return math.sqrt(float(smallest) * (1 + 1e-9))
 
 
 @functools.lru_cache(maxsize=64)

@@ -231,21 +231,21 @@ def workload_named(text: str, iterations: int) -> Workload:
         raise ValueError(f"workload must be {GRAMMAR}, got {text!r:.80}")
     if text == PREFIX_SUM:
         return PREFIX_SUMS
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in text.split(","):
         name, is_given, value = part.strip().partition(":")
         is_shape = name in SHAPES[1:] and not is_given
         name, value = ("shape", name) if is_shape else (name, value)
-        if not (is_shape or name in _NUMBERS) or name in found:
-            twice = " twice" if name in found else ""
+        if not (is_shape or name in _NUMBERS) or name in options:
+            twice = " twice" if name in options else ""
             raise ValueError(f"workload must be {GRAMMAR}, got {part!r:.40}{twice}")
-        found[name] = value if name == "shape" else _number(name, value)
-    rate, warmup = found.get("learning-rate", 1.0), found.get("warmup", 0.0)
+        options[name] = value if name == "shape" else _number(name, value)
+    rate, warmup = options.get("learning-rate", 1.0), options.get("warmup", 0.0)
     if warmup != int(warmup):
         raise ValueError(f"warmup must be a number of steps, got {warmup!r}")
-    if warmup or "shape" in found:
-        rate = Schedule(rate, iterations, str(found.get("shape", "constant")), int(warmup))
-    return Workload(rate, found.get("momentum", 0.0), found.get("weight-decay", 0.0))
+    if warmup or "shape" in options:
+        rate = Schedule(rate, iterations, str(options.get("shape", "constant")), int(warmup))
+    return Workload(rate, options.get("momentum", 0.0), options.get("weight-decay", 0.0))
 
 
 def name_of(workload: Workload) -> str | None:

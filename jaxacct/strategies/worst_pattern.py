@@ -116,10 +116,10 @@ def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[
         parents.append(parent)
         values.append(best)
     m = int(np.argmax([value.max() for value in values]))
-    found = [int(np.argmax(values[m]))]
+    path = [int(np.argmax(values[m]))]
     for parent in reversed(parents[:m]):
-        found.append(int(parent[found[-1]]))
-    return float(values[m].max()), np.array(found[::-1])
+        path.append(int(parent[path[-1]]))
+    return float(values[m].max()), np.array(path[::-1])
 
 
 def _first_max(values: np.ndarray) -> np.ndarray:
