@@ -55,7 +55,7 @@ class Problem:
     delta: float | None = None
 
     @property
-    def found(self) -> str | None:
+    def missing(self) -> str | None:
         """Name of the number that is found; None where all are given."""
         return next((name for name in LIMITS if getattr(self, name) is None), None)
 
@@ -79,7 +79,7 @@ class Problem:
         Its budget is all of delta but the reserves for batch sizes, half at most.
         """
         given = {name: getattr(self, name) for name in LIMITS}
-        given |= {} if self.found is None else {self.found: value}
+        given |= {} if self.missing is None else {self.missing: value}
         mechanism = self.at(given["noise_multiplier"])
         target, why = self.target(given["epsilon"], given["delta"])
         if target is None:
@@ -123,12 +123,12 @@ class Grid:
     @property
     def step(self) -> float:
         """Ratio of neighbours."""
-        return self.ratio ** (DELTA_STEPS if self.problem.found == "delta" else 1)
+        return self.ratio ** (DELTA_STEPS if self.problem.missing == "delta" else 1)
 
     @property
     def ends(self) -> tuple[int, int]:
         """Smallest and largest exponent."""
-        least, most = LIMITS[str(self.problem.found)]
+        least, most = LIMITS[str(self.problem.missing)]
         return math.ceil(math.log(least, self.step)), math.floor(math.log(most, self.step))
 
     def claim(self, exponent: int) -> Claim | None:
@@ -154,7 +154,7 @@ class Grid:
             return math.log(by(claim.mechanism, claim.target.epsilon) / claim.target.budget.delta)
 
         step = max(1, round(0.03 / math.log(self.ratio)))
-        if problem.found == "noise_multiplier":
+        if problem.missing == "noise_multiplier":
             target = problem.target(problem.epsilon, problem.delta)[0]
             assert target is not None
             noise = unamplified.noise_multiplier_for(problem.at(1.0), target.epsilon, target.budget.delta)

@@ -67,7 +67,7 @@ class Route:
 
     def plan(self) -> Plan:
         """Return the plan of the numbers that are given, or of the smallest one that is found."""
-        return self._given() if self.problem.found is None else self._smallest()
+        return self._given() if self.problem.missing is None else self._smallest()
 
     def _may_sample(self, mechanism: Mechanism) -> bool:
         """Return whether samples may certify more than a bound does for such a mechanism."""
@@ -107,8 +107,8 @@ class Route:
 
         NotCertifiedError for a given noise multiplier without such a candidate, ValueError otherwise.
         """
-        problem, by_bounds, by_samples = self.problem, *map(self._grid, self.options.grids)
-        estimate = self.options.estimate
+        problem, estimate = self.problem, self.options.estimate
+        by_bounds, by_samples = (Grid(problem, ratio) for ratio in self.options.grids)
         exponent = by_bounds.bound(self.options.named, None if self.options.accountant is None else estimate)
         claim = None if exponent is None else by_bounds.claim(exponent)
         if claim is None and problem.noise_multiplier is None:
@@ -129,13 +129,10 @@ class Route:
             raise NotCertifiedError(self._why_none(), None)
         return bound
 
-    def _grid(self, ratio: float) -> Grid:
-        return Grid(self.problem, ratio)
-
     def _refined(self, grid: Grid, bound: float | None) -> tuple[Plan | None, str]:
         """Return the plan of the smallest candidate below the bound that samples certify, or None and why."""
         step, (least, most) = grid.step, grid.ends
-        less = LESS_NOISE ** (DELTA_STEPS if grid.problem.found == "delta" else 1)
+        less = LESS_NOISE ** (DELTA_STEPS if grid.problem.missing == "delta" else 1)
         end = most + 1 if bound is None else math.ceil(math.log(bound, step))
         top = most if bound is None else math.floor(math.log(less * bound, step))
         within = f"within {self.options.seconds:g} seconds"
@@ -143,7 +140,7 @@ class Route:
         if first is None:
             return None, f"pilots did not end {within}"
         if first > top:
-            name = str(grid.problem.found).removesuffix("_multiplier")
+            name = str(grid.problem.missing).removesuffix("_multiplier")
             return None, f"{within} pilot runs predict less than {100 * (1 - less):.0f} % less {name}"
 
         def verified(above: int, share: float, may_give_up: bool) -> Plan | None:
@@ -153,7 +150,7 @@ class Route:
             return Plan(verdict.claim, verdict.evidence) if verdict and verdict.certified else None
 
         plan = shares.release(verified, end - first)
-        name = str(self.problem.found).replace("_", " ")
+        name = str(self.problem.missing).replace("_", " ")
         return plan, f"{name}s from {step**first:.5g} were not certified {within}"
 
     def selected(self, grid: Grid, least: int, top: int) -> tuple[int | None, int]:
@@ -211,7 +208,7 @@ class Route:
         self.pilots.clock.say(text)
 
     def _in_short(self, plan: Plan) -> str:
-        name = str(self.problem.found)
+        name = str(self.problem.missing)
         accountant = getattr(plan.evidence, "accountant", "samples")
         return f"{name.replace('_', ' ')} {getattr(plan, name):.5g} (accountant {accountant})"
 
@@ -219,7 +216,7 @@ class Route:
         """Return why no candidate has a bound, and for a given noise multiplier none is certified."""
         problem, by = self.problem, self.options.named
         if problem.noise_multiplier is not None:
-            name, (_, most) = str(problem.found), LIMITS[str(problem.found)]
+            name, (_, most) = str(problem.missing), LIMITS[str(problem.missing)]
             other = f"delta {problem.delta:g}" if name == "epsilon" else f"epsilon {problem.epsilon:g}"
             noise = f"noise multiplier {problem.noise_multiplier:g}"
             return f"{noise} is too small for any {name} up to {most:g} at {other}"
