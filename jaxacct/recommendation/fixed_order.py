@@ -2,17 +2,14 @@
 
 import math
 
-from jaxacct.accountants import unamplified
-from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER
-from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.recommendation.matrices import doublings
-from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity
+from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity, revealed_noise
 from jaxacct.schemes import FixedOrder
 from jaxacct.strategies import by_name, ending
 
 LOADERS = ("poisson-like", "shuffled", "fixed")
 NAMES = ("optimal", "square-root", "buffered")
-MAX_BUFFERS = 4
+MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/results/buffered.json)
 
 
 def options_of(loader: str, dataset_size: int, batch_size: float) -> dict:
@@ -47,8 +44,8 @@ def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: 
     for name, number in matrices:
         workload = {} if name == "square-root" else {"workload": numbers.workload}
         matrix = ending(by_name(name, number, scheme, **workload), scheme)
-        noise = unamplified.sensitivity(Mechanism(scheme, matrix, 1.0, numbers.adjacency)) / mu
-        place = Place(scheme, matrix, name, max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
+        noise = revealed_noise(scheme, matrix, numbers.adjacency, mu)
+        place = Place(scheme, matrix, name, noise, numbers.workload)
         # More buffers than are of use end as fewer: one candidate for each number.
         key = (name, matrix.named_bands) if name == "buffered" else matrix
         candidates[key] = min(place, candidates.get(key, place), key=lambda each: each.error)

@@ -162,7 +162,7 @@ class Estimates:
         if less and not math.isfinite(log_moment(Mechanism(scheme, strategy, noise), 2)):
             return None  # there are no draws to certify it by
         # Revealing the pattern is enough, whatever the line says.
-        most = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0, self.target.adjacency)) / self.mu
+        most = revealed_noise(scheme, strategy, self.target.adjacency, self.mu)
         noise = min(most, max(MIN_NOISE_MULTIPLIER, self.target.over_zero_out(scheme, strategy) * noise))
         return Place(scheme, strategy, matrix, noise, workload, moments)
 
@@ -171,6 +171,12 @@ def gaussian_sensitivity(epsilon: float, delta: float) -> float:
     """Return the sensitivity per unit of noise of the Gaussian mechanism that just meets a target."""
     step = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
     return 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
+
+
+def revealed_noise(scheme: Scheme, strategy: Strategy, adjacency: str, mu: float) -> float:
+    """Return the noise multiplier for all participations revealed; `mu` as of `gaussian_sensitivity`."""
+    sensitivity = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0, adjacency))
+    return max(MIN_NOISE_MULTIPLIER, sensitivity / mu)
 
 
 def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: "Moment | float" = 1.0) -> Moment:

@@ -9,7 +9,7 @@ of the data set, which neighbours share: it has no privacy cost, and equal numbe
 import dataclasses
 import math
 
-from jaxacct.accountants import analytic, unamplified
+from jaxacct.accountants import analytic
 from jaxacct.calibration.choice import (
     COEFFICIENTS,
     MATRICES,
@@ -20,19 +20,21 @@ from jaxacct.calibration.choice import (
     SearchedScheme,
     copies_of,
 )
-from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Grid, Problem
+from jaxacct.calibration.grid import Grid, Problem
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.calibration.targets import Target, asked
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
 from jaxacct.recommendation import fixed_order
+from jaxacct.recommendation.fixed_order import MAX_BUFFERS
 from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, scheme_of, why_none
 from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.noise_estimate import (
     Estimates,
     Place,
     predicted,
+    revealed_noise,
     table_size,
     unit_error,
 )
@@ -43,7 +45,6 @@ from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, endin
 from jaxacct.strategies.workload import PREFIX_SUMS, name_of
 
 MEMORY_COPIES = 16
-MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/results/buffered.json)
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
 SIMILAR_ERROR_RATIO = (
     1.02  # candidates whose errors have at most this ratio: the one that needs less is selected
@@ -267,7 +268,7 @@ def _buffered(
         participations=scheme.max_participations,
         workload=numbers.workload,
     )
-    noise = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0, numbers.adjacency)) / estimates.mu
+    noise = revealed_noise(scheme, strategy, numbers.adjacency, estimates.mu)
     searched = name is not None or numbers.adjacency != REPLACE_ONE
     if numbers.at_most_once and searched and name in (None, BalancedMinSep.name):
         n = numbers.iterations
@@ -275,7 +276,7 @@ def _buffered(
         place = estimates.of(once, strategy, "buffered", None, numbers.workload)
         if place is not None and place.noise_multiplier < LESS_NOISE * noise:
             return place
-    return Place(scheme, strategy, "buffered", max(MIN_NOISE_MULTIPLIER, noise), numbers.workload)
+    return Place(scheme, strategy, "buffered", noise, numbers.workload)
 
 
 def _with_fixed_counts(
