@@ -17,7 +17,8 @@ from jaxacct.schemes.batch_sizes import OVERFLOW, Overflow, batch_sizes, check_d
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import hockey_stick
-from jaxacct.strategies import strategy_from_json
+from jaxacct.strategies import STRATEGIES
+from jaxacct.strategies.banded_toeplitz import BandedToeplitz
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +183,10 @@ class _Written:
 def claim_from_json(data) -> Claim:
     """Return the claim that `Claim.to_json` wrote; ValueError for fields that are not as it writes them."""
     read = records.read(_Written, data, "plan claim")
-    name = read.scheme.get("name")
+    name, kind = read.scheme.get("name"), read.strategy.get("kind", BandedToeplitz.kind)
     scheme = scheme_from_fields(SCHEMES[_validate.one_of("scheme", name, tuple(SCHEMES))], read.scheme)
-    mechanism = Mechanism(scheme, strategy_from_json(read.strategy), read.noise_multiplier, read.adjacency)
+    strategy = STRATEGIES[_validate.one_of("strategy kind", kind, tuple(STRATEGIES))].from_json(read.strategy)
+    mechanism = Mechanism(scheme, strategy, read.noise_multiplier, read.adjacency)
     event = None if read.compose_with is None else _events().event_from_json(read.compose_with)
     target = ClaimedTarget(read.epsilon, read.delta, read.budget, event)
     claim = Claim(mechanism, target, read.dataset_size, read.truncate_to)
