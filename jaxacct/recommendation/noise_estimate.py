@@ -207,7 +207,8 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
     mixing = b * (b * p) ** 2 / (1 - p) if p < 1 else math.inf
     about = getattr(scheme.replicas, "log_normalizer_about", None)
-    if about is not None and scheme.sums.fixed_count:  # tables are those of the whole run
+    table = scheme.sums.table
+    if about is not None and table is not None and table.num_left > 1:  # a shorter run has other counts
         return about(mechanism, m)
     if m > 2 and about is not None and 4 * mixing <= n:  # else constant growth may be temporary
         return about(mechanism, m)
@@ -217,12 +218,17 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
         return replicas.log_normalizer(mechanism, m)
 
     def of(steps):
-        shorter = scheme_from_json(scheme_to_json(scheme) | {"iterations": steps})
-        return replicas.log_normalizer(Mechanism(shorter, strategy, mechanism.noise_multiplier), m)
+        shorter = Mechanism(_shorter(scheme, steps), strategy, mechanism.noise_multiplier)
+        return replicas.log_normalizer(shorter, m)
 
     long = math.ceil(short)
     half, whole = of(long // 2), of(long)
     return whole + (n - long) * (whole - half) / (long - long // 2)
+
+
+@functools.lru_cache(maxsize=64)  # a scheme keeps its table
+def _shorter(scheme: Scheme, iterations: int) -> Scheme:
+    return scheme_from_json(scheme_to_json(scheme) | {"iterations": iterations})
 
 
 def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:

@@ -4,23 +4,22 @@ The examples that participate most determine the privacy. With a fixed number of
 participates more than the others, so less noise is needed (proofs/fixed_counts.md).
 """
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common import validate
-from jaxacct.kernels import fixed_counts, threefry
-from jaxacct.kernels.randomness import bernoulli, bernoulli_error
-from jaxacct.kernels.recurrence import log_probabilities, softplus
+from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.base import SizedScheme, Sums
-from jaxacct.schemes.batches import Batches, ByStep, subsets
 from jaxacct.schemes.numbers import participation_rate
-from jaxacct.schemes.replicas import balanced_min_sep as balanced_replicas
+from jaxacct.schemes.replicas import one_participation
+from jaxacct.schemes.replicas import table as table_replicas
+from jaxacct.schemes.table import SamplingTable
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class BalancedMinSep(SizedScheme):
     min_separation: int
     participations: float
     name: ClassVar[str] = "balanced-min-sep"
-    replicas = balanced_replicas
     options: ClassVar = {"separation": "min_separation"}
 
     def __post_init__(self):
@@ -113,84 +111,23 @@ class BalancedMinSep(SizedScheme):
     def batch_rates(self) -> np.ndarray:
         return self.participation_probabilities()
 
+    @property
+    def replicas(self) -> ModuleType:
+        return one_participation if self.max_participations == 1 else table_replicas
+
     def log_probability_of_none(self) -> float:
         return self.max_participations * log_probabilities(self.keep_probability)[1]
 
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
-
-    def draw_error(self) -> float:
-        """Bound the relative error of the density of `draw_participation`.
-
-        Every participation is a uniform integer from 64 bits; thinning is by Bernoulli draws.
-        """
-        k = self.max_participations
-        log_error = k * math.log1p(threefry.integers_error(self.iterations))
-        if self.keep_probability < 1:
-            log_error += math.log1p(bernoulli_error(self.keep_probability, k))
-        return math.expm1(log_error)
-
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        k, b = self.max_participations, self.min_separation
-        steps = subsets(generator, self.num_columns, k, dataset_size) + np.arange(k) * (b - 1)
-        if self.keep_probability < 1:
-            steps = np.where(generator.random(steps.shape) < self.keep_probability, steps, self.iterations)
-        return ByStep(steps, self.iterations)
-
-    def thinned(self, key, steps):
-        """Return the steps that are kept, ascending, with n for the others."""
-        if self.keep_probability < 1:
-            steps = jnp.where(bernoulli(key, self.keep_probability, steps.shape), steps, self.iterations)
-        return jnp.sort(steps, axis=1)
-
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """Compute ln of the mean over patterns of the product of `1 - q + q e^r`, q `keep_probability`."""
-        if log_ratios.ndim == 1:
-            return self.log_likelihood_ratios(log_ratios[None])[0]
-        log_ratios = log_ratios.T
-        if self.keep_probability < 1:
-            log_p, log_q = log_probabilities(self.keep_probability)
-            log_ratios = log_q + softplus(log_ratios + (log_p - log_q))
-        counts = self.max_participations, self.min_separation
-        return fixed_counts.log_mean_over_patterns(log_ratios, *counts)
-
-    @property
-    def num_columns(self) -> int:
-        """Number m of columns: patterns are the subsets of m columns (`kernels.fixed_counts`)."""
-        return fixed_counts.num_columns(self.iterations, self.max_participations, self.min_separation)
-
-    def participation_probabilities(self) -> np.ndarray:
-        n, k, m = self.iterations, self.max_participations, self.num_columns
-        found, v = np.zeros(n), np.arange(m)
-        for j in range(k):
-            found[j * (self.min_separation - 1) + v] += fixed_counts.column_probabilities(m, k, j)
-        return self.keep_probability * found
+    @functools.cached_property
+    def table(self) -> SamplingTable:
+        """An eligible example with j participations left has `columns` positions for the first of them."""
+        n, k = self.iterations, self.max_participations
+        b = 1 if k == 1 else self.min_separation  # nothing follows a single participation
+        left = np.arange(k + 1)
+        columns = n - np.arange(n)[:, None] - (left - 1) * (b - 1)
+        join = np.where(left < columns, left / np.maximum(columns, 1), np.sign(left))
+        return SamplingTable(join, b, False, (1.0,), self.keep_probability)
 
     @property
     def sums(self) -> Sums:
-        columns, k = self.num_columns, self.max_participations
-        chains = fixed_counts.log_choose(columns, min(k, columns // 2))
-        none = self.log_probability_of_none()
-        error = functools.partial(fixed_counts.rounding_bound, k, chains, none)
-        return Sums(1.0, none, columns, fixed_count=k, error=error)
-
-    def draw_positions(self, key, num_samples: int):
-        k, b = self.max_participations, self.min_separation
-        subset_key, keep_key = threefry.split(key)
-        lockouts = jnp.arange(k, dtype=jnp.int32)[None] * (b - 1)
-        steps = draw_subsets(subset_key, self.num_columns, k, num_samples) + lockouts
-        return self.thinned(keep_key, steps)
-
-
-def draw_subsets(key, columns: int, size: int, num_samples: int):
-    """Return (num_samples, size) int32: uniform subsets of 0 .. columns - 1, ascending (Floyd)."""
-    tops = columns - size + np.arange(size)
-    words = threefry.bits_32(key, (2, size, num_samples))
-    candidates = threefry.integers_of(words, (tops + 1)[:, None])
-    tops = jnp.asarray(tops, jnp.int32)
-
-    def add(i, drawn):
-        taken = (drawn == candidates[i][:, None]).any(axis=1)
-        return drawn.at[:, i].set(jnp.where(taken, tops[i], candidates[i]))
-
-    drawn = jnp.full((num_samples, size), columns, jnp.int32)
-    return jnp.sort(jax.lax.fori_loop(0, size, add, drawn), axis=1)
+        return dataclasses.replace(super().sums, fixed_count=self.max_participations)

@@ -333,6 +333,16 @@ class ExampleScheme(Scheme, abstract=True):
     def draw_variation(self) -> float:
         return self.table.draw_variation
 
+    @property
+    def sums(self) -> Sums:
+        probability = 1.0 if self.table.num_left > 1 else float(self.table.join.max())
+        return Sums(probability, self.log_probability_of_none(), self.iterations, table=self.table)
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        if log_ratios.ndim == 1:
+            return self.table.log_likelihood_ratios(log_ratios[:, None])[0]
+        return self.table.log_likelihood_ratios(log_ratios.T)
+
     def draw_positions(self, key, num_samples: int) -> jax.Array:
         """Draw (num_samples, slots) int32: steps of participation, ascending; n is none."""
         return self.table.draw_positions(key, num_samples)

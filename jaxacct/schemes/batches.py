@@ -18,31 +18,6 @@ def choose(generator: np.random.Generator, population: int, number: int) -> np.n
     return generator.choice(population, number, replace=False, shuffle=False)
 
 
-def subsets(generator: np.random.Generator, population: int, size: int, number: int) -> np.ndarray:
-    """Return (number, size) integers below `population`: uniform subsets, ascending (Floyd's algorithm)."""
-    drawn = np.full((number, size), population)
-    for i in range(size):
-        top = population - size + i
-        candidate = generator.integers(top + 1, size=number)
-        drawn[:, i] = np.where((drawn[:, :i] == candidate[:, None]).any(axis=1), top, candidate)
-    return np.sort(drawn, axis=1)
-
-
-class ByStep:
-    """Batches of fixed numbers of participations: each example's steps are drawn before the first batch."""
-
-    def __init__(self, steps: np.ndarray, iterations: int):
-        """Store the steps, (size, participations); `iterations` is none."""
-        size, participations = steps.shape
-        order = np.argsort(steps, axis=None, kind="stable")
-        self.members = (order // participations).astype(np.int32 if size < 2**31 else np.int64)
-        self.ends = np.concatenate([[0], np.cumsum(np.bincount(steps.ravel(), minlength=iterations))])
-
-    def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
-        del generator
-        return self.members[self.ends[step] : self.ends[step + 1]]
-
-
 class FromTable:
     """Batches of a sampling table: every unit follows the process of `schemes.table`, independently.
 

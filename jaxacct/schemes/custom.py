@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
 
-from jaxacct.schemes.base import ExampleScheme, Sums
+from jaxacct.schemes.base import ExampleScheme
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
@@ -79,17 +79,6 @@ class CustomScheme(ExampleScheme):
     @property
     def min_separation(self) -> int:
         return self.table.min_lockout
-
-    @property
-    def sums(self) -> Sums:
-        table = self.table
-        probability = 1.0 if table.num_left > 1 else float(table.join.max())
-        return Sums(probability, self.log_probability_of_none(), self.iterations, table=table)
-
-    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        if log_ratios.ndim == 1:
-            return self.table.log_likelihood_ratios(log_ratios[:, None])[0]
-        return self.table.log_likelihood_ratios(log_ratios.T)
 
     @classmethod
     def from_batch_size(cls, **sizes) -> "CustomScheme":

@@ -310,8 +310,8 @@ class SamplingTable:
         for i in range(rows):
             joins = eligible[i] * join[i]
             if i + lockout[i] < rows:
-                eligible[i + lockout[i]] += np.pad(joins[:, 1:], ((0, 0), (0, 1)))
-            eligible[i + 1] += eligible[i] - joins
+                eligible[i + lockout[i], :, :-1] += joins[:, 1:]
+            eligible[i + 1] += eligible[i] * (1 - join[i])
         return eligible[:rows].reshape(-1, K)[: self.iterations]
 
     def _eligible_of_one(self, join: list[float], lockout: list[int]) -> np.ndarray:

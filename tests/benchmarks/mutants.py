@@ -663,7 +663,10 @@ MUTANTS = [
     ),
     Mutant("jaxacct/schemes/table.py", "8 * growth", "4 * growth", TABLES),
     Mutant(
-        "jaxacct/schemes/replicas/table_weights.py", "(pull[0] if kept and kept_too else 1.0)", "1.0", TABLES
+        "jaxacct/schemes/replicas/table_weights.py",
+        "(pulled[end, 0] if one.kept and two.kept else 1.0)",
+        "1.0",
+        TABLES,
     ),
     Mutant(
         "jaxacct/schemes/replicas/table.py",

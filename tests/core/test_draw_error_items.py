@@ -23,19 +23,8 @@ from jaxacct import (
 )
 from jaxacct.kernels import epochs, lockouts
 from jaxacct.proposals.base import plain
-from jaxacct.schemes.replicas import base
 
 U = 2.0**-24
-
-
-def coin(p, trials):
-    """Threshold of 32 bits, of 64 where a side is rarer than 2^-10; half a step for each trial."""
-    step = 2.0**-33 if 2.0**-10 <= p <= 1 - 2.0**-10 else 2.0**-65
-    return math.expm1(trials * step / min(p, 1 - p))
-
-
-def integer(below):
-    return below * (2.0**-32 if below <= 2**16 else 2.0**-31)
 
 
 def product(*errors):
@@ -55,8 +44,9 @@ DRAW_ERRORS = [
     (BallsInBins(41, 4), math.expm1(2.0**-63 * 4)),
     (BMinSep(41, 4, 0.3, False), waits(0.3, 11, 41)),
     (BMinSep(41, 4, 0.3), waits(0.3, 11, 41, 2.0**-63 * 1.9 / 0.3)),
-    (BalancedMinSep(41, 4, 3), product(*3 * [integer(41)])),
-    (BalancedMinSep(41, 4, 2.5), product(*3 * [integer(41)], coin(2.5 / 3, 3))),
+    # One participation is left from step 8 on, with 33 steps for it.
+    (BalancedMinSep(41, 4, 3), waits(1 / 33, 3, 41)),
+    (BalancedMinSep(41, 4, 2.5), waits(1 / 33, 3, 41, 3 * 2.0**-62 * 6)),
     (EpochwiseAllocation(41, 8, 3), waits(1 / 8, 6, 41)),
 ]
 
@@ -67,8 +57,7 @@ def test_errors_of_draws(scheme, expected):
     at = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
     assert plain(at, "remove").relative_error == pytest.approx(expected, rel=1e-9, abs=0)
     assert plain(at, "add").relative_error == 0
-    if not isinstance(scheme, BalancedMinSep):
-        assert scheme.draw_variation == scheme.max_participations * (scheme.iterations + 1) * 2.0**-62
+    assert scheme.draw_variation == scheme.max_participations * (scheme.iterations + 1) * 2.0**-62
     assert plain(at, "remove").total_variation == scheme.draw_variation
     assert plain(at, "add").total_variation == 0
 
@@ -112,19 +101,14 @@ def test_errors_of_cyclic_chains():
     assert variation == pytest.approx(30 * 2.0**-22 + m * 4 * 2.0**-32, rel=1e-12)
 
 
-def test_errors_of_events():
-    """16 roundings of a step and 20 of an event for the rarest one, 20 for any; 2 k of them in a pair."""
-    for rarest, events in ((1.0, 1), (50.0, 6), (900.0, 4)):
-        expected = math.expm1(events * U * (36 * rarest + 20))
-        assert base.error_of_events(rarest, events) == pytest.approx(expected, rel=1e-12)
-    assert base.error_of_events(1e6, 4) == math.inf
-    assert base.error_of_events(math.nan, 4) == math.inf
-    # One of three steps each, and which of both is the later one: U / event is 9 / (1 + 2 2) at best.
-    scheme = BalancedMinSep(30, 4, 3)
-    relative, variation = scheme.replicas.errors(one(scheme), 2)
-    k = scheme.max_participations
-    assert (math.log1p(relative) / (2 * k * U) - 20) / 36 > 10
-    assert variation == k * 2.0**-40
+def test_errors_of_two_participations():
+    """16 roundings of a step and 20 of an event for the rarest one, and for any; two of them in a pair."""
+    scheme = BalancedMinSep(30, 30, 1)
+    relative, variation = scheme.replicas.errors(one(scheme, 1.5), 2)
+    # The earliest of the steps before the last one, and that both participate.
+    rarest = (math.exp(1 / 1.5**2) + 2 * 29) / 2 + 1
+    assert relative == pytest.approx(math.expm1(2 * U * 36 * (rarest + 1)), rel=1e-6)
+    assert variation == 2.0**-40
 
 
 def test_errors_of_pairs_of_a_table():

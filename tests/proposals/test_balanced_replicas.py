@@ -19,8 +19,7 @@ from jaxacct.kernels import randomness
 from jaxacct.proposals import registry
 from jaxacct.proposals.base import Setting
 from jaxacct.proposals.families import pairs
-from jaxacct.proposals.families.replicas import replica_proposal
-from jaxacct.schemes.replicas import balanced_min_sep as replicas
+from jaxacct.proposals.families.replicas import max_replicas, replica_proposal
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import Direction
 from tests.oracles import tuples
@@ -145,14 +144,15 @@ def test_claims_below_the_truth_are_rejected(scheme, proposal):
 
 
 def test_large_jobs_have_no_table():
-    assert replicas.max_replicas(mechanism_of(BalancedMinSep(7200, 256, 28), 256, 0.4, False)) == 1
-    assert replicas.max_replicas(mechanism_of(BalancedMinSep(1000, 64, 4), 16, 0.4, False)) == 2
+    assert max_replicas(mechanism_of(BalancedMinSep(7200, 256, 28), 256, 0.4, False)) == 1
+    assert max_replicas(mechanism_of(BalancedMinSep(1000, 64, 4), 16, 0.4, False)) == 2
 
 
-def test_attraction_beyond_float32_is_no_proposal():
-    """Pairs of eight replicas at this noise once ended a calibration with an OverflowError."""
-    mechanism = mechanism_of(BalancedMinSep(100, 16, 4), 8, 0.25, False)
-    assert replicas.log_normalizer(mechanism, 2) == math.inf
+@pytest.mark.parametrize("sigma", [0.03, 0.2])  # beyond float64, and where draws would be too inexact
+def test_attraction_too_strong_to_draw_is_no_proposal(sigma):
+    """Pairs of eight replicas at such noise once ended a calibration with an OverflowError."""
+    mechanism = mechanism_of(BalancedMinSep(100, 16, 4), 8, sigma, False)
+    assert mechanism.scheme.replicas.log_normalizer(mechanism, 2) == math.inf
     found = registry.candidates(Setting(mechanism, 8.0, Direction.REMOVE, None), lambda proposal: 1e9)
     assert all(math.isfinite(proposal.relative_error) for proposal in found)
     assert {proposal.name for proposal in found} <= {"plain", "replicas:2"}

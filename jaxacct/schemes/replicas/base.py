@@ -19,7 +19,6 @@ their overlap but by its upper bound `log_lift` (proofs/non_banded.md): `log_nor
 bound on ln Z_m.
 """
 
-import math
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -119,37 +118,6 @@ def log_attractions(mechanism: Attracting) -> np.ndarray:
     return shared
 
 
-def drawn_together(steps, who, iterations: int):
-    """Merge the participations of two replicas, as `draw_positions_with_one` returns them.
-
-    Args:
-      steps: (num_samples, slots) int32, of one replica or the other, in any order.
-      who: int32 of the same shape, 1 the first replica, 2 the second, 0 none.
-      iterations: n.
-
-    Returns:
-      positions: (num_samples, slots) int32, distinct and ascending; `iterations` is none.
-      counts: float32 of the same shape, how many of the two participate there.
-      mine: the same of the first replica alone.
-    """
-    none = 4 * iterations
-    coded = jnp.sort(jnp.where(who > 0, 4 * steps + who, none), axis=1)
-    # Both at one step are neighbours: the first one of them becomes none, the other is both.
-    same = (coded[:, 1:] // 4 == coded[:, :-1] // 4) & (coded[:, 1:] < none)
-    apart = jnp.zeros((len(coded), 1), bool)
-    coded = jnp.where(jnp.concatenate([apart, same], axis=1), coded | 3, coded)
-    coded = jnp.sort(jnp.where(jnp.concatenate([same, apart], axis=1), none, coded), axis=1)
-    who = coded % 4
-    mine = (who % 2).astype(jnp.float32)
-    return coded // 4, mine + (who // 2).astype(jnp.float32), mine
-
-
-def power_of_2(exponents):
-    """Return 2 to the power of int32 `exponents` up to 127, float32; 0 for those below -126."""
-    power = lax.bitcast_convert_type((jnp.maximum(exponents, -126) + 127) << 23, jnp.float32)
-    return jnp.where(exponents < -126, 0.0, power)
-
-
 MIN_ENTRY = 1e-30
 """Smallest number of a float32 table in its unit that draws may depend on; 1 / this is the largest one."""
 
@@ -158,43 +126,3 @@ def has_room(table: np.ndarray) -> bool:
     """Return whether all numbers of a table but zeros are in [`MIN_ENTRY`, 1 / `MIN_ENTRY`]."""
     least = float(table.min(where=table > 0, initial=1.0))
     return MIN_ENTRY <= least and float(table.max(initial=0.0)) <= 1 / MIN_ENTRY and float(table.min()) >= 0
-
-
-def fits_two(mechanism: Attracting, table_bytes: float) -> bool:
-    """Return whether tables of two replicas fit a device and columns b steps apart share no row."""
-    return table_bytes <= 2e9 and log_lift(mechanism, 2) == 0
-
-
-def summary_of_two(log_z: float, rarest: float, events: int) -> tuple[float, float]:
-    """Return (`log_z`, `error_of_events`); both are inf where draws would be too inexact."""
-    error = error_of_events(rarest, events)
-    return (log_z, error) if math.isfinite(log_z) and error < math.inf else (math.inf, math.inf)
-
-
-_UNIT = 2.0**-24
-_ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two numbers of a table that it is compared with
-_ROUNDINGS_OF_AN_EVENT = 20  # of the weights of what may happen, added up
-_MAX_LOG_ERROR = 0.5  # of the density that is drawn from
-
-
-def error_of_events(rarest: float, events: int) -> float:
-    """Return the relative error of `events` events drawn by float32 tables; inf where it is large.
-
-    `rarest` is the largest ratio of a sum to its first event, or of an event to one of its kinds.
-    """
-    error = (
-        events * _UNIT * ((_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * rarest + _ROUNDINGS_OF_AN_EVENT)
-    )
-    # Where attraction is so strong that float32 does not tell rare events apart, there are no replicas.
-    return math.expm1(error) if error < _MAX_LOG_ERROR else math.inf
-
-
-def rarest_event(total, event, kinds) -> float:
-    """Return the largest ratio of `total` to `event`, or of the first of its kinds up to one to that one.
-
-    Kinds are chosen by sums in their order, so that rare ones come first.
-    """
-    found = np.where(event > 0, total / event, 0.0).max(initial=0.0)
-    return max(
-        float(found), float(np.where(kinds > 0, np.cumsum(kinds, axis=0) / kinds, 0.0).max(initial=0.0))
-    )

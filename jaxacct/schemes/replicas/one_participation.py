@@ -16,11 +16,43 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import thresholds_64, uniform_64
 from jaxacct.schemes.replicas.base import Attracting, log_attractions
 
+_MAX_NUMBERS = 2.5e8
+_UNIT = 2.0**-24
+_ROUNDINGS_OF_A_STEP = 16  # of a threshold, and of the two numbers of a table that it is compared with
+_ROUNDINGS_OF_AN_EVENT = 20  # of the weights of what may happen, added up
+_MAX_LOG_ERROR = 0.5  # of the density that is drawn from
 
-def table_bytes(mechanism: Attracting) -> float:
-    """Return the bytes of the table."""
+
+def _numbers(mechanism: Attracting) -> float:
+    """Return the size of the table."""
     n, strategy = mechanism.scheme.iterations, mechanism.strategy
-    return 8.0 * n * (strategy.bands if strategy.rows(n) == n else 1)
+    return float(n) * (strategy.bands if strategy.rows(n) == n else 1)
+
+
+def max_replicas(mechanism: Attracting) -> int:
+    """Return 2 where two replicas have tables, else 1."""
+    return 2 if _numbers(mechanism) <= _MAX_NUMBERS else 1
+
+
+def table_samples(mechanism: Attracting, m: int) -> float:
+    """Return the samples drawn in the time of the table: a number of it costs about as much as a step."""
+    del m
+    return _numbers(mechanism) / mechanism.scheme.iterations
+
+
+def log_normalizer(mechanism: Attracting, m: int) -> float:
+    """Return ln Z_2, float64; inf for too inexact draws."""
+    assert m == 2
+    return _summary(mechanism)[0]
+
+
+log_normalizer_about = log_normalizer
+
+
+def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
+    """Return (relative, total variation) errors of the draws (proofs/fixed_counts.md, section 5)."""
+    assert m == 2
+    return _summary(mechanism)[1], 2.0**-40
 
 
 @functools.lru_cache(maxsize=1)
@@ -44,8 +76,9 @@ def _row(n: int, ends: int, step):
     return np.minimum(n - 1 - step, ends - 1)
 
 
-def summary(mechanism: Attracting) -> tuple[float, float]:
-    """Return (ln Z_2, inverse of the smallest probability of an event)."""
+@functools.lru_cache(maxsize=256)
+def _summary(mechanism: Attracting) -> tuple[float, float]:
+    """Return (ln Z_2, relative error of the drawn distribution); both are inf where draws are too inexact."""
     scheme = mechanism.scheme
     q, (_, by_step, rarest) = scheme.keep_probability, _sums(mechanism)
     both = q**2 * float(by_step.sum()) / scheme.iterations**2
@@ -53,11 +86,14 @@ def summary(mechanism: Attracting) -> tuple[float, float]:
     total = both + 2 * apart[0] + apart[1]
     if not math.isfinite(total):
         return math.inf, math.inf
-    return math.log(total), rarest + max(total / part for part in (both, *apart) if part > 0)
+    rarest += max(total / part for part in (both, *apart) if part > 0)
+    error = 2 * _UNIT * (_ROUNDINGS_OF_A_STEP + _ROUNDINGS_OF_AN_EVENT) * (rarest + 1)
+    return (math.log(total), math.expm1(error)) if error < _MAX_LOG_ERROR else (math.inf, math.inf)
 
 
-def tables(mechanism: Attracting) -> dict:
+def tables(mechanism: Attracting, m: int) -> dict:
     """Return the arrays that draws need, float32."""
+    assert m == 2
     scheme = mechanism.scheme
     q, (by_lag, by_step, _) = scheme.keep_probability, _sums(mechanism)
     both = q**2 * by_step.sum() / scheme.iterations**2
@@ -82,7 +118,7 @@ def _drawn_steps(key, thresholds, num_samples: int):
 
 
 def draw_positions_with_one(key, scheme, arrays, num_samples: int):
-    """Return the same as `balanced_min_sep.draw_positions_with_one`."""
+    """Return the same as `table.draw_positions_with_one`."""
     n, shape = scheme.iterations, (num_samples,)
     kind_key, pair_key, one_key = threefry.split(key, 3)
     kind = (uniform_64(kind_key, shape)[:, None] > arrays["kinds"][None, :3]).sum(axis=1)

@@ -24,11 +24,13 @@ from jaxacct.kernels.exponentials import (
 )
 from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.table import chosen, counts_at, draw_place, shares, words_at
-from jaxacct.schemes.replicas.base import Attracting, log_attractions, log_lift
+from jaxacct.schemes.replicas.base import Attracting, log_lift
 from jaxacct.schemes.replicas.table_weights import (
     min_chances,
-    outcomes_of,
+    outcomes_of_one,
+    outcomes_of_two,
     pairs_of_outcomes,
+    parts_of,
     rows_of,
     start_weights,
     weights_of,
@@ -36,8 +38,8 @@ from jaxacct.schemes.replicas.table_weights import (
 from jaxacct.schemes.table import SamplingTable
 
 MIN_OUTCOME = 1e-30
-"""Smallest probability of an outcome that draws may have; tables with a smaller one are refused."""
-_MAX_ENTRIES = 1e7
+"""Smallest probability of an outcome, and weight, that draws may have; smaller ones are refused."""
+_MAX_ENTRIES = 1e8
 _MAX_LOG_ERROR = 0.5  # of the density that is drawn from
 
 
@@ -47,8 +49,7 @@ def max_replicas(mechanism: Attracting) -> int:
     longest = int(table.lockout.max())
     starts = len(table.start) <= longest and (not table.never or longest == table.iterations)
     fits = strategy.is_toeplitz and _entries(table) <= _MAX_ENTRIES
-    alone = log_lift(mechanism, 2) == 0
-    return 2 if fits and starts and alone and float(log_attractions(mechanism).min()) >= 0 else 1
+    return 2 if fits and starts and log_lift(mechanism, 2) == 0 else 1
 
 
 def _entries(table: SamplingTable) -> float:
@@ -64,38 +65,46 @@ def table_samples(mechanism: Attracting, m: int) -> float:
 def log_normalizer(mechanism: Attracting, m: int) -> float:
     """Return ln Z_2, float64; inf where draws would be too inexact."""
     assert m == 2
-    return _summary(mechanism)[0]
+    return log_normalizer_about(mechanism, m) if math.isfinite(_relative_error(mechanism)) else math.inf
+
+
+@functools.lru_cache(maxsize=256)
+def log_normalizer_about(mechanism: Attracting, m: int) -> float:
+    """Return ln Z_2 where draws may be too inexact, too: not for certificates; inf beyond float64."""
+    assert m == 2
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(start_weights(mechanism.scheme.table, weights_of(mechanism)).sum())
+    return math.log(total) if 0 < total < math.inf else math.inf
 
 
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_positions` draws from."""
     del m
-    table = mechanism.scheme.table
-    return _summary(mechanism)[1], 2 * table.draw_variation
+    return _relative_error(mechanism), 2 * mechanism.scheme.table.draw_variation
 
 
 @functools.lru_cache(maxsize=256)
-def _summary(mechanism: Attracting) -> tuple[float, float]:
-    """Return (ln Z_2, relative error of draws)."""
+def _relative_error(mechanism: Attracting) -> float:
+    """Return the relative error of draws; inf where it is large, or an outcome is too rare."""
     table = mechanism.scheme.table
-    with np.errstate(over="ignore", invalid="ignore"):
-        weights = weights_of(mechanism)
-        terms = start_weights(table, weights)
-        total = float(terms.sum())
-        log_z = math.log(total) if 0 < total < math.inf else math.inf
-        if not math.isfinite(log_z) or not np.isfinite(weights.both).all():
-            return math.inf, math.inf
-        starts = float((terms[terms > 0] / total).min())
-        event, share = min_chances(mechanism, weights)
+    if not math.isfinite(log_normalizer_about(mechanism, 2)):
+        return math.inf
+    weights = weights_of(mechanism)
+    terms = start_weights(table, weights)
+    # A comparison with NaN is false.
+    if not all(part.min() >= MIN_OUTCOME and part.max() < math.inf for part in weights):
+        return math.inf
+    event, share = min_chances(mechanism, weights)
+    starts = float((terms[terms > 0] / terms.sum()).min())
     if not min(starts, share) >= MIN_OUTCOME or not event > 0:
-        return math.inf, math.inf
+        return math.inf
     error = 2 * table.max_outcomes * (exponentials.ERROR / event + 2.0**-61 / share)
     error += (
         2 * exponentials.ERROR
         + (table.iterations + 2) * 2.0**-43
         + (2.0**-62 / starts if len(terms) > 1 else 0.0)
     )
-    return (log_z, math.expm1(error)) if error < _MAX_LOG_ERROR else (math.inf, math.inf)
+    return math.expm1(error) if error < _MAX_LOG_ERROR else math.inf
 
 
 @functools.lru_cache(maxsize=1)
@@ -105,25 +114,43 @@ def tables(mechanism: Attracting, m: int) -> dict:
     table, weights, rows = mechanism.scheme.table, weights_of(mechanism), rows_of(mechanism.scheme.table)
     n, longest = table.iterations, int(table.lockout.max())
     waited = exponentials.integers_of(table.leaves)[np.minimum(np.arange(n + longest + 1), n)]
-    steps = np.clip(rows.base[:, None] + np.arange(longest + 1), 0, n + longest)
-    starts = shares(start_weights(table, weights))[:-1]
+    starts, ages = shares(start_weights(table, weights))[:-1], np.arange(longest + 1)
+
+    def alone(part):
+        steps = np.clip(rows.base[part, None] + ages, 0, n + longest)
+        return _hazards(waited[steps][..., None], weights.alone[part], weights.alone.max())
+
+    def of_one(part):
+        return _words_of_shares(outcomes_of_one(mechanism, weights, part))
+
+    parts = parts_of(weights)
     arrays = {
-        "both": _hazards(waited[:, :, None] + waited[:, None, :], weights.both),
-        "alone": _hazards(waited[steps][..., None], weights.alone),
+        "both": _hazards(waited[:, :, None] + waited[:, None, :], weights.both, weights.both.max()),
+        "alone": _joined([alone(part) for part in parts]),
         "starts": words_of(starts, 64),
         "base": rows.base.astype(np.int32),
         "release": rows.release.astype(np.int32),
         "lockout": table.lockout.astype(np.int32),
     }
-    of_both, of_one = map(_words_of_shares, outcomes_of(mechanism, weights))
-    return jax.device_put(arrays | {"of_both": of_both, "of_one": of_one})
+    of_each = [of_one(part) for part in parts if len(table.outcomes) > 1]
+    return jax.device_put(
+        arrays
+        | {
+            "of_both": _words_of_shares(outcomes_of_two(mechanism, weights)),
+            "of_one": [_joined(list(outcome)) for outcome in zip(*of_each, strict=True)],
+        }
+    )
 
 
-def _hazards(waited: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return words of the cumulative hazards `waited - ln weights`, from 0 on, flat."""
-    logs = np.rint(np.ldexp(np.log(weights), exponentials.GRID)).astype(np.int64)
-    # Weights are at least 1; the largest of them keeps all hazards at 0 or above.
-    return words_of_integers(np.maximum(waited - logs + int(logs.max()), 0).ravel())
+def _joined(parts: list) -> list[np.ndarray]:
+    """Return the words of all parts."""
+    return [np.concatenate(words) for words in zip(*parts, strict=True)]
+
+
+def _hazards(waited: np.ndarray, weights: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return words of the cumulative hazards `waited - ln(weights / largest)`, flat: at least 0."""
+    logs, top = (np.rint(np.ldexp(np.log(x), exponentials.GRID)).astype(np.int64) for x in (weights, largest))
+    return words_of_integers((waited - logs + int(top)).ravel())
 
 
 def _words_of_shares(terms: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:

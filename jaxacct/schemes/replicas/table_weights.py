@@ -51,56 +51,71 @@ def rows_of(table: SamplingTable) -> Rows:
     return Rows(base, release, n if kinds == 2 else 0, kinds * n)
 
 
+class _Way(NamedTuple):
+    """What an eligible replica may do, for all steps.
+
+    An outcome that counts leads from `before` participations left, one and more, to `after`, one less.
+    """
+
+    chance: np.ndarray  # (n, K, 1)
+    kept: bool
+    row: int  # of step 0
+    before: slice
+    after: slice
+
+
 @functools.lru_cache(maxsize=1)
 def weights_of(mechanism: Attracting) -> Weights:
     """Return the weights, backwards in time; inf or NaN beyond float64."""
     table, pulls = mechanism.scheme.table, np.exp(log_attractions(mechanism))
     n, K, longest = table.iterations, table.num_left, int(table.lockout.max())
-    rows, less = rows_of(table), table.one_less
-    wait = 1 - table.leaves
-    lift = math.exp(log_lift(mechanism, 2))
-    outcomes = [(o.chance * (lift if o.kept else 1.0), o.kept, o.counts) for o in table.outcomes]
+    rows, lockout = rows_of(table), table.lockout.tolist()
+    states, places = _states_of_one(table)
     both = np.ones((n + longest + 1, K, K))
     alone = np.ones((len(rows.base), longest + 1, K, K))
-    of_release: list[list[int]] = [[] for _ in range(n + longest + 1)]
-    for row, release in enumerate(rows.release.tolist()):
-        of_release[release].append(row)  # at n and later all weights are 1
-    pulled = np.ones((len(pulls), longest + 1))
+    flat = alone.reshape(-1, K, K)
+    pulled = np.ones((len(pulls), longest + 1, 1, 1))
     width = min(pulls.shape[1], longest + 1)
-    pulled[:, :width] = pulls[:, :width]
-    waits, flat = bool(wait.any()), alone.reshape(-1, K, K)
-
-    def after(values, counts):  # (.., f', g) to (.., f, g)
-        return values[..., less, :] if counts and K > 1 else values
-
+    pulled[:, :width, 0, 0] = pulls[:, :width]
+    end = np.minimum(n - 1 - np.arange(n), len(pulls) - 1)
+    ways = []
+    for outcome, chance in zip(table.outcomes, _chances(mechanism), strict=True):
+        before, after = (slice(1, None), slice(-1)) if outcome.counts and K > 1 else (slice(None),) * 2
+        ways.append(_Way(chance[:, :, None], outcome.kept, 0 if outcome.kept else rows.away, before, after))
+    wait = 1 - table.leaves[:, :, None]
+    both_wait, one_waits = wait * wait.swapaxes(1, 2), [way.chance * wait.swapaxes(1, 2) for way in ways]
+    both_leave = [
+        (
+            one.chance * two.chance.swapaxes(1, 2) * (pulled[end, 0] if one.kept and two.kept else 1.0),
+            (one.before, two.before),
+            (one.after, two.after),
+        )
+        for one in ways
+        for two in ways
+    ]
     for i in range(n - 1, -1, -1):
-        d, pull, q = int(table.lockout[i]), pulled[min(n - 1 - i, len(pulled) - 1)], wait[i][:, None]
-        here = [
-            (chance[i][:, None], kept, counts, i if kept else rows.away + i)
-            for chance, kept, counts in outcomes
-        ]
         # Both are eligible.
-        total = q * q.T * both[i + 1] if waits else np.zeros((K, K))
-        for chance, kept, counts, row in here:
-            if waits:
-                one = chance * q.T * after(alone[row, 1].T, counts)
-                total += one + one.T
-            for other, kept_too, counts_too, _ in here:
-                then = after(after(both[i + d], counts).T, counts_too).T
-                total += chance * other.T * (pull[0] if kept and kept_too else 1.0) * then
-        both[i] = total
-        for row in of_release[i]:
-            alone[row, i - rows.base[row]] = total
+        total = both_wait[i] * both[i + 1]
+        for way, chance in zip(ways, one_waits, strict=True):
+            one = chance[i, way.before] * alone[way.row + i, 1].T[way.after]
+            total[way.before] += one
+            total[:, way.before] += one.T
+        then = both[i + lockout[i]]
+        for chance, before, after in both_leave:
+            total[before] += chance[i][before] * then[after]
+        both[i] = flat[places[i]] = total
         # One is eligible, and the other one left l steps ago, or has not started.
-        for states in _states_of_one(table, rows, i):
-            value = q * flat[states.ahead] if waits else 0.0
-            for chance, kept, counts, row in here:
-                then = alone[row][states.left].swapaxes(1, 2)
-                if states.longer is not None:
-                    then = np.where(states.is_longer, flat[states.longer], then)
-                factor = pull[states.ages][:, None, None] if kept and states.attracts else 1.0
-                value = value + chance * factor * after(then, counts)
-            flat[states.here] = value
+        for at in states[i]:
+            value = wait[i] * flat[at.ahead]
+            for way in ways:
+                then = alone[way.row + i][at.left].swapaxes(1, 2)
+                if at.longer is not None:
+                    then = np.where(at.is_longer, flat[at.longer], then)
+                chance = way.chance[i, way.before]
+                if way.kept and at.attracts:
+                    chance = chance * pulled[end[i]][at.ages]
+                value[:, way.before] += chance * then[:, way.after]
+            flat[at.here] = value
     return Weights(both, alone)
 
 
@@ -126,20 +141,34 @@ class _States(NamedTuple):
     is_longer: Any = None
 
 
-def _states_of_one(table: SamplingTable, rows: Rows, i: int) -> list[_States]:
-    """Return the states at step i; slices where all lockouts are the same, which take a third of the time."""
+@functools.lru_cache(maxsize=2)
+def _states_of_one(table: SamplingTable) -> tuple[list[list[_States]], list[list[int]]]:
+    """Return by step the states in which one replica is eligible, and those in which both are again.
+
+    The latter are indices of `Weights.alone` of the release of each row. Indices are slices where all
+    lockouts are the same, which take a third of the time.
+    """
+    n, longest, rows = table.iterations, int(table.lockout.max()), rows_of(table)
+    places: list[list[int]] = [[] for _ in range(n)]
+    for row, (base, release) in enumerate(zip(rows.base.tolist(), rows.release.tolist(), strict=True)):
+        if release < n:  # at n and later all weights are 1
+            places[release].append(row * (longest + 1) + release - base)
+    is_constant = bool((table.lockout == longest).all())
+    return [_states_at(table, rows, is_constant, i) for i in range(n)], places
+
+
+def _states_at(table: SamplingTable, rows: Rows, is_constant: bool, i: int) -> list[_States]:
     longest, starts = int(table.lockout.max()), len(table.starts)
-    kinds = ((0, True), (rows.away, False)) if rows.away else ((0, True),)
-    size, found = longest + 1, []
-    if (table.lockout == longest).all():
-        number = min(longest - 1, i)
-        for first, attracts in kinds if number else ():
+    d, size, found = int(table.lockout[i]), longest + 1, []
+    kinds, oldest = ((0, True), (rows.away, False))[: 2 if rows.away else 1], min(longest - 1, i)
+    if is_constant:
+        for first, attracts in kinds if oldest else ():
             start = (first + i - 1) * size + 1
-            here, ahead = (_backwards(place, longest, number) for place in (start, start + 1))
-            left = slice(longest - 1, longest - 1 - number, -1)
-            found.append(_States(here, ahead, left, slice(1, number + 1), attracts))
+            here, ahead = (_backwards(place, longest, oldest) for place in (start, start + 1))
+            left = _backwards(longest - 1, 1, oldest)
+            found.append(_States(here, ahead, left, slice(1, oldest + 1), attracts))
     else:
-        d, ages = int(table.lockout[i]), np.arange(1, min(longest - 1, i) + 1)
+        ages = np.arange(1, oldest + 1)
         left = rows.release[i - ages] - i
         ages, left = ages[left > 0], left[left > 0]
         is_longer = (left > d)[:, None, None] if (left > d).any() else None
@@ -150,7 +179,7 @@ def _states_of_one(table: SamplingTable, rows: Rows, i: int) -> list[_States]:
     if (number := starts - 1 - i) > 0:
         start = (rows.starts + i + 1) * size + longest - 1
         here, ahead = (slice(place, place + number * longest, longest) for place in (start, start + 1))
-        left, d = np.arange(1, number + 1), int(table.lockout[i])
+        left = np.arange(1, number + 1)
         longer = np.arange(number) * longest + start + d if number > d else None
         is_longer = (left > d)[:, None, None]
         found.append(_States(here, ahead, np.minimum(left, d), left, False, longer, is_longer))
@@ -179,78 +208,105 @@ def pairs_of_outcomes(table: SamplingTable) -> list[tuple[int | None, int | None
     return [(a, b) for a in numbers for b in numbers if (a, b) != (None, None)]
 
 
-def outcomes_of(mechanism: Attracting, weights: Weights) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return the weights of the outcomes of two eligible replicas, by step, and of one, by state."""
+def outcomes_of_two(mechanism: Attracting, weights: Weights) -> list[np.ndarray]:
+    """Return the weights of the outcomes of two eligible replicas, (n, K, K) each."""
     table, rows = mechanism.scheme.table, rows_of(mechanism.scheme.table)
-    n, longest, less = table.iterations, int(table.lockout.max()), table.one_less
-    pulls = np.exp(log_attractions(mechanism))
-    end = np.minimum(n - 1 - np.arange(n), len(pulls) - 1)
-    lift = math.exp(log_lift(mechanism, 2))
-    chances = [o.chance * (lift if o.kept else 1.0) for o in table.outcomes]
-    wait, steps = 1 - table.leaves, np.arange(n)
-    row_of = np.array([steps if o.kept else rows.away + steps for o in table.outcomes])
-
-    def after(values, outcome):
-        return values[..., less, :] if outcome.counts else values
-
+    chances, steps = _chances(mechanism), np.arange(table.iterations)
+    pulls = _pulls(mechanism, steps, np.zeros_like(steps))[:, None, None]
     terms = []
     for a, b in pairs_of_outcomes(table):
-        ways = [wait if x is None else chances[x] for x in (a, b)]
+        ways = [1 - table.leaves if x is None else chances[x] for x in (a, b)]
         factor = ways[0][:, :, None] * ways[1][:, None, :]
         if a is None or b is None:
-            one = int(b if a is None else a)  # pyrefly: ignore[bad-argument-type]
-            then = weights.alone[row_of[one], 1].swapaxes(1, 2)  # by the counts of who left, and the other's
-            then = after(then, table.outcomes[one])
+            one = table.outcomes[int(b if a is None else a)]  # pyrefly: ignore[bad-argument-type]
+            left = steps if one.kept else rows.away + steps
+            then = weights.alone[left, 1].swapaxes(1, 2)  # by the counts of who left, and the other's
+            then = _after(table, then, one)
             terms.append(factor * (then.swapaxes(1, 2) if a is None else then))
             continue
-        then = after(weights.both[steps + table.lockout], table.outcomes[a])
-        then = after(then.swapaxes(1, 2), table.outcomes[b]).swapaxes(1, 2)
+        then = _after(table, weights.both[steps + table.lockout], table.outcomes[a])
+        then = _after(table, then.swapaxes(1, 2), table.outcomes[b]).swapaxes(1, 2)
         met = table.outcomes[a].kept and table.outcomes[b].kept
-        terms.append(factor * then * (pulls[end, 0][:, None, None] if met else 1.0))
-    of_both, terms = terms, []
+        terms.append(factor * then * (pulls if met else 1.0))
+    return terms
+
+
+def outcomes_of_one(mechanism: Attracting, weights: Weights, part: slice) -> list[np.ndarray]:
+    """Return the weights of the outcomes of one eligible replica in `part` of the rows of `alone`."""
+    table, rows = mechanism.scheme.table, rows_of(mechanism.scheme.table)
     if len(table.outcomes) == 1:
-        return of_both, [np.ones(1)]
-    place = rows.base[:, None] + np.arange(longest + 1)  # steps of the states
-    at = np.clip(place, 0, n - 1)
-    left = np.clip(rows.release[:, None] - at, 0, longest)
+        return [np.ones(1)]
+    n, longest = table.iterations, int(table.lockout.max())
+    number = np.arange(len(rows.base))[part, None]
+    ages = np.broadcast_to(np.arange(longest + 1), (len(number), longest + 1))
+    at = np.clip(rows.base[part, None] + ages, 0, n - 1)  # steps of the states
+    left = np.clip(rows.release[part, None] - at, 0, longest)
     d = table.lockout[at]
-    ages = np.broadcast_to(np.arange(longest + 1), at.shape)
-    attracts = (np.arange(len(rows.base)) < n)[:, None]
-    met = np.where(
-        attracts & (ages < pulls.shape[1]), pulls[end[at], np.minimum(ages, pulls.shape[1] - 1)], 1.0
-    )
+    met = np.where(number < n, _pulls(mechanism, at, ages), 1.0)[..., None, None]
     terms = []
-    for outcome, chance, row in zip(table.outcomes, chances, row_of, strict=True):
-        then = weights.alone[row[at], np.minimum(left, d)].swapaxes(2, 3)
-        longer = weights.alone[np.arange(len(at))[:, None], np.minimum(ages + d, longest)]
-        then = after(np.where((left > d)[..., None, None], longer, then), outcome)
-        factor = met[..., None, None] if outcome.kept else 1.0
-        terms.append(chance[at][..., None] * factor * then)
-    return of_both, terms
+    for outcome, chance in zip(table.outcomes, _chances(mechanism), strict=True):
+        row = at if outcome.kept else rows.away + at
+        then = weights.alone[row, np.minimum(left, d)].swapaxes(2, 3)
+        longer = weights.alone[number, np.minimum(ages + d, longest)]
+        then = _after(table, np.where((left > d)[..., None, None], longer, then), outcome)
+        terms.append(chance[at][..., None] * (met if outcome.kept else 1.0) * then)
+    return terms
+
+
+def _chances(mechanism: Attracting) -> list[np.ndarray]:
+    """Return (n, K) the probabilities of the outcomes of a table, with the lift of participations."""
+    lift = math.exp(log_lift(mechanism, 2))
+    return [o.chance * (lift if o.kept else 1.0) for o in mechanism.scheme.table.outcomes]
+
+
+def _pulls(mechanism: Attracting, steps: np.ndarray, ages: np.ndarray) -> np.ndarray:
+    """Return e to the attraction of participations at `steps` to those `ages` steps before."""
+    pulls = np.exp(log_attractions(mechanism))
+    end = np.minimum(mechanism.scheme.iterations - 1 - steps, len(pulls) - 1)
+    return np.where(ages < pulls.shape[1], pulls[end, np.minimum(ages, pulls.shape[1] - 1)], 1.0)
+
+
+def _after(table: SamplingTable, values: np.ndarray, outcome) -> np.ndarray:
+    """Return values by the participations left before an outcome, of those by what is left after it."""
+    return values[..., table.one_less, :] if outcome.counts else values
+
+
+def parts_of(weights: Weights) -> list[slice]:
+    """Return the rows of `alone` in parts of a few million numbers, which limits memory."""
+    rows = len(weights.alone)
+    at_once = max(1, 2**22 // weights.alone[0].size)
+    return [slice(first, min(first + at_once, rows)) for first in range(0, rows, at_once)]
 
 
 def min_chances(mechanism: Attracting, weights: Weights) -> tuple[float, float]:
     """Return the smallest probabilities of an event at a step, and of an outcome given an event."""
     table = mechanism.scheme.table
     rows, n, ages = rows_of(table), table.iterations, np.arange(int(table.lockout.max()))
-    place = rows.base[:, None] + ages
-    at = np.clip(place, 0, n - 1)
-    is_state = (ages > 0) & (place >= 0) & (place < np.minimum(rows.release, n)[:, None])
+    joins = table.leaves > 0
     with np.errstate(divide="ignore", invalid="ignore"):
         waits = -np.log1p(-table.leaves)
         logs = np.log(weights.both[: n + 1])
         both = logs[:-1] - logs[1:] + waits[:, :, None] + waits[:, None, :]
-        logs = np.log(weights.alone)
-        alone = logs[:, :-1] - logs[:, 1:] + waits[at][..., None]
-    joins = table.leaves > 0
-    of_both = -np.expm1(-both[joins[:, :, None] | joins[:, None, :]])
-    of_one = -np.expm1(-alone[is_state[..., None, None] & joins[at][..., None] & np.ones_like(alone, bool)])
-    event = min(float(of_both.min(initial=1.0)), float(of_one.min(initial=1.0)))
-    share = 1.0
-    for terms in outcomes_of(mechanism, weights):
-        total = np.sum(terms, axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = min(
-                share, *(float((x / total).min(where=(x > 0) & (total > 0), initial=1.0)) for x in terms)
-            )
+        event = _min_chance(-np.expm1(-both[joins[:, :, None] | joins[:, None, :]]))
+        share = _min_share(outcomes_of_two(mechanism, weights))
+        for part in parts_of(weights):
+            place = rows.base[part, None] + ages
+            at = np.clip(place, 0, n - 1)
+            release = np.minimum(rows.release[part, None], n)
+            is_state = (ages > 0) & (place >= 0) & (place < release)
+            logs = np.log(weights.alone[part])
+            alone = logs[:, :-1] - logs[:, 1:] + waits[at][..., None]
+            is_state = is_state[..., None, None] & joins[at][..., None] & np.ones_like(alone, bool)
+            event = min(event, _min_chance(-np.expm1(-alone[is_state])))
+            share = min(share, _min_share(outcomes_of_one(mechanism, weights, part)))
     return event, share
+
+
+def _min_chance(values: np.ndarray) -> float:
+    return float(values.min(initial=1.0))
+
+
+def _min_share(terms: list[np.ndarray]) -> float:
+    """Return the smallest positive share of a term in the sum of all."""
+    total = np.sum(terms, axis=0)
+    return min(float((x / total).min(where=(x > 0) & (total > 0), initial=1.0)) for x in terms)
