@@ -1,6 +1,6 @@
 """What commands print and write, and the checks of files before the work that they are for."""
 
-import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,8 +11,16 @@ PLAN, COEFFICIENTS = "a plan", "a file of coefficients"
 
 
 def show(value, as_json: bool) -> None:
-    """Print a text, or JSON values as one object."""
-    print(json.dumps(value) if as_json else value)
+    """Print a text, or JSON values as one object, with null for what is infinite; ValueError for NaN."""
+    print(files.to_json(_without_infinity(value)) if as_json else value)
+
+
+def _without_infinity(value):
+    if isinstance(value, dict):
+        return {name: _without_infinity(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(one) for one in value]
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def show_verdict(verdict, verbose: bool, as_json: bool) -> None:

@@ -178,10 +178,10 @@ def verification(verdict: Verdict):
         return None
     figure, axes = blank_axes(*PANEL)
     random = np.random.default_rng(0)
-    for found, style, colour in zip(shown, ("-", "--"), _OF_DIRECTIONS, strict=False):
+    for direction, style, colour in zip(shown, ("-", "--"), _OF_DIRECTIONS, strict=False):
         for order in range(_ORDERS):
-            drawn, wealth = _bet(found, random)
-            label = f"{found.direction}, in {_ORDERS} orders" if order == 0 else None
+            drawn, wealth = _bet(direction, random)
+            label = f"{direction.direction}, in {_ORDERS} orders" if order == 0 else None
             axes.plot(drawn, wealth, color=colour, linestyle=style, linewidth=1, alpha=0.8, label=label)
     needed = -math.log(verdict.evidence.share * verdict.claim.target.budget.failure_probability)
     label = f"accepted: wealth {math.exp(needed):.3g}, one over the failure probability"
@@ -192,18 +192,18 @@ def verification(verdict: Verdict):
     return finished(figure)
 
 
-def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
+def _bet(direction, random) -> tuple[np.ndarray, np.ndarray]:
     """Return (numbers of samples, log of the wealth) in one random order of a direction's samples."""
-    side = found.side
+    side = direction.side
     places, counts = np.array(side.term_counts, np.int64).T
-    looks = np.unique(np.linspace(0, found.num_samples, _NUM_TRACE_POINTS + 1).astype(np.int64))
+    looks = np.unique(np.linspace(0, direction.num_samples, _NUM_TRACE_POINTS + 1).astype(np.int64))
     left, seen = counts.copy(), np.zeros(len(bounds.TERM_EDGES), np.int64)
     wealth = [0.0]
     for more in np.diff(looks):
         drawn = random.multivariate_hypergeometric(left, more, method="marginals")
         left -= drawn
         seen[places] += drawn
-        wealth.append(bounds.log_wealth(seen, found.threshold, side.bets, side.bet_weights))
+        wealth.append(bounds.log_wealth(seen, direction.threshold, side.bets, side.bet_weights))
     return looks, np.array(wealth)
 
 
@@ -310,12 +310,12 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
     return finished(figure)
 
 
-def recommendation(found: Any):
-    """Plot the ranking error against copies of the parameters for the noise; `found`: a `Recommendation`."""
+def recommendation(result: Any):
+    """Plot the ranking error against copies of the parameters for the noise; `result`: a `Recommendation`."""
     figure, axes = blank_axes(*PANEL)
-    names = list(dict.fromkeys(candidate.scheme.name for candidate in found.candidates))
+    names = list(dict.fromkeys(candidate.scheme.name for candidate in result.candidates))
     for index, name in enumerate(names):
-        of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]
+        of_it = [candidate for candidate in result.candidates if candidate.scheme.name == name]
         points = [candidate.memory_copies for candidate in of_it], [c.error for c in of_it]
         axes.plot(
             *points,
@@ -324,12 +324,12 @@ def recommendation(found: Any):
             label=name,
             markersize=6,
         )
-    chosen = found.chosen
+    chosen = result.chosen
     point = chosen.memory_copies, chosen.error
     axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")
-    copies = sorted({candidate.memory_copies for candidate in found.candidates})
+    copies = sorted({candidate.memory_copies for candidate in result.candidates})
     axes.set(xscale="log", yscale="log", xlabel="copies of the parameters kept for the noise (bands)")
-    axes.set(ylabel=f"{found.what_error}, an estimate", title="more bands, less error")
+    axes.set(ylabel=f"{result.what_error}, an estimate", title="more bands, less error")
     axes.set_xticks(copies, map(str, copies))
     axes.tick_params(axis="x", which="minor", bottom=False)
     return finished(figure)
