@@ -615,9 +615,8 @@ def _direction(name: str, mechanism: Mechanism, rng, max_steps: float) -> tuple[
         return {"verdict": "certified", "proposal": "exactly zero", "samples": 0}, scales
     for choice in mechanism.remove() if name == REMOVE else mechanism.add():
         theta = math.exp(min(math.log(claim.verified) - choice.log_scale, 1.0))
-        needed = math.log(FRACTIONS.size / claim.failure) / max(
-            0.153 * theta, 1e-300
-        )  # below KL(theta / 2, theta)
+        # Samples that suffice where the divergence is half of the claim: KL(theta / 2, theta) is above this.
+        needed = math.log(FRACTIONS.size / claim.failure) / max(0.153 * theta, 1e-300)
         choices.append((needed * choice.cost if theta < 1 else 0.0, theta, choice))
         if len(choices) > 2 and choices[-1][0] > choices[-2][0] > choices[-3][0]:
             break
