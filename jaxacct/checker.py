@@ -21,7 +21,7 @@ from collections import namedtuple
 from typing import Any
 
 import numpy as np
-from scipy import fft, optimize, signal, special
+from scipy import fft, optimize, signal, sparse, special
 
 DIRECTIONS = REMOVE, ADD = "remove", "add"
 CERTIFIED, FAILED, BAD_INPUT, NOT_COVERED = 0, 1, 2, 3
@@ -100,6 +100,9 @@ class Columns:
             self.gram[d:, d] = np.cumsum(c[: h - d] * c[d:])[np.minimum(ends[d:], h - d) - 1]
         self.apply = lambda x: signal.oaconvolve(x, c[:, None], axes=0)[:rows]
         self.transpose = lambda y: signal.oaconvolve(y, c[::-1, None], axes=0)[h - 1 :][:steps]
+        if h <= 64:  # few enough that a Fourier transform takes longer
+            band = sparse.diags_array(list(c), offsets=-np.arange(h), shape=(rows, steps), format="csr")
+            self.apply, self.transpose = band.__matmul__, band.T.tocsr().__matmul__
 
 
 def columns_of(strategy: dict, steps: int) -> Columns:
@@ -136,8 +139,8 @@ class Scheme:
 
     def __init__(self, steps, b, p, release, kinds=((1.0, True, 0),), k=0, q=None, spare=False):
         self.steps, self.b, self.k, self.end, self.spare = steps, b, k, len(p), spare
-        self.p, self.q = self._by_count(p), self._by_count(1 - p if q is None else q)
-        self.kinds = [(self._by_count(weight), *rest) for weight, *rest in kinds if np.any(weight)]
+        self.q = self._by_count(1 - p if q is None else q)
+        self.kinds = [(self._by_count(p) * self._by_count(w), *rest) for w, *rest in kinds if np.any(w)]
         self.release, self.virtual, self.log_total = np.minimum(release, self.end), self.end - steps, 0.0
         self.lags = int((self.release - np.arange(self.end)).max())
         self.log_total = float(self.log_ratio(np.zeros((steps, 1)))[0])
@@ -147,22 +150,27 @@ class Scheme:
 
     def log_ratio(self, r):
         """Return ln f of samples, by log-ratios r of a participation at each step, (steps, samples)."""
-        ahead, scale = np.zeros((self.end + 1, self.k + 1, r.shape[1]), r.dtype), 0.0
-        ahead[-1, slice(self.k + 1 if self.spare else 1)] = (
-            1.0  # total weight of what follows each step, by counts, over e^scale
-        )
+        # ahead[t % size, 1 + counts]: total weight of what follows a step, over e^scale; none below 0 counts.
+        size, scale = self.lags + 1, 0.0
+        ahead = np.zeros((size, self.k + 2, r.shape[1]), r.dtype)
+        ahead[self.end % size, 1 : self.k + 2 if self.spare else 2] = 1.0
         x = np.exp(np.append(np.zeros((self.virtual, r.shape[1])), r, axis=0))
+        kinds = [(self._narrow(weight), *rest) for weight, *rest in self.kinds]
+        q = self._narrow(self.q)
         for t in range(self.end - 1, -1, -1):
-            then, visits = ahead[self.release[t]], 0.0
-            for weight, joins, counts in self.kinds:
-                after = np.append(np.zeros_like(then[:1]), then[:-1], axis=0) if counts else then
-                visits = visits + weight[t][:, None] * (x[t] if joins else 1.0) * after
-            ahead[t] = self.q[t][:, None] * ahead[t + 1] + self.p[t][:, None] * visits
+            then, total = ahead[self.release[t] % size], q[t] * ahead[(t + 1) % size, 1:]
+            for weight, joins, counts in kinds:
+                total += weight[t] * (x[t] if joins else 1.0) * (then[:-1] if counts else then[1:])
+            ahead[t % size, 1:] = total
             if t % self.lags == 0:
-                top = np.maximum(abs(ahead[t]).max(0), 1e-300)
-                ahead[t : t + self.lags + 1] /= top
+                top = np.maximum(abs(total).max(0), 1e-300)
+                ahead /= top
                 scale = scale + np.log(top)
-        return np.log(ahead[0, self.k]) + scale - self.log_total
+        return np.log(ahead[0, -1]) + scale - self.log_total
+
+    def _narrow(self, weight):
+        """Return weights by step and count, (end, k + 1 or 1, 1)."""
+        return (weight[:, :1] if (weight == weight[:, :1]).all() else weight)[..., None]
 
     def tilted(self, r):
         """Return (ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
@@ -213,8 +221,7 @@ class Pairs:
     def _weights(self, t: int, since, free, absent, f, g):
         """Return total weights of all events at step t and of what follows, (events, states)."""
         # The other one visited at `since`, without participation if `absent`, and is eligible from `free` on.
-        (p, p_too), (q, q_too) = ((x[t, f], x[t, g]) for x in (self.dist.p, self.dist.q))
-        release, both = self.dist.release[t], free <= t
+        q, q_too, release, both = self.dist.q[t, f], self.dist.q[t, g], self.dist.release[t], free <= t
         then, once = np.where(both, t + 1, free), np.where(both, q_too, 1.0)
         lag = np.where(release > then, then - t, 0)  # of one visit at t; lasting: without a visit
         lasting = np.where(free > t + 1, t + 1 - since, 0)
@@ -227,14 +234,12 @@ class Pairs:
         for (visits, w, joins, counts), (too, v, join, count) in self.events:
             if visits and too:
                 met = self.met[t, 0] if joins and join else 1.0
-                found.append(
-                    both * p * p_too * w[t, f] * v[t, g] * met * ahead(release, 0, 0, f - counts, g - count)
-                )
+                found.append(both * w[t, f] * v[t, g] * met * ahead(release, 0, 0, f - counts, g - count))
             elif visits:
                 after = ahead(then, lag, int(not joins), g, f - counts)
-                found.append(p * once * w[t, f] * (pull if joins else 1.0) * after)
+                found.append(once * w[t, f] * (pull if joins else 1.0) * after)
             elif too:
-                found.append(both * p_too * q * v[t, g] * ahead(then, lag, int(not join), f, g - count))
+                found.append(both * q * v[t, g] * ahead(then, lag, int(not join), f, g - count))
             else:
                 found.append(q * once * ahead(t + 1, lasting, absent, f, g))
         return np.array(found)
@@ -398,7 +403,7 @@ class Mechanism:
         columns, sigma, log_rest, found = self.columns, self.sigma, self.log_rest, []
         yield Proposal("plain-bounded", log_rest, lambda rng, size: self.absent(self.outputs(rng, size)))
         point = np.zeros(self.dist.steps)
-        for _ in range(6):  # tangents of ln(f - P0), as a function of the scores convex
+        for _ in range(2):  # tangents of ln(f - P0), as a function of the scores convex
             log_f, mean = self.dist.tilted(point)
             if (rest := -math.expm1(min(self.log_none - log_f, 0.0))) < 1e-6:  # (f - P0) / f
                 break
@@ -411,21 +416,22 @@ class Mechanism:
             y = -sigma * np.linspace(0.0, 2 * abs(edge) + 20, 200) * found[-1][1]
             inside = np.flatnonzero(self.log_f(y, ADD) <= -self.claim.epsilon)
             point = self.log_ratios(y[:, inside[:1] if inside.size else [-1]], ADD)[:, 0]
-        edge, unit = min(found, key=lambda one: one[0]) if found else (math.inf, 0.0)
+        edge, unit = min(found, key=lambda one: one[0]) if found else (math.inf, np.zeros((1, 1)))
 
         def terms(rng, samples):
             y = self.outputs(rng, samples)
             t = special.ndtri_exp(np.log(rng.random(samples)) + special.log_ndtr(edge))
-            return self.absent(y + unit * (sigma * t - (unit * y).sum(0)))
+            y += unit * (sigma * t - unit.T @ y)
+            return self.absent(y)
 
         if found:
             yield Proposal("half-space", log_rest + special.log_ndtr(edge), terms)
 
 
-def decide(proposal: Proposal, theta: float, alarms, steps: int, rng, max_steps: float) -> dict:
+def decide(proposal: Proposal, theta: float, failure: float, steps: int, rng, max_steps: float) -> dict:
     """Decide whether the mean is below theta by bets against that and against not, with new samples."""
     # Each is a mixture of bets with fixed fractions, a non-negative supermartingale under the hypothesis it
-    # is against, so it ever reaches 1 / q with probability q at most (Ville's inequality); alarms: both q.
+    # is against, so it ever reaches 1 / q with probability q at most (Ville's inequality).
     theta *= 1 - SLACK
     sums, grown, parts = np.zeros(4), np.zeros((2, FRACTIONS.size)), FRACTIONS[:, None]
     gains, won = ((lambda x: (theta - x) / (1 - theta)), (lambda x: x / theta - 1)), (theta >= 1, False)
@@ -438,43 +444,11 @@ def decide(proposal: Proposal, theta: float, alarms, steps: int, rng, max_steps:
         for one, gain in zip(grown, gains, strict=True):
             one += np.log1p(parts * gain(positive)).sum(1) + zeros * np.log1p(FRACTIONS * gain(0.0))
         wealth = special.logsumexp(np.where(np.isnan(grown), -np.inf, grown), axis=1)
-        won = wealth - math.log(FRACTIONS.size) >= -np.log(alarms)
+        won = wealth - math.log(FRACTIONS.size) >= -np.log([failure, FALSE_ALARM])
     verdict, number = "certified" if won[0] else "refuted" if won[1] else "undecided", max(sums[0], 1.0)
     mean, error = sums[2] / number, math.sqrt(max(sums[3] / number - (sums[2] / number) ** 2, 0.0) / number)
     drawn = dict(positive=int(sums[1]), mean=float(mean), error=error) if sums[0] else {}
     return dict(verdict=verdict, samples=int(sums[0])) | drawn
-
-
-def by_line(mechanism: Mechanism, failure: float, rng, max_steps: float) -> dict | None:
-    """Return what was found in the add direction from two common events, if that certifies."""
-    # With X = (1 - e^(epsilon + L))_+ / e^log_rest and noise pushed down by t along C m, Phi^-1(E X) is
-    # concave in t (Ehrhard's inequality): a line above it at one t and below it at a larger one is so at 0.
-    steps, pilot, outputs = mechanism.dist.steps, [], mechanism.outputs
-    along = mechanism.columns.apply(mechanism.dist.tilted(np.zeros(steps))[1][:, None])
-    along *= mechanism.sigma / np.linalg.norm(along)
-    target = special.ndtri_exp(math.log(mechanism.claim.verified) - mechanism.log_rest)
-
-    def pushed(t):
-        return Proposal("line", 0.0, lambda rng, samples: mechanism.absent(outputs(rng, samples) - t * along))
-
-    for t in np.arange(0.5, 40, 0.5):  # a pilot: it only chooses
-        terms = pushed(t).terms(rng, 1024)
-        pilot.append((t, terms.mean() - terms.std() / 16, terms.mean() + terms.std() / 16 + 1e-3))
-        if pilot[-1][1] > 0.6:
-            break
-    t, low, high = np.clip(np.array(pilot).T, 1e-9, [[40], [1], [1 - 1e-9]])
-    i, j = np.triu_indices(t.size, 1)
-    slope = ((special.ndtri(high) - target) / t)[i] / 2 + ((special.ndtri(low) - target) / t)[j] / 2
-    a, b = special.ndtr(target + slope * t[i]), special.ndtr(target + slope * t[j])
-    margins = np.minimum((a - high[i]) / np.sqrt(high[i]), (low[j] - b) / np.sqrt(low[j]))
-    best = int(np.argmax(margins)) if i.size else 0
-    if not (i.size and margins[best] > 3e-3):  # up to about 2e6 samples
-        return None
-    tests = (t[i][best], a[best]), (t[j][best], b[best] * (1 + 2 * SLACK))
-    found = [decide(pushed(at), theta, [failure / 2] * 2, steps, rng, max_steps) for at, theta in tests]
-    if [one["verdict"] for one in found] != ["certified", "refuted"]:
-        return None
-    return {"verdict": "certified", "proposal": "line", "samples": sum(one["samples"] for one in found)}
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -635,25 +609,22 @@ def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scale
 
 def _direction(name: str, mechanism: Mechanism, rng, max_steps: float) -> tuple[dict, dict]:
     """Return (what was found, ln of the scales of own proposals by name) of one direction."""
-    claim, choices, failure = mechanism.claim, [], mechanism.claim.failure
+    claim, choices = mechanism.claim, []
     scales = {"plain": 0.0, "plain-bounded": mechanism.log_rest}
     if name == ADD and claim.epsilon + mechanism.log_none >= 0:
         return {"verdict": "certified", "proposal": "exactly zero", "samples": 0}, scales
     for choice in mechanism.remove() if name == REMOVE else mechanism.add():
         theta = math.exp(min(math.log(claim.verified) - choice.log_scale, 1.0))
-        needed = math.log(FRACTIONS.size / failure) / max(0.153 * theta, 1e-300)  # below KL(theta / 2, theta)
+        # Samples that suffice where the divergence is half of the claim: KL(theta / 2, theta) is above this.
+        needed = math.log(FRACTIONS.size / claim.failure) / max(0.153 * theta, 1e-300)
         choices.append((needed * choice.cost if theta < 1 else 0.0, theta, choice))
         if len(choices) > 2 and choices[-1][0] > choices[-2][0] > choices[-3][0]:
             break
     scales |= {choice.name: choice.log_scale for *_, choice in choices if ":" in choice.name}
     samples, theta, choice = min(choices, key=lambda one: one[0])
-    if name == ADD and samples > 3e5:
-        failure /= 2  # for the line, and for what is tried after it
-        if found := by_line(mechanism, failure, rng, max_steps):
-            return found, scales
     if samples * mechanism.dist.steps > max_steps:
         raise NotCovered(f"the {name} direction, which takes about {samples:.2g} samples")
-    found = decide(choice, theta, [failure, FALSE_ALARM], mechanism.dist.steps, rng, max_steps)
+    found = decide(choice, theta, claim.failure, mechanism.dist.steps, rng, max_steps)
     return found | {"proposal": choice.name, "scale": math.exp(choice.log_scale)}, scales
 
 

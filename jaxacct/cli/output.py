@@ -1,6 +1,6 @@
 """What commands print and write, and the checks of files before the work that they are for."""
 
-import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,8 +11,16 @@ PLAN, COEFFICIENTS = "a plan", "a file of coefficients"
 
 
 def show(value, as_json: bool) -> None:
-    """Print a text, or JSON values as one object."""
-    print(json.dumps(value) if as_json else value)
+    """Print a text, or JSON values as one object, with null for what is infinite; ValueError for NaN."""
+    print(files.to_json(_without_infinity(value)) if as_json else value)
+
+
+def _without_infinity(value):
+    if isinstance(value, dict):
+        return {name: _without_infinity(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(one) for one in value]
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def show_verdict(verdict, verbose: bool, as_json: bool) -> None:
@@ -40,13 +48,14 @@ def refuse(when: str, **values) -> None:
 
 def check_out(out: str | None, kind: str, force: bool) -> None:
     """Check that `out` can be written, replacing no file of another kind unless `force`."""
-
-    def is_ours(path: Path) -> bool:
-        return _is_coefficients(path) if kind == COEFFICIENTS else files.holds_schema(path, "jaxacct-plan")
-
     if force and out is None:
         raise ValueError("force must not be given without out")
+    is_ours = _is_coefficients if kind == COEFFICIENTS else _is_plan
     files.check_target(out, None if force else is_ours, kind)
+
+
+def _is_plan(path: Path) -> bool:
+    return files.holds_schema(path, "jaxacct-plan")
 
 
 def _is_coefficients(path: Path) -> bool:

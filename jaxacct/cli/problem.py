@@ -28,24 +28,7 @@ from jaxacct.schemes import (
 from jaxacct.schemes.numbers import Numbers
 from jaxacct.strategies import NAMES, BandedToeplitz, Strategy, by_name, ending, workload_named
 
-SchemeName = Literal[
-    "poisson",
-    "cyclic-poisson",
-    "balls-in-bins",
-    "b-min-sep",
-    "balanced-min-sep",
-    "epochwise-allocation",
-    "custom",
-    "multi-attribution",
-    "independent-attribution",
-    "truncated-b-min-sep",
-    "fixed-order",
-]
-"""The names of `SCHEMES`; a test compares them."""
-
-
-_LIKE_B_MIN_SEP = ("truncated-b-min-sep",)
-"""Schemes whose separation, bands and matrix are selected as those of `BMinSep` with the same numbers."""
+SchemeName: Any = Literal[tuple(SCHEMES)]  # pyrefly: ignore[invalid-literal]
 MAX_ORDERS = {
     name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name, CustomScheme.name)
 }
@@ -78,7 +61,7 @@ class TargetOptions:
 
     def target(self) -> Target:
         """Return the target, of which epsilon or delta may be missing; ValueError for none or several."""
-        given: dict[str, Any] = {name: value for name, value in vars(self).items() if value is not None}
+        given = self._given()
         names = given.keys()
         if not names:
             raise ValueError(
@@ -96,9 +79,11 @@ class TargetOptions:
             raise ValueError(f"advantage must not be given together with {other}: it is a target by itself")
         raise ValueError(f"target must be one of {FORMS}; given were {', '.join(names)}")
 
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
     def __str__(self) -> str:
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return " ".join(f"--{name} {value!r}" for name, value in given.items())
+        return " ".join(f"--{name} {value!r}" for name, value in self._given().items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +154,8 @@ class Problem:
     @property
     def is_searched(self) -> bool:
         """Whether `choose` selects what is not given; `build` takes all as it is."""
-        if self.scheme not in (None, *SCHEME_NAMES, *_LIKE_B_MIN_SEP) or self.max_participations is not None:
+        searched = (None, *SCHEME_NAMES, TruncatedBMinSep.name)  # the last one as `BMinSep`
+        if self.scheme not in searched or self.max_participations is not None:
             return False
         if self.strategy in NAMES and self.strategy not in MATRICES:  # inverses, which no search covers
             return False
@@ -189,25 +175,17 @@ class Problem:
         if self.strategy is not None and self.strategy not in MATRICES:
             matrix = coefficients(self.strategy, self.bands)
             refuse(f"together with the coefficients in {self.strategy}", workload=self.workload)
-        asked: dict[str, Any] = {name: getattr(self, name) for name in ("dataset_size", "batch_size")}
+        kept = ("dataset_size", "batch_size", "iterations", "bands", "min_separation")
+        asked: dict[str, Any] = {name: getattr(self, name) for name in kept}
         asked |= {"scheme": self.scheme if covered else BMinSep.name, "strategy": matrix}
-        found = recommend(
-            iterations=self.iterations,
-            bands=self.bands,
-            min_separation=self.min_separation,
-            workload=self.workload_of_run(),
-            **asked,
-            **options,
-        )
+        recommendation = recommend(workload=self.workload_of_run(), **asked, **options)
+        chosen = recommendation.chosen
         if covered:
-            return found, found.chosen.scheme, found.chosen.strategy
-        best = next(row for row in (found.chosen, *found.candidates) if row.matrix != "buffered")
+            return recommendation, chosen.scheme, chosen.strategy
+        best = next(row for row in (chosen, *recommendation.candidates) if row.matrix != "buffered")
         made: Any = best.strategy
-        return (
-            found,
-            self._scheme(name, best.scheme.min_separation),
-            BandedToeplitz(made.coefficients, made.given_norm),
-        )
+        scheme = self._scheme(name, best.scheme.min_separation)
+        return recommendation, scheme, BandedToeplitz(made.coefficients, made.given_norm)
 
     def build(self, target: Target | None = None):
         """Return (scheme, strategy); `target` is for a matrix made for one. ValueError in one line."""
@@ -236,18 +214,10 @@ class Problem:
 
     def _scheme(self, name: str | None, separation: int) -> Scheme:
         """Return the scheme of that name, b-min-sep for None, at the given separation or else at this one."""
-        numbers = Numbers(
-            iterations=self.iterations,
-            separation=separation if self.min_separation is None else self.min_separation,
-            sampling_probability=self.sampling_probability,
-            dataset_size=self.dataset_size,
-            batch_size=self.batch_size,
-            min_separation=self.min_separation,
-            warm_start=not self.cold_start,
-            examples_per_user=self.examples_per_user,
-            truncate_to=self.truncate_to,
-            max_participations=self.max_participations,
-        )
+        names = (field.name for field in dataclasses.fields(Numbers))
+        given: dict[str, Any] = {name: vars(self)[name] for name in names if name in vars(self)}
+        given["separation"] = separation if self.min_separation is None else self.min_separation
+        numbers = Numbers(warm_start=not self.cold_start, **given)
         return SCHEMES[BMinSep.name if name is None else name].from_numbers(numbers)
 
     def workload_of_run(self):
@@ -261,7 +231,7 @@ def coefficients(strategy: str, bands: int | None, names=NAMES) -> BandedToeplit
         return None
     if not Path(strategy).is_file():
         close = difflib.get_close_matches(strategy, names, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else hint([strategy])
+        meant = f" (did you mean {close[0]}?)" if close else hint([strategy], names)
         raise ValueError(
             f"strategy must be {', '.join(names)} or a file of coefficients, got {strategy!r:.80}{meant}"
         )

@@ -5,7 +5,7 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -87,7 +87,7 @@ def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:
     try:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        raise ValueError(f"{error}{hint(arguments)}") from None
+        raise ValueError(f"{error}{hint(arguments, _offered(error.app))}") from None
     if command != app.help_print:
         return lambda: command(*bound.args, **bound.kwargs)
     words = itertools.takewhile(lambda word: not word.startswith("-"), arguments)
@@ -99,36 +99,45 @@ def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:
     return help_with_examples
 
 
-def hint(words: list[str]) -> str:
-    """Return what this command line calls the first word that has another name here, or nothing."""
+def hint(words: list[str], offered: Collection[str]) -> str:
+    """Return what is `offered` for the first word that has another name here, or nothing."""
     for word in words:
         name = word.partition("=")[0] if word.startswith("--") else word
-        if name.lower() in SYNONYMS:
-            return f" ({name}: did you mean {SYNONYMS[name.lower()]}?)"
+        meant = SYNONYMS.get(name.lower(), "")
+        if name not in offered and meant.partition(",")[0] in offered:
+            return f" ({name}: did you mean {meant}?)"
     return ""
+
+
+def _offered(app: App | None) -> set[str]:
+    """Return the options of a command and the values that they have; empty for a group of commands."""
+    if app is None or app.default_command is None:
+        return set()
+    arguments = app.assemble_argument_collection()
+    return {name for one in arguments for name in (*one.names, *(one.get_choices() or ()))}
 
 
 def _decimal(text: str) -> Decimal | None:
     scale = _SUFFIXES.get(text[-1:], 1)
     try:
-        found = Decimal(text if scale == 1 else text[:-1])
-        return found if scale == 1 else found * scale
+        number = Decimal(text if scale == 1 else text[:-1])
+        return number if scale == 1 else number * scale
     except ArithmeticError:
         return None
 
 
 def _integer(_, tokens) -> int:
-    found = _decimal(tokens[0].value)
-    if found is None or not found.is_finite() or found.adjusted() > _MAX_DIGITS or found != int(found):
+    number = _decimal(tokens[0].value)
+    if number is None or not number.is_finite() or number.adjusted() > _MAX_DIGITS or number != int(number):
         raise ValueError(f"must be an integer such as 50000, 50k or 5e4, got {tokens[0].value!r:.80}")
-    return int(found)
+    return int(number)
 
 
 def _number(_, tokens) -> float:
-    found = _decimal(tokens[0].value)
-    if found is None:
+    number = _decimal(tokens[0].value)
+    if number is None:
         raise ValueError(f"must be a number such as 0.1, 1e-5 or 50k, got {tokens[0].value!r:.80}")
-    return float(found)
+    return float(number)
 
 
 Integer = Annotated[int, Parameter(converter=_integer)]

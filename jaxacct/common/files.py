@@ -137,12 +137,12 @@ def _refuse(constant: str):
 
 def _object(pairs: list) -> dict:
     """Return a JSON object; ValueError for a repeated key, for which readers differ."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"it has the key {twice!r:.80} twice")
-    return found
+    return values
 
 
 def read_json(path, what: str) -> dict:

@@ -19,12 +19,12 @@ def read(kind, value, name: str) -> Any:
     A dataclass must have all of its fields and no others. ValueError in one line that names the leaf.
     """
     try:
-        found = msgspec.convert(value, kind)
+        record = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
         raise ValueError(f"{name}{path.rstrip('`')}: {what}") from None
-    _check(value, msgspec.to_builtins(found), name)
-    return found
+    _check(value, msgspec.to_builtins(record), name)
+    return record
 
 
 def _check(value, read_as, name: str) -> None:

@@ -37,13 +37,13 @@ class StoredPlan:
         if schema != cls.schema:
             raise ValueError(f"plan must have schema {cls.schema}, got {schema!r:.80}")
         try:
-            found = read(cls, {name: value for name, value in data.items() if name != "schema"}, "plan")
-            certified = found.certified
+            plan = read(cls, {name: value for name, value in data.items() if name != "schema"}, "plan")
+            certified = plan.certified
         except (TypeError, ArithmeticError, NotImplementedError) as error:
             raise ValueError(f"plan has a field that cannot be computed with: {error}") from None
         if not certified:
             raise ValueError("plan must be valid: its noise does not give its epsilon at its delta")
-        return found
+        return plan
 
     def save(self, path) -> None:
         """Write the plan to a file, atomically."""

@@ -96,9 +96,9 @@ def target(of_epsilon, of_delta, names=("epsilon", "delta"), *, above_0: bool = 
 
     Epsilon is in [0, 10,000], or in (0, 10,000] for `above_0`.
     """
-    found = positive_number(names[0], of_epsilon) if above_0 else epsilon(of_epsilon, names[0])
-    found = _within(names[0], found, f"at most {MAX_EPSILON:g}", lambda x: x <= MAX_EPSILON)
-    return found, delta(of_delta, names[1])
+    number = positive_number(names[0], of_epsilon) if above_0 else epsilon(of_epsilon, names[0])
+    number = _within(names[0], number, f"at most {MAX_EPSILON:g}", lambda x: x <= MAX_EPSILON)
+    return number, delta(of_delta, names[1])
 
 
 def one_of(name: str, value, allowed):

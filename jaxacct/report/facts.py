@@ -1,8 +1,6 @@
 """The facts of a plan, one table for `jaxacct show`, `jaxacct calibrate` and the page of `report.html`."""
 
-import math
-
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.accountants.unamplified import sensitivity
 from jaxacct.calibration.choice import choice_of
 from jaxacct.common.records import exact
@@ -10,7 +8,6 @@ from jaxacct.core import text
 from jaxacct.core.claim import Claim
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
-from jaxacct.statistics import roots
 
 TERMS = {
     "epsilon, delta": "no event is more than e^epsilon times as likely with the unit as without, plus delta",
@@ -76,7 +73,7 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
     if plan.epsilon == 0:
         risk = ("advantage", f"at most {exact(plan.delta)}   (true minus false positive rate of any test)")
     else:
-        mu = _gaussian_mu(plan.epsilon, plan.delta)
+        mu = gdp_mu(plan.epsilon, plan.delta)
         risk = ("Gaussian equivalent", f"mu {mu:.4g}   (same delta at this epsilon; no claim of mu-GDP)")
     return [
         ("epsilon, delta", f"{exact(plan.epsilon)}, {exact(plan.delta)}"),
@@ -133,16 +130,6 @@ def _revealed(plan: Plan) -> list[tuple[str, str]]:
         rho = (sensitivity(plan.mechanism) / plan.noise_multiplier) ** 2 / 2 * (1 + 1e-12)
         rows.append(("zCDP", f"rho = {exact(rho)}"))
     return rows
-
-
-def _gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the mu of the Gaussian mechanism that has this delta at this epsilon."""
-
-    def is_more(log_mu: float) -> bool:
-        return gaussian_delta(epsilon, math.exp(-log_mu), 1.0) > delta
-
-    low, high = roots.bracket(is_more, 0.0, 1.0, lowest=-60.0, highest=20.0)
-    return math.exp(roots.bisect(is_more, low, high)[0])
 
 
 def whole(plan: Plan) -> list[tuple[str, str]]:

@@ -103,14 +103,20 @@ def check_plot(path, name: str = "plot") -> None:
     check_target(path, is_ours, "a picture by jaxacct", name, may_force=False)
 
 
+def style(index: int, colours=PALETTE, *, has_line: bool = True, has_marker: bool = False) -> dict[str, Any]:
+    """Return the colour of a line, its dash and its marker."""
+    dash = DASHES[index % len(DASHES)] if has_line else ""
+    marker = MARKERS[index % len(MARKERS)] if has_marker else ""
+    return dict(linestyle=dash, color=colours[index % len(colours)], marker=marker)
+
+
 def tradeoff_figure(curves: Mapping[str, Callable], title: str, colours=PALETTE):
     """Return type II against type I error of several curves, the first one heavier."""
     figure, axes = blank_axes(5.2, 5.6)
     alphas = np.concatenate([[0.0], np.geomspace(1e-6, 0.01, 60), np.linspace(0.01, 1, 200)])
     axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="perfect privacy")
     for index, (name, f) in enumerate(curves.items()):
-        look: dict[str, Any] = dict(linestyle=DASHES[index % len(DASHES)], linewidth=1.5 if index else 2.4)
-        axes.plot(alphas, f(alphas), color=colours[index % len(colours)], label=name, **look)
+        axes.plot(alphas, f(alphas), label=name, linewidth=1.5 if index else 2.4, **style(index, colours))
     axes.set(xlabel="type I error", ylabel="type II error", title=title, xlim=(0, 1), ylim=(0, 1))
     axes.set_aspect("equal")
     return finished(figure)

@@ -46,23 +46,23 @@ def measure(plan: Plan, draws: int, key=None, progress: Progress | None = None) 
     grid = np.linspace(0, 1.5 * plan.epsilon if plan.epsilon > 0 else _FURTHEST, points)
     options: dict[str, Any] = dict(confidence=CONFIDENCE, key=key, progress=progress)
     options |= dict(num_samples=None if is_known else draws)
-    found = privacy_profile(plan.mechanism, grid, compose_with=plan.compose_with, **options)
+    profile = privacy_profile(plan.mechanism, grid, compose_with=plan.compose_with, **options)
     implied = EpsilonDelta(plan.epsilon, plan.delta).delta(grid)
     added = np.zeros_like(grid)
     if plan.truncation_delta is not None:
-        added = np.array([_cuts_add(plan, float(epsilon)) for epsilon in grid])
+        added = np.array([_truncation_adds(plan, float(epsilon)) for epsilon in grid])
 
     def bounded(lower, estimate, upper):
         if plan.truncation_delta is not None:
             lower = np.zeros_like(lower)
         return np.minimum(np.stack([lower, estimate, upper + added]), implied)
 
-    sides = {direction: bounded(*bands) for direction, bands in found.directions.items()}
-    lower, estimate, upper = bounded(found.lower, found.estimate, found.upper)
-    return replace(found, lower=lower, estimate=estimate, upper=upper, directions=sides)
+    sides = {direction: bounded(*bands) for direction, bands in profile.directions.items()}
+    lower, estimate, upper = bounded(profile.lower, profile.estimate, profile.upper)
+    return replace(profile, lower=lower, estimate=estimate, upper=upper, directions=sides)
 
 
-def _cuts_add(plan: Plan, epsilon: float) -> float:
+def _truncation_adds(plan: Plan, epsilon: float) -> float:
     """Return the reserve of delta(epsilon) for truncated batches; 1 where no bound covers this noise."""
     assert plan.dataset_size is not None and plan.max_batch_size is not None
     if not truncation.covers(plan.mechanism, epsilon):
@@ -168,14 +168,14 @@ def _agrees(second: dict | None) -> bool:
     return second is not None and second.get("verdict") == "certified"
 
 
-def _second(found: dict | None) -> list[str]:
+def _second(second: dict | None) -> list[str]:
     """Return what the second implementation found."""
-    if found is None:
+    if second is None:
         return []
-    said = f"second implementation (jaxacct check): {found['verdict']}"
-    if found["verdict"] == "certified":
+    said = f"second implementation (jaxacct check): {second['verdict']}"
+    if second["verdict"] == "certified":
         return [said + "; both implementations agree"]
-    return [said, *found.get("differences", ()), *filter(None, [found.get("reason")])]
+    return [said, *second.get("differences", ()), *filter(None, [second.get("reason")])]
 
 
 def is_report(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Callable
+from pathlib import Path
 
 from jaxacct.core.plan import Plan
 
@@ -43,50 +44,7 @@ NOT_COVERED = (
 )
 """What no plan covers, for the page and for the cards of runs."""
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #111; --page: #fff; --soft: #f2f5f8; --line: #bbb; --dim: #444;
-  --mark: #1f4e79; --bad: #a00; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e8; --page: #16191d; --soft: #22272e; --line: #4a525c; --dim: #b4bac2; --mark: #7fb2e5;
-    --bad: #ff8a80; } }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 Georgia, serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: var(--ink);
-  background: var(--page); overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.25; }
-h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); break-after: avoid; }
-.statement { border-left: 5px solid var(--mark); padding: .6rem 1rem; background: var(--soft);
-  font-size: 1.1rem; }
-.refused { border-color: var(--bad); }
-table { border-collapse: collapse; width: 100%; }
-td, th { border: 1px solid var(--line); padding: .35rem .6rem; vertical-align: top; }
-th { background: var(--soft); text-align: left; overflow-wrap: normal; } tr { break-inside: avoid; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-td.dim { color: var(--dim); }
-th:first-child, td:first-child { min-width: 8rem; }
-code, pre { font: 13px/1.45 monospace; background: var(--soft); }
-pre { padding: .6rem; white-space: pre-wrap; } .note { color: var(--dim); font-size: .92rem; }
-.pictures { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
-.pictures svg { width: 100%; height: auto; background: #fff; border-radius: 4px; break-inside: avoid; }
-@media screen and (max-width: 600px) {
-  body { font-size: 15px; margin: 1rem auto; padding: 0 .7rem; }
-  table, tbody, tr, td { display: block; width: 100%; } tr:first-child { display: none; }
-  tr { border: 1px solid var(--line); margin-bottom: .6rem; padding: .2rem 0; }
-  td { border: 0; padding: .15rem .5rem; } td:first-child { font-weight: bold; }
-  td.number { text-align: left; }
-  td[data-head]::before { content: attr(data-head) ": "; color: var(--dim); } }
-@page { margin: 12mm 14mm; }
-@media print {
-  :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #f4f4f4; --line: #999; --dim: #333;
-    --mark: #1f4e79; --bad: #a00; }
-  body { font-size: 8.5pt; line-height: 1.3; margin: 0; max-width: none; padding: 0; } p { margin: .4em 0; }
-  code { font-size: 7pt; } pre { font-size: 6.5pt; margin: .3em 0; } h1 { font-size: 14pt; margin: 0 0 .3em; }
-  h2 { font-size: 10.5pt; margin: .9em 0 .3em; } td, th { padding: .1rem .35rem; } ul { margin: .3em 0; }
-  .note { font-size: 7.5pt; } .statement, tr { break-inside: avoid; }
-  .statement { font-size: 9.5pt; padding: .3rem .7rem; }
-  .pictures { display: block; } .pictures svg { width: 49%; vertical-align: top; }
-  tr:first-child { break-after: avoid; } }
-"""
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
 # What is printed elsewhere about such mechanisms and fails: the heading in proofs/errata.md, whether it is

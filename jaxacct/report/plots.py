@@ -22,13 +22,12 @@ from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.report import risk
 from jaxacct.report.figure import (
     DARK,
-    DASHES,
     LIGHT,
-    MARKERS,
     PALETTE,
     PANEL,
     blank_axes,
     finished,
+    style,
     two_sided,
 )
 from jaxacct.report.figure import blank as blank
@@ -100,7 +99,7 @@ def losses(plan: Plan):
     if not drawn:
         return None
     figure, axes = blank_axes(*PANEL)
-    for (direction, counts), style, colour in zip(drawn.items(), ("-", "--"), _OF_DIRECTIONS, strict=False):
+    for (direction, counts), dash, colour in zip(drawn.items(), ("-", "--"), _OF_DIRECTIONS, strict=False):
         low, high = min(counts), max(counts)
         heights = np.array([counts.get(index, 0) for index in range(low, high + 1)], float)
         middle = np.nan_to_num(loss_bounds(direction)[low : high + 1] - LOSS_BIN_WIDTH / 2)
@@ -108,7 +107,7 @@ def losses(plan: Plan):
             direction.sign * middle,
             heights / heights.sum(),
             where="mid",
-            linestyle=style,
+            linestyle=dash,
             color=colour,
             label=direction,
         )
@@ -134,9 +133,9 @@ def histogram(samples, epsilon: float | None = None):
     edges = np.histogram_bin_edges(np.concatenate(list(samples.values())), bins=60)
     for index, (name, drawn) in enumerate(samples.items()):
         heights = np.histogram(drawn, edges)[0] / drawn.size
-        style = _style(index)
-        style["edgecolor"] = style.pop("color")
-        axes.stairs(heights, edges, linewidth=1.8, label=name, **style)
+        look = style(index)
+        line = dict(linestyle=look["linestyle"], edgecolor=look["color"])
+        axes.stairs(heights, edges, linewidth=1.8, label=name, **line)
     if epsilon is not None:
         axes.axvline(epsilon, color="0.35", linestyle=":", label="epsilon")
     axes.set(
@@ -178,11 +177,11 @@ def verification(verdict: Verdict):
         return None
     figure, axes = blank_axes(*PANEL)
     random = np.random.default_rng(0)
-    for found, style, colour in zip(shown, ("-", "--"), _OF_DIRECTIONS, strict=False):
+    for direction, dash, colour in zip(shown, ("-", "--"), _OF_DIRECTIONS, strict=False):
         for order in range(_ORDERS):
-            drawn, wealth = _bet(found, random)
-            label = f"{found.direction}, in {_ORDERS} orders" if order == 0 else None
-            axes.plot(drawn, wealth, color=colour, linestyle=style, linewidth=1, alpha=0.8, label=label)
+            drawn, wealth = _bet(direction, random)
+            label = f"{direction.direction}, in {_ORDERS} orders" if order == 0 else None
+            axes.plot(drawn, wealth, color=colour, linestyle=dash, linewidth=1, alpha=0.8, label=label)
     needed = -math.log(verdict.evidence.share * verdict.claim.target.budget.failure_probability)
     label = f"accepted: wealth {math.exp(needed):.3g}, one over the failure probability"
     axes.axhline(needed, color="0.35", linestyle=":", label=label)
@@ -192,18 +191,18 @@ def verification(verdict: Verdict):
     return finished(figure)
 
 
-def _bet(found, random) -> tuple[np.ndarray, np.ndarray]:
+def _bet(direction, random) -> tuple[np.ndarray, np.ndarray]:
     """Return (numbers of samples, log of the wealth) in one random order of a direction's samples."""
-    side = found.side
+    side = direction.side
     places, counts = np.array(side.term_counts, np.int64).T
-    looks = np.unique(np.linspace(0, found.num_samples, _NUM_TRACE_POINTS + 1).astype(np.int64))
+    looks = np.unique(np.linspace(0, direction.num_samples, _NUM_TRACE_POINTS + 1).astype(np.int64))
     left, seen = counts.copy(), np.zeros(len(bounds.TERM_EDGES), np.int64)
     wealth = [0.0]
     for more in np.diff(looks):
         drawn = random.multivariate_hypergeometric(left, more, method="marginals")
         left -= drawn
         seen[places] += drawn
-        wealth.append(bounds.log_wealth(seen, found.threshold, side.bets, side.bet_weights))
+        wealth.append(bounds.log_wealth(seen, direction.threshold, side.bets, side.bet_weights))
     return looks, np.array(wealth)
 
 
@@ -273,7 +272,7 @@ def running_sums(mechanism: Mechanism, steps: int = 200, paths: int = 3, key=Non
         spread = 2 * sigma * np.sqrt(np.square(sums).sum(axis=1))
         axes.fill_between(done, -spread, spread, color="0.87", label="two standard deviations")
         for index, path in enumerate((sigma * sums @ normals).T):
-            axes.plot(done, path, linewidth=1.2, **_style(index))
+            axes.plot(done, path, linewidth=1.2, **style(index))
         axes.set(xlabel="step", title=name)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("sum of the noise so far")
@@ -301,43 +300,31 @@ def against_epsilon(lines, ylabel: str, log: bool = False):
             raise ValueError(f"lines[{name!r}] must have as many values as epsilons")
         # Side by side, or intervals at the same epsilon would cover each other.
         shifted = np.asarray(epsilons, float) * (1 + 0.02 * (index - (len(lines) - 1) / 2) * bool(half))
-        style = _style(index)
-        marker = MARKERS[index % len(MARKERS)]
-        axes.errorbar(shifted, values, *half, label=name, marker=marker, markersize=5, capsize=3, **style)
+        look = style(index, has_marker=True)
+        axes.errorbar(shifted, values, *half, label=name, markersize=5, capsize=3, **look)
     axes.set(xscale="log", xlabel="epsilon", ylabel=ylabel, yscale="log" if log else "linear")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     return finished(figure)
 
 
-def recommendation(found: Any):
-    """Plot the ranking error against copies of the parameters for the noise; `found`: a `Recommendation`."""
+def recommendation(result: Any):
+    """Plot the ranking error against copies of the parameters for the noise; `result`: a `Recommendation`."""
     figure, axes = blank_axes(*PANEL)
-    names = list(dict.fromkeys(candidate.scheme.name for candidate in found.candidates))
+    names = list(dict.fromkeys(candidate.scheme.name for candidate in result.candidates))
     for index, name in enumerate(names):
-        of_it = [candidate for candidate in found.candidates if candidate.scheme.name == name]
+        of_it = [candidate for candidate in result.candidates if candidate.scheme.name == name]
         points = [candidate.memory_copies for candidate in of_it], [c.error for c in of_it]
-        axes.plot(
-            *points,
-            MARKERS[index % len(MARKERS)],
-            color=PALETTE[index % len(PALETTE)],
-            label=name,
-            markersize=6,
-        )
-    chosen = found.chosen
+        axes.plot(*points, label=name, markersize=6, **style(index, has_line=False, has_marker=True))
+    chosen = result.chosen
     point = chosen.memory_copies, chosen.error
     axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")
-    copies = sorted({candidate.memory_copies for candidate in found.candidates})
+    copies = sorted({candidate.memory_copies for candidate in result.candidates})
     axes.set(xscale="log", yscale="log", xlabel="copies of the parameters kept for the noise (bands)")
-    axes.set(ylabel=f"{found.what_error}, an estimate", title="more bands, less error")
+    axes.set(ylabel=f"{result.what_error}, an estimate", title="more bands, less error")
     axes.set_xticks(copies, map(str, copies))
     axes.tick_params(axis="x", which="minor", bottom=False)
     return finished(figure)
-
-
-def _style(index: int) -> dict[str, Any]:
-    """Return the dash and the colour of a line."""
-    return dict(linestyle=DASHES[index % len(DASHES)], color=PALETTE[index % len(PALETTE)])
 
 
 def _inverse(strategy: Strategy, whole: int, n: int) -> tuple[np.ndarray, np.ndarray]:

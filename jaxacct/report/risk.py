@@ -12,13 +12,14 @@ from jaxacct.estimates.profile import Profile
 from jaxacct.statistics.hockey_stick import Direction
 
 
-def true_positive_rate(epsilons, deltas, false_positive_rate):
+def true_positive_rate(epsilons, deltas, false_positive_rate, name: str = "false_positive_rate"):
     """Return an upper bound on TPR at a false positive rate, given points of a privacy profile.
 
     Args:
       epsilons: () or (points,) at least 0, natural log.
       deltas: of the same shape, in [0, 1]: of both directions.
       false_positive_rate: () or (rates,) in [0, 1].
+      name: of that argument, for messages.
 
     Returns:
       Float64 of the shape of `false_positive_rate`. A bound if the deltas are bounds, an estimate if they are
@@ -30,7 +31,7 @@ def true_positive_rate(epsilons, deltas, false_positive_rate):
     epsilons, deltas = _points(epsilons, deltas)
     rates = np.asarray(false_positive_rate, np.float64)
     if not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError(f"false_positive_rate must be in [0, 1], got {false_positive_rate!r}")
+        raise ValueError(f"{name} must be in [0, 1], got {false_positive_rate!r}")
     alpha = rates[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
         low = np.exp(epsilons) * alpha + deltas
@@ -102,10 +103,7 @@ def reconstruction(epsilons, deltas, baseline):
 
     Source: Hayes, Mahloujifar and Balle (arXiv 2302.07225), theorem 2.
     """
-    rates = np.asarray(baseline, np.float64)
-    if not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError(f"baseline must be in [0, 1], got {baseline!r}")
-    return true_positive_rate(epsilons, deltas, rates)
+    return true_positive_rate(epsilons, deltas, baseline, "baseline")
 
 
 def _points(epsilons, deltas) -> tuple[np.ndarray, np.ndarray]:

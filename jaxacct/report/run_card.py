@@ -99,23 +99,23 @@ class RunCard:
         if not plan.certified:
             return ["plan is not certified"]
         about = about_plan(plan)
-        found = [f"run card: {line}" for line in differences(self.plan, about, "plan")]
+        flaws = [f"run card: {line}" for line in differences(self.plan, about, "plan")]
         if self.plan.get("digest") != about["digest"]:
-            found = [f"run card names another plan: {self.plan.get('digest')!r:.80}, not {about['digest']}"]
+            flaws = [f"run card names another plan: {self.plan.get('digest')!r:.80}, not {about['digest']}"]
         if self.guarantee != about["statement"] and not self.guarantee.startswith(about["statement"] + " "):
-            found.append("run card states another guarantee than the plan")
+            flaws.append("run card states another guarantee than the plan")
         if not 1 <= self.steps <= plan.iterations:
-            found.append(f"run card has {self.steps} steps, the plan covers 1 to {plan.iterations}")
+            flaws.append(f"run card has {self.steps} steps, the plan covers 1 to {plan.iterations}")
         if not self.clip_norm > 0:
-            found.append(f"run card has the clip norm {self.clip_norm}, which must be above 0")
+            flaws.append(f"run card has the clip norm {self.clip_norm}, which must be above 0")
         for name, missing in (
             ("assumptions", {words for words, *_ in ASSUMPTIONS} - {*self.assumptions}),
             ("not_covered", {*NOT_COVERED} - {*self.not_covered}),
         ):
-            found += [f"run card lacks in {name}: {line}" for line in sorted(missing)]
+            flaws += [f"run card lacks in {name}: {line}" for line in sorted(missing)]
         if digest_of_files(Path(run) / "model") != self.model:
-            found.append("model has other files than those of the run card")
-        return found
+            flaws.append("model has other files than those of the run card")
+        return flaws
 
     def adds(self, plan) -> str:
         """Return what the run's guarantee says beyond the plan's, which nothing here computes again."""
@@ -144,14 +144,14 @@ def about_plan(plan) -> dict[str, Any]:
 
 def digest_of_files(folder: Path) -> str:
     """Return the SHA-256 of names and contents of all files in a folder; ValueError for links, or no file."""
-    found = {}
+    digests = {}
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ValueError(f"model must consist of plain files, {path} is none")
         if path.is_file():
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(folder).as_posix()] = digest
-    if folder.is_symlink() or not found:
+            digests[path.relative_to(folder).as_posix()] = digest
+    if folder.is_symlink() or not digests:
         raise ValueError(f"run must be a folder with the folder model, {str(folder.parent)!r} has no model")
-    return json_digest(found)
+    return json_digest(digests)

@@ -1462,8 +1462,8 @@ MUTANTS = [
     Mutant("tests/benchmarks/paper/cells.py", "*ranked[:2],", "*ranked[-2:],", PAPER),
     Mutant(
         "jaxacct/report/risk.py",
-        "return true_positive_rate(epsilons, deltas, rates)",
-        "return true_positive_rate(epsilons, deltas, rates / 4)",
+        "return true_positive_rate(epsilons, deltas, baseline, ",
+        "return true_positive_rate(epsilons, deltas, np.asarray(baseline) / 4, ",
         REPORT,
     ),
     Mutant(

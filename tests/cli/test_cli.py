@@ -1,6 +1,7 @@
 """The command line: outputs, exit codes, one line for bad input, no file left half-written."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -88,6 +89,15 @@ def test_json_is_one_object_and_nothing_else(capsys):
     assert json.loads(capsys.readouterr().out)["quantity"] == "epsilon"
     assert run("strategy", "--iterations", "100", "--bands", "4", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["coefficients"]) == 4
+
+
+def test_what_is_infinite_is_null_in_json(capsys):
+    """JSON has no infinity, not even inside of an object."""
+    output.show({"delta": math.inf, "by": {"bound": [-math.inf, 1.0]}}, True)
+    values = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert values == {"delta": None, "by": {"bound": [None, 1.0]}}
+    with pytest.raises(ValueError, match="JSON"):
+        output.show({"delta": math.nan}, True)
 
 
 def test_an_estimate_says_so(capsys):

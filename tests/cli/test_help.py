@@ -10,7 +10,7 @@ import pytest
 
 from jaxacct.cli import main as cli
 from jaxacct.cli.examples import EXAMPLES
-from jaxacct.cli.usage import examples, parse, single
+from jaxacct.cli.usage import SYNONYMS, examples, parse, single
 from jaxacct.common.progress import console
 from train.__main__ import main as train_main
 from train.__main__ import train
@@ -33,6 +33,13 @@ def printed(arguments, capsys) -> str:
     return seen.out
 
 
+def read(words):
+    """The command that a command line chooses."""
+    if command := OF_TRAINING.get(words[0]):
+        return parse(single(command, ""), words[1:])
+    return parse(cli.app_for(words[0]), words)
+
+
 @pytest.mark.parametrize("group", [[], ["tradeoff"]], ids=["jaxacct", "jaxacct tradeoff"])
 def test_without_a_command_the_help_is_printed(group, capsys):
     assert printed(group, capsys) == printed([*group, "--help"], capsys)
@@ -48,6 +55,11 @@ def test_the_help_of_a_command(capsys):
         assert text.endswith(examples(" ".join(["jaxacct", *words])) + "\n") and "Examples:" in text
         # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
         assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
+        for name in (name for name in SYNONYMS if name.startswith("--")):  # a hint names what it has
+            with pytest.raises(ValueError) as refused:
+                read([*words, name, "1"])
+            hinted = re.search("did you mean ([a-z-]+)", str(refused.value))
+            assert hinted is None or re.search(rf"(?<![a-z-]){hinted[1]}(?![a-z-])", text), refused.value
         for panel in text.split("╭─ ")[1:]:
             rows = [line[2:3] for line in panel.splitlines() if re.match(r"│ [* ]  [A-Z-]", line)]
             assert rows == sorted(rows, reverse=True), f"required options are not first: {panel}"
@@ -66,10 +78,7 @@ def test_examples_can_be_read():
         assert max(map(len, examples(command).splitlines())) <= 80
         for line in lines:
             program, *words = shlex.split(line)
-            assert program == "jaxacct"
-            of_training = OF_TRAINING.get(words[0])
-            command = single(of_training, "") if of_training else cli.app_for(words[0])
-            assert callable(parse(command, words[1:] if of_training else words))
+            assert program == "jaxacct" and callable(read(words))
 
 
 def test_train_is_the_command_of_the_module(capsys):

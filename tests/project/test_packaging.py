@@ -47,6 +47,18 @@ def test_every_package_is_listed():
         assert folder.is_dir(), name
 
 
+def test_pages_and_styles_are_listed():
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    listed = {
+        path
+        for name, patterns in data.items()
+        for pattern in patterns
+        for path in (ROOT / name.replace(".", "/")).glob(pattern)
+    }
+    for suffix in ("*.md", "*.css", "py.typed"):
+        assert {*(ROOT / "jaxacct").rglob(suffix)} <= listed, suffix
+
+
 def test_training_imports_itself_relatively():
     for path in (ROOT / "train").rglob("*.py"):
         assert not re.search(r"^\s*(from|import) train\b", path.read_text(encoding="utf-8"), re.M), path

@@ -30,15 +30,15 @@ def command(*, samples: Integer = 8192, json: bool = False) -> int:
     """
     validate.positive_integer("samples", samples)
     with watch():
-        found = measure(samples)
+        rates = measure(samples)
     if json:
-        show(found, True)
+        show(rates, True)
         return 0
-    for row in found["settings"]:
+    for row in rates["settings"]:
         rate = f"{row['samples_per_second']:,.0f} samples/s"
         extra = f" (compile {row.get('compile_seconds', 0):.1f} s)"
         print(f"n={row['iterations']} b={row['bands']} {row['proposal']}: {rate}{extra}")
-    print(f"{found['device']}, peak memory {found['peak_memory_mb']:.0f} MB")
+    print(f"{rates['device']}, peak memory {rates['peak_memory_mb']:.0f} MB")
     return 0
 
 

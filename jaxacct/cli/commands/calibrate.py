@@ -84,22 +84,22 @@ def command(
         )
     with watch() as progress:
         how |= dict(options=options, progress=progress)
-        found = None
+        recommendation = None
         if is_searched:
-            found, scheme, strategy = problem.choose(
+            recommendation, scheme, strategy = problem.choose(
                 memory_copies=memory_copies, adjacency=adjacency, progress=progress, target=goal
             )
-            is_covered = scheme == found.chosen.scheme
+            is_covered = scheme == recommendation.chosen.scheme
             if not json:
                 how_found = "" if is_covered else f"\nfor {scheme!r}: selected as for b-min-sep"
-                print(f"{found.why()}{how_found}\n", flush=True)
-            found = found if is_covered else None
+                print(f"{recommendation.why()}{how_found}\n", flush=True)
+            recommendation = recommendation if is_covered else None
         else:
             scheme, strategy = problem.build(goal if goal.missing is None else None)
-        if found is None:
+        if recommendation is None:
             plan = calibrate(scheme, strategy, target=goal, dataset_size=problem.dataset_size, **how)
         else:
-            plan = found.calibrate(**how)
+            plan = recommendation.calibrate(**how)
     # The result is printed before it is written, and written even where it cannot be printed: neither a full
     # disk nor a closed output loses it.
     try:

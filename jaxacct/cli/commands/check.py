@@ -30,11 +30,11 @@ def command(plan: str, /, *, json: bool = False) -> int:
         print(f"first implementation: {': '.join(first.values())}", flush=True)
     with watch() as progress, contextlib.redirect_stdout(io.StringIO()) as said:
         progress("second implementation", 0, 0)
-        code, found = checker.check_file(plan) if json else (checker.main([plan]), {})
+        code, second = checker.check_file(plan) if json else (checker.main([plan]), {})
     if not json:
         print(said.getvalue(), end="")
         return code or refused
     if refused and code == checker.CERTIFIED:
-        found["verdict"] = "not certified"
-    print(to_json(found | {"first_implementation": first}))
+        second["verdict"] = "not certified"
+    print(to_json(second | {"first_implementation": first}))
     return code or refused

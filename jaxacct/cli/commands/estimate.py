@@ -66,30 +66,29 @@ def command(
         if fpr is not None:
             return _show_risk(mechanism, fpr, samples, confidence, progress, json)
         if epsilon is not None:
-            found, given = estimate_delta(mechanism, epsilon, **options), {"epsilon": epsilon}
+            estimate, given = estimate_delta(mechanism, epsilon, **options), {"epsilon": epsilon}
         else:
             assert delta is not None
-            found, given = estimate_epsilon(mechanism, delta, **options), {"delta": delta}
+            estimate, given = estimate_epsilon(mechanism, delta, **options), {"delta": delta}
     if json:
-        fields = {"kind": "estimate", **given, **dataclasses.asdict(found)}
-        output.show({k: None if v == math.inf else v for k, v in fields.items()}, True)  # inf is not JSON
+        output.show({"kind": "estimate", **given, **dataclasses.asdict(estimate)}, True)
     else:
-        parts = ", ".join(f"{d} {found.directions[d]:.4g} ({found.proposals[d]})" for d in found.directions)
-        value = f"estimate, not a guarantee: {found.quantity} = {found.value:.4g}"
-        if found.num_samples:
-            kind = f"from {found.num_samples:,} samples for each direction"
-            held = f"{100 * found.confidence:g}% interval"
-            ends = f"{held} [{found.low:.4g}, {found.high:.4g}]"
+        parts = ", ".join(f"{d} {v:.4g} ({estimate.proposals[d]})" for d, v in estimate.directions.items())
+        value = f"estimate, not a guarantee: {estimate.quantity} = {estimate.value:.4g}"
+        if estimate.num_samples:
+            kind = f"from {estimate.num_samples:,} samples for each direction"
+            held = f"{100 * estimate.confidence:g}% interval"
+            ends = f"{held} [{estimate.low:.4g}, {estimate.high:.4g}]"
         else:
             kind, held = "computed", "without samples"
-            ends = f"between {found.low:.6g} and {found.high:.6g} {held}"
-        if not found.low:
-            ends = f"at most {found.high:.4g} ({held}; upper bound only)"
+            ends = f"between {estimate.low:.6g} and {estimate.high:.6g} {held}"
+        if not estimate.low:
+            ends = f"at most {estimate.high:.4g} ({held}; upper bound only)"
         print(f"{value}, {ends}\n{kind}: {parts}")
         if mechanism.strategy.given_norm != 1:
             print(f"noise multiplier {noise_multipliers(mechanism)}")
     drawn = [] if samples is None else [samples]
-    output.draw(plot, "privacy_losses", mechanism, found.value if epsilon is None else epsilon, *drawn)
+    output.draw(plot, "privacy_losses", mechanism, estimate.value if epsilon is None else epsilon, *drawn)
     return 0
 
 
@@ -101,12 +100,12 @@ def _show_risk(mechanism: Mechanism, fpr: float, samples, confidence: float, pro
     (low,), (value,) = interval_of_tests(bands, [fpr])
     high = float(true_positive_rate(bands.epsilons, bands.upper, fpr))
     fields = {"value": float(value), "low": float(low), "high": high, "confidence": confidence}
-    found = {"kind": "estimate", "fpr": fpr, "quantity": "tpr", **fields, "num_samples": bands.num_samples}
+    tested = {"kind": "estimate", "fpr": fpr, "quantity": "tpr", **fields, "num_samples": bands.num_samples}
     text = (
         f"estimate, not a guarantee: true positive rate {value:.4g} at false positive rate {fpr:g}, "
         f"{100 * confidence:g}% interval [{low:.4g}, {high:.4g}]"
     )
     if mechanism.strategy.given_norm != 1:
         text += f"\nnoise multiplier {noise_multipliers(mechanism)}"
-    output.show(found if as_json else text, as_json)
+    output.show(tested if as_json else text, as_json)
     return 0

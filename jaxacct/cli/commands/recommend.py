@@ -69,7 +69,7 @@ def command(
     if strategy is not None and strategy not in MATRICES:
         matrix = coefficients(strategy, bands, MATRICES)
     with watch() as progress:
-        found = recommend(
+        recommendation = recommend(
             **run,
             memory_copies=memory_copies,
             scheme=scheme,
@@ -78,34 +78,35 @@ def command(
             strategy=matrix,
             progress=progress,
         )
-    options = f"{found.chosen.options(strategy or '')} {target}"
-    made_for_workload = found.chosen.matrix not in ("square-root", COEFFICIENTS)
-    if found.choice.workload != "prefix-sum" and made_for_workload:
-        options = f"{found.chosen.options()} --workload {found.choice.workload} {target}"
+    options = f"{recommendation.chosen.options(strategy or '')} {target}"
+    made_for_workload = recommendation.chosen.matrix not in ("square-root", COEFFICIENTS)
+    if recommendation.choice.workload != "prefix-sum" and made_for_workload:
+        options = f"{recommendation.chosen.options()} --workload {recommendation.choice.workload} {target}"
     numbers = f"--dataset-size {dataset_size} --batch-size {exact(batch_size)} --iterations {iterations}"
-    calibration = f"jaxacct calibrate {numbers} {options}{found.choice.adjacency_option}"
-    draw(plot, "recommendation", found)
+    calibration = f"jaxacct calibrate {numbers} {options}{recommendation.choice.adjacency_option}"
+    draw(plot, "recommendation", recommendation)
     drawn = None
     if loader != "poisson-like":
-        drawn = recommend(**run, memory_copies=found.choice.memory_copies).chosen
+        drawn = recommend(**run, memory_copies=recommendation.choice.memory_copies).chosen
     if json:
         switched = {} if drawn is None else {"batches_at_random": drawn.to_json()}
-        show(found.to_json() | {"command": calibration} | switched, True)
+        show(recommendation.to_json() | {"command": calibration} | switched, True)
         return 0
-    aim = f"advantage {exact(found.choice.delta)}"
-    if found.choice.epsilon:
-        aim = f"({exact(found.choice.epsilon)}, {exact(found.choice.delta)})"
-    words = asked.in_words(found.choice.epsilon, found.choice.delta)
+    aim = f"advantage {exact(recommendation.choice.delta)}"
+    if recommendation.choice.epsilon:
+        aim = f"({exact(recommendation.choice.epsilon)}, {exact(recommendation.choice.delta)})"
+    words = asked.in_words(recommendation.choice.epsilon, recommendation.choice.delta)
     if words is not None:
         print(f"{words}\n")
     saved = ""
     if drawn is not None:
-        less = 1 - drawn.error / found.chosen.error
+        less = 1 - drawn.error / recommendation.chosen.error
         change = f"{abs(less):.0%} {'less' if less >= 0 else 'more'}"
         saved = f"\n\nbatches at random ({drawn.describe()}): error about {drawn.error:.3g}, {change}"
     print(
         f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
         f"batches of about {exact(batch_size)} of {dataset_size:,} examples:\n\n"
-        f"{found.table()}\n\n{found.why()}\n\ncertify it: {calibration} --out plan.json{saved}"
+        f"{recommendation.table()}\n\n{recommendation.why()}\n\n"
+        f"certify it: {calibration} --out plan.json{saved}"
     )
     return 0

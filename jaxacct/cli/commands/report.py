@@ -68,19 +68,19 @@ def command(
     second = checker.check_file(plan)[1] if check else None
     html.save(loaded, out, Path(plan).name, bands, second, card, fresh)
     certified = loaded.certified and (fresh is None or fresh.certified)
-    found: dict[str, Any] = {"certified": certified, "out": out}
+    summary: dict[str, Any] = {"certified": certified, "out": out}
     if loaded.is_sampled:
-        found["verified"] = None if fresh is None else fresh.certified
+        summary["verified"] = None if fresh is None else fresh.certified
     if registry is not None and certified:
         files.write_atomically(registry, files.to_json(entry(loaded, card), indent=1) + "\n")
     if second is not None:
-        found["check"] = second
+        summary["check"] = second
     if certified:
         point = loaded.epsilon, loaded.delta
-        found["advantage_at_most"] = risk.advantage(*point)
-        found["true_positive_rate_at_one_percent_at_most"] = float(risk.true_positive_rate(*point, 0.01))
+        summary["advantage_at_most"] = risk.advantage(*point)
+        summary["true_positive_rate_at_one_percent_at_most"] = float(risk.true_positive_rate(*point, 0.01))
     said = loaded.statement() if certified else f"NOT CERTIFIED: {(fresh or loaded.verdict).flaws[0]}"
-    show(found if json else f"{said}\n{out} written", json)
+    show(summary if json else f"{said}\n{out} written", json)
     agrees = second is None or second["verdict"] in ("certified", "not covered")
     return 0 if certified and agrees else 1
 

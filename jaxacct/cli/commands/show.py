@@ -22,8 +22,8 @@ def command(plan: str, /, *, plot: str | None = None, verbose: bool = False, jso
 
         output.refuse(f"for a plan of {loaded.schema}", plot=plot, verbose=verbose)
         terms = getattr(loaded, "terms", None)
-        found = {} if terms is None else terms.to_json()
-        tell({"statement": loaded.statement(), **found, "steps": loaded.iterations}, json)
+        computed = {} if terms is None else terms.to_json()
+        tell({"statement": loaded.statement(), **computed, "steps": loaded.iterations}, json)
         return 0
     output.show(loaded.to_json() if json else describe(loaded, verbose), json)
     output.draw(plot, "profile", loaded)

@@ -65,8 +65,8 @@ def _of_plan(path: str, step: int | None, json: bool) -> int:
         plan.mechanism, step, delta=left, largest=plan.epsilon, compose_with=plan.compose_with
     )
     about = "the plan's own epsilon" if accountant is None else f"accountant {accountant}"
-    found = {"epsilon": spent, "delta": plan.delta, "steps": step, "of": plan.iterations, "by": about}
-    return _show(found, json)
+    bound = {"epsilon": spent, "delta": plan.delta, "steps": step, "of": plan.iterations, "by": about}
+    return _show(bound, json)
 
 
 def _event(text: str):
@@ -82,14 +82,13 @@ def _event(text: str):
         ) from None
 
 
-def _show(found: dict[str, Any], json: bool) -> int:
+def _show(bound: dict[str, Any], json: bool) -> int:
     if json:
-        infinite = found["epsilon"] == float("inf")  # which is not JSON
-        output.show({**found, "epsilon": None} if infinite else found, True)
+        output.show(bound, True)
         return 0
-    point = f"epsilon {rounded_up(found['epsilon'], 6)} at delta {rounded_up(found['delta'], 6)}"
-    if "of" in found:
-        print(f"the first {found['steps']:,} of {found['of']:,} steps: {point} at most ({found['by']})")
+    point = f"epsilon {rounded_up(bound['epsilon'], 6)} at delta {rounded_up(bound['delta'], 6)}"
+    if "of" in bound:
+        print(f"the first {bound['steps']:,} of {bound['of']:,} steps: {point} at most ({bound['by']})")
     else:
-        print(f"{found['events']} events together: {point} at most")
+        print(f"{bound['events']} events together: {point} at most")
     return 0

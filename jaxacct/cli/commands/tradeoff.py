@@ -61,25 +61,25 @@ def convert_command(
     curve = one.power(compositions)
     if group > 1:
         curve = curve.group(group)
-    found: dict[str, Any] = {"mu": mu, "sampling_prob": sampling_prob, "compositions": compositions}
+    values: dict[str, Any] = {"mu": mu, "sampling_prob": sampling_prob, "compositions": compositions}
     if group > 1:
-        found["group"] = group
+        values["group"] = group
     if isinstance(curve, Gaussian):
-        found |= {"composed_mu": float(curve.mu), "zcdp_rho": gdp_to_zcdp(curve.mu)}
+        values |= {"composed_mu": float(curve.mu), "zcdp_rho": gdp_to_zcdp(curve.mu)}
     if epsilon is not None:
-        found |= {"epsilon": epsilon, "delta_at_epsilon": float(curve.delta(epsilon))}
+        values |= {"epsilon": epsilon, "delta_at_epsilon": float(curve.delta(epsilon))}
     if delta is not None:
-        found |= {"delta": delta, "epsilon_at_delta": float(curve.epsilon(delta))}
+        values |= {"delta": delta, "epsilon_at_delta": float(curve.epsilon(delta))}
     if alpha is not None:
-        found |= {"alpha": alpha, "type_ii_error": float(curve(alpha))}
-    found["kind"] = "exact" if isinstance(curve, Gaussian) and one is not None else "certified"
+        values |= {"alpha": alpha, "type_ii_error": float(curve(alpha))}
+    values["kind"] = "exact" if isinstance(curve, Gaussian) else "certified"
     if plot:
         lines = {"f": curve}
         if delta is not None:
             level = float(curve.epsilon(delta))
             lines[f"(epsilon {level:.3g}, delta {delta:g})"] = EpsilonDelta(level, delta)
         plots.save(plots.tradeoff_figure(lines, "Trade-off function"), plot)
-    tell(found, json)
+    tell(values, json)
     return 0
 
 
@@ -118,7 +118,7 @@ def general_command(
     found_epsilon = float(mechanism.epsilon(delta, sigma))
     per_record = math.sqrt(dataclasses.replace(mechanism, group_size=1).most()) / sigma
     worst = mechanism.worst_case(sigma)
-    found = {
+    values = {
         "epsilon": found_epsilon,
         "delta": delta,
         "sigma": sigma,
@@ -141,7 +141,7 @@ def general_command(
         if mechanism.group_size > 1:
             lines["generic group rule"] = Gaussian(per_record * mechanism.group_size)
         plots.save(plots.tradeoff_figure(lines, f"{mechanism.clip} clipping, {mechanism.sampling}"), plot)
-    tell(found, json)
+    tell(values, json)
     return 0
 
 
@@ -173,7 +173,7 @@ def last_iterate_command(
       delta: target or where epsilon is evaluated.
       num_classes: in place of grad_sensitivity and smoothness, those of logistic regression on so many
         classes.
-      feature_norm: with num_classes, the norm that features are cut to.
+      feature_norm: with num_classes, the norm that features are clipped to.
       clip_norm: with two classes, the norm that gradients are clipped to.
       noise_std: on the mean gradient of a batch, to evaluate.
       epsilon: target, to calibrate noise_std.
@@ -197,18 +197,18 @@ def last_iterate_command(
         assert noise_std is not None
         bound = LastIteratePlan.bound_at(noise_std, delta, **given)
     best = bound.best(delta) if method == "sgd" else bound
-    found = {"method": method, "noise_std": noise_std, "delta": delta}
-    found |= {"epsilon": float(best.epsilon(delta)), "theorem": best.theorem, "window": best.window}
+    values = {"method": method, "noise_std": noise_std, "delta": delta}
+    values |= {"epsilon": float(best.epsilon(delta)), "theorem": best.theorem, "window": best.window}
     if method == "sgd":
-        found |= {"epsilon_by_bound": bound.epsilons(delta)}
+        values |= {"epsilon_by_bound": bound.epsilons(delta)}
         lines: dict[str, Any] = {one.theorem: one.tradeoff for one in bound.bounds}
     else:
         by_bound = {name: float(Gaussian(mu).epsilon(delta)) for name, mu in bound.compared.items()}
-        found |= {"mu": bound.mu, "epsilon_by_bound": by_bound, "epsilon_by_renyi": bound.rdp_epsilon(delta)}
+        values |= {"mu": bound.mu, "epsilon_by_bound": by_bound, "epsilon_by_renyi": bound.rdp_epsilon(delta)}
         lines = {name: Gaussian(mu) for name, mu in bound.compared.items()}
     if plot:
         plots.save(plots.tradeoff_figure(lines, f"noisy {method}, last iterate"), plot)
-    tell(found | {"note": bound.note, **bound.terms.to_json()}, json)
+    tell(values | {"note": bound.note, **bound.terms.to_json()}, json)
     return 0
 
 
@@ -234,23 +234,22 @@ def _loss(constants, num_classes, feature_norm, clip_norm):
     raise ValueError("grad_sensitivity and smoothness, or num_classes and feature_norm, must be given")
 
 
-def tell(found: dict, as_json: bool) -> None:
+def tell(values: dict, as_json: bool) -> None:
     """Print what was found: a line a name, or one JSON object.
 
     Raises:
       ValueError: a value is not a number; nothing is printed.
     """
-    for name, value in found.items():
+    for name, value in values.items():
         numbers = value.values() if isinstance(value, dict) else [value]
         if any(isinstance(number, float) and math.isnan(number) for number in numbers):
             raise ValueError(
                 f"{name} must be a number, got NaN: the arguments are beyond what float64 resolves"
             )
     if as_json:
-        infinite = {name for name, value in found.items() if isinstance(value, float) and math.isinf(value)}
-        show(found | dict.fromkeys(infinite), True)
+        show(values, True)
         return
-    for name, value in found.items():
+    for name, value in values.items():
         if value is None or value in ("", []):
             continue
         for row in value if isinstance(value, list) else [value]:

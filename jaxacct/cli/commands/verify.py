@@ -71,17 +71,17 @@ def _replay(plan: Plan, json: bool) -> int:
     with watch() as progress:
         directions = drawn_again(plan, progress)
     same_device = plan.provenance.device == here
-    same = all(found.moved == 0 for found in directions)
-    close = same or (not same_device and all(found.close for found in directions))
-    accepted = close and all(found.accepted for found in directions)
+    same = all(side.moved == 0 for side in directions)
+    close = same or (not same_device and all(side.close for side in directions))
+    accepted = close and all(side.accepted for side in directions)
     if json:
         summary = {"accepted": accepted, "same_device": same_device}
-        output.show(summary | {found.direction: dataclasses.asdict(found) for found in directions}, True)
+        output.show(summary | {side.direction: dataclasses.asdict(side) for side in directions}, True)
         return 0 if accepted else 1
-    for found in directions:
-        supports = "supports" if found.accepted else "does NOT support"
+    for side in directions:
+        supports = "supports" if side.accepted else "does NOT support"
         print(
-            f"{found.direction + ' direction':<22}{found.drawn:,} samples of the stored key, {found.moved:,} "
+            f"{side.direction + ' direction':<22}{side.drawn:,} samples of the stored key, {side.moved:,} "
             f"in another bin than stored; the fresh histogram {supports} the verdict"
         )
     if not same and not same_device:
