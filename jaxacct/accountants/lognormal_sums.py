@@ -11,7 +11,7 @@ tilted to where the mean comes from. Bounds include every rounding (proofs/rando
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,15 +30,13 @@ from jaxacct.statistics.composed_losses import SMALLEST
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
-_MIN_POINTS, _MAX_POINTS = 2**14, 2**21
+_MIN_POINTS, MAX_POINTS = 2**14, 2**21
 _POINTS_A_TERM = {1: 256, -1: 2048}  # upper bounds converge faster
 # A larger epsilon counts as this; with a larger mu only the probability of participation is used.
 _MAX_EPSILON, _MAX_MU = 300.0, 15.0
 _RESERVED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
 _ATTEMPTS = 6
 _FURTHEST = 64.0  # times alpha b
-# Of tables: truncated probability, and the step over the standard deviation of X.
-_TABLE_CUT, _TABLE_STEP, _MIN_TABLE_POINTS = 1e-9, 0.02, 2**16
 
 
 @functools.lru_cache(maxsize=64)
@@ -65,7 +63,7 @@ def divergence_bound(
 
 
 def _points(mixture: Mixture, side: int) -> int:
-    num_points = min(max(_POINTS_A_TERM[side] * mixture.terms, _MIN_POINTS), _MAX_POINTS)
+    num_points = min(max(_POINTS_A_TERM[side] * mixture.terms, _MIN_POINTS), MAX_POINTS)
     return 1 << math.ceil(math.log2(num_points))
 
 
@@ -73,7 +71,7 @@ def _points(mixture: Mixture, side: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums:
+class Sums:
     """Means of weights of sums of independent X; in the remove direction one of them is size-biased.
 
     With `biased`, the mean is `sum_t (number_t / b) E[X_t; weight(S)]`, which is that under P.
@@ -118,16 +116,30 @@ class _Sums:
         rest = self.lattice.end - (self.lattice.places[-1] if self.firsts is not None else 0.0)
         return self.log_first(tilt) + self.log_others(steep) - (steep - tilt) * rest + 1e-9
 
-    def all_masses(self, steep: float) -> tuple[np.ndarray, float]:
-        """Return (points,) masses of the sum, and a bound on the error of their mean with weights in [0, 1].
+    def one_sided(
+        self, thresholds: np.ndarray, tilt: float, direction: Direction
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return upper bounds on E (1 - K/S)_+ (remove) or E (1 - S/K)_+ (add) on the lattice, and errors.
 
-        The bound is absolute, for rounding here and in running sums, and for sums that wrap around at the
-        tilt `steep`; it holds as a relative error, too.
+        For every threshold K, by running sums from the end where the weights are 1. Errors are what rounding
+        adds to the bounds.
         """
-        plain = _Tilted.by(self, np.ones(self.lattice.points), 0.0, steep)
-        masses = plain.terms()
-        running = 4 * self.lattice.points * UNIT * float(np.abs(masses).sum())
-        return masses, plain.rounding + running + plain.relative + (plain.wrapped if steep > 0 else 0.0)
+        falls = direction == Direction.ADD
+        order = slice(None, None, 1 if falls else -1)
+        places, start = self.lattice.sums, np.searchsorted(self.lattice.sums, thresholds)
+        counts = start if falls else self.lattice.points - start
+
+        def running(values: np.ndarray) -> np.ndarray:
+            return np.append(0.0, np.cumsum(values[order]))[counts]
+
+        plain = _Tilted.by(self, np.ones(self.lattice.points), tilt, tilt)
+        with np.errstate(over="ignore", invalid="ignore"):  # at the other end, which no threshold reaches
+            masses = plain.terms()
+            means = running(masses * places) / thresholds if falls else running(masses / places) * thresholds
+            counted = np.maximum(0.0, running(masses) - means)
+            errors = plain.rounding_of_unit * np.sqrt(running(plain.weights**2))
+            errors = errors + 4 * self.lattice.points * UNIT * running(np.abs(masses))
+        return (counted + errors) * (1 + plain.relative), errors
 
     def mean(self, weights: np.ndarray, tilts: tuple[float, ...], steep: float) -> tuple[float, float]:
         """Return (lower, upper) bounds on the mean of weights in [0, 1] over sums up to the end."""
@@ -144,17 +156,16 @@ class _Sums:
 class _Tilted:
     """The same mean with masses times e^{tilt x} and weights times e^{-tilt s}."""
 
-    sums: _Sums
+    sums: Sums
     masses: list[np.ndarray]
     firsts: list[np.ndarray]
     """Size-biased masses, with the share of their phases."""
     weights: np.ndarray
     wrapped: float
-    rounding: float
     relative: float
 
     @classmethod
-    def by(cls, sums_of: _Sums, weights: np.ndarray, tilt: float, steep: float) -> "_Tilted":
+    def by(cls, sums_of: Sums, weights: np.ndarray, tilt: float, steep: float) -> "_Tilted":
         lattice, phases = sums_of.lattice, sums_of.mixture.phases
         x, terms = lattice.places, lattice.terms
         logs = sums_of.log_masses(tilt)
@@ -169,13 +180,20 @@ class _Tilted:
             scaled = np.exp(log_weights + log_scale)
             log_wrapped = log_weights.max() + sums_of.log_wrapped(tilt, steep)
             wrapped = math.exp(min(100.0, log_wrapped))
-        found = cls(sums_of, masses, firsts, scaled, wrapped, 0.0, 0.0)
-        norm = float(np.linalg.norm(scaled))
-        rounding = sum(rounding_error(product, norm, lattice.points) for product in found.products())
         # Every factor of a positive sum is rounded: exponents, and as many masses as there are terms.
         exponents = abs(tilt) * (terms * x[-1] + lattice.sums[-1]) + sum(map(abs, logs)) * terms
         relative = 8 * UNIT * (exponents + 128 * terms + 128)
-        return replace(found, rounding=rounding, relative=relative)
+        return cls(sums_of, masses, firsts, scaled, wrapped, relative)
+
+    @functools.cached_property
+    def rounding_of_unit(self) -> float:
+        """Rounding error of a mean of weights of 2-norm 1."""
+        return sum(rounding_error(product, 1.0, self.sums.lattice.points) for product in self.products())
+
+    @functools.cached_property
+    def rounding(self) -> float:
+        """Rounding error of the mean."""
+        return self.rounding_of_unit * float(np.linalg.norm(self.weights))
 
     def products(self) -> list[list[Factor]]:
         """Return the factors of each term of the sum: the size-biased X of one kind, then all others."""
@@ -199,7 +217,7 @@ class _Tilted:
 # -- The two directions ---------------------------------------------------------------------------------
 
 
-def _threshold(mixture: Mixture, direction: Direction, epsilon: float, side: int) -> float:
+def threshold_of(mixture: Mixture, direction: Direction, epsilon: float, side: int) -> float:
     """Return the sum beyond which (remove) or below which (add) a weight is above 0, rounded to the side."""
     sign = direction.sign
     factor = math.exp(sign * epsilon)
@@ -209,11 +227,11 @@ def _threshold(mixture: Mixture, direction: Direction, epsilon: float, side: int
 
 def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     """Return `E_P (1 - K / S)_+`, K = alpha b less the unused phases: one X is size-biased, `E[X; .]`."""
-    threshold = _threshold(mixture, Direction.REMOVE, epsilon, side)
+    threshold = threshold_of(mixture, Direction.REMOVE, epsilon, side)
     # The truncation reserve follows from a rough lattice's result, until it no longer matters.
     allowed = _RESERVED
     for _ in range(_ATTEMPTS):
-        cut = _Cut.at(mixture, threshold, allowed)
+        cut = Cut.at(mixture, threshold, allowed)
         counted, reserved = _remove_up_to(mixture, threshold, cut, 1, _MIN_POINTS)
         if reserved <= 20 * _RESERVED * counted or cut.top >= _FURTHEST * threshold:
             break
@@ -224,10 +242,10 @@ def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
 
 
 def _remove_up_to(
-    mixture: Mixture, threshold: float, cut: "_Cut", side: int, points: int
+    mixture: Mixture, threshold: float, cut: "Cut", side: int, points: int
 ) -> tuple[float, float]:
     """Return (part on the lattice or in closed form, reserve); their sum is the bound."""
-    lattice = cut.lattice(points)
+    lattice = lattice_of(mixture, cut.top + cut.rest, cut.top, points)
     dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, side) for part in mixture.phases)
     firsts = tuple(dist.masses for dist in dists)
     shares = [part.number / mixture.total for part in mixture.phases]
@@ -235,18 +253,18 @@ def _remove_up_to(
     tilts = (0.0, cut.tilt) if cut.tilt > 0 else (0.0,)
     if side < 0:
         # Where the size-biased X is beyond the lattice, 1 - K / S is at least 1 - K / X; others are omitted.
-        low, _ = _Sums(mixture, lattice, dists, firsts).mean(weights, tilts, cut.steep)
+        low, _ = Sums(mixture, lattice, dists, firsts).mean(weights, tilts, cut.steep)
         tails = [dist.min_weighted - threshold * dist.max_beyond for dist in dists]
         beyond = sum(share * max(0.0, tail) for share, tail in zip(shares, tails, strict=True))
         return low + beyond * (1 - 1e-12), 0.0
-    sums = _Sums(mixture, lattice, dists, firsts)
+    sums = Sums(mixture, lattice, dists, firsts)
     _, high = sums.mean(weights, tilts, cut.steep)
-    beyond, reserved = _beyond(sums, np.array([threshold]))
+    beyond, reserved = beyond_lattice(sums, np.array([threshold]))
     wrapped = math.exp(min(0.0, sums.log_wrapped(0.0, cut.steep)))
     return high + float(beyond[0]), reserved + wrapped * (1 + 1e-9)
 
 
-def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
+def beyond_lattice(sums: "Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
     """Return upper bounds on the parts of the remove direction with X, or another, beyond the lattice."""
     mixture, dists, places = sums.mixture, sums.dists, sums.lattice.places
     top = float(places[-1])
@@ -264,20 +282,18 @@ def _beyond(sums: "_Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """Resolution limits of X (`top`) and of the sum of the others (`rest`); two tilts, `_Sums`."""
+class Cut:
+    """Resolution limits of X (`top`) and of the sum of the others (`rest`); two tilts, `Sums`."""
 
-    low: float
     top: float
     rest: float
-    terms: int
     tilt: float
     steep: float
 
     @classmethod
-    def at(cls, mixture: Mixture, threshold: float, allowed: float, furthest: float = 0.0) -> "_Cut":
+    def at(cls, mixture: Mixture, threshold: float, allowed: float, furthest: float = 0.0) -> "Cut":
         """Return the cut beyond which the probability is about `allowed`, or the furthest one."""
-        terms, low, most = mixture.terms, lowest(mixture), highest(mixture, 1)
+        terms, most = mixture.terms, highest(mixture, 1)
         furthest = max(furthest, _FURTHEST * threshold)
         top = 1.2 * threshold
         while top < min(most, furthest) and above(mixture, top, False) > allowed:
@@ -287,17 +303,19 @@ class _Cut:
         while rest < terms * top and rest < furthest and rough.log_chernoff(rest) > math.log(allowed):
             rest *= 1.15
         rest = max(rest, 1.02 * threshold - top)
-        return cls(low, top, rest, terms, rough.tilt_to(threshold), rough.tilt_to(rest))
+        return cls(top, rest, rough.tilt_to(threshold), rough.tilt_to(rest))
 
-    def lattice(self, points: int) -> Lattice:
-        step = (self.top + self.rest - self.terms * self.low) / (points - 4)
-        cells = min(points - 2, math.ceil((self.top - self.low) / step))
-        return Lattice(self.low, step, cells, points, self.terms)
+
+def lattice_of(mixture: Mixture, span: float, top: float, points: int) -> Lattice:
+    """Return a lattice of sums up to about `span`, of X up to about `top`."""
+    terms, low = mixture.terms, lowest(mixture)
+    step = (span - terms * low) / (points - 4)
+    return Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
 
 
 def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     """Return `(alpha / b) E_Q (K - S)_+`, K = b / alpha less the unused phases."""
-    threshold = _threshold(mixture, Direction.ADD, epsilon, side)
+    threshold = threshold_of(mixture, Direction.ADD, epsilon, side)
     if threshold <= 0:
         return 0.0
     terms, low = mixture.terms, lowest(mixture)
@@ -316,72 +334,8 @@ def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
     rough = Rough.of(mixture, float(lattice.places[-1]))
     tilt, steep = min(0.0, rough.tilt_to(threshold)), rough.tilt_to(lattice.end)
     weights = np.maximum(0.0, threshold - lattice.sums) * (math.exp(epsilon) / mixture.total)
-    bounds = _Sums(mixture, lattice, dists, None).mean(weights, (0.0, tilt), steep)
+    bounds = Sums(mixture, lattice, dists, None).mean(weights, (0.0, tilt), steep)
     if side < 0:
         return bounds[0]
     beyond = sum(part.number * dist.max_beyond for part, dist in zip(mixture.phases, dists, strict=True))
     return float(np.maximum(bounds[1] + beyond * (1 + 1e-9), SMALLEST))
-
-
-# -- Tables for composition ------------------------------------------------------------------------------
-
-
-def divergence_table(mixture: Mixture, epsilons: np.ndarray, direction: str) -> np.ndarray:
-    """Return upper bounds on one direction's divergence at many epsilons from one lattice, without tilts.
-
-    No bound is below about 1e-9: for compositions, whose delta is far above (proofs/random_allocation.md,
-    section 7). The mixture is of mu up to 15; the epsilons ascend from 0.
-    """
-    direction = Direction.of(direction)
-    thresholds = np.array([_threshold(mixture, direction, float(epsilon), 1) for epsilon in epsilons])
-    # No sum is below a threshold of 0; all are beyond it.
-    of, otherwise = (_remove_table, 1.0) if direction == Direction.REMOVE else (_add_table, 0.0)
-    return np.where(thresholds > 0, np.minimum(1.0, of(mixture, thresholds)), otherwise)
-
-
-def _table_points(mixture: Mixture, span: float) -> int:
-    num_points = min(max(span / _table_step(mixture), _MIN_TABLE_POINTS), _MAX_POINTS)
-    return 1 << math.ceil(math.log2(num_points))
-
-
-def _table_step(mixture: Mixture) -> float:
-    return _TABLE_STEP * min(math.sqrt(math.expm1(part.mu**2)) for part in mixture.phases)
-
-
-def _remove_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
-    furthest = 0.4 * _MAX_POINTS * _table_step(mixture)
-    cut = _Cut.at(mixture, float(thresholds[0]), _TABLE_CUT, furthest)
-    lattice = cut.lattice(_table_points(mixture, cut.top + cut.rest))
-    dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, 1) for part in mixture.phases)
-    found = _Sums(mixture, lattice, dists, tuple(dist.masses for dist in dists))
-    masses, error = found.all_masses(cut.steep)
-    places = lattice.sums
-    start = np.searchsorted(places, thresholds)
-    tails, ratios = _from_the_end(masses), _from_the_end(masses / places)
-    counted = tails[start] - thresholds * ratios[start]
-    beyond, others = _beyond(found, thresholds)
-    return np.maximum(counted, 0.0) * (1 + error) + error + beyond + others
-
-
-def _from_the_end(values: np.ndarray) -> np.ndarray:
-    """Return (points + 1,) sums of the values from each place on."""
-    return np.append(np.cumsum(values[::-1])[::-1], 0.0)
-
-
-def _add_table(mixture: Mixture, thresholds: np.ndarray) -> np.ndarray:
-    most, terms, low = float(thresholds[0]), mixture.terms, lowest(mixture)
-    rough, end = Rough.of(mixture, most), 1.1 * most
-    while end < 1.02 * terms * most and rough.log_chernoff(end) > math.log(_TABLE_CUT):
-        end *= 1.15
-    points = _table_points(mixture, end)
-    step = (end - terms * low) / (points - 4)
-    top = min(highest(mixture, -1), most)
-    lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
-    dists = tuple(lattice_distribution(part.mu, lattice, Direction.ADD, 1) for part in mixture.phases)
-    masses, error = _Sums(mixture, lattice, dists, None).all_masses(0.0)
-    start = np.searchsorted(lattice.sums, thresholds)
-    below = np.append(0.0, np.cumsum(masses))[start]
-    means = np.append(0.0, np.cumsum(masses * lattice.sums))[start]
-    counted = below - means / thresholds
-    beyond = sum(part.number * dist.max_beyond for part, dist in zip(mixture.phases, dists, strict=True))
-    return np.maximum(counted, 0.0) * (1 + error) + error + beyond * (1 + 1e-9)

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from jaxacct.accountants import lognormal_sums
+from jaxacct.accountants import lognormal_sums, lognormal_tables
 from jaxacct.accountants.base import Accountant, why_not_identity
 from jaxacct.accountants.lognormal_lattice import Mixture, Phases
 from jaxacct.common import validate as _validate
@@ -23,18 +23,18 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
 MIN_NOISE = 1 / 15
-_FLOOR = 1e-8  # of the divergence of an epoch, about
-# Spacing of a table's epsilons over the deviation of the loss; chords add its square / 6 to the variance.
-_SPACING = 1 / 24
-_MAX_POINTS = 3000
-_MAX_EPSILON = 60.0
+# Smallest spacing of a table's epsilons over the deviation of the loss; chords add its square / 6 to the
+# variance. After `_UNIFORM` of them it grows to `_MAX_SPACING`: far tails fall as about `e^(-5 epsilon)`.
+_SPACING, _UNIFORM, _GROWTH, _MAX_SPACING = 1 / 24, 480, 0.01, 0.02
+_MIN_SPACING, _MAX_EPSILON = 1e-5, 60.0
+_FLOOR = 1e-16  # of the divergence of an epoch, about
 
 
 def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon: float) -> float:
     """Return an upper bound on delta(epsilon), both directions, every error included.
 
     A unit participates in one of `steps` steps of an epoch, uniform and independent of other epochs. The
-    noise multiplier is in [1/15, 1e9]. The bound does not fall below about 1e-8 times `epochs`.
+    noise multiplier is in [1/15, 1e9]. The bound does not fall below about 1e-16 times `epochs`.
     """
     M, E = _validate.positive_integer("steps", steps), _validate.positive_integer("epochs", epochs)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
@@ -107,12 +107,14 @@ def epoch_curves(steps: int, noise_multiplier: float, unused: int = 0) -> tuple[
     """
     mixture = Mixture((Phases(steps, 1 / noise_multiplier),), unused)
     deviation = math.sqrt(math.log1p(math.expm1(noise_multiplier**-2) * steps / (steps + unused) ** 2))
-    spacing = max(_SPACING * deviation, _MAX_EPSILON * _SPACING / _MAX_POINTS)
-    max_epsilon = min(spacing * _MAX_POINTS, _MAX_EPSILON)
-    epsilons = spacing * np.arange(math.ceil(max_epsilon / spacing) + 1)
+    spacing = max(_SPACING * deviation, _MIN_SPACING)
+    growth = 1 + max(0, math.ceil(math.log(max(1.0, _MAX_SPACING / spacing)) / math.log1p(_GROWTH)))
+    spacings = np.append(np.full(_UNIFORM, spacing), spacing * (1 + _GROWTH) ** np.arange(growth))
+    rest = math.ceil(max(0.0, _MAX_EPSILON - spacings.sum()) / spacings[-1])
+    epsilons = np.cumsum(np.concatenate([[0.0], spacings, np.full(rest, spacings[-1])]))
     tables = {}
     for direction in DIRECTIONS:
-        found = np.minimum.accumulate(lognormal_sums.divergence_table(mixture, epsilons, direction))
+        found = np.minimum.accumulate(lognormal_tables.divergence_table(mixture, epsilons, direction))
         # Beyond its last decrease a table is flat: its chords would put mass at losses that do not occur.
         end = max(2, 1 + int(np.searchsorted(-found, -1.1 * found[-1])))
         tables[direction] = epsilons[:end], found[:end]

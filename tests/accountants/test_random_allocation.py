@@ -186,7 +186,7 @@ def test_means_of_sums_against_convolution(tilt, biased):
         for _ in range(2)
     )
     firsts = tuple(distribution.masses for distribution in distributions) if biased else None
-    sums = lognormal_sums._Sums(mixture, places, distributions, firsts)
+    sums = lognormal_sums.Sums(mixture, places, distributions, firsts)
     weights = generator.uniform(size=32)
     a, b = (distribution.masses for distribution in distributions)
     x = places.places

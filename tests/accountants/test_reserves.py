@@ -101,7 +101,7 @@ def test_thresholds_of_sums_are_rounded_to_the_side_of_the_bound(terms, unused, 
         factor = mpmath.exp(direction.sign * mpmath.mpf(epsilon))
         exact = (terms + unused) * factor - unused
         for side in (1, -1):
-            found = lognormal_sums._threshold(mixture, direction, epsilon, side)
+            found = lognormal_sums.threshold_of(mixture, direction, epsilon, side)
             # Upper bounds count sums from a lower threshold on (remove) and up to a higher one (add).
             allowed = direction.sign * side * (exact - mpmath.mpf(found))
             assert float(allowed / ((terms + unused) * (1 + factor))) == pytest.approx(
@@ -155,7 +155,7 @@ def test_a_participation_beyond_the_lattice_counts(reach, monkeypatch):
     """One phase: no other X may be beyond, so that the counted part alone covers the truth."""
     monkeypatch.setattr(lognormal_lattice, "REACH", reach)
     mixture, threshold = Mixture((Phases(1, 0.5),)), math.exp(0.5)
-    cut = lognormal_sums._Cut.at(mixture, threshold, 1.0)
+    cut = lognormal_sums.Cut.at(mixture, threshold, 1.0)
     counted, _ = lognormal_sums._remove_up_to(mixture, threshold, cut, 1, 2**14)
     exact = gaussian(mpmath.mpf("0.5"), 0.5)
     assert exact <= counted <= 3 * exact

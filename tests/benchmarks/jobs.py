@@ -58,6 +58,7 @@ JOBS: dict[str, str] = {
     "balanced": run(1e9, 4096, 100_000, 2, 1e-10, "--scheme balanced-min-sep --bands 16 --min-separation 16"),
     "selection": run(1e8, 4096, 20_000, 4, 1e-9),
     "redrawn bins": run(50_000, 1000, 1000, 2, 1e-7, "--scheme epochwise-allocation --bands 1"),
+    "redrawn bins, long": run(1e6, 1000, 20_000, 2, 1e-8, "--scheme epochwise-allocation --bands 1"),
     "balls in bins": run(50_000, 500, 1000, 1, 1e-6, "--scheme balls-in-bins --bands 1"),
     "k of n": run(20_000, 1000, 1000, 2, 1e-5, "--scheme balanced-min-sep --bands 1 --min-separation 1"),
     "replace one": poisson(0.01, 1000, 1, 1e-6) + " --adjacency replace-one",

@@ -77,6 +77,7 @@ BUFFERED, SUMS = "tests/strategies/test_buffered.py", "tests/train/clipping/test
 AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
 AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
 ALLOCATION, SUMS_OF_X = "tests/accountants/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
+TABLES_OF_X = "jaxacct/accountants/lognormal_tables.py"
 SHUFFLED, SHUFFLES = "tests/benchmarks/shuffled_bounds.py", "tests/benchmarks/test_shuffled.py"
 LATTICE_OF_X, REDRAWN = "jaxacct/accountants/lognormal_lattice.py", "tests/accountants/test_redrawn_bins.py"
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
@@ -1561,14 +1562,11 @@ MUTANTS = [
         ALLOCATION,
     ),
     Mutant(LATTICE_OF_X, "np.minimum(mean + slack, high[:-1])", "high[1:]", ALLOCATION),
-    Mutant(SUMS_OF_X, "lattice, Direction.ADD, 1)", "lattice, Direction.ADD, -1)", REDRAWN),
-    Mutant(SUMS_OF_X, "tails[start] - thresholds", "tails[start] - 1.01 * thresholds", REDRAWN),
-    Mutant(
-        SUMS_OF_X,
-        "counted = below - means / thresholds",
-        "counted = below - 1.01 * means / thresholds",
-        REDRAWN,
-    ),
+    Mutant(TABLES_OF_X, "lattice, Direction.ADD, 1)", "lattice, Direction.ADD, -1)", REDRAWN),
+    Mutant(SUMS_OF_X, "running(masses) - means", "running(masses) - 1.01 * means", REDRAWN),
+    Mutant(TABLES_OF_X, "weighted - y * tail", "weighted - 1.001 * np.abs(y) * tail", REDRAWN),
+    Mutant(TABLES_OF_X, "one.number - (i == place)", "0 * one.number", REDRAWN),
+    Mutant(TABLES_OF_X, "(np.maximum(0.0, means @ nodes) + errors)", "errors", REDRAWN),
     Mutant(SHUFFLED, "(n - 1) * math.exp(-others) / 2 * rest", "math.exp(-others) / 2 * rest", SHUFFLES),
     Mutant(SHUFFLED, "for distance in (1.0, 2.0)", "for distance in (1.0, 1.0)", SHUFFLES),
     Mutant(SHUFFLED, "binom(n - 1, probability)", "binom(n - 1, 2 * probability)", SHUFFLES),

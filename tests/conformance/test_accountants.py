@@ -217,9 +217,9 @@ def gaussian_cases(make, lengths, noise=NOISE):
 RANGES = {
     "unamplified": (gaussian_cases(lambda n: BMinSep(n, 1, 0.01), (1, 1000, 10**6)), 1e-6, 0.0),
     "pld": (gaussian_cases(lambda n: Poisson(n, 1.0), (1, 1000, 10**6)), 0.02, 0.0),
-    # Their floors are about 1e-8 an epoch; with less noise the add direction is 1 at large epsilons.
+    # Their floors are those of one epoch; with less noise the add direction is 1 at large epsilons.
     "random-allocation": (gaussian_cases(lambda n: BallsInBins(n, 1), (1, 12), NOISE[1:]), 0.02, 1e-8),
-    "redrawn-bins": (gaussian_cases(lambda n: EpochwiseAllocation(n, 1), (1, 12), NOISE[1:]), 0.05, 1e-6),
+    "redrawn-bins": (gaussian_cases(lambda n: EpochwiseAllocation(n, 1), (1, 12), NOISE[1:]), 0.05, 1e-10),
     "revealed-pattern": (gaussian_cases(lambda n: MultiAttribution(n, 1, 1.0, 1), (1, 50)), 1e-6, 0.0),
 }
 
