@@ -55,7 +55,7 @@ def peer_losses(scheme, strategy, sigma, outputs):
     return np.asarray(losses, float).reshape(-1)
 
 
-@pytest.mark.parametrize("sigma", [0.3, 2.0])
+@pytest.mark.parametrize("sigma", [0.3])
 @pytest.mark.parametrize("bands", [2, 16, 64])
 def test_jax_privacy_on_the_same_outputs(bands, sigma, x64, monkeypatch):
     rng = np.random.default_rng(bands)
