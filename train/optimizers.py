@@ -52,14 +52,6 @@ class Privatizer:
         """Standard deviation of a step's fresh noise in grid units."""
         return self.mechanism.noise_multiplier * 2.0**self.grid.bits
 
-    def solve_words(self, state: noise.NoiseState, words, parts):
-        """As `train.noise.recursion.solve_words`."""
-        return noise.solve_words(self.mechanism.strategy, self.levels, state, words, parts)
-
-    def store(self, state: noise.NoiseState, made):
-        """As `train.noise.recursion.store`."""
-        return noise.store(self.mechanism.strategy, self.levels, state, made)
-
     def update(
         self,
         updates,
@@ -78,7 +70,7 @@ class Privatizer:
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
-        parts = self.mechanism.strategy, self.levels, state, updates.shaped
+        parts = self.mechanism.strategy, self.levels, state, updates.whole
         if self.redraws:
             drawn, after = redrawn.draw(*parts, cuts=cuts)
         else:

@@ -34,6 +34,7 @@ SMALLER = {
     "1.1e-10": "1e-6",
     "--dataset-size 60000 --batch-size 240": "--dataset-size 3000 --batch-size 100",
     "--batch-size 500 --iterations 600": "--batch-size 60 --iterations 6",
+    "--batch-size 50 --iterations 200": "--batch-size 20 --iterations 3",
     "--epsilon 1.46": "--epsilon 4",
     "1200000": "12000",
     "200000": "20000",
@@ -143,7 +144,7 @@ def test_every_command_of_a_page_can_be_read():
 
 
 # Of each kind of command and of data one; the others run as printed, in the slow test.
-RUN = "a-cnn-on-my-images a-sampler-of-my-own my-loader-shuffles".split()
+RUN = "a-cnn-on-my-images a-sampler-of-my-own my-loader-shuffles language-model".split()
 
 
 @pytest.mark.usefixtures("default_promotion")

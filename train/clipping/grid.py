@@ -108,11 +108,6 @@ class GridSum:
         """Return the sum as it is, a pytree of NumPy's int64."""
         return jax.tree.map(np.int64, self.whole)
 
-    @property
-    def shaped(self):
-        """Pytree of arrays of the sum's shapes."""
-        return self.whole
-
     def scaled(self, factor: float, added=None):
         """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
         # JAX makes float32 of NumPy's arrays: neighbouring sums may then differ by more than the clip norm.

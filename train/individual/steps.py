@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +15,12 @@ from jaxacct.core.plan import Plan
 from ..batches.sampler import Sampler, SamplerState
 from ..clipping.per_example import clipped_gradient_sum
 from ..models.loss import Loss, as_loss, digest
-from ..noise.recursion import Fresh, NoiseState
+from ..noise.recursion import Fresh
 from ..optimizers import Privatizer
 from ..procedures import by_device as _by_device
 from ..procedures.step import PrivateStep, StepInfo, TrainState, advance
 from .accounting import IndividualAccounting, PrivateLosses
 from .trackers import Tracker
-
-
-class IndividualTrainState(NamedTuple):
-    """A `TrainState` and the records of all examples."""
-
-    params: Any
-    noise: NoiseState
-    """Secret: it holds the key."""
-    opt_state: Any
-    private_individual: Any
-    """**Private**; checkpoints have an item of this name."""
 
 
 class IndividualStep(PrivateStep):
@@ -54,21 +43,21 @@ class IndividualStep(PrivateStep):
             return tracker.step(records, norms)
 
         def step(
-            state: IndividualTrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs=()
-        ) -> tuple[IndividualTrainState, StepInfo]:
+            state: TrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs=()
+        ) -> tuple[TrainState, StepInfo]:
             del specs  # of no mesh
             _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
             followed = dict(admit=admit, records=state.private_individual)
             arguments = loss.at(state.noise.step), state.params, rows, sampled
             found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
-            after, info = advance(private, optimizer, TrainState(*state[:3]), found, sampled, fresh)
-            return IndividualTrainState(*after, found.records), info
+            after, info = advance(private, optimizer, state, found, sampled, fresh)
+            return after._replace(private_individual=found.records), info
 
         super().__init__(step, as_loss(loss), private, optimizer)
 
-    def init(self, params) -> IndividualTrainState:
+    def init(self, params) -> TrainState:
         """Return the state before the first step."""
-        return IndividualTrainState(*super().init(params), jax.tree.map(jnp.array, self._start))
+        return super().init(params)._replace(private_individual=jax.tree.map(jnp.array, self._start))
 
 
 def _rounded_up(values) -> jax.Array:
@@ -126,7 +115,7 @@ def follow(
         # Batches may be as long as the data set: every gradient is computed anyway.
         return Sampler(scheme, size, size, key, state=drawn)
 
-    def report(state: IndividualTrainState, steps: int) -> PrivateLosses:
+    def report(state: TrainState, steps: int) -> PrivateLosses:
         records = jax.tree.map(np.asarray, state.private_individual)
         earlier = 0 if before is None else before.steps
         return PrivateLosses(steps + earlier, tracker, records, fingerprint)

@@ -21,7 +21,7 @@ from jaxacct.kernels.programs import compiler_options
 
 from .keystream import Room
 from .normals import in_parts, words_on_the_host
-from .recursion import Fresh, Integers, NoiseState
+from .recursion import Fresh, Integers, NoiseState, solve_words, store
 
 if TYPE_CHECKING:
     from ..optimizers import Privatizer
@@ -47,10 +47,12 @@ class Ahead:
     """
 
     def __init__(self, private: Privatizer):
-        self._iterations, self._private = private.mechanism.scheme.iterations, private
+        self._iterations = private.mechanism.scheme.iterations
+        self._of = private.mechanism.strategy, private.levels
         # XLA computes what one thread asks for in that order: this does not wait for the step before.
         self._store = jax.jit(
-            lambda recent, step, made: private.store(NoiseState(step, recent, None), made), donate_argnums=0
+            lambda recent, step, made: store(*self._of, NoiseState(step, recent, None), made),
+            donate_argnums=0,
         )
         self._thread: ThreadPoolExecutor | None = None
         self._room = Room()  # of the thread
@@ -62,7 +64,8 @@ class Ahead:
     def _solve(self):
         # When it is first needed: the options are those of a device, and devices may be set up after this.
         options = compiler_options()
-        return jax.jit(self._private.solve_words, static_argnums=2, compiler_options=options)
+        solve = functools.partial(solve_words, *self._of)
+        return jax.jit(solve, static_argnums=2, compiler_options=options)
 
     def take(self, state: NoiseState) -> Fresh | None:
         """Return the noise of this state's step; None where its program is to draw it."""

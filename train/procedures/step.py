@@ -44,6 +44,8 @@ class TrainState(NamedTuple):
     noise: NoiseState
     """Secret: it holds the key."""
     opt_state: Any
+    private_individual: Any = ()
+    """Records of all examples, where they are followed. **Private**, an item of its own in checkpoints."""
 
 
 class StepInfo(NamedTuple):
@@ -267,7 +269,7 @@ def advance(
       mesh: devices.
       specs: sharding of each array of the state over the mesh.
     """
-    chex.assert_trees_all_equal_shapes(found.total.shaped, state.params)
+    chex.assert_trees_all_equal_shapes(found.total.whole, state.params)
     chex.assert_equal_shape([found.losses, found.norms, mask])
     if mesh is None:
         gradient, noise = private.update(found.total, state.noise, fresh=fresh)
@@ -287,14 +289,14 @@ def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs)
     """Return `private.update`, each device of a mesh for its own parts of the parameters."""
     mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
     x64, whole = jax.config.read("jax_enable_x64"), jax.sharding.PartitionSpec()
-    shapes = [leaf.shape for leaf in jax.tree.leaves(total.shaped)]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(total.whole)]
 
     def update(total, noise):
         with jax.enable_x64(x64):
             cuts = [_by_device.own_cut(*each, mesh) for each in zip(shapes, specs, strict=True)]
             return private.update(total, noise, cuts=cuts)
 
-    params = jax.tree.unflatten(jax.tree.structure(total.shaped), specs)
+    params = jax.tree.unflatten(jax.tree.structure(total.whole), specs)
     of_total = GridSum(params, total.grid)
     kept = [jax.sharding.PartitionSpec(None, *spec) for spec in specs]
     recent: Any = jax.tree.unflatten(jax.tree.structure(noise.recent), kept)

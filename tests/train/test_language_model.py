@@ -1,0 +1,81 @@
+"""The memory of a step on a language model that `guides/questions/language-model.md` states."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from train.models.lora import add_lora
+from train.models.loss import nnx_loss
+from train.models.networks import Transformer, next_token
+from train.noise.recursion import NoiseState
+from train.optimizers import privatize
+from train.procedures.step import TrainState, make_step
+
+PAGE = Path(__file__).parents[2] / "jaxacct/guides/questions/language-model.md"
+MEGABYTE = 1e6
+
+pytestmark = pytest.mark.usefixtures("default_promotion")
+
+
+def memory(model, rank: int, bands: int, *, length: int, batch: int):
+    """(trained parameters, others, megabytes of the state and the weights, megabytes beside them)."""
+    kind = nnx.Param
+    if rank:
+        add_lora(model, rank, nnx.Rngs(1))
+        kind = nnx.LoRAParam
+    loss, params = nnx_loss(model, next_token, wrt=kind)
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, loss)]
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    mechanism = Mechanism(BMinSep(100, bands, 0.1), BandedToeplitz.square_root(bands), 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=8, key=np.zeros(8, np.uint32))
+    step = make_step(loss, private, optax.adam(1e-3), clipping="ghost", microbatch_size=4)
+    copies = mechanism.strategy.noise_copies
+    kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((copies, *leaf.shape), jnp.int32), shapes)
+    noise = NoiseState(jax.ShapeDtypeStruct((), jnp.int32), kept, jax.ShapeDtypeStruct((8,), jnp.uint32))
+    state = TrainState(shapes, noise, jax.eval_shape(optax.adam(1e-3).init, shapes))
+    rows = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
+    traced = step.trace(state, rows, jax.ShapeDtypeStruct((batch,), bool))
+    found = traced.lower().compile().memory_analysis()
+    return *sizes, found.argument_size_in_bytes / MEGABYTE, found.temp_size_in_bytes / MEGABYTE
+
+
+def stated(trained: int, others: int, bands: int) -> float:
+    """Megabytes of weights, of Adam's two moments and of the noise that is kept, as the page says."""
+    return 4 * (others + trained * (1 + 2 + bands - 1)) / MEGABYTE
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_what_is_kept_is_what_the_page_says(bands):
+    model = Transformer(64, 8, 16, 1, 2, nnx.Rngs(0))
+    trained, others, kept, _ = memory(model, 2, bands, length=8, batch=4)
+    assert trained == 2 * (16 + 48 + 16 + 16 + 16 + 64 + 64 + 16 + 16 + 64)
+    assert stated(trained, others, bands) <= kept < stated(trained, others, bands) + 0.001
+
+
+OTHERS = 33_747_968  # parameters of the model of the table
+
+
+def test_the_table_of_the_page():
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE.read_text(), re.M)
+    assert len(rows) == 4
+    for name, _, bands, trained, kept in rows:
+        trained, kept = (int(number.replace(",", "")) for number in (trained, kept))
+        others = OTHERS if name == "adapters" else 0
+        assert kept == round(stated(trained, others, int(bands)))
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_model_of_the_table():
+    model = Transformer(8192, 256, 512, 8, 8, nnx.Rngs(0))
+    trained, others, kept, beside = memory(model, 8, 1, length=256, batch=64)
+    assert (trained, others) == (593_920, OTHERS)
+    assert stated(trained, others, 1) <= kept < stated(trained, others, 1) + 1
+    (said,) = re.findall(r"one microbatch: (\d+) megabytes", PAGE.read_text())
+    assert beside < 1.1 * int(said)
