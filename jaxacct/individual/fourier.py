@@ -205,22 +205,24 @@ class FourierAccountant:
         """Return (groups, epsilons) upper bounds on delta from means of the tilted weights."""
         n, moments = self.num_points, self._log_moments[direction]
         _, infinite = self._losses[direction]
-        scale = moments[:, np.searchsorted(_ORDERS, tilt)]
+        place = int(np.searchsorted(_ORDERS, tilt))
+        scale = moments[:, place]
         _, _, norms = self._spectra(direction, tilt)
         # Transforms have an error of at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms, product
         # and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n) |a_b|_2; two
         # more transforms, of the weights and of the result.
         each = (7 * math.log2(n) + 64 + 8 * len(self.sigmas)) * _UNIT
         rounding = each * (counts @ norms + 2) * float(np.linalg.norm(weights)) + _UNDERFLOW
-        # Exponents of tilted masses, in all steps together.
-        sizes = counts @ (750 + 64 + 4 * tilt * self.half_width + np.abs(scale))
-        relative = (4 * _UNIT * (sizes + tilt * self.half_width + np.abs(counts @ scale)))[:, None]
+        # (groups, orders) errors of exponents of masses tilted by each order, in all steps together.
+        sizes = counts @ (750 + 64 + 4 * _ORDERS * self.half_width + np.abs(moments))
+        relatives = 4 * _UNIT * (sizes + _ORDERS * self.half_width + np.abs(counts @ moments))
+        relative = relatives[:, place, None]
         exponents = (counts @ scale)[:, None] - tilt * np.atleast_1d(epsilons)
         counted = (np.maximum(means, 0.0) + rounding[:, None]) * np.exp(np.minimum(exponents, 700.0))
         with np.errstate(divide="ignore"):
             infinite = -np.expm1(counts @ np.log1p(-infinite))
-        wrapped = (counts @ moments - _ORDERS * (self.half_width - self.step)).min(axis=1)
-        reserved = (infinite + np.exp(np.minimum(0.0, wrapped)) * (1 + 2 * relative[:, 0])) * (1 + 1e-9)
+        wrapped = (counts @ moments - _ORDERS * (self.half_width - self.step) + 2 * relatives).min(axis=1)
+        reserved = (infinite + np.exp(np.minimum(0.0, wrapped))) * (1 + 1e-9)
         found = counted * (1 + 2 * relative) + reserved[:, None]
         return np.where((relative < 0.1) & (found < 1), found, 1.0)
 

@@ -194,6 +194,12 @@ def test_small_deltas_of_twenty_epochs(delta, sigma):
     assert redrawn_bins_delta(1000, 20, sigma, 2.0) <= delta
 
 
+def test_many_participations_of_k_of_n():
+    """50 of 1,000 steps at (2, 1e-5): 3.2291, by 50 groups of 20 steps."""
+    mechanism = Mechanism(BalancedMinSep(1000, 1, 50), BandedToeplitz.identity(), 3.2291)
+    assert RedrawnBins().delta(mechanism, 2.0) <= 1e-5
+
+
 @pytest.mark.parametrize(("steps", "sigma"), [(3, 0.5), (50, 1.0), (200, 0.6), (50, 0.8)])
 def test_tables_are_between_the_bounds_of_one_epoch(steps, sigma):
     """The table is above the two-sided accountant's lower bound, and close to its upper one."""

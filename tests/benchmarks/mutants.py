@@ -424,6 +424,12 @@ MUTANTS = [
         "tests/individual/test_accountants.py",
     ),
     Mutant(
+        "jaxacct/individual/fourier.py",
+        "+ 2 * relatives).min",
+        "+ 2 * relative[:, 0, None]).min",
+        "tests/individual/test_accountants.py",
+    ),
+    Mutant(
         TABLE,
         "values, left=1.0)",
         "values, left=0.0)",

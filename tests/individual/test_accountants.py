@@ -17,6 +17,7 @@ from jaxacct.individual import (
     RDPIndividualAccountant,
     SigmaGrid,
     accountants,
+    fourier,
     gdp_mu,
     subsampled_gaussian_delta,
 )
@@ -284,3 +285,16 @@ def test_mu_of_full_batches_is_not_below_the_truth_over_the_whole_range(noise, c
     assert (found >= truth).all() and found[0] == 0
     floor = (norms > 0) * math.sqrt(3) * 2.0**-50
     assert (found <= (truth + floor) * (1 + 1e-5)).all()
+
+
+def test_mass_that_wraps_is_rounded_by_the_order_of_its_bound(monkeypatch):
+    """The Chernoff order is above the tilt: so is the rounding error of its moment, seen at a large unit."""
+    accountant, deltas = FourierAccountant(0.01, (1.0,), 1.0, 2**13), []
+    for unit in (0.0, 1e-9):
+        monkeypatch.setattr(fourier, "_UNIT", unit)
+        deltas.append(float(accountant.delta(0.99, [[1]])[0]))
+    moments = accountant._log_moments[Direction.REMOVE][0]
+    logs = moments - fourier._ORDERS * (1.0 - accountant.step)
+    place = int(np.argmin(logs))
+    sizes = 814 + 4 * fourier._ORDERS[place] + 2 * abs(moments[place]) + fourier._ORDERS[place]
+    assert deltas[1] - deltas[0] >= math.expm1(8e-9 * sizes) * math.exp(logs[place])
