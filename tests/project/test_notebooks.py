@@ -66,7 +66,7 @@ def calibrated():
     return calibrate
 
 
-def no_steps(step, state, ready, *_, **__):
+def no_steps(run, state, ready, *_):
     """All of a run but its steps, whose program is traced and never compiled."""
     for _ in ready:
         pass
@@ -77,7 +77,7 @@ def no_steps(step, state, ready, *_, **__):
 def test_every_cell_runs_with_small_numbers(path, monkeypatch, tmp_path, calibrated):
     """In this process, where `train` stands for `jaxacct.train`; nothing is shown, nothing trained."""
     monkeypatch.setattr(jaxacct, "calibrate", calibrated)
-    monkeypatch.setattr(loop, "_loop", no_steps)
+    monkeypatch.setattr(loop.Run, "_taken", no_steps)
     monkeypatch.setattr(plot, "svg", lambda figure: "<svg></svg>")  # drawing takes a second a page
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt, "show", lambda: None)

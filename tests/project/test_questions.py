@@ -151,7 +151,7 @@ RUN = "a-cnn-on-my-images a-sampler-of-my-own my-loader-shuffles language-model"
 @pytest.mark.parametrize("page", [FOLDER / f"{name}.md" for name in RUN], ids=lambda page: page.stem)
 def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
     """As notebooks do: steps are traced and not run, which tests of training are for."""
-    monkeypatch.setattr(loop, "_loop", no_steps)
+    monkeypatch.setattr(loop.Run, "_taken", no_steps)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", stand_in_torch.module())
     prepare(tmp_path, page, 3000, shared)
