@@ -471,7 +471,7 @@ def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
         expected_batch_size=4.0,
         key=KEY,
     )
-    total = jax.eval_shape(lambda: GridSum.of(params, white.grid))
+    total = jax.eval_shape(lambda params: GridSum.of(params, white.grid), params)
     state = jax.eval_shape(lambda: white.init({"w": jnp.zeros(1_000_000)}))
     program = jax.jit(white.update).lower(total, state).compile()
     analysis = program.memory_analysis()
