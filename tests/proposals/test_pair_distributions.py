@@ -1,0 +1,169 @@
+"""Participation at every two steps, of accountants' samples and real batches, against exact distributions.
+
+False alarm 1e-6 a test: exact binomial tails of every count at every pair of steps, Bonferroni. A probability
+of a pair that has an error of 3 % (200,000 samples, probability 0.01) is noticed.
+"""
+
+import collections
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxacct import (
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    IndependentAttribution,
+    MultiAttribution,
+    Poisson,
+    TruncatedBMinSep,
+)
+from tests.oracles.enumeration import pattern_distribution
+from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
+from tests.schemes.test_schemes import chi_square_p_value
+from train.batches.graph import from_edges
+from train.batches.sampler import Sampler
+
+FALSE_ALARM = 1e-6
+N = 24
+# Runs of many times the separation, warm and cold.
+SCHEMES = [
+    BMinSep(N, 5, 0.2),
+    Poisson(N, 0.15),
+    CyclicPoisson(N, 5, 0.6),
+    BallsInBins(N, 5),
+    BMinSep(N, 5, 0.2, False),
+    MultiAttribution(N, 4, 0.1, 3),
+    MultiAttribution(N, 4, 0.1, 3, False),
+    IndependentAttribution(N, 4, 0.15, 2),
+    TruncatedBMinSep(N, 5, 0.2, 12, 60),
+]
+SOME_FAST = [
+    scheme if i == 0 else pytest.param(scheme, marks=pytest.mark.slow) for i, scheme in enumerate(SCHEMES)
+]
+
+
+def exact(scheme):
+    return pair_distributions(getattr(scheme, "uncut", scheme))
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [BMinSep(5, 3, 0.3), MultiAttribution(4, 2, 0.3, 2), IndependentAttribution(4, 3, 0.4, 2)],
+    ids=str,
+)
+def test_two_ways_to_the_exact_distribution_agree(scheme):
+    """Chains against enumeration of all vectors."""
+    distributions = pair_distributions(scheme)
+    found = np.zeros_like(distributions)
+    for vector, weight in pattern_distribution(scheme).items():
+        for s, t in itertools.combinations(range(len(vector)), 2):
+            found[s, t, vector[s], vector[t]] += weight
+    np.testing.assert_allclose(distributions, found, atol=1e-14)
+
+
+@pytest.mark.parametrize("scheme", SOME_FAST, ids=str)
+def test_pairs_of_the_accountants_samples(scheme, key):
+    drawn = np.asarray(jax.jit(lambda key: scheme.draw_participation(key, 200_000))(key))
+    assert min_p_value(drawn, exact(scheme)) > FALSE_ALARM
+
+
+def test_a_wrong_distribution_of_pairs_is_noticed(key):
+    """Another probability by 3 %, and a cold start for a warm one."""
+    drawn = np.asarray(jax.jit(lambda key: SCHEMES[0].draw_participation(key, 200_000))(key))
+    for wrong in (BMinSep(N, 5, 0.206), SCHEMES[4], CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5)):
+        assert min_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [True, False])
+def test_pairs_of_batch_sizes(warm, key):
+    """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
+    scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
+    drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
+    assert min_p_value(drawn, batch_size_distributions(scheme.uncut, 14)) > FALSE_ALARM
+
+
+def drawn_by(sampler, size: int) -> np.ndarray:
+    joined = np.zeros((size, sampler.scheme.iterations), np.int64)
+    for step in range(sampler.scheme.iterations):
+        batch = sampler.next()
+        np.add.at(joined[:, step], batch.indices[batch.mask], 1)
+    return joined
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:-1], ids=str)
+def test_pairs_of_real_batches(scheme):
+    """20,000 units in ten runs; users have examples of their own. Coins of ineligible users count, too."""
+    units, each = 2000, scheme.examples_per_unit
+    graph = None
+    if scheme.unit == "user":
+        owners = np.repeat(np.arange(units), each)
+        graph = from_edges(owners, np.arange(each * units), dataset_size=each * units)
+    drawn = []
+    for run in range(10):
+        size = units * each
+        joined = drawn_by(Sampler(scheme, size, size, (run, 7, 7, 7), graph=graph), size)
+        assert joined.max() <= 1
+        drawn.append(joined.reshape(units, each, -1).sum(axis=1))
+    distributions = pair_distributions(scheme, restarting=scheme.name == "multi-attribution")
+    assert min_p_value(np.concatenate(drawn), distributions) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [BallsInBins(4, 3), BMinSep(5, 3, 0.3, False), CyclicPoisson(4, 3, 0.5), Poisson(3, 0.4)],
+    ids=str,
+)
+def test_three_examples_join_independently(scheme):
+    """The distribution of all three vectors is the product: 3,000 runs of three examples alone."""
+    distribution = pattern_distribution(scheme)
+    triples = {
+        x + y + z: u * v * w for (x, u), (y, v), (z, w) in itertools.product(distribution.items(), repeat=3)
+    }
+    drawn = [drawn_by(Sampler(scheme, 3, 3, (run, 8, 8, 8)), 3).reshape(-1) for run in range(3000)]
+    assert chi_square_p_value(np.array(drawn), triples) > FALSE_ALARM
+
+
+def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...], float]:
+    """Distribution of batches: all vectors of all examples, then every subset that is kept.
+
+    An example that was sampled and left out stays ineligible.
+    """
+    distribution = collections.defaultdict(float)
+    one = pattern_distribution(scheme)
+    for vectors in itertools.product(one.items(), repeat=size):
+        weight = np.prod([chance for _, chance in vectors])
+        sampled = np.array([vector for vector, _ in vectors])
+        kept = []
+        for step in range(scheme.iterations):
+            members = np.flatnonzero(sampled[:, step])
+            kept.append(list(itertools.combinations(members, min(most, len(members)))))
+        for batches in itertools.product(*kept):
+            found = np.zeros_like(sampled)
+            for step, members in enumerate(batches):
+                found[list(members), step] = 1
+            distribution[tuple(found.reshape(-1).tolist())] += weight / np.prod([len(each) for each in kept])
+    return dict(distribution)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "most"),
+    [
+        (TruncatedBMinSep(3, 2, 0.5, 1, 3), 1),
+        (BMinSep(3, 2, 0.6), 2),
+        (Poisson(3, 0.5), 1),
+        (CyclicPoisson(3, 2, 0.7), 1),
+    ],
+    ids=str,
+)
+def test_truncated_batches_follow_the_distribution_of_all_subsets(scheme, most):
+    """By the scheme itself, or by a plan that books what truncation costs; 3,000 runs of three examples."""
+    distribution = truncated_distribution(getattr(scheme, "uncut", scheme), 3, most)
+    drawn = [
+        drawn_by(Sampler(scheme, 3, most, (run, 9, 9, 9), truncate=True), 3).reshape(-1)
+        for run in range(3000)
+    ]
+    assert chi_square_p_value(np.array(drawn), distribution) > FALSE_ALARM
