@@ -194,17 +194,22 @@ def test_bad_coefficients(coefficients, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "settings", [((60, 6, 3000, 50, 1.0, 2.0),), pytest.param(bench.SETTINGS, marks=pytest.mark.slow)]
-)
-def test_bench_reports_rates(settings, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "SETTINGS", settings)  # a small one in CI
+def test_bench_reports_rates(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "SETTINGS", ((60, 6, 3000, 50, 1.0, 2.0),))
     assert run("bench", "--samples", "256", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["settings"]) == 2 * len(settings)
-    assert all(row["samples_per_second"] > 0 for row in found["settings"])
-    # The memory promised on a CPU; nothing larger was run in this process.
-    assert found["peak_memory_mb"] < 4096
+    rates = json.loads(capsys.readouterr().out)
+    assert len(rates["settings"]) == 2
+    assert all(row["samples_per_second"] > 0 for row in rates["settings"])
+    # Of the whole process: other tests of this one count, so a limit is for a process of its own.
+    assert rates["peak_memory_mb"] > 100
+
+
+@pytest.mark.slow
+def test_bench_keeps_to_the_memory_promised_on_a_cpu():
+    command = [sys.executable, "-m", "jaxacct", "bench", "--samples", "256", "--json"]
+    rates = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert len(rates["settings"]) == 2 * len(bench.SETTINGS)
+    assert rates["peak_memory_mb"] < 4096
 
 
 @pytest.mark.parametrize("steps", ["50k", "5e4", "50000", "50_000", "0.05M"])
