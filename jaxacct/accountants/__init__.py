@@ -2,10 +2,10 @@
 
 from typing import Literal
 
+from jaxacct.accountants.allocation.random_allocation import RandomAllocation
+from jaxacct.accountants.allocation.redrawn_bins import RedrawnBins
 from jaxacct.accountants.base import Accountant
 from jaxacct.accountants.pld import PrivacyLossDistribution
-from jaxacct.accountants.random_allocation import RandomAllocation
-from jaxacct.accountants.redrawn_bins import RedrawnBins
 from jaxacct.accountants.revealed_pattern import RevealedPattern
 from jaxacct.accountants.unamplified import Unamplified
 

@@ -9,7 +9,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
 from jaxacct.common.stored_plan import StoredPlan
 from jaxacct.schemes import Poisson
-from jaxacct.schemes.batch_sizes import Overflow, batch_sizes, overflow
+from jaxacct.schemes.protocol.batch_sizes import Overflow, batch_sizes, overflow
 from jaxacct.statistics import roots
 
 SAMPLING = ("shuffling", "poisson")

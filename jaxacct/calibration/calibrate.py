@@ -21,7 +21,7 @@ from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName, check_pair
 from jaxacct.proposals import registry
 from jaxacct.schemes import Scheme
-from jaxacct.schemes.batch_sizes import check_dataset_size
+from jaxacct.schemes.protocol.batch_sizes import check_dataset_size
 from jaxacct.strategies import Strategy, ending
 
 __all__ = ["NotCertifiedError", "calibrate"]

@@ -25,7 +25,7 @@ from jaxacct.schemes import (
     Scheme,
     TruncatedBMinSep,
 )
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.strategies import NAMES, BandedToeplitz, Strategy, by_name, ending, workload_named
 
 SchemeName: Any = Literal[tuple(SCHEMES)]  # pyrefly: ignore[invalid-literal]

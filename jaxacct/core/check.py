@@ -25,7 +25,7 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, checked_count
 from jaxacct.statistics.lines import BudgetLine, total
 
 if TYPE_CHECKING:
-    from jaxacct.proposals.families.extrapolation import Extrapolation
+    from jaxacct.proposals.add_direction.extrapolation import Extrapolation
 
 
 class Outcome(enum.StrEnum):
@@ -274,7 +274,7 @@ def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights)
 
 
 def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: float) -> DirectionVerdict:
-    from jaxacct.proposals.families import extrapolation  # only for evidence of this kind
+    from jaxacct.proposals.add_direction import extrapolation  # only for evidence of this kind
     from jaxacct.proposals.threshold import end_lines
 
     if direction != Direction.ADD or rule != "anytime":
@@ -304,7 +304,7 @@ def bound_of_line(line: "Extrapolation", q: float, near: np.ndarray, far: np.nda
 
     If H(Q, P) exceeds delta_v, the bound is at most delta_v with probability at most q at any stopping time:
     one of two confidence bounds, each valid at all times with probability 1 - q / 2, would have to be wrong
-    (`proposals.families.extrapolation`).
+    (`proposals.add_direction.extrapolation`).
     """
     if not (near.sum() and far.sum()):
         return math.inf

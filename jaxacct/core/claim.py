@@ -12,8 +12,8 @@ from jaxacct.common.files import json_digest
 from jaxacct.core import truncation
 from jaxacct.mechanisms.mechanism import ZERO_OUT, Mechanism, check_composition
 from jaxacct.schemes import SCHEMES
-from jaxacct.schemes.base import scheme_from_fields, scheme_to_json
-from jaxacct.schemes.batch_sizes import OVERFLOW, Overflow, batch_sizes, check_dataset_size, overflow
+from jaxacct.schemes.protocol.batch_sizes import OVERFLOW, Overflow, batch_sizes, check_dataset_size, overflow
+from jaxacct.schemes.protocol.scheme import scheme_from_fields, scheme_to_json
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import hockey_stick

@@ -52,7 +52,7 @@ from jaxacct.statistics.hockey_stick import (
 )
 
 if TYPE_CHECKING:
-    from jaxacct.proposals.families.extrapolation import Extrapolation
+    from jaxacct.proposals.add_direction.extrapolation import Extrapolation
 
 PILOT_BLOCKS = 16
 
@@ -193,7 +193,7 @@ class Run:
         """Reserve in epsilon for float32 losses, in nats."""
         if self.line is None:
             return self.of.margin
-        from jaxacct.proposals.families.extrapolation import margin_of_line
+        from jaxacct.proposals.add_direction.extrapolation import margin_of_line
 
         return margin_of_line(self.line)
 
@@ -222,7 +222,7 @@ class Run:
         """Return histograms of the blocks first..last-1: terms and losses, or terms at both distances."""
         if self.line is None:
             return self.of.count(stream, first, last, margin)
-        from jaxacct.proposals.families.extrapolation import count_terms
+        from jaxacct.proposals.add_direction.extrapolation import count_terms
 
         near, far = count_terms(self.line, stream, margin, first, last)
         return near, far
@@ -238,7 +238,7 @@ def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal
     )
     of, samples = resolve_proposal(claim, chosen), predicted[chosen.name]
     if direction == Direction.ADD and stop.rule == "anytime" and proposal is None:
-        from jaxacct.proposals.families.extrapolation import cheaper_extrapolation
+        from jaxacct.proposals.add_direction.extrapolation import cheaper_extrapolation
 
         pilot = randomness.stream_key(run_key, Stream.EXTRAPOLATION_PILOT)
         line = cheaper_extrapolation(
@@ -255,7 +255,7 @@ def run_again(claim: Claim, direction: Direction, side: Side) -> Run | None:
         case Mean() | WeightBound():
             return Run(resolve(claim, direction, side.proposal))
         case Line():
-            from jaxacct.proposals.families.extrapolation import at_distances
+            from jaxacct.proposals.add_direction.extrapolation import at_distances
 
             target = claim.target
             distances = side.near_distance, side.far_distance

@@ -16,10 +16,10 @@ from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
+from jaxacct.proposals.add_direction.extrapolation import supports
+from jaxacct.proposals.add_direction.mean_overlaps import from_below
 from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
-from jaxacct.proposals.families.extrapolation import supports
-from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction

@@ -1,7 +1,7 @@
 """Upper bounds on the add direction where its samples have no positive term: the line through two events.
 
 Estimates and verification share the theorem and the distributions
-(`jaxacct.proposals.families.extrapolation`, proofs/add_direction.md, section 4).
+(`jaxacct.proposals.add_direction.extrapolation`, proofs/add_direction.md, section 4).
 """
 
 import math
@@ -14,14 +14,14 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.randomness import BLOCK_SIZE, Stream
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
-from jaxacct.proposals.families.extrapolation import (
+from jaxacct.proposals.add_direction.extrapolation import (
     Extrapolation,
     at_distances,
     margin_of_line,
     plan_extrapolations,
     supports,
 )
-from jaxacct.proposals.families.plain_bounded import min_exponent
+from jaxacct.proposals.add_direction.plain_bounded import min_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed
 

@@ -18,8 +18,8 @@ from jaxacct.estimates.estimate import (
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base as proposals
+from jaxacct.proposals.add_direction.extrapolation import supports
 from jaxacct.proposals.base import Proposal
-from jaxacct.proposals.families.extrapolation import supports
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.schemes import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson, Poisson, Scheme
-from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
+from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from jaxacct.strategies import BandedToeplitz
 
 _MIN_NORM, _MAX_NORM = 1 - 1e-6, 1 + 1e-12

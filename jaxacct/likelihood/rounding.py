@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import gammaln, ndtri
 
-from jaxacct.kernels import interacting_recurrence, randomness
+from jaxacct.kernels import randomness
+from jaxacct.kernels.likelihoods import interacting_recurrence
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.hockey_stick import Direction
@@ -384,7 +385,7 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
 
 
 def interacting_error(mechanism, size: Size, count: int) -> float:
-    """Return the error of `kernels.interacting_recurrence` for vectors of `count` participations."""
+    """Return the error of `interacting_recurrence` for vectors of `count` participations."""
     scheme, variance = mechanism.scheme, mechanism.noise_multiplier**2
     counts, ratio_error = (count, max_unit_participations(scheme)), (_RATIO_ROUNDINGS + 1) * size.ratio
     return interacting_recurrence.rounding_bound(

@@ -41,9 +41,9 @@ FAMILIES: dict[str, Family] = {
     "example-replicas": Family("families.example_replicas", _REMOVE, (False,), (_ORDERS,)),
     "inflated-replicas": Family("families.inflated", _REMOVE, (False,), (_ORDERS, range(2, 33))),
     "pairs": Family("families.pairs", _REMOVE, (False,), (range(4, 49), range(2)), also=((1, 1),)),
-    "mean-overlaps": Family("families.mean_overlaps", _ADD, (False,), (_VARIANTS,)),
-    "plain-bounded": Family("families.plain_bounded", _ADD, (False, True), ()),
-    "half-space": Family("families.half_space", _ADD, (False,), ()),
+    "mean-overlaps": Family("add_direction.mean_overlaps", _ADD, (False,), (_VARIANTS,)),
+    "plain-bounded": Family("add_direction.plain_bounded", _ADD, (False, True), ()),
+    "half-space": Family("add_direction.half_space", _ADD, (False,), ()),
     "truncated": Family("families.truncated", _BOTH, (False,), ()),
     "composed-replicas": Family("families.composed_replicas", _REMOVE, (True,), (_ORDERS,)),
 }

@@ -8,7 +8,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.recommendation.matrices import doublings
 from jaxacct.schemes import SCHEMES, BalancedMinSep, EpochwiseAllocation, Scheme
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.strategies import BandedToeplitz, Workload, workload_named
 from jaxacct.strategies.workload import checked as checked_workload
 

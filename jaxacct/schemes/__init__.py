@@ -1,21 +1,21 @@
 """Sampling schemes: when each privacy unit participates. A new scheme is one new file and one line in `_ALL`.
 
-The protocol is `jaxacct.schemes.base.Scheme`.
+The protocol is `jaxacct.schemes.protocol.scheme.Scheme`.
 """
 
 from jaxacct.common import validate as _validate
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.balanced_min_sep import BalancedMinSep
 from jaxacct.schemes.balls_in_bins import BallsInBins
-from jaxacct.schemes.base import Scheme, SideInformation, scheme_from_fields, scheme_to_json
 from jaxacct.schemes.custom import CustomScheme
 from jaxacct.schemes.cyclic_poisson import CyclicPoisson
 from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
 from jaxacct.schemes.fixed_order import FixedOrder
-from jaxacct.schemes.independent_attribution import IndependentAttribution
-from jaxacct.schemes.multi_attribution import MultiAttribution
 from jaxacct.schemes.poisson import Poisson
-from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
+from jaxacct.schemes.protocol.scheme import Scheme, SideInformation, scheme_from_fields, scheme_to_json
+from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
+from jaxacct.schemes.users.independent_attribution import IndependentAttribution
+from jaxacct.schemes.users.multi_attribution import MultiAttribution
 
 _ALL = (
     Poisson,

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels import gpu_recurrence
-from jaxacct.kernels.mean_participation import mean_participation
+from jaxacct.kernels.likelihoods import gpu_recurrence
+from jaxacct.kernels.likelihoods.mean_participation import mean_participation
 from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities
-from jaxacct.schemes.base import ExampleScheme, Sums, check_fields
-from jaxacct.schemes.numbers import participation_rate
 from jaxacct.schemes.poisson import log_bernoulli_product
+from jaxacct.schemes.protocol.numbers import participation_rate
+from jaxacct.schemes.protocol.scheme import ExampleScheme, Sums, check_fields
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
@@ -25,7 +25,7 @@ from jaxacct.schemes.table import SamplingTable
 
 
 def serves_gpu(dtype) -> bool:
-    """Return whether the kernel of `kernels.gpu_recurrence` can replace the scan on this machine."""
+    """Return whether the kernel `gpu_recurrence` can replace the scan on this machine."""
     return jax.default_backend() == "gpu" and gpu_recurrence.serves(dtype)
 
 
@@ -120,7 +120,7 @@ class BMinSep(ExampleScheme):
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute `ln f_1`, or for a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`.
 
-        In float32 on a GPU one kernel computes many samples (`kernels.gpu_recurrence`), equal up to rounding.
+        In float32 on a GPU one kernel computes many samples (`gpu_recurrence`), equal up to rounding.
         """
         if self.min_separation == 1:
             return log_bernoulli_product(log_ratios, self.sampling_probability)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxacct.schemes.base import check_fields
 from jaxacct.schemes.cyclic_poisson import RandomPhase
-from jaxacct.schemes.numbers import Numbers, participation_rate
+from jaxacct.schemes.protocol.numbers import Numbers, participation_rate
+from jaxacct.schemes.protocol.scheme import check_fields
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
 

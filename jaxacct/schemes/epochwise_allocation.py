@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxacct.kernels import epochs
+from jaxacct.kernels.likelihoods import epochs
 from jaxacct.schemes.balls_in_bins import BallsInBins
-from jaxacct.schemes.base import SizedScheme, Sums, check_fields
+from jaxacct.schemes.protocol.scheme import SizedScheme, Sums, check_fields
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 

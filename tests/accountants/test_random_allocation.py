@@ -12,16 +12,11 @@ import pytest
 from scipy import special, stats
 
 from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism, NotCertifiedError, calibrate
-from jaxacct.accountants import (
-    ACCOUNTANTS,
-    lognormal_lattice,
-    lognormal_sums,
-    random_allocation,
-    unamplified,
-)
+from jaxacct.accountants import ACCOUNTANTS, unamplified
+from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, random_allocation
+from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases, lattice_distribution
+from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.lognormal_lattice import Mixture, Phases, lattice_distribution
-from jaxacct.accountants.lognormal_sums import divergence_bound
 from jaxacct.core.evidence import Bound
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
 

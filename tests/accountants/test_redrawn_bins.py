@@ -17,15 +17,16 @@ from jaxacct import (
     Target,
     calibrate,
 )
-from jaxacct.accountants import analytic, lognormal_sums, lognormal_tables
-from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.lognormal_lattice import Mixture, Phases
-from jaxacct.accountants.redrawn_bins import (
+from jaxacct.accountants import analytic
+from jaxacct.accountants.allocation import lognormal_sums, lognormal_tables
+from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
+from jaxacct.accountants.allocation.redrawn_bins import (
     RedrawnBins,
     epoch_curves,
     redrawn_bins_delta,
     redrawn_bins_noise_multiplier,
 )
+from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.core.evidence import Bound
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from tests.oracles import tuples

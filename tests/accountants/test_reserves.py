@@ -10,17 +10,11 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, MultiAttribution, Poisson
-from jaxacct.accountants import (
-    RevealedPattern,
-    lognormal_lattice,
-    lognormal_sums,
-    lognormal_tables,
-    revealed_pattern,
-    unamplified,
-)
+from jaxacct.accountants import RevealedPattern, revealed_pattern, unamplified
+from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, lognormal_tables
+from jaxacct.accountants.allocation.lognormal_lattice import Lattice, Mixture, Phases, lattice_distribution
 from jaxacct.accountants.dice import _ORDERS, dice_delta_subsampled, dice_rdp_subsampled
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.lognormal_lattice import Lattice, Mixture, Phases, lattice_distribution
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, reserve
 from jaxacct.individual.fourier import FourierAccountant

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz
 from jaxacct.cli.commands.bench import SETTINGS, measure
-from jaxacct.kernels import gpu_recurrence
+from jaxacct.kernels.likelihoods import gpu_recurrence
 from jaxacct.kernels.recurrence import blocked_log_recurrence
 from tests.benchmarks.results import record
 from tests.benchmarks.steps import fits, peer, plain_and_private

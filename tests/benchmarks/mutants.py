@@ -40,7 +40,7 @@ CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
     f"jaxacct/core/{name}.py" for name in ("check", "verify", "claim", "shares")
 )
 EVIDENCE = "tests/conformance/test_certificates.py"
-THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/families/extrapolation.py"
+THRESHOLD, LINE = "jaxacct/proposals/threshold.py", "jaxacct/proposals/add_direction/extrapolation.py"
 LOSS_CURVES = "jaxacct/statistics/loss_curves.py"
 TABLES = "tests/schemes/test_table.py"
 DISTRIBUTIONS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
@@ -76,16 +76,22 @@ AMPLIFIED = "tests/strategies/test_amplified.py"
 BUFFERED, SUMS = "tests/strategies/test_buffered.py", "tests/train/clipping/test_running_sums.py"
 AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
 AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
-ALLOCATION, SUMS_OF_X = "tests/accountants/test_random_allocation.py", "jaxacct/accountants/lognormal_sums.py"
-TABLES_OF_X = "jaxacct/accountants/lognormal_tables.py"
+ALLOCATION, SUMS_OF_X = (
+    "tests/accountants/test_random_allocation.py",
+    "jaxacct/accountants/allocation/lognormal_sums.py",
+)
+TABLES_OF_X = "jaxacct/accountants/allocation/lognormal_tables.py"
 SHUFFLED, SHUFFLES = "tests/benchmarks/shuffled_bounds.py", "tests/benchmarks/test_shuffled.py"
-LATTICE_OF_X, REDRAWN = "jaxacct/accountants/lognormal_lattice.py", "tests/accountants/test_redrawn_bins.py"
+LATTICE_OF_X, REDRAWN = (
+    "jaxacct/accountants/allocation/lognormal_lattice.py",
+    "tests/accountants/test_redrawn_bins.py",
+)
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
 PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/pairs.py"
-INDEPENDENT = "jaxacct/schemes/independent_attribution.py"
-BACK_AND_FORTH = "jaxacct/kernels/mean_participation.py"
-OVERLAPS, MEAN = "tests/proposals/test_mean_overlaps.py", "jaxacct/proposals/families/mean_overlaps.py"
+INDEPENDENT = "jaxacct/schemes/users/independent_attribution.py"
+BACK_AND_FORTH = "jaxacct/kernels/likelihoods/mean_participation.py"
+OVERLAPS, MEAN = "tests/proposals/test_mean_overlaps.py", "jaxacct/proposals/add_direction/mean_overlaps.py"
 PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/kernels/test_programs.py"
 EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
@@ -147,7 +153,10 @@ MUTANTS = [
         COMPOSED,
     ),
     Mutant(
-        "jaxacct/proposals/families/plain_bounded.py", "return epsilon + none -", "return epsilon -", COMPOSED
+        "jaxacct/proposals/add_direction/plain_bounded.py",
+        "return epsilon + none -",
+        "return epsilon -",
+        COMPOSED,
     ),
     Mutant(TABLE, "*values[first : self._end]", "*values[first + 1 : self._end + 1]", COMPOSED),
     Mutant(TABLE, "left_out = self.left_out + _LEFT_OUT * self.delta", "left_out = self.left_out", COMPOSED),
@@ -437,19 +446,19 @@ MUTANTS = [
     ),
     # Independent cuts.
     Mutant(
-        "jaxacct/schemes/independent_cuts.py",
+        "jaxacct/schemes/truncation/independent_truncation.py",
         "binom.sf(max_batch_size - 1, highest, p)",
         "binom.sf(max_batch_size, highest, p)",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/schemes/independent_cuts.py",
+        "jaxacct/schemes/truncation/independent_truncation.py",
         "exceeded[where].sum()",
         "exceeded.sum()",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/schemes/independent_cuts.py",
+        "jaxacct/schemes/truncation/independent_truncation.py",
         "minus = -ratios - 2",
         "minus = -ratios - 1",
         "tests/proposals/test_independent_cuts.py",
@@ -467,13 +476,13 @@ MUTANTS = [
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/schemes/replicas/cuts.py",
+        "jaxacct/schemes/replicas/labelled/truncated.py",
         "p**2 * distribution[i] * two",
         "p**2 * distribution[i] ** 2 * two",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(
-        "jaxacct/schemes/replicas/cuts.py",
+        "jaxacct/schemes/replicas/labelled/truncated.py",
         '< arrays["cut"][:, None]',
         '< arrays["cut"][0]',
         "tests/proposals/test_independent_cuts.py",
@@ -527,7 +536,7 @@ MUTANTS = [
         "tests/accountants/test_dice_accountant.py",
     ),
     Mutant(
-        "jaxacct/schemes/batch_sizes.py",
+        "jaxacct/schemes/protocol/batch_sizes.py",
         "<= overflow / iterations)",
         "<= overflow)",
         "tests/schemes/test_batch_sizes.py",
@@ -552,13 +561,13 @@ MUTANTS = [
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/half_space.py",
+        "jaxacct/proposals/add_direction/half_space.py",
         "halving_sum(products) - side * slack",
         "halving_sum(products) + side * slack",
         "tests/proposals/test_add_direction.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/half_space.py",
+        "jaxacct/proposals/add_direction/half_space.py",
         "below * (upper - below / 2)",
         "below * (upper - below)",
         "tests/conformance/test_proposals.py tests/proposals/test_add_direction.py",
@@ -621,21 +630,23 @@ MUTANTS = [
         TABLES,
     ),
     Mutant(
-        "jaxacct/schemes/independent_attribution.py",
+        "jaxacct/schemes/users/independent_attribution.py",
         "self.examples_per_user**2 * self.max_participations",
         "self.examples_per_user * self.max_participations",
         f"tests/schemes/test_independent_attribution.py {SCHEMES}",
     ),
     Mutant(
-        "jaxacct/schemes/independent_attribution.py",
+        "jaxacct/schemes/users/independent_attribution.py",
         "(self.examples_per_user - 1) / 2 * max_overlap",
         "(self.examples_per_user - 1) / 4 * max_overlap",
         "tests/schemes/test_independent_attribution.py",
     ),
     # Sampling tables.
-    Mutant("jaxacct/schemes/batches.py", "later[max(left - 1, 0)].append", "later[left].append", TABLES),
     Mutant(
-        "jaxacct/schemes/batches.py",
+        "jaxacct/schemes/protocol/batches.py", "later[max(left - 1, 0)].append", "later[left].append", TABLES
+    ),
+    Mutant(
+        "jaxacct/schemes/protocol/batches.py",
         "np.append(table.start, table.never)",
         "np.append(table.start, 0.0)",
         TABLES,
@@ -839,31 +850,31 @@ MUTANTS = [
         FINITE,
     ),
     Mutant(
-        "jaxacct/schemes/batch_sizes.py",
+        "jaxacct/schemes/protocol/batch_sizes.py",
         "times = 1.0 if scheme.others_are_independent else",
         "times = 1.0 if True else",
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/multi_attribution.py",
+        "jaxacct/schemes/users/multi_attribution.py",
         "others_are_independent = False",
         "others_are_independent = True",
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/truncated_b_min_sep.py",
+        "jaxacct/schemes/truncation/truncated_b_min_sep.py",
         "others_are_independent = False",
         "others_are_independent = True",
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/base.py",
+        "jaxacct/schemes/protocol/scheme.py",
         "holds_for_shared_examples = False",
         "holds_for_shared_examples = True",
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/base.py",
+        "jaxacct/schemes/protocol/scheme.py",
         "examples_overlap = False",
         "examples_overlap = True",
         SCHEMES,
@@ -1447,7 +1458,7 @@ MUTANTS = [
         REPORT,
     ),
     Mutant(
-        "jaxacct/proposals/families/mean_overlaps.py",
+        "jaxacct/proposals/add_direction/mean_overlaps.py",
         "return proposal.below()",
         "return proposal",
         "tests/proposals/test_from_below.py",
@@ -1585,7 +1596,10 @@ MUTANTS = [
         REDRAWN,
     ),
     Mutant(
-        "jaxacct/accountants/redrawn_bins.py", "Part(both[i], number)", "Part(both[i], number - 1)", REDRAWN
+        "jaxacct/accountants/allocation/redrawn_bins.py",
+        "Part(both[i], number)",
+        "Part(both[i], number - 1)",
+        REDRAWN,
     ),
     Mutant(
         CURVES,
@@ -1614,7 +1628,10 @@ MUTANTS = [
         ALLOCATION,
     ),
     Mutant(
-        "jaxacct/accountants/random_allocation.py", "turns**0.5 / mechanism", "turns / mechanism", ALLOCATION
+        "jaxacct/accountants/allocation/random_allocation.py",
+        "turns**0.5 / mechanism",
+        "turns / mechanism",
+        ALLOCATION,
     ),
     Mutant("jaxacct/accountants/base.py", "strategy.bands == 1 and np.all", "np.all", ACCOUNTANTS),
     Mutant(

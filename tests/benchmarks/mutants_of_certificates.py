@@ -88,7 +88,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "proposal.direction == Direction.REMOVE and m > 2:",
         ),
     ],
-    ("jaxacct/proposals/families/half_space.py", "tests/core/test_budget_lines.py"): [
+    ("jaxacct/proposals/add_direction/half_space.py", "tests/core/test_budget_lines.py"): [
         (
             "again = relative_norm * (normals.amount + scores.amount)",
             "again = relative_norm * normals.amount",
@@ -111,7 +111,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("+ replicas * sum(drawn.errors) + 4 *", "+ sum(drawn.errors) + 4 *"),
         ("        total_variation += overlap_variation(mechanism, m)\n", "        pass\n"),
     ],
-    ("jaxacct/kernels/interacting_recurrence.py", "tests/core/test_budget_lines.py"): [
+    ("jaxacct/kernels/likelihoods/interacting_recurrence.py", "tests/core/test_budget_lines.py"): [
         ("local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)", "local += 0"),
         ("lockout_steps = 0 if compensates_all(block) else block + 1", "lockout_steps = 0"),
         ("4 * (growth + together + number * shift)", "4 * (growth + together + shift)"),
@@ -163,7 +163,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("jaxacct/proposals/families/pair_weights.py", "tests/core/test_allowances.py"): [
         ("relative = side * (2 * slots + 2 * m + 20) * _UNIT", "relative = 0.0 * side"),
     ],
-    ("jaxacct/proposals/families/half_space.py", "tests/core/test_allowances.py"): [
+    ("jaxacct/proposals/add_direction/half_space.py", "tests/core/test_allowances.py"): [
         (
             "jnp.asarray(base + 4 * 2.0**-24 * (1 + np.abs(base)), jnp.float32)",
             "jnp.asarray(base - 4 * 2.0**-24 * (1 + np.abs(base)), jnp.float32)",
@@ -172,7 +172,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("relative_error=2.0**-20,", "relative_error=0.0,"),
         ("(math.ceil(math.log2(n)) if n > 1 else 0) + 6", "(math.ceil(math.log2(n)) if n > 1 else 0)"),
     ],
-    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_allowances.py"): [
+    ("jaxacct/proposals/add_direction/extrapolation.py", "tests/core/test_allowances.py"): [
         (
             "lines = shifted(mechanism, log_scale, near, 1.0), shifted(mechanism, log_scale, far, -1.0)",
             "lines = shifted(mechanism, log_scale, near, -1.0), shifted(mechanism, log_scale, far, 1.0)",
@@ -191,7 +191,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "known = (far - jnp.maximum(own, 0.0)) * arrays",
         ),
     ],
-    ("jaxacct/proposals/families/mean_overlaps.py", "tests/core/test_allowances.py"): [
+    ("jaxacct/proposals/add_direction/mean_overlaps.py", "tests/core/test_allowances.py"): [
         (
             "apart = (one.max_participations * math.exp(min(odds, 600.0)) + 1) * odds**2 / 2",
             "apart = odds**2 / 2",
@@ -222,7 +222,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("jaxacct/proposals/families/overlaps.py", "tests/core/test_allowances_of_scales.py"): [
         ("lifted * (1 - 16 * _UNIT)", "lifted"),
     ],
-    ("jaxacct/proposals/families/half_space.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/add_direction/half_space.py", "tests/core/test_allowances_of_scales.py"): [
         (
             (
                 "parts = (loss, math.log(remainder), -(weights @ excess), -(weights * lowered).su"
@@ -235,14 +235,14 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             ),
         ),
     ],
-    ("jaxacct/proposals/families/half_space.py", "tests/proposals/test_add_direction.py"): [
+    ("jaxacct/proposals/add_direction/half_space.py", "tests/proposals/test_add_direction.py"): [
         ("- halving_sum(products) - side * slack", "- halving_sum(products)"),
     ],
     ("jaxacct/proposals/families/composed_replicas.py", "tests/core/test_allowances_of_scales.py"): [
         ("lowest=max(0.0, composed.end),", "lowest=0.0,"),
         ("        left_out=composed.left_out,\n", ""),
     ],
-    ("jaxacct/proposals/families/mean_overlaps.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/add_direction/mean_overlaps.py", "tests/core/test_allowances_of_scales.py"): [
         ("(1 + 3 * relative) * square", "square"),
         (" - 8 * unit * (jnp.abs(number * loss) + shared)", ""),
         ("+ off * halving_sum(mean**2)", ""),
@@ -264,13 +264,13 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "wealth = logs @ counts + np.log(weights)",
         ),
     ],
-    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_guards.py"): [
+    ("jaxacct/proposals/add_direction/extrapolation.py", "tests/core/test_guards.py"): [
         ("near_upper + self.unseen, far_lower - self.unseen", "near_upper + self.unseen, far_lower"),
     ],
-    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_loading.py"): [
+    ("jaxacct/proposals/add_direction/extrapolation.py", "tests/core/test_loading.py"): [
         ("    if not supports(mechanism):\n        raise", "    if False:\n        raise"),
     ],
-    ("jaxacct/proposals/families/extrapolation.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/add_direction/extrapolation.py", "tests/core/test_allowances_of_scales.py"): [
         (
             "math.exp(self.log_bound(near_upper, far_lower)) + self.left_out",
             "math.exp(self.log_bound(near_upper, far_lower))",
@@ -286,7 +286,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "lowest = proposal.lowest",
         ),
     ],
-    ("jaxacct/proposals/families/plain_bounded.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/add_direction/plain_bounded.py", "tests/core/test_allowances_of_scales.py"): [
         (
             "return epsilon + none - 1e-12 * (1 + abs(none))",
             "return epsilon + none + 1e-12 * (1 + abs(none))",
@@ -296,13 +296,13 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "min(epsilon + log_none + 1e-12 * (1 + abs(log_none)), -1e-15)",
         ),
     ],
-    ("jaxacct/proposals/families/half_space.py", "tests/core/test_loading.py"): [
+    ("jaxacct/proposals/add_direction/half_space.py", "tests/core/test_loading.py"): [
         (
             "if mechanism.scheme.side_information is not None or not mechanism.strategy.is_toeplitz:",
             "if not mechanism.strategy.is_toeplitz:",
         ),
     ],
-    ("jaxacct/proposals/families/plain_bounded.py", "tests/core/test_loading.py"): [
+    ("jaxacct/proposals/add_direction/plain_bounded.py", "tests/core/test_loading.py"): [
         (
             "    if mechanism.scheme.side_information is not None:\n        raise",
             "    if False:\n        raise",

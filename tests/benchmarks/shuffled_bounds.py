@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr
 
+from jaxacct.accountants.allocation.redrawn_bins import redrawn_bins_noise_multiplier
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.redrawn_bins import redrawn_bins_noise_multiplier
 from jaxacct.common import validate as _validate
 from jaxacct.statistics import roots
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxacct.accountants.allocation.redrawn_bins import redrawn_bins_delta
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.accountants.redrawn_bins import redrawn_bins_delta
 from jaxacct.report.figure import blank_axes, finished
 from jaxacct.statistics import roots
 from tests.benchmarks.results import record

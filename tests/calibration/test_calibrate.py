@@ -29,7 +29,7 @@ from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Grid, Problem, smallest_exponent
 from jaxacct.common import validate
 from jaxacct.core.evidence import Bound
-from jaxacct.schemes.batch_sizes import max_batch_size
+from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from tests import calibrating
 from tests.stored_plans import histograms, loaded, with_histograms
 

@@ -19,14 +19,14 @@ from jaxacct import checker
 from jaxacct.core import verify
 from jaxacct.likelihood import loss as losses
 from jaxacct.proposals import registry, threshold
-from jaxacct.proposals.families import plain_bounded
+from jaxacct.proposals.add_direction import plain_bounded
 from jaxacct.schemes.replicas import b_min_sep, table
 
 PACKAGE = Path(jaxacct.__file__).parent
 B_MIN_SEP, CYCLIC, BINS = (f"schemes/replicas/{name}.py" for name in ("b_min_sep", "cyclic", "balls_in_bins"))
 REPLICAS, HALF_SPACE, STATIONARY = (
     "proposals/families/replicas.py",
-    "proposals/families/half_space.py",
+    "proposals/add_direction/half_space.py",
     "strategies/stationary.py",
 )
 TABLES = "schemes/replicas/table.py"
@@ -118,7 +118,7 @@ MISTAKES = [
         "unamplified",
     ),
     Mistake(
-        "proposals/families/plain_bounded.py",
+        "proposals/add_direction/plain_bounded.py",
         "return epsilon >= -log_none + 1e-12",
         "return epsilon >= -log_none - 4 + 1e-12",
         "add",

@@ -9,7 +9,7 @@ import jaxacct as ja
 from jaxacct.accountants.history import epsilon_of_first_steps
 from jaxacct.cli import main as cli
 from jaxacct.report.facts import facts
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.protocol.numbers import Numbers
 
 
 def run(capsys, *arguments: str) -> dict:

@@ -37,9 +37,9 @@ from jaxacct.schemes import (
     scheme_from_json,
     scheme_to_json,
 )
-from jaxacct.schemes.base import Scheme
-from jaxacct.schemes.batch_sizes import OVERFLOW, overflow
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.protocol.batch_sizes import OVERFLOW, overflow
+from jaxacct.schemes.protocol.numbers import Numbers
+from jaxacct.schemes.protocol.scheme import Scheme
 from tests.oracles import enumeration
 
 # By name: one of four or five steps, and edges (b = 1, p = 1, n < b, one step).

@@ -19,8 +19,9 @@ from jaxacct.common.files import Checkpoint
 from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals import base
+from jaxacct.proposals.add_direction import extrapolation, half_space, mean_overlaps
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.families import extrapolation, half_space, mean_overlaps, overlaps, pair_weights
+from jaxacct.proposals.families import overlaps, pair_weights
 from jaxacct.proposals.threshold import Resolved, budget_lines, threshold
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, TabulatedProfile

@@ -12,15 +12,9 @@ from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, 
 from jaxacct.common.files import Checkpoint
 from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
+from jaxacct.proposals.add_direction import half_space, mean_overlaps, plain_bounded
 from jaxacct.proposals.base import Draws, Setting, plain
-from jaxacct.proposals.families import (
-    composed_replicas,
-    half_space,
-    mean_overlaps,
-    overlaps,
-    plain_bounded,
-    truncated,
-)
+from jaxacct.proposals.families import composed_replicas, overlaps, truncated
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed

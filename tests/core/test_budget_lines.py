@@ -23,14 +23,14 @@ from jaxacct import (
     Toeplitz,
     TruncatedBMinSep,
 )
-from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
+from jaxacct.proposals.add_direction.half_space import coordinate_lines
+from jaxacct.proposals.add_direction.mean_overlaps import from_below
 from jaxacct.proposals.families.example_replicas import example_replica_lines
-from jaxacct.proposals.families.half_space import coordinate_lines
 from jaxacct.proposals.families.inflated import inflated_lines
-from jaxacct.proposals.families.mean_overlaps import from_below
 from jaxacct.proposals.threshold import budget_lines, weight_line
-from jaxacct.schemes import independent_attribution
+from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import SENTENCES, Item
 from jaxacct.strategies import Dense
 from jaxacct.strategies.stationary import adds_windows

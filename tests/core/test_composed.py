@@ -30,10 +30,10 @@ from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import NotRun, Sampled
 from jaxacct.kernels import randomness
 from jaxacct.proposals import threshold
+from jaxacct.proposals.add_direction.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.proposals.base import Draws, ProposalSpec, Setting
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import composed_replicas as composed_proposals
-from jaxacct.proposals.families.extrapolation import at_distances, log_bound, plan_extrapolations
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile

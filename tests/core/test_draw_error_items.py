@@ -21,7 +21,8 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
 )
-from jaxacct.kernels import epochs, lockouts
+from jaxacct.kernels import lockouts
+from jaxacct.kernels.likelihoods import epochs
 from jaxacct.proposals.base import plain
 
 U = 2.0**-24

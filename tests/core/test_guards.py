@@ -47,11 +47,11 @@ from jaxacct.core.verify import Run, Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
 from jaxacct.proposals import threshold as thresholds
+from jaxacct.proposals.add_direction import extrapolation
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.families import extrapolation
 from jaxacct.proposals.threshold import Resolved, threshold
-from jaxacct.schemes.batch_sizes import max_batch_size
+from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
@@ -844,7 +844,7 @@ def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
         Stop(share=NAN)
     found = of()
     monkeypatch.setattr(thresholds, "total", lambda *arguments: NAN)
-    monkeypatch.setattr("jaxacct.proposals.families.extrapolation.total", lambda *arguments: NAN)
+    monkeypatch.setattr("jaxacct.proposals.add_direction.extrapolation.total", lambda *arguments: NAN)
     with pytest.raises(NonFiniteLossError, match="margin"):
         found.margin  # noqa: B018
     with pytest.raises(NonFiniteLossError, match="margin"):

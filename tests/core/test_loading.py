@@ -29,11 +29,11 @@ from jaxacct.core.evidence import Line, NotRun, Sampled
 from jaxacct.core.verify import run_again
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
+from jaxacct.proposals.add_direction import extrapolation
+from jaxacct.proposals.add_direction.extrapolation import at_distances
 from jaxacct.proposals.base import Draws
 from jaxacct.proposals.candidates import proposals_at
-from jaxacct.proposals.families import extrapolation
-from jaxacct.proposals.families.extrapolation import at_distances
-from jaxacct.schemes.batch_sizes import overflow
+from jaxacct.schemes.protocol.batch_sizes import overflow
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, Direction, loss_bounds
 from jaxacct.statistics.lines import total

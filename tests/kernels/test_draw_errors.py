@@ -27,7 +27,8 @@ from jaxacct import (
 from jaxacct.kernels import randomness, table
 from jaxacct.kernels.lockouts import rank
 from jaxacct.proposals import base
-from jaxacct.proposals.families import half_space, replicas
+from jaxacct.proposals.add_direction import half_space
+from jaxacct.proposals.families import replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import cyclic
 from jaxacct.strategies.stationary import circulant_length

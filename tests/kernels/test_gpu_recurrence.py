@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from jaxacct.kernels import gpu_recurrence
+from jaxacct.kernels.likelihoods import gpu_recurrence
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities
 from jaxacct.proposals import base as proposals

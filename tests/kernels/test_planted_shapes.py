@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxacct import BandedToeplitz, Poisson
-from jaxacct.kernels import interacting_recurrence, recurrence
+from jaxacct.kernels import recurrence
+from jaxacct.kernels.likelihoods import interacting_recurrence
 from jaxacct.likelihood.loss import loss_of_scores
 
 ARRAY = jnp.ones((4, 3))

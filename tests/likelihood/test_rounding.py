@@ -18,7 +18,7 @@ from jaxacct import (
 from jaxacct.likelihood import rounding
 from jaxacct.proposals.families.example_replicas import example_replica_lines
 from jaxacct.proposals.threshold import budget_lines
-from jaxacct.schemes import independent_attribution
+from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import total
 from tests.proposals_by_name import proposal_by_name
 from tests.rounding_errors import loss_margin, measured_error, measured_weight_error

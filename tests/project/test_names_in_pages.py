@@ -60,5 +60,5 @@ def test_every_path_and_name_exists():
 
 
 def test_a_name_that_is_gone_is_seen():
-    text = "`train/individual.py`, `jaxacct.calibrate`, `train.fit(plan)`, `train.gone`, `schemes.base.Gone`"
-    assert missing(text) == ["schemes.base.Gone", "train.gone", "train/individual.py"]
+    text = "`train/individual.py`, `jaxacct.calibrate`, `train.fit(plan)`, `train.gone`, `schemes.table.Gone`"
+    assert missing(text) == ["schemes.table.Gone", "train.gone", "train/individual.py"]

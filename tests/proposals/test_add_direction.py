@@ -9,9 +9,9 @@ from scipy import integrate, stats
 from scipy.special import log_ndtr, ndtr
 
 from jaxacct.kernels import randomness, threefry
+from jaxacct.proposals.add_direction import half_space as add_direction
+from jaxacct.proposals.add_direction import plain_bounded
 from jaxacct.proposals.base import plain
-from jaxacct.proposals.families import half_space as add_direction
-from jaxacct.proposals.families import plain_bounded
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
 from jaxacct.statistics import hockey_stick
 from tests.draws import block_keys

@@ -10,8 +10,8 @@ from scipy.special import ndtri
 
 from jaxacct.core.check import bound_of_line
 from jaxacct.proposals import base
-from jaxacct.proposals.families import extrapolation
-from jaxacct.proposals.families import half_space as add_direction
+from jaxacct.proposals.add_direction import extrapolation
+from jaxacct.proposals.add_direction import half_space as add_direction
 from jaxacct.schemes import BallsInBins, BMinSep, Poisson
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import dense_counts

@@ -18,15 +18,15 @@ from jaxacct import (
 )
 from jaxacct.estimates import estimate, interval
 from jaxacct.estimates.estimate import draw_samples
-from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
+from jaxacct.proposals.add_direction.mean_overlaps import from_below, loss_from_below
 from jaxacct.proposals.base import Draws
 from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.families import pairs
-from jaxacct.proposals.families.mean_overlaps import from_below, loss_from_below
 from jaxacct.proposals.families.pair_weights import log_factor, rounds
 from jaxacct.proposals.families.pairs import pair_proposal
 from jaxacct.proposals.threshold import budget_lines
-from jaxacct.schemes import independent_attribution
+from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import total
 from tests.oracles import enumeration, tuples
 from tests.proposals_by_name import proposal_by_name

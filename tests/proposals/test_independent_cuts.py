@@ -23,8 +23,8 @@ from jaxacct.estimates.estimate import best_proposal
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families.replicas import log_scale
 from jaxacct.proposals.threshold import budget_lines
-from jaxacct.schemes.independent_cuts import IndependentCuts
-from jaxacct.schemes.replicas import cuts as replicas
+from jaxacct.schemes.replicas.labelled import truncated as replicas
+from jaxacct.schemes.truncation.independent_truncation import IndependentCuts
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from tests.draws import mean_interval

@@ -18,7 +18,7 @@ from scipy import signal, stats
 from jaxacct import BandedToeplitz, CustomScheme, Mechanism, Toeplitz
 from jaxacct.proposals.families.replicas import checked_replicas, max_replicas
 from jaxacct.schemes import SCHEMES, replicas
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.schemes.replicas.base import log_attractions, log_lift
 
 FALSE_ALARM, GROUPS = 1e-6, 8

@@ -9,10 +9,10 @@ from scipy.special import logsumexp
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, IndependentAttribution, Mechanism
 from jaxacct.kernels import randomness
+from jaxacct.proposals.add_direction import mean_overlaps
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.families import mean_overlaps
 from jaxacct.proposals.threshold import budget_lines, threshold
-from jaxacct.schemes import independent_attribution
+from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics import hockey_stick
 from tests.oracles import enumeration, tuples
 from tests.proposals_by_name import family_candidates, proposal_by_name

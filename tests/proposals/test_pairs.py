@@ -22,14 +22,14 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.core.verify import verify
-from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import registry
 from jaxacct.proposals.candidates import candidates, choose_candidate
 from jaxacct.proposals.families import pair_weights, pairs
 from jaxacct.proposals.families.replicas import checked_replicas
 from jaxacct.proposals.threshold import budget_lines
-from jaxacct.schemes import independent_attribution
+from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences
 from tests.draws import draws_of, mean_interval

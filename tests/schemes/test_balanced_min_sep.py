@@ -11,7 +11,7 @@ from scipy import stats
 
 from jaxacct.likelihood import rounding
 from jaxacct.schemes import BalancedMinSep, BMinSep
-from jaxacct.schemes.batch_sizes import batch_sizes, max_batch_size
+from jaxacct.schemes.protocol.batch_sizes import batch_sizes, max_batch_size
 from tests.oracles import enumeration
 from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
 

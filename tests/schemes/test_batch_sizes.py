@@ -18,7 +18,7 @@ from jaxacct import (
     calibrate,
 )
 from jaxacct.core import text
-from jaxacct.schemes.batch_sizes import OVERFLOW, batch_sizes, max_batch_size, overflow
+from jaxacct.schemes.protocol.batch_sizes import OVERFLOW, batch_sizes, max_batch_size, overflow
 from tests.stored_plans import as_json, claim_with
 
 TARGET = dict(epsilon=1.0, delta=1e-3, dataset_size=500, options=CalibrationOptions(accountant="analytic"))

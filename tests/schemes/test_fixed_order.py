@@ -30,7 +30,7 @@ from jaxacct.core import evidence as data
 from jaxacct.core.check import check
 from jaxacct.proposals.base import ProposalSpec
 from jaxacct.schemes import scheme_from_json, scheme_to_json
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.protocol.numbers import Numbers
 from tests.stored_plans import as_json
 
 EPOCHS = FixedOrder.from_batch_size(dataset_size=100, batch_size=20, iterations=15)

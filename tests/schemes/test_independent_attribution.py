@@ -20,10 +20,10 @@ from jaxacct import (
     calibrate,
     privacy_loss,
 )
-from jaxacct.kernels import interacting_recurrence
-from jaxacct.kernels.interacting_recurrence import numbers_kept
+from jaxacct.kernels.likelihoods import interacting_recurrence
+from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.proposals.base import direction_key, draw_in_batches
-from jaxacct.schemes import independent_attribution
+from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.likelihood.test_privacy_loss import outputs_of
 from tests.oracles import enumeration, tuples

@@ -13,7 +13,7 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, sample_privacy_loss
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals import base
-from jaxacct.proposals.families.plain_bounded import log_remainder_scale
+from jaxacct.proposals.add_direction.plain_bounded import log_remainder_scale
 from jaxacct.proposals.families.replicas import replica_proposal
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.oracles import enumeration

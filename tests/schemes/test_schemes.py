@@ -15,7 +15,8 @@ from jaxacct import (
     MultiAttribution,
     Poisson,
 )
-from jaxacct.schemes import independent_attribution, multi_attribution, scheme_from_json
+from jaxacct.schemes import scheme_from_json
+from jaxacct.schemes.users import independent_attribution, multi_attribution
 from tests.oracles import enumeration
 from tests.oracles.settings import SMALL, SOME_IN_CI
 

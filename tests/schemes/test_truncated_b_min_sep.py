@@ -29,7 +29,7 @@ from jaxacct.cli.main import main
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
-from jaxacct.schemes.truncated_batch_sizes import _pairs_of_words, _words_of_pairs
+from jaxacct.schemes.truncation.truncated_batch_sizes import _pairs_of_words, _words_of_pairs
 from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.rounding_errors import loss_margin, measured_error
@@ -292,7 +292,7 @@ def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
                 which = jnp.where(words[0] >> 28 == 0, low_words[0], words[0])
             return pool // 4 + (which & 15).astype(jnp.int32), words[0] >> 28 < tied_below
 
-        monkeypatch.setattr("jaxacct.schemes.truncated_batch_sizes.binomial_of_words", binomial)
+        monkeypatch.setattr("jaxacct.schemes.truncation.truncated_batch_sizes.binomial_of_words", binomial)
         return jax.vmap(lambda key: scheme.side_information.draw(key, 9))(keys)
 
     some, always, never = (drawn(jax.random.split(key), below) for below in (1, 16, 0))

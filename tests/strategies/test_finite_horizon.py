@@ -32,8 +32,8 @@ from jaxacct import (
 )
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
+from jaxacct.proposals.add_direction import extrapolation, half_space
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.families import extrapolation, half_space
 from jaxacct.proposals.families.replicas import log_normalizer, max_replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick

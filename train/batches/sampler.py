@@ -15,8 +15,8 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.core.plan import Plan
 from jaxacct.schemes import Scheme
-from jaxacct.schemes.batch_sizes import check_dataset_size
-from jaxacct.schemes.batches import choose
+from jaxacct.schemes.protocol.batch_sizes import check_dataset_size
+from jaxacct.schemes.protocol.batches import choose
 
 from .graph import Attribution, check_graph
 

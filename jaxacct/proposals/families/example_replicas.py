@@ -15,8 +15,8 @@ import math
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.add_direction.mean_overlaps import loss_from_below, tilted_to_means
 from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
-from jaxacct.proposals.families.mean_overlaps import loss_from_below, tilted_to_means
 from jaxacct.proposals.families.replicas import (
     around_the_smallest_scale,
     checked_replicas,

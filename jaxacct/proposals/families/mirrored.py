@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.families.half_space import tangent
+from jaxacct.proposals.add_direction.half_space import tangent
 from jaxacct.statistics.lines import BudgetLine
 
 _LEFT_OUT = 2.0**-60

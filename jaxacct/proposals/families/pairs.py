@@ -29,16 +29,16 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
-from jaxacct.proposals.families.example_replicas import candidates as example_candidates
-from jaxacct.proposals.families.example_replicas import example_replica_lines
-from jaxacct.proposals.families.inflated import candidates as inflated_candidates
-from jaxacct.proposals.families.mean_overlaps import (
+from jaxacct.proposals.add_direction.mean_overlaps import (
     loss_from_below,
     plain_draws,
     plain_from_below,
     tilted_to_means,
 )
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
+from jaxacct.proposals.families.example_replicas import candidates as example_candidates
+from jaxacct.proposals.families.example_replicas import example_replica_lines
+from jaxacct.proposals.families.inflated import candidates as inflated_candidates
 from jaxacct.proposals.families.overlaps import overlap_variation
 from jaxacct.proposals.families.pair_weights import log_factor, shared_events, shared_rows
 from jaxacct.proposals.families.replicas import candidates as replica_candidates

@@ -1,7 +1,7 @@
 """Two replicas with independent truncation, for batches truncated to a maximum size, in both directions.
 
-The pair with independent truncation dominates that of truncated b-min-sep (`schemes.independent_cuts`). Its
-truncated steps K and its outputs are drawn together from a distribution R with a density proportional to
+The pair with independent truncation dominates that of truncated b-min-sep (`schemes.truncation`).
+Its truncated steps K and its outputs are drawn together from a distribution R with a density proportional to
 
     remove:  pi(K) (1 - p)^{-|K|} R0(y) f_P(y | K)^2        add:  pi(K) R0(y) f_Q(y | K)^2
 
@@ -24,8 +24,8 @@ from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.families.replicas import log_scale
-from jaxacct.schemes.independent_cuts import IndependentCuts
-from jaxacct.schemes.replicas import cuts as replicas
+from jaxacct.schemes.replicas.labelled import truncated as replicas
+from jaxacct.schemes.truncation.independent_truncation import IndependentCuts
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine, Item
 

@@ -14,7 +14,7 @@ from jaxacct.core.evidence import Sampled
 from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.noise_estimate import Estimates
 from jaxacct.schemes import SCHEMES, Poisson, Scheme
-from jaxacct.schemes.numbers import Numbers
+from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.strategies import by_name
 from jaxacct.strategies.workload import PREFIX_SUMS
 from tests.benchmarks.paper.setting import EXAMPLES_A_BATCH, Cell

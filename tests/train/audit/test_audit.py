@@ -16,7 +16,7 @@ import train.procedures.bandmf
 from jaxacct import BandedToeplitz, BMinSep, CalibrationOptions, Mechanism, calibrate
 from jaxacct.core.plan import Plan
 from jaxacct.likelihood.loss import privacy_loss
-from jaxacct.schemes.batch_sizes import max_batch_size
+from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from tests.stored_plans import with_derived
 from tests.train.audit.exact_checks import epsilon_lower_bound, observe
 from train.batches.sampler import Sampler

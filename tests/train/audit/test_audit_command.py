@@ -12,7 +12,7 @@ import scipy
 
 import train.procedures.bandmf
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
-from jaxacct.schemes.truncated_b_min_sep import TruncatedBMinSep
+from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from tests.stored_plans import with_derived
 from tests.train.plans import plan, plan_of
 from train.audit import canaries, command

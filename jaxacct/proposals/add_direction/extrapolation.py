@@ -1,7 +1,7 @@
 """Add direction with many participations: bound a small H(Q, P) by concavity, from two common events.
 
 Where noise of size 0 already has L <= -epsilon, no half-space excludes it and no bound M is known. Write
-`H(Q, P) = M_0 E X(zeta)`, `X = (1 - e^{epsilon - ln M_0} (f - P0))_+` in [0, 1] (`add_direction`). A shift of
+`H(Q, P) = M_0 E X(zeta)`, `X = (1 - e^{epsilon - ln M_0} (f - P0))_+` in [0, 1] (`half_space`). A shift of
 the noise along a fixed non-negative direction makes the event common, and
 
     G(t) = Phi^{-1}( E X(zeta - t d) )  is concave in t                       (proofs/add_direction.md,
@@ -28,8 +28,8 @@ from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
+from jaxacct.proposals.add_direction.plain_bounded import log_remainder_scale, min_exponent
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, plain
-from jaxacct.proposals.families.plain_bounded import log_remainder_scale, min_exponent
 from jaxacct.statistics import bounds
 from jaxacct.statistics.composed import Composed, ConcaveTerms
 from jaxacct.statistics.hockey_stick import Direction, exponent, finite_margin, hockey_stick

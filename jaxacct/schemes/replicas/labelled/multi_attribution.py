@@ -1,7 +1,7 @@
 """Two replicas of a user's counts under multi-attribution: weights by dynamic programming, draws by steps.
 
 As for b-min-sep, but participations d steps apart with counts a and j attract by `E_d^{a j}`, so a label of a
-participation is its count (`replicas.labelled`).
+participation is its count (`labelled.walk`).
 """
 
 import functools
@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.base import MAX_TABLE_BYTES, Attracting, attractions, log_lift
-from jaxacct.schemes.replicas.labelled import Chain, backward, walk
-from jaxacct.schemes.replicas.labelled import tables as walk_tables
+from jaxacct.schemes.replicas.labelled.walk import Chain, backward, walk
+from jaxacct.schemes.replicas.labelled.walk import tables as walk_tables
 
 
 def _numbers(mechanism: Attracting) -> float:

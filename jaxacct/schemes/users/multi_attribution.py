@@ -34,9 +34,9 @@ from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thr
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import Scheme, Sums, check_fields, disjoint_participations
-from jaxacct.schemes.batches import Batches
-from jaxacct.schemes.replicas import multi_attribution as multi_attribution_replicas
+from jaxacct.schemes.protocol.batches import Batches
+from jaxacct.schemes.protocol.scheme import Scheme, Sums, check_fields, disjoint_participations
+from jaxacct.schemes.replicas.labelled import multi_attribution as multi_attribution_replicas
 
 # Counts up to this are unrolled in the program; more are a loop, which compiles faster.
 _WRITTEN_OUT = 16

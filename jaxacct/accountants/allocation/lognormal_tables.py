@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from jaxacct.accountants.lognormal_lattice import (
+from jaxacct.accountants.allocation.lognormal_lattice import (
     Mixture,
     Rough,
     highest,
@@ -16,7 +16,7 @@ from jaxacct.accountants.lognormal_lattice import (
     lowest,
     tails_of,
 )
-from jaxacct.accountants.lognormal_sums import (
+from jaxacct.accountants.allocation.lognormal_sums import (
     MAX_POINTS,
     Cut,
     Sums,

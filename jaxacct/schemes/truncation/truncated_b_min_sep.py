@@ -12,7 +12,7 @@ theorem 1.
 Where the maximum is several deviations above the mean batch, `core.truncation` costs almost nothing
 and keeps the proposals of the scheme without truncation; the pair here covers any maximum. Few samples
 certify it where an example participates in few batches, by a pair that dominates it
-(`schemes.independent_cuts`).
+(`schemes.truncation.independent_truncation`).
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ from jaxacct.kernels.randomness import multiply_high
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import ExampleScheme, Sums, check_fields, disjoint_participations
-from jaxacct.schemes.batches import Batches
-from jaxacct.schemes.independent_cuts import IndependentCuts, time_first
+from jaxacct.schemes.protocol.batches import Batches
+from jaxacct.schemes.protocol.scheme import ExampleScheme, Sums, check_fields, disjoint_participations
 from jaxacct.schemes.table import SamplingTable
-from jaxacct.schemes.truncated_batch_sizes import BatchSizes
+from jaxacct.schemes.truncation.independent_truncation import IndependentCuts, time_first
+from jaxacct.schemes.truncation.truncated_batch_sizes import BatchSizes
 from jaxacct.statistics.hockey_stick import Direction
 
 

@@ -16,8 +16,8 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables
 from jaxacct.kernels.programs import any_left
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import SideInformation
-from jaxacct.schemes.independent_cuts import binomial_quantile
+from jaxacct.schemes.protocol.scheme import SideInformation
+from jaxacct.schemes.truncation.independent_truncation import binomial_quantile
 
 # Steps whose random words are drawn together, so that they fit a cache.
 _STEPS_AT_ONCE = 256

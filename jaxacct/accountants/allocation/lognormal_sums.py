@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.accountants.lognormal_lattice import (
+from jaxacct.accountants.allocation.lognormal_lattice import (
     Distribution,
     Lattice,
     Mixture,

@@ -29,8 +29,8 @@ from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.proposals.add_direction.plain_bounded import log_remainder_scale
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting
-from jaxacct.proposals.families.plain_bounded import log_remainder_scale
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies.stationary import max_amplitude

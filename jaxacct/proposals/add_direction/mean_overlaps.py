@@ -26,8 +26,7 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
-from jaxacct.proposals.families.half_space import (
+from jaxacct.proposals.add_direction.half_space import (
     Minorant,
     coordinate_table,
     draw_in_half_space,
@@ -37,7 +36,8 @@ from jaxacct.proposals.families.half_space import (
     proposal_along,
     search_minorant,
 )
-from jaxacct.proposals.families.plain_bounded import add_is_zero, log_remainder_scale
+from jaxacct.proposals.add_direction.plain_bounded import add_is_zero, log_remainder_scale
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies.stationary import circulant_length

@@ -1,6 +1,6 @@
 """Two replicas of an example whose batches are truncated at independent steps.
 
-A participation has label 1 where its step is not truncated, 2 where it is (`replicas.labelled`). Those d
+A participation has label 1 where its step is not truncated, 2 where it is (`labelled.walk`). Those d
 steps apart attract by `E_d^{a j}`, a and j the counts of their labels, and those of one step share its label
 (proofs/truncated_batches.md, section 4).
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxacct.kernels import threefry
 from jaxacct.schemes.replicas.base import MAX_TABLE_BYTES, Attracting, log_attractions
-from jaxacct.schemes.replicas.labelled import Chain, backward, walk
-from jaxacct.schemes.replicas.labelled import tables as walk_tables
+from jaxacct.schemes.replicas.labelled.walk import Chain, backward, walk
+from jaxacct.schemes.replicas.labelled.walk import tables as walk_tables
 
 LABELS = 3  # none or virtual, not truncated, truncated
 

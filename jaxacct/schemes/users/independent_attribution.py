@@ -6,7 +6,7 @@ examples are then independent of a user's, for any sharing, so the pair
     P = C (x^1 + .. + x^k) + sigma z,    Q = sigma z,
 
 of k = k_u independent b-min-sep vectors dominates; fewer examples are below it (proofs/shared_examples.md,
-theorem 2). Its likelihood is that of `kernels.interacting_recurrence`. Where that has too many states,
+theorem 2). Its likelihood is that of `kernels.likelihoods`. Where that has too many states,
 the likelihood is bounded by those of k examples that do not interact (theorem 4).
 """
 
@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
-from jaxacct.kernels.interacting_recurrence import interacting_log_recurrence, numbers_kept
+from jaxacct.kernels.likelihoods.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.base import PairBound, Sums
-from jaxacct.schemes.batches import Batches
-from jaxacct.schemes.multi_attribution import UserScheme
+from jaxacct.schemes.protocol.batches import Batches
+from jaxacct.schemes.protocol.scheme import PairBound, Sums
+from jaxacct.schemes.users.multi_attribution import UserScheme
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
 MAX_NUMBERS = 140_000

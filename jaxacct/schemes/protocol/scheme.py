@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels.table import counts_at
-from jaxacct.schemes.batches import Batches, FromTable
-from jaxacct.schemes.numbers import Numbers
-from jaxacct.schemes.side_information import SideInformation
+from jaxacct.schemes.protocol.batches import Batches, FromTable
+from jaxacct.schemes.protocol.numbers import Numbers
+from jaxacct.schemes.protocol.side_information import SideInformation
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -258,7 +258,7 @@ class Scheme(abc.ABC):
     required_dataset_size: int | None = None
     """The only data set size that the scheme is for, if it depends on one."""
     independent_cuts: Any = None
-    """Dominating pair whose truncated steps are independent (`schemes.independent_cuts`)."""
+    """Dominating pair whose truncated steps are independent (`schemes.truncation.independent_truncation`)."""
     independent_rounds: tuple[float, int] | None = None
     """(probability, rounds) of Poisson steps, of each of the unit's examples by itself, that are no more
     private, where columns do not overlap."""

@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from jaxacct.accountants import lognormal_sums, lognormal_tables
+from jaxacct.accountants.allocation import lognormal_sums, lognormal_tables
+from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
 from jaxacct.accountants.base import Accountant, why_not_identity
-from jaxacct.accountants.lognormal_lattice import Mixture, Phases
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots

@@ -7,9 +7,9 @@ lognormals as there are phases, however many cycles there are (proofs/random_all
 
 import numpy as np
 
+from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
+from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.base import Accountant, why_not_identity
-from jaxacct.accountants.lognormal_lattice import Mixture, Phases
-from jaxacct.accountants.lognormal_sums import divergence_bound
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 
