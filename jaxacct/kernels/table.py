@@ -13,6 +13,7 @@ K = 1 with the same lockout everywhere (arXiv 2602.09338, eq. 1).
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -33,7 +34,7 @@ from jaxacct.kernels.exponentials import (
     words_of_integers,
 )
 from jaxacct.kernels.programs import any_left, number
-from jaxacct.kernels.recurrence import softplus, two_sum
+from jaxacct.kernels.recurrence import compensated_step, softplus, two_sum
 
 
 class Outcome(NamedTuple):
@@ -113,7 +114,9 @@ def chosen(words, reached):
     return found
 
 
-def log_likelihood_ratios(log_ratios, weights, certain, lockout, start, never: float = 0.0):
+def log_likelihood_ratios(
+    log_ratios, weights, certain, lockout, start, never: float = 0.0, recurrence: Callable | None = None
+):
     """Return ln of the likelihood ratio of samples, natural log.
 
     Args:
@@ -124,9 +127,30 @@ def log_likelihood_ratios(log_ratios, weights, certain, lockout, start, never: f
       lockout: (rows,) NumPy int: rows from a participation to the next row at which the unit is eligible.
       start: NumPy, ln of the weights of the first eligible steps: phases, or rows where there is one phase.
       never: probability of never being eligible.
+      recurrence: `first_values`, or what computes the same.
 
     Returns:
       (num_samples,) of the dtype of `log_ratios`.
+
+    Source: arXiv 2602.09338, eq. (1) and theorem 5.1. Exact up to rounding.
+    """
+    samples, dtype = log_ratios.shape[1], log_ratios.dtype
+    terms = (recurrence or first_values)(log_ratios, weights, certain, lockout, len(start))
+    terms = terms + jnp.asarray(start, dtype)[:, None]
+    if never:
+        terms = jnp.concatenate([terms, jnp.full((1, samples), math.log(never), dtype)])
+    return terms[0] if len(terms) == 1 else jax.nn.logsumexp(terms, axis=0)
+
+
+def ring_length(lockout, starts: int) -> int:
+    """Return how many rows are kept: those that participations lead to, and those at which units start."""
+    return 1 + max(int(lockout.max()), starts - 1)
+
+
+def first_values(log_ratios, weights, certain, lockout, starts: int):
+    """Return (starts, num_samples): g at the first eligible steps, by one scan over the rows.
+
+    The arguments are those of `log_likelihood_ratios`; `starts` is the number of first eligible steps.
     """
     (rows, phases, K), (n, samples), dtype = weights.shape, log_ratios.shape, log_ratios.dtype
     lanes = tuple(size for size in (phases, K) if size > 1)
@@ -135,17 +159,18 @@ def log_likelihood_ratios(log_ratios, weights, certain, lockout, start, never: f
     weights = jnp.asarray(weights.reshape(rows, *lanes, 1), dtype)
     sure = None if not certain.any() else jnp.asarray(certain.reshape(rows, *lanes, 1))
     # Both branches end at the same value, and the first row alone is needed.
-    is_product = K == 1 and lockout.max() == 1 and (phases > 1 or len(start) == 1)
-    # The ring holds the rows that a participation may lead to, and those at which a unit may start.
-    length = 1 + (0 if is_product else max(int(lockout.max()), len(start) - 1 if phases == 1 else 0))
+    is_product = K == 1 and lockout.max() == 1 and (phases > 1 or starts == 1)
+    length = 1 if is_product else ring_length(lockout, starts if phases == 1 else 1)
 
     def step(carry, given):
         ring, g, lost = carry
         i, ratio, weight, wait, sure = given
         weight = weight + ratio
         ahead = g if is_product else _after_one(lax.dynamic_index_in_dim(ring, wait, keepdims=False), K)
-        difference = weight if is_product else weight + (ahead - g) - lost
-        carry = two_sum(g, softplus(difference) + lost)
+        if is_product:
+            carry = two_sum(g, softplus(weight) + lost)
+        else:
+            carry = compensated_step(g, lost, weight, ahead)
         if sure is not None:
             joined = two_sum(ahead, weight + lost if is_product else weight)
             carry = tuple(jnp.where(sure, one, other) for one, other in zip(joined, carry, strict=True))
@@ -160,11 +185,7 @@ def log_likelihood_ratios(log_ratios, weights, certain, lockout, start, never: f
     (ring, first, _), _ = lax.scan(step, ends, given, reverse=True)
     if K > 1:
         ring, first = ring[..., -1, :], first[..., -1, :]
-    terms = first[: len(start)] if phases > 1 else first[None] if len(start) == 1 else ring[: len(start)]
-    terms = terms + jnp.asarray(start, dtype)[:, None]
-    if never:
-        terms = jnp.concatenate([terms, jnp.full((1, samples), math.log(never), dtype)])
-    return terms[0] if len(terms) == 1 else jax.nn.logsumexp(terms, axis=0)
+    return first[:starts] if phases > 1 else first[None] if starts == 1 else ring[:starts]
 
 
 def _after_one(values, K: int):

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels.likelihoods import gpu_recurrence
 from jaxacct.kernels.likelihoods.mean_participation import mean_participation
-from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities
+from jaxacct.kernels.recurrence import log_mean_of_phases, log_probabilities, phase_totals
 from jaxacct.schemes.poisson import log_bernoulli_product
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, Sums, check_fields
@@ -22,11 +19,6 @@ from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas
 from jaxacct.schemes.table import SamplingTable
-
-
-def serves_gpu(dtype) -> bool:
-    """Return whether the kernel `gpu_recurrence` can replace the scan on this machine."""
-    return jax.default_backend() == "gpu" and gpu_recurrence.serves(dtype)
 
 
 @dataclass(frozen=True)
@@ -80,10 +72,10 @@ class BMinSep(ExampleScheme):
 
     @functools.cached_property
     def sums(self) -> Sums:
-        b = self.min_separation
-        terms = b if self.warm_start else 1
-        steps = -(-self.iterations // b) * b
-        return Sums(self.sampling_probability, self.log_probability_of_none(), steps, terms)
+        b, p, log_none = self.min_separation, self.sampling_probability, self.log_probability_of_none()
+        if p < 1 and b > 1:
+            return Sums(p, log_none, self.iterations, table=self.table)
+        return Sums(p, log_none, -(-self.iterations // b) * b, b if self.warm_start else 1)
 
     def inflated(self, times: int) -> "tuple[BMinSep, float] | None":
         """Return (inflated scheme, ln of the minimum ratio of pattern probabilities).
@@ -118,25 +110,12 @@ class BMinSep(ExampleScheme):
         return SamplingTable.constant(n, p, b, start=start)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        """Compute `ln f_1`, or for a warm start `ln( (f_1 + p sum_{i=2..b} f_i) / (1 + (b-1) p) )`.
-
-        In float32 on a GPU one kernel computes many samples (`gpu_recurrence`), equal up to rounding.
-        """
         if self.min_separation == 1:
             return log_bernoulli_product(log_ratios, self.sampling_probability)
-        if log_ratios.ndim == 1 or not serves_gpu(log_ratios.dtype):
-            return self._time_first(log_ratios.T)
-        by_kernel = functools.partial(self._time_first, recurrence=gpu_recurrence.first_block)
-        # A machine with a GPU may still run this on its CPU.
-        return jax.lax.platform_dependent(log_ratios.T, cuda=by_kernel, default=self._time_first)
-
-    def _time_first(self, log_ratios, recurrence=blocked_log_recurrence):
-        log_p, log_q = log_probabilities(self.sampling_probability)
-        first = recurrence(log_ratios, log_p=log_p, log_q=log_q, block=self.min_separation)
-        if not self.warm_start:
-            return first[0]
-        weights = jnp.asarray(self.start_log_weights(), first.dtype)
-        return jax.nn.logsumexp(first + weights.reshape(-1, *[1] * (first.ndim - 1)), axis=0)
+        if self.sampling_probability == 1:  # only the phase is random
+            totals = phase_totals(log_ratios.T, self.min_separation)
+            return log_mean_of_phases(totals, iterations=self.iterations) if self.warm_start else totals[0]
+        return super().log_likelihood_ratios(log_ratios)
 
     def loss_and_mean_participation(self, log_ratios):
         """Return (ln P/Q; mean participations given outputs) of (num_samples, iterations), for p below 1."""

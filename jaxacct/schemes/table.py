@@ -10,14 +10,16 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from scipy.special import logsumexp
 
 from jaxacct.common import validate
 from jaxacct.kernels import exponentials
+from jaxacct.kernels.likelihoods import gpu_recurrence
 from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
-from jaxacct.kernels.table import Draws, Outcome, draw_positions, log_likelihood_ratios, thin
+from jaxacct.kernels.table import Draws, Outcome, draw_positions, first_values, log_likelihood_ratios, thin
 
 MAX_TABLE_ENTRIES = 2**27
 """Largest number of entries of `join`."""
@@ -215,10 +217,23 @@ class SamplingTable:
     # -- Likelihood, draws and their errors ------------------------------------------------------------------
 
     def log_likelihood_ratios(self, log_ratios):
-        """Return ln of the likelihood ratio of (n, num_samples) log-ratios, (num_samples,); jittable."""
-        path = self.path
+        """Return ln of the likelihood ratio of (n, num_samples) log-ratios, (num_samples,); jittable.
+
+        On a GPU one kernel computes many samples where it can (`gpu_recurrence`), equal up to rounding.
+        """
+        path, never = self.path, self.never
         ratios = thin(log_ratios, self.keep)
-        return log_likelihood_ratios(ratios, path.weights, path.certain, path.lockout, path.start, self.never)
+
+        def by(recurrence):
+            return lambda ratios: log_likelihood_ratios(
+                ratios, path.weights, path.certain, path.lockout, path.start, never, recurrence
+            )
+
+        if not gpu_recurrence.serves(path.weights, path.certain, path.lockout, ratios.dtype):
+            return by(first_values)(ratios)
+        # A machine with a GPU may still run this on its CPU.
+        by_kernel, by_scan = by(gpu_recurrence.kernel_values), by(first_values)
+        return jax.lax.platform_dependent(ratios, cuda=by_kernel, default=by_scan)
 
     def draw_positions(self, key, num_samples: int):
         """Draw (num_samples, `max_outcomes`) int32: participations, ascending; n is none. Jittable."""
@@ -280,12 +295,12 @@ class SamplingTable:
         if self.keep < 1:
             log_odds = abs(math.log(self.keep)) + 2 * abs(math.log1p(-self.keep))
             ratio_error += (SOFTPLUS_ROUNDINGS + 6) * (max_ratio + log_odds + 1)
-        growth = self.max_participations * max_ratio + offset
+        growth, sizes = self.max_participations * max_ratio + offset, 8
         increments = 2 * (count + 1) * growth
-        if self.num_left == 1 and not certain.any() and max(largest, 0.0) + ends + offset < growth:
-            growth = max(largest, 0.0) + ends + offset  # g never decreases from a row to the one before it
+        if self.num_left == 1 and not certain.any():  # g never decreases from a row to the one before it
+            growth, sizes = min(growth, max(largest, 0.0) + ends), 4
             increments = growth
-        local = ratio_error + 4 * (weight + max_ratio) + 8 * growth
+        local = ratio_error + 4 * (weight + max_ratio) + sizes * growth
         common = (SOFTPLUS_ROUNDINGS + 3) * increments + rows * 2.0**-24 * growth
         last = len(start) + 21 + 4 * (growth + ends)
         return 2.0**-24 * (count * local + common + last)

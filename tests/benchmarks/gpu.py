@@ -20,7 +20,7 @@ import numpy as np
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz
 from jaxacct.cli.commands.bench import SETTINGS, measure
 from jaxacct.kernels.likelihoods import gpu_recurrence
-from jaxacct.kernels.recurrence import blocked_log_recurrence
+from jaxacct.kernels.table import first_values
 from tests.benchmarks.results import record
 from tests.benchmarks.steps import fits, peer, plain_and_private
 from train.noise import recursion
@@ -55,11 +55,11 @@ def draws():
     rates = measure(8 * SAMPLES)["settings"]
     for n, b, size, batch, *_ in SETTINGS:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
-        p, times = scheme.sampling_probability, []
+        path, times = scheme.table.path, []
         ratios = 2 * jax.random.normal(jax.random.key(0), (n, SAMPLES))
-        for recurrence in (gpu_recurrence.first_block, blocked_log_recurrence):
-            options = dict(log_p=float(np.log(p)), log_q=float(np.log1p(-p)), block=b)
-            program = jax.jit(functools.partial(recurrence, **options))
+        table = path.weights, path.certain, path.lockout, len(path.start)
+        for recurrence in (gpu_recurrence.kernel_values, first_values):
+            program = jax.jit(lambda r, run=recurrence, table=table: run(r, *table))
             times.append(1e3 * least(functools.partial(program, ratios), 3) / SAMPLES)
         plain, replicas, shared = (row for row in rates if row["iterations"] == n)
         yield (

@@ -599,15 +599,12 @@ MUTANTS = [
         "tests/kernels/test_randomness.py",
     ),
     Mutant(
-        "jaxacct/kernels/recurrence.py",
-        "start = ahead + column(np.arange(block) * log_q)",
-        "start = ahead",
-        "tests/kernels/test_recurrence.py",
+        "jaxacct/kernels/table.py", "1 + max(int(lockout.max()), starts - 1)", "int(lockout.max())", TABLES
     ),
     Mutant(
         "jaxacct/kernels/recurrence.py",
-        "return two_sum(g, added + lost)",
-        "return two_sum(g, added)",
+        "(ahead - g) - lost) + lost)",
+        "(ahead - g) - lost))",
         "tests/likelihood/test_rounding.py tests/kernels/test_recurrence.py",
     ),
     # Schemes: the distribution, the likelihood and the sampler of each.
@@ -652,7 +649,7 @@ MUTANTS = [
         TABLES,
     ),
     Mutant("jaxacct/kernels/table.py", "step + lockout[at], n), left", "step + 1, n), left", TABLES),
-    Mutant("jaxacct/kernels/table.py", " and (phases > 1 or len(start) == 1)", "", TABLES),
+    Mutant("jaxacct/kernels/table.py", " and (phases > 1 or starts == 1)", "", TABLES),
     Mutant("jaxacct/kernels/table.py", "jnp.where(kept[outcome], step, n)", "step", TABLES),
     Mutant("jaxacct/kernels/exponentials.py", "curve + jnp.uint32(8)", "curve * 0 + jnp.uint32(8)", TABLES),
     Mutant(
@@ -679,7 +676,10 @@ MUTANTS = [
         "self.outcome_error(reached)",
         TABLES,
     ),
-    Mutant("jaxacct/schemes/table.py", "8 * growth", "4 * growth", TABLES),
+    Mutant("jaxacct/schemes/table.py", "* max_ratio + offset, 8", "* max_ratio + offset, 4", TABLES),
+    Mutant(
+        "jaxacct/schemes/table.py", "max(largest, 0.0) + ends), 4", "max(largest, 0.0) + ends), 2", TABLES
+    ),
     Mutant(
         "jaxacct/schemes/replicas/table_weights.py",
         "(pulled[end, 0] if one.kept and two.kept else 1.0)",
@@ -826,10 +826,10 @@ MUTANTS = [
         "tests/proposals/test_overlapping_replicas.py",
     ),
     Mutant(
-        "jaxacct/kernels/recurrence.py",
-        "sums, rounded = two_sum(sums, ratios + lost)",
-        "sums, rounded = two_sum(sums, ratios)",
-        "tests/kernels/test_recurrence.py",
+        "jaxacct/kernels/likelihoods/gpu_recurrence.py",
+        "1 << (int(lockout.min()).bit_length() - 1), n)",
+        "n)",
+        "tests/kernels/test_gpu_recurrence.py",
     ),
     Mutant(
         "jaxacct/kernels/threefry.py",

@@ -10,116 +10,107 @@ import pytest
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from jaxacct.kernels.likelihoods import gpu_recurrence
 from jaxacct.kernels.randomness import BLOCK_SIZE
-from jaxacct.kernels.recurrence import blocked_log_recurrence, log_probabilities
+from jaxacct.kernels.table import first_values
 from jaxacct.proposals import base as proposals
+from jaxacct.schemes.table import SamplingTable
 from tests.oracles import enumeration
 
 
-def step_by_step(ratios, log_p: float, log_q: float, block: int) -> np.ndarray:
-    """ln f of the first `block` steps by its definition, in float64."""
-    log_f = np.zeros((len(ratios) + block, *ratios.shape[1:]))
+def path_of(n: int, lockout, starts: int, p: float = 0.3) -> tuple:
+    """The arguments of the recurrence after the log-ratios; at every seventh step a unit cannot join."""
+    join = np.where(np.arange(n) % 7 == 3, 0.0, p)
+    start = np.full(min(starts, n), 1.0)
+    path = SamplingTable(join, lockout, turns=False, start=start / start.sum()).path
+    return path.weights, path.certain, path.lockout, len(start)
+
+
+def step_by_step(ratios, weights, certain, lockout, starts: int) -> np.ndarray:
+    """g of the first eligible steps by its definition, in float64."""
+    g = np.zeros((len(ratios) + 1 + int(lockout.max()), *ratios.shape[1:]))
     for i in reversed(range(len(ratios))):
-        log_f[i] = np.logaddexp(log_q + log_f[i + 1], log_p + ratios[i].astype(float) + log_f[i + block])
-    return log_f[:block]
+        inputs = weights[i, 0, 0] + ratios[i].astype(float) + g[i + lockout[i]] - g[i + 1]
+        g[i] = g[i + 1] + np.logaddexp(0, inputs)
+    return g[:starts]
 
 
 @pytest.mark.parametrize(
-    ("n", "b", "num_samples", "p", "scale"),
+    ("n", "lockout", "starts", "num_samples", "p", "scale"),
     [
-        (1, 1, 1, 0.3, 3.0),
-        pytest.param(30, 1, 130, 0.3, 3.0, marks=pytest.mark.slow),
-        (31, 2, 5, 1e-6, 300.0),
-        pytest.param(64, 16, 128, 0.3, 3.0, marks=pytest.mark.slow),
-        pytest.param(65, 16, 3, 0.3, 300.0, marks=pytest.mark.slow),
-        pytest.param(65, 16, 3, 1.0, 2.0, marks=pytest.mark.slow),
-        pytest.param(5, 9, 7, 0.3, 3.0, marks=pytest.mark.slow),
-        pytest.param(100, 33, 257, 1e-6, 300.0, marks=pytest.mark.slow),
+        (31, 2, 2, 5, 1e-6, 300.0),
+        (40, np.arange(40) % 5 + 2, 3, 131, 0.3, 3.0),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                (1, 2, 1, 1, 0.3, 3.0),
+                (64, 16, 16, 128, 0.3, 3.0),
+                (65, 16, 1, 3, 0.3, 300.0),
+                (5, 9, 5, 7, 0.3, 3.0),
+                (100, 33, 33, 257, 1e-6, 300.0),
+                (100, np.arange(100, 0, -1) + 1, 50, 3, 0.01, 30.0),
+            )
+        ),
     ],
 )
-def test_kernel_against_the_recurrence_in_float64(n, b, num_samples, p, scale):
-    """Every block size, samples that fill no program, ratios to 1000; within the scan's own float32 error."""
-    log_p, log_q = log_probabilities(p)
-    options = dict(log_p=log_p, log_q=log_q, block=b)
-    ratios = (scale * np.random.default_rng(n * b).normal(size=(n, num_samples))).astype(np.float32)
-    scan = jax.jit(functools.partial(blocked_log_recurrence, **options))
-    ours = jax.jit(functools.partial(gpu_recurrence.first_block, **options, interpret=True))(ratios)
-    single = np.asarray(scan(jnp.asarray(ratios)), float)
-    exact = step_by_step(ratios, **options)
-    size = np.abs(exact).max() + np.abs(ratios).max() + 1
-    assert np.abs(ours - exact).max() <= 2 * np.abs(single - exact).max() + 4 * 2.0**-24 * size
-    assert np.abs(ours - exact).max() <= (n + 8) * 2.0**-23 * size
+def test_kernel_against_the_recurrence_in_float64(n, lockout, starts, num_samples, p, scale):
+    """Any lockouts, samples that fill no program, ratios to 1000; within the scan's own float32 error."""
+    path = path_of(n, lockout, starts, p)
+    ratios = (scale * np.random.default_rng(n).normal(size=(n, num_samples))).astype(np.float32)
+    scan, kernel = (
+        np.asarray(jax.jit(lambda r, run=run: run(r, *path))(ratios), float)
+        for run in (first_values, functools.partial(gpu_recurrence.kernel_values, interpret=True))
+    )
+    exact = step_by_step(ratios, *path)
+    size = np.abs(exact).max() + np.abs(ratios).max() + np.abs(path[0][np.isfinite(path[0])]).max() + 1
+    assert kernel.shape == scan.shape == exact.shape
+    assert np.abs(kernel - exact).max() <= 2 * np.abs(scan - exact).max() + 4 * 2.0**-24 * size
+    assert np.abs(kernel - exact).max() <= (n + 8) * 2.0**-23 * size
 
 
 def test_kernel_over_blocks_of_samples():
     """`vmap` over blocks is one more axis of the grid."""
-    log_p, log_q = log_probabilities(0.2)
-    run = jax.jit(
-        functools.partial(gpu_recurrence.first_block, log_p=log_p, log_q=log_q, block=5, interpret=True)
-    )
+    path = path_of(22, 5, 5)
+    run = jax.jit(lambda ratios: gpu_recurrence.kernel_values(ratios, *path, interpret=True))
     ratios = jnp.asarray(np.random.default_rng(1).normal(size=(3, 22, 128)), jnp.float32)
     together = jax.jit(jax.vmap(run))(ratios)
     for part, alone in zip(together, ratios, strict=True):
         np.testing.assert_array_equal(part, run(alone))
 
 
-@pytest.mark.parametrize(
-    ("n", "b", "count"),
-    [
-        (1, 1, 1),
-        (22, 5, 30),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in ((23, 3, 6), (50, 16, 7), (40, 9, 2))),
-    ],
-)
-def test_sums_in_the_kernel_are_those_outside(n, b, count):
-    """More noise multipliers than one thread takes, counts that are no multiple of it, odd steps."""
-    log_p, log_q = log_probabilities(0.2)
-    rng = np.random.default_rng(n)
-    arrays = [jnp.asarray(rng.normal(size=(n, 131)), jnp.float32) for _ in range(2)]
-    factors = jnp.asarray(rng.normal(size=(count, 2)), jnp.float32)
-    options = dict(log_p=log_p, log_q=log_q, block=b)
-    kernel = functools.partial(gpu_recurrence.first_block_of_sums, **options, interpret=True)
-    ours = jax.jit(kernel)(arrays, factors)
-    ratios = np.einsum("vk,kns->nvs", np.asarray(factors, float), np.asarray(arrays, float))
-    exact = step_by_step(ratios, **options)
-    assert ours.shape == exact.shape == (b, count, 131)
-    np.testing.assert_allclose(ours, exact, rtol=0, atol=(n + 8) * 2.0**-23 * (np.abs(exact).max() + 1))
-
-
-def test_sums_where_every_step_takes_part():
-    """p = 1 has no kernel."""
-    arrays = [np.ones((7, 3), np.float32), np.full((7, 3), 0.5, np.float32)]
-    factors = np.array([[1.0, 2.0], [0.0, -1.0]], np.float32)
-    kernel = functools.partial(gpu_recurrence.first_block_of_sums, log_p=0.0, log_q=-np.inf, block=3)
-    ours = jax.jit(kernel)(arrays, factors)
-    # Steps 1, 4, 7 from the first; 2, 5 and 3, 6 from the others.
-    np.testing.assert_allclose(ours[:, :, 0], np.outer([3, 2, 2], [2, -0.5]), rtol=1e-6)
+def test_kernel_compiles_for_a_gpu():
+    """As far as a machine without one can: to Triton's code."""
+    path = path_of(40, np.arange(40) % 5 + 2, 3)
+    program = jax.jit(lambda ratios: gpu_recurrence.kernel_values(ratios, *path))
+    lowered = program.trace(jnp.zeros((40, 128))).lower(lowering_platforms=("cuda",))
+    assert "table_recurrence" in lowered.as_text() and "triton" in lowered.as_text()
 
 
 def test_the_probe_compares_with_the_scan(monkeypatch):
     """While another program is traced too; without a GPU, and with a wrong kernel, it is refused."""
     probe = gpu_recurrence._works.__wrapped__
     assert probe() == (jax.default_backend() == "gpu")
-    names = ("first_block", "first_block_of_sums")
-    real = {name: getattr(gpu_recurrence, name) for name in names}
-    for name in names:
-        monkeypatch.setattr(gpu_recurrence, name, functools.partial(real[name], interpret=True))
+    real = functools.partial(gpu_recurrence.kernel_values, interpret=True)
+    monkeypatch.setattr(gpu_recurrence, "kernel_values", real)
     seen = []
     jax.jit(lambda x: (seen.append(probe()), x)[1])(1.0)
     assert seen == [True]
-    for name in names:
-        with monkeypatch.context() as wrong:
-            by_name = functools.partial(real[name], interpret=True)
-            wrong.setattr(gpu_recurrence, name, lambda *a, f=by_name, **k: f(*a, **k) + 1e-3)
-            assert not probe()
+    monkeypatch.setattr(gpu_recurrence, "kernel_values", lambda *a, **k: real(*a, **k) + 1e-3)
+    assert not probe()
 
 
-def test_a_gpu_is_served_in_float32_only(monkeypatch, x64):
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    assert not gpu_recurrence.serves(jnp.float32)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def test_what_the_kernel_covers(monkeypatch, x64):
+    """Uncounted participations, none of them certain, in float32 on a GPU."""
+    weights, certain, lockout, _ = path_of(20, 4, 4)
     monkeypatch.setattr(gpu_recurrence, "_works", lambda: True)
-    assert gpu_recurrence.serves(jnp.float32)
-    assert not gpu_recurrence.serves(jnp.float64)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert not gpu_recurrence.serves(weights, certain, lockout, jnp.float32)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert gpu_recurrence.serves(weights, certain, lockout, jnp.float32)
+    assert not gpu_recurrence.serves(weights, certain, lockout, jnp.float64)
+    assert not gpu_recurrence.serves(weights, ~certain, lockout, jnp.float32)
+    assert not gpu_recurrence.serves(weights, certain, 0 * lockout + 1, jnp.float32)
+    for shape in ((20, 2, 1), (20, 1, 2)):
+        wider = np.broadcast_to(weights, shape)
+        assert not gpu_recurrence.serves(wider, np.zeros(shape, bool), lockout, jnp.float32)
 
 
 def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):

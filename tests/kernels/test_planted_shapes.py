@@ -5,18 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxacct import BandedToeplitz, Poisson
-from jaxacct.kernels import recurrence
 from jaxacct.kernels.likelihoods import interacting_recurrence
 from jaxacct.likelihood.loss import loss_of_scores
 
 ARRAY = jnp.ones((4, 3))
 OPTIONS = dict(log_p=-1.0, log_q=-0.5, block=2)
-
-
-@pytest.mark.parametrize(("arrays", "columns"), [((ARRAY,), 2), ((ARRAY, ARRAY[:, :1]), 2)])
-def test_a_factor_for_every_array_of_one_shape(arrays, columns):
-    with pytest.raises(AssertionError, match="shape"):
-        jax.jit(recurrence.weighted_sums)(arrays, jnp.ones((2, columns)))
 
 
 def test_overlaps_have_an_axis_for_every_step_apart():

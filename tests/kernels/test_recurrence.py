@@ -1,14 +1,12 @@
-"""The blocked recurrence: every block size, extreme ratios, and what thousands of steps round."""
-
-import itertools
+"""Likelihoods of b-min-sep at every separation and extreme ratios, and what thousands of steps round."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, privacy_loss
 from jaxacct.kernels import recurrence
-from jaxacct.kernels.recurrence import log_probabilities
 
 
 def plain_recurrence(ratios, p, b):
@@ -19,31 +17,31 @@ def plain_recurrence(ratios, p, b):
         log_p, log_q = np.log(p), np.log1p(-p)
     for i in range(n - 1, -1, -1):
         log_f[i] = np.logaddexp(log_q + log_f[i + 1], log_p + ratios[i] + log_f[i + b])
-    return log_f[:b]
+    return log_f[0]
 
 
-blocked = jax.jit(recurrence.blocked_log_recurrence, static_argnames=("log_p", "log_q", "block"))
+def likelihood(ratios, p, b):
+    """Of a cold start, (num_samples,); ratios are (num_samples, n)."""
+    return jax.jit(BMinSep(ratios.shape[-1], b, p, False).log_likelihood_ratios)(jnp.asarray(ratios))
 
 
 @pytest.mark.parametrize(("n", "b"), [(1, 1), (31, 2), (65, 16), (5, 9)])
-def test_every_block_size(n, b, x64):
-    for p, scale in itertools.product((1e-6, 0.1, 0.999999, 1.0), (0.01, 1.0, 300.0)):
-        ratios = scale * np.random.default_rng(n * b).normal(size=n)
-        log_p, log_q = log_probabilities(p)
-        ours = blocked(ratios, log_p=log_p, log_q=log_q, block=b)
-        np.testing.assert_allclose(ours, plain_recurrence(ratios, p, b), rtol=1e-11, atol=1e-12)
+def test_every_separation(n, b, x64):
+    ratios = np.outer((0.01, 1.0, 300.0), np.random.default_rng(n * b).normal(size=n))
+    for p in (1e-6, 0.1, 0.999999, 1.0):
+        exact = [plain_recurrence(row, p, b) for row in ratios]
+        np.testing.assert_allclose(likelihood(ratios, p, b), exact, rtol=1e-11, atol=1e-12)
 
 
 def test_steps_without_participation_cost_nothing():
     """Fifty thousand steps whose roundings would all go one way: the sum carries what it loses along."""
     n, p, b = 50_000, 5e-7, 2
-    log_p, log_q = log_probabilities(p)
-    ratios = np.random.default_rng(0).normal(size=(n, 2)).astype(np.float32)
-    ratios[[100, 40_000]] = 19.0
-    single = blocked(ratios, log_p=log_p, log_q=log_q, block=b)
-    exact = [plain_recurrence(column.astype(float), p, b) for column in ratios.T]
+    ratios = np.random.default_rng(0).normal(size=(2, n)).astype(np.float32)
+    ratios[:, [100, 40_000]] = 19.0
+    single = likelihood(ratios, p, b)
+    exact = [plain_recurrence(row.astype(float), p, b) for row in ratios]
     assert single.dtype == jnp.float32
-    np.testing.assert_allclose(np.asarray(single).T, exact, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(single, exact, rtol=0, atol=2e-6)
 
 
 def test_two_sum_is_exact():
@@ -70,7 +68,6 @@ def test_log_add_exp_in_float32():
 
 
 def test_one_trace_for_many_noise_levels(traced_once):
-    from jaxacct import BandedToeplitz, BMinSep, Mechanism, privacy_loss
     from jaxacct.likelihood.loss import _loss_of_outputs
 
     traced_once(_loss_of_outputs)
@@ -84,12 +81,7 @@ def test_gradients_flow(x64):
     included.
     """
     for p in (0.2, 1.0):
-        log_p, log_q = log_probabilities(p)
-
-        def first(r, log_p=log_p, log_q=log_q):
-            return recurrence.blocked_log_recurrence(r, log_p=log_p, log_q=log_q, block=3)[0]
-
-        gradient = jax.jit(jax.grad(first))(np.zeros(10))
+        gradient = jax.jit(jax.grad(BMinSep(10, 3, p).log_likelihood_ratios))(np.zeros(10))
         assert np.all(np.isfinite(gradient))
         assert np.all(gradient >= 0)
 
@@ -102,9 +94,9 @@ def test_softplus_has_a_derivative_at_0(x64):
 
 
 def test_a_certain_participation_adds_up_thousands_of_ratios():
-    """At p = 1 and b = 1 ln f is the sum of all ratios: a plain float32 sum loses hundreds of ulps."""
-    ratios = np.full((20_000, 2), np.float32(0.1))
+    """At p = 1 ln f is the sum of the ratios of a phase: a plain float32 sum loses hundreds of ulps."""
+    ratios = np.full((2, 40_000), np.float32(0.1))
     exact = 20_000 * np.float64(np.float32(0.1))
-    found = np.asarray(blocked(ratios, log_p=0.0, log_q=-np.inf, block=1), np.float64)
-    plain = np.cumsum(ratios[:, 0])[-1]
+    found = np.asarray(likelihood(ratios, 1.0, 2), np.float64)
+    plain = np.cumsum(ratios[0, ::2])[-1]
     assert abs(plain - exact) > 100 * 2.0**-23 * exact > 100 * np.max(np.abs(found - exact))

@@ -254,7 +254,7 @@ LARGE = [
     balanced(150, 2, 48),
     of(BMinSep(1000, 16, 0.02)),
     of(EpochwiseAllocation(600, 10, 4)),
-    of(CyclicPoisson(600, 4, 1e-4)),
+    of(CyclicPoisson(600, 4, 0.01)),
 ]
 
 
@@ -301,13 +301,26 @@ def test_every_item_of_the_rounding_bound_counts():
     n, b, p, unit = 100, 4, 0.1, 2.0**-24
     scheme = of(BMinSep(n, b, p))
     log_q = -math.log1p(-p)
-    weight, offset = -math.log(p) + b * log_q, n * log_q
+    weight, offset = -math.log(p) - log_q, n * log_q  # weights are largest at the last step
     starts = scheme.table.start
     ends = max(abs(-(n - s) * log_q + math.log(chance)) for s, chance in enumerate(starts))
-    growth = 3.0 + ends + offset
-    local = 7.0 + 4 * (weight + 2.0) + 8 * growth
-    expected = unit * (5 * local + 11 * growth + n * unit * growth + b + 21 + 4 * (growth + ends))
-    assert scheme.table.rounding_bound(5, 3.0, 2.0, 7.0) == pytest.approx(expected, rel=1e-2)
+
+    def expected(growth, sizes, increments, starts, ends):
+        local = 7.0 + 4 * (weight + 2.0) + sizes * growth
+        common = 11 * increments + n * unit * growth
+        return unit * (5 * local + common + starts + 21 + 4 * (growth + ends))
+
+    found = scheme.table.rounding_bound(5, 3.0, 2.0, 7.0)
+    assert found == pytest.approx(expected(3.0 + ends, 4, 3.0 + ends, b, ends), rel=1e-2)
+    # The smaller bound on g is taken, and g is not monotone where participations are counted.
+    most = scheme.max_participations * 2.0 + offset
+    found = scheme.table.rounding_bound(5, 1e4, 2.0, 7.0)
+    assert found == pytest.approx(expected(most, 4, most, b, ends), rel=1e-2)
+    counted = CustomScheme(np.outer(np.full(n, p), [0, 1, 1, 1]), b)
+    found, most = counted.table.rounding_bound(3, 3.0, 2.0, 7.0), 3 * 2.0 + offset
+    local = 7.0 + 4 * (n * log_q + math.log(p) + 2.0) + 8 * most  # with the last one all waiting ends
+    of_counts = 3 * local + 11 * 2 * 4 * most + n * unit * most + 1 + 21 + 4 * (most + offset)
+    assert found == pytest.approx(unit * of_counts, rel=1e-2)
     thinned = CustomScheme(scheme.join, b, start=scheme.start, keep=0.5)
     more = thinned.table.rounding_bound(5, 3.0, 2.0, 7.0) - scheme.table.rounding_bound(5, 3.0, 2.0, 7.0)
     assert more == pytest.approx(unit * 5 * 14 * (2.0 + 3 * math.log(2) + 1), rel=1e-6)

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxacct.kernels.programs import number
-from jaxacct.kernels.recurrence import compensated_step, first_offsets
+from jaxacct.kernels.recurrence import compensated_step
 
 
 def mean_participation(log_ratios, *, log_p: float, log_q: float, block: int, start_log_weights=None):
@@ -47,7 +47,8 @@ def mean_participation(log_ratios, *, log_p: float, log_q: float, block: int, st
     ends = jnp.asarray(np.arange(block) * log_q, dtype)[:, None]
     end = jnp.broadcast_to(ends, (block, num_samples)), jnp.zeros(num_samples, dtype)
     (first, _), log_odds = lax.scan(block_back, end, padded, reverse=True)
-    values = first + jnp.asarray(first_offsets(log_q, block, num_blocks * block), dtype)[:, None]
+    offsets = (num_blocks * block - np.arange(block)) * log_q  # ln f - g
+    values = first + jnp.asarray(offsets, dtype)[:, None]
     if start_log_weights is None:
         loss = values[0]
         free = jnp.zeros((block, num_samples), dtype).at[0].set(1.0)
