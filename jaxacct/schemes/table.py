@@ -16,7 +16,6 @@ from scipy.special import logsumexp
 
 from jaxacct.common import validate
 from jaxacct.kernels import exponentials
-from jaxacct.kernels.likelihoods import gpu_recurrence
 from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.kernels.table import Draws, Outcome, draw_positions, first_values, log_likelihood_ratios, thin
@@ -228,6 +227,10 @@ class SamplingTable:
             return lambda ratios: log_likelihood_ratios(
                 ratios, path.weights, path.certain, path.lockout, path.start, never, recurrence
             )
+
+        if jax.default_backend() != "gpu":
+            return by(first_values)(ratios)
+        from jaxacct.kernels.likelihoods import gpu_recurrence  # elsewhere nothing needs it
 
         if not gpu_recurrence.serves(path.weights, path.certain, path.lockout, ratios.dtype):
             return by(first_values)(ratios)

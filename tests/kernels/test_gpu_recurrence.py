@@ -98,12 +98,11 @@ def test_the_probe_compares_with_the_scan(monkeypatch):
 
 
 def test_what_the_kernel_covers(monkeypatch, x64):
-    """Uncounted participations, none of them certain, in float32 on a GPU."""
+    """Uncounted participations, none of them certain, in float32, where the kernel is right."""
     weights, certain, lockout, _ = path_of(20, 4, 4)
-    monkeypatch.setattr(gpu_recurrence, "_works", lambda: True)
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setattr(gpu_recurrence, "_works", lambda: False)
     assert not gpu_recurrence.serves(weights, certain, lockout, jnp.float32)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu_recurrence, "_works", lambda: True)
     assert gpu_recurrence.serves(weights, certain, lockout, jnp.float32)
     assert not gpu_recurrence.serves(weights, certain, lockout, jnp.float64)
     assert not gpu_recurrence.serves(weights, ~certain, lockout, jnp.float32)
@@ -117,8 +116,11 @@ def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
     scheme = BMinSep(20, 4, 0.2, warm_start=True)
     ratios = jax.random.normal(key, (6, 20))
     expected = jax.jit(scheme.log_likelihood_ratios)(ratios)
-    monkeypatch.setattr(gpu_recurrence, "serves", lambda *_: True)
+    asked = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu_recurrence, "serves", lambda *path: asked.append(path) or True)
     np.testing.assert_array_equal(jax.jit(lambda r: scheme.log_likelihood_ratios(r))(ratios), expected)
+    assert asked
 
 
 @pytest.mark.parametrize(
