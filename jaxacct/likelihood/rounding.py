@@ -353,20 +353,21 @@ def _error_of_outputs(mechanism, drawn: float, transform: float) -> float:
 def _recurrence_error(mechanism, size: Size, count) -> float:
     scheme = mechanism.scheme
     sums, each = scheme.sums, _multiplicity(scheme)[0] + _mixed(scheme)
-    if sums.table is not None:
-        return sums.table.rounding_bound(count, size.largest, size.ratio, _RATIO_ROUNDINGS * size.ratio)
     if sums.error is not None:
         return sums.error(size.ratio, _RATIO_ROUNDINGS * size.ratio)
     if sums.processes > 1:
         return interacting_error(mechanism, size, count)
     half = 0.5 / mechanism.noise_multiplier**2
     local = _RATIO_ROUNDINGS * size.ratio * each
+    top, twice = size.ratio * each, 1
     if each > 1 and not _mixed(scheme):
-        top = sums.log_weights + each * size.ratio + 2 * each**2 * half
+        top += sums.log_weights + 2 * each**2 * half
         local += 4 * top + each * (top + SOFTPLUS_ROUNDINGS)
     if sums.max_sampled:
-        top = 3 * math.log(sums.max_sampled + 1) + 2 * size.ratio + 6 * half
+        top, twice = 3 * math.log(sums.max_sampled + 1) + 2 * size.ratio + 6 * half, 2
         local += 2 * (5 * top + SOFTPLUS_ROUNDINGS)
+    if sums.table is not None:
+        return twice * sums.table.rounding_bound(count, size.largest, top, local)
     together = math.log(sums.terms)
     if sums.probability == 1:
         depth = math.ceil(math.log2(max(count, 2))) + 2
@@ -376,11 +377,10 @@ def _recurrence_error(mechanism, size: Size, count) -> float:
     growth = size.largest + sums.steps * log_q + (together if sums.phases else 0.0)
     shift = -math.log(sums.probability) + scheme.min_separation * log_q
     # One participation: c + r, the value b steps ahead, and its uncompensated part of g.
-    local += 3 * (shift + size.ratio * each) + 4 * growth
+    local += 4 * (shift + size.ratio * each) + 4 * growth
     depth = math.ceil(math.log2(max(sums.steps, 2)))
     common = (SOFTPLUS_ROUNDINGS + 3 + depth) * growth + 3 * sums.steps * log_q + 3 * growth
     last = sums.terms + 20 + 4 * (growth + together + shift)
-    twice = 2 if sums.max_sampled else 1
     return UNIT * twice * (count * local + common + last)
 
 

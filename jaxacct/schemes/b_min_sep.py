@@ -72,10 +72,11 @@ class BMinSep(ExampleScheme):
 
     @functools.cached_property
     def sums(self) -> Sums:
-        b, p, log_none = self.min_separation, self.sampling_probability, self.log_probability_of_none()
-        if p < 1 and b > 1:
-            return Sums(p, log_none, self.iterations, table=self.table)
-        return Sums(p, log_none, -(-self.iterations // b) * b, b if self.warm_start else 1)
+        b, p = self.min_separation, self.sampling_probability
+        steps = -(-self.iterations // b)
+        table = self.table if p < 1 and b > 1 else None
+        terms = b if self.warm_start else 1
+        return Sums(p, self.log_probability_of_none(), steps * b, terms, table=table)
 
     def inflated(self, times: int) -> "tuple[BMinSep, float] | None":
         """Return (inflated scheme, ln of the minimum ratio of pattern probabilities).

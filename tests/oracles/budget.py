@@ -232,6 +232,22 @@ def scores_error(mechanism, distribution: Distribution, direction: str, m: int, 
     return error / sigma**2
 
 
+def b_min_sep_error(scheme, distribution: Distribution, count: int, of_ratio: float) -> float:
+    """Section 3 of sampling_table.md, for one probability p below 1 and one separation b above 1."""
+    n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
+    log_q = -math.log1p(-p)
+    weight = max(abs(math.log(p) + waits * log_q) for waits in range(1, min(b, n) + 1))
+    chances = [1.0, *[p] * (b - 1)] if scheme.warm_start else [1.0]
+    starts = [chance / sum(chances) for chance in chances]
+    ends = max((n - i) * log_q - math.log(start) for i, start in enumerate(starts[:n]))
+    if n < len(starts):
+        ends -= math.log(sum(starts[n:]))
+    growth = min(most(scheme) * distribution.ratio + n * log_q, max(distribution.largest, 0.0) + ends)
+    local = of_ratio + 4 * (weight + distribution.ratio) + 4 * growth
+    last = len(starts[:n]) + 21 + 4 * (growth + ends)
+    return U * (count * local + 11 * growth + n * U * growth + last)
+
+
 def ratio_error(mechanism, distribution: Distribution, count: int) -> float:
     scheme, sums = mechanism.scheme, mechanism.scheme.sums
     if sums.processes > 1:
@@ -239,13 +255,15 @@ def ratio_error(mechanism, distribution: Distribution, count: int) -> float:
     half, cuts = 0.5 / mechanism.noise_multiplier**2, has_cuts(mechanism)
     each = at_one_step(scheme)[0] + cuts
     each_ratio = distribution.ratio * each
-    local = 7 * each_ratio
+    local, exponent = 7 * each_ratio, each_ratio
     if each > 1 and not cuts:  # a mixture of several counts
-        exponent = sums.log_weights + each_ratio + 2 * each**2 * half
+        exponent += sums.log_weights + 2 * each**2 * half
         local += 4 * exponent + each * (exponent + 8)
     if sums.max_sampled:
         exponent = 3 * math.log(1 + sums.max_sampled) + 2 * distribution.ratio + 6 * half
         local += 10 * exponent + 16
+    if sums.table is not None:
+        return (1 + cuts) * b_min_sep_error(scheme, distribution._replace(ratio=exponent), count, local)
     if sums.probability == 1:
         tree = math.ceil(math.log2(max(count, 2))) + 2 + 4
         fixed = sums.terms + 20 + 4 * math.log(sums.terms)
@@ -253,7 +271,7 @@ def ratio_error(mechanism, distribution: Distribution, count: int) -> float:
     log_q = -math.log1p(-sums.probability)
     growth = distribution.largest + sums.steps * log_q + (math.log(sums.terms) if sums.phases else 0.0)
     shift = scheme.min_separation * log_q - math.log(sums.probability)
-    local += 3 * (shift + each_ratio) + 4 * growth
+    local += 4 * (shift + each_ratio) + 4 * growth
     tree = math.ceil(math.log2(max(sums.steps, 2)))
     steps = (8 + 3 + tree + 3) * growth + 3 * sums.steps * log_q
     last = sums.terms + 20 + 4 * (growth + math.log(sums.terms) + shift)
