@@ -76,7 +76,7 @@ def _same_numbers(before, now) -> bool:
     return isinstance(before, list) and len(before) == len(now) and np.allclose(before, now, 1e-9, 1e-9)
 
 
-class CheckpointError(Exception):
+class CheckpointError(OSError):
     """A checkpoint could not be written or read; the one before it still stands."""
 
 

@@ -15,6 +15,11 @@ def command(plan: str, /, *, json: bool = False) -> int:
     0: both certify the claim; 1: one of them does not; 2: bad input; 3: the second has no method for the
     claim, so that only the first has spoken.
 
+    For example:
+
+        jaxacct check plan.json
+        jaxacct check plan.json --json
+
     Args:
       plan: file written by calibrate.
       json: print one JSON object.

@@ -7,6 +7,10 @@ from jaxacct.report.run_card import ON_TRUST, RunCard, about_plan, read_plan
 def command(run: str, plan: str, /, *, json: bool = False) -> int:
     """Check that the model, the card (result.json) and the plan of a run belong together.
 
+    For example:
+
+        jaxacct check-run run/ plan.json
+
     Args:
       run: folder of a finished run, or a copy of its model and result.json.
       plan: file of the plan that it should have followed.

@@ -248,7 +248,7 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
         seen.append(options.clip_groups)
         return Result(PARAMS, 1, {"accuracy": 0.5}, "guarantee")
 
-    monkeypatch.setattr("train.__main__.fit", fit)
+    monkeypatch.setattr("train.command.fit", fit)
     plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run"]
     assert command(capsys, *given, "--clip-groups", "layer")[0] == 0 and command(capsys, *given)[0] == 0
