@@ -50,7 +50,8 @@ TRAINING = {
     "attribution": "jaxacct.train.batches.attribution:prepare",
 }
 """Commands of the extra `train`."""
-HOMES = {"tradeoff": "jaxacct.cli.commands.tradeoff:app", **TRAINING}
+HOMES = {"check-run": "jaxacct.cli.commands.check:of_run", "tradeoff": "jaxacct.cli.commands.tradeoff:app"}
+HOMES |= TRAINING
 """Commands that are not `command` in the module of their name."""
 
 
@@ -59,7 +60,7 @@ def app_for(chosen: str | None) -> App:
     app = new_app("jaxacct", __doc__, version=f"jaxacct {VERSION}")
     app.register_install_completion_command()
     for name, line in COMMANDS.items():
-        where = HOMES.get(name, f"jaxacct.cli.commands.{name.replace('-', '_')}:command")
+        where = HOMES.get(name, f"jaxacct.cli.commands.{name}:command")
         app.command(where, name=name, help=None if name == chosen else line)
     return app
 

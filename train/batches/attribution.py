@@ -46,7 +46,7 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
     except OSError as error:
         raise ValueError(f"edges {path} cannot be read: {error.strerror or error}") from None
     except (pyarrow.ArrowException, KeyError) as error:
-        first = next(iter(str(error).splitlines()), "")
+        first = _validate.in_one_line(error)
         raise ValueError(f"edges {path} must have the columns user and row: {first}") from None
     if table.column_names != columns:
         raise ValueError(f"edges {path} must have the columns user and row, got {table.column_names}")

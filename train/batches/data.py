@@ -83,24 +83,18 @@ def _mnist(folder: Path) -> Split:
 def _idx(path: Path, dimensions: int) -> np.ndarray:
     """Bytes in the idx format: two zeros, type 8, the number of dimensions, their sizes, the entries."""
     zipped = path.with_name(f"{path.name}.gz")
-    content = _content(path if path.exists() or not zipped.exists() else zipped)
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"data file {zipped} cannot be unzipped: {error}") from None
+    path = zipped if zipped.exists() and not path.exists() else path
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"data file {path} cannot be read: {reason}") from None
     first = 4 + 4 * dimensions
     sizes = np.frombuffer(content[4:first], ">u4").astype(np.int64)
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) - first != sizes.prod():
         raise ValueError(f"data file {path} must be an idx file of {dimensions} dimensions of bytes")
     return np.frombuffer(content, np.uint8, offset=first).reshape(sizes)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"data file {path} cannot be read: {error.strerror}") from None
 
 
 def _labels(labels, path: Path):
