@@ -106,7 +106,7 @@ def run(arguments: list[str]) -> int:
         complain(f"not certified: {error}")
         return 1
     except ImportError as error:
-        if arguments[0] not in TRAINING:
+        if not TRAINING.keys() & set(arguments[:1]):
             raise
         complain(f"training needs `pip install 'jaxacct[train]'`: {error}")
     except (ValueError, NotImplementedError) as error:

@@ -41,20 +41,19 @@ _MAX_DIGITS = 100
 
 
 def new_app(name: str, description: str | None, **options) -> App:
-    """Return a command line without commands, whose flags have no opposite (no --no-json)."""
+    """Return a command line without commands, whose flags have no opposite (no --no-json).
+
+    Its help has no escape codes where NO_COLOR asks for that.
+    """
     flags = Parameter(negative=(), show_default=_shown_default)
-    return App(name=name, help=description, default_parameter=flags, **_looks(), **options)
+    options |= {"console": console()} if os.environ.get("NO_COLOR") else {}
+    looks: dict[str, Any] = dict(help_format="markdown", group_parameters=_OPTIONS)
+    return App(name=name, help=description, default_parameter=flags, **looks, **options)
 
 
 def _shown_default(value) -> str | None:
     """Return a default for the help; a flag that is not set and an option left out have none."""
     return None if value is None or value is False else str(value)
-
-
-def _looks() -> dict[str, Any]:
-    """Return options of a command line for its help; without escape codes where NO_COLOR asks for that."""
-    plain = {"console": console()} if os.environ.get("NO_COLOR") else {}
-    return {"help_format": "markdown", "group_parameters": _OPTIONS} | plain
 
 
 def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:

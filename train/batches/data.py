@@ -19,7 +19,6 @@ class Split:
     Rows are inputs (height, width, channels) float32 in [0, 1] and labels () int32.
     """
 
-    name: str
     train: ArrayRows
     test: ArrayRows
     num_classes: int
@@ -66,7 +65,7 @@ def _digits() -> Split:
     order = np.random.default_rng(0).permutation(len(labels))
     parts = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
     train, test = (from_arrays(images[part], labels[part], scale=16.0) for part in parts)
-    return Split("digits", train, test, 10)
+    return Split(train, test, 10)
 
 
 def _mnist(folder: Path) -> Split:
@@ -77,7 +76,7 @@ def _mnist(folder: Path) -> Split:
             raise ValueError(f"data_folder {folder} must hold 28 x 28 images with a label each, in {name}")
         return from_arrays(images[..., None], _labels(labels, folder / name), scale=255.0)
 
-    return Split("mnist", part("train"), part("t10k"), 10)
+    return Split(part("train"), part("t10k"), 10)
 
 
 def _idx(path: Path, dimensions: int) -> np.ndarray:
