@@ -1,7 +1,5 @@
 """optax transformations: the privatizer that goes before any optimizer, and the paper's learning rate."""
 
-import contextlib
-import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,25 +145,10 @@ def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tu
     def update(gradient, opt_state, params):
         return optimizer.update(gradient, opt_state, params)[1]
 
-    def with_loss(gradient, opt_state, params, *, functions: bool):
-        def loss(params):
-            return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(params)), jnp.zeros(()))
-
-        given: dict[str, Any] = dict(value=loss(params), grad=gradient, value_fn=loss)
-        given |= dict(obj_fn=loss, grad_fn=jax.grad(loss)) if functions else {}
-        return optax.with_extra_args_support(optimizer).update(gradient, opt_state, params, **given)[1]
-
-    def needs_loss() -> bool:
-        for functions in (False, True):  # line searches accept no others
-            with contextlib.suppress(Exception):
-                jax.eval_shape(functools.partial(with_loss, functions=functions), gradient, opt_state, params)
-                return True
-        return False
-
     try:
         opt_state = copied(optimizer.init(params)) if opt_state is None else opt_state
     except Exception as error:  # whatever a transformation raises
-        raise ValueError(f"optimizer must begin with the model's parameters, {_raised(error)}") from error
+        raise ValueError(f"optimizer must begin with the model's parameters; {_raised(error)}") from error
     if any(map(is_private, jax.tree.leaves(opt_state, is_leaf=is_private))):
         raise ValueError(
             "optimizer must not clip or add noise for privacy, as optax.contrib.dpsgd and "
@@ -176,19 +159,16 @@ def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tu
     try:
         return opt_state, jax.eval_shape(update, gradient, opt_state, params)
     except Exception as error:
-        if not needs_loss():
-            raise ValueError(
-                f"optimizer must accept a gradient like the parameters, {_raised(error)}"
-            ) from error
         raise ValueError(
-            "optimizer must need the noisy gradient alone, this one also needs the loss or its gradient "
-            "without noise (value, grad, value_fn, obj_fn or grad_fn of its update): no guarantee covers them"
+            "optimizer must need a gradient like the parameters alone: no guarantee covers the loss or its "
+            "gradient without noise (value, grad, value_fn, obj_fn or grad_fn of its update); "
+            f"{_raised(error)}"
         ) from error
 
 
 def _raised(error: Exception) -> str:
     """Return what an optimizer raised, in one line."""
-    return f"raised {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return f"it raised {type(error).__name__}: {_validate.in_one_line(error)}"
 
 
 def linear_decay(base: float, steps: int) -> optax.Schedule:

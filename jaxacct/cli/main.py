@@ -1,11 +1,16 @@
-"""Certified noise for differentially private training: calibrate a run, verify its plan, train under it.
+r"""Certified noise for differentially private training: calibrate a run, verify its plan, train under it.
 
 With --json, standard output carries one JSON object and nothing else. Exit codes: 0 done and certified,
 1 not certified, 2 bad input, 130 interrupted, 141 output closed by its reader. Bad input is one line on
 standard error. With NO_COLOR set, nothing has colours.
+
+    jaxacct recommend --dataset-size 50k --batch-size 200 \
+        --iterations 1000 --epsilon 8 --delta 1e-5
+    jaxacct calibrate --dataset-size 50k --batch-size 200 \
+        --iterations 1000 --epsilon 8 --delta 1e-5 --out plan.json
+    jaxacct show plan.json
 """
 
-import importlib
 import os
 import sys
 
@@ -40,12 +45,13 @@ COMMANDS = {
 
 
 TRAINING = {
-    "train": "jaxacct.train.__main__:train",
+    "train": "jaxacct.train.command:train",
     "audit": "jaxacct.train.audit.command:run",
     "attribution": "jaxacct.train.batches.attribution:prepare",
 }
-"""Commands of the extra `train`, whose modules have a `main` with exit codes of its own."""
-_HOMES = {"tradeoff": "jaxacct.cli.commands.tradeoff:app", **TRAINING}
+"""Commands of the extra `train`."""
+HOMES = {"check-run": "jaxacct.cli.commands.check:of_run", "tradeoff": "jaxacct.cli.commands.tradeoff:app"}
+HOMES |= TRAINING
 """Commands that are not `command` in the module of their name."""
 
 
@@ -54,7 +60,7 @@ def app_for(chosen: str | None) -> App:
     app = new_app("jaxacct", __doc__, version=f"jaxacct {VERSION}")
     app.register_install_completion_command()
     for name, line in COMMANDS.items():
-        where = _HOMES.get(name, f"jaxacct.cli.commands.{name.replace('-', '_')}:command")
+        where = HOMES.get(name, f"jaxacct.cli.commands.{name}:command")
         app.command(where, name=name, help=None if name == chosen else line)
     return app
 
@@ -65,20 +71,6 @@ def _not_certified() -> tuple[type[Exception], ...]:
     from jaxacct.statistics.hockey_stick import NonFiniteLossError
 
     return NotCertifiedError, NonFiniteLossError
-
-
-def train(name: str, arguments: list[str]) -> int:
-    """Return the exit code of a command of `TRAINING` with these arguments."""
-    try:
-        command = importlib.import_module(TRAINING[name].partition(":")[0])
-    except ImportError as error:
-        complain(f"training needs `pip install 'jaxacct[train]'`: {error}")
-        return 2
-    try:
-        command.main(arguments)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -99,8 +91,6 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Return the exit code of a command."""
-    if arguments and arguments[0] in TRAINING:
-        return train(arguments[0], arguments[1:])
     keep_compiled_programs()
     try:
         return parse(app_for(arguments[0] if arguments else None), arguments)() or 0
@@ -109,10 +99,16 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        leave("jaxacct: interrupted; finished batches are in the checkpoint folder, if one was given")
+        leave(
+            "jaxacct: interrupted; the same command goes on where the folder of its run or checkpoints ends"
+        )
     except _not_certified() as error:
         complain(f"not certified: {error}")
         return 1
+    except ImportError as error:
+        if not TRAINING.keys() & set(arguments[:1]):
+            raise
+        complain(f"training needs `pip install 'jaxacct[train]'`: {error}")
     except (ValueError, NotImplementedError) as error:
         complain(str(error))
     except OSError as error:

@@ -50,12 +50,11 @@ def check_out(out: str | None, kind: str, force: bool) -> None:
     """Check that `out` can be written, replacing no file of another kind unless `force`."""
     if force and out is None:
         raise ValueError("force must not be given without out")
-    is_ours = _is_coefficients if kind == COEFFICIENTS else _is_plan
+
+    def is_ours(path: Path) -> bool:
+        return _is_coefficients(path) if kind == COEFFICIENTS else files.holds_schema(path, "jaxacct-plan")
+
     files.check_target(out, None if force else is_ours, kind)
-
-
-def _is_plan(path: Path) -> bool:
-    return files.holds_schema(path, "jaxacct-plan")
 
 
 def _is_coefficients(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import itertools
 import os
 import re
 from collections.abc import Callable, Collection
@@ -12,7 +11,6 @@ from typing import Annotated, Any, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from jaxacct.cli.examples import EXAMPLES
 from jaxacct.common.progress import console
 
 SYNONYMS = {
@@ -40,46 +38,22 @@ SYNONYMS = {
 """What other libraries call options and values of this command line."""
 _SUFFIXES = {"k": 1000, "K": 1000, "M": 1_000_000}
 _MAX_DIGITS = 100
-_WIDTH = 76  # characters of a line of an example
 
 
 def new_app(name: str, description: str | None, **options) -> App:
-    """Return a command line without commands, whose flags have no opposite (no --no-json)."""
+    """Return a command line without commands, whose flags have no opposite (no --no-json).
+
+    Its help has no escape codes where NO_COLOR asks for that.
+    """
     flags = Parameter(negative=(), show_default=_shown_default)
-    return App(name=name, help=description, default_parameter=flags, **_looks(), **options)
-
-
-def single(command: Callable[..., int | None], name: str, description: str | None = None) -> App:
-    """Return a command line of one command; its flag --x has the opposite --no-x."""
-    defaults = Parameter(show_default=_shown_default)
-    app = App(name=name, help=description, default_parameter=defaults, **_looks())
-    app.default(command)
-    return app
-
-
-def examples(command: str) -> str:
-    """Return the `EXAMPLES` of a command in lines that fit a terminal; empty for a command without any."""
-    lines = []
-    for example in EXAMPLES.get(command, "").strip().splitlines():
-        line, *options = example.split(" --")
-        for option in options:
-            if len(line) + len(option) + 5 > _WIDTH:
-                lines.append(f"{line} \\")
-                line = "   "
-            line += f" --{option}"
-        lines.append(line)
-    return "\n".join(["", "Examples:", *(f"  {line}" for line in lines)]) if lines else ""
+    options |= {"console": console()} if os.environ.get("NO_COLOR") else {}
+    looks: dict[str, Any] = dict(help_format="markdown", group_parameters=_OPTIONS)
+    return App(name=name, help=description, default_parameter=flags, **looks, **options)
 
 
 def _shown_default(value) -> str | None:
     """Return a default for the help; a flag that is not set and an option left out have none."""
     return None if value is None or value is False else str(value)
-
-
-def _looks() -> dict[str, Any]:
-    """Return options of a command line for its help; without escape codes where NO_COLOR asks for that."""
-    plain = {"console": console()} if os.environ.get("NO_COLOR") else {}
-    return {"help_format": "markdown", "group_parameters": _OPTIONS} | plain
 
 
 def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:
@@ -88,15 +62,7 @@ def parse(app: App, arguments: list[str]) -> Callable[[], int | None]:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
         raise ValueError(f"{error}{hint(arguments, _offered(error.app))}") from None
-    if command != app.help_print:
-        return lambda: command(*bound.args, **bound.kwargs)
-    words = itertools.takewhile(lambda word: not word.startswith("-"), arguments)
-
-    def help_with_examples() -> None:
-        command(*bound.args, **bound.kwargs)
-        print(examples(" ".join([*app.name, *words])))
-
-    return help_with_examples
+    return lambda: command(*bound.args, **bound.kwargs)
 
 
 def hint(words: list[str], offered: Collection[str]) -> str:

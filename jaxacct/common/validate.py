@@ -129,6 +129,11 @@ def _shown(value) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type where the message is empty."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def read_only(values):
     """Return the same NumPy array, marked as read-only."""
     values.setflags(write=False)

@@ -207,7 +207,7 @@ def _risk(plan: Plan, bands: Profile | None) -> str:
     names += [
         f"reconstruction of what is guessed with probability {100 * rate:g} % without it" for rate in RATES
     ]
-    heads, columns = ["attack on one example"], []
+    heads, rows = ["attack on one example"], [[name] for name in names]
     note = (
         "The certified column follows from (epsilon, delta) alone and holds against every test; a single "
         "point says little about tests with false positive rates far above delta. Reconstruction: the "
@@ -215,22 +215,14 @@ def _risk(plan: Plan, bands: Profile | None) -> str:
         "of his own (arXiv 2302.07225)."
     )
     if bands is not None:
-        low, middle = (
-            np.append(part, edge[0])
-            for part, edge in zip(
-                risk.interval_of_tests(bands, RATES), (bands.lower, bands.estimate), strict=True
-            )
-        )
-        high = [min(pair) for pair in zip(certified, _risks(bands.epsilons, bands.upper), strict=True)]
-        columns = [
-            [f"{min(each):.3g}" for each in zip(middle, high, strict=False)],
-            [
-                (f"{min(each):.3g} to " if each[0] else "at most ") + text.rounded_up(each[1])
-                for each in zip(low, high, strict=False)
-            ],
-        ]
-        columns[0] += ["bounded only"] * len(RATES)
-        columns[1] += [f"at most {text.rounded_up(most)}" for most in high[len(middle) :]]
+        tests = zip(risk.interval_of_tests(bands, RATES), (bands.lower, bands.estimate), strict=True)
+        low, middle = (np.append(part, edge[0]) for part, edge in tests)
+        high = np.minimum(certified, _risks(bands.epsilons, bands.upper))
+        for row, at_least, estimate, most in zip(rows, low, middle, high, strict=False):
+            begin = f"{min(at_least, most):.3g} to " if at_least else "at most "
+            row += [f"{min(estimate, most):.3g}", begin + text.rounded_up(most)]
+        for row, most in zip(rows[len(middle) :], high[len(middle) :], strict=True):
+            row += ["bounded only", f"at most {text.rounded_up(most)}"]
         heads += ["estimate", f"interval, confidence {100 * bands.confidence:.4g} %"]
         note += (
             f" Estimates are for the best attack, from {bands.num_samples:,} fresh draws a direction; the "
@@ -239,10 +231,11 @@ def _risk(plan: Plan, bands: Profile | None) -> str:
             else " Estimates are for the best attack, computed without a draw; "
         )
         note += "runs stopped by a batch too large are left out."
-    heads.append("certified: at most")
-    columns.append([text.rounded_up(value) for value in certified])
-    rows = list(zip(names, *columns, strict=True))
-    return table(heads, rows, numbers=range(1, 4)) + f"<p class=note>{escaped(note)}</p>"
+    for row, most in zip(rows, certified, strict=True):
+        row.append(text.rounded_up(most))
+    return table([*heads, "certified: at most"], rows, numbers=range(1, 4)) + (
+        f"<p class=note>{escaped(note)}</p>"
+    )
 
 
 def _risks(epsilons, deltas) -> list[float]:

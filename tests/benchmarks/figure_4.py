@@ -27,8 +27,8 @@ from jaxacct.report.figure import MARKERS, blank, save
 from tests.benchmarks.paper.statements import Verdict
 from tests.train.fitting import fit
 from train import command as _command
-from train.__main__ import accuracy
 from train.batches.data import load
+from train.command import accuracy
 from train.models.networks import SmallCNN, cross_entropy
 from train.optimizers import sgd
 

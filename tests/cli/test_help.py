@@ -9,20 +9,11 @@ import sys
 import pytest
 
 from jaxacct.cli import main as cli
-from jaxacct.cli.examples import EXAMPLES
-from jaxacct.cli.usage import SYNONYMS, examples, parse, single
+from jaxacct.cli.usage import SYNONYMS, parse
 from jaxacct.common.progress import console
-from train.__main__ import main as train_main
-from train.__main__ import train
-from train.audit import command as audit
-from train.batches import attribution
 
-OF_TRAINING = {
-    "train": train,
-    "audit": audit.run,
-    "attribution": attribution.prepare,
-}
-COMMANDS = [name.removeprefix("jaxacct").split() for name in EXAMPLES if name.startswith("jaxacct")]
+COMMANDS = [[name] for name in cli.COMMANDS]
+COMMANDS += [["tradeoff", name] for name in ("convert", "general", "last-iterate")]
 
 
 def printed(arguments, capsys) -> str:
@@ -35,9 +26,7 @@ def printed(arguments, capsys) -> str:
 
 def read(words):
     """The command that a command line chooses."""
-    if command := OF_TRAINING.get(words[0]):
-        return parse(single(command, ""), words[1:])
-    return parse(cli.app_for(words[0]), words)
+    return parse(cli.app_for(words[0] if words else None), words)
 
 
 @pytest.mark.parametrize("group", [[], ["tradeoff"]], ids=["jaxacct", "jaxacct tradeoff"])
@@ -45,14 +34,9 @@ def test_without_a_command_the_help_is_printed(group, capsys):
     assert printed(group, capsys) == printed([*group, "--help"], capsys)
 
 
-def test_every_command_has_examples():
-    assert {words[0] for words in COMMANDS if words} == set(cli.COMMANDS)
-
-
 def test_the_help_of_a_command(capsys):
     for words in COMMANDS:
         text = printed([*words, "--help"], capsys)
-        assert text.endswith(examples(" ".join(["jaxacct", *words])) + "\n") and "Examples:" in text
         # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
         assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
         for name in (name for name in SYNONYMS if name.startswith("--")):  # a hint names what it has
@@ -69,35 +53,23 @@ def test_the_help_of_a_command(capsys):
             assert panels == ["Run", "Privacy target", *search, "Options"]
 
 
-def test_examples_can_be_read():
-    """Each is a command line that this version has; long ones are broken where a shell goes on reading."""
-    for command in EXAMPLES:
-        lines = EXAMPLES[command].strip().splitlines()
-        shown = re.sub(r" \\\n\s*", " ", examples(command)).splitlines()
-        assert [line.strip() for line in shown[2:]] == lines and lines
-        assert max(map(len, examples(command).splitlines())) <= 80
-        for line in lines:
-            program, *words = shlex.split(line)
-            assert program == "jaxacct" and callable(read(words))
-
-
-def test_train_is_the_command_of_the_module(capsys):
-    """The same options, codes and messages."""
-    text = printed(["train", "--help"], capsys)
-    with pytest.raises(SystemExit):
-        train_main(["--help"])
-    assert capsys.readouterr().out == text
-    for words in (["--plan", "/no/such/plan.json", "--out", "x"], ["--nonsense"], []):
-        ended = []
-        for run in (lambda words=words: cli.main(["train", *words]), lambda words=words: train_main(words)):
-            with pytest.raises(SystemExit) as caught:
-                run()
-            ended.append((caught.value.code, *capsys.readouterr()))
-        assert ended[0] == ended[1] and ended[0][0] == 2 and ended[0][2].count("\n") == 1
+@pytest.mark.parametrize("words", [[], *COMMANDS], ids=" ".join)
+def test_examples_can_be_read(words, capsys):
+    """Each in the help is a command line that this version has, broken where a shell goes on reading."""
+    lines = printed([*words, "--help"], capsys).splitlines()
+    begins = [place for place, line in enumerate(lines) if line.startswith(" jaxacct ")]
+    assert begins or words == ["tradeoff"]
+    for place in begins:
+        line = lines[place].strip()
+        while line.endswith("\\"):
+            place += 1
+            line = line[:-1] + lines[place].strip()
+        program, *given = shlex.split(line)
+        assert program == "jaxacct" and given[: len(words)] == words and callable(read(given))
 
 
 def test_train_says_what_is_missing(monkeypatch, capsys):
-    monkeypatch.setitem(cli.TRAINING, "train", "jaxacct.no_such_module:train")
+    monkeypatch.setitem(cli.HOMES, "train", "jaxacct.no_such_module:train")
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", "--plan", "plan.json"])
     error = capsys.readouterr().err

@@ -35,7 +35,7 @@ def test_every_command_runs(tmp_path, monkeypatch, capsys):
         def __call__(self, x):
             return super().__call__(x.reshape(*x.shape[: x.ndim - self.axes], -1))
 
-    monkeypatch.setattr(importlib.import_module("jaxacct.train.__main__"), "SmallCNN", Line)
+    monkeypatch.setattr(importlib.import_module("jaxacct.train.command"), "SmallCNN", Line)
     monkeypatch.chdir(tmp_path)
     text = steps([*RUN, "--dataset-size", str(DIGITS), "--out", "it's my plan.json"], capsys)
     assert text.count("it's my plan.json") == 1  # the others are quoted

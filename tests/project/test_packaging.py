@@ -23,7 +23,7 @@ def run(*arguments, folder, cwd):
 
 def test_training_is_installed_under_the_package(as_installed, tmp_path):
     """`import train` would take a common name from everyone who installs jaxacct."""
-    done = run("-m", "jaxacct.train.batches.attribution", "--help", folder=as_installed, cwd=tmp_path)
+    done = run("-m", "jaxacct", "attribution", "--help", folder=as_installed, cwd=tmp_path)
     assert "jaxacct attribution" in done.stdout, done.stderr
     done = run("-c", "import train", folder=as_installed, cwd=tmp_path)
     assert "ModuleNotFoundError" in done.stderr

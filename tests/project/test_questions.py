@@ -14,8 +14,7 @@ import pytest
 import safetensors.numpy
 
 from jaxacct.cli import main as cli
-from jaxacct.cli.usage import parse, single
-from tests.cli.test_help import OF_TRAINING
+from jaxacct.cli.usage import parse
 from tests.project.test_notebooks import no_steps
 from tests.train import stand_in_torch
 from train.run import loop
@@ -138,9 +137,7 @@ def test_every_command_of_a_page_can_be_read():
             for line in block.strip().splitlines():
                 program, *words = shlex.split(line, comments=True) or [""]
                 if program == "jaxacct":
-                    of_training = OF_TRAINING.get(words[0])
-                    command = single(of_training, "") if of_training else cli.app_for(words[0])
-                    assert callable(parse(command, words[1:] if of_training else words)), line
+                    assert callable(parse(cli.app_for(words[0]), words)), line
 
 
 # Of each kind of command and of data one; the others run as printed, in the slow test.

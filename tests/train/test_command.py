@@ -1,4 +1,4 @@
-"""`python -m train` of the plans that are not of correlated noise; each kind has a recipe."""
+"""`jaxacct train` of the plans that are not of correlated noise; each kind has a recipe."""
 
 import json
 
@@ -7,10 +7,9 @@ import pytest
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
 from jaxacct.report.run_card import read_plan
-from tests.train import plans
-from train.__main__ import RECIPES, main
+from tests.train import commands, plans
 from train.batches.sampler import BatchOverflowError
-from train.command import run
+from train.command import RECIPES
 from train.individual import IndividualAccounting
 from train.procedures.convex import LogisticRegression
 from train.procedures.protocol import PROCEDURES, Result, procedure_of
@@ -28,10 +27,7 @@ def convex(**change) -> LastIteratePlan:
 
 
 def command(capsys, *words):
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    seen = capsys.readouterr()
-    return ended.value.code, seen.out, seen.err
+    return commands.command(capsys, "train", *words)
 
 
 def test_every_kind_of_plan_has_a_procedure_and_a_recipe():
@@ -84,7 +80,7 @@ def test_filters_of_individuals_from_the_command_line(tmp_path, capsys, monkeypa
         seen.append(individual)
         return Result({}, 1, {"accuracy": 0.5}, individual.statement(individual.tracker(0.5, 3.0)))
 
-    monkeypatch.setattr("train.__main__.fit", fit)
+    monkeypatch.setattr("train.command.fit", fit)
     plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--individual-epsilon", "1.5"]
     code, out, _ = command(capsys, *given, "--individual-delta", "1e-5")
@@ -125,14 +121,17 @@ def test_last_iterates_from_the_command_line(tmp_path, capsys):
         (BatchOverflowError("a batch of 9 examples is larger than 8"), 1),
     ],
 )
-def test_exit_codes(error, code, capsys):
+def test_exit_codes(error, code, tmp_path, capsys, monkeypatch):
     """A full disk is no verdict: 1 is of a run that stopped, or of an audit that contradicts its plan."""
 
-    def command():
+    def fit(*_, **__):
         raise error
 
-    with pytest.raises(SystemExit) as stopped:
-        run(command, "train", prog="jaxacct train", argv=[])
-    assert stopped.value.code == code
-    said = capsys.readouterr().err
-    assert said.startswith("train: ") and said.count("\n") == 1
+    monkeypatch.setattr("train.command.fit", fit)
+    monkeypatch.setattr("train.audit.command.audit", fit)
+    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
+    given = ["--plan", tmp_path / "plan.json"]
+    for words in (["train", *given, "--out", tmp_path / "run"], ["audit", *given]):
+        stopped, _, said = commands.command(capsys, *words)
+        assert stopped == code
+        assert said.startswith("jaxacct: ") and said.count("\n") == 1

@@ -211,7 +211,7 @@ def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path, monk
     check_secrecy(tmp_path / "whole", whole)
     with pytest.raises(ValueError, match="other data"):
         run(SAMPLED, out=tmp_path / "part", data=data() | {"y": np.ones(ROWS, np.float32)}, **options)
-    with pytest.raises(ValueError, match="another plan"):
+    with pytest.raises(ValueError, match="another individual"):
         run(SAMPLED, out=tmp_path / "part", **options | {"individual": IndividualAccounting(1.3, DELTA)})
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from jaxacct import BufferedToeplitz, Plan
 from jaxacct.common.files import write_atomically
+from tests.train.commands import command
 from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan, plan_of
@@ -406,21 +407,6 @@ def test_eight_devices_give_the_numbers_of_one():
     assert done.stdout.strip() == "same", done.stderr[-2000:]
 
 
-def command(plan_path, out, *more):
-    return [
-        sys.executable,
-        "-m",
-        "train",
-        "--plan",
-        str(plan_path),
-        "--out",
-        str(out),
-        "--data",
-        "digits",
-        *more,
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -431,18 +417,12 @@ def command(plan_path, out, *more):
     ],
 )
 def test_bad_input_ends_with_one_line_and_2(change, message, tmp_path, capsys):
-    from train.__main__ import main
-
     plan(dataset_size=1440).save(tmp_path / "plan.json")
-    given = command(tmp_path / "plan.json", tmp_path / "run")[3:]
+    given = ["--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "run"), "--data", "digits"]
     if change[0] in given:
         del given[(at := given.index(change[0])) : at + 2]
-    with pytest.raises(SystemExit) as ended:
-        main([*given, *change])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert len(error.splitlines()) == 1
+    code, _, error = command(capsys, "train", *given, *change)
+    assert code == 2 and message in error and error.count("\n") == 1
 
 
 class Crash(Exception):

@@ -61,8 +61,11 @@ OTHERS = {
     "lookahead": lambda f: f(SGD, 2, 0.5),
 }
 # What needs more than the noisy gradient -> words of the refusal.
-LOSS, NOISE = "also needs the loss or its gradient without noise", "must not clip or add noise for privacy"
-FAILS = "with the model's parameters, raised|a gradient like the parameters, raised"
+LOSS, NOISE = (
+    "no guarantee covers the loss or its gradient without noise",
+    "must not clip or add noise for privacy",
+)
+FAILS = "with the model's parameters; it raised|a gradient like the parameters alone: .*; it raised"
 REFUSED = {
     "lbfgs": LOSS,
     "polyak_sgd": LOSS,

@@ -1,8 +1,5 @@
 """`jaxacct audit`: attack a training run with canaries; a lower bound on its epsilon.
 
-    jaxacct audit --plan plan.json                                  # a small CNN on digits
-    jaxacct audit --plan plan.json --model my_project:what_i_train  # yours
-
 A canary is an example whose gradient is 100 clip norms long and along one coordinate of the model, so that
 `fit` clips it to the clip norm: the worst example of the guarantee. Canaries are placed among the user's own
 examples in one run of the model, loss and optimizer: each is in or silent by a coin, and the coins are
@@ -10,9 +7,6 @@ guessed from the releases (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxa
 adversary has the other examples and their participations: their contributions are subtracted
 (`train.audit.bystanders`). The releases in a canary's coordinate are scored by the privacy loss of the plan's
 mechanism with a third of its noise, as an audit is to find too little noise.
-
-Exit codes: 0 nothing contradicts the plan, 1 the audit does, or a batch was overfull, 2 bad input or a
-full disk, 130 interrupted.
 """
 
 import dataclasses
@@ -25,6 +19,8 @@ from typing import Any
 import numpy as np
 import optax
 
+from jaxacct.cli.output import complain
+from jaxacct.cli.usage import Integer, Number
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import check_target, holds_schema, write_atomically
 from jaxacct.common.progress import watch
@@ -32,7 +28,7 @@ from jaxacct.core.plan import Plan
 from jaxacct.likelihood.loss import privacy_loss
 from jaxacct.report.run_card import read_plan
 
-from .. import command as _command
+from ..batches.sampler import BatchOverflowError
 from ..batches.sources import as_rows
 from ..options import TrainOptions
 from ..procedures.protocol import Request
@@ -242,16 +238,25 @@ def named(name: str) -> dict[str, Any]:
 
 
 def run(
+    *,
     plan: str,
     model: str | None = None,
-    canaries: int | None = None,
-    confidence: float = 0.95,
-    clip_norm: float | None = None,
-    microbatch_size: int | None = None,
+    canaries: Integer | None = None,
+    confidence: Number = 0.95,
+    clip_norm: Number | None = None,
+    microbatch_size: Integer | None = None,
     out: str | None = None,
     json_output: bool = False,
 ) -> int:
     """Attack training under a plan with canaries: a lower bound on its epsilon.
+
+    For example:
+
+        jaxacct audit --plan plan.json --out audit.json
+        jaxacct audit --plan plan.json --model my_project:what_i_train
+
+    Exit codes: 0 nothing contradicts the plan, 1 the audit does, or a batch was overfull, 2 bad input or a
+    full disk, 130 interrupted.
 
     Args:
       plan: from `jaxacct calibrate --out`, for as many examples as the data has.
@@ -269,14 +274,16 @@ def run(
     given = digits() if model is None else named(model)
     given |= {} if clip_norm is None else {"clip_norm": clip_norm}
     with watch(unit="steps") as progress:
-        found = audit(
-            **given,
-            plan=covered,  # others are refused there
-            canaries=canaries,
-            confidence=confidence,
-            progress=progress or False,
-            microbatch_size=microbatch_size,
+        asked: dict[str, Any] = dict(
+            canaries=canaries, confidence=confidence, microbatch_size=microbatch_size
         )
+        try:
+            found = audit(
+                **given, plan=covered, progress=progress or False, **asked
+            )  # other plans are refused
+        except BatchOverflowError as error:
+            complain(str(error))
+            return 1
     shown = {"schema": SCHEMA, "finding": found.to_json(), "can_see": CAN_SEE}
     if out is not None:
         write_atomically(out, json.dumps(shown, indent=1) + "\n")
@@ -285,8 +292,3 @@ def run(
     else:
         print(f"{found.statement()}\n{CAN_SEE}")
     return 1 if found.contradicts else 0
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Run the command line; exits with the codes in the module's docstring."""
-    _command.run(run, "audit", prog="jaxacct audit", argv=argv)

@@ -1,21 +1,14 @@
-r"""Bounded contributions of users, and the sampling probability that multi-attribution needs on their graph.
-
-    jaxacct attribution --edges edges.csv --dataset-size 60000 --examples-per-user 4 \\
-        --batch-size 128 --min-separation 64 --out graph.npz
-
-bounds every user's contributions, finds the sampling probability and keeps the graph for the training run.
-"""
+"""`jaxacct attribution`: bounded contributions of users, and the sampling probability on their graph."""
 
 import itertools
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxacct.cli.usage import parse, single
+from jaxacct.cli.usage import Integer, Number
 from jaxacct.common import validate as _validate
 from jaxacct.schemes import IndependentAttribution, MultiAttribution
 from jaxacct.statistics import roots
@@ -53,7 +46,7 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
     except OSError as error:
         raise ValueError(f"edges {path} cannot be read: {error.strerror or error}") from None
     except (pyarrow.ArrowException, KeyError) as error:
-        first = next(iter(str(error).splitlines()), "")
+        first = _validate.in_one_line(error)
         raise ValueError(f"edges {path} must have the columns user and row: {first}") from None
     if table.column_names != columns:
         raise ValueError(f"edges {path} must have the columns user and row, got {table.column_names}")
@@ -190,19 +183,25 @@ def find_sampling_probability(
 
 
 def prepare(
+    *,
     edges: str,
-    dataset_size: int,
-    examples_per_user: int,
-    batch_size: float,
-    min_separation: int,
+    dataset_size: Integer,
+    examples_per_user: Integer,
+    batch_size: Number,
+    min_separation: Integer,
     out: str,
     scheme: Literal["multi-attribution", "independent-attribution"] = "multi-attribution",
     accountant: Literal["unamplified", "revealed-pattern"] | None = None,
-    max_neighborhood: int | None = None,
+    max_neighborhood: Integer | None = None,
     duplicates: bool = False,
-    seed: int = 0,
+    seed: Integer = 0,
 ) -> int:
-    """Bound contributions, find the sampling probability, store the graph; prints one JSON object.
+    r"""Bound contributions, find the sampling probability, store the graph; prints one JSON object.
+
+    For example:
+
+        jaxacct attribution --edges edges.csv --dataset-size 60000 \
+            --examples-per-user 4 --batch-size 128 --min-separation 64 --out graph.npz
 
     Args:
       edges: CSV or Parquet with the columns "user" and "row".
@@ -256,18 +255,3 @@ def prepare(
     }
     print(json.dumps(found))
     return 0
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Run the command; exit with 0, or 2 on bad input."""
-    try:
-        app = single(prepare, "jaxacct attribution", __doc__)
-        code = parse(app, sys.argv[1:] if argv is None else argv)()
-    except (ValueError, OSError) as error:
-        print(f"train.batches.attribution: {error}", file=sys.stderr)
-        code = 2
-    raise SystemExit(code)
-
-
-if __name__ == "__main__":
-    main()

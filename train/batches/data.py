@@ -19,7 +19,6 @@ class Split:
     Rows are inputs (height, width, channels) float32 in [0, 1] and labels () int32.
     """
 
-    name: str
     train: ArrayRows
     test: ArrayRows
     num_classes: int
@@ -66,7 +65,7 @@ def _digits() -> Split:
     order = np.random.default_rng(0).permutation(len(labels))
     parts = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
     train, test = (from_arrays(images[part], labels[part], scale=16.0) for part in parts)
-    return Split("digits", train, test, 10)
+    return Split(train, test, 10)
 
 
 def _mnist(folder: Path) -> Split:
@@ -77,30 +76,24 @@ def _mnist(folder: Path) -> Split:
             raise ValueError(f"data_folder {folder} must hold 28 x 28 images with a label each, in {name}")
         return from_arrays(images[..., None], _labels(labels, folder / name), scale=255.0)
 
-    return Split("mnist", part("train"), part("t10k"), 10)
+    return Split(part("train"), part("t10k"), 10)
 
 
 def _idx(path: Path, dimensions: int) -> np.ndarray:
     """Bytes in the idx format: two zeros, type 8, the number of dimensions, their sizes, the entries."""
     zipped = path.with_name(f"{path.name}.gz")
-    content = _content(path if path.exists() or not zipped.exists() else zipped)
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"data file {zipped} cannot be unzipped: {error}") from None
+    path = zipped if zipped.exists() and not path.exists() else path
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"data file {path} cannot be read: {reason}") from None
     first = 4 + 4 * dimensions
     sizes = np.frombuffer(content[4:first], ">u4").astype(np.int64)
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) - first != sizes.prod():
         raise ValueError(f"data file {path} must be an idx file of {dimensions} dimensions of bytes")
     return np.frombuffer(content, np.uint8, offset=first).reshape(sizes)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"data file {path} cannot be read: {error.strerror}") from None
 
 
 def _labels(labels, path: Path):

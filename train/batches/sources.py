@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxacct.common.validate import in_one_line
+
 from . import fingerprints
 from .indexed import Indexed, as_arrays, check_kept, check_numbers, stacked
 
@@ -73,9 +75,8 @@ def _archived(path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:  # zip, zlib and header errors of a damaged file
-        first = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(
-            f"data {os.fspath(path)} must be a .npz file of arrays of numbers: {first}"
+            f"data {os.fspath(path)} must be a .npz file of arrays of numbers: {in_one_line(error)}"
         ) from None
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow
 from pyarrow import compute, parquet, types
 
+from jaxacct.common.validate import in_one_line
+
 from .indexed import Indexed
 
 _MISSING = "column {} must have a value in every row, has missing ones"
@@ -43,8 +45,7 @@ def parquet_table(path: str | os.PathLike) -> ArrowTable:
     try:
         return ArrowTable(parquet.read_table(path))
     except (OSError, pyarrow.ArrowException) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"data {os.fspath(path)} must be a Parquet file: {first}") from None
+        raise ValueError(f"data {os.fspath(path)} must be a Parquet file: {in_one_line(error)}") from None
 
 
 def _numbers(array, name: str) -> np.ndarray:

@@ -18,7 +18,6 @@ from jaxacct.common import validate as _validate
 from .grid import Grid
 
 LAYER = "layer"
-_MAX_PATHS = 256  # of one parameter; a module that holds itself has infinitely many
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class ClipGroups:
 
     Attributes:
       filters: "layer" (a group of all parameters with the same parent), or nnx filters, one a group: a
-        parameter is in the group of the first that selects it; `...` selects what is left.
+        parameter is in the group of the first that selects it; `...` selects what is left. One that the model
+        holds in several places counts where `nnx.state` has it.
       norms: of each filter's group, squares adding up to at most that of `clip_norm`; by default `clip_norm`
         / sqrt(groups) for all. Public, as the filters.
     """
@@ -85,20 +85,19 @@ class Groups:
         return limits
 
 
-def partition(params, given, clip_norm: float, model: Any = None) -> tuple[Groups, list[dict[str, Any]]]:
+def partition(params, given, clip_norm: float) -> tuple[Groups, list[dict[str, Any]]]:
     """Return the groups of parameters, and {"norm", "parameters": names} of each to store with a run.
 
-    `given` is "layer", a sequence of nnx filters, or a `ClipGroups`; `model` shows which parameters have
-    several paths.
+    `given` is "layer", a sequence of nnx filters, or a `ClipGroups`.
     """
     asked = given if isinstance(given, ClipGroups) else ClipGroups(given)
     paths = list(_paths(params))
     if asked.filters == LAYER:
         if asked.norms is not None:
             raise ValueError("clip_groups must have filters where it has norms, got 'layer'")
-        of = _by_layer(paths, _aliases(model))
+        of = _by_layer(paths)
     else:
-        of = _by_filter(paths, _filters(asked.filters), _aliases(model))
+        of = _by_filter(paths, _filters(asked.filters))
     if not of:
         raise ValueError("clip_groups must be of some parameters, there are none")
     number = max(of) + 1
@@ -147,18 +146,16 @@ def _key(part):
     return str(part)
 
 
-def _by_layer(paths, aliases: Callable[[tuple], list[tuple]]) -> list[int]:
-    # A module with two paths is one layer.
-    layers = _groups(paths, aliases, lambda path, _: aliases(path[:-1])[0])
+def _by_layer(paths) -> list[int]:
+    layers = [path[:-1] for path, _ in paths]
     numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers))}
     return [numbers[layer] for layer in layers]
 
 
-def _by_filter(paths, filters, aliases: Callable[[tuple], list[tuple]]) -> list[int]:
-    def first(path, value) -> int | None:
-        return next((i for i, selects in enumerate(filters) if selects(path, value)), None)
-
-    of = _groups(paths, aliases, first)
+def _by_filter(paths, filters) -> list[int]:
+    of: list[Any] = [
+        next((i for i, selects in enumerate(filters) if selects(path, value)), None) for path, value in paths
+    ]
     if None in of:
         raise ValueError(
             f"clip_groups must select every parameter, {_name(paths[of.index(None)][0])} is in no group; "
@@ -169,21 +166,6 @@ def _by_filter(paths, filters, aliases: Callable[[tuple], list[tuple]]) -> list[
             raise ValueError(
                 f"clip_groups must select a trained parameter by each filter, number {i} has none"
             )
-    return of
-
-
-def _groups(paths, aliases, group_of: Callable[[tuple, Any], Any]) -> list[Any]:
-    """Return the group of each parameter, the same by all its paths."""
-    of = []
-    for path, value in paths:
-        groups = {group_of(other, value): other for other in reversed(aliases(path))}
-        if len(groups) > 1:
-            first, second, *_ = groups.values()
-            raise ValueError(
-                f"clip_groups must have a shared parameter in one group, {_name(first)} is {_name(second)} "
-                "in another"
-            )
-        of.extend(groups)
     return of
 
 
@@ -198,26 +180,3 @@ def _filters(given) -> list[Callable[[tuple, Any], bool]]:
 
 def _name(path) -> str:
     return ".".join(map(str, path))
-
-
-def _aliases(model) -> Callable[[tuple], list[tuple]]:
-    """Return a function from a path to all paths of the same variable, in one order."""
-    same = nnx.find_duplicates(model) if isinstance(model, nnx.Module) else []
-
-    def elsewhere(path: tuple) -> Iterator[tuple]:
-        for places in same:
-            for place in places:
-                if path[: len(place)] == tuple(place):
-                    yield from ((*other, *path[len(place) :]) for other in places)
-
-    def of(path: tuple) -> list[tuple]:
-        known, waiting = {path}, [path]
-        while waiting:
-            fresh = set(elsewhere(waiting.pop())) - known
-            known |= fresh
-            waiting += fresh
-            if len(known) > _MAX_PATHS:
-                raise ValueError("model must not contain itself where clip_groups is given")
-        return sorted(known, key=lambda one: [str(part) for part in one])
-
-    return of

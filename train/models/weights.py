@@ -14,6 +14,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
+from jaxacct.common.validate import in_one_line
+
 from ..arguments import check_callable, check_model
 from .saving import filled, named, plain
 
@@ -90,8 +92,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             )
             found = named(checkpointer.restore(path, like))
     except Exception as error:  # whatever Orbax and its stores raise
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"weights {path} must be an Orbax checkpoint of one pytree: {first}") from error
+        raise ValueError(
+            f"weights {path} must be an Orbax checkpoint of one pytree: {in_one_line(error)}"
+        ) from error
     names = list(found)
     if all(name.endswith(".value") for name in names):
         names = [name.removesuffix(".value") for name in names]

@@ -22,15 +22,14 @@ class Room:
         return self._all[-self._all.ctypes.data % _ALIGNMENT :][:size]
 
 
-def words(key: np.ndarray, step: int, number: int, room: Room | None = None, first: int = 0) -> np.ndarray:
-    """Return the key stream from block `first` on with the nonce (step, 0, 0), (number,) uint64.
+def words(key: np.ndarray, step: int, number: int, room: Room | None = None) -> np.ndarray:
+    """Return the key stream with the nonce (step, 0, 0), (number,) uint64.
 
     Args:
       key: (8,) uint32.
       step: 0 to 2^32 - 1.
       number: of words of 64 bits, at most 2^35 (2^32 blocks).
       room: where words stand until it is given again; of one thread. By default they are kept.
-      first: block of 8 words; the last one must be below 2^32, too.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -38,7 +37,7 @@ def words(key: np.ndarray, step: int, number: int, room: Room | None = None, fir
     if key.shape != (8,):
         raise ValueError(f"key must be 8 words of 32 bits, got shape {key.shape}")
     out = (room or Room()).of(8 * number)
-    algorithm = algorithms.ChaCha20(key.tobytes(), np.array([first, step, 0, 0], "<u4").tobytes())
+    algorithm = algorithms.ChaCha20(key.tobytes(), np.array([0, step, 0, 0], "<u4").tobytes())
     encryptor = Cipher(algorithm, mode=None).encryptor()
     place = out.data
     for at in range(0, out.size, len(_ZEROS)):

@@ -170,61 +170,20 @@ def normals_of(key, step, arrays: Sequence[tuple[int, ...] | Cut]) -> list[jax.A
     return found
 
 
-class Part(NamedTuple):
-    """Numbers `begin` to `end - 1` of one array, in the order of its memory."""
-
-    array: int
-    begin: int
-    """A multiple of 8: no block of words serves two parts."""
-    end: int
-
-
-def whole(shapes: Sequence[tuple[int, ...]]) -> list[Part]:
-    """Return each array as one part."""
-    return [Part(array, 0, math.prod(shape)) for array, shape in enumerate(shapes)]
-
-
-def in_parts(shapes: Sequence[tuple[int, ...]], most: int) -> list[tuple[Part, ...]]:
-    """Return all numbers of arrays of these shapes in groups, in order, each of at most `most` or so."""
-    most = 2 * _PAIRS * -(-most // (2 * _PAIRS))
-    groups: list[list[Part]] = [[]]
-    left = most
-    for array, size in enumerate(map(math.prod, shapes)):
-        begin = 0
-        while begin < size or begin == 0:
-            if left <= 0:
-                groups.append([])
-                left = most
-            groups[-1].append(Part(array, begin, min(size, begin + left)))
-            taken = 2 * _PAIRS * -(-max(1, groups[-1][-1].end - begin) // (2 * _PAIRS))
-            begin, left = begin + taken, left - taken
-    return [tuple(group) for group in groups]
-
-
 def words_on_the_host(
-    key: np.ndarray,
-    step: int,
-    shapes: Sequence[tuple[int, ...]],
-    room: keystream.Room | None = None,
-    parts: Sequence[Part] | None = None,
+    key: np.ndarray, step: int, shapes: Sequence[tuple[int, ...]], room: keystream.Room | None = None
 ) -> list[np.ndarray]:
-    """Return the words of `normals_of`, (pairs, 2) uint64 of each part; `pairs_of` makes normals of them.
+    """Return the words of `normals_of`, (pairs, 2) uint64 of each array; `pairs_of` makes normals of them.
 
     Args:
       key: (8,) uint32.
       step: index of the step.
       shapes: of the arrays.
       room: for words, by default new; no other thread may use it at the same time.
-      parts: a group of `in_parts`; by default each array as a whole.
     """
     places, size = _places(shapes)
-    _blocks(size)
-    parts = whole(shapes) if parts is None else parts
-    begins = [places[part.array].start + part.begin for part in parts]
-    sizes = [2 * -(-(part.end - part.begin) // 2) for part in parts]
-    first, end = (begins[0], begins[-1] + sizes[-1]) if begins else (0, 0)
-    words = keystream.words(key, step, 2 * _PAIRS * _blocks(end - first), room, first // (2 * _PAIRS))
-    return [words[begin - first :][:size].reshape(-1, 2) for begin, size in zip(begins, sizes, strict=True)]
+    words = keystream.words(key, step, 2 * _PAIRS * _blocks(size), room)
+    return [words[place.start : place.stop + place.stop % 2].reshape(-1, 2) for place in places]
 
 
 def pairs_of(words) -> tuple[jax.Array, jax.Array]:

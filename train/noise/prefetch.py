@@ -20,16 +20,14 @@ import numpy as np
 from jaxacct.kernels.programs import compiler_options
 
 from .keystream import Room
-from .normals import in_parts, words_on_the_host
-from .recursion import Fresh, Integers, NoiseState, solve_words, store
+from .normals import words_on_the_host
+from .recursion import Fresh, NoiseState, integers_of, solve_words, store
 
 if TYPE_CHECKING:
     from ..optimizers import Privatizer
 
 # Parameters. For fewer the thread costs more than it saves; of more, words (two copies) take too much memory.
-_FEWEST, _MOST = 2**16, 2**28
-# Parameters whose words are in memory at a time; of many a share, as each group has a program of its own.
-_AT_ONCE, _MOST_GROUPS = 2**21, 8
+_FEWEST, _MOST = 2**16, 2**26
 
 
 class _Coming(NamedTuple):
@@ -64,8 +62,7 @@ class Ahead:
     def _solve(self):
         # When it is first needed: the options are those of a device, and devices may be set up after this.
         options = compiler_options()
-        solve = functools.partial(solve_words, *self._of)
-        return jax.jit(solve, static_argnums=2, compiler_options=options)
+        return jax.jit(functools.partial(solve_words, *self._of), compiler_options=options)
 
     def take(self, state: NoiseState) -> Fresh | None:
         """Return the noise of this state's step; None where its program is to draw it."""
@@ -110,14 +107,12 @@ class Ahead:
     def _computed(self, key: np.ndarray, step: int, recent, before, room: Room | None) -> Fresh:
         jax.block_until_ready(before)
         shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(recent)]
-        state, integers = NoiseState(np.int32(step), recent, key), Integers(shapes)
-        for parts in in_parts(shapes, max(_AT_ONCE, -(-sum(map(math.prod, shapes)) // _MOST_GROUPS))):
-            words = words_on_the_host(key, step, shapes, room, parts)
-            with jax.enable_x64(True):
-                made = self._solve(state, words, parts)
-            # Waits for it, as the words' memory is written to after this.
-            integers.add(parts, made)
-        return Fresh(np.int32(step), key, integers.all())
+        words = words_on_the_host(key, step, shapes, room)
+        with jax.enable_x64(True):
+            made = self._solve(NoiseState(np.int32(step), recent, key), words)
+        # Waits for it, as the words' memory is written to after this.
+        integers = [integers_of(*each) for each in zip(made, shapes, strict=True)]
+        return Fresh(np.int32(step), key, integers)
 
 
 def _is_worth_it(state: NoiseState) -> bool:

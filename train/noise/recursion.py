@@ -14,7 +14,6 @@ of the W are, two copies each. One band is plain DP-SGD.
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +26,7 @@ from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
 from ..procedures.stored import stored
 from .keystream import Room
-from .normals import LARGEST, Part, fresh_key, key_of_run, normals_of, pairs_of, standard_normals, whole
+from .normals import LARGEST, fresh_key, key_of_run, normals_of, pairs_of, standard_normals
 
 FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -148,10 +147,8 @@ def solve(strategy: Strategy, levels: float, state: NoiseState, normals) -> list
         return [of_one([fresh], ring, lambda row: [row])[0] for fresh, ring in both]
 
 
-def solve_words(
-    strategy: Strategy, levels: float, state: NoiseState, words, parts: Sequence[Part] | None = None
-) -> list[list[tuple]]:
-    """Return `solve` of the normals that words make, in pieces, int64 with two numbers each (`Integers`).
+def solve_words(strategy: Strategy, levels: float, state: NoiseState, words) -> list[list[tuple]]:
+    """Return `solve` of the normals that words make, in pieces, int64 with two numbers each (`integers_of`).
 
     One loop over memory reads the words of a pair and what is kept, and writes both integers: normals are
     never in memory. Loops are over rows of known length, and what is left: of other lengths XLA computes one
@@ -162,7 +159,6 @@ def solve_words(
       levels: as of `draw`.
       state: as of `draw`.
       words: of `train.noise.normals.words_on_the_host`.
-      parts: those of the words; by default all arrays.
     """
 
     def of_piece(each, ring, end: int):
@@ -175,70 +171,34 @@ def solve_words(
             pair = [both.astype(jnp.int32), (both >> 32).astype(jnp.int32)]
         return tuple(_packed(*numbers) for numbers in zip(*of_one(pair, ring, halves), strict=True))
 
-    def of_part(each, part: Part):
-        ring, size = rings[part.array], part.end - part.begin
-        ring, main = ring.reshape(len(ring), math.prod(ring.shape[1:])), size // (2 * _ROW) * 2 * _ROW
-        found, rest = [], jnp.pad(ring[:, part.begin + main : part.end], [(0, 0), (0, size % 2)])
+    def of_array(each, ring):
+        size = math.prod(ring.shape[1:])
+        ring, main = ring.reshape(len(ring), size), size // (2 * _ROW) * 2 * _ROW
+        found, rest = [], jnp.pad(ring[:, main:], [(0, 0), (0, size % 2)])
         if main:
-            rows = _Columns(ring, part.begin, part.begin + main)
-            found.append(of_piece(each[: main // 2].reshape(-1, _ROW, 2), rows, main))
+            found.append(of_piece(each[: main // 2].reshape(-1, _ROW, 2), ring, main))
         if main < size or not size:
             found.append(of_piece(each[main // 2 :], rest, rest.shape[1]))
         return found
 
-    rings = jax.tree.leaves(state.recent)
     with jax.enable_x64(True):
         stream = _stream_of(strategy)
         of_one, _ = stream.at(levels, state.step)
-        parts = whole([ring.shape[1:] for ring in rings]) if parts is None else parts
-        return [of_part(*each) for each in zip(words, parts, strict=True)]
+        return [of_array(*each) for each in zip(words, jax.tree.leaves(state.recent), strict=True)]
 
 
-class _Columns:
-    """Some columns of a matrix, without a copy: a loop would be given one."""
-
-    def __init__(self, matrix, begin: int, end: int):
-        self._matrix, self._begin, self._end = matrix, begin, end
-        self.shape = len(matrix), end - begin
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, row) -> jax.Array:
-        return self._matrix[row][self._begin : self._end]
-
-
-class Integers:
-    """`solve` of `solve_words`, added part by part: the same memory for an array in one piece.
+def integers_of(pieces: list[tuple], shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Return `solve` of one array, int32 of this shape, of its pieces by `solve_words`; waits for them.
 
     Processors must store low halves first.
     """
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]]):
-        self._shapes = shapes
-        self._found: list[list[np.ndarray]] = [[] for _ in shapes]
-
-    def add(self, parts: Sequence[Part], made: list[list[tuple]]) -> None:
-        """Add what `solve_words` returned for some parts; waits for it."""
-        for part, pieces in zip(parts, made, strict=True):
-            pairs = -(-math.prod(self._shapes[part.array]) // 2)
-            for kind, each in enumerate(zip(*pieces, strict=True)):
-                each = [np.asarray(piece).astype("<i8", copy=False).reshape(-1) for piece in each]
-                found = self._found[part.array]
-                if kind == len(found):
-                    found.append(each[0] if each[0].size == pairs else Room().of(8 * pairs).view("<i8"))
-                at = part.begin // 2
-                for piece in each:
-                    if found[kind] is not piece:
-                        found[kind][at : at + piece.size] = piece
-                    at += piece.size
-
-    def all(self) -> list[tuple[np.ndarray, ...]]:
-        """Return `solve` of all parts, which must have been added."""
-        return [
-            tuple(numbers.view("<i4")[: math.prod(shape)].reshape(shape) for numbers in found)
-            for found, shape in zip(self._found, self._shapes, strict=True)
-        ]
+    found = []
+    for each in zip(*pieces, strict=True):
+        each = [np.asarray(piece).astype("<i8", copy=False).reshape(-1) for piece in each]
+        if len(each) > 1:
+            each = [np.concatenate(each, out=Room().of(8 * sum(map(len, each))).view("<i8"))]
+        found.append(each[0].view("<i4")[: math.prod(shape)].reshape(shape))
+    return tuple(found)
 
 
 def store(strategy: Strategy, levels: float, state: NoiseState, made: list[tuple[jax.Array, ...]]):

@@ -55,10 +55,10 @@ def train(plan: Plan, request: Request) -> Result:
             "noise_memory must be 'keep' with batches, each of which has a noise key of its own, and with "
             "elastic: another machine may round vectors otherwise that earlier steps were made of"
         )
-    optimizer, claim = request.given_optimizer(), plan.claim.to_json()
+    optimizer = request.given_optimizer()
     groups = described_groups = None
     if options.clip_groups is not None:
-        groups, described_groups = partition(params, options.clip_groups, clip_norm, request.model)
+        groups, described_groups = partition(params, options.clip_groups, clip_norm)
         groups.limits(private.grid)
     shared: dict[str, Any] = dict(normalize=options.normalize, has_aux=options.has_aux)
     clipping = Choice(PER_EXAMPLE, "individual charges the gradient of each example")
@@ -80,13 +80,11 @@ def train(plan: Plan, request: Request) -> Result:
         _check_individual(options)
         shared |= dict(microbatch_size=options.microbatch_size or largest)
         parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
-        claim |= {"individual": repr(options.individual)}  # all of its fields but `continues`
     run = Run(
         plan=plan,
         request=request,
         start=lambda: parts["step"].init(params),
         steps=steps,
-        claim=claim,
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         loss=loss,
@@ -100,6 +98,7 @@ def train(plan: Plan, request: Request) -> Result:
             microbatch_size=options.microbatch_size,
             noise_memory=options.noise_memory,
             layout=_by_device.layout(mesh, params),
+            individual=repr(options.individual),  # all of its fields but `continues`
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
@@ -174,14 +173,15 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
 
 
 def _check_individual(options: TrainOptions) -> None:
-    if options.mesh is not None:
-        raise ValueError("mesh must not be given with individual: its records are on one device")
+    for name, why in (
+        ("mesh", "its records are on one device"),
+        ("clip_groups", "it follows one clip norm"),
+        ("skip_padding", "every example is charged"),
+    ):
+        if getattr(options, name) not in (None, False):
+            raise ValueError(f"{name} must not be given with individual: {why}")
     if options.clipping not in (AUTO, PER_EXAMPLE):
         raise ValueError("clipping must be 'per_example' with individual, which needs every example's norm")
-    if options.clip_groups is not None:
-        raise ValueError("clip_groups must not be given with individual, which follows one clip norm")
-    if options.skip_padding:
-        raise ValueError("skip_padding must not be given with individual: every example is charged")
 
 
 def _skips_padding(plan: Plan, options: TrainOptions) -> bool:

@@ -175,7 +175,6 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         step=step,
         batch=batch,
         steps=rounds,
-        claim=plan.to_json(),
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),

@@ -7,7 +7,7 @@ noise before it is shown; earlier ones are in checkpoints, which are secret, and
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -41,19 +41,23 @@ class LogisticRegression:
       regularization: m, of `(m/2) |weights|^2`, added to every example's loss; 0 for none.
       clip_norm: per-example gradients are clipped to this norm; binary only. Clipping a softmax gradient does
         not give the gradient of a convex function, so there the features' norm is the only bound.
+      grad_sensitivity: L, largest distance of two examples' gradients at one point; the ridge term cancels.
+      smoothness: M, the Hessian is at most `|x|^2 / 4` (binary) or `|x|^2 / 2` (softmax), and the ridge term.
+      strong_convexity: m, from the ridge term alone.
     """
 
     num_classes: int
     feature_norm: float
     regularization: float = 0.0
     clip_norm: float | None = None
+    grad_sensitivity: float = field(init=False, repr=False)
+    smoothness: float = field(init=False, repr=False)
+    strong_convexity: float = field(init=False, repr=False)
 
     def __post_init__(self):
-        self._conditions  # noqa: B018  checks the fields
-
-    @property
-    def _conditions(self) -> dict[str, float]:
-        return logistic_conditions(self.num_classes, self.feature_norm, self.regularization, self.clip_norm)
+        given = self.num_classes, self.feature_norm, self.regularization, self.clip_norm
+        for name, value in logistic_conditions(*given).items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def within(cls, plan: LastIteratePlan, num_classes: int) -> "LogisticRegression":
@@ -78,21 +82,6 @@ class LogisticRegression:
             )
         clip = longest if binary and longest**2 < squared else None
         return cls(num_classes, (squared - 1) ** 0.5 * _INSIDE, plan.strong_convexity, clip)
-
-    @property
-    def grad_sensitivity(self) -> float:
-        """L: largest distance of two examples' gradients at one point; the ridge term cancels."""
-        return self._conditions["grad_sensitivity"]
-
-    @property
-    def smoothness(self) -> float:
-        """M: the Hessian is at most `|x|^2 / 4` (binary) or `|x|^2 / 2` (softmax), and the ridge term."""
-        return self._conditions["smoothness"]
-
-    @property
-    def strong_convexity(self) -> float:
-        """m, from the ridge term alone."""
-        return self._conditions["strong_convexity"]
 
     def __call__(self, weights, example):
         """Return the loss of one example `(features with their constant, label)`; its gradient is clipped."""
@@ -248,7 +237,6 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
             step=_step(plan, loss),
             batch=Rows(rows, plan.batch_size),
             steps=plan.steps,
-            claim=plan.to_json(),
             clip_norm=loss.grad_sensitivity / 2,
             sampler_key=sampler_key,
             source_at=lambda key, drawn: Replayed(lambda generator: _batches(plan, generator), key, drawn),

@@ -371,7 +371,6 @@ def _train(plan: DicePlan, request: Request) -> Result:
         step=step,
         batch=Rows(numbered(loss, rows), plan.max_batch_size),
         steps=steps,
-        claim=plan.to_json(),
         clip_norm=plan.clip_norm,
         sampler_key=sampler_key,
         source_at=source_at,

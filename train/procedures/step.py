@@ -105,7 +105,6 @@ class PrivateStep:
         self._ahead = Ahead(private)
         self._begun = False
         self._in_use = threading.Lock()
-        self._key: tuple[Any, Any] = None, None  # that of the last state, and its words
 
     def init(self, params) -> TrainState:
         """Return the state before the first step, a copy, with the dtypes that every later one has.
@@ -150,25 +149,17 @@ class PrivateStep:
                 raise ValueError("noise_memory must be 'keep' with batches: each has a noise key of its own")
             return self._jitted(state, batch, mask, self._loss, None, specs)
         if digest is not None:
-            state, words = self._bound_to(digest, state)
-            after, info = self._jitted(state, batch, mask, self._loss, None, specs)
-            self._key = after.noise.key, words
-            return after, info
+            old = state.noise.key
+            key = next_key(np.asarray(old), digest)
+            key = jax.device_put(key, old.sharding) if getattr(old, "committed", False) else jnp.asarray(key)
+            state = state._replace(noise=state.noise._replace(key=key))
+            return self._jitted(state, batch, mask, self._loss, None, specs)
         fresh, before = self._ahead.take(state.noise), state.noise
         if fresh is not None:
             # The thread writes to what is kept, at the same time.
             state = state._replace(noise=before._replace(recent=None))
         after, info = self._jitted(state, batch, mask, self._loss, fresh, specs)
         return after._replace(noise=self._ahead.begin(before, after.noise, info.loss)), info
-
-    def _bound_to(self, digest: str, state: TrainState) -> tuple[TrainState, Any]:
-        """Return the state with the next key, and the words of it."""
-        old, words = state.noise.key, self._key[1]
-        if old is not self._key[0]:
-            words = np.asarray(old)  # waits for the step before, so it is done once
-        words = next_key(words, digest)
-        new = jax.device_put(words, old.sharding) if getattr(old, "committed", False) else jnp.asarray(words)
-        return state._replace(noise=state.noise._replace(key=new)), words
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program, which draws its noise itself."""

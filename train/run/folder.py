@@ -27,6 +27,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxacct.common.files import Checkpoint, read_json, write_atomically
+from jaxacct.common.validate import in_one_line
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
@@ -76,7 +77,7 @@ def _same_numbers(before, now) -> bool:
     return isinstance(before, list) and len(before) == len(now) and np.allclose(before, now, 1e-9, 1e-9)
 
 
-class CheckpointError(Exception):
+class CheckpointError(OSError):
     """A checkpoint could not be written or read; the one before it still stands."""
 
 
@@ -256,7 +257,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoint of step {drawn.step} in {self.folder} could not be written: "
-                f"{_in_one_line(error)}; run the same command again once there is room"
+                f"{in_one_line(error)}; run the same command again once there is room"
             ) from error
 
     def restore(self, like):
@@ -282,7 +283,7 @@ class RunFolder:
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
-            raise self._damaged(step, _in_one_line(error)) from error
+            raise self._damaged(step, in_one_line(error)) from error
         kept = found["sampler"]
         checksum = kept.pop("checksum", None)
         if kept.keys() != {"key", "step", "digest"} or kept["step"] != step or not _is_key(kept["key"]):
@@ -337,7 +338,7 @@ class RunFolder:
             write_model(trial, params)
         except Exception as error:  # whatever Orbax raises
             raise ValueError(
-                f"model must have parameters that can be written to {self.folder}: {_in_one_line(error)}"
+                f"model must have parameters that can be written to {self.folder}: {in_one_line(error)}"
             ) from error
         finally:
             shutil.rmtree(trial, ignore_errors=True)
@@ -395,8 +396,3 @@ def _placed(leaf):
     if isinstance(getattr(leaf, "sharding", None), jax.sharding.NamedSharding):
         return leaf
     return jax.numpy.asarray(np.asarray(leaf))
-
-
-def _in_one_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type where the message is empty."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -22,6 +22,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from jaxacct.common.validate import in_one_line
+
 from ..noise.normals import key_of_run
 
 
@@ -72,7 +74,7 @@ def first(function: Callable[[], Any]):
             answer = {"value": function()}
             json.dumps(answer)
         except Exception as failure:
-            answer, error = {"error": next(iter(str(failure).splitlines()), type(failure).__name__)}, failure
+            answer, error = {"error": in_one_line(failure)}, failure
     answer = json.loads(_sent(json.dumps(answer).encode()))
     if error is not None:
         raise error

@@ -50,8 +50,7 @@ class Run:
       steps: number of steps.
       source_at: (sampler key, state of the sampler or None) -> batches, with `next()` and `state`.
       sampler_key: of a new run; a resumed one uses the key that it began with.
-      claim: JSON values of the plan, which a resumed run must share.
-      clip_norm: likewise.
+      clip_norm: which a resumed run must share, as the plan.
       described: further JSON values that it must share.
       bound: private texts that it must share, of which only keyed digests are stored.
       loss: with `optimizer`, what it is bound to as traced, and by what it reads beside the parameters.
@@ -73,7 +72,6 @@ class Run:
     steps: int
     source_at: Callable[[Any, SamplerState | None], Any]
     sampler_key: Any
-    claim: dict
     clip_norm: float
     described: dict[str, Any] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
@@ -101,9 +99,9 @@ class Run:
 
     def _shared(self, state, none) -> dict[str, Any]:
         """Return JSON values that all processes must share, and a resumed run."""
-        mesh = getattr(self.batch, "mesh", None)
+        mesh, claim = getattr(self.batch, "mesh", None), getattr(self.plan, "claim", self.plan).to_json()
         return {
-            "plan": fingerprints.of_bytes(json.dumps(self.claim, sort_keys=True).encode()),
+            "plan": fingerprints.of_bytes(json.dumps(claim, sort_keys=True).encode()),
             "clip_norm": self.clip_norm,
             "steps": self.steps,
             "program": fingerprints.of_trace(self.step.trace(state, *none).jaxpr),

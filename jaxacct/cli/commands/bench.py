@@ -24,6 +24,10 @@ SETTINGS = ((7200, 256, 14_745_600, 1793, 0.47, 10.0), (1024, 16, 51_200, 200, 1
 def command(*, samples: Integer = 8192, json: bool = False) -> int:
     """Measure draws of the privacy loss per second on this machine.
 
+    For example:
+
+        jaxacct bench
+
     Args:
       samples: samples for each setting, after a first pass that compiles.
       json: print one JSON object.

@@ -37,11 +37,20 @@ def command(
     verbose: bool = False,
     json: bool = False,
 ) -> int:
-    """Find and certify the noise multiplier of a run, or certify the one given.
+    r"""Find and certify the noise multiplier of a run, or certify the one given.
 
     Options that are given are kept. With --dataset-size and --batch-size the rest of scheme, separation,
     bands and matrix is selected as `jaxacct recommend` does; one band, which is DP-SGD, is for --bands 1 or
     --scheme poisson.
+
+    For example:
+
+        jaxacct calibrate --dataset-size 50k --batch-size 200 --iterations 1000 \
+            --epsilon 8 --delta 1e-5 --out plan.json
+        jaxacct calibrate --dataset-size 50k --batch-size 200 --iterations 1000 \
+            --epsilon 8 --delta 1e-5 --bands 1
+        jaxacct calibrate --scheme poisson --sampling-probability 0.004 \
+            --iterations 5000 --noise-multiplier 1.1 --delta 1e-6
 
     Args:
       adjacency: what the data set is compared with: the same one in which an example's gradients count as

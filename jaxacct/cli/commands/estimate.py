@@ -33,7 +33,14 @@ def command(
     plot: str | None = None,
     json: bool = False,
 ) -> int:
-    """Estimate delta at an epsilon, epsilon at a delta, or the risk. An estimate is not a guarantee.
+    r"""Estimate delta at an epsilon, epsilon at a delta, or the risk. An estimate is not a guarantee.
+
+    For example:
+
+        jaxacct estimate --scheme poisson --sampling-probability 0.004 \
+            --iterations 5000 --noise-multiplier 1.1 --delta 1e-6
+        jaxacct estimate --dataset-size 50k --batch-size 200 --iterations 1000 \
+            --bands 16 --noise-multiplier 0.6 --epsilon 8
 
     Args:
       noise_multiplier: noise standard deviation per unit of clip norm.

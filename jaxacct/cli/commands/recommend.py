@@ -30,10 +30,17 @@ def command(
     plot: str | None = None,
     json: bool = False,
 ) -> int:
-    """Rank schemes, separations, bands and matrices by error at estimated noise; certify none.
+    r"""Rank schemes, separations, bands and matrices by error at estimated noise; certify none.
 
     Options that are given are kept fixed. The search reads only these public numbers, so it has no
     privacy cost.
+
+    For example:
+
+        jaxacct recommend --dataset-size 50k --batch-size 200 --iterations 1000 \
+            --epsilon 8 --delta 1e-5
+        jaxacct recommend --dataset-size 50k --batch-size 200 --iterations 1000 \
+            --epsilon 8 --delta 1e-5 --bands 4
 
     Args:
       dataset_size: number of examples.

@@ -32,6 +32,10 @@ def command(
 
     The plan is verified with fresh samples first, unless its bound is computed without any.
 
+    For example:
+
+        jaxacct report plan.json --out report.html
+
     Args:
       plan: file written by calibrate.
       out: HTML file to write; it needs no other file and loads nothing.

@@ -9,6 +9,11 @@ from jaxacct.report.run_card import read_plan
 def command(plan: str, /, *, plot: str | None = None, verbose: bool = False, json: bool = False) -> int:
     """Print a plan after checking it.
 
+    For example:
+
+        jaxacct show plan.json
+        jaxacct show plan.json --verbose
+
     Args:
       plan: file written by calibrate, by `jaxacct tradeoff` or by training with DiceSGD.
       plot: write what the plan implies for delta at other epsilons to this PNG.

@@ -26,6 +26,11 @@ def command(
 ) -> int:
     """Print what the first steps of a plan's run have spent, or what a list of events has; both are bounds.
 
+    For example:
+
+        jaxacct spent plan.json --step 500
+        jaxacct spent --event 1.1,0.01,1000 --event 0.9,0.01,500 --delta 1e-6
+
     Args:
       plan: file written by calibrate; with --step.
       step: number of steps, fixed before the run or independent of the data. A run that stops at a step that

@@ -25,7 +25,13 @@ def command(
     force: bool = False,
     json: bool = False,
 ) -> int:
-    """Make a strategy matrix, print its prefix-sum error, write its coefficients.
+    r"""Make a strategy matrix, print its prefix-sum error, write its coefficients.
+
+    For example:
+
+        jaxacct strategy --iterations 1000 --bands 16
+        jaxacct strategy --iterations 1000 --bands 16 --workload momentum:0.9 \
+            --out coefficients.txt
 
     Args:
       iterations: number of training steps.

@@ -35,6 +35,11 @@ def convert_command(
 ) -> int:
     """Convert between mu-GDP, (epsilon, delta), RDP and zCDP; subsampled, composed or for a group.
 
+    For example:
+
+        jaxacct tradeoff convert --mu 1 --delta 1e-5
+        jaxacct tradeoff convert --epsilon 2 --delta 1e-5
+
     Args:
       mu: of a Gaussian mechanism; or the largest mu for --epsilon and --delta.
       epsilon: with --mu, delta is evaluated here.
@@ -97,7 +102,12 @@ def general_command(
     out: str | None = None,
     json: bool = False,
 ) -> int:
-    """Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual or batch clipping.
+    r"""Generalised DP-SGD (arXiv 2212.05796): shuffled or fixed-size batches, individual or batch clipping.
+
+    For example:
+
+        jaxacct tradeoff general --dataset-size 50k --num-epochs 10 \
+            --num-microbatches 250 --epsilon 3 --delta 1e-5
 
     Args:
       delta: target or where epsilon is evaluated.
@@ -166,7 +176,13 @@ def last_iterate_command(
     out: str | None = None,
     json: bool = False,
 ) -> int:
-    """Noisy gradient descent on convex losses, last iterate only (arXiv 2403.00278): gd, cgd or sgd.
+    r"""Noisy gradient descent on convex losses, last iterate only (arXiv 2403.00278): gd, cgd or sgd.
+
+    For example:
+
+        jaxacct tradeoff last-iterate gd --num-examples 5000 --steps 200 \
+            --stepsize 0.1 --num-classes 10 --feature-norm 2 \
+            --strong-convexity 0.01 --delta 1e-5 --epsilon 3
 
     Args:
       method: full batches, a fixed cycle of batches, or batches drawn without replacement.

@@ -31,6 +31,11 @@ def command(
 
     An analytic plan is verified by its accountant.
 
+    For example:
+
+        jaxacct verify plan.json
+        jaxacct verify plan.json --replay
+
     Args:
       plan: file written by calibrate.
       replay: draw the samples of the plan's stored key again, and compare the histograms.

@@ -14,6 +14,7 @@ import train.procedures.bandmf
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from tests.stored_plans import with_derived
+from tests.train import commands
 from tests.train.plans import plan, plan_of
 from train.audit import canaries, command
 from train.audit.canaries import outputs
@@ -104,7 +105,9 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
 def test_the_command_on_digits(tmp_path, capsys):
     """As it comes, in some fifteen seconds."""
     plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
-    code, out, _ = run(capsys, "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json")
+    code, out, _ = commands.command(
+        capsys, "audit", "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
+    )
     assert code == 0 and "one-run audit, 960" in out
 
 
@@ -200,13 +203,6 @@ def bad():
 """
 
 
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as ended:
-        command.main([str(word) for word in words])
-    seen = capsys.readouterr()
-    return ended.value.code, seen.out, seen.err
-
-
 def test_the_command(tmp_path, capsys, monkeypatch):
     (tmp_path / "my_model_of_tests.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -222,7 +218,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(command, "audit", canned)
     lower = 0.5
-    code, out, _ = run(capsys, *mine)
+    code, out, _ = commands.command(capsys, "audit", *mine)
     assert code == 0 and "one-run audit, 4 canaries" in out and "proves nothing" in out
     assert "costs its epsilon again" in out and asked[0]["plan"] == PLAN
     given = {"model": 1, "loss": 2, "dataset": 3, "clip_norm": 0.5, "confidence": 0.95}
@@ -230,7 +226,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     stored = json.loads((tmp_path / "audit.json").read_text())
     assert stored["finding"] == json.loads(json.dumps(found.to_json()))
     lower = 1.5
-    code, out, _ = run(capsys, *mine, "--json-output", "--clip-norm", "2")
+    code, out, _ = commands.command(capsys, "audit", *mine, "--json-output", "--clip-norm", "2")
     assert code == 1 and json.loads(out)["finding"]["contradicts"] and asked[1]["clip_norm"] == 2
     (tmp_path / "other.txt").write_text("mine")
     for words, said in (
@@ -242,5 +238,5 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     ):
         pairs = zip(mine[::2], mine[1::2], strict=True)
         kept = [word for pair in pairs if pair[0] not in words for word in pair]
-        code, _, error = run(capsys, *kept, *words)
+        code, _, error = commands.command(capsys, "audit", *kept, *words)
         assert code == 2 and said in error and error.count("\n") == 1, (words, error)

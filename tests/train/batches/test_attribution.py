@@ -17,6 +17,7 @@ from jaxacct.core.text import unit_in_words
 from tests.oracles import enumeration, shared_examples
 from tests.schemes.test_schemes import chi_square_p_value
 from tests.stored_plans import whole
+from tests.train.commands import command
 from tests.train.fitting import fit
 from tests.train.plans import plan_of
 from train.batches import attribution
@@ -351,10 +352,8 @@ def test_bad_input(tmp_path, capsys):
     (tmp_path / "edges.csv").write_text("who,what\n1,2\n")
     arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "3", "--examples-per-user", "2"]
     arguments += ["--batch-size", "1", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
-    with pytest.raises(SystemExit) as stop:
-        attribution.main(arguments)
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    code, _, error = command(capsys, "attribution", *arguments)
+    assert code == 2 and error.count("\n") == 1
     (tmp_path / "graph.npz").write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(ValueError, match="not a file that"):
         Attribution.load(tmp_path / "graph.npz")
@@ -443,15 +442,12 @@ def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
     write_edges(papers(), tmp_path / "edges.csv")
     arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "60", "--examples-per-user", "2"]
     arguments += ["--batch-size", "1", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
-    with pytest.raises(SystemExit) as stop:
-        attribution.main(arguments)
-    assert stop.value.code == 2
-    assert "independent-attribution" in capsys.readouterr().err
+    code, _, error = command(capsys, "attribution", *arguments)
+    assert code == 2 and "independent-attribution" in error
     assert not (tmp_path / "graph.npz").exists()
-    with pytest.raises(SystemExit) as stop:
-        attribution.main([*arguments, "--scheme", "independent-attribution"])
-    assert stop.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    code, out, _ = command(capsys, "attribution", *arguments, "--scheme", "independent-attribution")
+    assert code == 0
+    found = json.loads(out)
     kept = Attribution.load(tmp_path / "graph.npz").num_examples
     scheme = IndependentAttribution(9, 2, found["sampling_probability"], 2)
     np.testing.assert_allclose(scheme.expected_batch_sizes(kept), 1.0, rtol=1e-12)
@@ -484,10 +480,9 @@ def test_the_command_says_how_to_go_on(tmp_path, capsys):
     write_edges(papers(), tmp_path / "edges.csv")
     arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "60", "--examples-per-user", "2"]
     arguments += ["--batch-size", "0.8", "--min-separation", "2", "--out", str(tmp_path / "graph.npz")]
-    with pytest.raises(SystemExit) as stop:
-        attribution.main([*arguments, "--accountant", "revealed-pattern"])
-    assert stop.value.code == 0
-    line = json.loads(capsys.readouterr().out)["next"]
+    code, out, _ = command(capsys, "attribution", *arguments, "--accountant", "revealed-pattern")
+    assert code == 0
+    line = json.loads(out)["next"]
     values = {"iterations": "12", "bands": "2", "epsilon": "2", "delta": "1e-3"}
     for name, value in values.items():
         line = line.replace(f"--{name} ...", f"--{name} {value}")
@@ -513,10 +508,9 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
     write_edges(albums(), tmp_path / "edges.csv")
     arguments = ["--edges", str(tmp_path / "edges.csv"), "--dataset-size", "120", "--examples-per-user", "2"]
     arguments += ["--batch-size", "2.5", "--min-separation", "3", "--out", str(tmp_path / "graph.npz")]
-    with pytest.raises(SystemExit) as stop:
-        attribution.main(arguments)
-    assert stop.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    code, out, _ = command(capsys, "attribution", *arguments)
+    assert code == 0
+    found = json.loads(out)
     graph = Attribution.load(tmp_path / "graph.npz")
     scheme = MultiAttribution(12, 3, found["sampling_probability"], 2)
     plan = loose_plan(scheme, graph.num_examples)

@@ -77,7 +77,7 @@ def test_mnist_from_a_folder(tmp_path):
         (idx(labels[:4]), "label each"),
         (idx(labels + 1), "labels 0..9"),
         (b"", "idx file"),
-        (b"\x1f\x8b nonsense", "unzipped"),
+        (b"\x1f\x8b nonsense", "cannot be read"),
     ):
         path.write_bytes(bad)
         with pytest.raises(ValueError, match=word) as caught:

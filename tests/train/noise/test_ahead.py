@@ -1,6 +1,5 @@
 """Noise computed by a thread for the step that comes: that which its own program would have drawn."""
 
-import functools
 from concurrent.futures import Future
 
 import chex
@@ -96,20 +95,6 @@ def test_noise_of_the_thread_is_that_of_the_program(strategy, threaded, monkeypa
             state, _ = step(state, ROWS, MASK)
             seen[-1].append(jax.tree.map(np.asarray, state))
     chex.assert_trees_all_equal(*seen)
-
-
-def test_noise_made_in_groups_is_that_of_the_program(threaded, monkeypatch):
-    """Of 20 parameters, the words of 8 in memory at a time."""
-    monkeypatch.setattr(ahead, "_AT_ONCE", 8)
-    seen, drawn = [], ahead.words_on_the_host
-    monkeypatch.setattr(ahead, "words_on_the_host", lambda *args: seen.append(args[4]) or drawn(*args))
-    step = new_step()
-    state = step.init(jnp.zeros(20)).noise
-    solve = jax.jit(functools.partial(recursion.solve, PRIVATE.mechanism.strategy, PRIVATE.levels))
-    with jax.enable_x64(True):
-        expected = solve(state, normals_of(KEY, 0, [(20,)]))
-    chex.assert_trees_all_equal(step._ahead.take(state).made, expected)
-    assert [[(part.begin, part.end) for part in parts] for parts in seen] == [[(0, 8)], [(8, 16)], [(16, 20)]]
 
 
 def test_threads_do_not_share_memory_for_words(step, threaded, monkeypatch):

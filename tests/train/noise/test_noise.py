@@ -1,7 +1,6 @@
 """Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
 
 import functools
-import math
 
 import chex
 import jax
@@ -177,20 +176,6 @@ def test_normals_of_the_host_are_those_of_the_program():
             assert words.ctypes.data % 64 == 0
 
 
-def test_parts_are_all_numbers_once():
-    """In order, none of more than the most; no block of words serves two."""
-    shapes = [(1,), (2, 3), (0, 2), (9, 515), (4096,), ()]
-    for most in (8, 50, 3000, 2**20):
-        groups = normals.in_parts(shapes, most)
-        for group in groups:
-            assert 0 < sum(part.end - part.begin for part in group) <= -(-most // 8) * 8 or len(group) == 1
-        parts = [part for group in groups for part in group]
-        assert all(part.begin % 8 == 0 for part in parts)
-        found = [(part.array, at) for part in parts for at in range(part.begin, part.end)]
-        assert found == [(array, at) for array, shape in enumerate(shapes) for at in range(math.prod(shape))]
-    assert len(groups) == 1
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -202,21 +187,18 @@ def test_parts_are_all_numbers_once():
     ids=["one band", "bands", "inverse", "sums"],
 )
 def test_noise_of_words_is_that_of_normals(strategy):
-    """Bit for bit, of even and odd numbers of parameters, in parts; bands for several passes over memory."""
+    """Bit for bit, of even and odd numbers of parameters; bands for several passes over memory."""
     shapes, generator = [(1,), (2, 3), (0, 2), (9, 515), (4096,)], np.random.default_rng(1)
     state = noise.init(strategy, [jnp.zeros(shape) for shape in shapes], KEY)
     recent = [generator.integers(-(2**20), 2**20, leaf.shape).astype(np.int32) for leaf in state.recent]
     state = state._replace(recent=recent, step=np.int32(7))
     expected = jax.jit(lambda s, z: noise.solve(strategy, LEVELS, s, z))
-    made = jax.jit(functools.partial(noise.solve_words, strategy, LEVELS), static_argnums=2)
+    made = jax.jit(functools.partial(noise.solve_words, strategy, LEVELS))
     with jax.enable_x64(True):
         expected = expected(state, normals.normals_of(KEY, 7, shapes))
-        for most in (3000, 2**20):
-            found, room = noise.Integers(shapes), keystream.Room()
-            for parts in normals.in_parts(shapes, most):
-                words = normals.words_on_the_host(KEY, 7, shapes, room, parts)
-                found.add(parts, made(state, words, parts))
-            chex.assert_trees_all_equal(found.all(), expected)
+        found = made(state, normals.words_on_the_host(KEY, 7, shapes))
+    found = [noise.integers_of(*each) for each in zip(found, shapes, strict=True)]
+    chex.assert_trees_all_equal(found, expected)
 
 
 def test_normals_that_lost_bits_on_their_way_are_refused():
