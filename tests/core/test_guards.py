@@ -555,7 +555,7 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
 
 
 def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
-    """The seconds are CPU time of this process, on two cores; the workers of an executor count by the wall."""
+    """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
     passed = dict(wall=5.0, cpu=0.0)
     times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
     monkeypatch.setattr(pilots_module, "time", times)
