@@ -1,9 +1,14 @@
 """The best deterministic bound of `ACCOUNTANTS`: the fallback candidate that needs no samples."""
 
+import math
+
 from jaxacct.accountants import ACCOUNTANTS, Accountant
 from jaxacct.accountants.pld import PrivacyLossDistribution, is_exact
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
+from jaxacct.statistics import roots
+
+_PRECISION = 1e-4  # relative
 
 
 def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
@@ -22,6 +27,21 @@ def best_accountant(mechanism: Mechanism, epsilon: float, compose_with=None) -> 
     found = [(member.bound_at(mechanism, epsilon, compose_with), member.name) for member in members]
     bound, name = min(found)
     return name, bound
+
+
+def epsilon_at(
+    mechanism: Mechanism, delta: float, compose_with=None, most: float = _validate.MAX_EPSILON
+) -> tuple[float, str | None]:
+    """Return (upper bound on epsilon at `delta`, its accountant); infinity and None without one up to `most`.
+
+    The best accountant's, rounded up by at most a ten-thousandth.
+    """
+
+    def is_enough(epsilon):
+        return best_accountant(mechanism, epsilon, compose_with)[1] <= delta
+
+    end = roots.turn(is_enough, 0.0, 1.0, 0.0, most, relative=_PRECISION)[1]
+    return end, None if end == math.inf else best_accountant(mechanism, end, compose_with)[0]
 
 
 def bound_by(

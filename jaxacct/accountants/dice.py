@@ -25,11 +25,13 @@ def dice_mu(
     noise_std: float,
     adjacency: str = "add-remove",
     reset_every: int | None = None,
+    participations: int | None = None,
 ) -> float:
     """Return mu: the released history is mu-GDP, for any loss, data and sampling; no amplification.
 
-    `mu = sqrt(F (s C1/B)^2 + (T - F)(2 C2 + s C1/B)^2) / sigma_1`, with F first steps (one, or one after each
-    reset) and s = 1 for add-remove, 2 for replace-one.
+    `mu = sqrt(K c^2 + (T - F)(2 C2)^2 + 2 min(K - 1, T - F) (2 C2) c) / sigma_1` with `c = s C1/B`, F first
+    steps (one, or one after each reset) and s = 1 for add-remove, 2 for replace-one. It is
+    `sqrt(F c^2 + (T - F)(2 C2 + c)^2) / sigma_1` where an example may be in every step.
 
     Args:
       iterations: T.
@@ -39,6 +41,7 @@ def dice_mu(
       noise_std: sigma_1, on the mean.
       adjacency: "add-remove" or "replace-one".
       reset_every: the error is reset to 0 after so many steps, at times fixed beforehand.
+      participations: K, the most steps that an example is in; all of them by default.
 
     Source: derived in proofs/dice.md; arXiv 2311.14632, algorithms 2 and 3.
     """
@@ -47,7 +50,11 @@ def dice_mu(
     c2 = _validate.scale("error_clip_norm", error_clip_norm)
     sigma = _validate.scale("noise_std", noise_std)
     first = 1 if reset_every is None else -(-steps // _validate.positive_integer("reset_every", reset_every))
-    return math.sqrt(first * share**2 + (steps - first) * (2 * c2 + share) ** 2) / sigma
+    later, most = steps - first, steps
+    if participations is not None:
+        most = min(steps, _validate.positive_integer("participations", participations))
+    both = 2 * min(most - 1, later) * (2 * c2 * share)
+    return math.sqrt(most * share**2 + later * (2 * c2) ** 2 + both) / sigma
 
 
 def _gradient_share(clip_norm, batch_size, adjacency: str) -> float:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu, dice_noise_std
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
+from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta, gdp_mu
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
 from jaxacct.common.stored_plan import StoredPlan
@@ -21,9 +21,10 @@ class DicePlan(StoredPlan):
     """DiceSGD plan with a guarantee for the whole released history; zero-out adjacency.
 
     In the neighbouring data set one example's gradients are zero. The bound for shuffled batches holds for
-    any batches, which may be public. The bound for Poisson batches is the smaller of it and of partial
-    amplification: outputs before an example's first participation do not depend on it. It helps where T B / N
-    is small, and requires that the batches stay hidden.
+    any batches, which may be public, that have an example once in an epoch of N // B steps. The bound for
+    Poisson batches is the smaller of that of an example in every batch and of partial amplification: outputs
+    before an example's first participation do not depend on it. It helps where T B / N is small, and requires
+    that the batches stay hidden.
 
     Attributes:
       dataset_size: N.
@@ -79,7 +80,7 @@ class DicePlan(StoredPlan):
         # Part of delta is reserved for oversized Poisson batches.
         whole = delta if is_shuffled else delta * (1 - 2e-3)
         # Slightly larger: a value rounded down would not be certified.
-        high = dice_noise_std(epsilon, whole, **{name: given[name] for name in _STEPS}) * (1 + 1e-9)
+        high = at(1.0).mu / float(gdp_mu(epsilon, whole)) * (1 + 1e-9)
         if is_shuffled:
             return at(high)
         low = high / 2
@@ -111,7 +112,13 @@ class DicePlan(StoredPlan):
     @property
     def mu(self) -> float:
         """Mu of the released history, which is mu-GDP."""
-        return dice_mu(noise_std=self.noise_std, **self._steps)
+        return dice_mu(noise_std=self.noise_std, participations=self.participations, **self._steps)
+
+    @property
+    def participations(self) -> int:
+        """Most steps that an example is in: one an epoch of shuffled batches, whose rest is dropped."""
+        of_epoch = 1 if self.sampling == "poisson" else self.dataset_size // self.batch_size
+        return -(-self.iterations // of_epoch)
 
     @property
     def _steps(self) -> dict[str, Any]:
@@ -136,7 +143,8 @@ class DicePlan(StoredPlan):
         """Return the guarantee in a sentence."""
         resets = "" if self.reset_every is None else f", set to 0 every {self.reset_every} steps"
         scaled = "normalised to" if self.automatic else "clipped at"
-        seen, drawn, section = "every released step and which examples are in which batch", "", "section 1"
+        seen, section = "every released step and which examples are in which batch", "section 1"
+        drawn = f", an example in at most {self.participations} of them"
         if self.sampling == "poisson":
             seen, drawn, section = "every released step", " on average, Poisson-sampled", "sections 1 and 2"
         return (

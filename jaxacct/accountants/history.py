@@ -5,15 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jaxacct.accountants.analytic import best_accountant
+from jaxacct.accountants import analytic
 from jaxacct.accountants.composition import Steps, composed_delta, composed_epsilon, steps_of
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
-from jaxacct.statistics import roots
 from jaxacct.statistics.gaussian_mixtures import binomial
 
 _MAX_GROUP = 1000
-_PRECISION = 1e-4  # relative; the upper end is returned
 
 
 def delta(events: Sequence[Any], *, epsilon: float, group: int = 1) -> float:
@@ -97,15 +95,10 @@ def epsilon_of_first_steps(
       ValueError: bad arguments.
     """
     part = first_steps(mechanism, steps)
-
-    def is_enough(epsilon):
-        return part is not None and best_accountant(part, epsilon, compose_with)[1] <= delta * (1 - 1e-12)
-
-    if not is_enough(largest):
+    if part is None:
         return largest, None
-    end = 0.0 if is_enough(0.0) else roots.bisect(is_enough, 0.0, largest, relative=_PRECISION)[1]
-    assert part is not None
-    return end, best_accountant(part, end, compose_with)[0]
+    spent, accountant = analytic.epsilon_at(part, delta * (1 - 1e-12), compose_with, largest)
+    return min(spent, largest), accountant
 
 
 def _steps(events: Sequence[Any], group: int) -> Steps:
@@ -121,6 +114,17 @@ def _steps(events: Sequence[Any], group: int) -> Steps:
         for curves, count in steps_of(_of_group(_event(event, name), group, name), name):
             found[curves] += count
     return tuple(found.items())
+
+
+def joined(events: Sequence[Any]):
+    """Return one `dp_accounting.DpEvent` of a list as of `delta`, for `compose_with`.
+
+    ValueError for an event that is not covered, named by its index.
+    """
+    from dp_accounting import dp_event
+
+    _steps(events, 1)
+    return dp_event.ComposedDpEvent([_event(one, f"events[{place}]") for place, one in enumerate(events)])
 
 
 def _event(given, name: str):

@@ -118,7 +118,8 @@ def calibrate(
         delta=target.delta,
     )
     problem.check()
-    pilots = Pilots(options, randomness.fresh_key() if key is None else key, Clock(progress, options.seconds))
+    clock = Clock(progress, options.seconds, options.executor)
+    pilots = Pilots(options, randomness.fresh_key() if key is None else key, clock)
     folder = options.checkpoint_dir
     with Checkpoint(folder) if folder else contextlib.nullcontext() as checkpoint:
         plan = Route(problem, options, pilots, checkpoint, key).plan()

@@ -20,8 +20,10 @@ class CalibrationOptions:
     """How `calibrate` searches: its time, samples, evidence and machines.
 
     Attributes:
-      seconds: wall-clock time for samples, which refine a bound where pilot runs predict at least 3 % less
-        noise, above 0 or infinite; a stage that has begun is finished, so that a call may take longer.
+      seconds: time for samples, which refine a bound where pilot runs predict at least 3 % less noise, above
+        0 or infinite: CPU time of this process on two cores, so that other processes do not change the
+        result, or wall-clock time with an accelerator or an executor. A stage that has begun is finished, so
+        that a call may take longer.
       grid_ratio: ratio of neighbouring noise multipliers, in [1.00001, 2]; by default 1.0005 for bounds and
         1.01 for samples.
       max_samples: maximum samples for each direction and candidate; by default a few hundred times the

@@ -5,9 +5,12 @@ They are no guarantee: that comes from the verification of `route`.
 
 import dataclasses
 import math
+import os
 import time
+from concurrent.futures import Executor
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxacct.calibration.options import CalibrationOptions
@@ -39,15 +42,26 @@ class OutOfTimeError(Exception):
 
 
 class Clock:
-    """Progress callback that ends a refinement after `seconds`."""
+    """Progress callback that ends a refinement after `seconds`, of two cores of a CPU.
 
-    def __init__(self, progress: Progress | None, seconds: float):
-        self.progress, self.seconds, self.end = progress, seconds, time.monotonic() + seconds
+    It counts the CPU time of this process, half of it where there are two cores or more: other processes make
+    a call slower, and do not change what it finds. It is the wall clock for an accelerator and for the
+    workers of an `executor`, whose time no process sees.
+    """
+
+    def __init__(self, progress: Progress | None, seconds: float, executor: Executor | None = None):
+        self.progress = progress
+        self._of_process = executor is None and jax.default_backend() == "cpu"
+        self.end = self.now() + seconds
+
+    def now(self) -> float:
+        """Return the seconds since some moment."""
+        return time.process_time() / min(2, os.cpu_count() or 1) if self._of_process else time.monotonic()
 
     @property
     def left(self) -> float:
         """Seconds that are left; not above 0 where the time has passed."""
-        return self.end - time.monotonic()
+        return self.end - self.now()
 
     def __call__(self, what: str, done: int, expected: float) -> None:
         """Report progress; OutOfTimeError where the time has passed."""
@@ -140,12 +154,12 @@ class Pilots:
         theta, q = of.threshold, claim.target.budget.failure_probability
         blocks, counts = 0, np.zeros(len(bounds.TERM_EDGES), np.int64)
         while True:
-            began = time.monotonic()
+            began = self.clock.now()
             counts = counts + of.count(stream, blocks, blocks + NUM_PILOT_BLOCKS, 0.0)[0]
             blocks += NUM_PILOT_BLOCKS
             samples = int(counts.sum())
             if blocks > NUM_PILOT_BLOCKS:  # the first ones compile
-                rate = samples / blocks * NUM_PILOT_BLOCKS / max(1e-9, time.monotonic() - began)
+                rate = samples / blocks * NUM_PILOT_BLOCKS / max(1e-9, self.clock.now() - began)
                 self.speed.append(max(rate, *self.speed[-1:], 0.0))
             total, needed = bounds.mean_upper(counts) * samples, bounds.predicted_samples(theta, counts, q)
             enough = total >= (FEW_TERMS if needed > MAX_SHARE * limit else ENOUGH_TERMS)

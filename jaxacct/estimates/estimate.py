@@ -7,25 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.accountants import Accountant, analytic, unamplified
+from jaxacct.accountants import analytic, unamplified
 from jaxacct.accountants.composition import event_profile
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
+from jaxacct.estimates.known import known_bands, known_epsilons, known_or_samples
 from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
 from jaxacct.proposals.add_direction.extrapolation import supports
 from jaxacct.proposals.add_direction.mean_overlaps import from_below
-from jaxacct.proposals.base import DIRECTIONS, Draws, Proposal
+from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 
-_NUM_SAMPLES = 100_000
-_MIN_NOISE_OF_ACCOUNTANTS = 0.05  # privacy loss distributions take minutes below this noise multiplier
 # For a target delta, proposals are searched until one has a scale far below it.
 _SMALLEST_DELTA = 1e-12
 # Nominal delta of `estimate_delta`: a thousandth of it may be left out of a composed profile.
@@ -91,7 +90,8 @@ def estimate_delta(
       confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds). Where
         the add direction's samples have no positive term, as many again bound it from two common events.
       proposal: "plain" to draw from the mechanism itself; by default the proposal with the smallest scale.
-      compose_with: a dp-accounting `DpEvent` to compose with.
+      compose_with: a dp-accounting `DpEvent`, for delta of both together; low is then 0, as the event's own
+        profile is an upper bound.
       progress: called with (what, samples done, samples expected).
 
     Returns:
@@ -103,10 +103,10 @@ def estimate_delta(
     """
     check_composition(checked(mechanism), compose_with)
     grid = np.array([_validate.epsilon(epsilon)])
-    known, num_samples = known_or_samples(mechanism, num_samples)
+    known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     q = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
-    if known is not None and proposal is None and compose_with is None:
-        ends = known_bands(known, mechanism, grid)
+    if known is not None and proposal is None:
+        ends = known_bands(known, mechanism, grid, compose_with)
         return _estimate("delta", ends, dict.fromkeys(ends, known.name), confidence, 0)
     composed = composition_of(compose_with)
 
@@ -191,14 +191,15 @@ def estimate_epsilon(
     num_samples: int | None = None,
     key=None,
     confidence: float = 0.95,
+    compose_with=None,
     progress: Progress | None = None,
 ) -> Estimate:
     """Estimate the smallest epsilon with delta(epsilon) <= delta, both directions.
 
     The interval inverts that of `estimate_delta`, on samples of a proposal that small pilot runs make for an
     epsilon near the answer. It is valid at any sample size. Its upper end is at most the bound without
-    samples (the scale of a proposal, or the participation pattern revealed); where the samples do not resolve
-    delta, that bound is both the upper end and the value.
+    samples (the scale of a proposal, or the participation pattern revealed; with a composed event the best
+    accountant's); where the samples do not resolve delta, that bound is both the upper end and the value.
 
     Args:
       mechanism: the mechanism.
@@ -207,112 +208,61 @@ def estimate_epsilon(
         its grid (Poisson sampling with C = I).
       key: JAX key; from the operating system by default.
       confidence: of the interval, in (0, 1).
+      compose_with: a dp-accounting `DpEvent`, for epsilon of both together; low is then 0, as the event's own
+        profile is an upper bound. `history.joined` makes one event of a list.
       progress: called with (what, samples done, samples expected).
 
     Returns:
       The estimate, in nats, with its confidence interval; not a guarantee.
 
     Raises:
-      ValueError: bad arguments.
+      ValueError: bad arguments, or an event that cannot be composed.
       NonFiniteLossError: a privacy loss was not finite.
     """
-    checked(mechanism)
+    check_composition(checked(mechanism), compose_with)
     delta = _validate.delta(delta)
-    known, num_samples = known_or_samples(mechanism, num_samples)
+    known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:
-        ends = _known_epsilons(known, mechanism, delta)
+        ends = known_epsilons(known, mechanism, delta, compose_with)
         return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
+    composed = composition_of(compose_with, delta)
+    profile = hockey_stick if composed is None else composed.profile
+    bound = math.inf if composed is None else analytic.epsilon_at(mechanism, delta, compose_with)[0]
     ends, names = {}, {}
     for direction in mechanism.directions:
-        max_epsilon = proven_epsilon(mechanism, direction, delta)
-        chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key)
+        max_epsilon = proven_epsilon(mechanism, direction, delta) if composed is None else bound
+        chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key, composed)
         names[direction] = chosen.name
         draws = draw_samples(chosen, key, num_samples, progress)
         has_line = direction == Direction.ADD and supports(mechanism)
-        below, drawn = from_below(chosen), [(chosen, draws)]
+        below, drawn = from_below(chosen) if composed is None else None, [(chosen, draws)]
         if below is not None and below is not chosen:
             drawn.append((below, draw_samples(below, key, num_samples, progress)))
         lower = None if below is None else drawn[-1]
-        low, high = interval.crossing(chosen, draws, anchor, delta, risk / 2 if has_line else risk, lower)
+        share = risk / 2 if has_line else risk
+        low, high = interval.crossing(chosen, draws, anchor, delta, share, lower, profile)
         is_resolved, high = high < math.inf, min(high, max_epsilon)
         if has_line and high > (least := ends[Direction.REMOVE][2]):
-            by_line = _line_epsilon(mechanism, delta, least, high, num_samples, risk / 2, key)
+            by_line = _line_epsilon(mechanism, delta, least, high, num_samples, risk / 2, key, composed)
             names[direction] += f", {EXTRAPOLATED}" if by_line < high else ""
             high, is_resolved = min(high, by_line), is_resolved or by_line < high
-        means = [interval.mean_crossing(*one, delta) for one in drawn]
+        means = [interval.mean_crossing(*one, delta, profile) for one in drawn]
         value = math.fsum(means) / len(means) if is_resolved else high
         ends[direction] = np.array([min(low, high), min(max(value, low), high), high])
     return _estimate("epsilon", ends, names, confidence, num_samples)
 
 
-def known_or_samples(
-    mechanism: Mechanism, num_samples: int | None, compose_with=None
-) -> tuple[Accountant | None, int]:
-    """Return the accountant in place of samples, if there is one, and the number of samples."""
-    if num_samples is None:
-        is_quick = mechanism.noise_multiplier >= _MIN_NOISE_OF_ACCOUNTANTS
-        return analytic.exact(mechanism, None, compose_with) if is_quick else None, _NUM_SAMPLES
-    return analytic.close(mechanism, compose_with=compose_with), _validate.positive_integer(
-        "num_samples", num_samples
-    )
-
-
-def known_bands(
-    known: Accountant, mechanism: Mechanism, grid: np.ndarray, compose_with=None
-) -> dict[Direction, np.ndarray]:
-    """Return (3, points) of each direction from an accountant: both ends, and the estimate between them.
-
-    The estimate is the upper end where the lower one is 0. Of a composed mechanism the upper end is the
-    larger one of both directions, and the lower one 0.
-    """
-    if compose_with is None:
-        ends = [known.divergences(mechanism, epsilon) for epsilon in grid.tolist()]
-    else:
-        uppers = [known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()]
-        ends = [dict.fromkeys(DIRECTIONS, (0.0, upper)) for upper in uppers]
-    bands = {}
-    for direction in DIRECTIONS:
-        lower, upper = np.array([both[direction] for both in ends]).T
-        # The divergence decreases in epsilon.
-        lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
-        bands[direction] = _between(lower, upper)
-    return bands
-
-
-def _between(lower, upper) -> np.ndarray:
-    return np.stack([lower, np.where(lower > 0, (lower + upper) / 2, upper), upper])
-
-
-def _known_epsilons(known: Accountant, mechanism: Mechanism, delta: float) -> dict[Direction, np.ndarray]:
-    """Return (3,) of each direction: the ends of epsilon at `delta`, each rounded outwards, and between."""
-    most = unamplified.epsilon_at(mechanism, delta)
-    both = {}
-    for direction in DIRECTIONS:
-        ends = [_crossing(known, mechanism, delta, direction, side, most) for side in (-1, 1)]
-        both[direction] = _between(*np.array(ends))
-    return both
-
-
-def _crossing(
-    known: Accountant, mechanism: Mechanism, delta: float, direction: str, side: int, max_epsilon: float
-):
-    """Return where one direction's upper (`side` 1) or lower (-1) bound is `delta`, rounded to that side."""
-
-    def excess(epsilon):
-        return -math.log(max(known.one_sided(mechanism, epsilon, direction, side), 1e-300) / delta)
-
-    if excess(0.0) >= 0:
-        return 0.0
-    if not (max_epsilon < math.inf and excess(max_epsilon) > 0):
-        return max_epsilon if side > 0 else 0.0
-    ends = roots.root(excess, 1e-9 * max_epsilon, max_epsilon, max_epsilon / 2, relative=1e-4)
-    return ends[1] if side > 0 else ends[0]
-
-
 def _line_epsilon(
-    mechanism: Mechanism, delta: float, least: float, most: float, num_samples: int, q: float, key
+    mechanism: Mechanism,
+    delta: float,
+    least: float,
+    most: float,
+    num_samples: int,
+    q: float,
+    key,
+    composed: Composed | None,
 ) -> float:
     """Return an epsilon between both at which the line bounds the add direction by `delta`; inf without one.
 
@@ -320,10 +270,11 @@ def _line_epsilon(
     """
     reach = min(most, 2 * least + 1) - least
     points = least + reach * np.array(_LINE_SHARES)
-    points = points[points < -mechanism.scheme.log_probability_of_none()]
+    if composed is None:
+        points = points[points < -mechanism.scheme.log_probability_of_none()]
     if not points.size:
         return math.inf
-    upper = line_bounds(mechanism, points, num_samples, q / points.size, key)
+    upper = line_bounds(mechanism, points, num_samples, q / points.size, key, composed)
     return float(min(points[upper <= delta], default=math.inf))
 
 
@@ -350,26 +301,29 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
 
 
 def _distribution_near(
-    mechanism: Mechanism, direction: str, delta: float, most: float, key
+    mechanism: Mechanism, direction: str, delta: float, most: float, key, composed: Composed | None
 ) -> tuple[Proposal, float]:
     """Return a proposal for this direction's answer, and its epsilon, somewhat below the answer.
 
     Small pilots find it: only the width of the interval depends on them.
     """
+    profile = hockey_stick if composed is None else composed.profile
     anchor = 0.95 * most if most < math.inf else 1.0
     for pilot in range(_PILOTS):
-        chosen = _distribution_at(mechanism, anchor, direction, delta)
+        chosen = _distribution_at(mechanism, anchor, direction, delta, composed)
         pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
         draws = draw_samples(chosen, pilot_key, _PILOT_SAMPLES)
-        before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta), most)
+        before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta, profile), most)
         if abs(anchor - before) <= _COARSE * before:
             break
-    return _distribution_at(mechanism, anchor, direction, delta), anchor
+    return _distribution_at(mechanism, anchor, direction, delta, composed), anchor
 
 
-def _distribution_at(mechanism: Mechanism, epsilon: float, direction: str, delta: float) -> Proposal:
+def _distribution_at(
+    mechanism: Mechanism, epsilon: float, direction: str, delta: float, composed: Composed | None = None
+) -> Proposal:
     """Return the proposal with the smallest scale at `epsilon`, of those that resolve `delta`."""
-    offered = proposals_at(mechanism, epsilon, direction, _samples_for(delta))
+    offered = proposals_at(mechanism, epsilon, direction, _samples_for(delta), composed=composed)
     # In logs: a scale may exceed float64.
     most = math.log(delta / 8) if delta / 8 > 0 else -math.inf
     resolving = [
@@ -396,9 +350,9 @@ def is_uninformative(remove: np.ndarray, add: np.ndarray) -> np.ndarray:
     return (add[0] == 0) & (add[2] > remove[2])
 
 
-def composition_of(compose_with) -> Composed | None:
-    """Return the composed mechanism for proposals; None for None."""
-    return None if compose_with is None else Composed(event_profile(compose_with), _COMPOSED_DELTA)
+def composition_of(compose_with, delta: float = _COMPOSED_DELTA) -> Composed | None:
+    """Return the composed mechanism for proposals that resolve `delta`; None for None."""
+    return None if compose_with is None else Composed(event_profile(compose_with), delta)
 
 
 def best_proposal(

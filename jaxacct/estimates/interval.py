@@ -101,17 +101,20 @@ def crossing(
     delta: float,
     q: float,
     lower: tuple[Proposal, Draws] | None,
+    profile=hockey_stick.hockey_stick,
 ) -> tuple[float, float]:
     """Return (low, high) around the epsilon whose divergence is `delta`, wrong with probability at most q.
 
     `chosen` is made for the epsilon `anchor`; `lower` is the proposal of `mean_overlaps.from_below` with its
-    samples, None without a lower bound.
+    samples, None without a lower bound, as with a composed `profile`.
     """
     low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)
-    return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2))
+    return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2, profile))
 
 
-def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float) -> float:
+def _crossing_from_above(
+    chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float, profile
+) -> float:
     """Return an upper bound on the epsilon whose divergence is `delta`, false with probability at most q.
 
     It inverts a pointwise bound on the divergence, which must hold at that one epsilon only, since it
@@ -119,14 +122,15 @@ def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: f
     `chosen` was made for `anchor`, independently of the samples.
     """
     margin, _, _ = _reserved(chosen)
-    furthest = _furthest(chosen, draws) + 2 * margin
+    furthest = _furthest(chosen, draws, profile) + 2 * margin
     bets, weights = bounds.default_bets()
+    drawn_profile = chosen.profile or profile
     below = threshold(chosen, delta)
 
     def is_below(epsilon):
         if below >= 1:
             return True
-        counts = side_counts(chosen, draws, epsilon, chosen.log_scale, margin, 1)
+        counts = side_counts(chosen, draws, epsilon, chosen.log_scale, margin, 1, drawn_profile)
         return below > 0 and bounds.accepts(counts, below, q, bets, weights)
 
     if is_below(anchor):
@@ -139,7 +143,7 @@ def _crossing_from_above(chosen: Proposal, draws: Draws, anchor: float, delta: f
 def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float) -> float:
     """Return a lower bound on the epsilon of `_crossing_from_above`; 0 where the samples give no bound."""
     margin, relative, variation = _reserved(chosen)
-    furthest = _furthest(chosen, draws) + 2 * margin
+    furthest = _furthest(chosen, draws, hockey_stick.hockey_stick) + 2 * margin
     above = delta * math.exp(-chosen.log_scale) * (1 + relative) + variation
 
     def is_above(epsilon):
@@ -154,19 +158,25 @@ def _reserved(chosen: Proposal) -> tuple[float, float, float]:
     return total(lines, "epsilon"), total(lines, "relative"), total(lines, "total variation")
 
 
-def mean_crossing(chosen: Proposal, draws: Draws, delta: float) -> float:
+def mean_crossing(chosen: Proposal, draws: Draws, delta: float, profile=hockey_stick.hockey_stick) -> float:
     """Return the epsilon at which the mean weighted term falls below `delta`; 0 if it is below at 0."""
+    drawn_profile = chosen.profile or profile
 
     def is_above(epsilon):
-        return float(np.mean(hockey_stick.weighted_terms(draws, chosen.direction, epsilon))) > delta
+        terms = hockey_stick.weighted_terms(draws, chosen.direction, epsilon, drawn_profile)
+        return float(np.mean(terms)) > delta
 
-    return last_true(is_above, 0.0, _furthest(chosen, draws))[0] if is_above(0.0) else 0.0
+    return last_true(is_above, 0.0, _furthest(chosen, draws, profile))[0] if is_above(0.0) else 0.0
 
 
-def _furthest(chosen: Proposal, draws: Draws) -> float:
-    """Return the largest epsilon at which any sample has a positive term, at least 0."""
+def _furthest(chosen: Proposal, draws: Draws, profile) -> float:
+    """Return an epsilon, at least 0, from which on the terms of all samples are 0, or a profile's last value.
+
+    `profile` is the hockey stick, or the `TabulatedProfile` of a composed mechanism.
+    """
     losses = draws.loss if chosen.direction == Direction.REMOVE else -draws.loss
-    return max(0.0, float(losses.max()))
+    end = 0.0 if profile is hockey_stick.hockey_stick else float(profile.logs[-1])
+    return max(0.0, float(losses.max()) + end)
 
 
 def last_true(holds, low: float, high: float, precision: float = 1e-6) -> tuple[float, float]:

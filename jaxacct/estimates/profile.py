@@ -8,13 +8,8 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
-from jaxacct.estimates.estimate import (
-    best_proposal,
-    composition_of,
-    known_bands,
-    known_or_samples,
-    sampled_bands,
-)
+from jaxacct.estimates.estimate import best_proposal, composition_of, sampled_bands
+from jaxacct.estimates.known import known_bands, known_or_samples
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base as proposals

@@ -36,6 +36,37 @@ def test_valid_noise():
     assert dice.dice_mu(iterations=9, reset_every=1, adjacency="replace-one", **one) == pytest.approx(1.2)
 
 
+@pytest.mark.parametrize(
+    ("steps", "of_epoch", "reset_every"), [(7, 3, None), (8, 2, 3), (5, 1, 2), (4, 5, None)]
+)
+def test_an_example_is_in_one_batch_of_an_epoch(steps, of_epoch, reset_every):
+    """The attack plays all places of an example; one participation less than it has would be beaten."""
+    c1, c2 = 0.7, 0.2
+    run = dict(clip_norm=c1, error_clip_norm=c2, batch_size=2, noise_std=1.0)
+    run |= dict(iterations=steps, reset_every=reset_every)
+    epochs, worst = -(-steps // of_epoch), 0.0
+    for places in itertools.product(range(of_epoch), repeat=epochs):
+        joins = {epoch * of_epoch + place for epoch, place in enumerate(places)}
+        square, differs = 0.0, False
+        for step in range(steps):
+            differs = differs and (reset_every is None or step % reset_every > 0)
+            square += ((step in joins) * c1 / 2 + differs * 2 * c2) ** 2
+            differs = differs or step in joins
+        worst = max(worst, math.sqrt(square))
+    mu = dice.dice_mu(participations=epochs, **run)
+    assert worst <= mu * (1 + 1e-12) and mu <= dice.dice_mu(**run) * (1 + 1e-12)
+    assert reset_every is not None or mu == pytest.approx(worst)
+    if reset_every is None and 1 < epochs:
+        assert dice.dice_mu(participations=epochs - 1, **run) < worst
+    with pytest.raises(ValueError, match="participations must be"):
+        dice.dice_mu(participations=0, **run)
+
+
+def test_few_participations_need_less_noise():
+    run = dict(error_clip_norm=1e-3, noise_std=1.0, **CIFAR)
+    assert dice.dice_mu(**run) / dice.dice_mu(participations=3, **run) == pytest.approx(1.486, rel=1e-3)
+
+
 def test_partial_amplification():
     whole = dice.dice_rdp_subsampled(
         3.0, error_clip_norm=1.0, noise_std=50.0, sampling_probability=1.0, **CIFAR

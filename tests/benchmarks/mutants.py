@@ -531,8 +531,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/dice.py",
-        "(steps - first) * (2 * c2 + share) ** 2",
-        "(steps - first) * share**2",
+        "later * (2 * c2) ** 2 + both",
+        "later * (2 * c2) ** 2",
         "tests/accountants/test_dice_accountant.py",
     ),
     Mutant(

@@ -8,6 +8,8 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -550,6 +552,55 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     monkeypatch.setattr(route.Route, "selected", lambda *arguments: (-30, 1000))
     plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
     assert plan.certified and isinstance(plan.evidence, Bound)
+
+
+def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
+    """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
+    passed = dict(wall=5.0, cpu=0.0)
+    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
+    monkeypatch.setattr(pilots_module, "time", times)
+    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 16)
+    clocks = []
+
+    class Kept(pilots_module.Clock):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            clocks.append(self)
+
+    monkeypatch.setattr(sys.modules["jaxacct.calibration.calibrate"], "Clock", Kept)
+    monkeypatch.setattr(route.Route, "plan", lambda route: None)
+    with ThreadPoolExecutor(1) as pool:
+        for executor in (None, pool):
+            options = CalibrationOptions(seconds=60.0, executor=executor)
+            calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, options=options)
+    alone, with_workers = clocks
+    assert alone.left == with_workers.left == 60.0
+    passed["wall"] += 59.0
+    assert (alone.left, with_workers.left) == (60.0, 1.0)
+    passed["cpu"] += 100.0
+    assert (alone.left, with_workers.left) == (10.0, 1.0)
+    passed["cpu"] += 20.0
+    with pytest.raises(pilots_module.OutOfTimeError):
+        alone("drawing", 0, 0)
+
+
+def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
+    """A pilot draws 2,048 samples in a CPU second of two cores, whatever the wall clock says."""
+    passed = dict(wall=0.0, cpu=0.0)
+
+    def draws(chosen, stream, first, number):
+        passed["cpu"], passed["wall"] = passed["cpu"] + 2.0, passed["wall"] + 50.0
+        return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
+
+    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
+    monkeypatch.setattr(pilots_module, "time", times)
+    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(base, "draw_in_batches", draws)
+    claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
+    of = dataclasses.replace(checking.resolve_proposal(claim, plain(MECHANISM, "remove")), threshold=1e-3)
+    pilots = pilots_module.Pilots(CalibrationOptions(), jax.random.key(0), Ended(60.0))
+    pilots.predicted(claim, of, 1e9)
+    assert max(pilots.speed) == 2048.0
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60", True])

@@ -10,9 +10,11 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import dp_accounting
 import jax
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from jaxacct import (
@@ -30,7 +32,7 @@ from jaxacct import (
 )
 from jaxacct.accountants import ACCOUNTANTS, unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.estimates import estimate
+from jaxacct.estimates import estimate, known
 from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.estimates.line import line_bounds
 from jaxacct.proposals.base import ProposalSpec, plain
@@ -156,7 +158,7 @@ def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
     high = dataclasses.replace(low, spec=ProposalSpec("high", ()), log_scale=5e4, total_variation=1e-300)
     for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
         found = [high, dataclasses.replace(low, total_variation=total_variation)]
-        monkeypatch.setattr(estimate, "proposals_at", lambda *_, found=found: found)
+        monkeypatch.setattr(estimate, "proposals_at", lambda *_, composed, found=found: found)
         assert estimate._distribution_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
 
 
@@ -197,7 +199,7 @@ def test_an_unresolved_end_is_tried_by_the_line(monkeypatch):
     """Near the other direction's upper end first, with half of the risk for all that are tried."""
     asked = []
 
-    def bounds_of(mechanism, points, num_samples, q, key):
+    def bounds_of(mechanism, points, num_samples, q, key, composed):
         asked.append((points, q))
         return np.where(points > points[1], 1e-6, 1.0)
 
@@ -254,11 +256,66 @@ def test_the_lower_bound_of_a_pair_that_is_not_the_steps_is_0(other):
 def test_bounds_that_are_not_exact_do_not_replace_samples():
     """An accountant that reveals phases is above the value; that of the steps themselves is not."""
     other = Mechanism(BMinSep(N, 2, P), BandedToeplitz.identity(), SIGMA)
-    assert estimate.known_or_samples(other, None)[0] is None
+    assert known.known_or_samples(other, None)[0] is None
     replaced = Mechanism(Poisson(N, P), BandedToeplitz.identity(), SIGMA, "replace-one")
     found = estimate_delta(replaced, 1.0)
     assert found.num_samples == 0 and found.directions["remove"] == found.directions["add"] == found.value
     assert found.value > estimate_delta(MECHANISM, 1.0).value
+
+
+EVENT = dp_accounting.GaussianDpEvent(4.0)
+
+
+def composed_epsilon(delta):
+    accountant = PLDAccountant().compose(EVENT)
+    sampled = dp_accounting.PoissonSampledDpEvent(P, dp_accounting.GaussianDpEvent(SIGMA))
+    return accountant.compose(sampled, N).get_epsilon(delta)
+
+
+def test_a_composed_epsilon_without_a_draw(monkeypatch):
+    """Poisson sampling and C = I with a Gaussian, by the accountant, against dp-accounting's."""
+    monkeypatch.setattr(estimate, "draw_samples", None)
+    found = estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT)
+    assert (found.low, found.num_samples, found.value) == (0, 0, found.high)
+    exact = composed_epsilon(1e-5)
+    assert exact * (1 - 1e-4) <= found.high <= exact * (1 + 1e-3)
+    at_epsilon = estimate_delta(MECHANISM, found.high, compose_with=EVENT)
+    assert at_epsilon.num_samples == 0 and 0.99e-5 < at_epsilon.value <= 1e-5
+    replaced = dataclasses.replace(MECHANISM, adjacency="replace-one")
+    with pytest.raises(ValueError, match="compose_with must not be given with replace-one adjacency"):
+        estimate_epsilon(replaced, 1e-5, compose_with=EVENT)
+
+
+def test_a_composed_epsilon_of_samples(monkeypatch):
+    """The interval holds dp-accounting's value at confidence 1 - 1e-6, without the accountants' bound."""
+    monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (math.inf, None))
+    crossing, profiles = estimate.interval.crossing, []
+    monkeypatch.setattr(
+        estimate.interval, "crossing", lambda *given: profiles.append(given[-1]) or crossing(*given)
+    )
+    options = dict(num_samples=8192, confidence=1 - FALSE_ALARM, key=jax.random.key(5))
+    found, exact = estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT, **options), composed_epsilon(1e-5)
+    alone = pld_epsilon(1e-5)
+    assert alone < 0.8 * exact  # the attack: an interval of the mechanism without the event
+    assert found.low == 0 and exact * (1 - 1e-4) <= found.high < 1.2 * exact
+    assert found.value == pytest.approx(exact, rel=0.02)
+    assert profiles == [estimate.composition_of(EVENT).profile] * 2  # plain draws of a direction, too
+    # What samples do not show, an accountant may.
+    monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (1.01 * exact, "pld"))
+    assert estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT, **options).high <= 1.01 * exact
+
+
+def test_the_line_of_a_composition_has_its_profile(monkeypatch):
+    """Its divergence does not end where that of the mechanism alone does."""
+    asked = []
+    monkeypatch.setattr(
+        estimate, "line_bounds", lambda *given: asked.append(given) or np.zeros(len(given[1]))
+    )
+    end = -MANY.scheme.log_probability_of_none()
+    for composed, number in ((None, 0), (estimate.composition_of(EVENT, 1e-5), 4)):
+        found = estimate._line_epsilon(MANY, 1e-5, end + 0.1, end + 1, 128, 1e-3, None, composed)
+        assert found == (end + 0.1 if number else math.inf)
+        assert [given[-1] is composed and len(given[1]) for given in asked] == [number] * (number > 0)
 
 
 def test_a_proven_epsilon_includes_what_a_proposal_leaves_out(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu
+from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu, dice_noise_std
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.individual import gdp_delta
 from tests.train.fitting import fit
@@ -33,7 +33,7 @@ def run(plan=PLAN, **options):
 def test_the_plan_holds_by_the_bound_and_by_nothing_less():
     assert gdp_delta(8.0, PLAN.mu) == pytest.approx(1e-5, rel=1e-6) and PLAN.certified
     problem = {name: value for name, value in RUN.items() if name != "dataset_size"}
-    assert PLAN.mu == dice_mu(noise_std=PLAN.noise_std, **problem)
+    assert PLAN.mu == dice_mu(noise_std=PLAN.noise_std, participations=4, **problem)
     assert DicePlan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
     less = PLAN.to_json() | {"noise_std": PLAN.noise_std * 0.999}
     with pytest.raises(ValueError, match="must be valid"):
@@ -57,8 +57,10 @@ def test_against_a_loop_in_plain_numpy(reset_every):
         v = clipped.mean(axis=0) + error * min(1, 0.5 / max(np.linalg.norm(error), 1e-30))
         w, error = w - 0.05 * v, error + raw.mean(axis=0) - v
     np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=1e-4, atol=1e-5)
-    # Three batches of 16 fill an epoch of 60, without a row twice.
+    # Three batches of 16 fill an epoch of 60, without a row twice: four participations in 12 steps, not more.
     assert all(len(np.unique(np.concatenate(seen[i : i + 3]))) == 48 for i in (0, 3, 6, 9))
+    assert np.bincount(np.concatenate(seen)).max() <= covered.participations == 4
+    assert dataclasses.replace(covered, iterations=13).participations == 5
 
 
 POISSON = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_norm=0.02), sampling="poisson")
@@ -67,14 +69,19 @@ POISSON = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_no
 def test_poisson_batches_cost_less_where_few_are_drawn():
     """12 steps at p = 0.1: partial amplification, which `dice_mu` does not have, and a small reserve."""
     assert POISSON.certified and POISSON.overflow.delta == 1e-9
-    known = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_norm=0.02))
-    assert 0.3 * known.noise_std < POISSON.noise_std < 0.98 * known.noise_std
+
+    def in_every_step(**changed):
+        problem = {name: value for name, value in (RUN | changed).items() if name != "dataset_size"}
+        return dice_noise_std(2.0, 1e-5, **problem)
+
+    known = in_every_step(batch_size=6, error_clip_norm=0.02)
+    assert 0.3 * known < POISSON.noise_std < 0.98 * known
     assert not dataclasses.replace(POISSON, noise_std=POISSON.noise_std * (1 - 1e-5)).certified
     # The bound is the recursion at the best order, and the plan is not certified by mu alone.
     assert gdp_delta(2.0, POISSON.mu) > 1e-5
     assert "Poisson-sampled" in POISSON.statement() and "which batch" not in POISSON.statement()
     whole = DicePlan.calibrate(2.0, 1e-5, **RUN, sampling="poisson")
-    assert whole.noise_std <= DicePlan.calibrate(2.0, 1e-5, **RUN).noise_std * 1.001
+    assert whole.noise_std <= in_every_step() * 1.001
 
 
 def test_the_bound_and_the_overflow_together_are_at_most_delta():
@@ -174,11 +181,11 @@ def test_what_the_bound_says_of_the_rule_that_runs():
     for step in range(12):
         rows = generator.normal(size=(16, 3)).astype(np.float32)
         rows[0] *= 10.0 ** generator.integers(0, 30)
-        out = []
+        out, joins = [], step % 3 == 0
         for world in (0, 1):
-            mask = np.arange(16) >= world
+            mask = np.arange(16) >= (world if joins else 1)
             (clipped, raw), _ = rule.sums(jnp.asarray(rows), jnp.asarray(mask))
             v, dice[world] = rule.release(dice[world], clipped, raw)
             out.append(np.asarray(v, float))
-        most = 0.7 / 16 + (2 * 0.5 if step else 0)
+        most = joins * 0.7 / 16 + (2 * 0.5 if step else 0)
         assert np.linalg.norm(out[0] - out[1]) <= most * (1 + 1e-6)

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from jaxacct.accountants.history import joined
 from jaxacct.cli import output
+from jaxacct.cli.events import Events, parsed
 from jaxacct.cli.problem import Problem
 from jaxacct.cli.usage import Flat, Integer, Number, OfRun
 from jaxacct.common import validate
@@ -28,6 +30,7 @@ def command(
     delta: Number | None = None,
     fpr: Number | None = None,
     adjacency: AdjacencyName = "zero-out",
+    event: Events = (),
     samples: Integer | None = None,
     confidence: Number = 0.95,
     plot: str | None = None,
@@ -49,6 +52,7 @@ def command(
       fpr: estimate the true positive rate of the best membership test with this false positive rate.
       adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
         example is in its place.
+      event: estimate the run together with this event; as of `spent`, may be repeated.
       samples: samples for each direction, 100,000 by default; none by default where an accountant is exact,
         as for Poisson sampling with one band.
       confidence: of the interval.
@@ -67,11 +71,15 @@ def command(
         validate.positive_integer("samples", samples)
     validate.open_probability("confidence", confidence)
     output.check_plot(plot)
+    composed = joined(parsed(event)) if event else None
+    if event:
+        output.refuse("together with event", plot=plot)
     with watch() as progress:
         options: dict[str, Any] = dict(num_samples=samples, confidence=confidence, progress=progress)
+        options["compose_with"] = composed
         mechanism = Mechanism(*problem.build(), noise_multiplier, adjacency)
         if fpr is not None:
-            return _show_risk(mechanism, fpr, samples, confidence, progress, json)
+            return _show_risk(mechanism, fpr, options, json)
         if epsilon is not None:
             estimate, given = estimate_delta(mechanism, epsilon, **options), {"epsilon": epsilon}
         else:
@@ -99,18 +107,17 @@ def command(
     return 0
 
 
-def _show_risk(mechanism: Mechanism, fpr: float, samples, confidence: float, progress, as_json: bool) -> int:
+def _show_risk(mechanism: Mechanism, fpr: float, options: dict[str, Any], as_json: bool) -> int:
     """Print the true positive rate of the best test at a false positive rate, with its interval."""
     grid = np.linspace(0, -math.log(fpr), _POINTS)  # beyond, e^epsilon fpr is above 1
-    options = {} if samples is None else dict(num_samples=samples)
-    bands = privacy_profile(mechanism, grid, confidence=confidence, progress=progress, **options)
+    bands = privacy_profile(mechanism, grid, **options)
     (low,), (value,) = interval_of_tests(bands, [fpr])
     high = float(true_positive_rate(bands.epsilons, bands.upper, fpr))
-    fields = {"value": float(value), "low": float(low), "high": high, "confidence": confidence}
+    fields = {"value": float(value), "low": float(low), "high": high, "confidence": bands.confidence}
     tested = {"kind": "estimate", "fpr": fpr, "quantity": "tpr", **fields, "num_samples": bands.num_samples}
     text = (
         f"estimate, not a guarantee: true positive rate {value:.4g} at false positive rate {fpr:g}, "
-        f"{100 * confidence:g}% interval [{low:.4g}, {high:.4g}]"
+        f"{100 * bands.confidence:g}% interval [{low:.4g}, {high:.4g}]"
     )
     if mechanism.strategy.given_norm != 1:
         text += f"\nnoise multiplier {noise_multipliers(mechanism)}"

@@ -1,13 +1,10 @@
 """`jaxacct spent`."""
 
-import json as text_json
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from jaxacct.accountants import history
-from jaxacct.accountants.composition import event_from_json
 from jaxacct.cli import output
+from jaxacct.cli.events import Events, parsed
 from jaxacct.cli.usage import Integer, Number
 from jaxacct.core.plan import Plan
 from jaxacct.core.text import rounded_up
@@ -18,7 +15,7 @@ def command(
     /,
     *,
     step: Integer | None = None,
-    event: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    event: Events = (),
     epsilon: Number | None = None,
     delta: Number | None = None,
     group: Integer | None = None,
@@ -48,7 +45,7 @@ def command(
         output.refuse("with a plan, whose delta is taken", epsilon=epsilon, delta=delta, group=group)
         return _of_plan(plan, step, json)
     output.refuse("with --event", step=step)
-    events = [_event(one) for one in event]
+    events = parsed(event)
     if delta is not None and epsilon is None:
         epsilon = history.epsilon(events, delta=delta, group=group or 1)
     elif epsilon is not None and delta is None:
@@ -72,19 +69,6 @@ def _of_plan(path: str, step: int | None, json: bool) -> int:
     about = "the plan's own epsilon" if accountant is None else f"accountant {accountant}"
     bound = {"epsilon": spent, "delta": plan.delta, "steps": step, "of": plan.iterations, "by": about}
     return _show(bound, json)
-
-
-def _event(text: str):
-    """Return the event of an option; ValueError for another text."""
-    try:
-        if text.lstrip().startswith("{"):
-            return event_from_json(text_json.loads(text))
-        noise, probability, steps = text.split(",")
-        return float(noise), float(probability), int(steps)
-    except ValueError as error:
-        raise ValueError(
-            f"event must be NOISE,RATE,STEPS or JSON of an event, got {text!r}: {error}"
-        ) from None
 
 
 def _show(bound: dict[str, Any], json: bool) -> int:

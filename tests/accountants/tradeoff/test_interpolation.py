@@ -282,10 +282,22 @@ def test_langevin_and_exponential_mechanism():
     for diameter in (0.01, 0.93, 1.0, 7.3):
         found = projected_langevin_gdp(stepsize=0.1, lipschitz=1.0, diameter=diameter, smoothness=1.0)
         assert found <= math.sqrt(4 * diameter + 0.2) * (1 + 1e-12)
-    # Below this L D pure (2 L D)-DP is the better bound: f_eps >= G_mu iff Phi(-mu/2) <= 1/(1 + e^eps).
-    for product, is_better in ((0.6763896795, True), (0.6763896797, False)):
-        mu = exponential_mechanism_gdp(lipschitz=1.0, diameter=product)
-        assert (special.ndtr(-mu / 2) <= special.expit(-2 * product)) == is_better
+
+
+@pytest.mark.parametrize("product", [1e-3, 0.05, 0.5, 2.0])
+def test_losses_of_a_bounded_range_are_gaussian(product):
+    """No threshold between the densities e^(-L x) and e^(L x) beats mu, and one needs half of it."""
+    x = np.linspace(1e-4, 1 - 1e-4, 2001)
+    p = np.expm1(-product * x) / math.expm1(-product)
+    q = np.expm1(product * x) / math.expm1(product)
+    needed = float(np.max(special.ndtri(p) - special.ndtri(q)))
+    mu = exponential_mechanism_gdp(lipschitz=2.0, diameter=product / 2)
+    assert needed <= mu <= 2.2 * needed and mu < 2 * math.sqrt(product)
+    # Every test of two answers with losses in a range of 2 L D, the worst of all.
+    top = 2 * product * x
+    first = -np.expm1(top - 2 * product) / -math.expm1(-2 * product)
+    worst = float(np.max(special.ndtri(first) - special.ndtri(first * np.exp(-top))))
+    assert worst <= mu * (1 + 1e-9) and mu <= 1.5 * worst
 
 
 def test_limits_and_order():

@@ -36,17 +36,18 @@ def langevin_gdp(
 def exponential_mechanism_gdp(
     *, lipschitz: float, strong_convexity: float | None = None, diameter: float | None = None
 ) -> float:
-    """Return mu of sampling from exp(-F): `L / sqrt(m)`, or `2 sqrt(L D)`.
+    """Return mu of sampling from exp(-F): `L / sqrt(m)`, or `min(2 sqrt(L D), sqrt(pi/2) L D)`.
 
-    The first (F - F' L-Lipschitz, corollary 5.2) is attained; the second (F, F' L-Lipschitz, corollary 5.4)
-    is for convex F on a set of diameter D.
+    The first (F - F' L-Lipschitz, corollary 5.2) is attained; the others (F, F' L-Lipschitz) are for convex F
+    on a set of diameter D: corollary 5.4, and the range of F - F' (proofs/shifted_interpolation.md).
     """
     L = _validate.scale("lipschitz", lipschitz)
     if (strong_convexity is None) == (diameter is None):
         raise ValueError("strong_convexity or diameter must be given, and not both")
     if strong_convexity is not None:
         return L / math.sqrt(_validate.scale("strong_convexity", strong_convexity))
-    return 2 * math.sqrt(L * _validate.scale("diameter", diameter))
+    product = L * _validate.scale("diameter", diameter)
+    return min(2 * math.sqrt(product), math.sqrt(math.pi / 2) * product)
 
 
 def projected_langevin_gdp(*, stepsize: float, lipschitz: float, diameter: float, smoothness: float) -> float:
