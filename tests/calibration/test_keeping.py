@@ -65,7 +65,6 @@ def asked(monkeypatch, tmp_path):
         ("--scheme balls-in-bins", dict(scheme="balls-in-bins")),
         ("--scheme balanced-min-sep", dict(scheme="balanced-min-sep")),
         ("--min-separation 2", dict(min_separation=2)),
-        ("--bands 1", dict(bands=1)),
         ("--strategy square-root", dict(strategy="square-root")),
         ("--scheme b-min-sep --strategy c.txt", dict(scheme="b-min-sep", strategy=FILE)),
         ("--workload momentum:0.9", dict(workload="momentum:0.9")),

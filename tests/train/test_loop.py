@@ -461,7 +461,9 @@ def crash_at(target, name: str, call: int):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [optax.adam(0.1), optax.sgd(0.05, momentum=0.9)], ids=["adam", "momentum"]
+    "optimizer",
+    [pytest.param(optax.adam(0.1), marks=pytest.mark.slow), optax.sgd(0.05, momentum=0.9)],
+    ids=["adam", "momentum"],
 )
 def test_bfloat16_parameters_resume_to_the_same_bits(optimizer, tmp_path):
     """Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded."""

@@ -1,6 +1,7 @@
 """Parameters sharded over a mesh: the bits of one device, noise of a device's own numbers, runs that resume.
 
-Each test runs in a process of its own that has eight virtual devices.
+Each test runs in a process of its own that has eight virtual devices; in CI all in one, which takes ten
+seconds to begin.
 """
 
 import tempfile
@@ -16,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
-from tests.train.clipping.test_by_device import in_process
+from tests.train.clipping.test_by_device import in_process, small_sums
 from tests.train.noise.test_redrawn import INVERSE, KEY
 from tests.train.plans import plan
 from train import TrainOptions, fit
@@ -221,10 +222,11 @@ def small_ones():
     own_numbers_alone()
     one_flaw_counts_on_all()
     annotations_and_refusals()
+    small_sums()
 
 
 def test_every_layout_gives_the_bits_of_one_device():
-    """Noise in four bands kept and drawn again, Adam's state; refusals: one process."""
+    """Noise in four bands kept and drawn again, Adam's state; refusals; sums over devices: one process."""
     in_process("small_ones()", "test_sharded")
 
 

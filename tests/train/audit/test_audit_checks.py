@@ -20,8 +20,6 @@ from train.clipping.grid import Grid, GridSum
 from train.noise.normals import normals_of
 from train.optimizers import Privatizer
 
-pytestmark = pytest.mark.optimized  # as test_audit.py
-
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS, STEPS, CLIP = 400, 40, 0.5
 PLAN = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separation=3, bands=3, sigma=0.5)
