@@ -302,7 +302,7 @@ def test_extreme_numbers_are_bounds_too():
     assert divergence_bound(Mixture((Phases(1, 1.0),), 3), 0.3, "add", 1) == 0  # e^0.3 > 4 / 3
 
 
-@pytest.mark.parametrize("sizes", [(3, 2), (5, 3)])
+@pytest.mark.parametrize("sizes", [(3, 2), pytest.param((5, 3), marks=pytest.mark.slow)])
 def test_phases_of_unequal_size_at_every_noise(sizes):
     """Where n is no multiple of b, the lattice of one phase may end below all of another's lognormal.
 

@@ -201,7 +201,9 @@ def test_many_participations_of_k_of_n():
     assert RedrawnBins().delta(mechanism, 2.0) <= 1e-5
 
 
-@pytest.mark.parametrize(("steps", "sigma"), [(3, 0.5), (50, 1.0), (200, 0.6), (50, 0.8)])
+@pytest.mark.parametrize(
+    ("steps", "sigma"), [(3, 0.5), (50, 1.0), pytest.param(200, 0.6, marks=pytest.mark.slow), (50, 0.8)]
+)
 def test_tables_are_between_the_bounds_of_one_epoch(steps, sigma):
     """The table is above the two-sided accountant's lower bound, and close to its upper one."""
     mixture = Mixture((Phases(steps, 1 / sigma),))

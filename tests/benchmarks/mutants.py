@@ -96,8 +96,7 @@ PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/kernels/test_programs
 EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
-BY_DEVICE = "tests/train/clipping/test_by_device.py"
-SHARDED = "tests/train/test_sharded.py"
+BY_DEVICE = SHARDED = "tests/train/test_sharded.py"
 APART, ROWS_APART = "train/clipping/rows_apart.py", "tests/train/clipping/test_rows_apart.py"
 NORMED, CONSTANTS = "tests/train/clipping/test_batch_norm.py", "tests/train/clipping/test_constants.py"
 GROUPED = "tests/train/clipping/test_grouped_convolutions.py"

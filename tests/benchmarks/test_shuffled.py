@@ -15,7 +15,11 @@ from tests.benchmarks.shuffling import compare_epsilons
 
 @pytest.mark.parametrize(
     ("steps", "sigma", "expected"),
-    [(1000, 0.5, (10.0, 10.0, 3.13)), (1000, 0.7, (6.65, 6.53, 0.58)), (1000, 1.0, (4.38, 2.88, 0.14))],
+    [
+        pytest.param(1000, 0.5, (10.0, 10.0, 3.13), marks=pytest.mark.slow),
+        (1000, 0.7, (6.65, 6.53, 0.58)),
+        pytest.param(1000, 1.0, (4.38, 2.88, 0.14), marks=pytest.mark.slow),
+    ],
 )
 def test_epsilons_of_three_samplers(steps, sigma, expected):
     """Of a computation that shares no code with this one; the order of the three always holds."""

@@ -164,7 +164,10 @@ def test_certified_noise_beats_the_revealed_phase():
     assert plan.mechanism.noise_multiplier <= 1.01**exponent * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("scheme", "bands"), [(BallsInBins(10, 4), 4), (BMinSep(10, 4, 0.25, False), 2)])
+@pytest.mark.parametrize(
+    ("scheme", "bands"),
+    [(BallsInBins(10, 4), 4), pytest.param(BMinSep(10, 4, 0.25, False), 2, marks=pytest.mark.slow)],
+)
 def test_other_schemes(scheme, bands):
     plan = calibrate(
         scheme, BandedToeplitz.square_root(bands), epsilon=3.0, delta=1e-2, key=jax.random.key(2)

@@ -104,7 +104,7 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
         assert round(math.log(plan.epsilon / first, 1.01)) == released
 
 
-@pytest.mark.parametrize("named", [None, "pld", "analytic"])
+@pytest.mark.parametrize("named", [None, "pld"])
 def test_poisson_sampling_takes_the_exact_accountant(named):
     """C = I: epsilon of dp-accounting, to a thousandth, and no sample."""
     plan = calibrate(

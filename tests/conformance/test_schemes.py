@@ -1,7 +1,7 @@
 """Every registered scheme through one table of requirements. A new scheme needs a line in `MEMBERS`.
 
-Deterministic: likelihoods against enumeration and by quadrature over the outputs of two steps. That drawn
-participations follow their distribution is in tests/schemes/test_schemes.py, for every scheme too.
+Deterministic, with the outputs of two steps by quadrature. Likelihoods, draws and batches of every scheme are
+held against one distribution in `test_registry.py`.
 """
 
 import dataclasses
@@ -126,15 +126,6 @@ def test_sensitivity_covers_every_participation():
         patterns, _ = distribution(scheme)
         worst = np.square(patterns @ matrix.T).sum(axis=1).max()
         assert scheme.squared_sensitivity(0.0) >= worst * (1 - 1e-12)
-
-
-@pytest.mark.parametrize("scheme", TYPICAL)
-def test_likelihood_against_enumeration(scheme, x64):
-    strategy = BandedToeplitz.square_root(scheme.min_separation)
-    outputs = np.random.default_rng(0).normal(0.5, 1.5, (8, scheme.iterations))
-    ours = privacy_loss(Mechanism(scheme, strategy, 0.9), outputs, typical_side(scheme, 8))
-    exact = enumeration.log_ratio(getattr(scheme, "uncut", scheme), strategy.coefficients, 0.9, outputs)
-    np.testing.assert_allclose(ours, exact, rtol=1e-10, atol=1e-10)
 
 
 def two_steps(scheme):
@@ -363,23 +354,6 @@ def test_what_a_scheme_states_of_batches_and_graphs():
             assert overflow(dataclasses.replace(scheme), 3.0, 1.0, 10_000) is None
 
 
-@pytest.mark.parametrize("scheme", TYPICAL)
-def test_batches_beside_the_distribution(scheme):
-    """Real batches have the mean size of the distribution; 400 runs, false alarm 1e-9 each by the CLT."""
-    if scheme.unit == "user" and not scheme.examples_overlap:
-        with pytest.raises(ValueError, match="graph must be given"):  # drawn in tests/training
-            scheme.batches(10, np.random.default_rng(0))
-        return
-    sizes = np.zeros((400, scheme.iterations))
-    for run, row in enumerate(sizes):
-        generator = np.random.default_rng(run)
-        batches = scheme.batches(10, generator)
-        row[:] = [len(np.unique(batches.draw(step, generator))) for step in range(scheme.iterations)]
-    expected = 10 * distribution_of_one(scheme)
-    assert np.all(np.abs(sizes.mean(axis=0) - expected) < 6 * np.sqrt(np.maximum(expected, 0.1) / 400))
-
-
-def distribution_of_one(scheme):
-    """The probability of one example to be sampled at each step."""
-    one = getattr(scheme, "one", getattr(scheme, "uncut", scheme))
-    return one.participation_probabilities()
+def test_batches_of_users_need_their_graph():
+    with pytest.raises(ValueError, match="graph must be given"):  # drawn in tests/train/batches
+        MEMBERS["multi-attribution"][0].batches(10, np.random.default_rng(0))

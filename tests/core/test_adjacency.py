@@ -141,7 +141,7 @@ def drawn(scheme, size, seed, runs=2000) -> np.ndarray:
 @pytest.mark.parametrize(
     "scheme",
     [
-        CyclicPoisson(4, 2, 0.6),
+        pytest.param(CyclicPoisson(4, 2, 0.6), marks=pytest.mark.slow),
         BallsInBins(4, 2),
         BMinSep(4, 3, 0.6, False),
     ],

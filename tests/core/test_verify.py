@@ -135,7 +135,6 @@ def test_undecided_is_rejected():
 
 def test_evidence_supports_its_verdict_and_tampering_shows():
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.5)
-    assert verify(mechanism, 2.0, 1e-2, key=jax.random.key(3)).certified
     plain = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3), proposal="plain")
     drawn = plain.evidence.remove
     assert plain.certified and drawn.num_samples > 0

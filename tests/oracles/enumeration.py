@@ -6,8 +6,16 @@ import math
 import numpy as np
 
 
+def is_known(scheme) -> bool:
+    return scheme.name in _by_name()
+
+
 def pattern_distribution(scheme) -> dict[tuple[int, ...], float]:
     """Probability of every participation vector, walking each scheme's definition step by step."""
+    return _by_name()[scheme.name](scheme)
+
+
+def _by_name() -> dict:
     return {
         "poisson": _poisson,
         "cyclic-poisson": _cyclic,
@@ -18,7 +26,7 @@ def pattern_distribution(scheme) -> dict[tuple[int, ...], float]:
         "custom": _custom,
         "multi-attribution": _multi_attribution,
         "independent-attribution": _independent_attribution,
-    }[scheme.name](scheme)
+    }
 
 
 def _poisson(scheme):

@@ -294,7 +294,7 @@ def _steps(scheme) -> str:
 
 
 def test_at_most_one_participation_takes_any_matrix():
-    """0.8 expected participations: a buffered matrix with amplification, by draws."""
+    """0.8 expected participations: a buffered matrix with amplification."""
     found = recommend(
         dataset_size=5000, batch_size=10, iterations=400, epsilon=6.0, delta=1e-5, memory_copies=5
     )
@@ -306,8 +306,6 @@ def test_at_most_one_participation_takes_any_matrix():
     assert chosen.error < 0.5 * min(row.error for row in banded)
     mechanism = Mechanism(chosen.scheme, chosen.strategy, chosen.noise_multiplier)
     assert not mechanism.is_upper_bound
-    delta = jaxacct.estimate_delta(mechanism, 6.0, num_samples=20_000, key=jax.random.key(0)).value
-    assert 2e-6 < delta < 3e-5
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3, 5])

@@ -122,11 +122,10 @@ def by_recursion(table, ratios):
     return table.never + sum(p * after(s, table.num_left - 1) for s, p in enumerate(table.start.tolist()))
 
 
-@pytest.mark.parametrize("starts", [1, 3])
 @pytest.mark.parametrize(
     "lockout, turns", [(1, False), (2, False), ([1, 4, 2, 1, 7, 1, 1], False), (3, True)], ids=str
 )
-@pytest.mark.parametrize("num_left", [1, 3])
+@pytest.mark.parametrize("num_left, starts", [(1, 1), (3, 3)])
 def test_the_likelihood_of_every_kind_of_table_is_its_recursion(lockout, turns, starts, num_left, x64):
     rng = np.random.default_rng(0)
     for total, keep in ((1.0, 1.0), (0.9, 0.6)):
@@ -391,7 +390,7 @@ def test_a_plan_of_a_table_is_stored_and_an_edited_one_refused(tmp_path):
 @pytest.mark.parametrize(
     "scheme",
     [
-        BMinSep(1 << 15, 1 << 10, 3e-5),
+        pytest.param(BMinSep(1 << 15, 1 << 10, 3e-5), marks=pytest.mark.slow),
         BMinSep(300, 8, 0.9),
         EpochwiseAllocation(60, 7, 3),
         BallsInBins(60, 7),

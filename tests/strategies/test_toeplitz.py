@@ -62,7 +62,7 @@ def test_optimum_is_the_published_one():
         assert ours == pytest.approx(published, rel=1e-5)
 
 
-@pytest.mark.parametrize(("n", "bands"), [(100, 7), (333, 20)])
+@pytest.mark.parametrize(("n", "bands"), [(100, 7), pytest.param(333, 20, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("default_promotion")
 def test_not_worse_than_the_peers_optimiser(n, bands, x64):
     theirs = BandedToeplitz(tuple(np.asarray(peer.optimize_banded_toeplitz(n, bands)).tolist()))

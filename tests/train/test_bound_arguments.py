@@ -185,8 +185,7 @@ def earlier():
     return [losses(small(IndividualAccounting(1.0, DELTA), steps=2, keys=each)) for each in keys]
 
 
-@pytest.mark.parametrize("ended", [False, True])
-@pytest.mark.parametrize(("begun", "then"), [(None, 0), (0, 1)])
+@pytest.mark.parametrize(("begun", "then", "ended"), [(None, 0, True), (0, 1, False)])
 def test_other_earlier_losses_are_refused(begun, then, ended, earlier, tmp_path):
     """Begun without them and called again with them, a folder would say that both runs keep one budget."""
 

@@ -64,7 +64,7 @@ def _copy_what_a_kill_leaves(event: str, args: tuple) -> None:
     _copying.append(state)
 
 
-@pytest.mark.parametrize("share", [0.08, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.05, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_a_run_ends_the_same_wherever_it_was_killed(share, truth, tmp_path):
     """From copies of its folder before some, or all, of its file operations."""
     folder, copies = tmp_path / "run", tmp_path / "copies"

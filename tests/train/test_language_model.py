@@ -51,7 +51,7 @@ def stated(trained: int, others: int, bands: int) -> float:
     return 4 * (others + trained * (1 + 2 + bands - 1)) / MEGABYTE
 
 
-@pytest.mark.parametrize("bands", [1, 4])
+@pytest.mark.parametrize("bands", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_what_is_kept_is_what_the_page_says(bands):
     model = Transformer(64, 8, 16, 1, 2, nnx.Rngs(0))
     trained, others, kept, _ = memory(model, 2, bands, length=8, batch=4)

@@ -70,14 +70,7 @@ def draw_of(strategy, levels: float):
 
 def test_against_a_loop_in_plain_numpy():
     """Sampler, clipping, noise and SGD put together by hand in float64 give the same parameters."""
-    for kind in [
-        "poisson",
-        "cyclic-poisson",
-        "b-min-sep",
-        "balanced-min-sep",
-        "epochwise-allocation",
-        "custom",
-    ]:
+    for kind in ("poisson", "b-min-sep", "custom"):  # they differ in the sampler alone
         covered = plan(kind, dataset_size=ROWS, sigma=0.3)
         ours = run(plan=covered, clip_norm=0.7)
         sampler = Sampler.from_plan(covered, KEYS[0])
@@ -176,7 +169,7 @@ def never_stopped(tmp_path_factory):
     return whole
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 8, 11])
+@pytest.mark.parametrize("stop", [0, 5, 8])
 def test_resumed_after_a_crash_it_ends_with_the_same_bits(
     stop, never_stopped, tmp_path, monkeypatch, shared_programs
 ):
@@ -396,7 +389,9 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_numbers_of_one():
+    """With `elastic`; CI has such a run in `test_by_device`, and the refusals in `test_bound_arguments`."""
     environment = os.environ | {
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
@@ -446,7 +441,9 @@ def crash_at(target, name: str, call: int):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [optax.adam(0.1), optax.sgd(0.05, momentum=0.9)], ids=["adam", "momentum"]
+    "optimizer",
+    [pytest.param(optax.adam(0.1), marks=pytest.mark.slow), optax.sgd(0.05, momentum=0.9)],
+    ids=["adam", "momentum"],
 )
 def test_bfloat16_parameters_resume_to_the_same_bits(optimizer, tmp_path):
     """Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded."""

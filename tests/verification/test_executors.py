@@ -62,7 +62,7 @@ class AtOnce(Executor):
         return Late()
 
 
-@pytest.mark.parametrize("rule", ["anytime", "fixed"])
+@pytest.mark.parametrize("rule", ["anytime", pytest.param("fixed", marks=pytest.mark.slow)])
 def test_threads_make_the_evidence_of_one_machine(rule, alone):
     with ThreadPoolExecutor(3) as executor:
         assert evidence_by(executor, rule) == alone[rule]

@@ -35,11 +35,13 @@ def lasting(path: Path) -> dict:
     return data
 
 
-@pytest.mark.parametrize("times", [1, *(pytest.param(times, marks=pytest.mark.slow) for times in (2, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2, 4])
 def test_killed_again_and_again_the_evidence_is_the_same(times, tmp_path):
     """SIGKILL after each new checkpoint, up to four times; the twin starts from a copy of the first.
 
-    Once in CI: `test_a_full_disk_keeps_what_was_there` stops a run that went on, without a process.
+    In CI `test_a_full_disk_keeps_what_was_there` stops a run that went on, without a process, and
+    `test_cli::test_interrupt_and_resume` one in a process.
     """
     part, whole = tmp_path / "part", tmp_path / "whole"
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}

@@ -21,8 +21,6 @@ from tests.stored_plans import with_derived
 from tests.train.audit.exact_checks import epsilon_lower_bound, observe
 from train.batches.sampler import Sampler
 
-pytestmark = pytest.mark.optimized  # many draws from few programs
-
 FALSE_ALARM = 1e-6
 # Fixed, as only tests may: what the audit sees is then the same at every run.
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))

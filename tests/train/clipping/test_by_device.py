@@ -109,7 +109,7 @@ def units(total) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(total.units())])
 
 
-def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, **options):
+def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, over=None, **options):
     """To `slack` units per example, within what is reserved for rounding of totals with ghost clipping.
 
     The presence of one example on any device moves them by at most the clip norm, and the infinite one by
@@ -133,9 +133,9 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
     alone = summed(None)(mask)
     expected = units(alone.total)
     assert np.abs(expected).max() > 2**17
-    for mesh in meshes():
-        over = summed(mesh)
-        found = over(mask)
+    for mesh in over or meshes():
+        of_mesh = summed(mesh)
+        found = of_mesh(mask)
         here = units(found.total)
         assert np.abs(here - expected).max() <= slack, (sum_of.__name__, np.abs(here - expected).max())
         np.testing.assert_allclose(found.norms, alone.norms, rtol=1e-6)
@@ -143,7 +143,7 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
         assert found.clipped_fraction == alone.clipped_fraction
         moved = []
         for row in (0, 5, 6, 11, 15):
-            change = here - units(over(mask & (np.arange(ROWS) != row)).total)
+            change = here - units(of_mesh(mask & (np.arange(ROWS) != row)).total)
             moved.append(int((change**2).sum()))
             assert moved[-1] <= 4**GRID.bits
         assert moved[1] == 0 < min(moved[:1] + moved[2:])
@@ -151,19 +151,19 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
 
 
 def small_sums():
+    """Convolutions of three kinds and a table, both ways of clipping; a run; refusals.
+
+    In CI `test_sharded` runs them in its own process.
+    """
     for sum_of in SUMS:
-        sums_are_those_of_one_device(small(), 3, sum_of)
+        sums_are_those_of_one_device(small(), 3, sum_of, over=meshes()[1:])
     the_default_is_chosen_for_the_rows_of_a_device()
-    whole_runs_give_the_model_of_one_device()
+    whole_runs_give_the_model_of_one_device("per_example")
     what_no_mesh_is_given_for_is_refused()
 
 
-def test_sums_over_four_and_eight_devices():
-    """Convolutions of three kinds and a table, both ways of clipping; a run; refusals: one process."""
-    in_process("small_sums()")
-
-
 def all_sums():
+    whole_runs_give_the_model_of_one_device("ghost")
     for micro in (1, 3, 16):
         for sum_of in SUMS:
             sums_are_those_of_one_device(small(), micro, sum_of)
@@ -205,7 +205,7 @@ def the_default_is_chosen_for_the_rows_of_a_device():
             automatic.choose(loss, params, rows, grid=GRID, mesh=mesh)
 
 
-def whole_runs_give_the_model_of_one_device():
+def whole_runs_give_the_model_of_one_device(clipping):
     """`fit` with batches that no number of devices divides, two parameters cut between devices, and their
     noise of three bands with them: bit for bit per example.
     """
@@ -220,32 +220,31 @@ def whole_runs_give_the_model_of_one_device():
     spec = jax.sharding.PartitionSpec(None, None, "host", "data")
     cut = on(mesh, params) | {"table": on(mesh, params["table"], "host", "data")}
     cut["strided"] = jax.device_put(params["strided"], jax.sharding.NamedSharding(mesh, spec))
-    for clipping in ("per_example", "ghost"):
-        results = [
-            fit(
-                plan(dataset_size=60, sigma=0.3, rate=0.2, iterations=6),
-                placed,
-                loss,
-                data,
-                optax.adam(0.01),
-                mesh=mesh,
-                keys=((1, 2, 3, 4), np.arange(8, dtype=np.uint32)),
-                clipping=clipping,
-                microbatch_size=2,
-                evaluate=evaluate,
-                progress=False,
-            )
-            for mesh, placed in ((None, jax.tree.map(jnp.asarray, params)), (mesh, cut))
-        ]
-        one, many, begun = (
-            np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-            for tree in (results[0].params, results[1].params, params)
+    results = [
+        fit(
+            plan(dataset_size=60, sigma=0.3, rate=0.2, iterations=6),
+            placed,
+            loss,
+            data,
+            optax.adam(0.01),
+            mesh=mesh,
+            keys=((1, 2, 3, 4), np.arange(8, dtype=np.uint32)),
+            clipping=clipping,
+            microbatch_size=2,
+            evaluate=evaluate,
+            progress=False,
         )
-        assert np.abs(one - begun).max() > 0.01
-        assert results[1].params["strided"].sharding.spec == spec
-        tolerance = dict(rtol=0, atol=0) if clipping == "per_example" else dict(rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(many, one, **tolerance)
-        np.testing.assert_allclose(results[1].evaluation["loss"], results[0].evaluation["loss"], rtol=1e-3)
+        for mesh, placed in ((None, jax.tree.map(jnp.asarray, params)), (mesh, cut))
+    ]
+    one, many, begun = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+        for tree in (results[0].params, results[1].params, params)
+    )
+    assert np.abs(one - begun).max() > 0.01
+    assert results[1].params["strided"].sharding.spec == spec
+    tolerance = dict(rtol=0, atol=0) if clipping == "per_example" else dict(rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(many, one, **tolerance)
+    np.testing.assert_allclose(results[1].evaluation["loss"], results[0].evaluation["loss"], rtol=1e-3)
 
 
 def what_no_mesh_is_given_for_is_refused():

@@ -36,7 +36,9 @@ except ValueError as error:
 
 
 @needs_apart
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_another_constant(tmp_path):
+    """In CI `test_every_constant_is_in_the_digest`, of which a run is held to be another one."""
     command = [sys.executable, "-c", RESUMED, str(tmp_path / "run")]
     done = subprocess.run(
         command, env=os.environ | APART, cwd=Path(__file__).parents[3], capture_output=True, text=True

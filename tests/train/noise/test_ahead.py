@@ -72,9 +72,9 @@ def test_what_is_trained_is_the_same(step, expected, threaded):
 @pytest.mark.parametrize(
     "strategy",
     [
-        BandedToeplitz.identity(),
+        pytest.param(BandedToeplitz.identity(), marks=pytest.mark.slow),
         BandedToeplitz((1.0, 0.4, 0.2)),
-        BandedInverse.bisr(iterations=STEPS, bands=3),
+        pytest.param(BandedInverse.bisr(iterations=STEPS, bands=3), marks=pytest.mark.slow),
         BufferedToeplitz((0.9, 0.5), (0.2, 0.3), STEPS),
     ],
     ids=["one band", "bands", "inverse", "sums"],
