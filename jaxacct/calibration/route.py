@@ -3,7 +3,8 @@
 Candidates are on a grid: noise multipliers, or epsilons or deltas of a mechanism whose noise is given. Pilots
 with randomness of their own select the first of them, and `core.shares.release` verifies it and a few larger
 ones with fresh samples that nothing was selected by. A wrong release has probability at most q, the failure
-probability of the smallest candidate that holds. With e a released epsilon, all sets S of (e, output) have
+probability of the smallest candidate that holds; where q falls from candidate to candidate, as reserves grow
+with epsilon, shares are of the last one's. With e a released epsilon, all sets S of (e, output) have
 `P(S) <= E[e^e Q(S at e)] + delta_v + q (1 - delta_v)`: a wrong e counts as delta 1. Where delta is found, the
 smallest candidate that holds has `delta_v + q (1 - delta_v) <= delta`, and all others that hold are larger.
 """
@@ -143,10 +144,16 @@ class Route:
             name = str(grid.problem.missing).removesuffix("_multiplier")
             return None, f"{within} pilot runs predict less than {100 * (1 - less):.0f} % less {name}"
 
+        last = grid.claim(min(end, most)) if bound is None else self.problem.claim(bound)[0]
+        least = math.inf if last is None else last.target.budget.failure_probability
+
         def verified(above: int, share: float, may_give_up: bool) -> Plan | None:
             claim = grid.claim(first + above)
+            if claim is None:
+                return None
             patience = PATIENCE * limit if may_give_up else math.inf
-            verdict = claim and self._verified(claim, first + above, limit, share, patience)
+            share *= min(1.0, least / claim.target.budget.failure_probability)
+            verdict = self._verified(claim, first + above, limit, share, patience)
             return Plan(verdict.claim, verdict.evidence) if verdict and verdict.certified else None
 
         plan = shares.release(verified, end - first)

@@ -36,6 +36,10 @@ from jaxacct.kernels.exponentials import (
 from jaxacct.kernels.programs import any_left, number
 from jaxacct.kernels.recurrence import compensated_step, softplus, two_sum
 
+SHARE_ERROR = 2.0**-51
+"""Bound on the error of a drawn choice's probability, over the number of its choices: of sums in float64 and
+of words (proofs/sampling_table.md, section 4)."""
+
 
 class Outcome(NamedTuple):
     """What an eligible unit may do that makes it ineligible for a lockout."""

@@ -16,6 +16,7 @@ from scipy.special import logsumexp
 
 from jaxacct.common import validate
 from jaxacct.kernels import exponentials
+from jaxacct.kernels import table as kernel
 from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.kernels.table import Draws, Outcome, draw_positions, first_values, log_likelihood_ratios, thin
@@ -260,7 +261,8 @@ class SamplingTable:
         waits = np.where(
             reached & (leaves > 0) & (leaves < 1), exponentials.ERROR / np.maximum(leaves, 1e-300), 0
         )
-        kinds = np.where(reached & (least < 1), 2.0**-62 / np.maximum(least, 1e-300), 0.0)
+        chosen = kernel.SHARE_ERROR * len(self.outcomes)
+        kinds = np.where(reached & (least < 1), chosen / np.maximum(least, 1e-300), 0.0)
         return float((waits + kinds).max())
 
     @property
@@ -273,7 +275,8 @@ class SamplingTable:
         """Relative error of the distribution of the first eligible step."""
         if len(self.start) == 1 and not self.never:
             return 0.0
-        return 2.0**-63 / min(filter(None, (*self.start, self.never)))
+        chances = list(filter(None, (*self.start, self.never)))
+        return kernel.SHARE_ERROR * len(chances) / min(chances)
 
     def rounding_bound(self, count: int, largest: float, max_ratio: float, ratio_error: float) -> float:
         """Bound the float32 error of ln of a summand of the likelihood (proofs/sampling_table.md, section 3).

@@ -26,6 +26,7 @@ from jaxacct.kernels.likelihoods import epochs
 from jaxacct.proposals.base import plain
 
 U = 2.0**-24
+SHARE = 2.0**-51  # of a choice's probability, for each of its choices
 
 
 def product(*errors):
@@ -41,13 +42,13 @@ DRAW_ERRORS = [
     (Poisson(40, 0.3), waits(0.3, 40, 40)),
     (Poisson(40, 1e-5), waits(1e-5, 40, 40)),
     (BMinSep(41, 4, 1.0, False), 0.0),
-    (CyclicPoisson(41, 4, 0.3), math.expm1(11 * 2.0**-62 / 0.3 + 2.0**-63 * 4)),
-    (BallsInBins(41, 4), math.expm1(2.0**-63 * 4)),
+    (CyclicPoisson(41, 4, 0.3), math.expm1(11 * 2 * SHARE / 0.3 + 4 * SHARE * 4)),
+    (BallsInBins(41, 4), math.expm1(4 * SHARE * 4)),
     (BMinSep(41, 4, 0.3, False), waits(0.3, 11, 41)),
-    (BMinSep(41, 4, 0.3), waits(0.3, 11, 41, 2.0**-63 * 1.9 / 0.3)),
+    (BMinSep(41, 4, 0.3), waits(0.3, 11, 41, 4 * SHARE * 1.9 / 0.3)),
     # One participation is left from step 8 on, with 33 steps for it.
     (BalancedMinSep(41, 4, 3), waits(1 / 33, 3, 41)),
-    (BalancedMinSep(41, 4, 2.5), waits(1 / 33, 3, 41, 3 * 2.0**-62 * 6)),
+    (BalancedMinSep(41, 4, 2.5), waits(1 / 33, 3, 41, 3 * 2 * SHARE * 6)),
     (EpochwiseAllocation(41, 8, 3), waits(1 / 8, 6, 41)),
 ]
 
@@ -121,7 +122,8 @@ def test_errors_of_pairs_of_a_table():
     )
     least = 2 * 20 * 2.0**-38 / 0.05  # without attraction
     assert least < relative < 1.1 * least + 402 * 2.0**-48 and 0 < log_z < 0.1
-    assert variation == 2 * scheme.draw_variation
+    # 20 outcomes of each replica, of three in a state of two: that one, the other or both participate.
+    assert variation == pytest.approx(2 * (scheme.draw_variation + 20 * 3**2 * SHARE / 2), rel=1e-12)
     assert scheme.replicas.errors(one(scheme, 0.7), 2)[0] > 1.1 * least
 
 

@@ -25,6 +25,7 @@ from jaxacct import (
     BMinSep,
     Budget,
     CalibrationOptions,
+    IndependentAttribution,
     Mechanism,
     NotCertifiedError,
     Plan,
@@ -373,6 +374,24 @@ def test_the_shares_of_all_attempts_are_one_failure_probability():
     assert (
         sum(map(Fraction, (*first, shares.LADDER_SHARE))) <= 1 < sum(map(Fraction, first)) + Fraction(1, 10)
     )
+
+
+def test_all_candidates_together_spend_the_failure_probability_of_what_is_released(monkeypatch):
+    """A larger epsilon has a larger reserve for stopped runs of users, and so a smaller q."""
+    scheme, spent = IndependentAttribution(100, 4, 0.01, 3), []
+
+    def stub(claim, stop, **options):
+        spent.append(stop.share * claim.target.budget.failure_probability)
+        evidence = Sampled(claim.digest, stop.rule, stop.share, NotRun(), NotRun())
+        return checking.Verdict(claim, evidence, ("no",), None, None, None)
+
+    monkeypatch.setattr(route, "verify_claim", stub)
+    monkeypatch.setattr(route.Route, "selected", lambda *arguments: (-50, 1000))
+    given = dict(noise_multiplier=3.0, delta=1e-5, dataset_size=1000)
+    plan = calibrate(scheme, BandedToeplitz.square_root(4), **given)
+    assert isinstance(plan.evidence, Bound) and plan.epsilon > 1.01**-45
+    # The ladder ends at a rejection; both of its steps would have one share.
+    assert len(spent) == 3 and 0.999 < sum(spent) / plan.target.budget.failure_probability <= 1 + 1e-12
 
 
 def test_giving_up_accepts_nothing_that_would_not_have_been(monkeypatch):

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from jaxacct import (
+    BalancedMinSep,
     BallsInBins,
     BandedToeplitz,
     BMinSep,
+    CustomScheme,
     CyclicPoisson,
     FiniteToeplitz,
     Mechanism,
@@ -31,6 +33,8 @@ from jaxacct.proposals.add_direction import half_space
 from jaxacct.proposals.families import replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import cyclic
+from jaxacct.schemes.replicas import table as pairs
+from jaxacct.schemes.replicas.table_weights import outcomes_of_two, weights_of
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration, tuples
 
@@ -108,6 +112,59 @@ def test_waits_against_every_participation_vector(p, monkeypatch):
             place = int(step) + scheme.min_separation
         drawn *= at_least[max(0, n - place)]
         assert abs(float(drawn) / exact - 1) <= scheme.draw_error() < 1e-7
+
+
+def shares_of(words, place: int | None = None) -> list[Fraction]:
+    """Exact probabilities of choices, by the words of their cumulative probabilities without the last."""
+    pairs = zip(*words, strict=True) if place is None else ((one[place] for one in each) for each in words)
+    ends = [Fraction((int(high) << 32) + int(low), 2**64) for high, low in pairs]
+    return [after - before for before, after in itertools.pairwise([Fraction(0), *ends, Fraction(1)])]
+
+
+def largest_error(drawn, meant) -> Fraction:
+    """Largest relative error of drawn probabilities, of choices with these chances."""
+    chances = [Fraction(float(chance)) for chance in meant]
+    pairs = zip(drawn, chances, strict=True)
+    return max((abs(share * sum(chances) / chance - 1) for share, chance in pairs if chance), default=0)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        BMinSep(200, 64, 0.01),
+        BallsInBins(200, 41),
+        CyclicPoisson(100, 41, 0.3),
+        BalancedMinSep(41, 4, 2.999999),  # one participation in three millions is not kept
+        CustomScheme([0.5] * 9, start=[1 - 2.0**-30, 2.0**-31, 2.0**-32]),
+    ],
+    ids=str,
+)
+def test_choices_are_drawn_as_precisely_as_declared(scheme):
+    """First eligible steps and outcomes, as their words say: sums in float64 are not exact to 64 bits."""
+    sampling = scheme.table
+    off = largest_error(shares_of(sampling.draws.start), sampling.starts)
+    assert off <= sampling.start_error < 1e-5
+    reached = sampling.eligible_probabilities > 0
+    declared, kinds = sampling.outcome_error(reached), [outcome.chance for outcome in sampling.outcomes]
+    for place, at in enumerate(np.ndindex(reached.shape)):
+        if reached[at] and sum(each[at] for each in kinds):
+            drawn = shares_of(sampling.draws.outcomes, place)
+            assert largest_error(drawn, [each[at] for each in kinds]) <= declared < 1e-5
+
+
+def test_choices_of_pairs_are_drawn_as_precisely_as_declared():
+    """Half the sum of the differences of all outcomes of two eligible replicas, in the worst state."""
+    mechanism = Mechanism(BalancedMinSep(41, 4, 2.5), BandedToeplitz.square_root(3), 0.6)
+    table, words = mechanism.scheme.table, pairs.tables(mechanism, 2)["of_both"]
+    terms = np.stack(outcomes_of_two(mechanism, weights_of(mechanism)))
+    worst = Fraction(0)
+    for place, at in enumerate(np.ndindex(terms.shape[1:])):
+        meant = [Fraction(float(term)) for term in terms[:, *at]]
+        if sum(meant):
+            drawn = zip(shares_of(words, place), meant, strict=True)
+            worst = max(worst, sum(abs(share - term / sum(meant)) for share, term in drawn) / 2)
+    choices, (_, variation) = 2 * table.max_outcomes, pairs.errors(mechanism, 2)
+    assert 0 < choices * worst <= variation - 2 * table.draw_variation < 1e-12
 
 
 def cells(thresholds) -> np.ndarray:

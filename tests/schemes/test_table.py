@@ -331,8 +331,8 @@ def test_error_of_the_drawn_density():
     last = 2.0**-38 + 4 * 2.0**-44
     assert one.draw_error() == pytest.approx(math.expm1(2 * 2.0**-38 / 0.25 + last), rel=1e-9)
     two = CustomScheme([0.25, 1.0, 0.0, 0.9], 2, start=[0.5, 0.125], keep=0.75)
-    each = 2.0**-38 / 0.25 + 2.0**-62 / 0.25
-    assert two.draw_error() == pytest.approx(2 * each + 2.0**-63 / 0.125 + last, rel=1e-9)
+    each, choice = 2.0**-38 / 0.25 + 2 * 2.0**-51 / 0.25, 3 * 2.0**-51
+    assert two.draw_error() == pytest.approx(2 * each + choice / 0.125 + last, rel=1e-9)
     assert two.draw_variation == 2 * 5 * 2.0**-62
     at = Mechanism(two, BandedToeplitz.identity(), 1.0)
     assert plain(at, "remove").total_variation == two.draw_variation and plain(at, "add").total_variation == 0

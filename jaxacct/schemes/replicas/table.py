@@ -23,7 +23,7 @@ from jaxacct.kernels.exponentials import (
     words_of_integers,
 )
 from jaxacct.kernels.programs import any_left
-from jaxacct.kernels.table import chosen, counts_at, draw_place, shares, words_at
+from jaxacct.kernels.table import SHARE_ERROR, chosen, counts_at, draw_place, shares, words_at
 from jaxacct.schemes.replicas.base import Attracting, log_lift
 from jaxacct.schemes.replicas.table_weights import (
     min_chances,
@@ -80,7 +80,9 @@ def log_normalizer_about(mechanism: Attracting, m: int) -> float:
 def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_positions` draws from."""
     del m
-    return _relative_error(mechanism), 2 * mechanism.scheme.table.draw_variation
+    table = mechanism.scheme.table
+    of_choices = table.max_outcomes * SHARE_ERROR * len(pairs_of_outcomes(table)) ** 2
+    return _relative_error(mechanism), 2 * table.draw_variation + of_choices
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,11 +100,11 @@ def _relative_error(mechanism: Attracting) -> float:
     starts = float((terms[terms > 0] / terms.sum()).min())
     if not min(starts, share) >= MIN_OUTCOME or not event > 0:
         return math.inf
-    error = 2 * table.max_outcomes * (exponentials.ERROR / event + 2.0**-61 / share)
+    error = 2 * table.max_outcomes * exponentials.ERROR / event
     error += (
         2 * exponentials.ERROR
         + (table.iterations + 2) * 2.0**-43
-        + (2.0**-62 / starts if len(terms) > 1 else 0.0)
+        + (SHARE_ERROR * len(terms) / starts if len(terms) > 1 else 0.0)
     )
     return math.expm1(error) if error < _MAX_LOG_ERROR else math.inf
 
