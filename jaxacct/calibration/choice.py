@@ -14,6 +14,7 @@ from jaxacct.common.records import exact
 from jaxacct.mechanisms.mechanism import ADJACENCIES, ZERO_OUT
 from jaxacct.schemes import BallsInBins, EpochwiseAllocation, Scheme
 from jaxacct.strategies import (
+    BandedInverse,
     BandedToeplitz,
     BufferedToeplitz,
     FiniteToeplitz,
@@ -24,7 +25,7 @@ from jaxacct.strategies import (
 from jaxacct.strategies.workload import name_of
 
 SEARCHED = ("scheme", "bands", "min_separation", "strategy")
-MatrixName = Literal["optimal", "square-root", "amplified", "buffered"]
+MatrixName = Literal["optimal", "square-root", "amplified", "optimal-inverse", "buffered"]
 SearchedScheme = Literal[
     "poisson",
     "cyclic-poisson",
@@ -38,6 +39,8 @@ MATRICES: tuple[str, ...] = get_args(MatrixName)
 SCHEME_NAMES: tuple[str, ...] = get_args(SearchedScheme)
 COEFFICIENTS = "coefficients"
 """Name of a banded matrix that was given by its coefficients."""
+INVERSE = "optimal-inverse"
+"""Name of a matrix whose inverse is banded: its noise can be drawn again, and kept nowhere."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Choice:
     Attributes:
       dataset_size, batch_size, iterations: of the run.
       epsilon, delta: the target, epsilon a natural log; 0 where delta is an advantage.
-      memory_copies: maximum copies of the parameters that training may keep for the noise.
+      memory_copies: maximum copies of the parameters that training may keep for the noise; 0 where it is
+        drawn again.
       workload: the error that candidates were ranked by, a name that `strategies.workload_named` reads, or
         None for another learning-rate schedule of the caller.
       given: those of `SEARCHED` that were given and not searched, in that order.
@@ -73,8 +77,9 @@ class Choice:
     adjacency: str = ZERO_OUT
 
     def __post_init__(self):
-        for name in ("dataset_size", "iterations", "memory_copies", "looked_at", "min_separation", "bands"):
+        for name in ("dataset_size", "iterations", "looked_at", "min_separation", "bands"):
             _validate.positive_integer(name, getattr(self, name))
+        _validate.positive_integer("memory_copies", self.memory_copies, minimum=0)
         _validate.positive_number("batch_size", self.batch_size)
         _validate.epsilon(self.epsilon)
         _validate.delta(self.delta)
@@ -89,7 +94,7 @@ class Choice:
         if [name for name in SEARCHED if name in self.given] != list(self.given):
             raise ValueError(f"given must be some of {', '.join(SEARCHED)}, in order, got {self.given!r}")
         copies = copies_of(self.bands, self.matrix)
-        if copies > self.memory_copies:
+        if copies > max(1, self.memory_copies):  # independent noise keeps none from step to step
             raise ValueError(f"memory_copies must be at least {copies}, got {self.memory_copies}")
 
     def flaws(
@@ -164,15 +169,21 @@ class Choice:
 def copies_of(bands: int, matrix: str | None) -> int:
     """Return the copies of the parameters that training keeps for the noise of such a matrix.
 
-    A buffer is two copies, and the noise that is being made is one more.
+    A buffer is two copies, and the noise that is being made is one more. Noise of an inverse is drawn again
+    (`TrainOptions(noise_memory="recompute")`): none.
     """
+    if matrix == INVERSE:
+        return 0
     return 2 * bands + 1 if matrix == "buffered" else bands
 
 
 # Schemes with a whole number of steps between participations: expected batches may be smaller.
 _OF_WHOLE_STEPS = (BallsInBins.name, EpochwiseAllocation.name)
 _BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind, Toeplitz.kind)
-_KINDS = dict.fromkeys((*MATRICES, COEFFICIENTS), _BANDED) | {"buffered": (BufferedToeplitz.kind,)}
+_KINDS = dict.fromkeys((*MATRICES, COEFFICIENTS), _BANDED) | {
+    "buffered": (BufferedToeplitz.kind,),
+    INVERSE: (BandedInverse.kind,),
+}
 _IN_WORDS = {
     "scheme": "sampling scheme",
     "bands": "number of bands",

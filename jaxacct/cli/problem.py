@@ -157,7 +157,7 @@ class Problem:
         searched = (None, *SCHEME_NAMES, TruncatedBMinSep.name)  # the last one as `BMinSep`
         if self.scheme not in searched or self.max_participations is not None:
             return False
-        if self.strategy in NAMES and self.strategy not in MATRICES:  # inverses, which no search covers
+        if self.strategy in NAMES and self.strategy not in MATRICES:  # bisr, which no search covers
             return False
         return bool(self.undecided()) and None not in (self.dataset_size, self.batch_size)
 

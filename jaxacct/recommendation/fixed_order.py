@@ -2,6 +2,7 @@
 
 import math
 
+from jaxacct.calibration.choice import INVERSE
 from jaxacct.recommendation.matrices import doublings
 from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity, revealed_noise
 from jaxacct.schemes import FixedOrder
@@ -23,18 +24,23 @@ def options_of(loader: str, dataset_size: int, batch_size: float) -> dict:
     return {"scheme": FixedOrder.name, "min_separation": separation}
 
 
-def places(scheme, numbers, memory_copies: int, bands: int | None, matrix_name: str | None) -> list[Place]:
+def places(
+    scheme, numbers, memory_copies: int, max_bands: int, bands: int | None, matrix_name: str | None
+) -> list[Place]:
     """Return all candidates of a fixed order, one band among them.
 
     Bands, or buffers, are doublings by default, and as many buffers as `memory_copies` leave room for;
-    `matrix_name` is one of `NAMES`, all by default. ValueError for another matrix, or buffers without room.
+    `matrix_name` is one of `NAMES`, all by default, or `INVERSE`. ValueError for another matrix, or buffers
+    without room.
     """
-    if matrix_name not in (None, *NAMES):
-        raise ValueError(f"strategy must be {', '.join(NAMES)} for {scheme.name}, got {matrix_name!r}")
+    if matrix_name not in (None, INVERSE, *NAMES):
+        raise ValueError(
+            f"strategy must be {', '.join((*NAMES, INVERSE))} for {scheme.name}, got {matrix_name!r}"
+        )
     names = NAMES if matrix_name is None else (matrix_name,)
-    limit = min(memory_copies, scheme.iterations, scheme.steps_per_epoch)
+    limit = min(max_bands, scheme.iterations, scheme.steps_per_epoch)
     room = min((memory_copies - 1) // 2, MAX_BUFFERS if bands is None else bands)
-    matrices = [("optimal", 1)] if bands is None else []
+    matrices = [(INVERSE if names == (INVERSE,) else "optimal", 1)] if bands is None else []
     for name in names:
         if name != "buffered":
             matrices += [(name, b) for b in (doublings(2, limit) if bands is None else [min(bands, limit)])]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from jaxacct.calibration.choice import INVERSE, copies_of
 from jaxacct.calibration.targets import Target
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import ADJACENCIES
@@ -12,6 +13,8 @@ from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.strategies import BandedToeplitz, Workload, workload_named
 from jaxacct.strategies.workload import checked as checked_workload
 
+MEMORY_COPIES = 16
+MAX_INVERSE_BANDS = 8  # as many draws a step
 FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)
 """Schemes under which all examples participate equally often."""
 
@@ -58,6 +61,21 @@ class RunNumbers:
     def at_most_once(self) -> bool:
         """Whether the expected number of participations of an example is at most 1."""
         return self.iterations <= self.cycle
+
+
+def memory_of(copies: int | None, matrix: str | None, bands: int | None) -> tuple[str | None, int, int]:
+    """Return (name of the matrix, maximum copies, maximum bands) of arguments of `recommend`.
+
+    ValueError for more bands than copies, or no numbers of them.
+    """
+    if copies == 0 and matrix is None:
+        matrix = INVERSE
+    needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix)
+    copies = max(MEMORY_COPIES, needed) if copies is None else copies
+    copies = _validate.positive_integer("memory_copies", copies, minimum=0)
+    if bands is not None and min(bands, needed) > max(1, copies):
+        raise ValueError(f"bands must be at most memory_copies {copies}, got {bands}")
+    return matrix, copies, MAX_INVERSE_BANDS if matrix == INVERSE else max(1, copies)
 
 
 def line_of(grid, number: int, numbers: RunNumbers) -> tuple[list[Scheme], list[Scheme]]:

@@ -3,7 +3,7 @@
 import functools
 import math
 
-from jaxacct.calibration.choice import SCHEME_NAMES
+from jaxacct.calibration.choice import INVERSE, SCHEME_NAMES
 from jaxacct.calibration.targets import Target
 from jaxacct.common import validate
 from jaxacct.recommendation.noise_estimate import (
@@ -14,16 +14,18 @@ from jaxacct.recommendation.noise_estimate import (
     unit_error,
 )
 from jaxacct.schemes import Scheme
-from jaxacct.strategies import BandedToeplitz, Strategy, Workload, ending
+from jaxacct.strategies import BandedToeplitz, Strategy, Workload, by_name, ending
 from jaxacct.strategies.amplified import amplified
 from jaxacct.strategies.workload import PREFIX_SUMS
 from jaxacct.strategies.workload import checked as checked_workload
 
 
 def matrix(name: str, bands: int, scheme: Scheme, workload: Workload, mu: float) -> Strategy:
-    """Return the "optimal", "square-root" or "amplified" matrix; `mu` as of `gaussian_sensitivity`."""
+    """Return the matrix of that name but "buffered"; `mu` as of `gaussian_sensitivity`."""
     if name == "amplified":
         return _amplified(bands, scheme, workload, mu)
+    if name == INVERSE:
+        return by_name(name, bands, scheme, workload)
     n = scheme.iterations
     made = _optimal(bands, n, workload) if name == "optimal" else BandedToeplitz.square_root(bands)
     return ending(made, scheme)

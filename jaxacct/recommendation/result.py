@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
-from jaxacct.calibration.choice import COEFFICIENTS, Choice
+from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice
 from jaxacct.calibration.options import DEFAULTS, CalibrationOptions
 from jaxacct.calibration.targets import Target
 from jaxacct.common.progress import announce
@@ -16,6 +16,8 @@ from jaxacct.schemes import Poisson, Scheme, scheme_to_json
 from jaxacct.strategies import Strategy
 from jaxacct.strategies.workload import PREFIX_SUM
 
+DRAW_MS = 9.5
+"""Of a million normals on one CPU core (tests/benchmarks/results/noise.json)."""
 MAX_EXCESS = 1.05
 """Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
 
@@ -27,8 +29,10 @@ class Recommended:
     Attributes:
       scheme: sampling scheme.
       strategy: strategy matrix.
-      matrix: "optimal", "square-root", "amplified", "buffered", or "coefficients" for a given one.
-      memory_copies: copies of the parameters that training keeps for the noise, the current one included.
+      matrix: "optimal", "square-root", "amplified", "optimal-inverse", "buffered", or "coefficients" for a
+        given one.
+      memory_copies: copies of the parameters that training keeps for the noise, the current one included; 0
+        for an inverse, whose noise is drawn again.
       noise_multiplier: an estimate of the smallest one that can be certified.
       prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
       error: estimated error of the workload that candidates are ranked by; prefix sums by default.
@@ -53,6 +57,16 @@ class Recommended:
         return self.error * (noise_multiplier / self.noise_multiplier) ** 2
 
     @property
+    def noise_memory(self) -> str:
+        """Option of `TrainOptions` with which training keeps so many copies."""
+        return "recompute" if self.matrix == INVERSE else "keep"
+
+    @property
+    def redrawing_ms(self) -> float:
+        """Estimated time that drawing noise again takes a step, milliseconds for a million parameters."""
+        return DRAW_MS * (self.strategy.named_bands - 1) if self.matrix == INVERSE else 0.0
+
+    @property
     def has_fixed_counts(self) -> bool:
         """Whether all examples participate equally often, thinning aside."""
         return self.scheme.patterns is None and self.scheme.sums.fixed_count > 0
@@ -65,6 +79,8 @@ class Recommended:
             "min_separation": self.scheme.min_separation,
             "matrix": self.matrix,
             "memory_copies": self.memory_copies,
+            "noise_memory": self.noise_memory,
+            "redrawing_ms_per_million_parameters": self.redrawing_ms,
             "noise_multiplier_estimate": self.noise_multiplier,
             "prefix_sum_error_estimate": self.prefix_sum_error,
             "error_estimate": self.error,
@@ -93,6 +109,8 @@ class Recommended:
             matrix = "1 band, which is DP-SGD"
         elif self.matrix == COEFFICIENTS:
             matrix = f"{number} bands, the given coefficients"
+        elif self.matrix == INVERSE:
+            matrix = f"inverse of {number} bands"
         if self.has_fixed_counts and self.scheme.max_participations == 1:
             return f"{self.scheme.name}, at most one participation, {matrix}"
         return f"{self.scheme.name}, separation {self.scheme.min_separation}, {matrix}"
@@ -259,8 +277,15 @@ class Recommendation:
                 f"; {other.scheme.name}, where the number of participations varies, about {other.error:.3g}"
             )
         copies = "copy" if chosen.memory_copies == 1 else "copies"
+        again = ""
+        if chosen.redrawing_ms:
+            again = (
+                f", {chosen.redrawing_ms:.0f} ms a step more for a million parameters, by TrainOptions("
+                f'noise_memory="{chosen.noise_memory}")'
+            )
         return (
-            f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters\n"
+            f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters"
+            f"{again}\n"
             f"why: {self.what_error} about {chosen.error:.3g}, {why}\n"
             "privacy cost of this search: none (it reads only public numbers); these are estimates"
         )

@@ -12,13 +12,13 @@ import math
 from jaxacct.accountants import analytic
 from jaxacct.calibration.choice import (
     COEFFICIENTS,
+    INVERSE,
     MATRICES,
     SCHEME_NAMES,
     SEARCHED,
     Choice,
     MatrixName,
     SearchedScheme,
-    copies_of,
 )
 from jaxacct.calibration.grid import Grid, Problem
 from jaxacct.calibration.options import BOUND_RATIO
@@ -28,7 +28,15 @@ from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.fixed_order import MAX_BUFFERS
-from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, grid_of, line_of, scheme_of, why_none
+from jaxacct.recommendation.grid import (
+    RunNumbers,
+    fixed_counts_of,
+    grid_of,
+    line_of,
+    memory_of,
+    scheme_of,
+    why_none,
+)
 from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.noise_estimate import (
     Estimates,
@@ -37,6 +45,7 @@ from jaxacct.recommendation.noise_estimate import (
     revealed_noise,
     table_size,
     unit_error,
+    within_separation,
 )
 from jaxacct.recommendation.result import Recommendation, Recommended
 from jaxacct.schemes import BalancedMinSep, BallsInBins, FixedOrder, Poisson, Scheme
@@ -44,11 +53,8 @@ from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
 from jaxacct.strategies.workload import PREFIX_SUMS, name_of
 
-MEMORY_COPIES = 16
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
-SIMILAR_ERROR_RATIO = (
-    1.02  # candidates whose errors have at most this ratio: the one that needs less is selected
-)
+SIMILAR_ERROR_RATIO = 1.02  # candidates whose errors have at most this ratio: the one that needs less
 LESS_NOISE = 0.95  # of revealed participations, that samples have to be worth
 NUM_SHOWN = 8
 NUM_SEPARATION_SEARCHES = 3  # numbers of bands and matrices whose separations are searched
@@ -89,15 +95,17 @@ def recommend(
       delta: target, in (0, 1).
       target: in place of both; see `calibrate`.
       memory_copies: maximum copies of the parameters (int32 each) that training keeps for the noise: as many
-        as bands, the one being made included, so 1 is DP-SGD. 16 by default, or what `bands` need.
+        as bands, the one being made included, so 1 is DP-SGD. 16 by default, or what `bands` need. 0:
+        "optimal-inverse" matrices, for `TrainOptions(noise_memory="recompute")`.
       scheme: one of `SCHEME_NAMES`; by default Poisson, b-min-sep at larger separations, and where these are
         best the schemes of `recommendation.grid.FIXED_COUNTS`.
       bands: fixed number of bands; by default all that fit.
       min_separation: fixed minimum separation; by default all that fit.
       strategy: "optimal" (smallest error with participation revealed), "square-root" (closed form),
-        "amplified" (smallest error at about this run's noise), "buffered" (BLT, accounted for with
-        participation revealed; `bands` are buffers), or a `BandedToeplitz`, which is kept. By default
-        "optimal" and "amplified", and "buffered" where neither is better in the memory allowed.
+        "amplified" (smallest error at about this run's noise), "optimal-inverse" (its inverse has `bands`
+        bands, by default up to 8), "buffered" (BLT, accounted for with participation revealed; `bands` are
+        buffers), or a `BandedToeplitz`, which is kept. By default "optimal" and "amplified", and "buffered"
+        where neither is better in the memory allowed.
       workload: what the error is of, a `strategies.Workload` or its name (`strategies.workload_named`): an
         optimizer's iterates, or prefix sums (default). Optimal matrices minimize it, candidates are ranked
         by it. Give the optimizer's where banded and buffered matrices compete: prefix sums can rank these
@@ -124,22 +132,16 @@ def recommend(
     numbers = RunNumbers.of(dataset_size, batch_size, iterations, goal, workload, given, adjacency)
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
-    needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix_name)
-    if memory_copies is None:
-        memory_copies = max(MEMORY_COPIES, needed)
-    max_copies = _validate.positive_integer("memory_copies", memory_copies)
-    if bands is not None and bands > max_copies:
-        raise ValueError(f"bands must be at most memory_copies {max_copies}, got {bands}")
+    matrix_name, max_copies, max_bands = memory_of(memory_copies, matrix_name, bands)
     if min_separation is not None:
         _validate.positive_integer("min_separation", min_separation)
     rate = Poisson.from_batch_size(
         dataset_size=numbers.dataset_size, batch_size=numbers.batch_size, iterations=numbers.iterations
     )
     fixed = scheme == FixedOrder.name
-    grid = [] if fixed else grid_of(numbers, max_copies, scheme, bands, min_separation)
+    grid = [] if fixed else grid_of(numbers, max_bands, scheme, bands, min_separation)
     if not grid and not fixed:
         raise ValueError(why_none(numbers, scheme, bands, min_separation))
-
     if matrix_name != "square-root" and any(number > 1 for _, number in grid):
         numbers.workload.check_size(iterations, iterations)  # before the search gets there
 
@@ -147,12 +149,12 @@ def recommend(
         if progress:
             progress(f"choosing: {what}", 0, 0)
 
-    places, looked_at = [], 0
     say("independent noise")
+    places, looked_at = [], 0
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency)
     if fixed:
         order = scheme_of(numbers, scheme, min_separation or 1, True)
-        places = fixed_order.places(order, numbers, max_copies, bands, matrix_name)
+        places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
         looked_at = len(places)
     elif bands == 1 and scheme is None and min_separation is None and matrix_name != "buffered":
         places = _one_band(numbers, say)
@@ -162,7 +164,7 @@ def recommend(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
         if scheme is None and places and numbers.cycle > 1 and adjacency != REPLACE_ONE:
-            places += _with_fixed_counts(places, max_copies, min_separation, estimates, numbers, say)
+            places += _with_fixed_counts(places, max_bands, min_separation, estimates, numbers, say)
         looked_at = len(places)
     if matrix_name == "buffered" and max_copies < 3:
         raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
@@ -280,7 +282,7 @@ def _buffered(
 
 
 def _with_fixed_counts(
-    places, max_copies: int, separation, estimates, numbers: RunNumbers, say
+    places, max_bands: int, separation, estimates, numbers: RunNumbers, say
 ) -> list[Place]:
     """Estimate the schemes with fixed numbers of participations where the others are best.
 
@@ -288,8 +290,8 @@ def _with_fixed_counts(
     """
     best = sorted(places, key=lambda place: place.error)[:NUM_SEPARATION_SEARCHES]
     matrices = tuple(dict.fromkeys(place.matrix for place in best))
-    bands = tuple(dict.fromkeys(place.strategy.bands for place in best))
-    grids = fixed_counts_of(numbers, max_copies, bands, separation)
+    bands = tuple(dict.fromkeys(place.strategy.named_bands for place in best))
+    grids = fixed_counts_of(numbers, max_bands, bands, separation)
     return [
         place
         for grid in grids.values()
@@ -310,7 +312,7 @@ def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | 
         if key not in seen:
             say(f"separation {scheme.min_separation}, {number} bands, {name} matrix")
             before = [place for place in seen.values() if place]
-            similar = [place for place in before if (place.strategy.bands, place.matrix) == (number, name)]
+            similar = [p for p in before if (p.strategy.named_bands, p.matrix) == (number, name)]
             if numbers.given is not None:
                 made = ending(numbers.given, scheme)
             else:
@@ -332,7 +334,7 @@ def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | 
         for step in (1, -1):
             here = place
             while 0 <= (i := line.index(here.scheme) + step) < len(line):
-                there = at(here.strategy.bands, here.matrix, line[i])
+                there = at(here.strategy.named_bands, here.matrix, line[i])
                 if there is None or there.error >= here.error:
                     break
                 here = there
@@ -359,7 +361,7 @@ def _ranked(places: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended
     order = sorted(places, key=lambda place: place.error)
     best_of: dict[int | str, Place] = {}
     for place in order:
-        best_of.setdefault(place.strategy.bands, place)
+        best_of.setdefault(place.strategy.named_bands, place)
         best_of.setdefault(place.scheme.name, place)
     shown = [place for place in order if place in order[:NUM_SHOWN] or place in best_of.values()]
     budget = Budget.split(numbers.delta)
@@ -374,19 +376,20 @@ def _priced(place: Place, numbers: RunNumbers, budget: Budget) -> Recommended:
     n, accountant = place.scheme.iterations, place.accountant
     if accountant is not None:
         samples, seconds = 0.0, 1.0
-    elif place.scheme.patterns or (place.matrix == "buffered" and not place.moments):  # all is revealed
+    elif not place.moments:  # all is revealed
         samples, seconds, accountant = 0.0, 1.0, "unamplified"
     else:
-        mechanism = Mechanism(place.scheme, place.strategy, place.noise_multiplier, numbers.adjacency)
+        strategy = within_separation(place.scheme, place.strategy)
+        mechanism = Mechanism(place.scheme, strategy, place.noise_multiplier, numbers.adjacency)
         samples, m = predicted(mechanism, numbers.epsilon, budget)
-        tables = table_size(place.scheme, place.strategy, m) if m > 1 else 0.0
+        tables = table_size(place.scheme, strategy, m) if m > 1 else 0.0
         drawn = NUM_PILOTS * max(PILOT_SAMPLES, samples / 10) + NUM_VERIFICATIONS * samples
         seconds = COMPILE_SECONDS + drawn * n * STEP_SECONDS + NUM_PILOTS * tables * NUMBER_SECONDS
     return Recommended(
         scheme=place.scheme,
         strategy=place.strategy,
         matrix=place.matrix,
-        memory_copies=place.strategy.memory_copies,
+        memory_copies=0 if place.matrix == INVERSE else place.strategy.memory_copies,
         noise_multiplier=place.noise_multiplier,
         prefix_sum_error=place.noise_multiplier**2 * unit_error(place.strategy, n, PREFIX_SUMS),
         error=place.error,

@@ -8,6 +8,7 @@ from jaxacct.core import text
 from jaxacct.core.claim import Claim
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
+from jaxacct.strategies import BandedInverse
 
 TERMS = {
     "epsilon, delta": "no event is more than e^epsilon times as likely with the unit as without, plus delta",
@@ -94,6 +95,8 @@ def mechanism_rows(claim: Claim) -> list[tuple[str, str]]:
         copies = strategy.memory_copies
         noise = "1 copy" if copies == 1 else f"{copies} copies"
         matrix += f"; training keeps {noise} of the parameters for the noise"
+        if strategy.kind == BandedInverse.kind and copies > 1:
+            matrix += ", or none (`TrainOptions(noise_memory='recompute')`)"
     if mechanism.is_upper_bound:
         matrix += "; the noise multiplier is an upper bound"
     rows = [

@@ -320,7 +320,8 @@ def recommendation(result: Any):
     point = chosen.memory_copies, chosen.error
     axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")
     copies = sorted({candidate.memory_copies for candidate in result.candidates})
-    axes.set(xscale="log", yscale="log", xlabel="copies of the parameters kept for the noise (bands)")
+    axes.set_xscale("symlog", linthresh=1)  # there may be none
+    axes.set(yscale="log", xlabel="copies of the parameters kept for the noise (bands)")
     axes.set(ylabel=f"{result.what_error}, an estimate", title="more bands, less error")
     axes.set_xticks(copies, map(str, copies))
     axes.tick_params(axis="x", which="minor", bottom=False)

@@ -70,7 +70,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
             "adds_windows(scheme, strategy, replicas)",
         ),
         ("product * scores) * (1 + 1e-3)", "product * scores)"),
-        ("twice = 2 if sums.max_sampled else 1", "twice = 1"),
+        ("size.ratio + 6 * half, 2", "size.ratio + 6 * half, 1"),
     ],
     ("jaxacct/proposals/families/truncated.py", "tests/core/test_budget_lines.py"): [
         ("cuts.uncut.iterations - none", "cuts.uncut.iterations"),

@@ -1,5 +1,6 @@
 """`calibrate` keeps what is given and selects the rest as `recommend` does; one band only when asked for."""
 
+import re
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxacct import (
     prefix_sum_error,
     recommend,
 )
-from jaxacct.calibration.choice import COEFFICIENTS, Choice, choice_of, copies_of
+from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, choice_from_json, choice_of, copies_of
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.cli.commands import calibrate as command
@@ -23,6 +24,7 @@ from jaxacct.proposals import registry
 from jaxacct.recommendation import result
 from jaxacct.report import facts
 from jaxacct.strategies import ending
+from train.noise import redrawn
 
 SMALL: dict[str, Any] = dict(dataset_size=80, batch_size=10, iterations=12, epsilon=0.5, delta=1e-2)
 SIZES = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
@@ -68,6 +70,8 @@ def asked(monkeypatch, tmp_path):
         ("--strategy square-root", dict(strategy="square-root")),
         ("--scheme b-min-sep --strategy c.txt", dict(scheme="b-min-sep", strategy=FILE)),
         ("--workload momentum:0.9", dict(workload="momentum:0.9")),
+        ("--memory-copies 0", dict(memory_copies=0)),
+        ("--strategy optimal-inverse", dict(strategy="optimal-inverse")),
         ("--bands 2 --memory-copies 3", dict(bands=2, memory_copies=3)),
         ("--proposal plain --noise-multiplier 3 --max-samples 90000", {}),
         ("--max-batch-size 30", dict(scheme="b-min-sep")),
@@ -248,6 +252,24 @@ def test_copies_are_counted_in_one_way(memory):
     assert f"keeps {copies_in_words} of the parameters\n" in found.why()
     (row,) = (value for name, value in facts.mechanism_rows(plan.claim) if name == "strategy")
     assert f"training keeps {copies_in_words} of the parameters" in row
+
+
+def test_no_copies_are_those_of_noise_that_is_drawn_again(asked, capsys):
+    """Inverses alone, in every kind of search; the command, the table and the choice say the same."""
+    fixed = dict(scheme="fixed-order", min_separation=8)
+    for given in ({}, fixed, dict(adjacency="replace-one"), dict(bands=4), dict(scheme="balls-in-bins")):
+        found = recommend(**SMALL, memory_copies=0, **given)
+        assert {row.matrix for row in found.candidates} == {INVERSE}
+        assert {row.memory_copies for row in found.candidates} == {found.choice.memory_copies} == {0}
+        assert all(redrawn.check(row.strategy).of_inverse for row in found.candidates)
+        assert "it keeps 0 copies of the parameters" in found.why()
+        assert choice_from_json(found.choice.to_json()) == found.choice
+    assert cli.run(["recommend", *SIZES, "--epsilon", "8", "--delta", "1e-2", "--memory-copies", "0"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(
+        r"0 copies of the parameters, [1-9]\d* ms a step more for a million parameters, by", text
+    )
+    assert 'TrainOptions(noise_memory="recompute")' in text and " --strategy optimal-inverse " in text
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ LINES = [
     (f"recommend {RUN} --mu inf --delta 1e-5", "mu must be a finite number above 0, got inf"),
     (f"recommend {RUN} --mu 1 --delta 1e-5 --epsilon 2", "given were epsilon, delta, mu"),
     # What the search keeps.
-    (f"calibrate {BOTH} --memory-copies 0", "memory_copies must be an integer of at least 1, got 0"),
+    (f"calibrate {BOTH} --memory-copies -1", "memory_copies must be an integer of at least 0, got -1"),
     (f"calibrate {BOTH} --memory-copies 1.5", "--memory-copies: must be an integer", "'1.5'"),
     (f"calibrate {BOTH} --memory-copies 4 --bands 8", "bands must be at most memory_copies 4, got 8"),
     (f"calibrate {BOTH} --scheme poisson --memory-copies 4", "memory_copies must not be given where nothing"),
@@ -120,7 +120,7 @@ CALLS = [
     (lambda: calibrate(checkpoint_dir="other.json"), "checkpoint_dir must be a folder, got the file other"),
     (lambda: calibrate(estimate=-1.0), "estimate must be a finite number above 0, got -1.0"),
     (lambda: calibrate(dataset_size=0), "dataset_size must be an integer of at least 1, got 0"),
-    (lambda: recommend(memory_copies=0), "memory_copies must be an integer of at least 1, got 0"),
+    (lambda: recommend(memory_copies=-1), "memory_copies must be an integer of at least 0, got -1"),
     (lambda: recommend(bands=61), "bands must be", "61"),
     (lambda: recommend(scheme="poison"), "scheme must be one of poisson", "got 'poison'"),
     (lambda: recommend(strategy="sqrt"), "strategy must be", "got 'sqrt'"),

@@ -54,8 +54,12 @@ def test_two_processes_train_the_bits_of_one(tmp_path):
     for folder in ("one", "part"):
         assert (tmp_path / folder / "secret.json").stat().st_mode & 0o777 == 0o600
         assert (tmp_path / folder / "checkpoints").stat().st_mode & 0o777 == 0o700
-    for name in ("metrics.jsonl", "private/metrics.jsonl", "result.json"):
+    for name in ("metrics.jsonl", "result.json"):
         assert (tmp_path / "part" / name).read_text() == (tmp_path / "one" / name).read_text()
+    # Means of float32 over four devices are added up in another order by two processes.
+    kept = [(tmp_path / folder / "private/metrics.jsonl").read_text() for folder in ("part", "one")]
+    private = ([json.loads(line) for line in text.splitlines()] for text in kept)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), *private)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def command(
         certify the smallest epsilon, with --epsilon alone the smallest delta.
       max_batch_size: truncate larger batches to this size, and account for it.
       memory_copies: for the selection, maximum copies of the parameters that training may keep for the noise,
-        as many as bands; 16 by default.
+        as many as bands; 16 by default. 0 is for noise that is drawn again.
       plot: write what the plan implies for delta at other epsilons to this PNG.
       force: let --out replace a file that is not a plan.
       verbose: print also all budget items, the proposal distribution, and which fields were recomputed.

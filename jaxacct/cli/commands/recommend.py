@@ -47,15 +47,17 @@ def command(
       batch_size: expected batch size.
       iterations: number of training steps.
       memory_copies: maximum copies of the parameters that training may keep for the noise: as many as bands,
-        and one more than twice the buffers; 16 by default.
+        and one more than twice the buffers; 16 by default. 0 is for noise that is drawn again: matrices with
+        a banded inverse.
       loader: what your loader makes: batches at random (poisson-like), epochs that are shuffled anew, or
         epochs of one fixed order; the scheme of the last two is fixed-order.
       scheme: poisson, b-min-sep and, where these are best, schemes with a fixed number of participations by
         default.
       bands: of the strategy matrix, or buffers.
       min_separation: steps between participations.
-      strategy: optimal, square-root, amplified (optimal at the noise needed with sampling), buffered (BLT,
-        with participation revealed) or a file of coefficients; optimal, amplified and buffered by default.
+      strategy: optimal, square-root, amplified (optimal at the noise needed with sampling), optimal-inverse,
+        buffered (BLT, with participation revealed) or a file of coefficients; optimal, amplified and buffered
+        by default.
       workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
         or linear, warmup:100, with commas between. That of your optimizer follows accuracy more closely where
         banded and buffered matrices compete.
