@@ -108,6 +108,19 @@ def one_of(name: str, value, allowed):
     return value
 
 
+def array(name: str, value, dimensions: tuple[int, ...]):
+    """Return a float64 copy; ValueError for another number of dimensions or kind of numbers."""
+    import numpy as np  # other checks do without
+
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" or array.ndim not in dimensions:
+        raise ValueError(
+            f"{name} must be an array of numbers with {' or '.join(map(str, dimensions))} dimensions, "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    return np.array(array, np.float64)
+
+
 def _within(name: str, value, allowed: str, holds) -> float:
     """Return `value` as a float for which `holds` is true; false for NaN."""
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)

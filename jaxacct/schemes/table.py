@@ -19,7 +19,7 @@ from jaxacct.kernels import exponentials
 from jaxacct.kernels import table as kernel
 from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
-from jaxacct.kernels.table import Draws, Outcome, draw_positions, first_values, log_likelihood_ratios, thin
+from jaxacct.kernels.table import Draws, Outcome, draw_positions, log_likelihood_ratios, thin
 
 MAX_TABLE_ENTRIES = 2**27
 """Largest number of entries of `join`."""
@@ -83,7 +83,7 @@ class SamplingTable:
     keep: float = 1.0
 
     def __post_init__(self):
-        join = _array("join", self.join, (1, 2))
+        join = validate.array("join", self.join, (1, 2))
         join = join[:, None] if join.ndim == 1 else join
         n, num_left = join.shape
         if not 1 <= join.size <= MAX_TABLE_ENTRIES:
@@ -101,7 +101,7 @@ class SamplingTable:
             raise ValueError(f"turns must be True or False, got {self.turns!r}")
         if self.turns and (lockout != lockout[0]).any():
             raise ValueError("lockout must be the same for all steps where units take turns")
-        start = _array("start", self.start, (1,))
+        start = validate.array("start", self.start, (1,))
         longest = int(lockout[0]) if self.turns else n
         if not 1 <= len(start) <= longest:
             raise ValueError(f"start must have 1 to {longest} entries, got {len(start)}")
@@ -221,23 +221,19 @@ class SamplingTable:
 
         On a GPU one kernel computes many samples where it can (`gpu_recurrence`), equal up to rounding.
         """
-        path, never = self.path, self.never
-        ratios = thin(log_ratios, self.keep)
+        path, ratios = self.path, thin(log_ratios, self.keep)
+        table = path.weights, path.certain, path.lockout, path.start, self.never
+        if jax.default_backend() == "gpu":
+            from jaxacct.kernels.likelihoods import gpu_recurrence  # elsewhere nothing needs it
 
-        def by(recurrence):
-            return lambda ratios: log_likelihood_ratios(
-                ratios, path.weights, path.certain, path.lockout, path.start, never, recurrence
-            )
-
-        if jax.default_backend() != "gpu":
-            return by(first_values)(ratios)
-        from jaxacct.kernels.likelihoods import gpu_recurrence  # elsewhere nothing needs it
-
-        if not gpu_recurrence.serves(path.weights, path.certain, path.lockout, ratios.dtype):
-            return by(first_values)(ratios)
-        # A machine with a GPU may still run this on its CPU.
-        by_kernel, by_scan = by(gpu_recurrence.kernel_values), by(first_values)
-        return jax.lax.platform_dependent(ratios, cuda=by_kernel, default=by_scan)
+            if gpu_recurrence.serves(*table[:3], ratios.dtype):
+                # A machine with a GPU may still run this on its CPU.
+                by_kernel, by_scan = (
+                    lambda ratios, recurrence=each: log_likelihood_ratios(ratios, *table, recurrence)
+                    for each in (gpu_recurrence.kernel_values, None)
+                )
+                return jax.lax.platform_dependent(ratios, cuda=by_kernel, default=by_scan)
+        return log_likelihood_ratios(ratios, *table)
 
     def draw_positions(self, key, num_samples: int):
         """Draw (num_samples, `max_outcomes`) int32: participations, ascending; n is none. Jittable."""
@@ -393,17 +389,6 @@ class SamplingTable:
         return (
             min(0.0, found - 2.0**-52 * (64 + additions) * (1 + abs(found))) if found > -math.inf else found
         )
-
-
-def _array(name: str, value, dimensions: tuple[int, ...]) -> np.ndarray:
-    """Return a float64 copy; ValueError for another number of dimensions or kind of numbers."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu" or array.ndim not in dimensions:
-        raise ValueError(
-            f"{name} must be an array of numbers with {' or '.join(map(str, dimensions))} dimensions, "
-            f"got {array.dtype} of shape {array.shape}"
-        )
-    return np.array(array, np.float64)
 
 
 def _in_unit_interval(name: str, values: np.ndarray) -> None:

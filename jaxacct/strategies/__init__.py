@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jaxacct.common import validate as _validate
 from jaxacct.strategies.banded_inverse import BandedInverse
-from jaxacct.strategies.banded_toeplitz import BandedToeplitz
+from jaxacct.strategies.banded_toeplitz import BandedToeplitz, Toeplitz
 from jaxacct.strategies.base import (
     BufferedRecursion,
     NoiseRecursion,
@@ -16,7 +16,6 @@ from jaxacct.strategies.buffered_toeplitz import BufferedToeplitz
 from jaxacct.strategies.dense import Dense
 from jaxacct.strategies.finite_toeplitz import FiniteToeplitz, ending
 from jaxacct.strategies.stationary import Stationary
-from jaxacct.strategies.toeplitz import Toeplitz
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, workload_named
 
 STRATEGIES: dict[str, type[Strategy]] = {

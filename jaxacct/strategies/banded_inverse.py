@@ -1,6 +1,6 @@
 """Toeplitz strategy matrices with a banded inverse (arXiv 2602.09338, appendix B.3).
 
-Losses are bounds as in `strategies.toeplitz`.
+Losses are bounds as for `Toeplitz`.
 """
 
 import dataclasses

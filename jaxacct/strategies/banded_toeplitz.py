@@ -17,7 +17,7 @@ import scipy
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
 from jaxacct.common.validate import read_only
-from jaxacct.strategies.base import schedule_of
+from jaxacct.strategies.base import check_is_bounded, schedule_of
 from jaxacct.strategies.series import inverse, quotient, sums_at_lags
 from jaxacct.strategies.stationary import Stationary, checked_numbers, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
@@ -205,6 +205,29 @@ class BandedToeplitz(FirstColumn):
     def save(self, path) -> None:
         """Write the coefficients, one a line, atomically."""
         write_atomically(path, "".join(f"{value!r}\n" for value in self.coefficients))
+
+
+@dataclass(frozen=True)
+class Toeplitz(FirstColumn):
+    """Lower-triangular Toeplitz strategy matrix with any number of coefficients.
+
+    Participations of one example may then overlap, and the likelihood ratio no longer factorises. It is
+    bounded from both sides instead (arXiv 2602.09338, appendix B; proofs/non_banded.md): dropping the cross
+    terms `x_i x_j <c_i, c_j> >= 0` raises it, subtracting `cross_terms` from every participation lowers it.
+    So the certificate is for an upper bound, and plans state that.
+
+    Attributes:
+      coefficients: as for `BandedToeplitz`: the first column, stored scaled to norm 1. May be longer than the
+        minimum separation of a scheme.
+      given_norm: as for `BandedToeplitz`.
+    """
+
+    coefficients: tuple[float, ...]
+    given_norm: float = dataclasses.field(default=0.0, compare=False, repr=False)
+    kind: ClassVar[str] = "toeplitz"
+
+    def check(self, scheme) -> None:
+        check_is_bounded(scheme)
 
 
 def _square_root(bands: int) -> np.ndarray:

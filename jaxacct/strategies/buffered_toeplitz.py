@@ -1,6 +1,6 @@
 """Buffered linear Toeplitz strategy matrices (BLT; arXiv 2404.16706, 2408.08868).
 
-Losses are bounds as in `strategies.toeplitz`.
+Losses are bounds as for `Toeplitz`.
 
 The first column is 1, then a sum of decaying exponentials, up to scale. Its inverse has the same form with as
 many terms, so noise `C^{-1} z` needs a few running sums, however long the run (proofs/buffered.md).

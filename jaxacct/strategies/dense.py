@@ -1,4 +1,4 @@
-"""Arbitrary lower-triangular strategy matrices; losses are bounds as in `strategies.toeplitz`."""
+"""Arbitrary lower-triangular strategy matrices; losses are bounds as for `Toeplitz`."""
 
 import functools
 import hashlib

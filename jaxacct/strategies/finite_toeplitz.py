@@ -13,10 +13,9 @@ from typing import ClassVar
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.strategies.banded_toeplitz import BandedToeplitz, FirstColumn
+from jaxacct.strategies.banded_toeplitz import BandedToeplitz, FirstColumn, Toeplitz
 from jaxacct.strategies.base import Strategy, check_iterations
 from jaxacct.strategies.stationary import Stationary, circulant_length, filtered
-from jaxacct.strategies.toeplitz import Toeplitz
 
 # With more steps for each band but the first, the rows after the end are certified, too: that costs at most
 # 0.6 % of the noise, and sampling is faster.

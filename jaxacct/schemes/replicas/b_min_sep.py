@@ -223,15 +223,11 @@ def _backward(mechanism: Attracting, m: int, with_hazards: bool, about: bool = F
     if not (with_hazards and np.isfinite(log_z)):
         return (log_z if np.isfinite(log_z) else math.inf), None
     return log_z, {
-        "hazards": _device(hazards),
-        "virtual_hazards": _device(virtual_hazards),
+        "hazards": jax.device_put(hazards),
+        "virtual_hazards": jax.device_put(virtual_hazards),
         "starts": thresholds,
         "rate": jnp.asarray(_rates(b, m, moves_at(0), hazards, virtual_hazards), jnp.float32),
     }
-
-
-def _device(hazards):
-    return hazards and [jax.device_put(h) for h in hazards]  # `jnp.asarray` compiles a program for each shape
 
 
 def _real_weights(n: int, b: int, moves_at, with_hazards: bool, num_last_steps: int | None = None):
