@@ -115,7 +115,8 @@ def peer(plan: dict[str, Any] | None) -> list[str]:
     claim = plan["claim"]
     scheme, noise = dict(claim["scheme"]), claim["noise_multiplier"]
     q, users = scheme.get("sampling_probability"), scheme.get("examples_per_user", 1)
-    if q is None or claim.get("adjacency", "zero-out") != "zero-out":
+    is_independent = scheme["name"] in ("poisson", "independent-attribution")
+    if not is_independent or claim["adjacency"] != "zero-out":
         return ["", ""]
     event = PoissonSampledDpEvent(q, GaussianDpEvent(noise))
     if users > 1:
