@@ -62,11 +62,7 @@ def no_clipping(real):
     return broken
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [None, less_noise, pytest.param(no_clipping, marks=pytest.mark.slow)],
-    ids=["honest", "noise", "clipping"],
-)
+@pytest.mark.parametrize("fault", [None, less_noise, no_clipping], ids=["honest", "noise", "clipping"])
 def test_planted_faults_are_found_and_nothing_else(fault, monkeypatch):
     if fault:
         monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
@@ -132,7 +128,7 @@ def jittered(params, example, key):
     return loss(params, {"x": example["x"] + jax.random.normal(key, (3,)), "y": example["y"]})
 
 
-@pytest.mark.parametrize("normalize", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("normalize", [False, True])
 def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(normalize):
     """Without noise to speak of: what the examples gave is known, also when, where and with which key."""
     covered = plan("poisson", dataset_size=40, iterations=3, rate=0.5, sigma=1e-3)
