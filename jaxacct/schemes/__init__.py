@@ -12,7 +12,8 @@ from jaxacct.schemes.cyclic_poisson import CyclicPoisson
 from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
 from jaxacct.schemes.fixed_order import FixedOrder
 from jaxacct.schemes.poisson import Poisson
-from jaxacct.schemes.protocol.scheme import Scheme, SideInformation, scheme_from_fields, scheme_to_json
+from jaxacct.schemes.protocol.scheme import Scheme, scheme_from_fields, scheme_to_json
+from jaxacct.schemes.protocol.structure import SideInformation
 from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from jaxacct.schemes.users.independent_attribution import IndependentAttribution
 from jaxacct.schemes.users.multi_attribution import MultiAttribution

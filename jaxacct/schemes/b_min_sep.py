@@ -13,9 +13,9 @@ from jaxacct.common import validate as _validate
 from jaxacct.kernels.likelihoods.mean_participation import mean_participation
 from jaxacct.kernels.recurrence import log_mean_of_phases, log_probabilities, phase_totals
 from jaxacct.schemes.poisson import log_bernoulli_product
-from jaxacct.schemes.protocol.example_scheme import ExampleScheme
 from jaxacct.schemes.protocol.numbers import participation_rate
-from jaxacct.schemes.protocol.scheme import Sums, check_fields
+from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
 from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 from jaxacct.schemes.replicas import poisson as poisson_replicas

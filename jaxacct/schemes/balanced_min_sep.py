@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxacct.common import validate
 from jaxacct.kernels.recurrence import log_probabilities
-from jaxacct.schemes.protocol.example_scheme import SizedScheme
 from jaxacct.schemes.protocol.numbers import participation_rate
-from jaxacct.schemes.protocol.scheme import Sums
+from jaxacct.schemes.protocol.scheme import SizedScheme
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas import one_participation
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
 
-from jaxacct.schemes.protocol.example_scheme import ExampleScheme
 from jaxacct.schemes.protocol.numbers import Numbers
+from jaxacct.schemes.protocol.scheme import ExampleScheme
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 

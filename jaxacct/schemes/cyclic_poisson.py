@@ -10,9 +10,9 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.kernels.recurrence import log_mean_of_phases, phase_totals
 from jaxacct.schemes.poisson import log_bernoulli_growth
-from jaxacct.schemes.protocol.example_scheme import ExampleScheme
 from jaxacct.schemes.protocol.numbers import participation_rate
-from jaxacct.schemes.protocol.scheme import Sums, check_fields
+from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 from jaxacct.schemes.table import SamplingTable
 

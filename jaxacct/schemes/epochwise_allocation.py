@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxacct.kernels.likelihoods import epochs
 from jaxacct.schemes.balls_in_bins import BallsInBins
-from jaxacct.schemes.protocol.example_scheme import SizedScheme
-from jaxacct.schemes.protocol.scheme import Sums, check_fields
+from jaxacct.schemes.protocol.scheme import SizedScheme, check_fields
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 

@@ -11,9 +11,9 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.schemes.protocol.example_scheme import ExampleScheme
 from jaxacct.schemes.protocol.numbers import Numbers
-from jaxacct.schemes.protocol.scheme import Sums, check_fields
+from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.strategies.worst_pattern import Patterns
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import log_probabilities, softplus, tree_sum
-from jaxacct.schemes.protocol.example_scheme import ExampleScheme
 from jaxacct.schemes.protocol.numbers import participation_rate
-from jaxacct.schemes.protocol.scheme import Sums, check_fields
+from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas import poisson as poisson_replicas
 from jaxacct.schemes.table import SamplingTable
 

@@ -867,13 +867,13 @@ MUTANTS = [
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/protocol/example_scheme.py",
+        "jaxacct/schemes/protocol/scheme.py",
         "holds_for_shared_examples = False",
         "holds_for_shared_examples = True",
         SCHEMES,
     ),
     Mutant(
-        "jaxacct/schemes/protocol/example_scheme.py",
+        "jaxacct/schemes/protocol/scheme.py",
         "examples_overlap = False",
         "examples_overlap = True",
         SCHEMES,

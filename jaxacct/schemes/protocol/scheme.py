@@ -8,94 +8,18 @@ import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.schemes.protocol.batches import Batches
+from jaxacct.kernels.table import counts_at
+from jaxacct.schemes.protocol.batches import Batches, FromTable
 from jaxacct.schemes.protocol.numbers import Numbers
+from jaxacct.schemes.protocol.structure import PairBound, SideInformation, SparsePositions, Sums
+from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
-
-
-@dataclasses.dataclass(frozen=True)
-class Sums:
-    """Structure of a likelihood ratio's sums, on which its rounding depends (proofs/rounding.md, section 3).
-
-    Attributes:
-      probability: p, of participating at an eligible step.
-      log_none: ln P(x = 0).
-      steps: number of steps of one summand, each with a factor 1 - p where there is no participation.
-      terms: number of terms of the last sum, 1 where there is none.
-      phases: whether that sum is over phases, each with a product of its own.
-      log_weights: largest |ln| of the weights of several counts at one step.
-      max_sampled: largest batch that a factor of a truncated batch depends on, 0 without truncation.
-      processes: number of examples of one unit whose likelihoods are added up jointly.
-      times: number of times that the sum of one example is taken, as a bound for the unit.
-      fixed_count: k where vectors have k participations, at most, by their number; else 0.
-      error: (largest |log-ratio|, its error in units of 2^-24) -> bound on the float32 error of the
-        likelihood ratio, natural log; None where it is a recurrence over steps (`likelihood.rounding`).
-      table: sampling table whose theorem bounds that error, if any (`schemes.table`).
-    """
-
-    probability: float
-    log_none: float
-    steps: int
-    terms: int = 1
-    phases: bool = False
-    log_weights: float = 0.0
-    max_sampled: int = 0
-    processes: int = 1
-    times: int = 1
-    fixed_count: int = 0
-    error: Callable[[float, float], float] | None = None
-    table: Any = None
-
-
-class SparsePositions(NamedTuple):
-    """Participations drawn as a few steps; windows added at them replace a Fourier transform of all steps.
-
-    Attributes:
-      draw: (key, num_samples) -> (num_samples, slots) int32 steps, ascending; n and above is none.
-      rate: long-run number of participations per step.
-    """
-
-    draw: Callable[[Any, int], jax.Array]
-    rate: float
-
-
-class PairBound(NamedTuple):
-    """Upper bound on a unit's likelihood ratio by those of pairs of its examples.
-
-    Attributes:
-      two: the same scheme for a unit of two examples.
-      log_likelihood_ratios: upper bound on `Scheme.log_likelihood_ratios`, lower than those; same arguments.
-    """
-
-    two: "Scheme"
-    log_likelihood_ratios: Callable[..., jax.Array]
-
-
-class SideInformation(abc.ABC):
-    """Adversary's view besides the outputs, drawn before participations, equally under P and Q."""
-
-    name: ClassVar[str]
-    """Name of the argument of `privacy_loss` that holds it."""
-    words: ClassVar[int] = 1
-    """Version of `draw`: changes whenever the same key draws other values."""
-
-    @abc.abstractmethod
-    def tables(self) -> Any:
-        """Return the pytree of arrays that `draw` needs."""
-
-    @abc.abstractmethod
-    def draw(self, key, num_samples: int, tables) -> jax.Array:
-        """Draw (num_samples, iterations) int32; jittable."""
-
-    @abc.abstractmethod
-    def error(self) -> tuple[float, float]:
-        """Return the errors of the drawn distribution: (relative error of density, total variation)."""
 
 
 class Scheme(abc.ABC):
@@ -318,6 +242,84 @@ class Scheme(abc.ABC):
     pair_bound: PairBound | None = None
     arrays_kept: int = 1
     """About how many arrays of all steps a draw goes through, plain b-min-sep being 1."""
+
+
+class ExampleScheme(Scheme, abstract=True):
+    """Scheme whose unit is one example, sampled independently of all others."""
+
+    unit = "example"
+    adjacencies = ("zero-out", "add-or-remove-one", "replace-one")
+    examples_overlap = False
+    holds_for_shared_examples = False
+    others_are_independent = True
+    examples_per_unit = 1
+    side_information = None
+
+    table: SamplingTable
+    """Table of the sampler."""
+
+    @property
+    def max_participations(self) -> int:
+        return self.table.max_participations
+
+    def participation_probabilities(self) -> np.ndarray:
+        return self.table.participation_probabilities
+
+    def log_probability_of_none(self) -> float:
+        return self.table.log_probability_of_none
+
+    def draw_error(self) -> float:
+        return self.table.draw_error
+
+    @property
+    def draw_variation(self) -> float:
+        return self.table.draw_variation
+
+    @property
+    def sums(self) -> Sums:
+        probability = 1.0 if self.table.num_left > 1 else float(self.table.join.max())
+        return Sums(probability, self.log_probability_of_none(), self.iterations, table=self.table)
+
+    def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
+        if log_ratios.ndim == 1:
+            return self.table.log_likelihood_ratios(log_ratios[:, None])[0]
+        return self.table.log_likelihood_ratios(log_ratios.T)
+
+    def draw_positions(self, key, num_samples: int) -> jax.Array:
+        """Draw (num_samples, slots) int32: steps of participation, ascending; n is none."""
+        return self.table.draw_positions(key, num_samples)
+
+    def draw_participation(self, key, num_samples: int):
+        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
+
+    @property
+    def sparse_positions(self) -> SparsePositions | None:
+        rate = float(self.participation_probabilities().mean())
+        return SparsePositions(self.draw_positions, rate) if self.min_separation > 1 else None
+
+    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
+        return FromTable(self.table, dataset_size, generator)
+
+    @property
+    def max_rate(self) -> float:
+        return float(self.participation_probabilities().max())
+
+    def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
+        return dataset_size * self.participation_probabilities()
+
+    def squared_sensitivity(self, cross: float) -> float:
+        return disjoint_participations(self.max_participations, 1, cross)
+
+
+class SizedScheme(ExampleScheme, abstract=True):
+    """Scheme that its sizes alone determine: it has no probability."""
+
+    participation_rate: float
+    """Long-run rate of participations."""
+
+    @classmethod
+    def from_numbers(cls, numbers: Numbers) -> "Scheme":
+        return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
 
 
 def scheme_to_json(scheme: Scheme) -> dict:

@@ -32,8 +32,8 @@ from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.protocol.batches import Batches
-from jaxacct.schemes.protocol.example_scheme import ExampleScheme
-from jaxacct.schemes.protocol.scheme import Sums, check_fields, disjoint_participations
+from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields, disjoint_participations
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.schemes.truncation.independent_truncation import IndependentCuts, time_first
 from jaxacct.schemes.truncation.truncated_batch_sizes import BatchSizes

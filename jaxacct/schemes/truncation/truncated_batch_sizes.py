@@ -16,7 +16,7 @@ from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables
 from jaxacct.kernels.programs import any_left
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.protocol.scheme import SideInformation
+from jaxacct.schemes.protocol.structure import SideInformation
 from jaxacct.schemes.truncation.independent_truncation import binomial_quantile
 
 # Steps whose random words are drawn together, so that they fit a cache.

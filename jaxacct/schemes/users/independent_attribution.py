@@ -25,7 +25,7 @@ from jaxacct.kernels.likelihoods.interacting_recurrence import interacting_log_r
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.protocol.batches import Batches
-from jaxacct.schemes.protocol.scheme import PairBound, Sums
+from jaxacct.schemes.protocol.structure import PairBound, Sums
 from jaxacct.schemes.users.multi_attribution import UserScheme
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.

@@ -35,7 +35,8 @@ from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.protocol.batches import Batches
-from jaxacct.schemes.protocol.scheme import Scheme, Sums, check_fields, disjoint_participations
+from jaxacct.schemes.protocol.scheme import Scheme, check_fields, disjoint_participations
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas.labelled import multi_attribution as multi_attribution_replicas
 
 # Counts up to this are unrolled in the program; more are a loop, which compiles faster.

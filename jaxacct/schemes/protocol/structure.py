@@ -1,0 +1,90 @@
+"""What a scheme states of itself: the structure of its sums, other draws and bounds, the adversary's view."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax
+
+if TYPE_CHECKING:
+    from jaxacct.schemes.protocol.scheme import Scheme
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Structure of a likelihood ratio's sums, on which its rounding depends (proofs/rounding.md, section 3).
+
+    Attributes:
+      probability: p, of participating at an eligible step.
+      log_none: ln P(x = 0).
+      steps: number of steps of one summand, each with a factor 1 - p where there is no participation.
+      terms: number of terms of the last sum, 1 where there is none.
+      phases: whether that sum is over phases, each with a product of its own.
+      log_weights: largest |ln| of the weights of several counts at one step.
+      max_sampled: largest batch that a factor of a truncated batch depends on, 0 without truncation.
+      processes: number of examples of one unit whose likelihoods are added up jointly.
+      times: number of times that the sum of one example is taken, as a bound for the unit.
+      fixed_count: k where vectors have k participations, at most, by their number; else 0.
+      error: (largest |log-ratio|, its error in units of 2^-24) -> bound on the float32 error of the
+        likelihood ratio, natural log; None where it is a recurrence over steps (`likelihood.rounding`).
+      table: sampling table whose theorem bounds that error, if any (`schemes.table`).
+    """
+
+    probability: float
+    log_none: float
+    steps: int
+    terms: int = 1
+    phases: bool = False
+    log_weights: float = 0.0
+    max_sampled: int = 0
+    processes: int = 1
+    times: int = 1
+    fixed_count: int = 0
+    error: Callable[[float, float], float] | None = None
+    table: Any = None
+
+
+class SparsePositions(NamedTuple):
+    """Participations drawn as a few steps; windows added at them replace a Fourier transform of all steps.
+
+    Attributes:
+      draw: (key, num_samples) -> (num_samples, slots) int32 steps, ascending; n and above is none.
+      rate: long-run number of participations per step.
+    """
+
+    draw: Callable[[Any, int], jax.Array]
+    rate: float
+
+
+class PairBound(NamedTuple):
+    """Upper bound on a unit's likelihood ratio by those of pairs of its examples.
+
+    Attributes:
+      two: the same scheme for a unit of two examples.
+      log_likelihood_ratios: upper bound on `Scheme.log_likelihood_ratios`, lower than those; same arguments.
+    """
+
+    two: "Scheme"
+    log_likelihood_ratios: Callable[..., jax.Array]
+
+
+class SideInformation(abc.ABC):
+    """Adversary's view besides the outputs, drawn before participations, equally under P and Q."""
+
+    name: ClassVar[str]
+    """Name of the argument of `privacy_loss` that holds it."""
+    words: ClassVar[int] = 1
+    """Version of `draw`: changes whenever the same key draws other values."""
+
+    @abc.abstractmethod
+    def tables(self) -> Any:
+        """Return the pytree of arrays that `draw` needs."""
+
+    @abc.abstractmethod
+    def draw(self, key, num_samples: int, tables) -> jax.Array:
+        """Draw (num_samples, iterations) int32; jittable."""
+
+    @abc.abstractmethod
+    def error(self) -> tuple[float, float]:
+        """Return the errors of the drawn distribution: (relative error of density, total variation)."""
