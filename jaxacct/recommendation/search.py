@@ -24,7 +24,7 @@ from jaxacct.calibration.grid import Grid, Problem
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.calibration.targets import Target, asked
 from jaxacct.common import validate as _validate
-from jaxacct.common.progress import Progress
+from jaxacct.common.progress import Progress, announce
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.fixed_order import MAX_BUFFERS
@@ -157,7 +157,7 @@ def recommend(
         places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
         looked_at = len(places)
     elif bands == 1 and scheme is None and min_separation is None and matrix_name != "buffered":
-        places = _one_band(numbers, say)
+        places = _one_band(numbers, progress)
         looked_at = len(places)
     elif matrix_name != "buffered":
         places = _search(
@@ -220,10 +220,11 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
     return given, COEFFICIENTS, given.bands
 
 
-def _one_band(numbers: RunNumbers, say) -> list[Place]:
+def _one_band(numbers: RunNumbers, progress: Progress | None) -> list[Place]:
     """Return independent noise (DP-SGD) with every sampler whose accountant is exact, at certified noise.
 
-    Other samplers may have less by estimates that no samples reach.
+    Other samplers may have less by estimates that no samples reach. Each noise multiplier below those before
+    it is reported at once, Poisson sampling's first.
     """
     identity, cycle = BandedToeplitz.identity(), numbers.cycle
     schemes = [scheme_of(numbers, None, 1, False)]
@@ -236,13 +237,16 @@ def _one_band(numbers: RunNumbers, say) -> list[Place]:
         mechanism = Mechanism(scheme, identity, 1.0, numbers.adjacency)
         exact = analytic.exact(mechanism, numbers.delta)
         if exact is not None:
-            say(f"independent noise, {scheme.name}")
             target = dict(epsilon=numbers.epsilon, delta=numbers.delta)
             grid = Grid(Problem(scheme, identity, numbers.adjacency, **target), BOUND_RATIO)
-            exponent = grid.bound(exact.name)
+            least = min((place.noise_multiplier for place in places), default=None)
+            exponent = grid.bound(exact.name, least)
             if exponent is not None:
                 place = Place(scheme, identity, "optimal", grid.step**exponent, numbers.workload)
                 places.append(dataclasses.replace(place, accountant=exact.name))
+                if progress and (least is None or place.noise_multiplier < least):
+                    found = f"noise multiplier {place.noise_multiplier:.5g} (accountant {exact.name})"
+                    announce(progress, f"certified without samples: {found}, scheme {scheme.name}")
     return places
 
 
