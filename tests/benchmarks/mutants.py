@@ -983,7 +983,12 @@ MUTANTS = [
     ),
     Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     # Rows over devices.
-    Mutant("train/clipping/grid.py", "totals = over.added(fine)", "totals = fine", BY_DEVICE),
+    Mutant(
+        "train/clipping/grid.py",
+        "totals = over.added(totals, fine)",
+        "totals = jax.tree.map(fine, totals)",
+        BY_DEVICE,
+    ),
     Mutant("train/clipping/grid.py", "else over.all(fits)", "else fits", SHARDED),
     Mutant("train/procedures/by_device.py", "axis_index(axes) * part[at]", "axis_index(axes) * 0", SHARDED),
     Mutant("train/procedures/by_device.py", "if own != other:", "if False:", SHARDED),
@@ -992,8 +997,8 @@ MUTANTS = [
     Mutant("train/procedures/step.py", "**shared, specs=of_params)", "**shared)", SHARDED),
     Mutant(
         "train/clipping/grid.py",
-        "jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT",
-        "jnp.round(leaf * DEVICE_UNIT)",
+        "jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT",
+        "jnp.round(leaf.astype(jnp.float64) * DEVICE_UNIT)",
         BY_DEVICE,
     ),
     Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),

@@ -112,6 +112,9 @@ if __name__ == "__main__":
         rows=rows,
         note=f"A transformer of {sum(map(math.prod, shapes.values())):,} parameters, Adam, inverse of "
         f"{BANDS} bands, batch {BATCH} of {POSITIONS} words, ghost clipping two rows at a time; by the "
-        "compiler (`memory_analysis`), for 8 virtual devices. The gathered parameters and the device's own "
-        "sum, 2 copies in float64, are beyond the state, and whole on every device.",
+        "compiler (`memory_analysis`), for 8 virtual devices. A parameter is gathered where a layer uses it, "
+        "and again in the backward pass; its sum is made and scattered a layer at a time. That is so where a "
+        "device has one microbatch, and its parameters an axis of layers that is scanned and not cut: else "
+        "its own sum, 2 copies in float64, is whole. Each example's gradient of the tied table is written "
+        "down, and summed in float64.",
     )

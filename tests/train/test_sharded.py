@@ -121,6 +121,68 @@ def largest(jaxpr) -> int:
     return max(sizes)
 
 
+LAYERS, WIDTH = 4, 16
+
+
+def deep_loss(params, example):
+    """Of layers that are scanned and computed again, two matrices each: the second is turned in use."""
+
+    @jax.checkpoint
+    def layer(x, w):
+        return x + jnp.tanh(x @ w["up"]) @ w["down"].T, None
+
+    x, _ = jax.lax.scan(layer, example["x"][None], params)
+    return jnp.square(x).sum() * (1 + example["y"])
+
+
+def deep_step(mesh, specs: dict[str, PartitionSpec]):
+    """(step, state, batch, mask) of ghost clipping, one piece a device."""
+    _, batch, mask = setting()
+    rng = np.random.default_rng(1)
+    shapes = {"up": (LAYERS, 16, WIDTH), "down": (LAYERS, 16, WIDTH)}
+    params = {name: jnp.float32(rng.normal(size=shape) / 8) for name, shape in shapes.items()}
+    params = {name: jax.device_put(each, NamedSharding(mesh, specs[name])) for name, each in params.items()}
+    batch, mask = jax.device_put((batch, mask), NamedSharding(mesh, P(mesh.axis_names)))
+    mechanism = Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=8, key=KEY)
+    step = make_step(deep_loss, private, optax.sgd(0.01), clipping="ghost", mesh=mesh, microbatch_size=2)
+    return step, step.init(params), batch, mask
+
+
+DEEP = {"up": P(None, None, "model"), "down": P(None, "model")}
+
+
+def a_layer_at_a_time():
+    """No device has more than one layer of the parameters gathered, or of the sum before it is scattered."""
+    step, state, batch, mask = deep_step(mesh_of((2, 4)), DEEP)
+    program = step.trace(state, batch, mask).jaxpr.jaxpr
+    (inside, _) = [eqn.params["jaxpr"] for eqn in equations(program) if eqn.primitive.name == "shard_map"]
+    gathers = [eqn for eqn in equations(inside) if eqn.primitive.name == "all_gather"]
+    scatters = [eqn for eqn in equations(inside) if eqn.primitive.name == "reduce_scatter"]
+    assert {eqn.outvars[0].aval.size for eqn in gathers} == {16 * WIDTH}
+    assert {eqn.invars[0].aval.size for eqn in scatters} == {16 * WIDTH} and len(scatters) == len(DEEP)
+
+
+def equations(jaxpr):
+    """All equations of a program, and of those that it runs."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in programs_in(eqn.params):
+            yield from equations(getattr(inner, "jaxpr", inner))
+
+
+def layers_have_the_bits_of_whole_ones():
+    """Also where scanned axes are cut: then an array is gathered before its scan."""
+    found = []
+    for layout, specs in (((8, 1), DEEP), ((2, 4), DEEP), ((2, 4), {"up": P("model"), "down": P("data")})):
+        step, state, batch, mask = deep_step(mesh_of(layout), specs)
+        for _ in range(2):
+            state, _ = step(state, batch, mask)
+        found.append(jax.device_get((state.params, state.noise)))
+    same(found[1], found[0])
+    same(found[2], found[0])
+
+
 def own_numbers_alone():
     """No device draws more than its share, which an eighth of each array here is."""
     mesh, size = mesh_of((2, 4)), 2**14
@@ -220,6 +282,7 @@ def annotations_and_refusals():
 def small_ones():
     every_layout(["per_example"], LAYOUTS[::3])
     own_numbers_alone()
+    a_layer_at_a_time()
     one_flaw_counts_on_all()
     annotations_and_refusals()
     small_sums()
@@ -233,6 +296,7 @@ def test_every_layout_gives_the_bits_of_one_device():
 def large_ones():
     every_layout(["per_example"], LAYOUTS[1:3])
     every_layout(["ghost"])
+    layers_have_the_bits_of_whole_ones()
     runs_resume()
 
 

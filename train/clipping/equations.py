@@ -250,6 +250,13 @@ def innermost(equation) -> Any:
     return innermost(equation.inner) if isinstance(equation, Stacked | Repeated) else equation
 
 
+def num_stacked(equation) -> int:
+    """Return the number of scans that the parameter has an axis of."""
+    if not isinstance(equation, Stacked | Repeated):
+        return 0
+    return isinstance(equation, Stacked) + num_stacked(equation.inner)
+
+
 def is_lookup(equation) -> bool:
     """Return whether it takes rows of a table, in a scan or not."""
     return isinstance(innermost(equation), Lookup)

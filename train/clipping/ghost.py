@@ -25,7 +25,7 @@ from . import uses as _uses
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, Grid
 from .groups import Groups
-from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, parts_of, plain
+from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, late, parts_of, plain
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
@@ -134,18 +134,24 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     loss, params = whole
     with jax.enable_x64(x64):
         # As it is run.
-        check_loss(loss, params, batch, mask.shape[0], has_aux)
-        program = _program(loss, params, batch)
+        of_whole = jax.eval_shape(_by_device.whole, params)
+        check_loss(loss, of_whole, batch, mask.shape[0], has_aux)
+        program = _program(loss, of_whole, batch)
     own = mask.shape[0]
-    pieces = Microbatches(own, clipping.micro(lambda: _fitting(program, params), own), clipping.skip_padding)
-    leaves, structure = jax.tree.flatten(params)
+    pieces = Microbatches(
+        own, clipping.micro(lambda: _fitting(program, of_whole), own), clipping.skip_padding
+    )
+    of_whole, structure = jax.tree.flatten(of_whole)
+    shards = jax.tree.leaves(params, is_leaf=_by_device.is_shard)
+    cut, leaves = [_by_device.is_shard(leaf) for leaf in shards], program.kept(shards)
 
     def found_in(rows):
         return _found_in(program, leaves, rows, has_aux, x64)
 
     some = jax.tree.map(lambda leaf: leaf[: pieces.micro], batch)
     shapes = jax.eval_shape(lambda rows: parts_of(program.taps, found_in(rows)[0]), some)
-    allowed, alone = _allowed(shapes, grid, size, sum(leaf.size for leaf in leaves), pieces, clipping.devices)
+    entries = sum(leaf.size for leaf in of_whole)
+    allowed, alone = _allowed(shapes, grid, size, entries, pieces, clipping.devices)
     upward = 1 + 2 * _gamma(sum(part.sizes.squares for part in shapes) + 16)
     groups = clipping.groups or Groups.one(len(leaves))
     # The target in the groups' shares: the squares of these are at most its square.
@@ -168,18 +174,20 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
             squares, keep = squares + square, keep & jnp.isfinite(bound)
             long |= ~(jnp.sqrt(square) <= target * grid.unit) | ~jnp.isfinite(bound)
         weights = [jnp.where(real & keep, each, 0.0) for each in weights]
-        total = [
-            old + part.total(weights[at], alone > 0)
-            for old, part, at in zip(total, parts, groups.of, strict=True)
+        weighted = [(part, weights[at]) for part, at in zip(parts, groups.of, strict=True)]
+        added = [
+            (total is None and is_cut and late(part, weight)) or part.total(weight, alone > 0)
+            for (part, weight), is_cut in zip(weighted, cut, strict=True)
         ]
+        total = added if total is None else [old + new for old, new in zip(total, added, strict=True)]
         norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
         shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
         return total, (jnp.where(real, norms, 0.0), real & long, shown, records)
 
     if pieces.number == 1:
-        total, found = accumulate([0.0] * len(leaves), (batch, mask))
+        total, found = accumulate(None, (batch, mask))
     else:
-        zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in leaves]
+        zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in of_whole]
         inputs = jax.tree.map(pieces.split, (batch, mask))
         total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
         found = jax.tree.map(pieces.join, found)

@@ -81,15 +81,21 @@ class GridSum:
     def of(cls, totals, grid: Grid, over: Across | None = None) -> "GridSum":
         """Return the nearest integers to a pytree of numbers; NaN throughout where any is NaN or beyond 2^47.
 
+        Over a mesh they may be `train.procedures.by_device.Late`.
+
         Zero in place of one total would move the sum by what all examples together contribute to it. The
         totals of devices are added up over a mesh, within `jax.shard_map`, and each device keeps its own
         parts. Each is rounded to `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
         """
         with jax.enable_x64(True):
-            totals = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), totals)
-            if over is not None:
-                fine = jax.tree.map(lambda leaf: jnp.round(leaf / DEVICE_UNIT) * DEVICE_UNIT, totals)
-                totals = over.added(fine)
+            if over is None:
+                totals = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), totals)
+            else:
+
+                def fine(leaf):
+                    return jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT
+
+                totals = over.added(totals, fine)
             nearest = jax.tree.map(jnp.round, totals)
             fits = jnp.ones((), bool)
             for leaf in jax.tree.leaves(nearest):

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..procedures.by_device import Late
 from . import equations as _equations
 from . import uses as _uses
 from .sums import check_real
@@ -159,6 +160,27 @@ class Factors:
             left, right = (array.reshape(-1, array.shape[-1]) for array in (left, right))
             return self.tap.gradient(_products("tk,tn->kn", left, right)[None])
         return self.tap.gradient(_products("bhtk,bhtn->hkn", left, right))
+
+
+def late(part: Part, weights) -> Late | None:
+    """Return the total of a parameter with an axis of passes, one pass at a time; None for other ones."""
+    if not isinstance(part, Factors) or not isinstance(part.tap.equation, _equations.Stacked):
+        return None
+    equation = part.tap.equation
+    if part.tap.back or part.left.shape[1] != equation.passes:
+        return None
+    of_pass = part.tap._replace(equation=equation.inner, back=equation.back)
+
+    def total(finish, by_row: bool):
+        def one(arrays):
+            left, right = (array[:, None] for array in arrays)
+            found = Factors(left, right, of_pass).total(weights)
+            return finish(found) if by_row else found
+
+        found = lax.map(one, (part.left.swapaxes(0, 1), part.right.swapaxes(0, 1)))
+        return found if by_row else finish(found)
+
+    return total
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "right"], meta_fields=["tap"])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from .convolutions import in_fast_layout, without_batch_groups
 from .grid import Grid
@@ -58,7 +59,7 @@ def clipped_gradient_sum(
     has_aux = clipping.has_aux
 
     def of_rows(whole, batch, mask, records):
-        loss, params = whole
+        loss, params = _by_device.whole(whole)
         own = mask.shape[0]
         micro = clipping.micro(lambda: default_microbatch_size(params), own)
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..procedures.by_device import is_shard, whole
 from . import programs as _programs
-from .equations import KNOWN, Equation, Lookup, Repeated, Stacked, innermost, is_lookup, undone
+from .equations import KNOWN, Equation, Lookup, Repeated, Stacked, innermost, is_lookup, num_stacked, undone
 
 # Primitives that are replaced by the program that they call.
 _CALLS = frozenset(("jit", "pjit", "closed_call"))
@@ -75,6 +76,14 @@ class Program:
         jaxpr = self.closed.jaxpr
         return _computed(jaxpr, _reached(jaxpr, jaxpr.invars[self.number :]))
 
+    def kept(self, leaves) -> list:
+        """Return the parameters, gathered but for those that are gathered at their taps."""
+        passes = {tap.leaf: num_stacked(tap.equation) for tap in self.taps}
+        return [
+            each if leaf in passes and is_shard(each) and each.is_whole_along(passes[leaf]) else whole(each)
+            for leaf, each in enumerate(leaves)
+        ]
+
     def tapped(self, params, example, added):
         """Return the loss's result and the other argument of each tap's equation.
 
@@ -93,7 +102,7 @@ class Program:
         def run(place, eqn, values):
             here = {number: path[1:] for number, path in paths.items() if path[0] == place}
             if not here:
-                return _programs.bind(eqn, values)
+                return _programs.bind(eqn, whole(values))
             if all(here.values()):  # further in
                 inner = {number: added[number] for number in here}
                 found, read = _programs.again(
@@ -101,7 +110,10 @@ class Program:
                 )
                 beside.update(read)
                 return found
-            found = _programs.bind(eqn, values)
+            bound = functools.partial(_programs.bind, eqn)
+            if any(map(is_shard, values)):  # gathered here, and again in the backward pass
+                bound = jax.checkpoint(lambda values: _programs.bind(eqn, whole(values)))
+            found = bound(values)
             (number,) = here  # one alone (`traced`)
             beside[number] = innermost(self.taps[number].equation).read(values)
             return [found[0] + added[number]]

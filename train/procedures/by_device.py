@@ -7,9 +7,11 @@ draws that of its own numbers) and the totals of a batch. For its rows a device 
 gradients of convolutions on all devices but the first (proofs/errata.md).
 """
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +40,10 @@ def spec_of_rows(mesh: jax.sharding.Mesh) -> PartitionSpec:
     return PartitionSpec(mesh.axis_names)
 
 
+Late = Callable[[Callable[[jax.Array], jax.Array], bool], jax.Array]
+"""Array that is made when it is added up, by (what to do with it or with each row, whether with rows)."""
+
+
 class Across(NamedTuple):
     """Sums over the devices of a mesh, within `jax.shard_map`, and the part of each that a device keeps."""
 
@@ -45,10 +51,21 @@ class Across(NamedTuple):
     specs: tuple[PartitionSpec, ...]
     """How each array of a sum is sharded."""
 
-    def added(self, tree):
-        """Return a device's parts of the sums over all devices; numbers whose sums are exact in any order."""
+    def added(self, tree, rounded: Callable[[jax.Array], jax.Array]):
+        """Return a device's parts of the sums over all devices.
+
+        Leaves are arrays, or `Late`. `rounded` makes numbers of them whose sums are exact in any order.
+        """
         leaves, structure = jax.tree.flatten(tree)
-        found = [self._added(leaf, spec) for leaf, spec in zip(leaves, self.specs, strict=True)]
+
+        def finished(leaf, spec):
+            by_row = not (spec and spec[0])
+            if not callable(leaf):
+                return self._added(rounded(leaf), spec)
+            rest = PartitionSpec(*spec[by_row:])
+            return leaf(lambda array: self._added(rounded(array), rest), by_row)
+
+        found = [finished(*each) for each in zip(leaves, self.specs, strict=True)]
         return jax.tree.unflatten(structure, found)
 
     def _added(self, leaf, spec: PartitionSpec):
@@ -69,11 +86,47 @@ def cut_axes(spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
     return [(at, axes) for at, axes in found if axes not in ((None,), ())]
 
 
-def gathered(part, spec: PartitionSpec) -> jax.Array:
-    """Return the whole of an array of which each device has a part, within `jax.shard_map`."""
-    for at, axes in cut_axes(spec):
-        part = jax.lax.all_gather(part, axes, axis=at, tiled=True)
-    return part
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["cuts"])
+@dataclass(frozen=True)
+class Shard:
+    """A device's part of a parameter, within `jax.shard_map`; a scan over its first axes has those of a pass.
+
+    Attributes:
+      array: the part.
+      cuts: axes that are cut, counted from the last (-1), and the axes of the mesh that cut them.
+    """
+
+    array: Any
+    cuts: tuple[tuple[int, tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, array, spec: PartitionSpec) -> Any:
+        """Return the part with how it is cut; the array where it is whole."""
+        cuts = tuple((at - array.ndim, axes) for at, axes in cut_axes(spec))
+        return cls(array, cuts) if cuts else array
+
+    def is_whole_along(self, first: int) -> bool:
+        """Return whether none of the first axes is cut."""
+        return all(at + self.array.ndim >= first for at, _ in self.cuts)
+
+
+def is_shard(leaf) -> bool:
+    """Return whether it is a `Shard`."""
+    return isinstance(leaf, Shard)
+
+
+def whole(tree):
+    """Return a pytree with every `Shard` gathered."""
+
+    def gathered(leaf):
+        if not is_shard(leaf):
+            return leaf
+        array = leaf.array
+        for at, axes in leaf.cuts:
+            array = jax.lax.all_gather(array, axes, axis=at + array.ndim, tiled=True)
+        return array
+
+    return jax.tree.map(gathered, tree, is_leaf=is_shard)
 
 
 def own_cut(shape: tuple[int, ...], spec: PartitionSpec, mesh: jax.sharding.Mesh) -> Cut:
@@ -96,7 +149,7 @@ def over_rows(
     """Return `run(loss, params, *rows)` of a whole batch, each device computing its own rows.
 
     `function` is `((loss, params), *pytrees of arrays with a row an example) -> (sum over these rows, pytree
-    of arrays of rows)`; its parameters, and all that it closes over, are whole on every device. `add` is
+    of arrays of rows)`; its parameters are `Shard`s where they are cut, and all else is whole. `add` is
     `(sum over some rows, Across) -> sum over all`, exact in any order, without a mesh of None. Parameters,
     and the parts of the sum, are sharded by `specs`, by default not at all; `sum_of` is (pytree like the
     parameters) -> the sum of these parts.
@@ -119,8 +172,8 @@ def over_rows(
 
         def on_each(arrays, parts, rows):
             given = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
-            whole = [gathered(*each) for each in zip(parts, over.specs, strict=True)]
-            both = jax.tree.unflatten(structure, given), jax.tree.unflatten(like, whole)
+            shards = [Shard.of(*each) for each in zip(parts, over.specs, strict=True)]
+            both = jax.tree.unflatten(structure, given), jax.tree.unflatten(like, shards)
             total, found = function(both, *rows)
             return add(total, over), found
 
