@@ -144,7 +144,7 @@ class Route:
             name = str(grid.problem.missing).removesuffix("_multiplier")
             return None, f"{within} pilot runs predict less than {100 * (1 - less):.0f} % less {name}"
 
-        last = grid.claim(min(end, most)) if bound is None else self.problem.claim(bound)[0]
+        last = grid.claim(most) if bound is None or end > most else self.problem.claim(bound)[0]
         least = math.inf if last is None else last.target.budget.failure_probability
 
         def verified(above: int, share: float, may_give_up: bool) -> Plan | None:

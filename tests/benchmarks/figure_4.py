@@ -22,11 +22,11 @@ from flax import nnx
 from scipy import stats
 
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Plan, Poisson, calibrate
+from jaxacct.cli.usage import new_app, parse
 from jaxacct.common.files import write_atomically
 from jaxacct.report.figure import MARKERS, blank, save
 from tests.benchmarks.paper.statements import Verdict
 from tests.train.fitting import fit
-from train import command as _command
 from train.batches.data import load
 from train.command import accuracy
 from train.models.networks import SmallCNN, cross_entropy
@@ -324,7 +324,16 @@ def command(out: str, full: bool = False, seconds: float = float("inf")) -> int:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line: exit code 0 all done, 1 time was up, 2 bad input, 130 interrupted."""
-    _command.run(command, "figure_4", prog="python -m tests.benchmarks.figure_4", argv=argv)
+    app = new_app("python -m tests.benchmarks.figure_4", None)
+    app.default(command)
+    try:
+        code = parse(app, sys.argv[1:] if argv is None else argv)()
+    except (ValueError, OSError) as error:
+        print(f"figure_4: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":

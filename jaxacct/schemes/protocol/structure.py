@@ -3,12 +3,9 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
-
-if TYPE_CHECKING:
-    from jaxacct.schemes.protocol.scheme import Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +58,11 @@ class PairBound(NamedTuple):
     """Upper bound on a unit's likelihood ratio by those of pairs of its examples.
 
     Attributes:
-      two: the same scheme for a unit of two examples.
+      two: the same `Scheme` for a unit of two examples.
       log_likelihood_ratios: upper bound on `Scheme.log_likelihood_ratios`, lower than those; same arguments.
     """
 
-    two: "Scheme"
+    two: Any
     log_likelihood_ratios: Callable[..., jax.Array]
 
 
