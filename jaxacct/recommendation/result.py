@@ -280,8 +280,8 @@ class Recommendation:
         again = ""
         if chosen.redrawing_ms:
             again = (
-                f", {chosen.redrawing_ms:.0f} ms a step more for a million parameters, by TrainOptions("
-                f'noise_memory="{chosen.noise_memory}")'
+                f", about {chosen.redrawing_ms:.0f} ms a step more for a million parameters on one core, by "
+                f'TrainOptions(noise_memory="{chosen.noise_memory}")'
             )
         return (
             f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters"
