@@ -49,8 +49,8 @@ def test_tails_against_arbitrary_precision():
         found, true = tradeoff.gdp_log_delta(epsilon, mu), exact(epsilon, mu)
         with mpmath.workdps(60):
             # The quotient eps / mu is rounded to the side of a larger delta, by 2^-52 of itself.
-            up = 1e-11 + 2**-51 * (epsilon / mu) ** 2
-            assert -1e-11 < mpmath.exp(mpmath.mpf(found)) / true - 1 < up
+            up = 3e-11 + 2**-51 * (epsilon / mu) ** 2
+            assert 0 < mpmath.exp(mpmath.mpf(found)) / true - 1 < up
 
 
 def test_epsilon_inverts_delta_from_above():
@@ -60,7 +60,7 @@ def test_epsilon_inverts_delta_from_above():
             if epsilon == 0:
                 assert tradeoff.gdp_delta(0.0, mu) <= delta
                 continue
-            assert exact(epsilon, mu) <= delta * (1 + 1e-11)
+            assert exact(epsilon, mu) <= delta
             assert exact(epsilon * (1 - 1e-9), mu) > delta
 
 
@@ -68,7 +68,7 @@ def test_mu_inverts_delta_from_below():
     for epsilon in [0.0, 1e-3, 1.0, 50.0]:
         for delta in [1e-300, 1e-9, 0.5]:
             mu = tradeoff.gdp_mu(epsilon, delta)
-            assert exact(epsilon, mu) <= delta * (1 + 1e-9)
+            assert exact(epsilon, mu) <= delta
             assert exact(epsilon, mu * (1 + 1e-9)) > delta * (1 - 1e-6)
 
 

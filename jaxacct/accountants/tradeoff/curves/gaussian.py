@@ -18,6 +18,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 _FAR = 3.0  # from here on 1 - x m(x) is computed by its continued fraction
 _MAX_MU = 1e150  # its epsilon exceeds 1e299; for larger mu epsilon counts as infinite
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_ROUNDING = 2.0**-36  # of ln delta
 
 
 def gdp_tradeoff(alpha, mu):
@@ -29,10 +30,11 @@ def gdp_tradeoff(alpha, mu):
 
 
 def gdp_log_delta(epsilon, mu):
-    """Return the natural log of `gdp_delta`, for epsilon of either sign; -inf where delta is 0.
+    """Return the natural log of `gdp_delta`, for epsilon of either sign, rounded up; -inf where delta is 0.
 
-    Relative precision of delta: about 1e-12 down to 1e-300 (the log itself does not underflow). `eps/mu` is
-    rounded towards a larger delta, a relative error of `2^-52 (eps/mu)^2` in the far tail.
+    Delta is computed to about 1e-12 of itself down to 1e-300 (its log does not underflow) and raised by
+    2^-36 of itself. `eps/mu` is rounded towards a larger delta, a relative error of `2^-52 (eps/mu)^2` in the
+    far tail.
     """
     epsilon, mu = np.asarray(epsilon, np.float64), arrays.nonnegative("mu", mu)
     size = np.abs(epsilon)
@@ -54,7 +56,9 @@ def gdp_log_delta(epsilon, mu):
     tail = -(near**2) / 2 - _LOG_SQRT_2PI + np.log(np.where(kept > 0, kept, 1e-320))
     body = special.ndtr(-near) - np.exp(-(near**2) / 2 - _LOG_SQRT_2PI) * _mills(np.abs(far))
     value = np.where(thin | right, tail, np.log(np.where(thin | right, 1.0, body)))
-    value = np.where(usable, value, np.where((mu > 0) & np.isfinite(size), 0.0, -np.inf))
+    value = np.where(
+        usable, np.minimum(value + _ROUNDING, 0.0), np.where((mu > 0) & np.isfinite(size), 0.0, -np.inf)
+    )
     value = np.where(np.isnan(epsilon), np.nan, value)
     return plain(np.where(epsilon < 0, mirrored_log_delta(size, value), value))
 
@@ -65,7 +69,7 @@ def mirrored_log_delta(size, log_delta):
 
 
 def gdp_delta(epsilon, mu):
-    """Return the exact `delta(epsilon)` of a mu-GDP mechanism, epsilon and mu at least 0."""
+    """Return `delta(epsilon)` of a mu-GDP mechanism, rounded up; epsilon and mu at least 0."""
     return plain(np.exp(gdp_log_delta(arrays.nonnegative("epsilon", epsilon), mu)))
 
 
