@@ -25,10 +25,10 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common import validate as _validate
 
 from ..batches.sampler import Replayed, Sampler
-from ..clipping.automatic import PER_EXAMPLE, Choice
-from ..clipping.convolutions import without_batch_groups
+from ..clipping.ghost import PER_EXAMPLE, Choice
 from ..clipping.grid import Grid
 from ..clipping.per_example import clip_rows_to_grid, global_norm
+from ..clipping.programs import without_batch_groups
 from ..clipping.sums import Microbatches, check_loss, clipped_share
 from ..models.loss import Loss, as_loss, numbered
 from ..noise.normals import key_of_run, standard_normals
@@ -284,7 +284,7 @@ class DiceStep:
         def step(state: DiceTrainState, batch, mask, loss: Loss) -> tuple[DiceTrainState, StepInfo]:
             _by_device.refuse_several_devices(state=state, batch=batch, mask=mask, loss=loss)
             loss_now = loss.at(state.private_dice.count)
-            check_loss(loss_now, state.params, batch, mask.shape[0])
+            loss_now = check_loss(loss_now, state.params, batch, mask.shape[0])
             (clipped, raw), values, norms = _summed(rule, loss_now, state.params, batch, mask, micro)
             released, dice = rule.release(state.private_dice, clipped, raw)
             # After the plan's last step nothing more is covered.
