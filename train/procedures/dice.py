@@ -29,7 +29,7 @@ from ..clipping.ghost import PER_EXAMPLE, Choice
 from ..clipping.grid import Grid
 from ..clipping.per_example import clip_rows_to_grid, global_norm
 from ..clipping.programs import without_batch_groups
-from ..clipping.sums import Microbatches, check_loss, clipped_share
+from ..clipping.sums import Microbatches, check_loss, clipped_share, where_row
 from ..models.loss import Loss, as_loss, numbered
 from ..noise.normals import key_of_run, standard_normals
 from ..optimizers import begun, copied
@@ -113,7 +113,9 @@ class DiceRule:
                 gradients, self.grid, None, self.automatic, counted=mask
             )
             raw = jax.vmap(self._bounded)(gradients)
-            return (_sum_where(kept, counts), _sum_where(kept, raw)), norms
+            # In float64 exact for the integers of a batch.
+            total = functools.partial(jax.tree.map, lambda leaf: leaf.astype(jnp.float64).sum(axis=0))
+            return (total(counts), total(where_row(kept, raw))), norms
 
     def _bounded(self, tree):
         """Return a pytree, scaled down where its norm is beyond `_MAX_RESIDUAL` clip norms; float64."""
@@ -193,16 +195,6 @@ def _examples(updates, error, size: int, mask) -> int:
         raise ValueError(f"mask must have the shape ({count},), got {np.shape(mask)}")
     assert count is not None  # as None is not in rows
     return count
-
-
-def _sum_where(keep, tree):
-    """Sum over the kept examples, float64: exact for the integers of a batch."""
-
-    def total(leaf):
-        shape = (-1, *(1,) * (leaf.ndim - 1))
-        return jnp.where(keep.reshape(shape), leaf.astype(jnp.float64), 0.0).sum(axis=0)
-
-    return jax.tree.map(total, tree)
 
 
 def _clip_to_units(error, c2: float, units: float, automatic: bool):
