@@ -1,7 +1,6 @@
 """`jaxacct train`: train a model under a plan."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -79,15 +78,6 @@ def logistic(plan: LastIteratePlan, split: Split, chosen: dict[str, Any]) -> dic
     return dict(model=None, loss=loss, evaluate=evaluate)
 
 
-# The `training` of a plan -> (plan, data, model and optimizer options) -> arguments of `fit`.
-RECIPES: dict[str, Callable[[Any, Split, dict[str, Any]], dict[str, Any]]] = {
-    "correlated-noise": network,
-    "general-dpsgd": network,
-    "last-iterate": logistic,
-    "dice": network,
-}
-
-
 # Those that only Python can give, and those that are given otherwise below.
 _NOT_OF_COMMANDS = (
     "inner has_aux wrt loss_key graph individual mesh progress callback keys clip_groups verify"
@@ -150,7 +140,7 @@ def train(
     split = load(data, data_folder)
     of_model = dict(optimizer=optimizer, learning_rate=learning_rate, steps=chosen.steps)
     of_model |= dict(inner_learning_rate=inner_learning_rate, model_seed=model_seed)
-    recipe = RECIPES[covered.training](covered, split, of_model)
+    recipe = (logistic if isinstance(covered, LastIteratePlan) else network)(covered, split, of_model)
     individual = None
     if individual_epsilon is not None or individual_delta is not None:
         individual = IndividualAccounting(individual_epsilon, individual_delta)

@@ -11,7 +11,7 @@ import optax
 from jaxacct.common import validate as _validate
 
 from .batches.graph import Attribution
-from .clipping.automatic import AUTO
+from .clipping.ghost import AUTO
 from .clipping.groups import ClipGroups
 from .individual import IndividualAccounting
 from .noise.redrawn import KEEP, RECOMPUTE
@@ -29,7 +29,7 @@ class TrainOptions:
       clip: "individual", "batch" or "mixed", to be checked against the plan.
       clipping: "ghost" (`train.clipping.ghost`) is much faster where parameters are many and examples short;
         gradients are scaled to slightly less than `clip_norm`. "per_example": gradients of examples. "auto":
-        "ghost" where it applies and pays (`train.clipping.automatic`). For a `jaxacct.Plan`.
+        "ghost" where it applies and pays (`train.clipping.ghost`). For a `jaxacct.Plan`.
       clip_groups: clip each group of parameters to a norm of its own, together at most `clip_norm`: "layer",
         nnx filters (one a group) or a `train.clipping.groups.ClipGroups`. For a `jaxacct.Plan`.
       normalize: automatic clipping: every gradient is scaled to about `clip_norm`.

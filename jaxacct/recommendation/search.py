@@ -27,7 +27,6 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress, announce
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
 from jaxacct.recommendation import fixed_order
-from jaxacct.recommendation.fixed_order import MAX_BUFFERS
 from jaxacct.recommendation.grid import (
     RunNumbers,
     fixed_counts_of,
@@ -150,22 +149,20 @@ def recommend(
             progress(f"choosing: {what}", 0, 0)
 
     say("independent noise")
-    places, looked_at = [], 0
+    places = []
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency)
     if fixed:
         order = scheme_of(numbers, scheme, min_separation or 1, True)
         places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
-        looked_at = len(places)
     elif bands == 1 and scheme is None and min_separation is None and matrix_name != "buffered":
         places = _one_band(numbers, progress)
-        looked_at = len(places)
     elif matrix_name != "buffered":
         places = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
         if scheme is None and places and numbers.cycle > 1 and adjacency != REPLACE_ONE:
             places += _with_fixed_counts(places, max_bands, min_separation, estimates, numbers, say)
-        looked_at = len(places)
+    looked_at = len(places)
     if matrix_name == "buffered" and max_copies < 3:
         raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
     if not fixed and (matrix_name == "buffered" or (matrix_name is None and bands is None)):
@@ -266,7 +263,7 @@ def _buffered(
     scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
     if not room or scheme.min_separation == 1:
         return None
-    number = min(room, MAX_BUFFERS) if buffers is None else buffers
+    number = min(room, fixed_order.MAX_BUFFERS) if buffers is None else buffers
     strategy = BufferedToeplitz.optimal(
         iterations=scheme.iterations,
         buffers=number,

@@ -271,20 +271,17 @@ class ChordCurve(LossCurve):
 
         A divergence is convex in `e^x`, so that function is an upper bound, too.
         """
-        alphas = np.exp(losses)
-        corners: list[int] = []
+        alphas, heights = np.append(0.0, np.exp(losses)), np.append(1.0, bounds)  # (0, 1) is the first
 
         def slope(i: int, j: int) -> float:
-            left, top = (alphas[i], bounds[i]) if i >= 0 else (0.0, 1.0)
-            return (bounds[j] - top) / (alphas[j] - left)
+            return (heights[j] - heights[i]) / (alphas[j] - alphas[i])
 
-        stack = [-1]  # -1 is (0, 1), where the loss is minus infinity
-        for j in range(losses.size):
+        stack = [0]
+        for j in range(1, alphas.size):
             while len(stack) > 1 and slope(stack[-2], stack[-1]) >= slope(stack[-2], j):
                 stack.pop()
             stack.append(j)
-        corners = stack[1:]
-        return cls(losses[corners], bounds[corners])
+        return cls(losses[np.array(stack[1:]) - 1], heights[stack[1:]])
 
     def sampled(self, q: float, remove: bool) -> "ChordCurve":
         """Return the curve of `q P + (1 - q) Q` and Q (remove), or of P and `(1 - q) P + q Q` (add).
@@ -384,8 +381,7 @@ def line_masses(middles, deltas, tails, errors, step: float) -> np.ndarray:
     left = tails - math.exp(-step / 2) * (tails - deltas) - room
     right = tails - math.exp(step / 2) * (tails - deltas) - room
     left, right = np.where(right > 0, left, 0.0), np.maximum(right, 0.0)
-    heights = np.append(np.minimum(left, np.append(1.0, right[:-1])), 0.0)
-    heights = np.minimum.accumulate(heights)
+    heights = np.minimum.accumulate(np.append(np.minimum(left, np.append(1.0, right[:-1])), 0.0))
     beyond = (heights[:-1] + (heights[:-1] - heights[1:]) / math.expm1(step)) * (1 - 8 * UNIT)
     beyond[0] = min(beyond[0], max(0.0, tails[0] - room[0]))  # where its line meets alpha = 0
     return np.append(np.minimum.accumulate(beyond), 0.0)

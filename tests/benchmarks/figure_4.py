@@ -139,8 +139,8 @@ def not_private(protocol: Protocol, rate: float, seed: int, split) -> float:
 
     for _ in range(protocol.iterations):
         batch = source.next()
-        rows = split.train.take(batch.indices[batch.mask], largest)
-        params, state = step(params, state, rows, batch.mask)
+        rows = split.train.take(batch, largest)
+        params, state = step(params, state, rows, np.arange(largest) < batch.size)
     return accuracy(model, split.test)(params)["accuracy"]
 
 

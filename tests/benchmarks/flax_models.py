@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.benchmarks.results import FOLDER, record
 from tests.train.flax_models import MODELS, language_model, wide_resnet
-from train.clipping.automatic import choose
+from train.clipping.ghost import choose
 from train.clipping.grid import Grid
 from train.clipping.rows_apart import OneAtATimeError
 from train.procedures.step import CLIPPINGS

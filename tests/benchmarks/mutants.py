@@ -1304,7 +1304,7 @@ MUTANTS = [
         "                pass\n",
         ROWS,
     ),
-    Mutant("train/batches/fingerprints.py", "{each.st_size}/{each.st_mtime_ns}", "{each.st_size}", ROWS),
+    Mutant("train/batches/fingerprints.py", "{how} {length} {version}", "{how} {length}", ROWS),
     Mutant(
         "train/audit/bounds.py",
         "* float(mode_probability.mean())",
@@ -1758,12 +1758,12 @@ MUTANTS = [
     Mutant("train/batches/fingerprints.py", "sorted(map(repr, value))", "map(repr, value)", CONSTANTS),
     # Rows stay apart in gradients of grouped convolutions.
     Mutant(
-        "train/clipping/convolutions.py",
-        "_ungrouped, _has_batch_groups)",
-        "_ungrouped, lambda program: False)",
+        "train/clipping/programs.py",
+        "_rewritten(function, _ungrouped)",
+        "function",
         GROUPED,
     ),
-    Mutant("train/clipping/convolutions.py", "        if name in _CALLS:\n", "        if name:\n", GROUPED),
+    Mutant("train/clipping/programs.py", "        if name in _INLINED:\n", "        if name:\n", GROUPED),
     Mutant(
         "train/clipping/per_example.py",
         "without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(",
@@ -1797,13 +1797,13 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/per_example.py",
-        "jax.lax.map(one, rows) if alone else in_fast_layout(jax.vmap(one))(rows)",
+        "jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)",
         "in_fast_layout(jax.vmap(one))(rows)",
         "tests/train/clipping/test_one_at_a_time.py",
     ),
     Mutant(
         "train/clipping/sums.py",
-        "_one_example.check(program.jaxpr, len(jax.tree.leaves(params)))",
+        "_one_example.check(program.closed.jaxpr, len(jax.tree.leaves(params)))",
         "pass",
         "tests/train/clipping/test_one_example.py",
     ),

@@ -133,7 +133,7 @@ def drawn(scheme, size, seed, runs=2000) -> np.ndarray:
         sampler = Sampler(scheme, size, size, key=(seed, run, 7, 9))
         for step in range(4):
             batch = sampler.next()
-            members = batch.indices[batch.mask]
+            members = batch
             found[run, step, members[members < 2]] = 1
     return found
 

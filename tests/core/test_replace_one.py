@@ -311,7 +311,7 @@ def attacked(scheme, sigma, epsilon, seed, runs=1000):
             sampler = Sampler(scheme, 3, 3, key=(seed, run, 7, 8 + sign))
             for step in range(scheme.iterations):
                 batch = sampler.next()
-                joined[run, step] = np.sum(batch.indices[batch.mask] == 0)
+                joined[run, step] = np.sum(batch == 0)
         y = sign * joined + sigma * rng.normal(size=joined.shape)
         loss = np.log(likelihood(scheme, np.eye(scheme.iterations), sigma, y))
         loss -= np.log(likelihood(scheme, np.eye(scheme.iterations), sigma, -y))

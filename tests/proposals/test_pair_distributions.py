@@ -90,7 +90,7 @@ def drawn_by(sampler, size: int) -> np.ndarray:
     joined = np.zeros((size, sampler.scheme.iterations), np.int64)
     for step in range(sampler.scheme.iterations):
         batch = sampler.next()
-        np.add.at(joined[:, step], batch.indices[batch.mask], 1)
+        np.add.at(joined[:, step], batch, 1)
     return joined
 
 

@@ -276,10 +276,10 @@ def test_batches_are_replayed_and_others_are_refused():
         return (generator.permutation(4) for _ in range(5))
 
     whole = Replayed(draws, KEYS[0], None)
-    batches = [whole.next().indices for _ in range(2)]
-    state, third = whole.state, whole.next().indices
+    batches = [whole.next() for _ in range(2)]
+    state, third = whole.state, whole.next()
     again = Replayed(draws, KEYS[0], state)
-    np.testing.assert_array_equal(again.next().indices, third)
+    np.testing.assert_array_equal(again.next(), third)
     assert len(batches) == state.step == 2
     for wrong in ({"digest": "0" * 32}, {"key": (1, 2, 3, 5)}):
         with pytest.raises(ValueError, match="batches were others"):

@@ -9,10 +9,9 @@ from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
 from jaxacct.report.run_card import read_plan
 from tests.train import commands, plans
 from train.batches.sampler import BatchOverflowError
-from train.command import RECIPES
 from train.individual import IndividualAccounting
 from train.procedures.convex import LogisticRegression
-from train.procedures.protocol import PROCEDURES, Result, procedure_of
+from train.procedures.protocol import Result, procedure_of
 from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -30,8 +29,7 @@ def command(capsys, *words):
     return commands.command(capsys, "train", *words)
 
 
-def test_every_kind_of_plan_has_a_procedure_and_a_recipe():
-    assert set(RECIPES) == set(PROCEDURES)
+def test_every_kind_of_plan_has_a_procedure():
     for plan in (GENERAL, convex()):
         assert procedure_of(plan).supports and plan.iterations > 0
 

@@ -48,7 +48,7 @@ def test_against_a_loop_in_plain_numpy(reset_every):
     source = Replayed(lambda generator: _shuffled(covered, generator), KEYS[0], None)
     w, error, rows, seen = np.zeros(4), np.zeros(4), data(), []
     for step in range(12):
-        places = source.next().indices
+        places = source.next()
         seen.append(places)
         x = np.append(rows["x"][places].astype(float), np.ones((16, 1)), axis=1)
         raw = 2 * (x @ w - rows["y"][places])[:, None] * x
@@ -109,7 +109,7 @@ def test_poisson_batches_against_a_loop_in_plain_numpy():
     w, error, rows = np.zeros(4), np.zeros(4), data()
     for _ in range(12):
         drawn = source.next()
-        places = drawn.indices[drawn.mask]
+        places = drawn
         x = np.append(rows["x"][places].astype(float), np.ones((len(places), 1)), axis=1)
         raw = 2 * (x @ w - rows["y"][places])[:, None] * x
         clipped = raw * np.minimum(1, 0.7 / np.linalg.norm(raw, axis=1))[:, None]

@@ -13,8 +13,7 @@ import pytest
 from tests.train.fitting import fit
 from tests.train.flax_models import MODELS, ROWS
 from tests.train.plans import plan
-from train.clipping.automatic import choose
-from train.clipping.ghost import ghost_gradient_sum, suits
+from train.clipping.ghost import choose, ghost_gradient_sum, suits
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.clipping.rows_apart import OneAtATimeError

@@ -80,7 +80,7 @@ def test_against_a_loop_in_plain_numpy():
         for _ in range(12):
             batch = sampler.next()
             total = np.zeros(4)
-            for i in batch.indices[batch.mask]:
+            for i in batch:
                 x = np.append(rows["x"][i].astype(np.float64), 1.0)
                 g = 2 * (x @ w - rows["y"][i]) * x
                 total += g * min(1.0, 0.7 / np.linalg.norm(g))

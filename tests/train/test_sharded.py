@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.report.run_card import digest_of_files
 from jaxacct.schemes import BMinSep
 from tests.train.clipping.test_by_device import in_process, small_sums
 from tests.train.noise.test_redrawn import INVERSE, KEY
@@ -238,6 +239,9 @@ def runs_resume():
             moved = trained((4, 2), folder / "moved", elastic=True)
         # An optimizer of single numbers rounds each in the same way.
         same(moved.params, whole.params)
+        # The files of a model, of which the run's card has a digest, say nothing of devices.
+        one, other = (digest_of_files(folder / name / "model") for name in ("moved", "whole"))
+        assert one == other
         assert moved.params["a"].sharding.mesh.shape["data"] == 4
 
 

@@ -3,15 +3,13 @@
 They keep a run from continuing with other data by mistake, and protect nothing against a person who can write
 to the run's folder.
 
-content   every byte of every row, read once in pieces.
-sampled   the number of rows, `SAMPLED_ROWS` of them evenly spaced (the first and the last among them), and of
-          each file its size and time of last modification. Not noticed: a change of other rows that keeps the
-          time, or on a file system without times. A copied or touched file is refused though it is the same.
+By default they cover every byte of every row, read once in pieces. With a version, a text that the user
+changes with the data, they cover this text, the number of rows and `SAMPLED_ROWS` of them, evenly spaced (the
+first and the last among them). Not noticed: a change of other rows under the same version.
 """
 
 import hashlib
 import mmap
-import os
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -23,18 +21,8 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from ..clipping.rows_apart import is_program
 
-CONTENT, SAMPLED = "content", "sampled"
-CONTENT_LIMIT = 2**32
-"""Bytes up to which all content is read by default: seconds."""
 SAMPLED_ROWS = 1024
 _AT_ONCE = 2**24  # bytes
-
-
-def way(given: str | None, num_bytes: int) -> str:
-    """Return "content" or "sampled": as given, or else by size; ValueError for something else."""
-    if given not in (None, CONTENT, SAMPLED):
-        raise ValueError(f"fingerprint must be 'content' or 'sampled', got {given!r}")
-    return given or (CONTENT if num_bytes <= CONTENT_LIMIT else SAMPLED)
 
 
 def of_bytes(content: bytes) -> str:
@@ -122,24 +110,18 @@ def _content(value) -> bytes:
     return f"{array.dtype} {array.shape}\n".encode() + array.tobytes()
 
 
-def of_files(paths: Iterable[Any]) -> str:
-    """Return sizes and times of the last modification; no names, so that a folder may move."""
-    found = [os.stat(path) for path in paths]
-    return " ".join(f"{each.st_size}/{each.st_mtime_ns}" for each in found)
-
-
 def read_at_random(mapping) -> None:
     """Advise random reads of a mapped file; else megabytes are read around each row."""
     if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
         mapping.madvise(mmap.MADV_RANDOM)
 
 
-def of_source(source, how: str, about: str, at_once: int = 256) -> str:
-    """Return the digest of all rows of a source with `gather`, or of some and of `about`, a text."""
+def of_source(source, version: str | None, at_once: int = 256) -> str:
+    """Return the digest of all rows of a source with `gather`, or of its version, a text, and of some."""
     length = len(source)
-    number = length if how == CONTENT else min(length, SAMPLED_ROWS)
+    how, number = ("content", length) if version is None else ("sampled", min(length, SAMPLED_ROWS))
     places = np.unique(np.linspace(0, length - 1, number).round().astype(np.int64))
-    content = hashlib.blake2b(f"{how} {length} {about}".encode(), digest_size=16)
+    content = hashlib.blake2b(f"{how} {length} {version}".encode(), digest_size=16)
     for first in range(0, len(places), at_once):
         content.update(of_arrays(source.gather(places[first : first + at_once])).encode())
     return content.hexdigest()

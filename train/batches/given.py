@@ -22,7 +22,7 @@ import numpy as np
 from jaxacct.strategies.worst_pattern import Patterns
 
 from .indexed import check_kept, check_numbers
-from .sampler import Batch, SamplerState
+from .sampler import SamplerState
 from .sources import padded
 
 
@@ -84,8 +84,8 @@ class GivenBatches:
             )
         return self
 
-    def next(self) -> Batch:
-        """Return the next batch.
+    def next(self) -> np.ndarray:
+        """Return the ids of the next batch, (batch_size,) int64.
 
         Raises:
           BatchesError: for one that the plan does not cover, or where there is none.
@@ -103,7 +103,7 @@ class GivenBatches:
         for leaf in jax.tree.leaves(rows):
             content.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         self.state = SamplerState(self.state.key, step + 1, content.hexdigest())
-        return Batch(ids, np.ones(ids.size, bool))
+        return ids
 
     def _read(self) -> tuple[np.ndarray, Any]:
         """Return (ids, rows or None) of the next batch, of the right types and shapes."""
@@ -211,10 +211,10 @@ class Present:
         """Where the source stands."""
         return self.source.state
 
-    def next(self) -> Batch:
-        """Return the next batch."""
-        indices, mask = self.source.next()
-        return Batch(indices, mask & (indices < self.size))
+    def next(self) -> np.ndarray:
+        """Return the examples of the next batch that are present."""
+        indices = self.source.next()
+        return indices[indices < self.size]
 
 
 def _length(batches) -> int | None:

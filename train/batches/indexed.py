@@ -47,8 +47,7 @@ class Indexed:
 
     def fingerprint(self) -> str:
         """Return the digest of every row, or of the version and some rows."""
-        how = fingerprints.CONTENT if self.version is None else fingerprints.SAMPLED
-        return fingerprints.of_source(self, how, str(self.version))
+        return fingerprints.of_source(self, self.version)
 
 
 def as_arrays(row):

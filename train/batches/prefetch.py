@@ -24,8 +24,7 @@ class Ready(NamedTuple):
 def batches(source, batch, first: int, last: int) -> Iterator[Ready]:
     """Yield the batches of steps `first` to `last - 1`, each drawn and read when it is asked for."""
     for _ in range(first, last):
-        drawn = source.next()
-        rows, mask = batch.take(drawn.indices[drawn.mask])
+        rows, mask = batch.take(source.next())
         yield Ready(rows, mask, source.state)
 
 

@@ -8,7 +8,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,15 +20,6 @@ from jaxacct.schemes.protocol.batches import choose
 from .graph import Attribution, check_graph
 
 _SETUP = 2**64 - 1  # the "step" of draws made before the first one
-
-
-class Batch(NamedTuple):
-    """Positions of the examples of one step, padded to a fixed length so that nothing recompiles."""
-
-    indices: np.ndarray
-    """(max_batch_size,) int64: positions in the data set, 0 where padded."""
-    mask: np.ndarray
-    """(max_batch_size,) bool: True for real examples, which come first."""
 
 
 class BatchOverflowError(Exception):
@@ -67,7 +57,7 @@ class Sampler:
     Args:
       scheme: the scheme of the plan.
       dataset_size: number of examples.
-      max_batch_size: length that batches are padded to.
+      max_batch_size: the most examples of a batch.
       key: 4 words of 32 bits; from the operating system by default. Only tests should fix it.
       truncate: truncate larger batches to a uniformly random subset rather than stop; lockouts still apply.
       graph: of users and examples, for the attribution schemes; a batch then holds numbers of its examples.
@@ -141,26 +131,24 @@ class Sampler:
             state=state,
         )
 
-    def next(self) -> Batch:
-        """Return the next batch; BatchOverflowError when it does not fit."""
+    def next(self) -> np.ndarray:
+        """Return the examples of the next batch, (number,) int64; BatchOverflowError for too many."""
         if self._step >= self.scheme.iterations:
             raise ValueError(f"the scheme has {self.scheme.iterations} steps, all drawn")
         generator = self._generator(self._step)
-        members = self._pool.draw(self._step, generator)
+        members = self._pool.draw(self._step, generator).astype(np.int64)
         if self.truncate and len(members) > self.max_batch_size:
             members = members[choose(generator, len(members), self.max_batch_size)]
         self._step += 1
         self._digest = hashlib.blake2b(
-            self._digest.encode() + np.sort(members).astype(np.int64).tobytes(), digest_size=16
+            self._digest.encode() + np.sort(members).tobytes(), digest_size=16
         ).hexdigest()
         if len(members) > self.max_batch_size:
             raise BatchOverflowError(
                 f"a batch holds more than max_batch_size {self.max_batch_size} examples: "
                 "raise max_batch_size and start anew with fresh keys"
             )
-        indices = np.zeros(self.max_batch_size, np.int64)
-        indices[: len(members)] = members
-        return Batch(indices, np.arange(self.max_batch_size) < len(members))
+        return members
 
     @property
     def state(self) -> SamplerState:
@@ -194,9 +182,9 @@ class Replayed:
         if drawn is not None and drawn != self.state:
             raise ValueError("state must be of this plan and key: its batches were others")
 
-    def next(self) -> Batch:
-        """Return the records of the next step, all of its terms in a row."""
+    def next(self) -> np.ndarray:
+        """Return the records of the next step, all of its terms in a row, (records,) int64."""
         places = next(self._left).reshape(-1).astype(np.int64)
         digest = hashlib.blake2b(self.state.digest.encode() + places.tobytes(), digest_size=16).hexdigest()
         self.state = SamplerState(self._key, self.state.step + 1, digest)
-        return Batch(places, np.ones(len(places), bool))
+        return places

@@ -42,6 +42,10 @@ class Source(Protocol):
         ...
 
 
+LARGE = 2**32
+"""Bytes from which mapped arrays are not checked before they are trained on."""
+
+
 def as_rows(data):
     """Return the data as an object with `take(indices, size)` and `fingerprint`; ValueError for others."""
     if isinstance(data, ArrayRows | SourceRows):
@@ -64,7 +68,7 @@ def as_rows(data):
         return SourceRows(data if hasattr(data, "fingerprint") else Indexed(data))
     leaves = jax.tree.leaves(data)
     mapped = any(isinstance(leaf, np.memmap) for leaf in leaves)
-    if mapped and sum(leaf.nbytes for leaf in leaves) > fingerprints.CONTENT_LIMIT:
+    if mapped and sum(leaf.nbytes for leaf in leaves) > LARGE:
         return SourceRows(MemoryMapped(data))
     return ArrayRows(data)
 
@@ -161,35 +165,27 @@ def padded(rows: np.ndarray, size: int) -> np.ndarray:
     return found
 
 
-class MemoryMapped:
+class MemoryMapped(Indexed):
     """Source of a pytree of arrays (rows, ...) that stay in their files: a batch is one indexed read.
 
     Rows are not checked in advance: a value that is not finite counts as zero when its gradient is clipped.
 
     Args:
       arrays: pytree of `np.memmap`, or of paths of `.npy` files.
-      fingerprint: "content" or "sampled", see `train.batches.fingerprints`; by default the content up to 4
-        GiB.
+      version: as of `Indexed`, so that files are not read whole when a run begins.
 
     Raises:
-      ValueError: no such file, other lengths, no numbers; "sampled" for a mapping whose file is not known.
+      ValueError: no such file, other lengths, no numbers.
     """
 
-    def __init__(self, arrays, fingerprint: str | None = None):
+    def __init__(self, arrays, version: str | None = None):
         self.arrays = jax.tree.map(_opened, arrays)
         leaves = jax.tree.leaves(self.arrays)
         if _length(self.arrays) == 0:
             raise ValueError("data must have at least one row, got 0")
-        self._paths = [getattr(leaf, "filename", None) for leaf in leaves]
-        self.how = fingerprints.way(fingerprint, sum(leaf.nbytes for leaf in leaves))
-        if self.how == fingerprints.SAMPLED:
-            if None in self._paths:
-                raise ValueError("fingerprint must be 'content' for arrays that are in no file")
-            for leaf in leaves:
-                fingerprints.read_at_random(getattr(leaf, "_mmap", None))
-
-    def __len__(self) -> int:
-        return len(jax.tree.leaves(self.arrays)[0])
+        super().__init__(leaves[0], version)
+        for leaf in leaves if version is not None else ():
+            fingerprints.read_at_random(getattr(leaf, "_mmap", None))
 
     def __getitem__(self, index):
         return jax.tree.map(lambda leaf: np.array(leaf[index]), self.arrays)
@@ -199,11 +195,8 @@ class MemoryMapped:
         return jax.tree.map(lambda leaf: np.asarray(leaf[indices]), self.arrays)
 
     def fingerprint(self) -> str:
-        """Return the digest of these arrays in memory, or of some rows and the files' times."""
-        if self.how == fingerprints.CONTENT:
-            return fingerprints.of_arrays(self.arrays)
-        shapes = [(str(leaf.dtype), leaf.shape) for leaf in jax.tree.leaves(self.arrays)]
-        return fingerprints.of_source(self, self.how, f"{shapes} {fingerprints.of_files(self._paths)}")
+        """Return the digest of these arrays in memory, or of the version and some rows."""
+        return fingerprints.of_arrays(self.arrays) if self.version is None else super().fingerprint()
 
 
 def _opened(leaf):

@@ -10,7 +10,7 @@ once. The clip norm is reduced by a bound on the rounding (proofs/released_numbe
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,11 +22,12 @@ from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
-from .convolutions import in_fast_layout, without_batch_groups
 from .grid import DEVICE_UNIT, Grid
 from .groups import Groups
-from .parts import ROWS_IN_FLOAT32, Whole, is_written_down, late, parts_of, plain
-from .sums import ClippedSum, Clipping, Microbatches, check_loss, where_row
+from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, parts_of, plain, sizes_of
+from .programs import Traced, in_fast_layout, without_batch_groups
+from .rows_apart import OneAtATimeError
+from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -40,6 +41,22 @@ _AT_ONCE = {"cpu": (2**23, 3 * 2**19, 512), "others": (2**30, 2**27, 2**20)}
 
 
 BACKENDS = "cpu", "gpu"  # whose float64 is IEEE's
+PER_EXAMPLE, GHOST, AUTO = "per_example", "ghost", "auto"
+MIN_ENTRIES = 1024
+"""Parameters below which gradients of examples cost little beside the rest of a step."""
+MIN_SCALE = 0.95
+"""Share of the clip norm that must be left: a smaller one is like a larger noise multiplier."""
+
+
+class Choice(NamedTuple):
+    """What clips, and why."""
+
+    clipping: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return both as one text, for messages and results."""
+        return f"{self.clipping} ({self.reason})"
 
 
 class TooCoarseError(ValueError):
@@ -135,8 +152,7 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     with jax.enable_x64(x64):
         # As it is run.
         of_whole = jax.eval_shape(_by_device.whole, params)
-        check_loss(loss, of_whole, batch, mask.shape[0], has_aux)
-        program = _program(loss, of_whole, batch)
+        program = _program(check_loss(loss, of_whole, batch, mask.shape[0], has_aux), of_whole, batch)
     own = mask.shape[0]
     pieces = Microbatches(
         own, clipping.micro(lambda: _fitting(program, of_whole), own), clipping.skip_padding
@@ -148,11 +164,9 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     def found_in(rows):
         return _found_in(program, leaves, rows, has_aux, x64)
 
-    some = jax.tree.map(lambda leaf: leaf[: pieces.micro], batch)
-    shapes = jax.eval_shape(lambda rows: parts_of(program.taps, found_in(rows)[0]), some)
-    entries = sum(leaf.size for leaf in of_whole)
-    allowed, alone = _allowed(shapes, grid, size, entries, pieces, clipping.devices)
-    upward = 1 + 2 * _gamma(sum(part.sizes.squares for part in shapes) + 16)
+    sizes, entries = sizes_of(program.taps, of_whole), sum(leaf.size for leaf in of_whole)
+    allowed, alone = _allowed(sizes, grid, size, entries, pieces, clipping.devices)
+    upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
     groups = clipping.groups or Groups.one(len(leaves))
     # The target in the groups' shares: the squares of these are at most its square.
     targets = [allowed.target * (math.sqrt(limit) / 2.0**grid.bits) for limit in groups.limits(grid)]
@@ -201,10 +215,10 @@ def _found_in(program: _uses.Program, leaves, rows, has_aux: bool, x64: bool):
         return in_fast_layout(each)(rows)
 
 
-def _allowed(shapes, grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
+def _allowed(sizes: Sequence[Sizes], grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
     """Return (`Budget`, its `alone`) of parts, of a batch of `size` rows of all devices."""
-    depth = pieces.micro * max(part.sizes.terms for part in shapes) + pieces.number
-    one = any(part.rank_one for part in shapes)
+    depth = pieces.micro * max(each.terms for each in sizes) + pieces.number
+    one = any(each.rank_one for each in sizes)
     alone = min(pieces.micro, ROWS_IN_FLOAT32) + pieces.number if one else 0
     alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
     return budget(grid, entries, size, depth, alone, devices), alone
@@ -222,32 +236,46 @@ def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, fl
     Raises:
       ValueError: as `ghost_gradient_sum`.
     """
-    clipping, x64 = Clipping(**options), jax.config.read("jax_enable_x64")
-    size = np.shape(jax.tree.leaves(batch)[0])[0]
+    clipping, size = Clipping(**options), np.shape(jax.tree.leaves(batch)[0])[0]
     own = _by_device.rows_of_each(size, clipping.mesh)
-    check_loss(loss, params, batch, size, clipping.has_aux)
-    program, leaves = _program(loss, params, batch), jax.tree.leaves(params)
-    micro = clipping.micro(lambda: _fitting(program, params), own)
-    rows = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((micro, *np.shape(leaf)[1:]), jnp.result_type(leaf)), batch
-    )
-    with jax.enable_x64(True):
-        shapes = jax.eval_shape(
-            lambda rows: parts_of(program.taps, _found_in(program, leaves, rows, clipping.has_aux, x64)[0]),
-            rows,
-        )
-    entries = sum(np.size(leaf) for leaf in leaves)
-    fast = sum(
-        np.size(leaf) for leaf, part in zip(leaves, shapes, strict=True) if not isinstance(part, Whole)
-    )
-    pieces = Microbatches(own, micro, False)
-    allowed, _ = _allowed(shapes, clipping.grid, size, entries, pieces, clipping.devices)
+    program = _program(check_loss(loss, params, batch, size, clipping.has_aux), params, batch)
+    pieces = Microbatches(own, clipping.micro(lambda: _fitting(program, params), own), False)
+    leaves = jax.tree.leaves(params)
+    sizes, entries = sizes_of(program.taps, leaves), sum(np.size(leaf) for leaf in leaves)
+    fast = sum(np.size(leaf) for leaf, each in zip(leaves, sizes, strict=True) if not each.is_whole)
+    allowed, _ = _allowed(sizes, clipping.grid, size, entries, pieces, clipping.devices)
     return fast / entries, allowed.target / 2.0**clipping.grid.bits
 
 
+def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
+    """Return the kind of clipping that `"auto"` stands for: ghost where it applies, gradients elsewhere.
+
+    The choice depends on shapes, the grid and the device, never on data. One for the whole model is enough:
+    ghost clipping decides by parameter already (`parts.is_written_down`), and the norm is that of all
+    parameters together (proofs/released_numbers.md, section 5). Arguments as of `ghost_gradient_sum`.
+    """
+    entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    if entries < MIN_ENTRIES:
+        return Choice(PER_EXAMPLE, f"{entries} parameters are few")
+    if jax.default_backend() not in BACKENDS:
+        return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
+    try:
+        fast, scale = suits(loss, params, batch, **options)
+    except OneAtATimeError as error:
+        return Choice(PER_EXAMPLE, str(error))
+    except TooCoarseError:
+        return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
+    if scale < MIN_SCALE:
+        return Choice(PER_EXAMPLE, f"ghost clipping would scale gradients to {scale:.2f} clip_norm")
+    return Choice(
+        GHOST, f"{fast:.1%} of the parameters have a fast path; gradients are scaled to {scale:.4f} clip_norm"
+    )
+
+
 def _program(loss, params, batch) -> _uses.Program:
-    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
-    return _uses.traced(loss, params, example, _worth_it)
+    if not isinstance(loss, Traced):
+        loss, _ = Traced.of(loss, params, of_one(batch))
+    return _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
 
 
 def _worth_it(equation) -> bool:

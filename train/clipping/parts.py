@@ -5,13 +5,13 @@ in float32 where that costs little), without the gradients (proofs/released_numb
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..procedures.by_device import Late
@@ -46,21 +46,34 @@ class Sizes(NamedTuple):
     """Added up for one entry of its gradient."""
     squares: int
     """Added up for its norm."""
+    rank_one: bool = False
+    """Whether each gradient is one outer product, in which nothing cancels; then float32 may do."""
+    is_whole: bool = False
+    """Whether gradients are written down."""
+
+
+def sizes_of(taps: Sequence[_uses.Tap], leaves) -> list[Sizes]:
+    """Return the sizes of the part of each parameter, an array or a shape."""
+    by_leaf = {tap.leaf: tap.equation for tap in taps}
+    return [_sizes_of(by_leaf.get(number), leaf) for number, leaf in enumerate(leaves)]
+
+
+def _sizes_of(equation, leaf) -> Sizes:
+    if equation is None or is_written_down(equation):
+        return Sizes(1, np.size(leaf), is_whole=True)
+    if _equations.is_lookup(equation):
+        positions, _, columns = equation.sizes
+        return Sizes(positions, 2 * positions * columns)
+    heads, positions, inputs, outputs = equation.sizes
+    squares = heads * (positions * (inputs + outputs) + positions**2)
+    return Sizes(positions, squares, rank_one=heads == positions == 1)
 
 
 class Part(Protocol):
     """What makes up the gradients of one parameter, examples along the first axis; float32."""
 
-    @property
-    def sizes(self) -> Sizes: ...
-
     def norms(self) -> tuple[jax.Array, jax.Array]:
         """Return (rows,) float64 squares: of the gradient's norm, and of its norm without cancellation."""
-        ...
-
-    @property
-    def rank_one(self) -> bool:
-        """Whether each gradient is one outer product, in which nothing cancels; then float32 may do."""
         ...
 
     def total(self, weights, in_float32: bool = False) -> jax.Array:
@@ -101,15 +114,9 @@ class Whole:
 
     gradient: jax.Array
 
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(1, math.prod(self.gradient.shape[1:]))
-
     def norms(self):
         square = _square(self.gradient)
         return square, square
-
-    rank_one = False
 
     def total(self, weights, in_float32=False):
         scaled = _weighted(weights, self.gradient)
@@ -127,11 +134,6 @@ class Factors:
     right: jax.Array
     tap: _uses.Tap
 
-    @property
-    def sizes(self) -> Sizes:
-        _, heads, positions, inputs = self.left.shape
-        return Sizes(positions, heads * (positions * (inputs + self.right.shape[-1]) + positions**2))
-
     def norms(self):
         left, right = self.left.astype(jnp.float64), self.right.astype(jnp.float64)
         if left.shape[2] == 1:
@@ -142,13 +144,9 @@ class Factors:
         most = jnp.einsum("bhtt->bh", one) * jnp.einsum("bhtt->bh", two)
         return jnp.sum(one * two, (1, 2, 3)), jnp.sum(most, axis=1)
 
-    @property
-    def rank_one(self):
-        return self.left.shape[1:3] == (1, 1)
-
     def total(self, weights, in_float32=False):
         left, right = self.left.astype(jnp.float64), _weighted(weights, self.right)
-        if in_float32 and self.rank_one:
+        if in_float32 and self.left.shape[1:3] == (1, 1):
             # Left factors of length 1, so that right ones are bounded by the scaled gradients.
             length = jnp.sqrt(_squares(left))
             left = left.reshape(len(left), -1) * (1 / jnp.where(length > 0, length, 1.0))
@@ -192,18 +190,12 @@ class Table:
     right: jax.Array
     tap: _uses.Tap
 
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.rows.shape[1], 2 * math.prod(self.right.shape[1:]))
-
     def norms(self):
         # What is added to the same row of the table is added up where that row is met first.
         first = lax.argmax(self.rows[:, :, None] == self.rows[:, None, :], 2, jnp.int32)
         right = jnp.where((self.rows >= 0)[..., None], self.right.astype(jnp.float64), 0.0)
         added = jax.vmap(lambda at, values: jnp.zeros_like(values).at[at].add(values))(first, right)
         return _square(added), self.rows.shape[1] * _square(right)
-
-    rank_one = False
 
     def total(self, weights, in_float32=False):
         *_, height, columns = self.tap.equation.sizes

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
-from .convolutions import in_fast_layout, without_batch_groups
 from .grid import Grid
 from .groups import Groups
+from .programs import in_fast_layout, without_batch_groups
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, where_row
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
@@ -65,11 +65,11 @@ def clipped_gradient_sum(
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)
         with jax.enable_x64(x64):
             # As it is run.
-            alone = check_loss(loss, params, batch, own, has_aux, one_at_a_time=True)
+            loss = check_loss(loss, params, batch, own, has_aux, one_at_a_time=True)
 
         def of_each(rows):
             with jax.enable_x64(x64):
-                return jax.lax.map(one, rows) if alone else in_fast_layout(jax.vmap(one))(rows)
+                return jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)
 
         def one(example):
             found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)

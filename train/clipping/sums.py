@@ -1,7 +1,7 @@
 """What both ways of clipping share: their options, the pieces of a batch, and checks of a loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from . import one_example as _one_example
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
 from .groups import Groups
+from .programs import Traced
 
 
 class ClippedSum(NamedTuple):
@@ -160,7 +161,7 @@ class Microbatches:
 def _scan_until_last(step, carry, inputs, is_needed):
     """Return `jax.lax.scan` that stops after the last input that is needed; later outputs are zero."""
     number = jnp.max(jnp.where(is_needed, jnp.arange(1, len(is_needed) + 1), 0))
-    _, one = jax.eval_shape(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+    step, (_, one) = Traced.of(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
     outputs = jax.tree.map(lambda leaf: jnp.zeros((len(is_needed), *leaf.shape), leaf.dtype), one)
 
     def body(i, both):
@@ -198,11 +199,18 @@ def check_rows(batch, size: int) -> None:
             raise ValueError(f"batch must have {size} rows like mask, got an array of shape {np.shape(leaf)}")
 
 
-def check_loss(loss, params, batch, size: int, has_aux: bool = False, *, one_at_a_time: bool = False) -> bool:
+def of_one(batch):
+    """Return the shapes of one example of a batch."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
+
+
+def check_loss(
+    loss, params, batch, size: int, has_aux: bool = False, *, one_at_a_time: bool = False
+) -> Traced:
     """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
 
     Returns:
-      Whether examples must be computed one at a time: False unless that is allowed by `one_at_a_time`.
+      The loss as it was checked. Its examples are never `alone` unless that is allowed by `one_at_a_time`.
 
     Raises:
       OneAtATimeError: a loss that must, where it is not allowed.
@@ -211,13 +219,9 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False, *, one_at_
     """
     check_real("params", params)
     check_rows(batch, size)
-
-    def of_one(tree):
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), tree)
-
     try:
         with no_batch_statistics():
-            program, shape = jax.make_jaxpr(loss, return_shape=True)(params, of_one(batch))
+            program, shape = Traced.of(loss, params, of_one(batch))
     except WritingLossError as error:
         raise WritingLossError(*error.args) from None
     except Exception as error:  # whatever the caller's function raises; the traceback shows where
@@ -237,6 +241,6 @@ def check_loss(loss, params, batch, size: int, has_aux: bool = False, *, one_at_
         )
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
-    _one_example.check(program.jaxpr, len(jax.tree.leaves(params)))
-    gradient = jax.make_jaxpr(jax.grad(loss, has_aux=has_aux))(params, of_one(batch))
-    return _rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time)
+    _one_example.check(program.closed.jaxpr, len(jax.tree.leaves(params)))
+    gradient = jax.make_jaxpr(jax.grad(program, has_aux=has_aux))(params, of_one(batch))
+    return replace(program, alone=_rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time))

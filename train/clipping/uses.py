@@ -125,26 +125,20 @@ class Program:
         return [jnp.zeros(tap.result.shape, tap.result.dtype) for tap in self.taps]
 
 
-def traced(loss: Callable[..., Any], params, example, is_tapped: Callable[[Equation], bool]) -> Program:
-    """Return the program of `loss(params, example)`, pytrees of arrays or shapes, tapped by `is_tapped`."""
-    shaped = functools.partial(
-        jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
-    )
-    given, structure = jax.tree.flatten((shaped(params), shaped(example)))
-    outputs = jax.tree.structure(jax.eval_shape(loss, params, example))
+def traced(loss: _programs.Traced, number: int, is_tapped: Callable[[Equation], bool]) -> Program:
+    """Return the program of a loss of `number` parameters, tapped by `is_tapped`."""
 
     def flat(*leaves):
-        closed = jax.make_jaxpr(lambda *args: loss(*jax.tree.unflatten(structure, args)))(*given)
-        return _programs.evaluate(closed.jaxpr, closed.consts, leaves, _inlined)
+        return _programs.evaluate(loss.closed.jaxpr, loss.closed.consts, leaves, _inlined)
 
-    closed, number = jax.make_jaxpr(flat)(*given), len(jax.tree.leaves(params))
+    closed = jax.make_jaxpr(flat)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in loss.closed.in_avals])
     of_example = _reached(closed.jaxpr, closed.jaxpr.invars[number:])
     found = [_use(closed.jaxpr, closed.jaxpr.invars[leaf], of_example) for leaf in range(number)]
     uses = ((leaf, tap) for leaf, tap in enumerate(found) if tap is not None and is_tapped(tap.equation))
     taps = tuple(tap._replace(leaf=leaf) for leaf, tap in uses)
     # Two parameters of one equation: it is a function of both.
     times = collections.Counter(tap.path for tap in taps)
-    return Program(closed, number, tuple(tap for tap in taps if times[tap.path] == 1), outputs)
+    return Program(closed, number, tuple(tap for tap in taps if times[tap.path] == 1), loss.structure)
 
 
 def _users(jaxpr):

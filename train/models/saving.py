@@ -29,16 +29,18 @@ def save_model(folder, model) -> None:
 
 
 def write_model(folder: Path, params) -> None:
-    """Write parameters to `model/`, without the times and the path that Orbax adds.
+    """Write parameters to `model/`, without the times, the path and the devices that Orbax adds.
 
-    The same parameters are then the same bytes, and times would show batch sizes.
+    The same parameters are then the same bytes, wherever they were trained, and times would show batch sizes.
     """
     model = folder / "model"
     # One file a parameter: Orbax's default, OCDBT, stores when each version was written.
     alone = dict(multiprocessing_options=hosts.orbax_options())
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, **alone)
     with _without_warnings(), ocp.Checkpointer(handler, **alone) as checkpointer:
-        checkpointer.save(model, args=ocp.args.PyTreeSave(_stored(hosts.on_host(params))), force=True)
+        # Of arrays on devices Orbax keeps which device had which part, a file each.
+        arrays = jax.tree.map(np.asarray, _stored(params))
+        checkpointer.save(model, args=ocp.args.PyTreeSave(arrays), force=True)
     (model / "commit_success.txt").unlink(missing_ok=True)
     about = model / "_CHECKPOINT_METADATA"
     if about.exists():

@@ -14,7 +14,7 @@ from ..batches.attribution import expected_batch_sizes
 from ..batches.given import GivenBatches, Present
 from ..batches.graph import Attribution, check_graph
 from ..batches.sampler import Sampler, batch_sizes
-from ..clipping.automatic import AUTO, PER_EXAMPLE, Choice, choose
+from ..clipping.ghost import AUTO, PER_EXAMPLE, Choice, choose
 from ..clipping.groups import partition
 from ..individual.steps import follow
 from ..models.loss import numbered

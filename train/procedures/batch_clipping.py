@@ -24,7 +24,7 @@ from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
 from ..batches.sampler import Replayed, make_generator
-from ..clipping.automatic import choose
+from ..clipping.ghost import choose
 from ..clipping.grid import Grid, GridSum
 from ..clipping.per_example import clip_rows_to_grid
 from ..clipping.sums import check_real

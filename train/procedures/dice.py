@@ -25,11 +25,11 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.common import validate as _validate
 
 from ..batches.sampler import Replayed, Sampler
-from ..clipping.automatic import PER_EXAMPLE, Choice
-from ..clipping.convolutions import without_batch_groups
+from ..clipping.ghost import PER_EXAMPLE, Choice
 from ..clipping.grid import Grid
 from ..clipping.per_example import clip_rows_to_grid, global_norm
-from ..clipping.sums import Microbatches, check_loss, clipped_share
+from ..clipping.programs import without_batch_groups
+from ..clipping.sums import Microbatches, check_loss, clipped_share, where_row
 from ..models.loss import Loss, as_loss, numbered
 from ..noise.normals import key_of_run, standard_normals
 from ..optimizers import begun, copied
@@ -113,7 +113,9 @@ class DiceRule:
                 gradients, self.grid, None, self.automatic, counted=mask
             )
             raw = jax.vmap(self._bounded)(gradients)
-            return (_sum_where(kept, counts), _sum_where(kept, raw)), norms
+            # In float64 exact for the integers of a batch.
+            total = functools.partial(jax.tree.map, lambda leaf: leaf.astype(jnp.float64).sum(axis=0))
+            return (total(counts), total(where_row(kept, raw))), norms
 
     def _bounded(self, tree):
         """Return a pytree, scaled down where its norm is beyond `_MAX_RESIDUAL` clip norms; float64."""
@@ -195,16 +197,6 @@ def _examples(updates, error, size: int, mask) -> int:
     return count
 
 
-def _sum_where(keep, tree):
-    """Sum over the kept examples, float64: exact for the integers of a batch."""
-
-    def total(leaf):
-        shape = (-1, *(1,) * (leaf.ndim - 1))
-        return jnp.where(keep.reshape(shape), leaf.astype(jnp.float64), 0.0).sum(axis=0)
-
-    return jax.tree.map(total, tree)
-
-
 def _clip_to_units(error, c2: float, units: float, automatic: bool):
     """Return `clip(e, C2)` in whole units, rounded towards zero, stored, and of norm at most C2 there."""
     norm, entries = global_norm(error), optax.tree.size(error)
@@ -284,7 +276,7 @@ class DiceStep:
         def step(state: DiceTrainState, batch, mask, loss: Loss) -> tuple[DiceTrainState, StepInfo]:
             _by_device.refuse_several_devices(state=state, batch=batch, mask=mask, loss=loss)
             loss_now = loss.at(state.private_dice.count)
-            check_loss(loss_now, state.params, batch, mask.shape[0])
+            loss_now = check_loss(loss_now, state.params, batch, mask.shape[0])
             (clipped, raw), values, norms = _summed(rule, loss_now, state.params, batch, mask, micro)
             released, dice = rule.release(state.private_dice, clipped, raw)
             # After the plan's last step nothing more is covered.

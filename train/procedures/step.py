@@ -18,8 +18,7 @@ import optax
 
 from jaxacct.common import validate as _validate
 
-from ..clipping.automatic import AUTO, GHOST, PER_EXAMPLE, choose
-from ..clipping.ghost import ghost_gradient_sum
+from ..clipping.ghost import AUTO, GHOST, PER_EXAMPLE, choose, ghost_gradient_sum
 from ..clipping.grid import GridSum
 from ..clipping.per_example import clipped_gradient_sum
 from ..clipping.sums import ClippedSum, Clipping

@@ -21,7 +21,7 @@ from ..batches import fingerprints
 from ..batches import prefetch as prefetching
 from ..batches.given import BatchesError
 from ..batches.sampler import SamplerState
-from ..clipping.automatic import Choice
+from ..clipping.ghost import Choice
 from ..models.loss import Loss, digest
 from ..procedures.by_device import specs_of
 from ..procedures.protocol import Request, Result

@@ -35,7 +35,7 @@ def attacked(scheme, sampled, sigma: float) -> float:
     x = np.zeros((TRIALS, scheme.iterations))
     for step in range(scheme.iterations):
         batch = sampler.next()
-        x[batch.indices[batch.mask], step] = 1
+        x[batch, step] = 1
     rows = scheme.iterations + STRATEGY.bands - 1
     matrix = enumeration.strategy_matrix(STRATEGY.coefficients, rows, scheme.iterations)
     scores = [

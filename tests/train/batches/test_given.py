@@ -140,7 +140,7 @@ def drawn(batches) -> tuple[np.ndarray, list, GivenBatches]:
     given = given_of(batches)
     ids, rows = [], []
     for _ in range(STEPS):
-        ids.append(given.next().indices)
+        ids.append(given.next())
         rows.append(given.take(ids[-1], SIZE) if given.has_rows else None)
     return np.array(ids), rows, given
 
@@ -273,7 +273,7 @@ def test_a_batch_of_all_examples():
     assert (scheme.participations, scheme.steps_per_epoch, scheme.min_separation) == (STEPS, 1, 1)
     given = given_of([np.roll(np.arange(ROWS), step) for step in range(STEPS)], scheme)
     for _ in range(STEPS):
-        assert given.next().mask.sum() == ROWS
+        assert given.next().size == ROWS
     with pytest.raises(BatchesError, match="the plan's 20 ids, got 19"):
         given_of([np.arange(ROWS - 1)] * STEPS, scheme)
     with pytest.raises(ValueError, match="batch_size must be at most dataset_size 20, got 21"):

@@ -1,6 +1,5 @@
 """Data that is read by place: every adapter against the rows in memory, fingerprints, sources that cheat."""
 
-import os
 import time
 import tracemalloc
 
@@ -138,41 +137,34 @@ def test_arrays_are_digested_in_pieces(monkeypatch):
     assert peak < wide.nbytes / 4
 
 
-def test_sampled_fingerprints_see_what_they_say_they_see(tmp_path, monkeypatch):
-    """Size, time and some rows; a change of another row whose time was set back is not seen, and said so."""
+def test_fingerprints_of_a_version_see_what_they_say_they_see(tmp_path, monkeypatch):
+    """The version, the length and some rows; a change of another row under it is not seen, and said so."""
     monkeypatch.setattr(fingerprints, "SAMPLED_ROWS", 4)  # rows 0, 20, 39, 59
-    path = in_files(tmp_path, data())["y"]
-    when = os.stat(path).st_mtime_ns
 
-    def digest(content, time_ns=when, how="sampled"):
-        np.save(path, content)
-        os.utime(path, ns=(time_ns, time_ns))
-        return MemoryMapped(path, how).fingerprint()
+    def mapped(content, version):
+        return MemoryMapped(in_files(tmp_path, content), version).fingerprint()
 
-    first = digest(data()["y"])
-    assert digest(data()["y"]) == first
-    assert digest(changed(59)["y"]) != first
-    assert digest(data()["y"], when + 1) != first
-    assert digest(changed(30)["y"]) == first
-    assert digest(changed(30)["y"], how="content") != digest(data()["y"], how="content")
-    assert digest(data()["y"][:-1]) != first
+    def listed(content, version):
+        return Indexed(Listed(content), version).fingerprint()
 
-    named = Indexed(Listed(data()), "2026-11").fingerprint()
-    assert named == Indexed(Listed(changed(30)), "2026-11").fingerprint()
-    assert named != Indexed(Listed(changed(20)), "2026-11").fingerprint()
-    assert named != Indexed(Listed(data()), "2026-12").fingerprint()
+    for digest in (mapped, listed):
+        first = digest(data(), "2026-11")
+        assert first == digest(data(), "2026-11") == digest(changed(30), "2026-11")
+        assert first != digest(changed(20), "2026-11") and first != digest(changed(59), "2026-11")
+        assert first != digest(data(), "2026-12") and first != digest(data(), None)
+        assert digest(changed(30), None) != digest(data(), None)
+        assert digest({name: rows[:-1] for name, rows in data().items()}, "2026-11") != first
 
 
-def test_what_is_large_is_sampled_and_what_is_small_read(tmp_path, monkeypatch):
+def test_what_is_large_stays_on_the_disk(tmp_path, monkeypatch):
+    """Without a version all of it is read for the fingerprint all the same."""
     paths = in_files(tmp_path, data())
     mapped = {name: np.load(path, mmap_mode="r") for name, path in paths.items()}
     assert isinstance(as_rows(mapped), ArrayRows)
-    assert MemoryMapped(paths).how == "content"
-    monkeypatch.setattr(fingerprints, "CONTENT_LIMIT", 100)
+    monkeypatch.setattr(sources, "LARGE", 100)
     rows = as_rows(mapped)
-    assert isinstance(rows, SourceRows) and rows.source.how == "sampled"
-    with pytest.raises(ValueError, match="fingerprint must be 'content' for arrays that are in no file"):
-        MemoryMapped(data())
+    assert isinstance(rows, SourceRows) and isinstance(rows.source, MemoryMapped)
+    assert rows.fingerprint() == ArrayRows(mapped).fingerprint()
 
 
 class Cheat(Listed):
@@ -380,8 +372,8 @@ def test_bad_files(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             MemoryMapped(bad)
-    with pytest.raises(ValueError, match="fingerprint must be 'content' or 'sampled', got 'none'"):
-        MemoryMapped(paths, "none")
+    with pytest.raises(ValueError, match="version must be a text, got 3"):
+        MemoryMapped(paths, 3)
     with pytest.raises(ValueError, match="version must be a text, got ''"):
         Indexed(Listed(data()), "")
     with pytest.raises(ValueError, match="must have a length and rows by index, got int"):

@@ -13,9 +13,8 @@ from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS
-from train.clipping import automatic
-from train.clipping.automatic import choose
-from train.clipping.ghost import ghost_gradient_sum
+from train.clipping import ghost as automatic
+from train.clipping.ghost import choose, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.models.loss import nnx_loss

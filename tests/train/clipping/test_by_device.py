@@ -20,7 +20,7 @@ from tests.train.clipping.test_ghost import Everything, of_everything
 from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan
-from train.clipping import automatic
+from train.clipping import ghost as automatic
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import DEVICE_UNIT, Grid
 from train.clipping.groups import Groups

@@ -13,10 +13,10 @@ import pytest
 from jax import lax
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson
-from train.clipping.convolutions import without_batch_groups
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
+from train.clipping.programs import without_batch_groups
 from train.clipping.rows_apart import programs_in
 
 GRID = Grid.of(Mechanism(Poisson(12, 0.5), BandedToeplitz.identity(), 1.0), 1.0)

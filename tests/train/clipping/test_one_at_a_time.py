@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 
 from tests.train.test_loop import run
 from train.clipping import ghost, rows_apart
-from train.clipping.automatic import choose
+from train.clipping.ghost import choose
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 
