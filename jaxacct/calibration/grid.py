@@ -170,13 +170,17 @@ class Grid:
 def _about(mechanism: Mechanism, revealed: float) -> float:
     """Return about the noise multiplier of a target, from that with a revealed pattern: a central limit.
 
-    The steps of a column of C are one round, in which the unit participates with a probability p. Rounds have
-    the second moments of one Gaussian mechanism with `mu^2 = rounds p^2 (e^{1 / sigma^2} - 1)`.
+    Where they are not stated, rounds are the steps of a column of C, in which the unit participates with a
+    probability p. They have the second moments of a Gaussian mechanism of
+    `mu^2 = rounds p^2 (e^{1 / sigma^2} - 1)`.
     """
     scheme, n = mechanism.scheme, mechanism.scheme.iterations
+    if scheme.patterns is not None:  # nothing is random
+        return revealed
     width = min(mechanism.strategy.bands, n)
-    mu, p = unamplified.sensitivity(mechanism) / revealed, min(1.0, width * scheme.max_rate)
-    return 1 / math.sqrt(math.log1p(mu**2 * width / (n * p**2))) if p > 0 else revealed
+    p, rounds = scheme.independent_rounds or (min(1.0, width * scheme.max_rate), n / width)
+    mu = unamplified.sensitivity(mechanism) / revealed
+    return 1 / math.sqrt(math.log1p(mu**2 / (rounds * p**2))) if p > 0 else revealed
 
 
 def smallest_exponent(excess: Callable[[int], float], start: int, step: int, stop: int) -> int | None:
