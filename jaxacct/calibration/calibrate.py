@@ -17,7 +17,6 @@ from jaxacct.common.files import Checkpoint
 from jaxacct.common.progress import Progress
 from jaxacct.core.plan import Plan
 from jaxacct.kernels import randomness
-from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName, check_pair
 from jaxacct.proposals import registry
 from jaxacct.schemes import Scheme
@@ -85,7 +84,6 @@ def calibrate(
     check_pair(scheme, strategy)
     strategy = ending(strategy, scheme)
     target = asked(target, epsilon, delta)
-    check_arithmetic()
     if noise_multiplier is None:
         target.point  # noqa: B018 - one of both alone is refused
     if max_batch_size is not None:

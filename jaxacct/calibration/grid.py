@@ -5,7 +5,6 @@ That number is the noise multiplier, epsilon or delta: a larger one is easier to
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 
@@ -15,7 +14,6 @@ from jaxacct.core import truncation
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Scheme
-from jaxacct.statistics import roots
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import Strategy
 
@@ -151,40 +149,72 @@ class Grid:
             claim = self.claim(exponent)
             if claim is None:
                 return math.inf
-            return math.log(by(claim.mechanism, claim.target.epsilon) / claim.target.budget.delta)
+            found, delta = by(claim.mechanism, claim.target.epsilon), claim.target.budget.delta
+            # Over the logarithm of noise or epsilon this is nearly straight, of slope -2 for a Gaussian tail.
+            gap = math.log(math.log(delta) / math.log(found)) if found < 1 else math.inf
+            return gap if (gap <= 0) == (found <= delta) else found - delta  # logarithms are rounded
 
-        step = max(1, round(0.03 / math.log(self.ratio)))
+        step = max(1, round(0.5 / math.log(self.ratio)))
         if problem.missing == "noise_multiplier":
             target = problem.target(problem.epsilon, problem.delta)[0]
             assert target is not None
-            noise = unamplified.noise_multiplier_for(problem.at(1.0), target.epsilon, target.budget.delta)
-            start = math.ceil(math.log(noise, self.step)) + 1
-            most = min(most, start + math.ceil(math.log(1e4, self.step)))
-            if estimate is not None:
-                start, step = min(start, round(math.log(estimate, self.step))), 1
+            revealed = unamplified.noise_multiplier_for(problem.at(1.0), target.epsilon, target.budget.delta)
+            most = min(most, math.ceil(math.log(1e4 * revealed, self.step)))
+            start = math.log(min(revealed, estimate or _about(problem.at(1.0), revealed)), self.step)
+            start = max(self.ends[0], math.ceil(start))
         else:
             start = (start + most) // 2
         return smallest_exponent(excess, start, step, most)
 
 
+def _about(mechanism: Mechanism, revealed: float) -> float:
+    """Return about the noise multiplier of a target, from that with a revealed pattern: a central limit.
+
+    Where they are not stated, rounds are the steps of a column of C, in which the unit participates with a
+    probability p. They have the second moments of a Gaussian mechanism of
+    `mu^2 = rounds p^2 (e^{1 / sigma^2} - 1)`.
+    """
+    scheme, n = mechanism.scheme, mechanism.scheme.iterations
+    if scheme.patterns is not None:  # nothing is random
+        return revealed
+    width = min(mechanism.strategy.bands, n)
+    p, rounds = scheme.independent_rounds or (min(1.0, width * scheme.max_rate), n / width)
+    mu = unamplified.sensitivity(mechanism) / revealed
+    return 1 / math.sqrt(math.log1p(mu**2 / (rounds * p**2))) if p > 0 else revealed
+
+
 def smallest_exponent(excess: Callable[[int], float], start: int, step: int, stop: int) -> int | None:
     """Return the smallest integer from which a falling function is at most 0, None above `stop`.
 
-    Few evaluations where it is nearly straight: steps from `start` are doubled up to a change of sign, which
-    interpolation narrows, every third time bisection.
+    Few evaluations where it is nearly straight and falls by about 1 in `step`: secants of the two smallest
+    values, growing steps up to a change of sign, and bisection where values are infinite or secants fail.
     """
-    excess = functools.cache(excess)
-    low, high = roots.bracket(lambda at: excess(at) <= 0, start, step, highest=stop)
-    if high > stop:
-        return None
-    if low == -math.inf:
-        raise ValueError("excess must be above 0 somewhere")
-    for turn in itertools.count():
+    low, high, at, least = -math.inf, math.inf, min(start, stop), 1
+    found: dict[int, float] = {}
+    while low < stop:
+        here = found[at] = excess(at)
+        low, high = (low, at) if here <= 0 else (at, high)
         if high - low <= 1:
             return int(high)
-        middle, above, below = (low + high) // 2, excess(low), excess(high)
-        if turn % 3 < 2 and math.isfinite(above) and above > below:
-            # Where the last one holds, its neighbour is asked.
-            middle = math.ceil(low + above / (above - below) * (high - low)) - (turn % 3)
-            middle = min(max(middle, low + 1), high - 1)
-        low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
+        root = _secant_root(found, step)
+        if high - low < math.inf:
+            is_slow = len(found) > 8 and len(found) % 2
+            if root is None or is_slow or not low - 1 < root < high + 1:
+                root = (low + high) // 2
+        else:
+            away = max(least, step if root is None else abs(root - at))
+            root, least = at - away if here <= 0 else at + away, 4 * least
+        at = int(min(max(math.ceil(root), low + 1), high - 1, stop))
+    return None
+
+
+def _secant_root(found: dict[int, float], step: int) -> float | None:
+    """Return where the line through the two smallest of these values is 0; None without a finite one."""
+    near = sorted((place for place in found if math.isfinite(found[place])), key=lambda at: abs(found[at]))
+    if not near:
+        return None
+    slope = -1 / step
+    if len(near) > 1:
+        secant = (found[near[1]] - found[near[0]]) / (near[1] - near[0])
+        slope = min(secant, slope / 2) if secant < 0 else slope
+    return near[0] - found[near[0]] / slope

@@ -26,6 +26,7 @@ from jaxacct.core.plan import Plan
 from jaxacct.core.text import outcome_in_words
 from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
+from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism
 
@@ -132,6 +133,7 @@ class Route:
 
     def _refined(self, grid: Grid, bound: float | None) -> tuple[Plan | None, str]:
         """Return the plan of the smallest candidate below the bound that samples certify, or None and why."""
+        check_arithmetic()
         step, (least, most) = grid.step, grid.ends
         less = LESS_NOISE ** (DELTA_STEPS if grid.problem.missing == "delta" else 1)
         end = most + 1 if bound is None else math.ceil(math.log(bound, step))

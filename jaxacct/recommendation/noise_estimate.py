@@ -18,7 +18,8 @@ import numpy as np
 
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
-from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER
+from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Grid, Problem
+from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, Mechanism
 from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
 from jaxacct.proposals.families import mirrored, replicas
@@ -26,8 +27,6 @@ from jaxacct.schemes import BalancedMinSep, BMinSep, Poisson, Scheme, scheme_fro
 from jaxacct.schemes.replicas import aged
 from jaxacct.statistics import roots
 from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.composed_losses import Part, divergence_bound
-from jaxacct.statistics.loss_curves import GaussianPair, Sampled
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, workload_error
 
 MAX_TABLE_SIZE = 2e7  # numbers of a table of second moments, about half a second
@@ -122,7 +121,10 @@ class Estimates:
         """Return the estimates from Poisson sampling of independent noise with the same sizes."""
         identity, mu = BandedToeplitz.identity(), gaussian_sensitivity(epsilon, delta)
         second, third = (by_moment(poisson, identity, m, mu).noise_multiplier for m in (2, 3))
-        truth = _poisson_noise(poisson, epsilon, delta, second)
+        by_bounds = Grid(Problem(poisson, identity, ZERO_OUT, epsilon=epsilon, delta=delta), BOUND_RATIO)
+        # The moments of a Gaussian mechanism are exact.
+        exponent = None if poisson.max_rate == 1 else by_bounds.bound("pld")
+        truth = second if exponent is None else by_bounds.step**exponent
         order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
         order = min(MAX_ORDER, max(-1.0, order))
         target = Target(epsilon, delta, adjacency, poisson.sums.probability)
@@ -266,25 +268,6 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
 @functools.lru_cache(maxsize=64)  # a scheme keeps its table
 def _shorter(scheme: Scheme, iterations: int) -> Scheme:
     return scheme_from_json(scheme_to_json(scheme) | {"iterations": iterations})
-
-
-def _poisson_noise(poisson: Scheme, epsilon: float, delta: float, start: float) -> float:
-    """Return the noise multiplier of DP-SGD under Poisson sampling, by its privacy loss distribution."""
-    if poisson.max_rate == 1:
-        return start  # a Gaussian mechanism, whose moments are exact
-    rounds = poisson.independent_rounds
-    assert rounds is not None
-
-    def excess(log_sigma):
-        steps = Part(Sampled(GaussianPair(math.exp(log_sigma)), rounds[0]), rounds[1])
-        return math.log(divergence_bound([steps], epsilon) / delta)
-
-    # A target that holds far below needs no estimate.
-    return math.exp(
-        _root_and_slope(
-            excess, math.log(start), -15.0, least=math.log(max(0.7 * start, MIN_NOISE_MULTIPLIER))
-        )[0]
-    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,7 +6,6 @@ learning-rate schedule. The result is no guarantee, and no samples are drawn. Th
 of the data set, which neighbours share: it has no privacy cost, and equal numbers give equal choices.
 """
 
-import dataclasses
 import math
 
 from jaxacct.accountants import analytic
@@ -40,6 +39,7 @@ from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.noise_estimate import (
     Estimates,
     Place,
+    gaussian_sensitivity,
     predicted,
     revealed_noise,
     table_size,
@@ -149,19 +149,24 @@ def recommend(
             progress(f"choosing: {what}", 0, 0)
 
     say("independent noise")
-    places = []
+    places, bound = [], None
+    if bands == 1 and min_separation is None and not fixed and matrix_name != "buffered":
+        places = _one_band(numbers, scheme, progress)
+    is_settled = bool(places)
+    if grid and not is_settled and matrix_name != "buffered":
+        bound = _bounded(grid, matrix_name or DEFAULT_MATRICES[0], numbers, progress)
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency)
     if fixed:
         order = scheme_of(numbers, scheme, min_separation or 1, True)
         places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
-    elif bands == 1 and scheme is None and min_separation is None and matrix_name != "buffered":
-        places = _one_band(numbers, progress)
-    elif matrix_name != "buffered":
+    elif not is_settled and matrix_name != "buffered":
         places = _search(
             grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
         )
         if scheme is None and places and numbers.cycle > 1 and adjacency != REPLACE_ONE:
             places += _with_fixed_counts(places, max_bands, min_separation, estimates, numbers, say)
+        if not places and bound is not None:  # nothing says what samples would certify
+            places = [bound]
     looked_at = len(places)
     if matrix_name == "buffered" and max_copies < 3:
         raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
@@ -217,11 +222,11 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
     return given, COEFFICIENTS, given.bands
 
 
-def _one_band(numbers: RunNumbers, progress: Progress | None) -> list[Place]:
+def _one_band(numbers: RunNumbers, name: str | None, progress: Progress | None) -> list[Place]:
     """Return independent noise (DP-SGD) with every sampler whose accountant is exact, at certified noise.
 
-    Other samplers may have less by estimates that no samples reach. Each noise multiplier below those before
-    it is reported at once, Poisson sampling's first.
+    With the scheme of that `name` alone, if given. Other samplers may have less by estimates that no samples
+    reach. Each noise multiplier below those before it is reported at once, Poisson sampling's first.
     """
     identity, cycle = BandedToeplitz.identity(), numbers.cycle
     schemes = [scheme_of(numbers, None, 1, False)]
@@ -229,22 +234,56 @@ def _one_band(numbers: RunNumbers, progress: Progress | None) -> list[Place]:
         schemes.append(scheme_of(numbers, BallsInBins.name, int(cycle), False))
     grids = fixed_counts_of(numbers, 1, (1,), 1)
     schemes += [scheme for grid in grids.values() for scheme, _ in grid]
-    places = []
+    places: list[Place] = []
     for scheme in dict.fromkeys(schemes):
-        mechanism = Mechanism(scheme, identity, 1.0, numbers.adjacency)
-        exact = analytic.exact(mechanism, numbers.delta)
-        if exact is not None:
-            target = dict(epsilon=numbers.epsilon, delta=numbers.delta)
-            grid = Grid(Problem(scheme, identity, numbers.adjacency, **target), BOUND_RATIO)
-            least = min((place.noise_multiplier for place in places), default=None)
-            exponent = grid.bound(exact.name, least)
-            if exponent is not None:
-                place = Place(scheme, identity, "optimal", grid.step**exponent, numbers.workload)
-                places.append(dataclasses.replace(place, accountant=exact.name))
-                if progress and (least is None or place.noise_multiplier < least):
-                    found = f"noise multiplier {place.noise_multiplier:.5g} (accountant {exact.name})"
-                    announce(progress, f"certified without samples: {found}, scheme {scheme.name}")
+        exact = analytic.exact(Mechanism(scheme, identity, 1.0, numbers.adjacency), numbers.delta)
+        if exact is not None and name in (None, scheme.name):
+            least = min((place.noise_multiplier for place in places), default=math.inf)
+            place = _certified(scheme, identity, "optimal", numbers, exact.name, least, progress)
+            places += [] if place is None else [place]
     return places
+
+
+def _bounded(grid, matrix_name: str, numbers: RunNumbers, progress: Progress | None) -> Place | None:
+    """Return a candidate at the noise that an accountant certifies: what stands before any estimate.
+
+    Poisson sampling of independent noise where it is among the candidates, whose accountant is exact, or else
+    the largest separation, which has the fewest participations.
+    """
+    scheme, number = max(
+        grid, key=lambda pair: (pair[1] == 1 == pair[0].min_separation, pair[0].min_separation)
+    )
+    mu = gaussian_sensitivity(numbers.epsilon, numbers.delta)
+    made = ending(numbers.given, scheme) if numbers.given is not None else None
+    made = matrix(matrix_name, number, scheme, numbers.workload, mu) if made is None else made
+    return _certified(scheme, made, matrix_name, numbers, None, math.inf, progress)
+
+
+def _certified(
+    scheme: Scheme,
+    strategy,
+    matrix_name: str,
+    numbers: RunNumbers,
+    accountant: str | None,
+    least: float,
+    progress: Progress | None,
+) -> Place | None:
+    """Return a candidate at the noise that an accountant certifies, the best one for None; report new leasts.
+
+    The search begins at the least one so far.
+    """
+    target = dict(epsilon=numbers.epsilon, delta=numbers.delta)
+    grid = Grid(Problem(scheme, strategy, numbers.adjacency, **target), BOUND_RATIO)
+    exponent = grid.bound(accountant, None if least == math.inf else least)
+    if exponent is None:
+        return None
+    noise = grid.step**exponent
+    mechanism = Mechanism(scheme, strategy, noise, numbers.adjacency)
+    name = analytic.bound_by(accountant, mechanism, numbers.epsilon)[0]
+    if progress and noise < least:
+        found = f"noise multiplier {noise:.5g} (accountant {name}), scheme {scheme.name}"
+        announce(progress, f"certified without samples: {found}, bands {strategy.named_bands}")
+    return Place(scheme, strategy, matrix_name, noise, numbers.workload, accountant=name)
 
 
 def _buffered(

@@ -24,7 +24,7 @@ from jaxacct.calibration.choice import choice_of
 from jaxacct.cli.main import main
 from jaxacct.core.evidence import Bound
 from jaxacct.core.shares import RANKED_SHARES
-from jaxacct.recommendation import result
+from jaxacct.recommendation import noise_estimate, result
 
 RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e-5)
 
@@ -150,6 +150,33 @@ def test_one_band_of_a_named_sampler_is_kept():
     for scheme in ("balls-in-bins", "b-min-sep"):
         found = recommend(**numbers, bands=1, scheme=scheme)
         assert {row.scheme.name for row in found.candidates} == {scheme}
+
+
+def test_one_band_of_redrawn_bins_is_certified_without_an_estimate():
+    """Estimates rank larger separations, which nothing certifies with less noise, and are slow."""
+    said, numbers = [], dict(dataset_size=600, batch_size=60, iterations=20, epsilon=4.0, delta=1e-4)
+    how = dict(bands=1, scheme="epochwise-allocation", progress=lambda *report: said.append(report[0]))
+    found = recommend(**numbers, **how)
+    assert found.chosen.scheme.min_separation == 1 and found.chosen.accountant == "redrawn-bins"
+    certified = f"noise multiplier {found.chosen.noise_multiplier:.5g} (accountant redrawn-bins)"
+    assert [text for text in said if text.startswith("certified")] == [
+        f"certified without samples: {certified}, scheme epochwise-allocation, bands 1"
+    ]
+
+
+@pytest.mark.parametrize("scheme, accountant", [("balanced-min-sep", "unamplified"), (None, "pld")])
+def test_a_bound_is_said_before_any_estimate(scheme, accountant, monkeypatch):
+    """And it stands where no estimate can be had: no run is refused for it."""
+    monkeypatch.setattr(noise_estimate, "MAX_TABLE_SIZE", 0)
+    said, numbers = [], dict(dataset_size=600, batch_size=60, iterations=20, epsilon=4.0, delta=1e-4)
+    bands = {} if scheme is None else dict(bands=4)
+    found = recommend(**numbers, **bands, scheme=scheme, progress=lambda *report: said.append(report[0]))
+    assert said[1].startswith("certified without samples: noise multiplier ")
+    assert f"(accountant {accountant})" in said[1] and said[0] == "choosing: independent noise"
+    if scheme is not None:
+        plan = found.calibrate(CalibrationOptions(accountant="analytic"))
+        assert plan.evidence == Bound(accountant) and plan.mechanism.strategy.bands == 4
+        assert plan.noise_multiplier == found.chosen.noise_multiplier
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ class Rough:
         )
         if not math.isfinite(low + high):
             return high if low == -math.inf else low
-        ends = roots.bisect(is_past, low, high, absolute=2.0**-24 * (high - low), relative=0.0)
+        ends = roots.bisect(is_past, low, high, absolute=2.0**-12 * (high - low), relative=0.0)
         return ends[1] if high > 0 else ends[0]
 
     def log_chernoff(self, target: float) -> float:

@@ -26,6 +26,7 @@ from jaxacct.accountants.allocation.lognormal_lattice import (
     lowest,
     tails_of,
 )
+from jaxacct.statistics import roots
 from jaxacct.statistics.composed_losses import SMALLEST
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
@@ -299,9 +300,13 @@ class Cut:
         while top < min(most, furthest) and above(mixture, top, False) > allowed:
             top *= 1.3
         top = min(most, top)
-        rough, rest = Rough.of(mixture, top), terms * 1.01
-        while rest < terms * top and rest < furthest and rough.log_chernoff(rest) > math.log(allowed):
-            rest *= 1.15
+        rough, least, last = Rough.of(mixture, top), terms * 1.01, min(terms * top, furthest)
+
+        def is_beyond(log_rest: float) -> bool:
+            return rough.log_chernoff(math.exp(log_rest)) <= math.log(allowed)
+
+        ends = math.log(least), math.log(max(least, last))
+        rest = math.exp(min(ends[1], roots.turn(is_beyond, ends[0], 0.14, *ends, absolute=0.07)[1]))
         rest = max(rest, 1.02 * threshold - top)
         return cls(top, rest, rough.tilt_to(threshold), rough.tilt_to(rest))
 

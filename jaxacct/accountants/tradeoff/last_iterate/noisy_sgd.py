@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff, compose
 from jaxacct.accountants.tradeoff.curves.parametric import Best, Subsampled
@@ -205,7 +205,7 @@ def _choose(make, most: int, window: int | None, noise_split: float | None) -> T
     best = found[-2:]
     if window is None or noise_split is None:
         with np.errstate(invalid="ignore"):  # of infinities, where the limit's mu overflows
-            nearby = optimize.minimize(lambda x: costs([x])[0], best, method="Nelder-Mead")
+            nearby = scipy.optimize.minimize(lambda x: costs([x])[0], best, method="Nelder-Mead")
         best = min(best, tuple(nearby.x), key=lambda x: costs([x])[0])
     return make(*at(*best))
 

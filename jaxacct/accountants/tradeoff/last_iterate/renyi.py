@@ -7,7 +7,7 @@ valid.
 import math
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from jaxacct.common import validate as _validate
 
@@ -48,7 +48,7 @@ def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
     # Any alpha is valid: coarse first, then fine around the best.
     grid = [i / 20 for i in range(-160, 241)]
     best = min(grid, key=lambda t: value(1 + math.exp(t)))
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         lambda t: value(1 + math.exp(t)),
         bounds=(best - 0.1, best + 0.1),
         method="bounded",
