@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from scipy import stats
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.train.fitting import fit
 from tests.train.modules import made
+from tests.train.plans import plan as correlated
 from train.batches.sampler import Replayed, make_generator
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -65,36 +67,21 @@ def test_clip_by_norm():
 
 def test_nothing_longer_than_the_clip_norm_is_returned():
     """Also where squares of float32 underflow or overflow; norms by exact fractions."""
+    clipped = jax.jit(clip_by_l2_norm, static_argnums=1)
     for dtype in [np.float32, jnp.bfloat16]:
-        for size in [1e-44, 1e-20, 1.0, 3e38]:
+        for size in [1e-44, 1.0, 3e38]:
             v = np.random.default_rng(0).normal(size=50).clip(-1, 1).astype(np.float32)
             v = {"a": jnp.asarray(size * v[:30], dtype), "b": np.float32(size * v[30:])}
-            for clip_norm in (1e-3 * size, 1e-40, 2.0):
-                found = jax.jit(clip_by_l2_norm, static_argnums=1)(v, clip_norm)
+            for clip_norm in (1e-3 * size, 1e-40):
+                found = clipped(v, clip_norm)
                 square = sum(Fraction(float(x)) ** 2 for leaf in found.values() for x in np.ravel(leaf))
                 whole = sum(Fraction(float(x)) ** 2 for leaf in v.values() for x in np.ravel(leaf))
                 assert square <= Fraction(clip_norm) ** 2 * Fraction(1 + 2.0**-45)
                 # Nearly as long as it may be; of what is below the least normal float32 nothing need be left.
                 if min(clip_norm, size) > 1e-37:
                     assert square >= 0.97 * min(whole, Fraction(clip_norm) ** 2)
-            for bad in (np.nan, np.inf):
-                assert not any(
-                    np.any(leaf) for leaf in clip_by_l2_norm(v | {"c": np.float32([bad])}, 1.0).values()
-                )
-
-
-@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
-def test_every_record_is_in_every_term_equally_often(sampling):
-    """Chi-square over (term, record) of each round, 4,000 epochs; false alarm 1e-6.
-
-    Records of one round repel one another: the sum is 1.2 chi2(10) + 0.6 chi2(5), at most 1.2 chi2(15).
-    """
-    epochs, generator = 4000, make_generator((1, 2, 3, 4))
-    drawn = np.stack([epoch_batches(generator, 6, 3, 1, sampling) for _ in range(epochs)])
-    for place in range(2):
-        counts = np.stack([np.bincount(drawn[:, place, term, 0], minlength=6) for term in range(3)])
-        square = float(((counts - epochs / 6) ** 2 / (epochs / 6)).sum())
-        assert square < 1.2 * stats.chi2.isf(1e-6 / 2, 15), counts
+        for bad in (np.nan, np.inf):
+            assert not any(map(np.any, clipped(v | {"b": np.full(20, bad, np.float32)}, 1e-40).values()))
 
 
 def test_samplers():
@@ -240,10 +227,6 @@ def test_fit_runs_all_rounds_and_says_who_it_covers():
     )
     assert result.steps == 6 == len(calls) and np.isfinite(result.params).all()
     assert "sees which records" in result.statement and "batch clipping, shuffling" in result.statement
-    again = fit(
-        plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0, inner=optax.adam(0.01), keys=KEYS
-    )
-    np.testing.assert_array_equal(result.params, again.params)
     other = fit(plan(), jnp.zeros(3), square, data, optax.adam(0.1), clip_norm=1.0)
     assert (np.asarray(other.params) != np.asarray(result.params)).any()
 
@@ -289,8 +272,12 @@ def test_batches_are_replayed_and_others_are_refused():
 def test_what_the_plan_does_not_cover_is_refused():
     for change, word in [
         ({"data": np.zeros((11, 3), np.float32)}, "dataset_size"),
-        ({"clip": "individual"}, "clip"),
+        ({"clip": "individual"}, "clip must be the plan's batch"),
         ({"clip_norm": 0.0}, "clip_norm"),
+        ({"normalize": True}, "normalize must not be given for a plan of general-dpsgd"),
+        ({"steps": 7}, "steps must be at most the plan's 6, got 7"),
+        ({"optimizer": None}, "optimizer must be given"),
+        ({"plan": 3}, "plan must be a plan of"),
         ({"plan": plan(num_epochs=2000)}, "certified"),
         ({"plan": "plan.json"}, "plan"),
         ({"plan": plan(num_microbatches=4, microbatch_size=1), "inner": optax.sgd(0.1)}, "inner"),
@@ -301,6 +288,9 @@ def test_what_the_plan_does_not_cover_is_refused():
         with pytest.raises(ValueError, match=word) as caught:
             fit(**fields | change)
         assert "\n" not in str(caught.value)
+    for name, value in (("clip", "batch"), ("inner", optax.sgd(0.1))):
+        with pytest.raises(ValueError, match=name):
+            fit(**fields | {"plan": correlated(dataset_size=12), name: value})
 
 
 def test_plans_are_checked_when_they_are_read(tmp_path):
@@ -344,54 +334,13 @@ def test_plans_are_checked_when_they_are_read(tmp_path):
         GeneralPlan.from_json([stored])
 
 
-def test_an_attack_does_as_well_as_the_accountant_allows():
-    """The worst case played: one record turns its batch's term around: delta(1) is reached.
-
-    The adversary adds up what its record's rounds released along v; 20,000 runs at false alarm 1e-6.
-    """
-    from jaxacct.accountants.tradeoff import gdp_delta, participation_pmf
-
-    run, sigma, runs = participation_pmf(12, 1, 4, 2, 1, "shuffling"), 1.0, 20000
-    rng = np.random.default_rng(0)
-    assert run.squared_sensitivity.tolist() == [2]
-    mu = math.sqrt(2) / sigma
-    # Two rounds hold the record: the sums are +C or -C in them, noise 2 C sigma.
-    seen = {side: (side + 2 * sigma * rng.normal(size=(runs, 2))).sum(axis=1) for side in (1.0, -1.0)}
-    threshold = 1.0 * (2 * sigma) ** 2 / 2  # where log dP/dQ, 2 sum / (2 sigma)^2, is epsilon = 1
-    found = np.mean(seen[1.0] > threshold) - math.e * np.mean(seen[-1.0] > threshold)
-    error = 4.9 * math.sqrt((1 + math.e**2) * 0.25 / runs)
-    assert abs(found - gdp_delta(1.0, mu)) < error
-    assert found > gdp_delta(1.0, mu / 2) + error  # the sensitivity of one clip norm would be false
-
-
-def test_fit_dispatches_by_what_the_plan_says(tmp_path):
-    """Also a Flax model is trained; options of other kinds of plan are refused."""
-    from flax import nnx
-
+def test_a_flax_model_is_trained(tmp_path):
     data = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-    fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=data, optimizer=optax.adam(0.1))
-    assert fit(**fields, steps=2).steps == 2
-
     model = made(lambda: nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
-    flax = fields | dict(model=model, loss=lambda m, row: jnp.sum(m(row) ** 2))
-    trained = fit(**flax, keys=KEYS, out=tmp_path / "run", inner=optax.sgd(0.1))
-    assert np.isfinite(jax.tree.leaves(trained.params)[1]).all() and (tmp_path / "run/model").is_dir()
-    for change, word in (
-        ({"normalize": True}, "normalize must not be given for a plan of general-dpsgd"),
-        ({"steps": 7}, "steps must be at most the plan's 6, got 7"),
-        ({"clip": "individual"}, "clip must be the plan's batch"),
-        ({"optimizer": None}, "optimizer must be given"),
-        ({"plan": 3}, "plan must be a plan of"),
-        ({"clip_norm": 0.0}, "clip_norm"),
-    ):
-        with pytest.raises(ValueError, match=word) as caught:
-            fit(**fields | change)
-        assert "\n" not in str(caught.value)
-    from tests.train.plans import plan as correlated
-
-    for name, value in (("clip", "batch"), ("inner", optax.sgd(0.1))):
-        with pytest.raises(ValueError, match=name):
-            fit(**fields | {"plan": correlated(dataset_size=12), name: value})
+    options = dict(keys=KEYS, out=tmp_path / "run", inner=optax.sgd(0.1), steps=2)
+    trained = fit(plan(), model, lambda m, row: jnp.sum(m(row) ** 2), data, optax.adam(0.1), **options)
+    assert trained.steps == 2 and (tmp_path / "run/model").is_dir()
+    assert np.isfinite(jax.tree.leaves(trained.params)[1]).all()
 
 
 def test_a_round_by_itself():

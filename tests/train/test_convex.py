@@ -176,23 +176,32 @@ def test_learning_something():
     assert jax.config.read("jax_enable_x64") is False
 
 
-def test_what_the_plan_does_not_cover_is_refused():
+def test_what_the_plan_does_not_cover_is_refused(tmp_path):
     for change, word in [
         ({"plan": plan(noise_std=0.1)}, "certified"),
         ({"plan": plan(grad_sensitivity=LOSSES[0].grad_sensitivity * 0.999)}, "grad_sensitivity"),
         ({"plan": plan(smoothness=LOSSES[0].smoothness * 0.999)}, "smoothness"),
         ({"plan": plan(strong_convexity=0.1001)}, "strong_convexity"),
         ({"plan": plan(num_examples=12)}, "rows"),
-        ({"loss": lambda w, x: 0.0}, "loss"),
-        ({"labels": np.array([0, 1, 2, 0, 1, 2, 0, 1])}, "labels"),
-        ({"labels": np.zeros(8)}, "labels"),
-        ({"features": np.full((8, 2), np.inf)}, "finite"),
+        ({"data": {"inputs": DATA[0], "labels": np.array([0, 1, 2, 0, 1, 2, 0, 1])}}, "labels"),
+        ({"data": {"inputs": DATA[0], "labels": np.zeros(8)}}, "labels"),
+        ({"data": {"inputs": np.full((8, 2), np.inf), "labels": DATA[1]}}, "finite"),
         ({"plan": 3}, "plan"),
+        ({"model": np.zeros(3)}, "model must be None"),
+        ({"steps": 11}, "steps must be the plan's 12"),
+        ({"optimizer": object()}, "optimizer must not be given for a plan of last-iterate"),
+        ({"clip_norm": 1.0}, "clip_norm must not be given"),
+        ({"inner": object()}, "inner must not be given"),
+        ({"normalize": True}, "normalize must not be given"),
+        ({"data": np.zeros((8, 3))}, "data must be a pair of features and labels"),
+        ({"data": {"x": DATA[0]}}, "data must have inputs and labels, got x"),
+        ({"loss": lambda w, x: 0.0}, "loss must be a LogisticRegression"),
+        ({"checkpoint_every": 0}, "checkpoint_every"),
     ]:
-        fields = dict(plan=plan(), loss=LOSSES[0], features=DATA[0], labels=DATA[1]) | change
+        fields = dict(plan=plan(), model=None, loss=LOSSES[0], data=DATA, out=tmp_path / "run")
         with pytest.raises(ValueError, match=word) as caught:
-            last(fields["plan"], fields["loss"], (fields["features"], fields["labels"]))
-        assert "\n" not in str(caught.value)
+            fit(**fields | change)
+        assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_plans_refuse_steps_outside_the_conditions(tmp_path):
@@ -289,25 +298,6 @@ def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(
     assert len(seen) == 1 and (seen[0] == whole).all() and result.steps == 12
     assert not (folder / "metrics.jsonl").exists()
     assert "last of 12 iterates" in json.loads((folder / "result.json").read_text())["guarantee"]
-
-
-def test_fit_refuses_what_the_plan_does_not_cover(tmp_path):
-    for change, word in [
-        ({"model": np.zeros(3)}, "model must be None"),
-        ({"steps": 11}, "steps must be the plan's 12"),
-        ({"optimizer": object()}, "optimizer must not be given for a plan of last-iterate"),
-        ({"clip_norm": 1.0}, "clip_norm must not be given"),
-        ({"inner": object()}, "inner must not be given"),
-        ({"normalize": True}, "normalize must not be given"),
-        ({"data": np.zeros((8, 3))}, "data must be a pair of features and labels"),
-        ({"data": {"x": DATA[0]}}, "data must have inputs and labels, got x"),
-        ({"loss": lambda w, x: 0.0}, "loss must be a LogisticRegression"),
-        ({"checkpoint_every": 0}, "checkpoint_every"),
-    ]:
-        fields = dict(plan=plan(), model=None, loss=LOSSES[0], data=DATA, out=tmp_path / "run")
-        with pytest.raises(ValueError, match=word) as caught:
-            fit(**fields | change)
-        assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_the_functions_of_the_paper():

@@ -5,7 +5,6 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from train.noise.normals import LARGEST
@@ -67,40 +66,6 @@ def test_adam():
         updates, state = update(tree(rows), state, params)
         params = jax.tree.map(np.add, params, updates)
     np.testing.assert_allclose(flat(params), [-0.19651820, -0.18694415, -0.19571918], atol=1e-5)
-
-
-def minimise(rule, *steps, centres=(0.0, 0.0, 0.0, 10.0), start=0.0):
-    """x and e after so many steps on the mean of (x - centre)^2 / 2, all examples in every batch."""
-    centres = jnp.asarray(centres, jnp.float32)
-    state = rule.init(jnp.float32(start))
-
-    @jax.jit
-    def run(number, x, state):
-        def step(_, carry):
-            x, state = carry
-            updates, state = rule.update(x - centres, state, x)
-            return optax.apply_updates(x, updates), state
-
-        return jax.lax.fori_loop(0, number, step, (x, state))
-
-    found = [run(number, jnp.float32(start), state) for number in steps]
-    return [(float(x), float(state[0].error)) for x, state in found]
-
-
-@pytest.mark.parametrize("error_clip_norm", [0.51, 1.0, 3.0])
-def test_the_bias_of_clipping_is_gone(error_clip_norm):
-    """Clipped SGD stops at 1/3; the minimum is 2.5, with e = -0.5 there."""
-    rule = dice_sgd(0.1, clip_norm=1.0, error_clip_norm=error_clip_norm, noise_std=0.0, batch_size=4, key=KEY)
-    ((x, error),) = minimise(rule, 5000)
-    assert x == pytest.approx(2.5, abs=2e-5) and error == pytest.approx(-0.5, abs=2e-5)
-
-
-def test_a_small_error_clip_is_biased():
-    """C2 = 0.25 < 0.5: x settles at (1 + 4 C2) / 3 and e drifts by x - 2.5 a step."""
-    rule = dice_sgd(0.1, clip_norm=1.0, error_clip_norm=0.25, noise_std=0.0, batch_size=4, key=KEY)
-    (x, error), further = minimise(rule, 2000, 2100)
-    assert x == pytest.approx(2 / 3, abs=1e-4)
-    assert (further[1] - error) / 100 == pytest.approx(-1.8333, abs=1e-3)
 
 
 def test_what_is_released_is_within_the_sensitivity():

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import stat
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,7 +14,7 @@ from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu, dice_noise_
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.individual import gdp_delta
 from tests.train.fitting import fit
-from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
+from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
 from train.batches.sampler import Replayed, Sampler, make_generator
 from train.procedures.dice import DiceState, _shuffled, rule_of
 
@@ -119,21 +120,11 @@ def test_poisson_batches_against_a_loop_in_plain_numpy():
 
 
 @pytest.mark.usefixtures("default_promotion")
-def test_resumed_it_ends_with_the_same_bits_and_keeps_its_secrets(tmp_path, monkeypatch):
+def test_resumed_it_ends_with_the_same_bits_and_keeps_its_secrets(tmp_path):
     options = dict(checkpoint_every=4, optimizer=optax.adam(0.1))
     whole = run(out=tmp_path / "whole", **options)
-    real, calls = Replayed.next, []
-
-    def crash(self):
-        calls.append(1)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-        return real(self)
-
-    monkeypatch.setattr(Replayed, "next", crash)
-    with pytest.raises(KeyboardInterrupt):
+    with crash_at(Replayed, "next", 7), pytest.raises(Crash):
         run(out=tmp_path / "part", **options)
-    monkeypatch.setattr(Replayed, "next", real)
     part = run(out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
     assert "private_dice" in {path.name for path in (tmp_path / "whole/checkpoints").glob("*/*")}
@@ -176,7 +167,7 @@ def test_what_the_bound_says_of_the_rule_that_runs():
     """One huge example against none of it: v differs by at most the charge of `dice_mu`, step by step."""
     rule = dataclasses.replace(rule_of(PLAN), noise_std=0.0)
     fresh = DiceState(jnp.zeros((), jnp.int32), jnp.zeros(3), jnp.asarray(KEYS[1]))
-    dice = [fresh, fresh]
+    dice, sums, release = [fresh, fresh], jax.jit(rule.sums), jax.jit(rule.release)
     generator = make_generator(KEYS[0])
     for step in range(12):
         rows = generator.normal(size=(16, 3)).astype(np.float32)
@@ -184,8 +175,8 @@ def test_what_the_bound_says_of_the_rule_that_runs():
         out, joins = [], step % 3 == 0
         for world in (0, 1):
             mask = np.arange(16) >= (world if joins else 1)
-            (clipped, raw), _ = rule.sums(jnp.asarray(rows), jnp.asarray(mask))
-            v, dice[world] = rule.release(dice[world], clipped, raw)
+            (clipped, raw), _ = sums(rows, mask)
+            v, dice[world] = release(dice[world], clipped, raw)
             out.append(np.asarray(v, float))
         most = joins * 0.7 / 16 + (2 * 0.5 if step else 0)
         assert np.linalg.norm(out[0] - out[1]) <= most * (1 + 1e-6)

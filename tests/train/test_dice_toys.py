@@ -45,29 +45,14 @@ def test_first_steps_and_the_longest_detour():
     np.testing.assert_allclose(e[:3], [-2.25, -3.49375, -4.70671875], atol=1e-4)
     assert x.argmax() + 1 == 65 and x.max() == pytest.approx(3.6225185, abs=1e-4)
     assert np.abs(e).max() == pytest.approx(25.6246916, abs=1e-3)
-    assert np.abs(x[185:] - 2.5).max() < 2e-5
+    assert np.abs(x[185:] - 2.5).max() < 2e-5 and e[-1] == pytest.approx(-0.5, abs=2e-5)
 
 
-@pytest.mark.parametrize(("c2", "end", "drift"), [(0.1, 0.466667, -2.0333), (0.4, 0.866667, None)])
-def test_too_small_an_error_clip(c2, end, drift):
-    """Below 0.5 it stops at (1 + 4 C2) / 3, and e goes on drifting."""
-    x, e = path(four, 0.0, 1000, rate=0.1, batch_size=4, c2=c2)
-    assert x[-1] == pytest.approx(end, abs=1e-4)
-    if drift:
-        assert e[-1] - e[-2] == pytest.approx(drift, abs=1e-2)
-
-
-@pytest.mark.parametrize(("c2", "settled", "lowest"), [(1.0, 7196, None), (3.0, 1419, -62.288)])
-def test_winding_up(c2, settled, lowest):
-    """From 100 the error grows to about R^2 / (2 eta (C1 + C2)) and has to unwind."""
-    x, e = path(four, 100.0, 7400, rate=0.1, batch_size=4, c2=c2)
-    away = np.nonzero(np.abs(x - 2.5) > 1e-3)[0]
-    assert away[-1] + 1 == pytest.approx(settled, abs=60)
-    if c2 == 1:
-        assert np.abs(e).max() == pytest.approx(22939.77, rel=1e-3)
-        assert np.abs(e).max() == pytest.approx(100**2 / (2 * 0.1 * 2), rel=0.1)
-    else:
-        assert x.min() == pytest.approx(lowest, abs=0.05)
+def test_too_small_an_error_clip():
+    """Below 0.5 it stops at (1 + 4 C2) / 3, and e goes on drifting by x - 2.5 a step."""
+    x, e = path(four, 0.0, 1000, rate=0.1, batch_size=4, c2=0.1)
+    assert x[-1] == pytest.approx(1.4 / 3, abs=1e-4)
+    assert e[-1] - e[-2] == pytest.approx(1.4 / 3 - 2.5, abs=1e-2)
 
 
 def biased(c):
@@ -77,16 +62,15 @@ def biased(c):
     return lambda x: (x - centres).clip(-knee, knee), knee
 
 
-@pytest.mark.parametrize(("c", "stops", "error"), [(0.5, -0.75, -0.166667), (2.0, -1 / 3, -0.25)])
-def test_the_example_of_the_paper(c, stops, error):
+def test_the_example_of_the_paper():
     """Clipped SGD stops at -(C' - C) / C', not where the paper says; DiceSGD at the minimum 0."""
-    gradients, knee = biased(c)
+    c, (gradients, knee) = 2.0, biased(2.0)
     x = 0.5
     for _ in range(4000):
         x -= 0.05 * float(gradients(x).clip(-c, c).mean())
-    assert x == pytest.approx(stops, abs=1e-3) == pytest.approx(-(knee - c) / knee, abs=1e-3)
+    assert x == pytest.approx(-(knee - c) / knee, abs=1e-3)
     xs, es = path(gradients, 0.5, 6000, rate=0.05, batch_size=knee + 1, c1=c, c2=c)
-    assert abs(xs[-1]) < 1e-4 and es[-1] == pytest.approx(error, abs=1e-3)
+    assert abs(xs[-1]) < 1e-4 and es[-1] == pytest.approx(-0.25, abs=1e-3)
 
 
 def test_automatic_clipping_orbits_the_minimum():
@@ -94,32 +78,6 @@ def test_automatic_clipping_orbits_the_minimum():
     x, _ = path(four, 0.0, 4000, rate=0.01, batch_size=4, automatic=True)
     tail = x[-1000:]
     assert 2.45 < tail.min() <= tail.max() < 2.55 and tail.mean() == pytest.approx(2.5, abs=0.01)
-
-
-def test_least_squares_in_three_dimensions():
-    i, j = np.arange(20)[:, None], np.arange(3)
-    a = np.cos(1.7 * i + 0.9 * j) + 0.3 * j
-    b = np.sin(0.6 * np.arange(20)) + 8 * (np.arange(20) % 5 == 0)
-    best = np.linalg.lstsq(a, b, rcond=None)[0]
-    np.testing.assert_allclose(best, [7.72935638, -8.92925106, 7.11766596], rtol=1e-8)
-
-    def gradients(x):
-        return (a @ x - b)[:, None] * a
-
-    def clipped_mean(x):
-        g = gradients(x)
-        return (g * np.minimum(1, 1 / np.linalg.norm(g, axis=1))[:, None]).mean(axis=0)
-
-    x = np.zeros(3)
-    for _ in range(20_000):
-        x -= 0.2 * clipped_mean(x)
-    np.testing.assert_allclose(x, [1.28684852, -1.58063402, 1.50176144], atol=1e-3)
-    assert np.linalg.norm(gradients(x).mean(axis=0)) == pytest.approx(0.7504, abs=1e-3)
-    rows, right = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
-    xs, es = path(lambda x: (rows @ x - right)[:, None] * rows, np.zeros(3), 60_000, rate=0.2, batch_size=20)
-    assert np.linalg.norm(xs[-1] - best) < 5e-3
-    assert np.linalg.norm(es[-1]) == pytest.approx(0.13370777, abs=1e-3)
-    assert np.linalg.norm(clipped_mean(best)) == pytest.approx(0.13370777, abs=1e-7)
 
 
 def test_with_noise_the_mean_is_right_and_the_identity_holds():

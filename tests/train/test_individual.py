@@ -21,7 +21,7 @@ from jaxacct.individual import (
 from jaxacct.report.run_card import RunCard
 from tests.train.fitting import fit
 from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, data, flat, loss
+from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.individual import IndividualAccounting, PrivateLosses
@@ -184,7 +184,7 @@ def test_a_retired_example_adds_exactly_nothing():
 
 
 @pytest.mark.usefixtures("default_promotion")
-def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path, monkeypatch):
+def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path):
     individual = IndividualAccounting(1.2, DELTA)
     options = dict(individual=individual, checkpoint_every=4, optimizer=optax.adam(0.1))
     whole = run(SAMPLED, out=tmp_path / "whole", **options)
@@ -192,18 +192,8 @@ def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path, monk
     assert 0 < private.active().sum() < ROWS
     spent = private.records.spent.astype(float) + private.records.rest
     assert spent.max() <= private.tracker.filter.budget and (private.renyi_epsilon(DELTA) <= 1.2).all()
-    real, calls = Sampler.next, []
-
-    def crash(self):
-        calls.append(1)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-        return real(self)
-
-    monkeypatch.setattr(Sampler, "next", crash)
-    with pytest.raises(KeyboardInterrupt):
+    with crash_at(Sampler, "next", 7), pytest.raises(Crash):
         run(SAMPLED, out=tmp_path / "part", **options)
-    monkeypatch.setattr(Sampler, "next", real)
     part = run(SAMPLED, out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
     for ours, theirs in zip(losses(part).records, private.records, strict=True):

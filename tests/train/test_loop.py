@@ -5,8 +5,6 @@ import functools
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import chex
 import jax
@@ -70,7 +68,7 @@ def draw_of(strategy, levels: float):
 
 def test_against_a_loop_in_plain_numpy():
     """Sampler, clipping, noise and SGD put together by hand in float64 give the same parameters."""
-    for kind in ("poisson", "b-min-sep", "custom"):  # they differ in the sampler alone
+    for kind in ("poisson", "b-min-sep"):
         covered = plan(kind, dataset_size=ROWS, sigma=0.3)
         ours = run(plan=covered, clip_norm=0.7)
         sampler = Sampler.from_plan(covered, KEYS[0])
@@ -120,23 +118,17 @@ REFUSED = [
     (dict(data=data(59)), "dataset_size 60 rows, got 59"),
     (dict(data=data(61)), "dataset_size 60 rows, got 61"),
     (dict(steps=13), "steps must be at most the plan's 12, got 13"),
-    (dict(steps=0), "steps"),
-    (dict(clip_norm=0.0), "clip_norm"),
-    (dict(checkpoint_every=0), "checkpoint_every"),
     (dict(microbatch_size=-1), "microbatch_size"),
-    (dict(data={"x": np.zeros((60, 3)), "y": np.zeros(59)}), "same number of rows"),
     (dict(data=data() | {"y": np.full(60, np.nan)}), "finite"),
     (dict(loss=lambda p, e: e["x"]), "one number for one example"),
     (dict(data=data() | {"y": np.array(["a"] * 60)}), r"data must be numbers, got <U1 in y: turn text"),
     (dict(data=data() | {"y": np.array([None] * 60)}), "data must be numbers, got object in y"),
     (dict(optimizer=None), "optimizer must be given"),
-    (dict(optimizer=0.1), "optimizer must be an optax transformation, got float$"),
     (
         dict(optimizer=nnx.Optimizer(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)),
         "optimizer must be an optax transformation, got Optimizer: give the transformation",
     ),
     (dict(plan="no/such/plan.json"), "plan no/such/plan.json"),
-    (dict(evaluate=lambda params: params), "evaluate must return a dictionary of numbers"),
 ]
 
 
@@ -144,7 +136,7 @@ def test_refuses(tmp_path):
     for options, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             run(**options, out=tmp_path / "run")
-        assert "evaluate" in options or not (tmp_path / "run/secret.json").exists()
+        assert not (tmp_path / "run/secret.json").exists()
 
 
 def test_refuses_a_plan_that_is_not_certified_or_has_no_size():
@@ -170,24 +162,12 @@ def never_stopped(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stop", [0, 5, 8])
-def test_resumed_after_a_crash_it_ends_with_the_same_bits(
-    stop, never_stopped, tmp_path, monkeypatch, shared_programs
-):
+def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, never_stopped, tmp_path, shared_programs):
     """An exception in the middle of step `stop`; the second call restores, replays and ends the same."""
     covered, folder, whole = never_stopped(stop == 8)
-    real, calls = Sampler.next, []
-
-    def crash(self):
-        calls.append(1)
-        if len(calls) == stop + 1:
-            raise KeyboardInterrupt
-        return real(self)
-
     options = dict(plan=covered, out=tmp_path / "part", checkpoint_every=4, optimizer=optax.adam(0.1))
-    monkeypatch.setattr(Sampler, "next", crash)
-    with pytest.raises(KeyboardInterrupt):
+    with crash_at(Sampler, "next", stop + 1), pytest.raises(Crash):
         run(**options)
-    monkeypatch.setattr(Sampler, "next", real)
     if stop == 0:
         shared_programs.clear()  # as another process, which traces its step anew
     # Other keys offered: those of the run that began count (of the noise, from the checkpoint).
@@ -299,16 +279,16 @@ def test_logs_are_json_without_times(tmp_path):
     assert not any("second" in name for line in lines for name in line)
 
 
-@pytest.mark.parametrize("flag", [jax.debug_nans, jax.debug_infs])
-def test_flags_of_debugging_do_not_stop_a_run(flag):
+def test_flags_of_debugging_do_not_stop_a_run():
     """Attack: whether a run ends would depend on one example, here on the sign of its label."""
 
     def undefined(params, example):
         return jnp.log(example["y"]) * (example["x"] @ params["w"]) + params["b"]
 
     whole = run(loss=undefined)
-    with flag(True):
-        np.testing.assert_array_equal(flat(run(loss=undefined).params), flat(whole.params))
+    for flag in (jax.debug_nans, jax.debug_infs):
+        with flag(True):
+            np.testing.assert_array_equal(flat(run(loss=undefined).params), flat(whole.params))
 
 
 def test_fresh_noise_every_run():
@@ -349,59 +329,6 @@ def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypat
     assert shown[-1] == ("training", 12, 12)
 
 
-def test_rows_are_padded_with_zeros():
-    rows = ArrayRows(data()).take(np.array([3, 5]), 4)
-    np.testing.assert_array_equal(rows["x"][:2], data()["x"][[3, 5]])
-    assert not rows["x"][2:].any()
-
-
-DEVICES = """
-import jax, numpy as np, optax, sys, tempfile
-sys.path.insert(0, ".")
-from tests.train.conftest import share_programs
-from tests.train.test_loop import *
-share_programs(pytest.MonkeyPatch())
-mesh = jax.make_mesh((8,), ("data",))
-assert len(jax.devices()) == 8
-sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-big = {"w": jax.numpy.zeros((16, 3)), "b": jax.numpy.zeros(())}
-frozen = jax.numpy.array([2.0, 1.0, 1.0])
-wide = jax.tree_util.Partial(lambda f, p, e: loss({"w": f * p["w"].sum(0), "b": p["b"]}, e), frozen)
-options = dict(loss=wide, optimizer=optax.adam(0.1), microbatch_size=8)
-alone = run(model=big, **options)
-params = {"w": jax.device_put(big["w"], sharding), "b": big["b"]}
-cut = run(model=params, mesh=mesh, **options)
-assert cut.params["w"].sharding.spec == sharding.spec, cut.params["w"].sharding
-np.testing.assert_allclose(flat(alone.params), flat(cut.params), rtol=1e-5, atol=1e-6)
-# Begun on one device it goes on on eight, if that is asked for, and says that bits are others.
-with tempfile.TemporaryDirectory() as out:
-    options |= dict(out=out, checkpoint_every=4)
-    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
-        run(model=big, **options)
-    with pytest.raises(ValueError, match="devices: 1, now 8; .* elastic continues all the same"):
-        run(model=params, mesh=mesh, **options)
-    with pytest.warns(UserWarning, match="continues elsewhere from step 4 .devices 1, now 8"):
-        moved = run(model=params, mesh=mesh, elastic=True, **options)
-    np.testing.assert_allclose(flat(moved.params), flat(alone.params), rtol=1e-5, atol=1e-6)
-    assert moved.statement == alone.statement
-    assert moved.params["w"].sharding.spec == sharding.spec, moved.params["w"].sharding
-print("same")
-"""
-
-
-@pytest.mark.slow
-def test_eight_devices_give_the_numbers_of_one():
-    """With `elastic`; CI has such a run in `test_by_device`, and the refusals in `test_bound_arguments`."""
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", DEVICES], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout.strip() == "same", done.stderr[-2000:]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -440,19 +367,14 @@ def crash_at(target, name: str, call: int):
         yield
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [pytest.param(optax.adam(0.1), marks=pytest.mark.slow), optax.sgd(0.05, momentum=0.9)],
-    ids=["adam", "momentum"],
-)
-def test_bfloat16_parameters_resume_to_the_same_bits(optimizer, tmp_path):
+def test_bfloat16_parameters_resume_to_the_same_bits(tmp_path):
     """Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded."""
     params = {"w": jnp.zeros((3, 400), jnp.bfloat16)}  # many, as few of their roundings tell
 
     def wide(params, example):
         return (example["x"] @ params["w"].mean(axis=1) - example["y"]) ** 2
 
-    options = dict(model=params, loss=wide, optimizer=optimizer, checkpoint_every=5)
+    options = dict(model=params, loss=wide, optimizer=optax.sgd(0.05, momentum=0.9), checkpoint_every=5)
     whole = run(out=tmp_path / "whole", **options)
     with crash_at(Sampler, "next", 8), pytest.raises(Crash):
         run(out=tmp_path / "part", **options)
@@ -481,15 +403,13 @@ def test_an_optimizer_whose_state_never_settles_is_refused():
         run(optimizer=restless)
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-def test_normalize_reaches_the_step(normalize):
+def test_normalize_reaches_the_step():
     """Mutant 17: one step without momentum against plain NumPy, gradients shorter than the clip norm."""
     covered = plan("poisson", dataset_size=ROWS, rate=1.0, iterations=1, sigma=1e-4)
     rows = {"x": np.full((ROWS, 3), 0.1, np.float32), "y": np.full(ROWS, 0.2, np.float32)}
-    found = run(plan=covered, data=rows, clip_norm=50.0, normalize=normalize, optimizer=optax.sgd(1.0))
+    found = run(plan=covered, data=rows, clip_norm=50.0, normalize=True, optimizer=optax.sgd(1.0))
     gradient = -2 * 0.2 * np.array([1.0, 0.1, 0.1, 0.1])  # b, w
-    norm = np.linalg.norm(gradient)
-    scale = 50.0 / (norm + 0.01) if normalize else 1.0
+    scale = 50.0 / (np.linalg.norm(gradient) + 0.01)
     np.testing.assert_allclose(flat(found.params), -scale * gradient, rtol=1e-2, atol=1e-2 * scale)
 
 

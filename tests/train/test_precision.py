@@ -1,6 +1,7 @@
 """Compute in bfloat16 with float32 parameters; physical batches that add up to the batch of the plan."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -53,10 +54,9 @@ def rows():
     return {"x": x, "y": x[:, 0] - x[:, 1]}
 
 
-@pytest.mark.parametrize("clipping", [pytest.param("per_example", marks=pytest.mark.slow), "ghost"])
-def test_bfloat16_compute_with_float32_parameters(clipping):
+def test_bfloat16_compute_with_float32_parameters():
     """Products of bfloat16; parameters, optimizer state and updates of float32; nearly the same model."""
-    given = dict(plan=COVERED, loss=squared, data=rows(), optimizer=optax.adam(0.01), clipping=clipping)
+    given = dict(plan=COVERED, loss=squared, data=rows(), optimizer=optax.adam(0.01), clipping="ghost")
     half, full = (run(model=network(dtype), **given) for dtype in (jnp.bfloat16, jnp.float32))
     for leaf in jax.tree.leaves((half.params, half.opt_state[0].mu)):
         assert leaf.dtype == jnp.float32
@@ -67,24 +67,21 @@ def test_bfloat16_compute_with_float32_parameters(clipping):
 
     loss, params = nnx_loss(network(jnp.bfloat16), squared)
     private = privatize(COVERED.mechanism, clip_norm=1.0, expected_batch_size=18.0)
-    step = make_step(loss, private, optax.sgd(0.1), clipping=clipping)
+    step = make_step(loss, private, optax.sgd(0.1), clipping="ghost")
     some = jax.tree.map(lambda leaf: leaf[:8], rows())
     program = str(step.trace(step.init(params), some, np.ones(8, bool)).jaxpr)
     assert "bf16" in program and "dot_general" in program
 
 
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 @pytest.mark.parametrize("clipping", SUMS)
-def test_one_example_moves_the_sum_by_no_more_than_the_clip_norm(clipping, scale):
+def test_one_example_moves_the_sum_by_no_more_than_the_clip_norm(clipping):
     """Whatever bfloat16 rounds: the norm that is clipped is that of the numbers that are summed."""
     loss, params = nnx_loss(network(jnp.bfloat16), squared)
-    batch = {name: scale * leaf[:6] for name, leaf in rows().items()}
-    total = jax.jit(lambda mask: SUMS[clipping](loss, params, batch, mask, grid=GRID).total)
-    mask = np.ones(6, bool)
-    for gone in (0, 3):
-        moved = jax.tree.map(
-            lambda a, b: (a - b).astype(object), total(mask).units(), total(np.arange(6) != gone).units()
-        )
+    total = jax.jit(lambda batch, mask: SUMS[clipping](loss, params, batch, mask, grid=GRID).total)
+    for scale, gone in itertools.product((1e-4, 1.0, 1e4), (0, 3)):
+        batch = {name: np.float32(scale) * leaf[:6] for name, leaf in rows().items()}
+        both = (total(batch, mask).units() for mask in (np.ones(6, bool), np.arange(6) != gone))
+        moved = jax.tree.map(lambda a, b: (a - b).astype(object), *both)
         assert sum(int((leaf**2).sum()) for leaf in jax.tree.leaves(moved)) <= 4**GRID.bits
 
 
@@ -105,7 +102,7 @@ def summed(clipping: str, micro: int):
     return jax.jit(sum_of)(whole_numbers(), np.arange(ROWS) < ROWS - 3)
 
 
-@pytest.mark.parametrize("micro", [1, 7, 32, ROWS])
+@pytest.mark.parametrize("micro", [1, 7, ROWS])
 def test_physical_batches_add_up_to_the_integer(micro):
     """Sums are of integers, so microbatches of any size add up to the sum of the whole batch, bit for bit."""
     whole, parts = summed("per_example", ROWS), summed("per_example", micro)
@@ -125,7 +122,7 @@ def test_a_run_of_physical_batches_ends_with_the_same_bits():
     np.testing.assert_array_equal(flat(whole.params), flat(parts.params))
 
 
-@pytest.mark.parametrize("micro", [1, 7, 32])
+@pytest.mark.parametrize("micro", [1, 7])
 def test_ghost_sums_of_physical_batches_are_within_what_is_paid_for(micro):
     """Against the exact sum in NumPy: errors of at most half of the reserve for two neighbours."""
     total = summed("ghost", micro).total.units()["w"]

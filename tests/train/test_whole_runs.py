@@ -31,7 +31,7 @@ def interruptible():
 FAILING = [
     (dict(model=PARAMS | {"none": jnp.zeros((0, 3))}), "model must have parameters that can be written"),
     (dict(model=PARAMS | {300 * "a": jnp.zeros(2)}), "model must have parameters that can be written"),
-    (dict(evaluate=lambda params: None), "evaluate must return a dictionary of numbers"),
+    (dict(evaluate=lambda params: params), "evaluate must return a dictionary of numbers"),
     (dict(evaluate=lambda params: {"accuracy": "good"}), "evaluate must return a dictionary of numbers"),
 ]
 

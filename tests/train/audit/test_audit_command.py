@@ -62,7 +62,11 @@ def no_clipping(real):
     return broken
 
 
-@pytest.mark.parametrize("fault", [None, less_noise, no_clipping], ids=["honest", "noise", "clipping"])
+@pytest.mark.parametrize(
+    "fault",
+    [None, less_noise, pytest.param(no_clipping, marks=pytest.mark.slow)],
+    ids=["honest", "noise", "clipping"],
+)
 def test_planted_faults_are_found_and_nothing_else(fault, monkeypatch):
     if fault:
         monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
@@ -111,24 +115,12 @@ def test_the_command_on_digits(tmp_path, capsys):
     assert code == 0 and "one-run audit, 960" in out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [None, less_noise, no_clipping], ids=["honest", "noise", "clipping"])
-def test_a_network_is_audited(fault, monkeypatch):
-    """The small CNN on digits; `test_audit.py` has correlated noise, `test_audit_bounds.py` no network."""
-    covered = plan("poisson", dataset_size=1440, iterations=4, rate=0.9, sigma=4.0, epsilon=2.2)
-    if fault:
-        monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
-    found = audit(**command.digits(), plan=covered, keys=KEYS)
-    assert found.contradicts == (fault is not None), found.statement()
-    assert found.lower > 0.2
-
-
 def jittered(params, example, key):
     """`loss` of an example that is another one whenever it is read: by its number and step."""
     return loss(params, {"x": example["x"] + jax.random.normal(key, (3,)), "y": example["y"]})
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(normalize):
     """Without noise to speak of: what the examples gave is known, also when, where and with which key."""
     covered = plan("poisson", dataset_size=40, iterations=3, rate=0.5, sigma=1e-3)
@@ -149,8 +141,7 @@ def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(n
     expected = np.zeros((7, 3))
     expected[[4, 2]] = there[:, 0].T
     np.testing.assert_allclose(seen, expected, atol=1e-2)  # sigma 1e-3, ten standard deviations
-    if not normalize:
-        np.testing.assert_array_equal(canaries.quiet(setting, 6), np.arange(1, 7))  # the bias is pulled most
+    np.testing.assert_array_equal(canaries.quiet(setting, 6), np.arange(1, 7))  # the bias is pulled most
 
 
 def test_what_is_released_becomes_outputs_by_the_matrix():

@@ -59,91 +59,91 @@ def sum_of(kind, **options):
     return total
 
 
-def alone(kind, width, **options):
-    total = compiled(sum_of(kind, **options))
-    return lambda rows, mask: total({"w": jnp.zeros(width)}, rows, mask)
+def of_program(run, flags=None, unused=()):
+    """(rows, mask) -> the sum by the program of `run`, of parameters of zeros."""
+    total = compiled(run, flags)
+    return lambda rows, mask: total({**dict(unused), "w": jnp.zeros(rows["a"].shape[1])}, rows, mask)
 
 
-def normalized(kind, width):
-    return alone(kind, width, normalize=True)
+def with_constant_leaf(kind, flags=None, **options):
+    total = sum_of(kind, **options)
+    return of_program(lambda params, rows, mask: total(params, FIRST | rows, mask), flags)
 
 
-def constant_leaf(kind, width):
-    total = compiled(lambda params, rows, mask: sum_of(kind)(params, FIRST | rows, mask))
-    return lambda rows, mask: total({"w": jnp.zeros(width)}, rows, mask)
+def alone(kind):
+    return of_program(sum_of(kind))
 
 
-def empty_leaf(kind, width):
-    total = compiled(sum_of(kind))
-    rows_0 = {"0": np.zeros((ROWS, 0), np.float32)}
-    return lambda rows, mask: total({"w": jnp.zeros(width)}, rows_0 | rows, mask)
+def normalized(kind):
+    return of_program(sum_of(kind, normalize=True))
 
 
-def constant_rows(kind, width):
-    def found(rows, mask):
-        return compiled(lambda mask: sum_of(kind)({"w": jnp.zeros(width)}, rows, mask))(mask)
-
-    return found
+def constant_leaf(kind):
+    return with_constant_leaf(kind)
 
 
-def unused_parameter(kind, width):
-    total = compiled(sum_of(kind))
-    return lambda rows, mask: total({"0": jnp.zeros(1), "w": jnp.zeros(width)}, rows, mask)
+def empty_leaf(kind):
+    total = of_program(sum_of(kind))
+    return lambda rows, mask: total({"0": np.zeros((ROWS, 0), np.float32)} | rows, mask)
 
 
-def vmapped(kind, width):
-    """Two batches by one program, the attacked one first."""
-    total = compiled(jax.vmap(sum_of(kind), (None, 0, 0)))
-
-    def found(rows, mask):
-        both = jax.tree.map(lambda leaf: np.stack([leaf, leaf[::-1]]), (rows, mask))
-        return jax.tree.map(lambda leaf: leaf[0], total({"w": jnp.zeros(width)}, *both))
-
-    return found
+def constant_rows(kind):
+    rows = cancelling(3)
+    total = compiled(lambda mask: sum_of(kind)({"w": jnp.zeros(3)}, rows, mask))
+    return lambda _, mask: total(mask)
 
 
-def scanned(kind, width):
-    def run(params, rows, mask):
-        return jax.lax.scan(lambda _, given: (None, sum_of(kind)(params, *given)), None, (rows, mask))[1]
+def unused_parameter(kind):
+    return of_program(sum_of(kind), unused={"0": jnp.zeros(1)})
 
+
+def of_two(run):
+    """The first sum of two batches by one program, the attacked one first."""
     total = compiled(run)
 
     def found(rows, mask):
         both = jax.tree.map(lambda leaf: np.stack([leaf, leaf[::-1]]), (rows, mask))
-        return jax.tree.map(lambda leaf: leaf[0], total({"w": jnp.zeros(width)}, *both))
+        return jax.tree.map(lambda leaf: leaf[0], total({"w": jnp.zeros(rows["a"].shape[1])}, *both))
 
     return found
 
 
-def scanned_within_vmap(kind, width):
+def vmapped(kind):
+    return of_two(jax.vmap(sum_of(kind), (None, 0, 0)))
+
+
+def in_a_scan(kind):
     def run(params, rows, mask):
         return jax.lax.scan(lambda _, given: (None, sum_of(kind)(params, *given)), None, (rows, mask))[1]
 
-    total = compiled(jax.vmap(run, (0, None, None)))
+    return run
+
+
+def scanned(kind):
+    return of_two(in_a_scan(kind))
+
+
+def scanned_within_vmap(kind):
+    total = compiled(jax.vmap(in_a_scan(kind), (0, None, None)))
 
     def found(rows, mask):
         both = jax.tree.map(lambda leaf: leaf[None], (rows, mask))
+        width = rows["a"].shape[1]
         return jax.tree.map(lambda leaf: leaf[0, 0], total({"w": jnp.zeros((2, width))}, *both))
 
     return found
 
 
-def one_device_mesh(kind, width):
-    mesh = jax.make_mesh((1,), ("rows",))
-    total = compiled(lambda params, rows, mask: sum_of(kind, mesh=mesh)(params, FIRST | rows, mask))
-    return lambda rows, mask: total({"w": jnp.zeros(width)}, rows, mask)
+def one_device_mesh(kind):
+    return with_constant_leaf(kind, mesh=jax.make_mesh((1,), ("rows",)))
 
 
-def without_optimizations(kind, width):
-    total = compiled(
-        lambda params, rows, mask: sum_of(kind)(params, FIRST | rows, mask), WITHOUT_OPTIMIZATIONS
-    )
-    return lambda rows, mask: total({"w": jnp.zeros(width)}, rows, mask)
+def without_optimizations(kind):
+    return with_constant_leaf(kind, WITHOUT_OPTIMIZATIONS)
 
 
-def by_microbatches(kind, width):
-    total = compiled(lambda *given: sum_of(kind, microbatch_size=2)(given[0], FIRST | given[1], given[2]))
-    return lambda rows, mask: total({"w": jnp.zeros(width)}, rows, mask)
+def by_microbatches(kind):
+    return with_constant_leaf(kind, microbatch_size=2)
 
 
 WAYS = (
@@ -153,8 +153,8 @@ WAYS = (
     empty_leaf,
     constant_rows,
     unused_parameter,
-    vmapped,
-    scanned,
+    pytest.param(vmapped, marks=pytest.mark.slow),  # the next but one has both
+    pytest.param(scanned, marks=pytest.mark.slow),
     scanned_within_vmap,
     one_device_mesh,
     without_optimizations,
@@ -168,20 +168,16 @@ def most_moved(found, rows) -> float:
     return max(sum(int(n) ** 2 for n in whole - other) for other in others) ** 0.5 / 2**GRID.bits
 
 
-BOTH_WIDTHS = pytest.mark.parametrize("width", [3, pytest.param(2, marks=pytest.mark.slow)])
-
-
 @pytest.mark.parametrize("kind", CLIPPINGS)
 @pytest.mark.parametrize("way", WAYS)
-@BOTH_WIDTHS
-def test_no_row_moves_a_sum_by_more_than_the_clip_norm(width, way, kind):
-    assert most_moved(way(kind, width), cancelling(width)) <= 1
+def test_no_row_moves_a_sum_by_more_than_the_clip_norm(way, kind):
+    assert most_moved(way(kind), cancelling(3)) <= 1
 
 
 @pytest.mark.parametrize("kind", CLIPPINGS)
 def test_the_attack_wins_where_nothing_is_stored(kind, monkeypatch):
     monkeypatch.setattr(sys.modules[CLIPPINGS[kind].__module__], "stored", lambda values, *_: values)
-    assert most_moved(alone(kind, 3), cancelling(3)) > 100
+    assert most_moved(alone(kind), cancelling(3)) > 100
 
 
 @pytest.mark.parametrize("kind", CLIPPINGS)
@@ -191,7 +187,7 @@ def test_all_that_is_summed_comes_out_of_the_loop(kind, monkeypatch):
 
     monkeypatch.setattr(sys.modules[CLIPPINGS[kind].__module__], "stored", emptied)
     for options in ({}, dict(microbatch_size=2)):
-        total = sum_of(kind, **options)({"w": jnp.zeros(3)}, cancelling(3), MASKS[0])
+        total = jax.jit(sum_of(kind, **options))({"w": jnp.zeros(3)}, cancelling(3), MASKS[0])
         assert not np.any(total.units()["w"])
 
 
@@ -248,8 +244,15 @@ def distance(found, rows) -> float:
 FLOAT32 = 1e-4  # what rounding of the release to float32 adds in clip norms
 
 
-@pytest.mark.parametrize("kind", CLIPPINGS)
-@pytest.mark.parametrize("way", [ensemble, steps_in_a_scan, program_of_constants])
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        *((way, "per_example") for way in (ensemble, steps_in_a_scan, program_of_constants)),
+        (steps_in_a_scan, "ghost"),
+        pytest.param(ensemble, "ghost", marks=pytest.mark.slow),
+        pytest.param(program_of_constants, "ghost", marks=pytest.mark.slow),
+    ],
+)
 def test_no_row_moves_a_step_by_more_than_the_clip_norm(way, kind):
     assert distance(way(kind), cancelling(3)) <= 1 + FLOAT32
 
@@ -297,10 +300,9 @@ def test_no_example_moves_a_step_of_dice_sgd_in_fit(monkeypatch):
         return np.asarray(run.params["w"], np.float64) * ROWS
 
     whole = trained(rows)
-    for example in range(ROWS):
-        keep = (np.arange(ROWS) != example)[:, None]
-        other = trained({name: np.where(keep, leaf, np.float32(0)) for name, leaf in rows.items()})
-        assert np.linalg.norm(whole - other) <= 1 + FLOAT32
+    keep = (np.arange(ROWS) != 1)[:, None]
+    other = trained({name: np.where(keep, leaf, np.float32(0)) for name, leaf in rows.items()})
+    assert np.linalg.norm(whole - other) <= 1 + FLOAT32
 
 
 @pytest.mark.parametrize("terms", [1, ROWS])

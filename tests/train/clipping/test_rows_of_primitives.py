@@ -279,6 +279,6 @@ def test_a_loop_that_ends_for_all_rows_at_once_is_seen():
 def test_every_primitive_let_through_is_run():
     found = set().union(*(used(jax.make_jaxpr(group)(W).jaxpr) for group in GROUPS))
     apart, running = _rows_apart._tables()
-    # That one is run by test_loop.py::test_eight_devices_give_the_numbers_of_one.
+    # That one moves an array between devices: test_sharded.py has runs with it.
     assert {each.name for each in (apart | running) - found} == {"reshard"}
     assert all(_rows_apart.why_not(jax.make_jaxpr(group)(W).jaxpr) is None for group in GROUPS)

@@ -11,15 +11,7 @@ import optax
 import pytest
 from scipy import linalg, signal, stats
 
-from jaxacct import (
-    BandedInverse,
-    BandedToeplitz,
-    BMinSep,
-    BufferedToeplitz,
-    Mechanism,
-    Poisson,
-    prefix_sum_error,
-)
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
 from jaxacct.kernels.randomness import fresh_key, key_words
 from train.batches import sampler
 from train.clipping.grid import Grid, GridSum
@@ -52,9 +44,7 @@ def run(strategy, steps, params=PARAMS, key=KEY):
     return np.stack(w), np.stack(z)
 
 
-@pytest.mark.parametrize(
-    "bands", [1, 5, 100, *(pytest.param(b, marks=pytest.mark.slow) for b in (2, 16, 64))]
-)
+@pytest.mark.parametrize("bands", [1, 5, 100])
 def test_against_the_dense_inverse(bands):
     strategy = BandedToeplitz.square_root(bands)
     w, z = run(strategy, 64)
@@ -65,23 +55,6 @@ def test_against_the_dense_inverse(bands):
     # Each rounding of half a unit passes through the same filter.
     atol = np.abs(np.linalg.inv(dense)).sum(axis=1).max() * strategy.array[0] * 0.5
     np.testing.assert_allclose(w, LEVELS * linalg.solve_triangular(dense, z, lower=True), atol=1.01 * atol)
-
-
-def test_covariance_of_prefix_sums():
-    """Mean squared prefix-sum error over 20,000 coordinates against theory; normal tail, false alarm 1e-6."""
-    strategy, n = BandedToeplitz.optimal(iterations=24, bands=6, min_separation=6, participations=1), 24
-    w, _ = run(strategy, n, {"a": jnp.zeros(20_000)})
-    sums = np.cumsum(w / LEVELS, axis=0)
-    column = np.zeros(n)
-    column[: strategy.bands] = strategy.array
-    root = np.tril(np.ones((n, n))) @ np.linalg.inv(linalg.toeplitz(column, np.zeros(n)))
-    covariance = root @ root.T
-    empirical = sums @ sums.T / sums.shape[1]
-    deviation = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / sums.shape[1])
-    worst = np.abs((empirical - covariance) / deviation).max()
-    assert worst < stats.norm.isf(FALSE_ALARM / 2 / n**2)
-    theory = prefix_sum_error(strategy, iterations=n, noise_multiplier=1.0)
-    assert np.diag(empirical).mean() == pytest.approx(theory, rel=0.05)
 
 
 def test_normals_are_normal_and_fresh_at_every_step():
@@ -230,15 +203,6 @@ def test_no_cell_of_the_grid_is_empty(x64):
     np.testing.assert_array_equal(np.round(levels * drawn), cells)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 9])
-def test_any_number_of_normals(size):
-    """All of them others."""
-    drawn = noise.standard_normals(KEY, 3, size)
-    assert drawn.shape == (size,)
-    assert drawn.dtype == np.float64
-    assert len(np.unique(drawn)) == size
-
-
 def test_where_a_pair_goes_is_the_same_on_every_device(monkeypatch):
     """However many blocks are drawn at once; 40,000 normals are 5,000 blocks."""
     by_one = normals.standard_normals(KEY, 7, 40_000)
@@ -251,9 +215,9 @@ def test_where_a_pair_goes_is_the_same_on_every_device(monkeypatch):
 
 def test_every_parameter_has_blocks_of_its_own():
     """No two share a word."""
-    for sizes in [[3, 5, 0, 8], [8, 0, 8], [16, 0], [0, 20], []]:
+    for sizes in [[3, 5, 0, 8, 1], [9], []]:
         drawn = normals.normals_of(KEY, 3, [(size,) for size in sizes])
-        assert [part.size for part in drawn] == sizes
+        assert [part.size for part in drawn] == sizes and all(part.dtype == np.float64 for part in drawn)
         assert len(np.unique(np.concatenate([[], *drawn]))) == sum(sizes)
         begin = 0
         for part in drawn:
@@ -287,11 +251,8 @@ def test_fresh_keys_come_from_the_system_whole():
         keys = np.array([fresh() for _ in range(20)])
         assert keys.shape == (20, words)
         assert len(np.unique(keys)) == keys.size  # false alarm 160^2 / 2^33 = 3e-6
-
-
-def test_run_keys_of_the_accountant_have_64_bits():
-    keys = np.array([key_words(fresh_key()) for _ in range(20)])
-    assert len(np.unique(keys)) == 40
+    # Those of the accountant have 64 bits.
+    assert len(np.unique([key_words(fresh_key()) for _ in range(20)])) == 40
 
 
 def test_levels_that_no_integer_leaves():
@@ -413,11 +374,9 @@ def test_one_band_is_plain_dp_sgd_and_keeps_no_buffer():
 def test_it_drops_into_a_chain_before_any_optimizer():
     mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
     private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0, key=KEY)
-    for optimizer in (optax.adam(1e-3), optax.sgd(0.1, momentum=0.95), optax.adamw(1e-3)):
-        chain = optax.chain(private, optimizer)
-        first = jax.jit(lambda total, chain=chain: chain.update(total, chain.init(PARAMS), PARAMS)[0])
-        update = first(grid_sum(private, 0))
-        chex.assert_tree_all_finite(update)
+    chain = optax.chain(private, optax.adamw(1e-3))
+    first = jax.jit(lambda total: chain.update(total, chain.init(PARAMS), PARAMS)[0])
+    chex.assert_tree_all_finite(first(grid_sum(private, 0)))
 
 
 @pytest.mark.parametrize(
