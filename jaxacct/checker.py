@@ -7,8 +7,9 @@ most the failure probability of the claim's budget, and refutes a true one with 
 
 Notation: y = C x + sigma z over the rows of C; Q is the distribution of y at x = 0 and P at the random
 participation vector x of one example; f = P/Q, L = ln f. Remove direction: H(P, Q) = E_P (1 - e^(eps-L))_+;
-add direction: H(Q, P) = E_Q (1 - e^(eps+L))_+. Replace-one: Q has -C x in place of 0, L = ln f(y) - ln f(-y),
-and one direction suffices by symmetry. Arrays of samples have shape (steps, samples).
+the add direction, H(Q, P), is at most that (proofs/add_direction.md, theorem 1). Replace-one: Q has -C x in
+place of 0, L = ln f(y) - ln f(-y), and one direction suffices by symmetry. Arrays of samples have shape
+(steps, samples).
 """
 
 import argparse
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy import fft, optimize, signal, sparse, special
 
-DIRECTIONS = REMOVE, ADD = "remove", "add"
+REMOVE, ADD = "remove", "add"
 CERTIFIED, FAILED, BAD_INPUT, NOT_COVERED = 0, 1, 2, 3
 FALSE_ALARM = 1e-6  # probability that a true claim is refuted
 SLACK = 1e-9  # thresholds are lowered by this part of them, far above float64's rounding
@@ -62,8 +63,8 @@ def _number(value, name: str, low: float, high: float, kinds=(int, float)) -> An
 
 
 def _read_claim(data) -> Claim:
-    """Read the claim of a plan of schema version 1."""
-    if (data.get("schema"), data.get("schema_version")) != ("jaxacct-plan", 1) or "claim" not in data:
+    """Read the claim of a plan of schema version 2."""
+    if (data.get("schema"), data.get("schema_version")) != ("jaxacct-plan", 2) or "claim" not in data:
         raise NotCovered(f"schema {data.get('schema')!r:.40}, version {data.get('schema_version')!r:.20}")
     claim, evidence = data["claim"], data["evidence"]
     if sorted(claim) != CLAIM.split():
@@ -172,11 +173,12 @@ class Scheme:
         """Return weights by step and count, (end, k + 1 or 1, 1)."""
         return (weight[:, :1] if (weight == weight[:, :1]).all() else weight)[..., None]
 
-    def tilted(self, r):
-        """Return (ln f, mean participation under the distribution p(x) e^<x, r>) of one vector r."""
-        parts, steps = np.array_split(np.arange(self.steps), -(-self.steps // 256)), np.arange(self.steps)
-        found = [self.log_ratio(r[:, None] + 1e-30j * (steps[:, None] == part)) for part in parts]
-        return float(found[0][0].real), np.concatenate(found).imag / 1e-30
+    def participation(self):
+        """Return the probability of participation by step."""
+        steps = np.arange(self.steps)[:, None]
+        parts = np.array_split(steps[:, 0], -(-self.steps // 256))
+        found = [self.log_ratio(1e-30j * (steps == part)) for part in parts]  # derivatives of ln f at r = 0
+        return np.concatenate(found).imag / 1e-30
 
     def draw(self, rng, samples: int):
         """Return participations, (steps, samples)."""
@@ -333,7 +335,7 @@ def _of_table(join, lockout, turns: bool, start, keep: float) -> Scheme:
 
 
 class Mechanism:
-    """The mechanism of a claim: likelihoods, and proposals of both directions."""
+    """The mechanism of a claim: likelihoods, and proposals."""
 
     # Where participations share rows of C, f is bounded: above without what they share, below with the most.
 
@@ -343,9 +345,7 @@ class Mechanism:
         shared = np.maximum.accumulate(columns.gram.max(0)[::-1])[::-1][dist.b :: dist.b].sum()
         self.norms = {REMOVE: norms, ADD: norms + 2 * shared}
         self.log_none = float(dist.log_ratio(np.full((dist.steps, 1), -np.inf))[0])  # ln P(no participation)
-        self.log_rest = math.log(max(-math.expm1(min(claim.epsilon + self.log_none, 0.0)), 1e-300))
-        self.terms = lambda loss: -np.expm1(np.minimum(claim.epsilon + loss, 0.0))  # of Q over e^log_rest
-        self.absent = lambda y: self.terms(self.log_f(y, ADD)) / math.exp(self.log_rest)
+        self.terms = lambda loss: -np.expm1(np.minimum(claim.epsilon + loss, 0.0))
         self.mirror = lambda y: self.log_f(-y, ADD) if claim.mirrored else 0.0
 
     def log_ratios(self, y, direction):  # r, with a_x = e^<x, r> for participations without a common row
@@ -361,8 +361,8 @@ class Mechanism:
             raise NotCovered("losses beyond the range of float64")
         return found
 
-    def remove(self):
-        """Proposals of the remove direction, in the order of replicas."""
+    def proposals(self):
+        """Proposals, in the order of replicas."""
 
         def plain(rng, samples):
             y = self.outputs(rng, samples, self.dist.draw(rng, samples))
@@ -397,35 +397,6 @@ class Mechanism:
 
         name = "mirrored " * self.claim.mirrored + (f"replicas:{m}" if m == 2 else f"pairs:{m},0")
         return Proposal(name, log_scale, terms, (m + 2) / 4)
-
-    def add(self):
-        """Proposals of the add direction where it is not exactly zero: Q, and Q below a half-space's edge."""
-        columns, sigma, log_rest, found = self.columns, self.sigma, self.log_rest, []
-        yield Proposal("plain-bounded", log_rest, lambda rng, size: self.absent(self.outputs(rng, size)))
-        point = np.zeros(self.dist.steps)
-        for _ in range(2):  # tangents of ln(f - P0), as a function of the scores convex
-            log_f, mean = self.dist.tilted(point)
-            if (rest := -math.expm1(min(self.log_none - log_f, 0.0))) < 1e-6:  # (f - P0) / f
-                break
-            m = mean / rest
-            constant = log_f + math.log(rest) - m @ point - m @ self.norms[ADD][:, 0] / (2 * sigma**2)
-            normal = columns.apply(m[:, None])
-            edge = (log_rest - self.claim.epsilon - constant) * sigma / np.linalg.norm(normal)
-            found.append((edge, normal / np.linalg.norm(normal)))
-            # The next tangent touches where the ray against the normal enters the event {L < -epsilon}.
-            y = -sigma * np.linspace(0.0, 2 * abs(edge) + 20, 200) * found[-1][1]
-            inside = np.flatnonzero(self.log_f(y, ADD) <= -self.claim.epsilon)
-            point = self.log_ratios(y[:, inside[:1] if inside.size else [-1]], ADD)[:, 0]
-        edge, unit = min(found, key=lambda one: one[0]) if found else (math.inf, np.zeros((1, 1)))
-
-        def terms(rng, samples):
-            y = self.outputs(rng, samples)
-            t = special.ndtri_exp(np.log(rng.random(samples)) + special.log_ndtr(edge))
-            y += unit * (sigma * t - unit.T @ y)
-            return self.absent(y)
-
-        if found:
-            yield Proposal("half-space", log_rest + special.log_ndtr(edge), terms)
 
 
 def decide(proposal: Proposal, theta: float, failure: float, steps: int, rng, max_steps: float) -> dict:
@@ -559,12 +530,14 @@ def analytic_delta(claim: Claim, columns: Columns) -> float:
     raise NotCovered(f"accountant {claim.accountant!r:.60}")
 
 
-def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scales: dict, found: dict):
+def stored_flaws(evidence: dict, said: dict, claim: Claim, scales: dict, found: dict):
     """Return (whether evidence was recomputed, where it does not follow); said: notes, scales: ln of ours."""
-    side, said, flaws = evidence[direction], said.get(direction) or {}, []
+    side, said, flaws = evidence[REMOVE], said.get(REMOVE) or {}, []
+    if evidence[ADD]["kind"] != "dominated":
+        flaws.append(f"the other direction is {evidence[ADD]['kind']!r:.40}, not dominated")
     proposal = side.get("proposal", {"family": side["kind"], "parameters": []})
     name = ":".join([proposal["family"], ",".join(map(str, proposal["parameters"]))]).rstrip(":")
-    log_scale, zero = scales.get(name), found["proposal"] == "exactly zero"
+    log_scale = scales.get(name)
     if said.get("scale"):
         stated = math.log(_number(said["scale"], "scale", 1e-300, 1e300))
         if log_scale is not None and not abs(stated - log_scale) < 1e-6:
@@ -572,12 +545,11 @@ def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scale
         log_scale = stated if log_scale is None else log_scale
     known = log_scale is not None
     ours, error = (found.get("scale", 0.0) * found.get(name, 0.0) for name in ("mean", "error"))
-    if side["kind"] == "weight-bound" and not zero:
-        allowed = not known or ours - 6 * error <= math.exp(log_scale) <= claim.verified * (1 + SLACK)
-        if said.get("outcome") == "exactly-zero" or not allowed:
+    if side["kind"] == "weight-bound" and known:
+        if not ours - 6 * error <= math.exp(log_scale) <= claim.verified * (1 + SLACK):
             flaws.append("stored as certified without samples, which its scale does not allow")
     if side["kind"] != "mean" or not known:
-        return side["kind"] == "weight-bound" and (zero or known), flaws
+        return side["kind"] == "weight-bound" and known, flaws
     # An upper limit of the threshold, which is lower by the rounding of the samples.
     theta = math.exp(min(math.log(claim.verified) - log_scale, 1.0))
     threshold = _number(said.get("threshold") or theta, "threshold", 0, 1e300)
@@ -607,13 +579,10 @@ def stored_flaws(direction: str, evidence: dict, said: dict, claim: Claim, scale
     return True, flaws
 
 
-def _direction(name: str, mechanism: Mechanism, rng, max_steps: float) -> tuple[dict, dict]:
-    """Return (what was found, ln of the scales of own proposals by name) of one direction."""
-    claim, choices = mechanism.claim, []
-    scales = {"plain": 0.0, "plain-bounded": mechanism.log_rest}
-    if name == ADD and claim.epsilon + mechanism.log_none >= 0:
-        return {"verdict": "certified", "proposal": "exactly zero", "samples": 0}, scales
-    for choice in mechanism.remove() if name == REMOVE else mechanism.add():
+def _of_samples(mechanism: Mechanism, rng, max_steps: float) -> tuple[dict, dict]:
+    """Return (what was found, ln of the scales of own proposals by name) of the remove direction."""
+    claim, choices, scales = mechanism.claim, [], {"plain": 0.0}
+    for choice in mechanism.proposals():
         theta = math.exp(min(math.log(claim.verified) - choice.log_scale, 1.0))
         # Samples that suffice where the divergence is half of the claim: KL(theta / 2, theta) is above this.
         needed = math.log(FRACTIONS.size / claim.failure) / max(0.153 * theta, 1e-300)
@@ -623,7 +592,7 @@ def _direction(name: str, mechanism: Mechanism, rng, max_steps: float) -> tuple[
     scales |= {choice.name: choice.log_scale for *_, choice in choices if ":" in choice.name}
     samples, theta, choice = min(choices, key=lambda one: one[0])
     if samples * mechanism.dist.steps > max_steps:
-        raise NotCovered(f"the {name} direction, which takes about {samples:.2g} samples")
+        raise NotCovered(f"samples of which it takes about {samples:.2g}")
     found = decide(choice, theta, claim.failure, mechanism.dist.steps, rng, max_steps)
     return found | {"proposal": choice.name, "scale": math.exp(choice.log_scale)}, scales
 
@@ -635,7 +604,7 @@ def batch_flaws(claim: Claim, dist: Scheme, notes: dict) -> list[str]:
     if stated is not None and not abs(stated - claim.reserved) <= 1e-6 * claim.reserved:
         flaws.append(f"overflow_delta {stated!r:.40} stored, {claim.reserved!r} found")
     if most is not None and size is not None and most < size:
-        larger = float(special.betainc(most + 1, size - most, dist.tilted(np.zeros(dist.steps))[1]).sum())
+        larger = float(special.betainc(most + 1, size - most, dist.participation()).sum())
         if not larger <= claim.reserved * (1 + 1e-6):
             flaws.append(f"batches above {most}: probability {larger:.3g}, reserved {claim.reserved!r}")
     return flaws
@@ -666,11 +635,11 @@ def check(data, rng=None, max_steps: float = MAX_STEPS) -> dict:
         found["bound"] = {"verdict": "certified" if ours <= claim.verified else "refuted", "delta": ours}
         if stored is not None and not ours * (1 - 2e-3) <= _number(stored, "delta", 0, 1) <= claim.verified:
             differences.append(f"bound of {claim.accountant}: {stored!r} stored, {ours!r} found")
-    for name in DIRECTIONS[: 2 - claim.mirrored] if claim.accountant is None else ():
-        found[name], scales = _direction(name, Mechanism(claim, dist, columns), rng, max_steps)
-        recomputed, flaws = stored_flaws(name, data["evidence"], said, claim, scales, found[name])
-        found[name]["stored"] = "recomputed" if recomputed else "not recomputed"
-        differences += [f"{name}: {flaw}" for flaw in flaws]
+    else:
+        found[REMOVE], scales = _of_samples(Mechanism(claim, dist, columns), rng, max_steps)
+        recomputed, flaws = stored_flaws(data["evidence"], said, claim, scales, found[REMOVE])
+        found[REMOVE]["stored"] = "recomputed" if recomputed else "not recomputed"
+        differences += flaws
     certified = not differences and all(side["verdict"] == "certified" for side in found.values())
     verdict = {"verdict": "certified" if certified else "not certified", "differences": differences} | found
     return verdict | {"epsilon": claim.epsilon, "delta": claim.delta}
@@ -705,7 +674,7 @@ def main(arguments=None) -> int:
     lines = [json.dumps(found)] if options.json else [found["reason"]] if "reason" in found else []
     if not lines:
         lines = ["{verdict}: ({epsilon:g}, {delta:g}) by the second implementation".format(**found)]
-        for name in [name for name in (*DIRECTIONS, "bound") if name in found]:
+        for name in [name for name in (REMOVE, "bound") if name in found]:
             lines.append(f"{name:8}" + ", ".join(f"{key} {value}" for key, value in found[name].items()))
         lines += [f"differs {line}" for line in found["differences"]]
     print(*lines, sep="\n", file=sys.stderr if code == BAD_INPUT and not options.json else sys.stdout)

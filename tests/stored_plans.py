@@ -12,7 +12,7 @@ from jaxacct import Plan
 from jaxacct.accountants.analytic import best_accountant
 from jaxacct.common.files import to_json
 from jaxacct.core.claim import Claim, ClaimedTarget
-from jaxacct.core.evidence import Bound, Line, Mean, Sampled
+from jaxacct.core.evidence import Bound, Sampled
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import dense_counts, sparse_counts
 
@@ -101,24 +101,18 @@ def sampled_directions(plan: Plan) -> list[str]:
     return [name for name in ("remove", "add") if getattr(plan.evidence, name).num_samples]
 
 
-def _names_of_counts(side: Mean | Line) -> tuple[str, str]:
-    return ("near_counts", "far_counts") if isinstance(side, Line) else ("term_counts", "loss_counts")
-
-
 def histograms(plan: Plan, direction: str) -> list[np.ndarray]:
-    """Dense counts of terms and losses, or of the terms at both distances of a line."""
+    """Dense counts of terms and losses."""
     side = getattr(plan.evidence, direction)
     sizes = [len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(direction))]
-    if isinstance(side, Line):
-        sizes[1] = sizes[0]
-    parts = (getattr(side, name) for name in _names_of_counts(side))
+    parts = side.term_counts, side.loss_counts
     return [dense_counts(part, size) for part, size in zip(parts, sizes, strict=True)]
 
 
 def with_histograms(plan: Plan, direction: str, parts) -> Plan:
     """The plan with other counts in one direction, as of `histograms`."""
-    names = _names_of_counts(getattr(plan.evidence, direction))
-    return with_side(plan, direction, **dict(zip(names, map(sparse_counts, parts), strict=True)))
+    terms, losses = map(sparse_counts, parts)
+    return with_side(plan, direction, term_counts=terms, loss_counts=losses)
 
 
 def analytic(mechanism, epsilon, delta, *, compose_with=None, dataset_size=None, truncate_to=None) -> Plan:

@@ -98,13 +98,14 @@ def _key(event) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _tabulate(event: str) -> TabulatedProfile:
-    positive = _POSITIVE
-    tables = [divergence_table(parts, positive) for parts in _by_direction(_steps_of(event))]
+    positive, steps = _POSITIVE, _steps_of(event)
+    tables = [divergence_table(parts, positive) for parts in _by_direction(steps)]
     found = np.maximum.reduce(tables)
     # H(P, Q) at -t is 1 - e^-t (1 - H(Q, P) at t).
     negative = np.minimum(1.0, -np.expm1(-positive) + np.exp(-positive) * found + 4 * UNIT)
     values = np.concatenate([negative[:0:-1], found])
-    return TabulatedProfile(_GRID, np.minimum.accumulate(values))
+    of_gaussians = all(isinstance(getattr(remove, "pair", None), GaussianPair) for (remove, _), _ in steps)
+    return TabulatedProfile(_GRID, np.minimum.accumulate(values), of_gaussians)
 
 
 def _by_direction(steps: Steps) -> list[list[Part]]:

@@ -112,7 +112,7 @@ class Pilots:
                 limit = self.limit(fewest)
                 if fewest > MAX_SHARE * limit:
                     return None
-                if run.line is None and self.predicted(claim, run.of, limit) > MAX_SHARE * limit:
+                if self.predicted(claim, run.of, limit) > MAX_SHARE * limit:
                     return None
                 largest = max(largest, limit)
         except (ValueError, ArithmeticError):  # no proposal, or none that can be drawn
@@ -138,12 +138,9 @@ class Pilots:
 
     def _planned(self, claim: Claim, direction: Direction) -> tuple[Run, float]:
         """Return (run of a verification, its samples if all terms are zero)."""
-        key = randomness.stream_key(self.stream(claim.mechanism), SearchStream.EXTRAPOLATION)
-        run = choose_run(claim, direction, key, Stop(self.options.rule), self.options.proposal)
+        run = choose_run(claim, direction, Stop(self.options.rule), self.options.proposal)
         if not run.of.needs_samples:
             return run, 0.0
-        if run.line is not None:
-            return run, run.predicted
         return run, math.log(1 / claim.target.budget.failure_probability) / -math.log1p(-run.of.threshold)
 
     def predicted(self, claim: Claim, of: Resolved, limit: float) -> float:

@@ -9,7 +9,6 @@ counts are those of the stored key, and that key and bets were fixed beforehand 
 import enum
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,29 +23,22 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, checked_counts
 from jaxacct.statistics.lines import BudgetLine, total
 
-if TYPE_CHECKING:
-    from jaxacct.proposals.add_direction.extrapolation import Extrapolation
-
 
 class Outcome(enum.StrEnum):
     """Result of the check of one direction."""
 
-    EXACTLY_ZERO = "exactly-zero"
     WEIGHT_BOUND = "weight-bound"
     MEAN_BELOW = "mean-below-threshold"
-    LINE_BELOW = "line-below-delta_v"
-    SYMMETRIC = "symmetric"
+    DOMINATED = "dominated"
     MEAN_ABOVE = "mean-not-below-threshold"
     UNDECIDED = "undecided"
     NOT_RUN = "not-run"
 
 
 _CERTIFIED = (
-    Outcome.EXACTLY_ZERO,
     Outcome.WEIGHT_BOUND,
     Outcome.MEAN_BELOW,
-    Outcome.LINE_BELOW,
-    Outcome.SYMMETRIC,
+    Outcome.DOMINATED,
 )
 
 
@@ -58,13 +50,13 @@ class DirectionVerdict:
       direction: "remove" or "add".
       side: the evidence.
       outcome: what the check found.
-      proposal: the specification as text; "line" for a line, "none" without a run.
+      proposal: the specification as text; "none" without a run.
       scale: M; the divergence is M times the mean term.
       replicas: order of the proposal; samples have weights proportional to e^{(1 - replicas) L} (remove).
       items: the budget items; all other numbers depend on their sums alone.
       margin: subtracted from epsilon, natural log.
       threshold: upper limit of the mean term.
-      estimate: M times the mean term, rounded up; the bound itself for a line. An estimate, not a bound.
+      estimate: M times the mean term, rounded up. An estimate, not a bound.
     """
 
     direction: Direction
@@ -218,37 +210,32 @@ def check_direction(
 ) -> DirectionVerdict:
     """Return the verdict of one direction; ValueError for evidence that no verification makes."""
     q = evidence.share * claim.target.budget.failure_probability
-    symmetric = direction not in claim.mechanism.directions
-    if symmetric != isinstance(side, data.Symmetric):
-        adjacency = claim.mechanism.adjacency
-        raise ValueError(f"a symmetric direction is the second one of replace-one, not of {adjacency}")
+    dominated = direction not in claim.mechanism.directions
+    if dominated != isinstance(side, data.Dominated):
+        needs = "needs samples" if isinstance(side, data.Dominated) else "is dominated and needs none"
+        raise ValueError(f"the {direction} direction of {claim.mechanism.scheme.name} {needs}")
     match side:
-        case data.Symmetric():
-            return DirectionVerdict(direction, side, Outcome.SYMMETRIC)
+        case data.Dominated():
+            return DirectionVerdict(direction, side, Outcome.DOMINATED)
         case data.NotRun():
             return DirectionVerdict(direction, side, Outcome.NOT_RUN)
         case data.WeightBound():
             return _by_weight_bound(resolve(claim, direction, side.proposal), side)
         case data.Mean():
             return _by_mean(resolve(claim, direction, side.proposal), side, evidence.rule, q)
-        case data.Line():
-            return _by_line(claim, direction, side, evidence.rule, q)
     raise ValueError(f"evidence of unknown type {type(side).__name__}")
 
 
 def _by_weight_bound(of: Resolved, side: data.WeightBound) -> DirectionVerdict:
     if of.needs_samples:
         raise ValueError(f"the bound on terms of {of.proposal.name} is not below delta_v")
-    is_zero = of.proposal.log_scale == -math.inf
-    outcome = Outcome.EXACTLY_ZERO if is_zero else Outcome.WEIGHT_BOUND
-    return _verdict(of, side, outcome, 0.0, 1.0, 0.0)
+    return _verdict(of, side, Outcome.WEIGHT_BOUND, 0.0, 1.0, 0.0)
 
 
 def _by_mean(of: Resolved, side: data.Mean, rule: str, q: float) -> DirectionVerdict:
     if not of.needs_samples:
         raise ValueError("no samples are needed: the bound on terms is below delta_v")
-    bins = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(of.proposal.direction))
-    terms, losses = _histograms(side, *bins)
+    terms, losses = _histograms(side, of.proposal.direction)
     if (rule == "anytime") != bool(side.bets):
         raise ValueError("bets must be given for the anytime rule alone")
     check_margin(side.margin, of.margin)
@@ -273,56 +260,14 @@ def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights)
     return bound <= q
 
 
-def _by_line(claim: Claim, direction: Direction, side: data.Line, rule: str, q: float) -> DirectionVerdict:
-    from jaxacct.proposals.add_direction import extrapolation  # only for evidence of this kind
-    from jaxacct.proposals.threshold import end_lines
-
-    if direction != Direction.ADD or rule != "anytime":
-        raise ValueError("a line is for the add direction and the anytime rule")
-    target = claim.target
-    distances = side.near_distance, side.far_distance
-    line = extrapolation.at_distances(claim.mechanism, target.epsilon, *distances, target.composition)
-    near, far = _histograms(side, *2 * (len(bounds.TERM_EDGES),))
-    check_margin(side.margin, extrapolation.margin_of_line(line))
-    bound = bound_of_line(line, q, near, far)
-    return DirectionVerdict(
-        direction=direction,
-        side=side,
-        outcome=Outcome.LINE_BELOW if bound <= target.budget.delta_v else Outcome.UNDECIDED,
-        proposal="line",
-        scale=math.exp(line.log_scale),
-        replicas=1,
-        items=(*line.lines, *end_lines(line.left_out)),
-        margin=side.margin,
-        threshold=target.budget.delta_v / math.exp(line.log_scale),
-        estimate=bound,
-    )
-
-
-def bound_of_line(line: "Extrapolation", q: float, near: np.ndarray, far: np.ndarray) -> float:
-    """Return the upper bound on H(Q, P) from dense histograms at two distances; infinite without samples.
-
-    If H(Q, P) exceeds delta_v, the bound is at most delta_v with probability at most q at any stopping time:
-    one of two confidence bounds, each valid at all times with probability 1 - q / 2, would have to be wrong
-    (`proposals.add_direction.extrapolation`).
-    """
-    if not (near.sum() and far.sum()):
-        return math.inf
-    near_upper = bounds.upper_confidence_bound(near, q / 2)
-    far_lower = bounds.lower_confidence_bound(far, q / 2)
-    return line.bound(near_upper, far_lower)
-
-
-def _histograms(side: data.Mean | data.Line, *sizes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return both histograms of such sizes, (size,) int64; ValueError for some that no verification makes."""
+def _histograms(side: data.Mean, direction: Direction) -> tuple[np.ndarray, np.ndarray]:
+    """Return the histograms of terms and losses, int64; ValueError for some that no verification makes."""
     checked_key(side.key)
-    one, two = (
-        checked_counts(getattr(side, name), size, name.replace("_", " "))
-        for name, size in zip(side.histograms, sizes, strict=True)
-    )
-    if not one.sum() or one.sum() != two.sum() or one.sum() % randomness.BLOCK_SIZE:
+    terms = checked_counts(side.term_counts, len(bounds.TERM_EDGES), "term counts")
+    losses = checked_counts(side.loss_counts, len(hockey_stick.loss_bounds(direction)), "loss counts")
+    if not terms.sum() or terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:
         raise ValueError("both histograms must hold equally many whole blocks")
-    return one, two
+    return terms, losses
 
 
 def check_margin(margin: float, needed: float) -> None:

@@ -1,7 +1,7 @@
 """Samples as data: everything else follows from the claim (`core.check`).
 
-No field is derived and none is a sentence. A `Mean` or `Line` names the stream of its samples, so that
-anybody can draw them again.
+No field is derived and none is a sentence. A `Mean` names the stream of its samples, so that anybody can draw
+them again.
 """
 
 import dataclasses
@@ -41,8 +41,6 @@ class Mean:
     bets: tuple[float, ...]
     bet_weights: tuple[float, ...]
 
-    histograms: ClassVar = ("term_counts", "loss_counts")
-
     @property
     def num_samples(self) -> int:
         """Number of samples."""
@@ -50,31 +48,8 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Line:
-    """Samples at two distances, for the line through their means (add direction; `proposals.extrapolation`).
-
-    Distances are in standard deviations, counts in the bins of `bounds.TERM_EDGES`; the margin is subtracted
-    from epsilon at the near point and added at the far one, in nats.
-    """
-
-    near_distance: float
-    far_distance: float
-    margin: float
-    key: tuple[int, int]
-    near_counts: Counts
-    far_counts: Counts
-
-    histograms: ClassVar = ("near_counts", "far_counts")
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples at both distances together."""
-        return sum(count for _, count in (*self.near_counts, *self.far_counts))
-
-
-@dataclass(frozen=True)
 class WeightBound:
-    """No samples: the bound on a proposal's terms alone is below delta_v, or there is no divergence."""
+    """No samples: the bound on a proposal's terms alone is below delta_v."""
 
     proposal: ProposalSpec
 
@@ -89,13 +64,13 @@ class NotRun:
 
 
 @dataclass(frozen=True)
-class Symmetric:
-    """No samples, as the pair is symmetric: this direction has the divergence of the other one."""
+class Dominated:
+    """No samples: the add direction's divergence is at most that of the remove direction."""
 
     num_samples: ClassVar[int] = 0
 
 
-Side = Mean | Line | WeightBound | NotRun | Symmetric
+Side = Mean | WeightBound | NotRun | Dominated
 """Evidence of one direction."""
 
 
@@ -131,10 +106,9 @@ Evidence = Sampled | Bound
 
 _SIDES: dict[str, type] = {
     "mean": Mean,
-    "line": Line,
     "weight-bound": WeightBound,
     "not-run": NotRun,
-    "symmetric": Symmetric,
+    "dominated": Dominated,
 }
 _KINDS: dict[str, type] = {"sampled": Sampled, "accountant": Bound}
 

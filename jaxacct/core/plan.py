@@ -23,7 +23,7 @@ from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.mechanisms.mechanism import Mechanism
 
 SCHEMA = "jaxacct-plan"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "dp-accounting")
 
 

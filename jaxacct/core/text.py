@@ -11,7 +11,7 @@ from jaxacct.core.evidence import Bound, Evidence, Sampled
 from jaxacct.mechanisms.mechanism import Mechanism
 
 INDENT = " " * 22
-_WITHOUT_NUMBERS = (Outcome.NOT_RUN, Outcome.SYMMETRIC)
+_WITHOUT_NUMBERS = (Outcome.NOT_RUN, Outcome.DOMINATED)
 
 
 def statement(verdict: Verdict) -> str:
@@ -202,22 +202,18 @@ def outcome_in_words(of: DirectionVerdict) -> str:
     samples = f"{of.num_samples:,} samples"
     below = of.estimate / of.scale if of.scale else 0.0
     match of.outcome:
-        case Outcome.EXACTLY_ZERO:
-            return "certified: divergence is exactly zero (P(no participation) >= e^-epsilon)"
         case Outcome.WEIGHT_BOUND:
             return "certified: the bound on terms is below delta_v; no samples needed"
         case Outcome.MEAN_BELOW:
             return f"certified: mean term {below:.3g} < threshold {of.threshold:.3g}, {samples}"
-        case Outcome.LINE_BELOW:
-            return f"certified: bound {of.estimate:.3g} of the line through two means, {samples}"
         case Outcome.MEAN_ABOVE:
             return f"not certified: mean term {below:.3g} >= threshold {of.threshold:.3g}, {samples}"
         case Outcome.UNDECIDED:
             return f"not certified: undecided after {samples}"
         case Outcome.NOT_RUN:
             return "not run: the remove direction was not certified"
-        case Outcome.SYMMETRIC:
-            return "that of the remove direction, by symmetry"
+        case Outcome.DOMINATED:
+            return "at most that of the remove direction"
 
 
 def budget_items(verdict: Verdict) -> list[tuple[str, float]]:

@@ -6,11 +6,10 @@ recomputed from the stored evidence alone, and does not depend on the batching o
 
 import contextlib
 import dataclasses
-import functools
 import math
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,17 +18,16 @@ from jaxacct.common.files import Checkpoint, json_digest
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
 from jaxacct.core.blocks import Fleet
-from jaxacct.core.check import Verdict, accepts, bound_of_line, check, resolve, resolve_proposal
+from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import (
     RULES,
-    Line,
+    Dominated,
     Mean,
     NotRun,
     RuleName,
     Sampled,
     Side,
-    Symmetric,
     WeightBound,
     evidence_to_json,
 )
@@ -38,7 +36,6 @@ from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.proposals import base
-from jaxacct.proposals.base import PLAIN
 from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
@@ -50,9 +47,6 @@ from jaxacct.statistics.hockey_stick import (
     draw_histograms,
     sparse_counts,
 )
-
-if TYPE_CHECKING:
-    from jaxacct.proposals.add_direction.extrapolation import Extrapolation
 
 PILOT_BLOCKS = 16
 
@@ -161,9 +155,11 @@ def verify_claim(
     sides = unrun_sides(claim.mechanism)
     kept = again if again is not None and proposal is None and again.rule == stop.rule else None
     for direction in claim.mechanism.directions:
-        run = None if kept is None else run_again(claim, direction, getattr(kept, direction))
-        if run is None:
-            run = choose_run(claim, direction, run_key, stop, proposal)
+        side = getattr(kept, direction, None)
+        if isinstance(side, Mean | WeightBound):
+            run = Run(resolve(claim, direction, side.proposal))
+        else:
+            run = choose_run(claim, direction, stop, proposal)
         sides[direction] = draw(run, claim.target.budget, stop, job, run_key, checkpoint, progress, fleet)
         evidence = Sampled(claim.digest, stop.rule, stop.share, sides[Direction.REMOVE], sides[Direction.ADD])
         verdict = check(claim, evidence)
@@ -173,62 +169,24 @@ def verify_claim(
 
 
 def unrun_sides(mechanism: Mechanism) -> dict[Direction, Side]:
-    """Return the evidence before samples: none of each direction, or that it follows by symmetry."""
-    return {each: NotRun() if each in mechanism.directions else Symmetric() for each in DIRECTIONS}
+    """Return the evidence before samples: none of each direction, or that it follows from the other one."""
+    return {each: NotRun() if each in mechanism.directions else Dominated() for each in DIRECTIONS}
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One direction of a verification, before sampling; a line is drawn in place of the proposal.
-
-    `predicted` is the number of samples expected, for progress.
-    """
+    """One direction of a verification, before sampling: the proposal and, for progress, expected samples."""
 
     of: Resolved
-    line: "Extrapolation | None" = None
     predicted: float = math.nan
-
-    @functools.cached_property
-    def margin(self) -> float:
-        """Reserve in epsilon for float32 losses, in nats."""
-        if self.line is None:
-            return self.of.margin
-        from jaxacct.proposals.add_direction.extrapolation import margin_of_line
-
-        return margin_of_line(self.line)
-
-    @property
-    def block_size(self) -> int:
-        """Samples of a block: of the proposal, or of both distances of a line."""
-        return randomness.BLOCK_SIZE * (1 if self.line is None else 2)
 
     @property
     def distribution(self) -> dict[str, Any]:
         """What is drawn, as JSON values."""
-        line = self.line
-        if line is None:
-            return self.of.proposal.draw_metadata | {"margin": self.margin}
-        distances = {"near": line.near_distance, "far": line.far_distance}
-        return distances | {"log_scale": line.log_scale, "margin": self.margin}
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Bins of both histograms."""
-        terms = len(bounds.TERM_EDGES)
-        is_mean = self.line is None
-        return terms, len(hockey_stick.loss_bounds(self.of.proposal.direction)) if is_mean else terms
-
-    def count(self, stream, first: int, last: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return histograms of the blocks first..last-1: terms and losses, or terms at both distances."""
-        if self.line is None:
-            return self.of.count(stream, first, last, margin)
-        from jaxacct.proposals.add_direction.extrapolation import count_terms
-
-        near, far = count_terms(self.line, stream, margin, first, last)
-        return near, far
+        return self.of.proposal.draw_metadata | {"margin": self.of.margin}
 
 
-def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal: str | None = None) -> Run:
+def choose_run(claim: Claim, direction: Direction, stop: Stop, proposal: str | None = None) -> Run:
     """Return the run with the named proposal, or with the one expected to need the fewest samples."""
     from jaxacct.proposals.candidates import choose_candidate
 
@@ -237,31 +195,7 @@ def choose_run(claim: Claim, direction: Direction, run_key, stop: Stop, proposal
         claim.mechanism, target.epsilon, direction, target.budget, proposal, composed=target.composition
     )
     of, samples = resolve_proposal(claim, chosen), predicted[chosen.name]
-    if direction == Direction.ADD and stop.rule == "anytime" and proposal is None:
-        from jaxacct.proposals.add_direction.extrapolation import cheaper_extrapolation
-
-        pilot = randomness.stream_key(run_key, Stream.EXTRAPOLATION_PILOT)
-        line = cheaper_extrapolation(
-            claim.mechanism, target.epsilon, target.budget.delta_v, target.composition, samples, pilot
-        )
-        if line is not None:
-            return Run(of, line, float(line.expected_samples))
-    return Run(of, None, samples if stop.rule == "anytime" else stop.max_samples)
-
-
-def run_again(claim: Claim, direction: Direction, side: Side) -> Run | None:
-    """Return the run that draws from the proposal of stored evidence; None without a run."""
-    match side:
-        case Mean() | WeightBound():
-            return Run(resolve(claim, direction, side.proposal))
-        case Line():
-            from jaxacct.proposals.add_direction.extrapolation import at_distances
-
-            target = claim.target
-            distances = side.near_distance, side.far_distance
-            line = at_distances(claim.mechanism, target.epsilon, *distances, target.composition)
-            return Run(resolve(claim, direction, PLAIN), line)
-    return None
+    return Run(of, samples if stop.rule == "anytime" else stop.max_samples)
 
 
 def draw(
@@ -275,55 +209,44 @@ def draw(
     fleet: Fleet | None = None,
 ) -> Side:
     """Return the evidence of one direction; `job`, a digest of the verification, names the stored state."""
-    line, direction = run.line, run.of.proposal.direction
-    if line is None and not run.of.needs_samples:
-        return WeightBound(run.of.proposal.spec)
-    what = (str(direction), run.of.proposal.name) if line is None else ("add-line", "line")
-    name, margin, distribution = f"{what[0]}-{job[:16]}", run.margin, run.distribution
+    proposal = run.of.proposal
+    direction, margin, distribution = proposal.direction, run.of.margin, run.distribution
+    if not run.of.needs_samples:
+        return WeightBound(proposal.spec)
+    name = f"{direction}-{job[:16]}"
     state: dict[str, Any] | None = _kept(checkpoint, name, distribution)
     if state is None:
         state = {"distribution": distribution, "bets": ((), ()), "blocks": 0, "counts": ((), ())}
-        if line is None and stop.rule == "anytime":
+        if stop.rule == "anytime":
             state["bets"] = pilot_bets(run.of, run_key)
     bets, weights = tuple(state["bets"][0]), tuple(state["bets"][1])
     stream = base.direction_key(run_key, direction)
-    if line is not None:
-        stream = randomness.stream_key(run_key, Stream.EXTRAPOLATION)
     level = stop.share * budget.failure_probability
-    limit = -(-stop.max_samples // run.block_size)
-    if line is not None:
-        limit = max(1, stop.max_samples // run.block_size)
+    limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
+    bins = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(direction))
 
     def settled(blocks: int, counts):
-        if line is not None:
-            is_settled = blocks >= limit or bound_of_line(line, level, *counts) <= budget.delta_v
-        else:
-            is_settled = _is_settled(run.of, stop, level, counts[0], blocks, limit, bets, weights)
-        return counts if is_settled else None
+        return counts if _is_settled(run.of, stop, level, counts[0], blocks, limit, bets, weights) else None
 
     def keep(blocks: int, counts) -> None:
         if checkpoint:
             checkpoint.save(name, state | {"blocks": blocks, "counts": list(map(sparse_counts, counts))})
         if progress:
-            progress(f"{direction} ({what[1]})", blocks * run.block_size, run.predicted)
+            progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
 
-    here = contextlib.nullcontext(lambda first, last: run.count(stream, first, last, margin))
-    is_here = fleet is None or line is not None
-    with here if is_here else fleet.counter(run.of, stream, margin, state["blocks"], limit) as count:
+    here = contextlib.nullcontext(lambda first, last: run.of.count(stream, first, last, margin))
+    with here if fleet is None else fleet.counter(run.of, stream, margin, state["blocks"], limit) as count:
         counts = draw_histograms(
             count,
             settled,
             lambda blocks: min(limit, next_check(blocks)),
             add=add_counts,
             done=state["blocks"],
-            counts=tuple(map(dense_counts, state["counts"], run.sizes)),
+            counts=tuple(map(dense_counts, state["counts"], bins)),
             keep=keep,
         )
     words, (one, two) = randomness.key_words(stream), map(sparse_counts, counts)
-    key = words[0], words[1]
-    if line is not None:
-        return Line(line.near_distance, line.far_distance, margin, key, one, two)
-    return Mean(run.of.proposal.spec, margin, key, one, two, bets, weights)
+    return Mean(proposal.spec, margin, (words[0], words[1]), one, two, bets, weights)
 
 
 def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | None:

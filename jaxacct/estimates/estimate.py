@@ -13,14 +13,12 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
 from jaxacct.estimates.known import known_bands, known_epsilons, known_or_samples
-from jaxacct.estimates.line import line_bounds
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
-from jaxacct.proposals.add_direction.extrapolation import supports
-from jaxacct.proposals.add_direction.mean_overlaps import from_below
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
+from jaxacct.proposals.families.from_below import from_below
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, hockey_stick
@@ -35,9 +33,6 @@ _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
 _MAX_EPSILON = 1e9
 # Proposals of a bound are for divergences below this; plain draws of the mechanism resolve larger ones.
 _BOUNDED_BELOW = 1e-3
-# Fractions of the way from the remove direction's upper end to the add direction's at which a line is tried.
-_LINE_SHARES = (0.0, 0.02, 0.1, 0.3)
-EXTRAPOLATED = "extrapolated"
 
 
 @dataclass(frozen=True)
@@ -52,10 +47,10 @@ class Estimate:
         strategy that is not banded, independent cuts); the value is then that of the upper bound.
       high: upper end of the confidence interval.
       confidence: its coverage.
-      directions: the estimate of each direction.
+      directions: the estimate of each direction that is drawn (`Mechanism.directions`).
       proposals: the proposal distribution of each direction.
-      num_samples: per direction, without those of a line in the add direction; 0 where an accountant computes
-        the quantity without sampling; `proposals` then names it.
+      num_samples: per direction; 0 where an accountant computes the quantity without sampling; `proposals`
+        then names it.
     """
 
     quantity: str
@@ -87,8 +82,7 @@ def estimate_delta(
       num_samples: per direction, at least 1; 100,000 by default, or none where an accountant is exact up to
         its grid (Poisson sampling with C = I).
       key: JAX key; from the operating system by default.
-      confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds). Where
-        the add direction's samples have no positive term, as many again bound it from two common events.
+      confidence: of the interval, in (0, 1); the interval is valid at any sample size (betting bounds).
       proposal: "plain" to draw from the mechanism itself; by default the proposal with the smallest scale.
       compose_with: a dp-accounting `DpEvent`, for delta of both together; low is then 0, as the event's own
         profile is an upper bound.
@@ -114,18 +108,15 @@ def estimate_delta(
         return [(best_proposal(mechanism, epsilon, direction, proposal, composed), grid)]
 
     options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
-    has_line = proposal is None and supports(mechanism)
-    bands, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
+    bands, names = sampled_bands(mechanism, distributions, q, composed, **options)
     return _estimate("delta", bands, names, confidence, num_samples)
 
 
 def sampled_bands(
     mechanism: Mechanism,
-    grid: np.ndarray,
     distributions: Callable[[Direction], list[tuple[Proposal, np.ndarray]]],
     q: float,
     composed: Composed | None,
-    has_line: bool,
     *,
     key,
     num_samples: int,
@@ -134,43 +125,27 @@ def sampled_bands(
     """Return ((3, points) lower, estimate and upper divergence of each direction, names of its proposals).
 
     Each interval is wrong with probability at most q. `distributions` are a direction's proposals, each with
-    the points of the ascending grid that it serves. With `has_line` half of q of the add direction is for a
-    line through two common events, even where it is not needed.
+    the points of the ascending grid that it serves. With a composed mechanism the upper ends hold for the
+    add direction, too.
     """
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
     both: dict[Direction, np.ndarray] = {}
     names: dict[str, str] = {}
     for direction in mechanism.directions:
-        share = q / 2 if direction == Direction.ADD and has_line else q
         parts = distributions(direction)
         names[direction] = ", ".join(dict.fromkeys(chosen.name for chosen, _ in parts))
-        bands = [_bands(chosen, points, share, draw, composed) for chosen, points in parts]
+        bands = [_bands(chosen, points, q, draw, composed) for chosen, points in parts]
         both[direction] = np.concatenate(bands, axis=1)
-    if has_line and (wide := is_uninformative(both[Direction.REMOVE], both[Direction.ADD])).any():
-        upper = both[Direction.ADD][2]
-        line = line_bounds(mechanism, grid[wide], num_samples, q / 2, key, composed, progress)
-        names[Direction.ADD] += f", {EXTRAPOLATED}" if (line < upper[wide]).any() else ""
-        upper[wide] = np.minimum(upper[wide], line)
-        # The divergence decreases in epsilon, and so does its bound.
-        both[Direction.ADD] = np.minimum(both[Direction.ADD], np.minimum.accumulate(upper))
-    if composed is not None:  # its profile is an upper bound
-        for bands in both.values():
-            bands[0] = 0.0
     return both, names
 
 
 def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
     """Return (3, points) of one proposal: lower, estimate and upper."""
-    mechanism, direction = chosen.mechanism, chosen.direction
-    if chosen.log_scale == -math.inf:
-        return np.zeros((3, len(grid)))
-    if composed is not None:
-        return interval.bands_of_both(chosen, chosen, grid, draw, q, composed.profile)
-    bands = interval.bands_of_both(chosen, from_below(chosen), grid, draw, q)
-    if direction == Direction.ADD:
-        # H(Q, P) is exactly zero there (proofs/add_direction.md, theorem 1), and below 1 - alpha P0 before.
-        none = mechanism.scheme.log_probability_of_none()
-        bands = np.minimum(bands, np.maximum(0.0, -np.expm1(grid + none)) * (1 + 1e-12))
+    if composed is None:
+        return interval.bands_of_both(chosen, from_below(chosen), grid, draw, q)
+    bands = interval.bands_of_both(chosen, chosen, grid, draw, q, composed.profile)
+    exchanged = np.array([composed.exchanged(float(epsilon)) for epsilon in grid])
+    bands[0], bands[2] = 0.0, np.minimum(1.0, bands[2] + exchanged)  # its profile is an upper bound
     return bands
 
 
@@ -236,46 +211,16 @@ def estimate_epsilon(
         chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key, composed)
         names[direction] = chosen.name
         draws = draw_samples(chosen, key, num_samples, progress)
-        has_line = direction == Direction.ADD and supports(mechanism)
         below, drawn = from_below(chosen) if composed is None else None, [(chosen, draws)]
         if below is not None and below is not chosen:
             drawn.append((below, draw_samples(below, key, num_samples, progress)))
         lower = None if below is None else drawn[-1]
-        share = risk / 2 if has_line else risk
-        low, high = interval.crossing(chosen, draws, anchor, delta, share, lower, profile)
+        low, high = interval.crossing(chosen, draws, anchor, delta, risk, lower, profile)
         is_resolved, high = high < math.inf, min(high, max_epsilon)
-        if has_line and high > (least := ends[Direction.REMOVE][2]):
-            by_line = _line_epsilon(mechanism, delta, least, high, num_samples, risk / 2, key, composed)
-            names[direction] += f", {EXTRAPOLATED}" if by_line < high else ""
-            high, is_resolved = min(high, by_line), is_resolved or by_line < high
         means = [interval.mean_crossing(*one, delta, profile) for one in drawn]
         value = math.fsum(means) / len(means) if is_resolved else high
         ends[direction] = np.array([min(low, high), min(max(value, low), high), high])
     return _estimate("epsilon", ends, names, confidence, num_samples)
-
-
-def _line_epsilon(
-    mechanism: Mechanism,
-    delta: float,
-    least: float,
-    most: float,
-    num_samples: int,
-    q: float,
-    key,
-    composed: Composed | None,
-) -> float:
-    """Return an epsilon between both at which the line bounds the add direction by `delta`; inf without one.
-
-    A few candidates are tried, which share q.
-    """
-    reach = min(most, 2 * least + 1) - least
-    points = least + reach * np.array(_LINE_SHARES)
-    if composed is None:
-        points = points[points < -mechanism.scheme.log_probability_of_none()]
-    if not points.size:
-        return math.inf
-    upper = line_bounds(mechanism, points, num_samples, q / points.size, key, composed)
-    return float(min(points[upper <= delta], default=math.inf))
 
 
 @functools.lru_cache(maxsize=64)
@@ -340,14 +285,6 @@ def _samples_for(delta: float):
         return 0.0 if ratio < -3 else 100 * math.exp(min(ratio, 100.0))
 
     return samples_needed
-
-
-def is_uninformative(remove: np.ndarray, add: np.ndarray) -> np.ndarray:
-    """Return where add-direction samples without positive terms determine the upper end.
-
-    Arguments are (lower, estimate, upper) of the directions.
-    """
-    return (add[0] == 0) & (add[2] > remove[2])
 
 
 def composition_of(compose_with, delta: float = _COMPOSED_DELTA) -> Composed | None:

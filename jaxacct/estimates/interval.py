@@ -78,7 +78,7 @@ def bands_of_both(
     q: float,
     profile=hockey_stick.hockey_stick,
 ) -> np.ndarray:
-    """Return `bands` with the lower ends of `below` (`mean_overlaps.from_below`); 0 where that is None.
+    """Return `bands` with the lower ends of `below` (`from_below.from_below`); 0 where that is None.
 
     Each end is wrong with probability at most q / 2, so together with q, for any dependence. `draw` is:
     proposal -> its samples.
@@ -105,7 +105,7 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (low, high) around the epsilon whose divergence is `delta`, wrong with probability at most q.
 
-    `chosen` is made for the epsilon `anchor`; `lower` is the proposal of `mean_overlaps.from_below` with its
+    `chosen` is made for the epsilon `anchor`; `lower` is the proposal of `from_below.from_below` with its
     samples, None without a lower bound, as with a composed `profile`.
     """
     low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)

@@ -13,7 +13,6 @@ from jaxacct.estimates.known import known_bands, known_or_samples
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base as proposals
-from jaxacct.proposals.add_direction.extrapolation import supports
 from jaxacct.proposals.base import Proposal
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
@@ -34,7 +33,7 @@ class Profile:
     Attributes:
       epsilons: (points,) float64, ascending, natural logs.
       lower: (points,) float64, of the larger of both directions; 0 where only an upper bound is drawn
-        (`mean_overlaps.from_below`).
+        (`from_below.from_below`).
       estimate: as `lower`.
       upper: as `lower`.
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
@@ -70,12 +69,9 @@ def privacy_profile(
     in delta.
 
     The remove direction uses replicas, which resolve small deltas, and plain draws at the small epsilons
-    where the scale of replicas is above 1. The add direction is drawn plainly, up to
-    where its divergence is exactly zero; where samples have no positive term, as many again bound it from two
-    common events, if the mechanism has one Gaussian without participation
-    (`proposals.extrapolation.supports`). Where losses are bounds it is drawn from the proposals of
-    `calibrate`, made for up to four of the points, `num_samples` each. Elsewhere its upper band ends near 10
-    / num_samples.
+    where the scale of replicas is above 1. The add direction's divergence is at most that of the remove
+    direction, whose upper band it has; for truncated batches, where this is not proven, it is drawn from the
+    proposals of `calibrate`, made for up to four of the points, `num_samples` each.
 
     Balls-in-bins and Poisson sampling with one band (C = I) need no samples: an accountant gives both ends,
     of the former at up to 16 points.
@@ -120,10 +116,12 @@ def privacy_profile(
         composed = composition_of(compose_with)
         distributions = functools.partial(_distributions, mechanism, grid=grid, composed=composed)
         options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
-        has_line = supports(mechanism)
-        bands, names = sampled_bands(mechanism, grid, distributions, q, composed, has_line, **options)
-    if mechanism.is_replace_one:  # symmetric
-        bands[Direction.ADD] = bands[Direction.REMOVE].copy()
+        bands, names = sampled_bands(mechanism, distributions, q, composed, **options)
+    if Direction.ADD not in bands:
+        below, *others = bands[Direction.REMOVE]
+        if not mechanism.is_replace_one:  # not symmetric: by the best event at epsilon 0, of P at most 1 - H
+            below = np.maximum(0.0, 1 - np.exp(grid) * (1 - below.max()))
+        bands[Direction.ADD] = np.stack([below, *others])
     lower, estimate, upper = np.maximum(bands[Direction.REMOVE], bands[Direction.ADD])
     return Profile(grid, lower, estimate, upper, bands, confidence, num_samples, names)
 
@@ -132,7 +130,7 @@ def _distributions(
     mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None
 ) -> list[tuple[Proposal, np.ndarray]]:
     """Return proposals, each with the points it serves: replicas and plain draws, or made for their first."""
-    if direction == Direction.ADD and (composed is not None or not mechanism.is_upper_bound):
+    if direction == Direction.ADD and composed is not None:
         return [(proposals.plain(mechanism, direction), grid)]
     if direction == Direction.REMOVE:
         chosen = best_proposal(mechanism, float(grid[-1]), direction, None, composed)

@@ -30,8 +30,6 @@ class Stream(enum.IntEnum):
     ADD = 1
     REMOVE_PILOT = 2
     ADD_PILOT = 3
-    EXTRAPOLATION_PILOT = 4
-    EXTRAPOLATION = 5
     ESTIMATE_PILOT = 100
     """And onwards: one for each pilot of an estimate."""
     SEARCH = 500_000
@@ -49,7 +47,6 @@ class SearchStream(enum.IntEnum):
 
     REMOVE = 0
     ADD = 1
-    EXTRAPOLATION = 2
 
 
 def fresh_key():

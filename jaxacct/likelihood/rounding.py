@@ -72,12 +72,12 @@ class Size:
 
 @functools.lru_cache(maxsize=512)
 def loss_lines(
-    mechanism: Mechanism, delta_v: float, direction: str, replicas: int = 1, push: float = 0.0
+    mechanism: Mechanism, delta_v: float, direction: str, replicas: int = 1
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items for float32 losses of samples of one distribution.
 
     Rare outputs are excluded at the expense of `delta_v`. The outputs have `replicas` participation vectors
-    added up under "remove", none under "add", and normalised scores shifted by `push` standard deviations.
+    added up under "remove", none under "add".
     """
     if mechanism.is_replace_one:
         raise ValueError("losses of replace-one are rounded twice: proposals.families.mirrored")
@@ -85,7 +85,7 @@ def loss_lines(
         mechanism,
         direction,
         replicas,
-        lambda share: sizes(mechanism, delta_v, direction, replicas, push, share),
+        lambda share: sizes(mechanism, delta_v, direction, replicas, share),
     )
     lines = common_lines(mechanism, bound.errors, bound.size.beyond + bound.size.above)
     # Under Q the unit has no participation, except with truncated batches, where it may displace another.
@@ -160,11 +160,11 @@ def relative_line(item: Item, error: float, source: str) -> BudgetLine:
     return BudgetLine(item, "relative", math.expm1(error) if error < 600 else math.inf, source)
 
 
-def sizes(mechanism, delta_v, direction, replicas, push, share) -> Size:
+def sizes(mechanism, delta_v, direction, replicas, share) -> Size:
     """Return `Size`; vectors of more participations may have this `share` of a likelihood ratio."""
     scheme = mechanism.scheme
     count, beyond = _count(mechanism, delta_v, direction, share)
-    noise, score, ratio = magnitudes(mechanism, direction, replicas, push)
+    noise, score, ratio = magnitudes(mechanism, direction, replicas)
     own = _multiplicity(scheme)[0]
     most = count * own * (ratio + own / mechanism.noise_multiplier**2)
     largest, above = most, 0.0
@@ -196,14 +196,14 @@ def log_coincidence(mechanism, power: int) -> float:
     return log_moment if log_moment < math.inf else math.inf  # for NaN, too
 
 
-def magnitudes(mechanism, direction, replicas, push) -> tuple[float, float, float]:
+def magnitudes(mechanism, direction, replicas) -> tuple[float, float, float]:
     """Return (noise, score, ratio) of `Size`."""
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     noise = float(-ndtri(RARE / (2 * scheme.iterations)))
     cross = float(np.max(mechanism.cross_terms))
     at_once = _multiplicity(scheme)[1]
     signal = replicas * 2 * at_once * (1 + cross) if direction == Direction.REMOVE or _mixed(scheme) else 0.0
-    score = sigma * (noise + push) + signal
+    score = sigma * noise + signal
     return noise, score, (score + 0.5 + cross) / sigma**2
 
 

@@ -67,8 +67,11 @@ class Mechanism:
 
     @property
     def directions(self) -> tuple[Direction, ...]:
-        """Divergences to bound; one direction of replace-one, as its pair is symmetric."""
-        return (Direction.REMOVE,) if self.is_replace_one else DIRECTIONS
+        """Divergences to bound: "add" is at most "remove" where Q is one Gaussian, or the pair is symmetric.
+
+        Source: proofs/add_direction.md, theorem 1; proofs/adjacency.md, section 3.
+        """
+        return (Direction.REMOVE,) if self.scheme.side_information is None else DIRECTIONS
 
     @property
     def gradient_distance(self) -> int:

@@ -13,6 +13,7 @@ concentration bound for means of such terms then applies with its threshold divi
 The verifier reads only the fields of `Proposal`.
 """
 
+import dataclasses
 import functools
 import os
 import re
@@ -100,7 +101,6 @@ class Proposal:
         does not recompile; called when drawing, as large tables are made for the chosen proposal only.
       replicas: participation vectors added up in the drawn outputs, 0 in the add direction; the weight
         is proportional to e^{(1 - replicas) L} in the remove direction.
-      push: maximum shift of normalised scores, in standard deviations.
       log_normalizer: ln Z of a replica distribution.
       relative_error: bound on the relative error of the drawn density (rounded tables, the
         2^-32 grid of uniforms); thresholds are divided by 1 + this.
@@ -116,7 +116,6 @@ class Proposal:
     relative_error: float
     total_variation: float
     replicas: int
-    push: float
     left_out: float
     """Upper bound on the divergence that `profile` leaves out; subtracted from delta_v."""
     lowest: float
@@ -133,7 +132,7 @@ class Proposal:
     """Whether samples bound the divergence from above; a lower bound on that bound proves nothing."""
     below: Callable[[], "Proposal"] | None = None
     """Function that returns the same distribution with terms that are lower bounds; None if losses are exact
-    or have no lower bound (`mean_overlaps.from_below`)."""
+    or have no lower bound (`from_below.from_below`)."""
     log_weight_at: Callable[[np.ndarray], np.ndarray] | None = None
     """Function that returns ln w of losses, monotone; None where weights depend on more than the loss."""
     words: int = 1
@@ -302,7 +301,7 @@ PLAIN = ProposalSpec("plain", ())
 
 def plain(mechanism: Mechanism, direction: str) -> Proposal:
     """Return plain sampling, from the target itself: weight 1, scale 1."""
-    if direction not in mechanism.directions:
+    if mechanism.is_replace_one and direction == Direction.ADD:
         raise ValueError(f"direction must not be {direction}: the pair of {mechanism.adjacency} is symmetric")
     scheme = mechanism.scheme
     seen = scheme.side_information
@@ -324,7 +323,6 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
         relative_error=relative_error,
         total_variation=variation,
         replicas=1,
-        push=0.0,
         left_out=0.0,
         lowest=0.0,
         profile=None,
@@ -336,7 +334,10 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
 
 def build(setting: Setting) -> Proposal:
     """Return plain sampling for a setting."""
-    return plain(setting.mechanism, setting.direction)
+    found = plain(setting.mechanism, setting.direction)
+    if setting.composed is None:
+        return found
+    return dataclasses.replace(found, left_out=setting.composed.exchanged(setting.epsilon))
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

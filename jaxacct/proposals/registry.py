@@ -15,9 +15,9 @@ from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT
 from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
 from jaxacct.statistics.hockey_stick import Direction
 
-_REMOVE, _ADD, _BOTH = (Direction.REMOVE,), (Direction.ADD,), (Direction.REMOVE, Direction.ADD)
+_REMOVE, _BOTH = (Direction.REMOVE,), (Direction.REMOVE, Direction.ADD)
 _ALL = (ZERO_OUT, REPLACE_ONE)
-_ORDERS, _VARIANTS = range(2, 65), range(10_000)
+_ORDERS = range(2, 65)
 
 
 class Family(NamedTuple):
@@ -41,9 +41,6 @@ FAMILIES: dict[str, Family] = {
     "example-replicas": Family("families.example_replicas", _REMOVE, (False,), (_ORDERS,)),
     "inflated-replicas": Family("families.inflated", _REMOVE, (False,), (_ORDERS, range(2, 33))),
     "pairs": Family("families.pairs", _REMOVE, (False,), (range(4, 49), range(2)), also=((1, 1),)),
-    "mean-overlaps": Family("add_direction.mean_overlaps", _ADD, (False,), (_VARIANTS,)),
-    "plain-bounded": Family("add_direction.plain_bounded", _ADD, (False, True), ()),
-    "half-space": Family("add_direction.half_space", _ADD, (False,), ()),
     "truncated": Family("families.truncated", _BOTH, (False,), ()),
     "composed-replicas": Family("families.composed_replicas", _REMOVE, (True,), (_ORDERS,)),
 }

@@ -19,9 +19,7 @@ from jaxacct.statistics.lines import BudgetLine, Item, total
 
 
 def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
-    """Return all reserves for the samples of a proposal, by its arguments alone; empty for an exact zero."""
-    if proposal.log_scale == -math.inf:
-        return ()
+    """Return all reserves for the samples of a proposal, by its arguments alone."""
     mechanism, m = proposal.mechanism, proposal.replicas
     if proposal.rounding_lines is not None:
         lines = proposal.rounding_lines(delta_v)
@@ -30,7 +28,7 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
             from jaxacct.proposals.families.mirrored import loss_lines
         else:
             loss_lines = rounding.loss_lines
-        lines = loss_lines(mechanism, delta_v, proposal.direction, max(1, m), proposal.push)
+        lines = loss_lines(mechanism, delta_v, proposal.direction, max(1, m))
         if proposal.direction == Direction.REMOVE and m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
             lines += (weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
@@ -55,7 +53,7 @@ def weight_line(
         mechanism,
         Direction.REMOVE,
         replicas,
-        lambda share: rounding.sizes(mechanism, delta_v, Direction.REMOVE, replicas, 0.0, share),
+        lambda share: rounding.sizes(mechanism, delta_v, Direction.REMOVE, replicas, share),
     ).size
     parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
     exponent = 3 * rounding.UNIT * parts
@@ -77,8 +75,6 @@ def end_lines(left_out: float, what: tuple[Item, str] = _LEFT_OUT[0]) -> tuple[B
 
 def threshold(proposal: Proposal, delta_v: float) -> float:
     """Return the upper limit of the mean term: `delta_v` in the proposal's units, less all `budget_lines`."""
-    if proposal.log_scale == -math.inf:
-        return math.inf
     # min and max below would drop a NaN, and e^100 certifies anything.
     if math.isnan(proposal.log_scale):
         raise ValueError(f"{proposal.name}: the scale must be a number, got nan")

@@ -297,7 +297,7 @@ def _to_paste(plan: Plan, second: dict | None, run: RunCard | None) -> str:
 def _drawn(plan: Plan) -> list[str]:
     if not isinstance(plan.evidence, Sampled):
         return ["drawn: nothing"]
-    counts = f"{plan.evidence.remove.num_samples:,} samples (remove), {plan.evidence.add.num_samples:,} (add)"
+    counts = f"{plan.evidence.num_samples:,} samples"
     where = f"{plan.provenance.device}, {plan.provenance.created}"
     return [f"drawn: {counts} on {where}, from the keys in the file"]
 

@@ -170,7 +170,7 @@ def verification(verdict: Verdict):
       verdict: `plan.verdict`, or what `plan.verify()` returned.
 
     The samples are independent and stored as a histogram, so all their orders are equally likely: a few of
-    them are shown, drawn with a fixed seed. An add direction certified by a line is not shown.
+    them are shown, drawn with a fixed seed.
     """
     shown = [each for each in verdict.directions if isinstance(each.side, Mean) and each.side.bets]
     if not shown or not isinstance(verdict.evidence, Sampled):

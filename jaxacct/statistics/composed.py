@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
 _LEFT_OUT = 1e-3  # maximum fraction of delta that the left-out part of the profile may have
 _RAISED = 1e-9  # relative; far above the float64 rounding error of the table between its points
+_STEPS = np.geomspace(1e-3, 8.0, 100)  # nats below epsilon at which a loss above epsilon is bounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +25,12 @@ class TabulatedProfile:
       logs: (points,) float64, ascending, nats.
       values: (points,) in [0, 1], not increasing. Before the first point the value is 1, after the last its
         own.
+      of_gaussians: whether it is that of a mixture of Gaussians of one width against one of them.
     """
 
     logs: np.ndarray
     values: np.ndarray
+    of_gaussians: bool = False
 
     @functools.cached_property
     def _alphas(self) -> np.ndarray:
@@ -101,57 +103,13 @@ class Composed:
         candidates = np.concatenate([ends, between, [power * logs[0]]])
         return float(np.nanmax(candidates)) + _RAISED * (1 + power)
 
-    def concave_terms(self, least: float) -> "ConcaveTerms | None":
-        """Return X of exponents t >= `least` (nats) with `g(t) <= left_out + X(t)`, for extrapolation.
+    def exchanged(self, epsilon: float) -> float:
+        """Return by how much the add direction may exceed the remove direction.
 
-        None where the profile has no floor, or t is beyond its end.
+        At most `e^epsilon` times the probability of a loss above epsilon of the composed mechanism, 0 for
+        Gaussians (proofs/composition.md, theorem 2).
         """
-        if self._end is None or not least < self.end:
-            return None
-        cap = 1 - _LEFT_OUT * self.delta
-        logs, values = self.profile.logs, self.profile.values
-        start = max(least, float(logs[0]) - 1.0)
-        first = int(np.searchsorted(logs, start, side="right"))
-        at_start = float(self.profile(np.array([start]))[0])
-        # Heights decrease, so the height at a point is at least that of the interval up to the next one.
-        heights = scipy.special.ndtri(
-            np.minimum(np.array([at_start, at_start, *values[first : self._end]]), cap)
-        )
-        places = np.array([start, *logs[first : self._end + 1]])
-        heights += _RAISED * (1 + np.abs(heights))
-        corners: list[int] = []
-        for j in range(len(places)):
-            while len(corners) > 1 and _bends_up(places, heights, corners[-2], corners[-1], j):
-                corners.pop()
-            corners.append(j)
-        left_out = self.left_out + _LEFT_OUT * self.delta
-        return ConcaveTerms(places[corners], heights[corners], left_out)
-
-    def log_at(self, t: float) -> float:
-        """Return an upper bound on ln g(t) of the whole profile; t in nats."""
-        value = float(self.profile(np.array([t]))[0])
-        return math.log(value) + _RAISED if value > 0 else -math.inf
-
-
-def _bends_up(x: np.ndarray, y: np.ndarray, i: int, j: int, k: int) -> bool:
-    """Return whether the middle one of three points is not above the line through the others."""
-    return bool((y[j] - y[i]) * (x[k] - x[i]) <= (y[k] - y[i]) * (x[j] - x[i]))
-
-
-@dataclass(frozen=True, eq=False)
-class ConcaveTerms:
-    """`X(t)` in [0, 1] whose height `Phi^{-1}(X(t))` is concave and decreasing; 0 from the last place on.
-
-    Attributes:
-      places: (corners,) float64, ascending, nats; before the first, X has its value there.
-      heights: (corners,) float64, of a concave, decreasing function.
-      left_out: upper bound on the part of the profile that X does not cover.
-    """
-
-    places: np.ndarray
-    heights: np.ndarray
-    left_out: float
-
-    def __call__(self, t: np.ndarray) -> np.ndarray:
-        """Evaluate at float64 t of any shape."""
-        return np.where(t < self.places[-1], scipy.special.ndtr(np.interp(t, self.places, self.heights)), 0.0)
+        if self.profile.of_gaussians:
+            return 0.0
+        values = self.profile(epsilon - _STEPS) / -np.expm1(-_STEPS)
+        return float(np.min(values)) * (1 + _RAISED)

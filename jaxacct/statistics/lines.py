@@ -19,7 +19,6 @@ class Item(enum.StrEnum):
     NORMALS = "normals"
     SCORES = "scores"
     RATIO = "ratio"
-    COORDINATE = "coordinate"
     MEAN_OVERLAPS = "mean-overlaps"
     EXTREME_RADII = "extreme-radii"
     FAR_NOISE = "far-noise"
@@ -39,7 +38,6 @@ SENTENCES = {
     Item.NORMALS: "rounding of the normals",
     Item.SCORES: "rounding of the scores",
     Item.RATIO: "rounding of the likelihood ratio",
-    Item.COORDINATE: "rounding of the coordinate",
     Item.MEAN_OVERLAPS: "distribution of mean overlaps",
     Item.EXTREME_RADII: "two extreme radii in one sample",
     Item.FAR_NOISE: "noise far outside its range",

@@ -260,12 +260,6 @@ class Stationary(Strategy):
             spectrum = spectrum + jnp.fft.rfft(participation, length) * power.astype(spectrum.dtype)[None]
         return jnp.fft.irfft(spectrum, length)[:, :iterations]
 
-    def noise_scores(self, key, iterations: int, num_samples: int, dtype):
-        """Draw `C^T z`, (num_samples, iterations) of `dtype`, for white z of unit variance."""
-        return self.scores_from_normals(
-            self.draw_normals(key, iterations, num_samples, dtype), iterations, 1.0
-        )
-
     def signal_scores(self, participation):
         """Return `C^T C x` on the extended horizon."""
         if self.bands == 1:

@@ -3,13 +3,11 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from jaxacct.common.progress import Progress
-from jaxacct.core.check import check_direction
-from jaxacct.core.evidence import Counts, Line, Mean, Sampled
+from jaxacct.core.check import check_direction, resolve
+from jaxacct.core.evidence import Counts, Mean, Sampled
 from jaxacct.core.plan import Plan
-from jaxacct.core.verify import run_again
 from jaxacct.kernels import randomness
 from jaxacct.statistics.hockey_stick import Direction, add_counts, draw_histograms, sparse_counts
 
@@ -57,26 +55,26 @@ def replay(plan: Plan, progress: Progress | None = None) -> tuple[Replayed, ...]
 
 def _replayed(plan: Plan, evidence: Sampled, direction: Direction, progress: Progress | None) -> Replayed:
     side = getattr(evidence, direction)
-    if not isinstance(side, Mean | Line):
+    if not isinstance(side, Mean):
         return Replayed(direction, 0, 0, True)
-    run, key = run_again(plan.claim, direction, side), randomness.key_from_words(list(side.key))
-    assert run is not None
-    blocks = side.num_samples // run.block_size
+    of, key = resolve(plan.claim, direction, side.proposal), randomness.key_from_words(list(side.key))
+    blocks = side.num_samples // randomness.BLOCK_SIZE
 
     def keep(done, counts):
         if progress:
-            progress(f"replay {direction}", done * run.block_size, side.num_samples)
+            progress(f"replay {direction}", done * randomness.BLOCK_SIZE, side.num_samples)
 
     fresh = draw_histograms(
-        lambda first, last: run.count(key, first, last, side.margin),
+        lambda first, last: of.count(key, first, last, side.margin),
         lambda done, counts: counts if done >= blocks else None,
         lambda done: min(blocks, done + max(64, blocks // 64)),
         add=add_counts,
         keep=keep,
     )
-    again: dict[str, Any] = dict(zip(side.histograms, map(sparse_counts, fresh), strict=True))
-    verdict = check_direction(plan.claim, direction, dataclasses.replace(side, **again), evidence)
-    moved = sum(_moved(getattr(side, name), counts) for name, counts in again.items())
+    terms, losses = map(sparse_counts, fresh)
+    again = dataclasses.replace(side, term_counts=terms, loss_counts=losses)
+    verdict = check_direction(plan.claim, direction, again, evidence)
+    moved = _moved(side.term_counts, terms) + _moved(side.loss_counts, losses)
     return Replayed(direction, side.num_samples, moved, verdict.certified)
 
 

@@ -48,7 +48,11 @@ LINES = [
     (f"calibrate {BOTH} --proposal replicas:65", "proposal must be replicas:2..64, got 'replicas:65'"),
     (f"calibrate {BOTH} --proposal replicas:1", "proposal must be replicas:2..64, got 'replicas:1'"),
     (f"calibrate {BOTH} --proposal plain:2", "proposal must be plain, got 'plain:2'"),
-    (f"calibrate {BOTH} --proposal half-space", "proposal must be of plain, replicas", "got 'half-space'"),
+    (
+        f"calibrate {BOTH} --proposal composed-replicas:2",
+        "proposal must be of plain, replicas",
+        "got 'composed-replicas:2'",
+    ),
     (f"calibrate {BOTH} --proposal truncated", "truncated is for truncated-b-min-sep only, got scheme b-min"),
     (f"calibrate {BOTH} --proposal pairs:3,0", "proposal must be pairs:4..48,0..1, got 'pairs:3,0'"),
     (

@@ -15,22 +15,16 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, Toeplitz
-from jaxacct.common.files import Checkpoint
-from jaxacct.core import verify as verifying
-from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals import base
-from jaxacct.proposals.add_direction import extrapolation, half_space, mean_overlaps
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.families import overlaps, pair_weights
-from jaxacct.proposals.threshold import Resolved, budget_lines, threshold
-from jaxacct.statistics import bounds
+from jaxacct.proposals.families import from_below, overlaps, pair_weights
+from jaxacct.proposals.threshold import Resolved, threshold
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError, hockey_stick
 from jaxacct.statistics.lines import KINDS, BudgetLine, Item, total
 from jaxacct.strategies.stationary import circulant_length
-from tests.core.test_guards import BUDGET, a_line, of
+from tests.core.test_guards import of
 from tests.oracles import budget_families
-from tests.proposals_by_name import proposal_by_name
 
 DELTA_V, U = 1e-5, 2.0**-24
 COLUMNS = Mechanism(BMinSep(40, 4, 0.05), BandedToeplitz.square_root(4), 1.5)
@@ -60,58 +54,8 @@ def test_a_threshold_pays_for_every_item():
     assert threshold(proposal, DELTA_V) == pytest.approx(exact, rel=1e-12)
     assert threshold(proposal, DELTA_V) <= exact
     assert threshold(proposal, 2.4e-6) == 0
-    assert budget_lines(dataclasses.replace(proposal, log_scale=-math.inf), DELTA_V) == ()
     with pytest.raises(ValueError, match="scale must be a number"):
         threshold(dataclasses.replace(proposal, log_scale=math.nan), DELTA_V)
-
-
-# --- The table of a coordinate ---
-
-
-def distribution_of_cells(cells):
-    """(chance of each cell, float64, and ln of the density in it) as they are drawn: words of 32 bits."""
-    last = np.asarray(cells["last"], np.float64)
-    chances = np.diff(np.append(-1.0, last)) / 2**32
-    assert chances.min() > 0 and chances.sum() == 1
-    return chances, np.log(chances) - math.log(float(cells["width"]))
-
-
-def test_weights_of_a_table_are_rounded_up():
-    """`ln phi(upper end) - ln r`, four roundings of it and of 1 above, of which storing it takes one."""
-    width, rng = 2.0**-7, np.random.default_rng(2)
-    upper = 2.0 - width * np.arange(half_space.CELLS)
-    log_peak = stats.norm.logpdf(upper) + rng.uniform(-3, 0, upper.size)
-    log_scale, cells = half_space.place_cells(upper, width, log_peak)
-    chances, log_density = distribution_of_cells(cells)
-    exact = stats.norm.logpdf(upper) - log_density
-    raised = np.asarray(cells["log_weight"], float) - exact
-    assert (raised >= 2.9 * U * (1 + np.abs(exact))).all() and raised.max() < 1e-3
-    assert chances.min() >= 2.0**-32  # every cell may be drawn, or its weight would be infinite
-    assert 0 < log_scale - (log_peak - log_density).max() < 1e-11
-
-
-@pytest.mark.parametrize(("edge", "slope"), [(-5.0, 0.3), (-1.0, 2.0), (0.5, 0.7)])
-def test_a_table_says_what_it_leaves_out(edge, slope):
-    """The tail below the last cell, over the scale; no term in a cell exceeds that."""
-    log_scale, tail, cells = half_space.coordinate_table(edge, slope)
-    width = float(cells["width"])
-    upper = edge - width * np.arange(half_space.CELLS)
-    assert tail == pytest.approx(stats.norm.cdf(upper[-1] - width) / math.exp(log_scale), rel=1e-2, abs=0)
-    # The normal density is largest at the end nearer to 0, the other factor at the lower end.
-    largest = stats.norm.logpdf(np.clip(0.0, upper - width, upper))
-    largest += np.log(-np.expm1(slope * (upper - width - edge)))
-    assert (largest - distribution_of_cells(cells)[1]).max() == pytest.approx(log_scale, abs=1e-5)
-
-
-def test_what_half_spaces_say_of_their_distribution():
-    found = proposal_by_name(COLUMNS, 1.0, "add", "half-space")
-    cells, remainder = found.tables(), half_space.log_remainder_scale(COLUMNS, 1.0)
-    end = float(cells["upper"][-1]) - float(cells["width"])
-    tail = stats.norm.cdf(end) / math.exp(found.log_scale - remainder)
-    assert found.total_variation == pytest.approx(tail, rel=1e-2, abs=0) and tail > 0
-    assert found.relative_error == 2.0**-20
-    n = COLUMNS.scheme.iterations
-    assert float(cells["rounding"]) == pytest.approx((math.ceil(math.log2(n)) + 6) * U, rel=1e-6)
 
 
 def gaussian_profile() -> TabulatedProfile:
@@ -186,7 +130,7 @@ def test_means_are_those_of_a_distribution_that_is_only_near(odds):
     """k times (K e^Delta + 1) Delta^2 / 2, Delta from the error of the likelihood of one."""
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, 3), BandedToeplitz.square_root(4), 2.5)
     lines = (BudgetLine(Item.RATIO, "epsilon", odds / 3, ""),)
-    *kept, found = mean_overlaps.tilted_to_means(mechanism, lines)
+    *kept, found = from_below.tilted_to_means(mechanism, lines)
     assert tuple(kept) == lines and found.kind == "epsilon"
     made = {line.name: (line.kind, line.amount) for line in lines}
     assert found.amount == pytest.approx(budget_families.means_item(mechanism, made), rel=1e-9, abs=0)
@@ -194,120 +138,30 @@ def test_means_are_those_of_a_distribution_that_is_only_near(odds):
     assert found.amount == pytest.approx(by_hand, rel=1e-9, abs=0)
 
 
-# --- Lines through two distributions ---
-
-
-def test_both_distributions_of_a_line_are_pushed_the_safe_way():
-    """The near one further and the far one less far, by 2^-20 of the distance, in float32."""
-    near, far = 1.3, 2.9
-    line = extrapolation.at_distances(COLUMNS, 0.5, near, far)
-    mean = COLUMNS.scheme.participation_probabilities()
-    signal = COLUMNS.strategy.gram(mean)
-    along = signal / math.sqrt(mean @ signal)
-    for distribution, distance, side in ((line.near, near, 1), (line.far, far, -1)):
-        shift = np.asarray(distribution.tables()["shift"], float) / (distance * along) - 1
-        np.testing.assert_allclose(shift, side * 2.0**-20, rtol=0.1)
-        assert (side * shift > 2 * U).all()
-
-
-def test_items_of_a_line_are_those_of_its_farther_distribution():
-    """Scores as far as the far distribution moves them, and a hundredth; no delta is shared out."""
-    near, far = 0.5, 9.0
-    line = extrapolation.at_distances(COLUMNS, 0.5, near, far)
-    expected = budget_families.loss_items(COLUMNS, 1e-12, "add", 1, 1.01 * far)
-    found = {item.name: (item.kind, item.amount) for item in line.lines}
-    assert found.keys() == expected.keys()
-    for name, (kind, amount) in expected.items():
-        assert found[name] == (kind, pytest.approx(amount, rel=1e-6, abs=0))
-    of_kind = {
-        kind: sum(a for k, a in expected.values() if k == kind) for kind in ("delta", "total variation")
-    }
-    assert of_kind["delta"] > 0.01 * of_kind["total variation"]
-    assert line.unseen == pytest.approx(sum(of_kind.values()), rel=1e-6, abs=0)
-    margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
-    assert extrapolation.margin_of_line(line) == pytest.approx(margin, rel=1e-6, abs=0)
-
-
-def test_the_bound_of_a_line_is_rounded_up():
-    """`Phi((Phi^-1(near) - ratio Phi^-1(far)) / (1 - ratio))` of a height raised by 1e-9 of it and of 1."""
-    for near, far, near_upper, far_lower in (
-        (1.0, 2.0, 1e-4, 0.2),
-        (2.0, 3.0, 0.01, 0.3),
-        (0.5, 4.0, 0.2, 0.9),
-    ):
-        ratio = near / far
-        height = (stats.norm.ppf(near_upper) - ratio * stats.norm.ppf(far_lower)) / (1 - ratio)
-        found = extrapolation.log_bound(near, far, -0.25, near_upper, far_lower) + 0.25
-        raised = stats.norm.logcdf(height + 1e-9 * (1 + abs(height)))
-        assert found == pytest.approx(raised, rel=1e-12, abs=1e-14)
-        assert found > stats.norm.logcdf(height + 0.5e-9 * (1 + abs(height)))
-    assert extrapolation.log_bound(1.0, 2.0, -0.25, 1.0, 0.5) == -0.25
-    assert extrapolation.log_bound(1.0, 2.0, -0.25, 0.5, 0.0) == -0.25
-
-
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("distribution", [0, 1])
-def test_a_line_averages_no_infinite_losses(loss, distribution, monkeypatch):
-    """Of either distribution; nor does a mean test of either direction."""
-    called = []
+def test_no_infinite_loss_is_averaged(loss, monkeypatch):
+    """In a mean test of either direction."""
 
     def draws(proposal, stream, first, number, dtype=None):
         losses = np.linspace(-1.0, -0.2, 128)
-        losses[5] = loss if len(called) == distribution else -0.5
-        called.append(proposal)
+        losses[5] = loss
         yield Draws(losses, np.zeros_like(losses))
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    with pytest.raises(NonFiniteLossError, match="1 of 128 privacy losses are not finite"):
-        extrapolation.count_terms(a_line(), jax.random.key(0), 0.1, 0, 1)
-    assert len(called) == distribution + 1
-    called[:] = [None] * distribution
     for direction in ("remove", "add"):
-        with pytest.raises(NonFiniteLossError, match="not finite"):
+        with pytest.raises(NonFiniteLossError, match="1 of 128 privacy losses are not finite"):
             of(plain(COLUMNS, direction)).count(None, 0, 1, 0.0)
-        called[:] = [None] * distribution
-
-
-def test_draws_of_a_line_with_another_margin_are_not_gone_on_from(tmp_path):
-    """Nor with other distances or another scale: all terms have the same units, or are not added up."""
-    line, job = a_line(), "0123456789abcdef"
-    begun = Run(of(plain(line.near.mechanism, "add")), line)
-    margin = extrapolation.margin_of_line(line)
-    distribution = {"near": 1.0, "far": 2.0, "log_scale": line.log_scale, "margin": margin}
-    enough = [[0, 128 * 10**6]], [[len(bounds.TERM_EDGES) - 1, 128 * 10**6]]
-    state = {"blocks": 10**6, "counts": enough, "bets": ((), ())}
-    key = jax.random.key(0)
-    for name, factor in [("margin", 1.001), ("margin", 0.5), ("near", 1.1), ("far", 1.1), ("log_scale", 2.0)]:
-        with Checkpoint(tmp_path) as checkpoint:
-            other = distribution | {name: distribution[name] * factor}
-            checkpoint.save(f"add-line-{job}", state | {"distribution": other})
-            with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
-                verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
-    with Checkpoint(tmp_path) as checkpoint:
-        checkpoint.save(f"add-line-{job}", state | {"distribution": distribution})
-        found = verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
-    assert found.num_samples == 2 * 128 * 10**6
 
 
 # --- The other mechanism of a composition ---
 
 
-def test_terms_of_a_composed_line_are_above_the_profile_by_an_allowance():
-    """Heights are raised by 1e-9 of themselves and of 1, at every corner; so are scales."""
+def test_scales_of_a_composed_profile_are_raised_by_an_allowance():
+    """By 1e-9 of themselves and of 1, and so is what is left out."""
     profile = gaussian_profile()
     composed = Composed(profile, 1e-4)
-    terms = composed.concave_terms(-4.0)
-    assert terms is not None
-    cap = 1 - 1e-3 * composed.delta
-    before = np.searchsorted(profile.logs, terms.places[1:], side="left") - 1  # the point before each corner
-    values = np.append(profile(terms.places[:1]), profile.values[before])
-    exact = stats.norm.ppf(np.minimum(values, cap))
-    raised = (terms.heights - exact) / (1 + np.abs(exact))
-    assert len(terms.places) > 20 and (raised >= 0.9e-9).all()
-    assert terms.left_out == pytest.approx(composed.left_out + 1e-3 * composed.delta, rel=1e-12, abs=0)
     floor = profile.values[profile.values <= 1e-3 * composed.delta][0]
     assert floor < composed.left_out <= floor * (1 + 2e-9)
-    assert composed.log_at(0.5) >= math.log(float(profile(np.array([0.5]))[0])) + 0.9e-9
     dense = np.linspace(-6, composed.end, 200_001)
     with np.errstate(divide="ignore"):
         product = 1.5 * dense + np.log(composed.above_floor(dense))

@@ -12,9 +12,8 @@ from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, 
 from jaxacct.common.files import Checkpoint
 from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
-from jaxacct.proposals.add_direction import half_space, mean_overlaps, plain_bounded
 from jaxacct.proposals.base import Draws, Setting, plain
-from jaxacct.proposals.families import composed_replicas, overlaps, truncated
+from jaxacct.proposals.families import composed_replicas, from_below, overlaps, truncated
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed
@@ -22,48 +21,11 @@ from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_allowances import U, gaussian_profile
 from tests.core.test_budget_lines import compare
-from tests.core.test_guards import BUDGET, a_line, of
+from tests.core.test_guards import BUDGET, of
 from tests.oracles import budget_families as families
-from tests.oracles import enumeration
 
 SMALL = Mechanism(BMinSep(5, 2, 0.2), BandedToeplitz((2.0, 1.0)), 1.1)
 CUT = Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), BandedToeplitz.square_root(3), 2.5)
-
-
-# --- Add direction ---
-
-
-def test_tangents_touch_from_below_by_an_allowance():
-    """1e-8 of 1 and of the parts, at the point of contact itself."""
-    scheme, sigma = SMALL.scheme, SMALL.noise_multiplier
-    none = math.exp(scheme.log_probability_of_none())
-    dense = enumeration.strategy_matrix(SMALL.strategy.array, 6, 5)
-    for seed in range(3):
-        noise = np.random.default_rng(seed).normal(size=5) + 0.5
-        minorant = half_space.tangent(SMALL, noise)
-        assert minorant is not None
-        y = sigma * dense @ np.linalg.solve(dense.T @ dense, noise)  # an output with these scores
-        f = math.exp(enumeration.log_ratio(scheme, SMALL.strategy.array, sigma, y[None])[0])
-        below = math.log(f - none) - (minorant.constant + minorant.weights @ noise / sigma)
-        assert 0.9e-8 <= below <= 1e-6
-        one = Mechanism(IndependentAttribution(5, 2, 0.2, 3), SMALL.strategy, sigma)
-        bound = mean_overlaps.mean_overlap_tangent(one, noise)
-        assert bound is not None
-        shared = 3 * (bound.norm / 3) ** 2 / sigma**2  # three pairs
-        at = bound.constant + bound.weights @ noise / sigma
-        assert 0.9e-8 <= 3 * math.log(f) - shared - at <= 1e-6
-
-
-def test_the_least_exponent_and_the_remainder_are_rounded_the_safe_way():
-    none = SMALL.scheme.log_probability_of_none()
-    for epsilon in (0.1, -none - 1e-3, -none - 1e-6):
-        lowered = epsilon + none - plain_bounded.min_exponent(SMALL, epsilon)
-        assert 0.5e-12 * (1 - none) <= lowered <= 2e-12 * (1 - none)
-    epsilon = -none - 1e-3
-    exact = math.log(-math.expm1(epsilon + none))
-    assert 0.5e-9 * (1 - none) < plain_bounded.log_remainder_scale(SMALL, epsilon) - exact < 2e-9 * (1 - none)
-    certain = dataclasses.replace(SMALL, scheme=BMinSep(5, 2, 1.0))
-    assert plain_bounded.log_remainder_scale(certain, 1.0) == 0.0
 
 
 def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
@@ -79,7 +41,9 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
     expected |= families.weight_items(mechanism, 1e-4, 2, log_z, whole.end + margin)
     without = families.weight_items(mechanism, 1e-4, 2, log_z)
     assert expected["float32 weights"][1] != without["float32 weights"][1] or whole.end < 4
-    expected["end of the composed profile"] = "delta", whole.left_out
+    exchanged = whole.exchanged(1.0)
+    assert 0 < exchanged != whole.left_out > 0
+    expected["end of the composed profile"] = "delta", whole.left_out + exchanged
     relative, variation = mechanism.scheme.replicas.errors(mechanism, 2)
     compare(budget_lines(found, 1e-4), expected, [("relative", relative), ("total variation", variation)])
     assert found.lowest == whole.end > 0
@@ -87,15 +51,6 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
     weights = families.weight_items(mechanism, 1e-4, 2, log_z, 500.0 + margin)["float32 weights"][1]
     assert next(x for x in budget_lines(far, 1e-4) if x.name == "float32 weights").amount == pytest.approx(
         weights, rel=1e-9, abs=0)  # fmt: skip
-
-
-def test_a_line_books_what_its_terms_leave_out(monkeypatch):
-    whole = Composed(gaussian_profile(), 1e-4)
-    line = dataclasses.replace(a_line(), composed_terms=whole.concave_terms(-4.0))
-    assert line.left_out == line.composed_terms.left_out > 0
-    assert line.bound(0.1, 0.4) == math.exp(line.log_bound(0.1, 0.4)) + line.left_out
-    alone = a_line()
-    assert alone.left_out == 0 and alone.bound(0.1, 0.4) == math.exp(alone.log_bound(0.1, 0.4))
 
 
 # --- Remove direction ---
@@ -148,7 +103,7 @@ def test_losses_of_mean_overlaps_are_lowered():
     @jax.jit
     def run(rows):
         of_one = one.loss_and_mean_participation((sigma * rows - jnp.float32(0.5)) / sigma**2)
-        return mean_overlaps.loss_of_mean_overlaps(scheme, strategy, rows, sigma), *of_one
+        return from_below.loss_from_below(scheme, strategy, sigma * rows, sigma), *of_one
 
     found, loss, mean = (np.asarray(part, float) for part in run(rows))
     tau = 4 * math.log2(circulant_length(64, 4)) + 6
@@ -209,8 +164,8 @@ def test_the_open_bins_of_losses_are_taken_for_the_worst():
 
 
 def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
-    """Nor of another distribution; the sibling of the same test of lines."""
-    begun, job = Run(of(plain(a_line().near.mechanism, "remove"))), "0123456789abcdef"
+    """Nor of another distribution."""
+    begun, job = Run(of(plain(SMALL, "remove"))), "0123456789abcdef"
     margin, key = begun.of.margin, jax.random.key(0)
     distribution = begun.of.proposal.draw_metadata | {"margin": margin}
     state = {"bets": [[0.5], [1.0]], "blocks": 10**6, "counts": [[[0, 128 * 10**6]], [[0, 128 * 10**6]]]}

@@ -25,9 +25,8 @@ from jaxacct import (
 )
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.add_direction.half_space import coordinate_lines
-from jaxacct.proposals.add_direction.mean_overlaps import from_below
 from jaxacct.proposals.families.example_replicas import example_replica_lines
+from jaxacct.proposals.families.from_below import from_below
 from jaxacct.proposals.families.inflated import inflated_lines
 from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes.users import independent_attribution
@@ -77,17 +76,17 @@ def compare(lines, expected: dict, settled=()):
 
 @EACH
 def test_items_of_losses(name):
-    """Both directions, one replica and more, shifted distributions, few and many rare outputs allowed."""
+    """Both directions, one replica and more, few and many rare outputs allowed."""
     mechanism = SETTINGS[name]
-    for direction, m, push, delta_v in [
-        ("remove", 1, 0.0, DELTA_V),
-        ("remove", 3, 0.0, DELTA_V),
-        ("remove", 2, 0.0, 1e-12),
-        ("add", 1, 0.0, DELTA_V),
-        ("add", 1, 7.5, 1e-12),
+    for direction, m, delta_v in [
+        ("remove", 1, DELTA_V),
+        ("remove", 3, DELTA_V),
+        ("remove", 2, 1e-12),
+        ("add", 1, DELTA_V),
+        ("add", 1, 1e-12),
     ]:
-        expected = families.loss_items(mechanism, delta_v, direction, m, push)
-        compare(rounding.loss_lines(mechanism, delta_v, direction, m, push), expected)
+        expected = families.loss_items(mechanism, delta_v, direction, m)
+        compare(rounding.loss_lines(mechanism, delta_v, direction, m), expected)
     for lowest in (0.0, 30.0, 1e4):
         line = weight_line(mechanism, DELTA_V, 3, -4.5, lowest)
         compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
@@ -105,7 +104,7 @@ def test_how_many_participations_count(name):
 def test_every_branch_is_among_the_settings():
     """Each of these would otherwise be compared nowhere."""
     distributions = {
-        name: families.distribution_of(m, DELTA_V, "remove", 1, 0.0, 2.0**-20) for name, m in SETTINGS.items()
+        name: families.distribution_of(m, DELTA_V, "remove", 1, 2.0**-20) for name, m in SETTINGS.items()
     }
     fewer = {name for name, m in SETTINGS.items() if distributions[name].count < families.most(m.scheme)}
     assert {"one band", "transforms", "phases", "counts", "two examples", "cut"} <= fewer
@@ -192,27 +191,6 @@ def test_items_of_replicas(setting):
         )
 
 
-def max_coordinate(tables) -> float:
-    return float(np.abs(np.asarray(tables["upper"], float)).max() + tables["width"])
-
-
-@pytest.mark.parametrize(
-    ("setting", "epsilon"), [("one band", 1.0), ("transforms", 4.0), ("rows of the run", 0.9)]
-)
-def test_items_of_half_spaces(setting, epsilon):
-    """A replaced coordinate moves scores by the new and the old one, below 12 but for 2^-105."""
-    mechanism, found = SETTINGS[setting], proposal(setting, epsilon, "add", "half-space")
-    tables = found.tables()
-    push, weights = max_coordinate(tables) + 12, np.asarray(tables["weights"], float)
-    assert found.push == pytest.approx(push, rel=1e-6)
-    compare(
-        budget_lines(found, DELTA_V),
-        families.half_space_items(mechanism, DELTA_V, push, weights),
-        distribution(found),
-    )
-    assert found.relative_error >= 2.0**-20  # cells have errors of that: words of 32 bits, float32 places
-
-
 @pytest.mark.parametrize("m", [3, 4, 5])
 def test_items_of_powers(m):
     setting = "two examples"
@@ -255,16 +233,6 @@ def test_items_of_few_participations_of_another_example():
     compare(lines, families.inflated_items(mechanism, DELTA_V, m, times, 2.0))
 
 
-@pytest.mark.parametrize("setting", ["overlapping", "two examples", "transforms"])
-def test_items_of_a_coordinate_that_overlaps(setting):
-    """What is moved along `C^T C m` comes back longer where columns or examples share rows."""
-    mechanism = SETTINGS[setting]
-    weights = np.linspace(0, 1, mechanism.scheme.iterations)
-    relative_norm = np.linalg.norm(weights) / math.sqrt(weights @ mechanism.strategy.gram(weights))
-    lines = coordinate_lines(mechanism, DELTA_V, 3.0, float(relative_norm))
-    compare(lines, families.half_space_items(mechanism, DELTA_V, 3.0, weights))
-
-
 def test_items_of_bounds_from_below(bounded):
     """The mean distribution is that of the loss, and of the weight where it has the loss of all examples."""
     powers = proposal_by_name(bounded, 1.0, "remove", "example-replicas:5")
@@ -275,12 +243,10 @@ def test_items_of_bounds_from_below(bounded):
     wanted |= {("distribution of mean overlaps", "epsilon"): means}
     wanted |= {("distribution of mean overlaps", "relative"): math.expm1(means)}
     assert found == {key: pytest.approx(amount, rel=1e-6, abs=0) for key, amount in wanted.items()}
-    for direction in ("remove", "add"):
-        plain = from_below(proposal_by_name(bounded, 1.0, direction, "plain"))
-        expected = families.loss_items(bounded, DELTA_V, direction)
-        if direction == "remove":
-            expected["distribution of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
-        compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
+    plain = from_below(proposal_by_name(bounded, 1.0, "remove", "plain"))
+    expected = families.loss_items(bounded, DELTA_V, "remove")
+    expected["distribution of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
+    compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
 
 
 def test_no_number_depends_on_a_sentence(monkeypatch, forget):
@@ -292,7 +258,6 @@ def test_no_number_depends_on_a_sentence(monkeypatch, forget):
         proposals = [proposal_by_name(users, 1.0, "remove", name) for name in ("pairs:1,1", "pairs:6,1")]
         proposals += [from_below(proposal_by_name(users, 1.0, "remove", "plain"))]
         proposals += [proposal_by_name(users, 1.0, "remove", "example-replicas:5").below()]
-        proposals += [proposal_by_name(SETTINGS["transforms"], 4.0, "add", "half-space")]
         rounding.loss_lines.cache_clear()
         return [[(line.kind, line.amount) for line in budget_lines(one, DELTA_V)] for one in proposals]
 

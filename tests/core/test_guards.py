@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +28,7 @@ from jaxacct import (
     Mechanism,
     NotCertifiedError,
     Plan,
-    Poisson,
+    TruncatedBMinSep,
     calibrate,
     verify,
 )
@@ -43,14 +42,13 @@ from jaxacct.common.records import differences, read
 from jaxacct.core import check as checking
 from jaxacct.core import shares, truncation
 from jaxacct.core import verify as verifying
-from jaxacct.core.check import bound_of_line, check, check_direction
+from jaxacct.core.check import check
 from jaxacct.core.claim import Claim, ClaimedTarget
-from jaxacct.core.evidence import Bound, Line, NotRun, Sampled, WeightBound
-from jaxacct.core.verify import Run, Stop, verify_claim
+from jaxacct.core.evidence import Bound, Dominated, NotRun, Sampled, WeightBound
+from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
 from jaxacct.proposals import threshold as thresholds
-from jaxacct.proposals.add_direction import extrapolation
 from jaxacct.proposals.base import Draws, plain
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.threshold import Resolved, threshold
@@ -62,7 +60,7 @@ from jaxacct.strategies import Toeplitz
 from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
 from tests.proposals_by_name import proposal_by_name
-from tests.stored_plans import KINDS, claim_with, forged, with_side
+from tests.stored_plans import KINDS, claim_with, forged, sampled_directions, with_side
 from tests.stored_plans import whole as stored_plan
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
@@ -146,7 +144,7 @@ def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
 
 
 def test_no_stream_serves_twice(monkeypatch):
-    """Searches aside: verification, pilots and the line of one run draw from keys that all differ."""
+    """Searches aside: verification and pilots of one run draw from keys that differ, in either direction."""
     used = []
 
     def nothing(proposal, stream, first, number, dtype=None):
@@ -155,28 +153,12 @@ def test_no_stream_serves_twice(monkeypatch):
         yield Draws(zeros, np.zeros_like(zeros))
 
     monkeypatch.setattr(base, "draw_in_batches", nothing)
-    monkeypatch.setattr(
-        extrapolation, "cheaper_extrapolation", lambda *arguments: used.append(words(arguments[-1]))
-    )
-    monkeypatch.setattr(
-        extrapolation, "count_terms", lambda line, stream, *rest: used.append(words(stream)) or stop()
-    )
-
-    def words(key):
-        return tuple(randomness.key_words(key))
-
-    def stop():
-        raise KeyboardInterrupt
-
-    key = jax.random.key(1)
-    claim = claim_with(CLAIM, delta=1e-3, budget=Budget.split(1e-3))
-    verdict = verify_claim(claim, Stop(), "plain", key=key)
+    cut = Mechanism(TruncatedBMinSep(6, 2, 0.1, 4, 10), BandedToeplitz((2.0, 1.0)), 1.5)
+    claim = Claim(cut, ClaimedTarget.at(1.0, 1e-3), None, None)
+    verdict = verify_claim(claim, Stop(), "plain", key=jax.random.key(1))
     assert verdict.certified
-    assert verifying.choose_run(claim, Direction.ADD, key, Stop()).line is None
-    with pytest.raises(KeyboardInterrupt):
-        verifying.draw(Run(of(plain(MECHANISM, "add")), a_line()), BUDGET, Stop(), "job", key)
     # A direction asks for its stream again and again; so each key once in the order of first use.
-    assert len(dict.fromkeys(used)) == 6
+    assert len(dict.fromkeys(used)) == 4
     assert {verdict.evidence.remove.key, verdict.evidence.add.key} < set(used)
 
 
@@ -191,79 +173,13 @@ def test_the_fixed_rule_does_not_peek():
 
 def test_only_plain_draws_where_what_is_composed_hides_nothing():
     composed = Composed(TabulatedProfile(np.array([-1.0, 1.0]), np.array([1.0, 1.0])), BUDGET.delta_v)
-    for direction in ("remove", "add"):
-        found = candidates(MECHANISM, 1.0, direction, BUDGET, composed=composed)
-        assert [c.proposal.name for c in found] == ["plain"]
-        assert len(candidates(MECHANISM, 1.0, direction, BUDGET)) > 1
+    composed = dataclasses.replace(composed, profile=dataclasses.replace(composed.profile, of_gaussians=True))
+    found = candidates(MECHANISM, 1.0, "remove", BUDGET, composed=composed)
+    assert [c.proposal.name for c in found] == ["plain"]
+    assert len(candidates(MECHANISM, 1.0, "remove", BUDGET)) > 1
     assert proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2").replicas == 2
-    for direction, name in (("remove", "replicas:2"), ("add", "half-space")):
-        with pytest.raises(ValueError, match=r"does not cover the .* direction with a composed mechanism"):
-            proposal_by_name(MECHANISM, 1.0, direction, name, composed=composed)
-
-
-def a_line() -> extrapolation.Extrapolation:
-    return extrapolation.at_distances(Mechanism(Poisson(30, 0.1), BandedToeplitz((1.0,)), 1.0), 0.5, 1.0, 2.0)
-
-
-def test_both_confidence_bounds_of_a_line_share_q():
-    line, near, far = a_line(), counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
-    found = bound_of_line(line, 1e-6, near, far)
-    upper, lower = bounds.upper_confidence_bound(near, 5e-7), bounds.lower_confidence_bound(far, 5e-7)
-    assert found == line.bound(upper, lower) == math.exp(line.log_bound(upper, lower))
-    assert found < math.exp(line.log_bound(bounds.upper_confidence_bound(near, 5e-8), lower))
-
-
-def test_a_line_is_drawn_at_its_share_of_q(monkeypatch):
-    stretch = counts(_0=9000, _5000=1000), counts(_0=4000, _5100=6000)
-    monkeypatch.setattr(extrapolation, "count_terms", lambda *arguments: stretch)
-    line = a_line()
-    at_once = bound_of_line(line, 1e-6, *stretch)
-    run = Run(of(plain(line.near.mechanism, "add")), line)
-    budget: Any = SimpleNamespace(delta_v=at_once * (1 + 1e-9), failure_probability=1e-6)
-    drawn = [verifying.draw(run, budget, Stop(share=s), "job", jax.random.key(0)) for s in (1.0, 1e-3)]
-    assert drawn[0].num_samples == 20_000 < drawn[1].num_samples  # one stretch for the first
-
-
-@pytest.mark.parametrize("above", [False, True])
-def test_a_line_is_judged_by_delta_v_and_not_by_delta(above, monkeypatch):
-    line, target = a_line(), CLAIM.target
-    bound = math.nextafter(target.budget.delta_v, 1) if above else target.budget.delta_v
-    assert bound < target.delta
-    monkeypatch.setattr("jaxacct.core.check.bound_of_line", lambda *arguments: bound)
-    claim = dataclasses.replace(CLAIM, mechanism=line.near.mechanism)
-    claim = claim_with(claim, epsilon=0.5)
-    margin = extrapolation.margin_of_line(line)
-    block = ((0, 9088), (5000, 1024)), ((5100, 10112),)
-    side = Line(line.near_distance, line.far_distance, margin, (1, 2), *block)
-    evidence = Sampled(claim.digest, "anytime", 1.0, NotRun(), side)
-    assert check_direction(claim, Direction.ADD, side, evidence).certified is not above
-
-
-def test_what_a_line_does_not_see_is_taken_for_the_worst(monkeypatch):
-    """More at the nearer event, less at the farther one: both raise the bound at 0."""
-    line = a_line()
-
-    def bound(unseen, near, far):
-        monkeypatch.setattr(type(line), "unseen", unseen)
-        return line.log_bound(near, far)
-
-    assert bound(0.01, 0.1, 0.4) == bound(0.0, 0.1 + 0.01, 0.4 - 0.01)
-    assert bound(0.0, 0.11, 0.4) > bound(0.0, 0.1, 0.4) < bound(0.0, 0.1, 0.39)
-
-
-def test_a_margin_raises_near_terms_and_lowers_far_ones(monkeypatch):
-    losses = np.linspace(-1.0, -0.2, 128)
-    monkeypatch.setattr(
-        base, "draw_in_batches", lambda *arguments: iter([Draws(losses, np.zeros_like(losses))])
-    )
-
-    def means(margin):
-        seen = extrapolation.count_terms(a_line(), jax.random.key(0), margin, 0, 1)
-        return [bounds.mean_upper(part) for part in seen]
-
-    (near, far), (near_margin, far_margin) = means(0.0), means(0.2)
-    assert near == far
-    assert far_margin < far < near_margin
+    with pytest.raises(ValueError, match=r"does not cover the remove direction with a composed mechanism"):
+        proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2", composed=composed)
 
 
 def test_cross_terms_begin_where_columns_overlap():
@@ -677,15 +593,24 @@ def test_certified_believes_counts_alone(drawn):
 
 
 def test_a_certified_direction_does_not_carry_the_other(drawn):
-    """One direction certified, the other rejected, not run, or of another kind."""
+    """One direction dominated, the other rejected, not run, or of another kind."""
     remove, add = drawn.evidence.remove, drawn.evidence.add
-    rejected = dataclasses.replace(add, term_counts=((5120, add.num_samples),))
-    for sides in ((remove, rejected), (remove, NotRun()), (NotRun(), add), (add, remove)):
+    rejected = dataclasses.replace(remove, term_counts=((5120, remove.num_samples),))
+    for sides in ((rejected, add), (remove, NotRun()), (NotRun(), add), (add, remove), (add, add)):
         evidence = dataclasses.replace(drawn.evidence, remove=sides[0], add=sides[1])
         assert not check(drawn.claim, evidence).certified
-    bound = WeightBound(plain(MECHANISM, "add").spec)
-    found = check(drawn.claim, dataclasses.replace(drawn.evidence, add=bound))
-    assert found.flaws == ("add: the bound on terms of plain is not below delta_v",)
+    bound = WeightBound(plain(MECHANISM, "remove").spec)
+    found = check(drawn.claim, dataclasses.replace(drawn.evidence, remove=bound))
+    assert found.flaws == ("remove: the bound on terms of plain is not below delta_v",)
+
+
+def test_truncated_batches_are_not_dominated():
+    """Q is a mixture: both directions are drawn, and evidence that one follows is refused."""
+    plan = stored_plan("truncated")
+    assert sampled_directions(plan) == ["remove", "add"] and plan.certified
+    forged = dataclasses.replace(plan.evidence, add=Dominated())
+    found = check(plan.claim, forged)
+    assert found.flaws == ("add: the add direction of truncated-b-min-sep needs samples",)
 
 
 def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, monkeypatch):
@@ -709,7 +634,7 @@ def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, mo
 
 
 def test_replay_draws_the_stored_key(drawn):
-    assert [(seen.moved, seen.accepted) for seen in replay(drawn)] == [(0, True), (0, True)]
+    assert [(seen.moved, seen.accepted) for seen in replay(drawn)] == [(0, True)]
     number = drawn.evidence.remove.num_samples
     lucky = with_side(drawn, "remove", term_counts=((0, number),), loss_counts=((2047, number),))
     assert lucky.certified  # nothing that can be computed is wrong
@@ -747,7 +672,7 @@ def test_the_command_replays(drawn, tmp_path, capsys):
     """Accepted as it was drawn; edited counts are seen, on this machine and on what claims to be another."""
     path = tmp_path / "plan.json"
     code, said = replayed(drawn, path, capsys)
-    assert code == 0 and said.endswith("replayed\n") and said.count(" 0 in another bin") == 2
+    assert code == 0 and said.endswith("replayed\n") and said.count(" 0 in another bin") == 1
     another = dataclasses.replace(drawn.provenance, device="another")
     code, said = replayed(dataclasses.replace(drawn, provenance=another), path, capsys, "--json")
     assert code == 0 and json.loads(said)["same_device"] is False
@@ -807,9 +732,8 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
     sized = claim_with(drawn.claim, dataset_size=40)
     honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
-    for direction in ("remove", "add"):  # a margin depends on delta_v, a little
-        margin = 1.001 * getattr(drawn.evidence, direction).margin
-        honest = with_side(honest, direction, margin=margin)
+    # A margin depends on delta_v, a little.
+    honest = with_side(honest, "remove", margin=1.001 * drawn.evidence.remove.margin)
     asked = []
 
     def train(plan, **options):
@@ -824,9 +748,8 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
     lucky = dict(term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
     little = forged(honest, noise_multiplier=0.7)
-    for direction in ("remove", "add"):
-        margin = checking.resolve(little.claim, Direction(direction), plain(MECHANISM, direction).spec).margin
-        little = with_side(little, direction, margin=margin, **lucky)
+    margin = checking.resolve(little.claim, Direction.REMOVE, plain(MECHANISM, "remove").spec).margin
+    little = with_side(little, "remove", margin=margin, **lucky)
     assert little.certified
     asked.clear()
     with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
@@ -880,9 +803,6 @@ STAGES = {
     "upper bound": lambda: bounds.upper_confidence_bound(counts(_0=10), NAN),
     "lower bound": lambda: bounds.lower_confidence_bound(counts(_9=10), NAN),
     "divergence": lambda: bounds.kl(NAN, 0.5),
-    "distances": lambda: extrapolation.at_distances(a_line().near.mechanism, 0.5, NAN, 2.0),
-    "epsilon of a line": lambda: extrapolation.at_distances(a_line().near.mechanism, NAN, 1.0, 2.0),
-    "q of a line": lambda: bound_of_line(a_line(), NAN, counts(_5=9), counts(_9=9)),
     "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
     "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
     "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),
@@ -903,8 +823,6 @@ def test_nan_is_refused_at():
 
 
 def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
-    line = a_line()
-    assert not line.log_bound(NAN, 0.5) <= 0.0 or math.exp(line.log_bound(NAN, 0.5)) > 0.1
     assert differences(NAN, NAN) and differences({"x": 1.0}, {"x": NAN})
     (tmp_path / "plan.json").write_text('{"epsilon": NaN}')
     with pytest.raises(ValueError, match="NaN is not a number that JSON has"):
@@ -914,11 +832,8 @@ def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
         Stop(share=NAN)
     found = of()
     monkeypatch.setattr(thresholds, "total", lambda *arguments: NAN)
-    monkeypatch.setattr("jaxacct.proposals.add_direction.extrapolation.total", lambda *arguments: NAN)
     with pytest.raises(NonFiniteLossError, match="margin"):
         found.margin  # noqa: B018
-    with pytest.raises(NonFiniteLossError, match="margin"):
-        extrapolation.margin_of_line(line)
 
 
 def test_every_mutant_can_be_planted():

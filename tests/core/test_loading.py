@@ -23,24 +23,17 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.core import truncation
-from jaxacct.core.check import check_direction
-from jaxacct.core.claim import Claim, ClaimedTarget
-from jaxacct.core.evidence import Line, NotRun, Sampled
-from jaxacct.core.verify import run_again
+from jaxacct.core.evidence import NotRun
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
-from jaxacct.proposals.add_direction import extrapolation
-from jaxacct.proposals.add_direction.extrapolation import at_distances
 from jaxacct.proposals.base import Draws
 from jaxacct.proposals.candidates import proposals_at
 from jaxacct.schemes.protocol.batch_sizes import overflow
-from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, Direction, loss_bounds
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import Dense
 from jaxacct.verification.replay import Replayed, replay
-from tests.core.test_allowances import gaussian_profile
-from tests.proposals_by_name import family_candidates, proposal_by_name
+from tests.proposals_by_name import proposal_by_name
 from tests.stored_plans import (
     KINDS,
     analytic,
@@ -58,10 +51,6 @@ from tests.stored_plans import (
 
 DRAWN = [kind for kind in KINDS if kind != "analytic"]
 EACH = pytest.mark.parametrize("kind", DRAWN)
-
-
-def is_line(plan: Plan, direction: str) -> bool:
-    return isinstance(getattr(plan.evidence, direction), Line)
 
 
 @EACH
@@ -82,10 +71,7 @@ def hopeless(plan, direction):
     for part in (first, second):
         part[:] = 0
     first[-1] = number
-    if is_line(plan, direction):
-        second[0] = number
-    else:
-        second[place_of_the_largest_term(plan, direction)] = number
+    second[place_of_the_largest_term(plan, direction)] = number
     return [first, second]
 
 
@@ -111,13 +97,13 @@ def test_a_rejected_direction_is_not_loaded(kind):
             loaded(rejected)
     for direction in ("remove", "add"):
         evidence = dataclasses.replace(plan.evidence, **{direction: NotRun()})
-        with pytest.raises(ValueError, match=f"{direction}: not-run"):
+        with pytest.raises(ValueError, match=f"{direction}: not-run|the add direction .* is dominated"):
             loaded(dataclasses.replace(plan, evidence=evidence))
 
 
 @EACH
 def test_no_margin_below_the_one_that_is_needed_is_loaded(kind):
-    """Of mean tests and of lines; a larger one makes terms larger."""
+    """A larger one makes terms larger."""
     for share in [0.0, 0.99]:
         plan = whole(kind)
         for direction in sampled_directions(plan):
@@ -132,8 +118,6 @@ def test_histograms_that_contradict_each_other_are_not_loaded(kind):
     """The attack: losses beyond epsilon whose terms are 0, which any mean test accepts; and the reverse."""
     plan = whole(kind)
     for direction in sampled_directions(plan):
-        if is_line(plan, direction):
-            continue
         terms, losses = histograms(plan, direction)
         none, above, below = np.zeros_like(terms), np.zeros_like(losses), np.zeros_like(losses)
         sign = Direction(direction).sign
@@ -160,10 +144,9 @@ def test_counts_do_not_wrap_around(kind):
     """Four bins of 2^61 are 0 in 64 bits, and less with what else there is."""
     plan = whole(kind)
     direction = sampled_directions(plan)[0]
-    name = "near_counts" if is_line(plan, direction) else "term_counts"
     many = tuple((place, 2**61) for place in range(4))
     with pytest.raises(ValueError, match="below 2\\^62 together"):
-        loaded(with_side(plan, direction, **{name: many}))
+        loaded(with_side(plan, direction, term_counts=many))
 
 
 DERIVED = ("scale", "log_scale", "threshold", "items", "lines", "estimate", "outcome", "accepted", "verdict")
@@ -189,9 +172,8 @@ def test_nothing_is_read_that_follows_from_the_claim():
                 with pytest.raises(ValueError, match="unknown field"):
                     Plan.from_json(changed(data, (*at, name), 0.5))
         drawn = {"proposal", "margin", "key", "term_counts", "loss_counts", "bets", "bet_weights"}
-        drawn |= {"near_distance", "far_distance", "near_counts", "far_counts", "kind"}
         for _, name in sides:
-            assert set(evidence[name]) <= drawn
+            assert set(evidence[name]) <= drawn | {"kind"}
         assert set(evidence) <= {"kind", "claim", "rule", "share", "remove", "add", "accountant"}
 
 
@@ -203,7 +185,7 @@ def test_draws_come_in_whole_blocks(kind):
         first, second = histograms(plan, direction)
         first[np.flatnonzero(first)[0]] -= 1
         where = np.flatnonzero(second)
-        second[where[-1 if direction == "add" and not is_line(plan, direction) else 0]] -= 1
+        second[where[-1 if direction == "add" else 0]] -= 1
         assert first.sum() == second.sum()
         assert first.sum() % randomness.BLOCK_SIZE == randomness.BLOCK_SIZE - 1
         with pytest.raises(ValueError, match="whole block"):
@@ -222,8 +204,6 @@ def test_bets_that_no_verification_makes(kind):
     """Weights beyond 1 would turn any samples into evidence; a rule has bets or none."""
     plan = whole(kind)
     for direction in sampled_directions(plan):
-        if is_line(plan, direction):
-            continue
         for bets, weights in (
             ((0.5,), (2.0,)),
             ((1.5,), (1.0,)),
@@ -327,41 +307,6 @@ def test_nothing_is_replayed_that_does_not_add_up(kind, nothing_drawn):
     assert not nothing_drawn
 
 
-def test_lines_are_of_the_anytime_rule_and_of_what_theorem_4_covers():
-    """One Gaussian Q and losses that are exact; both bounds hold at any stopping time."""
-    plan = whole("extrapolated")
-    claim, evidence = plan.claim, plan.evidence
-    assert check_direction(claim, Direction.ADD, evidence.add, evidence).certified
-    fixed = dataclasses.replace(evidence, rule="fixed")
-    for direction, of in ((Direction.ADD, fixed), (Direction.REMOVE, evidence)):
-        with pytest.raises(ValueError, match="a line is for the add direction and the anytime rule"):
-            check_direction(claim, direction, evidence.add, of)
-    for what in NOT_EXACT.keys() - {"examples"}:  # two overlap as their likelihood says, exactly
-        mechanism = NOT_EXACT[what][0]
-        with pytest.raises(ValueError, match="does not cover this scheme and strategy"):
-            at_distances(mechanism, 0.02, 1.0, 2.0)
-
-
-def test_a_line_is_through_what_the_claim_composes():
-    """Checked and drawn again: the same counts prove less where another mechanism is composed in."""
-    mechanism = whole("extrapolated").mechanism
-    alone = Claim(mechanism, ClaimedTarget.at(1.0, 1e-3), None, None)
-    composed = claim_with(alone, compose_with=dp.GaussianDpEvent(4.0))
-    found = []
-    for claim in (alone, composed):
-        line = at_distances(mechanism, 1.0, 1.0, 2.0, claim.target.composition)
-        block = ((0, 9088), (3500, 1152)), ((0, 4000), (5100, 6240))
-        side = Line(1.0, 2.0, extrapolation.margin_of_line(line), (1, 2), *block)
-        evidence = Sampled(claim.digest, "anytime", 1.0, NotRun(), side)
-        found.append(check_direction(claim, Direction.ADD, side, evidence))
-        again = run_again(claim, Direction.ADD, side)
-        assert again is not None and again.line is not None
-        assert again.line.log_scale == line.log_scale and again.line.left_out == line.left_out
-        assert (again.line.composed_terms is None) is (claim is alone)
-    assert found[1].estimate > 1.1 * found[0].estimate
-    assert total(found[1].items, "delta") > total(found[0].items, "delta")
-
-
 @pytest.fixture
 def nothing_drawn(monkeypatch) -> list:
     """Losses far on the private side in place of draws; the proposals that were to be drawn from."""
@@ -386,7 +331,7 @@ def test_a_plan_verifies_its_own_claim(kind, nothing_drawn):
     assert fresh.evidence.rule == plan.evidence.rule and fresh.evidence.share == 1.0
     assert len(fresh.directions) == 2
     for new, old in zip(fresh.directions, plan.verdict.directions, strict=True):
-        assert new.certified or isinstance(new.side, Line)
+        assert new.certified
         assert (new.proposal, new.items, new.threshold) == (old.proposal, old.items, old.threshold)
         if old.num_samples:
             assert nothing_drawn and new.side.key != old.side.key
@@ -404,18 +349,15 @@ CUT_NAMES = ["truncated"]
 NOT_EXACT = {
     "columns": (
         Mechanism(BMinSep(6, 2, 0.01), Toeplitz((0.8, 0.5, 0.33)), 1.0),
-        {"remove": ["plain", "replicas:2"], "add": ["plain", "plain-bounded"]},
+        {"remove": ["plain", "replicas:2"], "add": []},
     ),
     "columns of no Toeplitz matrix": (
         Mechanism(BMinSep(6, 2, 0.01), Dense(np.eye(6) + 0.3 * np.eye(6, k=-2)), 1.0),
-        {"remove": ["plain"], "add": ["plain", "plain-bounded"]},
+        {"remove": ["plain"], "add": []},
     ),
     "examples": (
         Mechanism(IndependentAttribution(6, 2, 0.01, 2), BandedToeplitz((2.0, 1.0)), 1.0),
-        {
-            "remove": ["plain", "example-replicas:3", "pairs:4,0"],
-            "add": ["plain", "plain-bounded"],
-        },
+        {"remove": ["plain", "example-replicas:3", "pairs:4,0"], "add": []},
     ),
     "cut batches": (
         Mechanism(TruncatedBMinSep(6, 2, 0.01, 2, 10), BandedToeplitz((2.0, 1.0)), 1.0),
@@ -424,16 +366,12 @@ NOT_EXACT = {
 }
 NAMES = [
     "plain",
-    "plain-bounded",
     "replicas:2",
     "example-replicas:3",
     "inflated-replicas:2,4",
     "pairs:4,0",
     "pairs:4,1",
     "pairs:1,1",
-    "mean-overlaps:0",
-    "mean-overlaps:1",
-    "mean-overlaps:2",
     *CUT_NAMES,
 ]
 
@@ -453,20 +391,6 @@ def test_a_file_names_no_proposal_that_is_not_for_its_mechanism(what, direction)
     offered = {proposal.name for proposal in proposals_at(mechanism, epsilon, direction)}
     assert not offered & (set(NAMES) - set(allowed[direction]))
     assert all(proposal_by_name(mechanism, epsilon, direction, name).name == name for name in offered)
-
-
-def test_cut_batches_have_no_proposals_of_a_gaussian_q():
-    """Composed or not: f has no floor and no tangents."""
-    whole_profile = Composed(gaussian_profile(), 1e-4)
-    mechanism = Mechanism(TruncatedBMinSep(6, 2, 0.1, 4, 10), BandedToeplitz((2.0, 1.0)), 1.5)
-    uncut, epsilon = dataclasses.replace(mechanism, scheme=mechanism.scheme.uncut), 0.5
-    for composed in (None, whole_profile):
-        for family in ("plain-bounded", *(["half-space"] if composed is None else [])):
-            options = {"direction": "add", "composed": composed}
-            assert family_candidates(family, mechanism, epsilon, **options) == []
-            assert family_candidates(family, uncut, epsilon, **options) != []
-            with pytest.raises(ValueError, match=r"side information|not available"):
-                proposal_by_name(mechanism, epsilon, "add", family, composed=composed)
 
 
 @pytest.mark.parametrize("strategy", [mechanism.strategy for mechanism, _ in list(NOT_EXACT.values())[:2]])

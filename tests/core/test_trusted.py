@@ -42,7 +42,7 @@ def test_the_trusted_core_is_small(traced):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["replicas", "zero_add", "plain"])
+@pytest.mark.parametrize("name", ["replicas", "plain"])
 def test_the_core_of_other_families_is_small(name):
     assert_small(trace(PLAN.parent / "plans" / f"{name}.json")["entered"])
 
@@ -71,7 +71,6 @@ def test_the_list_is_what_is_entered(traced):
 def test_no_family_is_imported_that_the_plan_does_not_use(traced):
     """Nor search, recommendation, reports, or text that people read."""
     used = {"base", "registry", "threshold", "families", "families.replicas", "families.overlaps"}
-    used |= {"add_direction", "add_direction.extrapolation", "add_direction.plain_bounded"}
     families = {name.removeprefix("jaxacct.proposals.") for name in traced["loaded"] if ".proposals." in name}
     assert families == used
     outside = ("calibration", "recommendation", "cli", "report", "estimates", "core.text")

@@ -34,9 +34,7 @@ from jaxacct.accountants import ACCOUNTANTS, unamplified
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.estimates import estimate, known
 from jaxacct.estimates.estimate import proven_epsilon
-from jaxacct.estimates.line import line_bounds
 from jaxacct.proposals.base import ProposalSpec, plain
-from tests.oracles.add_direction import exact_two_steps
 from tests.oracles.enumeration import strategy_matrix
 from tests.schemes.test_sampling import _pld
 
@@ -162,68 +160,6 @@ def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
         assert estimate._distribution_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
 
 
-def test_bounds_by_the_line_hold_as_often_as_they_say():
-    """Two steps by quadrature, q = 0.2: runs that miss are Binomial(20, <= 0.2), false alarm 1e-6."""
-    mechanism, epsilons = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 1.0), np.array([0.2, 0.4])
-    exact = [exact_two_steps(mechanism, epsilon) for epsilon in epsilons]
-    misses, without = np.zeros(2), 0
-    for run in range(20):
-        found = line_bounds(mechanism, epsilons, 2048, 0.2, jax.random.key(run))
-        misses += found < exact
-        without += bool((found == 1).all())
-    assert np.all(misses <= few(20, 0.2)), misses
-    assert without == 0
-
-
-# Many participations: plain draws of the add direction see nothing.
-MANY = Mechanism(Poisson(N, 0.3), BandedToeplitz.identity(), 1.5)
-
-
-def no_lines(monkeypatch):
-    for module in ("estimate", "line", "profile"):
-        monkeypatch.setattr(f"jaxacct.estimates.{module}.supports", lambda mechanism: False)
-
-
-def test_bands_are_not_left_where_draws_that_see_nothing_leave_them(monkeypatch):
-    """The truth is dp-accounting's; bands fail with 1e-6."""
-    epsilon = _pld(MANY.noise_multiplier, 0.3, N).get_epsilon_for_delta(1e-5)
-    options: dict[str, Any] = dict(num_samples=16_000, confidence=1 - FALSE_ALARM, key=jax.random.key(3))
-    bands = privacy_profile(MANY, [epsilon], **options)
-    assert bands.lower[0] * 0.98 <= 1e-5 <= bands.upper[0] * 1.02 < 1.5e-5
-    assert "extrapolated" in bands.proposals["add"]
-    no_lines(monkeypatch)
-    assert privacy_profile(MANY, [epsilon], **options).upper[0] > 50e-5
-
-
-def test_an_unresolved_end_is_tried_by_the_line(monkeypatch):
-    """Near the other direction's upper end first, with half of the risk for all that are tried."""
-    asked = []
-
-    def bounds_of(mechanism, points, num_samples, q, key, composed):
-        asked.append((points, q))
-        return np.where(points > points[1], 1e-6, 1.0)
-
-    monkeypatch.setattr(estimate, "line_bounds", bounds_of)
-    ends = iter([(0.5, 1.0), (0.0, math.inf)])
-    monkeypatch.setattr(estimate.interval, "crossing", lambda *_: next(ends))
-    monkeypatch.setattr(estimate, "proven_epsilon", lambda *_: 7.0)
-    found = estimate_epsilon(MANY, 1e-5, num_samples=128, confidence=0.92, key=jax.random.key(0))
-    ((points, q),) = asked
-    assert points[0] == 1 and found.high == points[2] < 1.3 and found.low == 0.5
-    assert q * len(points) == pytest.approx(0.02)
-
-
-def test_the_risk_is_shared_between_draws_and_line(monkeypatch):
-    """Attack: each with all of the risk would be wrong twice as often."""
-    asked = []
-    monkeypatch.setattr(estimate, "line_bounds", lambda m, e, n, q, *_: asked.append(q) or np.array([1.0]))
-    monkeypatch.setattr(estimate, "is_uninformative", lambda *_: np.array([True]))
-    bands = estimate.interval.bands
-    monkeypatch.setattr(estimate.interval, "bands", lambda *a: asked.append(a[3]) or bands(*a))
-    estimate_delta(MANY, 1.0, num_samples=256, confidence=0.92, key=jax.random.key(0))
-    assert asked == pytest.approx([0.04, 0.02, 0.02])
-
-
 def test_poisson_sampling_with_independent_noise_needs_no_samples():
     """By default; a number of samples asks for an interval from both sides, which is around it."""
     for delta in (1e-3, 1e-7):
@@ -299,23 +235,10 @@ def test_a_composed_epsilon_of_samples(monkeypatch):
     assert alone < 0.8 * exact  # the attack: an interval of the mechanism without the event
     assert found.low == 0 and exact * (1 - 1e-4) <= found.high < 1.2 * exact
     assert found.value == pytest.approx(exact, rel=0.02)
-    assert profiles == [estimate.composition_of(EVENT).profile] * 2  # plain draws of a direction, too
+    assert profiles == [estimate.composition_of(EVENT).profile]
     # What samples do not show, an accountant may.
     monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (1.01 * exact, "pld"))
     assert estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT, **options).high <= 1.01 * exact
-
-
-def test_the_line_of_a_composition_has_its_profile(monkeypatch):
-    """Its divergence does not end where that of the mechanism alone does."""
-    asked = []
-    monkeypatch.setattr(
-        estimate, "line_bounds", lambda *given: asked.append(given) or np.zeros(len(given[1]))
-    )
-    end = -MANY.scheme.log_probability_of_none()
-    for composed, number in ((None, 0), (estimate.composition_of(EVENT, 1e-5), 4)):
-        found = estimate._line_epsilon(MANY, 1e-5, end + 0.1, end + 1, 128, 1e-3, None, composed)
-        assert found == (end + 0.1 if number else math.inf)
-        assert [given[-1] is composed and len(given[1]) for given in asked] == [number] * (number > 0)
 
 
 def test_a_proven_epsilon_includes_what_a_proposal_leaves_out(monkeypatch):

@@ -29,7 +29,6 @@ from jaxacct import (
 from jaxacct.kernels import randomness, table
 from jaxacct.kernels.lockouts import rank
 from jaxacct.proposals import base
-from jaxacct.proposals.add_direction import half_space
 from jaxacct.proposals.families import replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import cyclic
@@ -242,29 +241,6 @@ def test_no_score_wraps_around(n, bands, x64):
     np.testing.assert_allclose(rows.T @ rows, dense.T @ dense, atol=1e-12)
     signal = np.asarray(strategy.scores_from_normals((none[:1], none[:1]), n, 1.0, np.eye(n)[-1:]))
     np.testing.assert_allclose(signal[0], dense.T @ dense[:, -1], atol=1e-12)
-
-
-def test_the_slack_of_the_half_space_lowers_scores(monkeypatch):
-    """L grows with every score, and the term falls with it: an error of the coordinate has to lower them."""
-    monkeypatch.setattr(half_space, "loss_of_scores", lambda scheme, strategy, scores, *rest: scores.min(1))
-    monkeypatch.setattr(
-        BandedToeplitz, "noise_scores", lambda self, key, n, size, dtype: jnp.ones((size, n), dtype)
-    )
-    mechanism = Mechanism(BMinSep(3, 2, 0.1), BandedToeplitz.square_root(2), 1.0)
-    minorant = half_space.tangent(mechanism, np.full(3, 0.1))
-    assert minorant is not None
-    proposal = half_space.half_space_proposal(mechanism, 0.1, minorant)
-    given = proposal.tables()
-    assert given["rounding"] >= (math.log2(3) + 6) * 2.0**-24
-
-    @jax.jit
-    def min_scores(slack):
-        tables = given | {"rounding": slack}
-        return proposal.draw_block(KEY, mechanism.scheme, mechanism.strategy, 1.0, tables, np.float32).loss
-
-    losses = [np.asarray(min_scores(np.float32(slack))) for slack in (0.0, 0.01, 0.1)]
-    assert (losses[0] > losses[1]).all()
-    assert (losses[1] > losses[2]).all()
 
 
 CUT = TruncatedBMinSep(6, 2, 0.2, dataset_size=40, max_batch_size=9)

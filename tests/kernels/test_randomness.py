@@ -196,8 +196,6 @@ def test_streams_keep_their_numbers():
         ADD=1,
         REMOVE_PILOT=2,
         ADD_PILOT=3,
-        EXTRAPOLATION_PILOT=4,
-        EXTRAPOLATION=5,
         ESTIMATE_PILOT=100,
         SEARCH=500_000,
         CANDIDATE=1_000_000,

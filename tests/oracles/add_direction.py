@@ -1,9 +1,8 @@
-"""H(Q, P) by quadrature and by the PLD accountant, and the width of a statistical assertion."""
+"""Both divergences by quadrature, and the width of a statistical assertion."""
 
 import math
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.strategies import BandedToeplitz
@@ -23,29 +22,15 @@ def width(mean, num):
     return math.sqrt(2 * log_term * mean * (1 - mean) / num) + 2 * log_term / (3 * num)
 
 
-def pld_add(n, p, sigma, epsilon, interval):
-    """(optimistic, pessimistic) H(Q, P) of Poisson sampling."""
-    both = []
-    for pessimistic in (False, True):
-        one = privacy_loss_distribution.from_gaussian_mechanism(
-            sigma,
-            sampling_prob=p,
-            value_discretization_interval=interval,
-            pessimistic_estimate=pessimistic,
-        )
-        both.append(one.self_compose(n)._pmf_add.get_delta_for_epsilon(epsilon))
-    return tuple(both)
-
-
-def exact_two_steps(mechanism, epsilon, shift=(0.0, 0.0)):
-    """H(Q, P) for two steps by the trapezoid rule over the two scores; Q pushed down by `shift`."""
+def exact_two_steps(mechanism, epsilon, direction="add"):
+    """The divergence of one direction of two steps, by the trapezoid rule over the two scores."""
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
     dense = enumeration.strategy_matrix(strategy.array, strategy.rows(2), 2)
     gram = dense.T @ dense
     (first, _), (across, second) = np.linalg.cholesky(gram)
     grid = np.linspace(-8, 8, 1001)
     u, v = np.meshgrid(grid, grid, indexing="ij")
-    noise = (first * u - shift[0], across * u + second * v - shift[1])
+    noise = (first * u, across * u + second * v)
     halves = np.diag(gram) / 2
     ratio = sum(
         weight
@@ -53,4 +38,6 @@ def exact_two_steps(mechanism, epsilon, shift=(0.0, 0.0)):
         for pattern, weight in enumeration.pattern_distribution(scheme).items()
     )
     density = np.exp(-(u**2 + v**2) / 2) / (2 * math.pi) * (grid[1] - grid[0]) ** 2
-    return float(np.sum(density * np.maximum(1 - math.exp(epsilon) * ratio, 0)))
+    alpha = math.exp(epsilon)
+    terms = 1 - alpha * ratio if direction == "add" else ratio - alpha
+    return float(np.sum(density * np.maximum(terms, 0)))

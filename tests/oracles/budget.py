@@ -102,10 +102,10 @@ def counted(mechanism, delta_v: float, direction: str, tau: float) -> tuple[int,
 # --- How large scores and ratios are ---
 
 
-def numbers(mechanism, direction: str, m: int, push: float) -> tuple[float, float]:
+def numbers(mechanism, direction: str, m: int) -> tuple[float, float]:
     """(largest score, largest log-ratio of one participation)."""
     sigma, cross = mechanism.noise_multiplier, float(np.max(mechanism.cross_terms))
-    score = sigma * (stats.norm.isf(RARE / (2 * mechanism.scheme.iterations)) + push)
+    score = sigma * stats.norm.isf(RARE / (2 * mechanism.scheme.iterations))
     if direction == "remove" or has_cuts(mechanism):
         score += 2 * m * at_one_step(mechanism.scheme)[1] * (1 + cross)
     return score, (score + cross + 0.5) / sigma**2
@@ -120,12 +120,10 @@ def log_z2(one, strategy, sigma: float) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def distribution_of(
-    mechanism, delta_v: float, direction: str, m: int, push: float, tau: float
-) -> Distribution:
+def distribution_of(mechanism, delta_v: float, direction: str, m: int, tau: float) -> Distribution:
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
     count, beyond = counted(mechanism, delta_v, direction, tau)
-    score, ratio = numbers(mechanism, direction, m, push)
+    score, ratio = numbers(mechanism, direction, m)
     own, spent = at_one_step(scheme)[0], SPENT * delta_v
     everything, by_chance = count * own * (ratio + own / sigma**2), math.inf
     if direction == "add" and not has_cuts(mechanism):

@@ -2,19 +2,14 @@
 
 import math
 
-import numpy as np
-
 from jaxacct import Mechanism
 from tests.oracles.budget import (
-    NORMALS,
     RARE_DRAWS,
     RATIO,
-    SCORES,
     SPENT,
     Distribution,
     Items,
     U,
-    amplitude,
     bounded,
     distribution_of,
     fewest,
@@ -28,10 +23,10 @@ from tests.oracles.budget import (
 )
 
 
-def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: float = 0.0) -> Items:
+def loss_items(mechanism, delta_v: float, direction: str, m: int = 1) -> Items:
     """Draws whose weights are a function of the loss alone."""
     distribution, tau, found = bounded(
-        mechanism, direction, m, lambda tau: distribution_of(mechanism, delta_v, direction, m, push, tau)
+        mechanism, direction, m, lambda tau: distribution_of(mechanism, delta_v, direction, m, tau)
     )
     made = items(mechanism, found, distribution.beyond + distribution.above)
     # Under Q the example has no participation, except with truncated batches, where it may displace another.
@@ -42,19 +37,10 @@ def loss_items(mechanism, delta_v: float, direction: str, m: int = 1, push: floa
 def weight_items(mechanism, delta_v: float, m: int, log_z: float, lowest: float = 0.0) -> Items:
     """Of `ln Z + (1 - m) L`: three roundings of its parts, at outputs that `loss_items` keep."""
     distribution, *_ = bounded(
-        mechanism, "remove", m, lambda tau: distribution_of(mechanism, delta_v, "remove", m, 0.0, tau)
+        mechanism, "remove", m, lambda tau: distribution_of(mechanism, delta_v, "remove", m, tau)
     )
     largest = max(distribution.largest, lowest)
     return {"float32 weights": relative(3 * U * (abs(log_z) + (m - 1) * largest))}
-
-
-def half_space_items(mechanism, delta_v: float, push: float, weights) -> Items:
-    """add_direction.md, section 3: an error of the scores comes back by the coordinate along C m."""
-    made = loss_items(mechanism, delta_v, "add", 1, push)
-    again = np.linalg.norm(weights) / math.sqrt(weights @ mechanism.strategy.gram(weights))
-    if mechanism.scheme.examples_overlap or np.max(mechanism.cross_terms) > 0:
-        again *= max(1.0, amplitude(mechanism.strategy, mechanism.scheme.iterations))
-    return made | {"rounding of the coordinate": ("epsilon", again * (made[NORMALS][1] + made[SCORES][1]))}
 
 
 def two_losses(mechanism, delta_v: float, m: int, log_z: float, drawn, as_units: int, name: str) -> Items:
@@ -62,7 +48,7 @@ def two_losses(mechanism, delta_v: float, m: int, log_z: float, drawn, as_units:
     other, other_tau, of_other = drawn
 
     def make(tau):
-        distribution = distribution_of(mechanism, delta_v, "remove", as_units, 0.0, tau)
+        distribution = distribution_of(mechanism, delta_v, "remove", as_units, tau)
         return distribution._replace(drawn=other.drawn, by_transform=True)
 
     distribution, _, found = bounded(mechanism, "remove", as_units, make)
@@ -73,7 +59,7 @@ def two_losses(mechanism, delta_v: float, m: int, log_z: float, drawn, as_units:
 
 
 def other_distribution(one, m: int, count: int, beyond: float, largest: float, spent: float) -> Distribution:
-    score, ratio = numbers(one, "remove", m, 0.0)
+    score, ratio = numbers(one, "remove", m)
     everything = count * (ratio + 1 / one.noise_multiplier**2)
     largest, above = (largest, spent) if largest < everything else (everything, 0.0)
     return Distribution(count, beyond, m * math.sqrt(count), largest, above, score, ratio, True)
@@ -106,7 +92,7 @@ def pair_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
 def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
     """Losses of pairs of a user's examples: the recurrence of two, for each pair, besides that of one."""
     scheme, k = mechanism.scheme, mechanism.scheme.parts[1]
-    distribution = distribution_of(mechanism, delta_v, "remove", as_units, 0.0, 0.0)
+    distribution = distribution_of(mechanism, delta_v, "remove", as_units, 0.0)
     two = Mechanism(scheme.two, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(k - 1 + k % 2))
     more = interacting_error(two, distribution._replace(largest=2 * distribution.largest), most(two.scheme))
     return made | {RATIO: ("epsilon", made[RATIO][1] + (k // 2) * more)}
@@ -132,7 +118,7 @@ def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) 
 def cut_items(mechanism, delta_v: float, direction: str, log_parts: float) -> Items:
     """Two replicas with independent cuts (truncated_batches.md, sections 3 and 5)."""
     distribution, tau, found = bounded(
-        mechanism, direction, 2, lambda tau: distribution_of(mechanism, delta_v, direction, 2, 0.0, tau)
+        mechanism, direction, 2, lambda tau: distribution_of(mechanism, delta_v, direction, 2, tau)
     )
     made = items(mechanism, found, distribution.beyond + distribution.above)
     made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_cuts.beyond

@@ -102,7 +102,7 @@ def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
 
 def test_a_page_without_matplotlib_has_no_pictures(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    text = report(whole("zero_add"))
+    text = report(whole("replicas"))
     assert "<svg" not in text and "matplotlib was not installed" in Page(text).words
 
 
@@ -294,7 +294,7 @@ def test_reconstruction_is_bounded_and_would_not_be_with_less_noise():
 def test_errata_on_the_page_are_in_print_and_about_the_plan():
     text = (Path(plot.__file__).parents[1] / "proofs/errata.md").read_text(encoding="utf-8")
     assert all(f"\n## {heading}\n" in text for heading, _, _ in ERRATA)
-    users, plain = errata(whole("users")), errata(whole("zero_add"))
+    users, plain = errata(whole("users")), errata(whole("replicas"))
     assert "theorem 6.1" in users and "theorem 6.1" not in plain
 
 

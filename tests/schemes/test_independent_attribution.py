@@ -151,17 +151,14 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
     strategy = BandedToeplitz((2.0, 1.0)[:bands])
     mechanism = Mechanism(scheme, strategy, sigma)
     width = -math.log(FALSE_ALARM)
-    for epsilon, direction in ((0.1, "remove"), (1.5, "remove"), (0.1, "add")):
+    direction = "remove"
+    for epsilon in (0.1, 1.5):
         truth = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, direction)
-        families = ("example-replicas",) if direction == "remove" else ("plain-bounded", "half-space")
-        found = [one for family in families for one in family_candidates(family, mechanism, epsilon)]
-        assert found or direction == "add"
-        if quick and direction == "remove":
+        found = family_candidates("example-replicas", mechanism, epsilon)
+        assert found
+        if quick:
             found = found[:1] if epsilon < 1 else found[-1:]
         for proposal in ends(found):
-            if proposal.log_scale == -math.inf:
-                assert truth < 1e-9
-                continue
             stream = direction_key(key, direction)
             parts = list(draw_in_batches(proposal, stream, 0, 60))
             draws = type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))

@@ -30,7 +30,7 @@ SAMPLES = 24_600  # no multiple of a block, nor of a piece
 
 
 def evidence_by(executor, rule="anytime", **options):
-    """Two replicas in the remove direction and half-space in the add direction: both are drawn."""
+    """Two replicas."""
     verdict = verify_claim(CLAIM, Stop(rule, SAMPLES), key=KEY, executor=executor, **options)
     assert verdict.remove.num_samples
     return verdict.evidence
@@ -109,7 +109,7 @@ def test_an_interrupted_verification_resumes_with_another_executor(alone, tmp_pa
 def test_pieces_that_turn_out_to_be_needless_are_cancelled():
     executor = AtOnce()
     verdict = verify_claim(CLAIM, Stop("anytime", 10**7), key=KEY, executor=executor)
-    drawn = (verdict.remove.num_samples + verdict.add.num_samples) // (blocks.PIECE * randomness.BLOCK_SIZE)
+    drawn = verdict.num_samples // (blocks.PIECE * randomness.BLOCK_SIZE)
     assert len(executor.pieces) == drawn + executor.cancelled
     assert 0 < executor.cancelled <= 2 * MAX_AHEAD
 

@@ -15,8 +15,8 @@ import math
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.add_direction.mean_overlaps import loss_from_below, tilted_to_means
 from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
+from jaxacct.proposals.families.from_below import loss_from_below, tilted_to_means
 from jaxacct.proposals.families.replicas import (
     around_the_smallest_scale,
     checked_replicas,
@@ -48,7 +48,6 @@ def build(setting: Setting, m: int) -> Proposal:
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
         replicas=-(-m // number),
-        push=0.0,
         left_out=0.0,
         lowest=0.0,
         profile=None,

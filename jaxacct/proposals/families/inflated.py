@@ -67,7 +67,6 @@ def build(setting: Setting, m: int, times: int) -> Proposal:
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
         replicas=m,
-        push=0.0,
         left_out=0.0,
         lowest=0.0,
         profile=None,

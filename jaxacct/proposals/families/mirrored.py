@@ -9,16 +9,26 @@ import dataclasses
 import functools
 import math
 
+import jax
 import numpy as np
 from scipy.special import ndtri
 
+from jaxacct.kernels.programs import compiled
 from jaxacct.likelihood import rounding
+from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.add_direction.half_space import tangent
 from jaxacct.statistics.lines import BudgetLine
 
 _LEFT_OUT = 2.0**-60
 """Probability under P of the outputs where f(-y) may be below the bound."""
+_MIN_REMAINDER = 1e-4  # (f - P(x = 0)) / f at the tangent point: below it the difference loses digits
+_LOWERED = 1e-8  # relative lowering of the tangent, far above float64 rounding
+
+
+@compiled(static=1)
+def _loss_and_gradient(scheme, excess, norms):
+    """Return (ln P/Q, its gradient by the log-ratios `excess`)."""
+    return jax.value_and_grad(scheme.log_likelihood_ratios)(excess, norms)
 
 
 @functools.lru_cache(maxsize=64)
@@ -32,25 +42,33 @@ def floor(mechanism: Mechanism) -> tuple[float, float]:
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     if mechanism.is_upper_bound or scheme.side_information is not None:
         raise ValueError("a lower bound on the likelihood ratio needs exact losses, without side information")
-    log_none = scheme.log_probability_of_none()
-    found = tangent(mechanism, np.zeros(scheme.iterations))
-    if found is None:
+    log_none, strategy = scheme.log_probability_of_none(), mechanism.strategy
+    excess = np.broadcast_to(-strategy.half_square_norms() / sigma**2, scheme.iterations)
+    with jax.enable_x64(True):
+        loss, gradient = _loss_and_gradient(scheme, excess, column_norms(scheme, strategy) / sigma**2)
+        loss, gradient = float(loss), np.asarray(gradient, np.float64)
+    remainder = -math.expm1(min(log_none - loss, 0.0))
+    if not (math.isfinite(loss) and np.all(np.isfinite(gradient)) and remainder > _MIN_REMAINDER):
         return log_none, 0.0
+    weights = np.maximum(gradient, 0.0) / remainder
+    constant = loss + math.log(remainder)
+    constant -= _LOWERED * (1 + abs(loss) + abs(math.log(remainder)) + 2 * abs(float(weights @ excess)))
     max_count = rounding.fewest_participations(scheme, math.log(_LEFT_OUT / 2))
-    signal = max_count * float(mechanism.strategy.gram(found.weights).max())
-    noise = -float(ndtri(_LEFT_OUT / 2)) * sigma * found.norm
-    log_rest = found.constant - (signal + noise) * (1 + 1e-9) / sigma**2
+    products = strategy.gram(weights)
+    signal = max_count * float(products.max())
+    noise = -float(ndtri(_LEFT_OUT / 2)) * sigma * math.sqrt(max(weights @ products, 0.0))
+    log_rest = constant - (signal + noise) * (1 + 1e-9) / sigma**2
     return float(np.logaddexp(log_none, log_rest)), _LEFT_OUT
 
 
 @functools.lru_cache(maxsize=512)
 def loss_lines(
-    mechanism: Mechanism, delta_v: float, direction: str, replicas: int = 1, push: float = 0.0
+    mechanism: Mechanism, delta_v: float, direction: str, replicas: int = 1
 ) -> tuple[BudgetLine, ...]:
     """Return the budget items of `rounding.loss_lines`, for ln f(y) and ln f(-y) together."""
 
     def size_of(share):
-        return rounding.sizes(mechanism, delta_v, direction, replicas, push, share)
+        return rounding.sizes(mechanism, delta_v, direction, replicas, share)
 
     one = rounding.bounded(mechanism, direction, replicas, size_of)
     other = rounding.bounded(

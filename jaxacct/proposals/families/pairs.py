@@ -29,15 +29,15 @@ from jaxacct.kernels import randomness, threefry
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.add_direction.mean_overlaps import (
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
+from jaxacct.proposals.families.example_replicas import candidates as example_candidates
+from jaxacct.proposals.families.example_replicas import example_replica_lines
+from jaxacct.proposals.families.from_below import (
     loss_from_below,
     plain_draws,
     plain_from_below,
     tilted_to_means,
 )
-from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
-from jaxacct.proposals.families.example_replicas import candidates as example_candidates
-from jaxacct.proposals.families.example_replicas import example_replica_lines
 from jaxacct.proposals.families.inflated import candidates as inflated_candidates
 from jaxacct.proposals.families.overlaps import overlap_variation
 from jaxacct.proposals.families.pair_weights import log_factor, shared_events, shared_rows
@@ -99,7 +99,6 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         relative_error=math.expm1(pairs * math.log1p(drawn.relative_error)),
         total_variation=variation,
         replicas=-(-m // number),
-        push=0.0,
         left_out=0.0,
         lowest=0.0,
         profile=None,
@@ -157,7 +156,7 @@ def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) 
     """
     scheme = mechanism.scheme
     pairs, left = divmod(scheme.parts[1], 2)
-    size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0, 0.0)
+    size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0)
     size = dataclasses.replace(size, largest=2 * size.largest)
     # The overlap of two counts this many times.
     sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)
@@ -175,7 +174,7 @@ def plain_by_pairs(mechanism: Mechanism) -> Proposal:
         spec=ProposalSpec(_FAMILY, (1, 1)),
         draw_block=_plain_by_pairs,
         rounding_lines=lambda delta_v: plain_lines_by_pairs(mechanism, float(delta_v)),
-        below=lambda: plain_from_below(mechanism, Direction.REMOVE),
+        below=lambda: plain_from_below(mechanism),
     )
 
 
@@ -196,7 +195,7 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     return pair_candidates(setting, samples_needed) + plain_ones
 
 
-_plain_by_pairs = functools.partial(plain_draws, loss_of=loss_by_pairs, participates=True)
+_plain_by_pairs = functools.partial(plain_draws, loss_of=loss_by_pairs)
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:

@@ -137,7 +137,6 @@ def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
         relative_error=drawn.relative_error,
         total_variation=drawn.total_variation,
         replicas=m,
-        push=0.0,
         left_out=left_out,
         lowest=-log_floor,
         profile=None,
@@ -278,7 +277,7 @@ def drawn_sizes(
     if log_rarest > -math.inf:
         count = rounding.fewest_participations(drawn.scheme, log_rarest)
         beyond = rare if count < most else 0.0
-    noise, score, ratio = rounding.magnitudes(drawn, Direction.REMOVE, replicas, 0.0)
+    noise, score, ratio = rounding.magnitudes(drawn, Direction.REMOVE, replicas)
     of_all = count * (ratio + 1 / drawn.noise_multiplier**2)
     largest, above = (log_max, rare) if log_max < of_all else (of_all, 0.0)
     norm = replicas * math.sqrt(count)
@@ -309,7 +308,7 @@ def lines_of_two(
     """
 
     def size_of(share):
-        size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0, share)
+        size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, share)
         return dataclasses.replace(size, drawn=drawn.size.drawn, transformed=True)
 
     size, _, errors = rounding.bounded(mechanism, Direction.REMOVE, as_units, size_of)

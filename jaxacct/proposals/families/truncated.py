@@ -69,7 +69,6 @@ def build(setting: Setting) -> Proposal:
         relative_error=0.0,
         total_variation=replicas.total_variation(uncut),
         replicas=REPLICAS,
-        push=0.0,
         left_out=0.0,
         lowest=0.0,
         profile=None,
@@ -132,7 +131,7 @@ def truncated_lines(
         mechanism,
         direction,
         REPLICAS,
-        lambda share: rounding.sizes(mechanism, delta_v, direction, REPLICAS, 0.0, share),
+        lambda share: rounding.sizes(mechanism, delta_v, direction, REPLICAS, share),
     )
     normals, transform, recurrence = errors
     logs = log_parts + REPLICAS * size.largest
