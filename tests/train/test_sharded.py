@@ -239,7 +239,7 @@ def runs_resume():
             moved = trained((4, 2), folder / "moved", elastic=True)
         # An optimizer of single numbers rounds each in the same way.
         same(moved.params, whole.params)
-        # The files of a model, of which the run's card has a digest, do not name devices.
+        # The files of a model, whose digest is in the run's card, do not depend on devices.
         one, other = (digest_of_files(folder / name / "model") for name in ("moved", "whole"))
         assert one == other
         assert moved.params["a"].sharding.mesh.shape["data"] == 4
