@@ -64,6 +64,9 @@ def recording(stepsize):
     return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
 
 
+RECORDED = dict(model=WATCHED, optimizer=recording(0.05))
+
+
 def norms_on_the_way(result, stepsize=0.05, clip_norm=0.7):
     """(12, n) float64: norms of clipped gradients of the squared error, in units of the clip norm."""
     rows, w, found = data(), np.zeros(4), []
@@ -77,9 +80,8 @@ def norms_on_the_way(result, stepsize=0.05, clip_norm=0.7):
 
 def test_losses_of_full_batches_against_numpy():
     """Tracking changes no bit; mu is what the norms at every step say, as far as the grid goes."""
-    tracked, plain = run(individual=IndividualAccounting()), run()
-    np.testing.assert_array_equal(flat(tracked.params), flat(plain.params))
-    seen = run(individual=IndividualAccounting(), model=WATCHED, optimizer=recording(0.05))
+    seen, plain = (run(individual=each, **RECORDED) for each in (IndividualAccounting(), None))
+    np.testing.assert_array_equal(flat(seen.params), flat(plain.params))
     private = losses(seen)
     assert private.steps == 12 and private.active().all()
     mu = np.sqrt(np.square(norms_on_the_way(seen)).sum(axis=0)) / 3.0
@@ -93,9 +95,8 @@ def test_losses_of_full_batches_against_numpy():
 
 def test_losses_of_sampled_batches_against_numpy():
     """All are counted at every step, in the batch or not; the draw and the sum are those of plain fit."""
-    tracked, plain = run(SAMPLED, IndividualAccounting()), run(SAMPLED)
-    np.testing.assert_array_equal(flat(tracked.params), flat(plain.params))
-    seen = run(SAMPLED, IndividualAccounting(), model=WATCHED, optimizer=recording(0.05))
+    seen, plain = (run(SAMPLED, each, **RECORDED) for each in (IndividualAccounting(), None))
+    np.testing.assert_array_equal(flat(seen.params), flat(plain.params))
     private = losses(seen)
     counts = np.asarray(private.records.counts)
     exact = norms_on_the_way(seen)

@@ -1,17 +1,13 @@
-"""Runs that end at any file operation, on a full disk or by SIGKILL; checkpoints of which bytes changed.
+"""Runs that are killed at any file operation, or end on a full disk; checkpoints of which bytes changed.
 
 The truth is a run that nothing stopped: what its folder shows, byte by byte.
 """
 
 import contextlib
-import os
 import random
 import resource
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -94,7 +90,7 @@ def files_of_at_most(size: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(("size", "step"), [(0, 0), (100, 3), (400, 7), (1000, 11)])
+@pytest.mark.parametrize(("size", "step"), [(0, 0), (400, 7), (1000, 11)])
 def test_where_nothing_can_be_written_it_stops_and_goes_on(size, step, truth, tmp_path):
     """From this step on; one line says why, and the same call ends with the same bits."""
     with contextlib.ExitStack() as stack:
@@ -151,39 +147,3 @@ def test_a_changed_byte_of_a_checkpoint_is_noticed(tmp_path):
         else:
             assert shown(copy) == whole, path.name
     assert refused >= len(large)
-
-
-WORKER = """
-import sys
-from tests.train.plans import plan
-from tests.train.test_interruptions import EVALUATED, run
-from tests.train.test_loop import ROWS
-EVALUATED |= {"checkpoint_every": 5}
-run(out=sys.argv[1], plan=plan(dataset_size=ROWS, iterations=300), **EVALUATED)
-"""
-
-
-def lines(folder: Path) -> int:
-    log = folder / "private/metrics.jsonl"
-    return log.read_text().count("\n") if log.exists() else 0
-
-
-@pytest.mark.slow
-def test_ten_kills_at_random_times_change_nothing(tmp_path):
-    """SIGKILL ten times, each after the process trained on; the files are those of one that ran through."""
-
-    def start(folder):
-        return subprocess.Popen([sys.executable, "-c", WORKER, str(folder)])
-
-    assert start(tmp_path / "whole").wait() == 0
-    part, generator = tmp_path / "part", random.Random(0)
-    for _ in range(10):
-        process, before, deadline = start(part), lines(part), time.monotonic() + 120
-        while lines(part) in (before, 0) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(generator.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, "it ended before it was killed: make the run longer"
-    assert start(part).wait() == 0
-    assert shown(part) == shown(tmp_path / "whole")
-    assert os.listdir(part / "model")

@@ -71,7 +71,7 @@ def test_no_run(tmp_path):
 
 
 def test_names_with_separators_are_files_of_their_own(tmp_path):
-    """A point or a slash in a name is no step into it; published by `fit`, and read back as weights, too."""
+    """A point or a slash in a name is no step into it; read back as weights, too."""
     params = {
         "a.b": jnp.zeros(2),
         "a": {"b": jnp.ones(3), "c/d": jnp.full(2, 2.0)},
@@ -88,13 +88,3 @@ def test_names_with_separators_are_files_of_their_own(tmp_path):
         ValueError, match="model must have parameters of different names, has two of one name"
     ):
         save_model(tmp_path / "same", {"a.b": jnp.zeros(2), "a%2Eb": jnp.ones(2)})
-
-
-def test_a_run_publishes_names_with_separators(covered, tmp_path):
-    params = {"w": jnp.zeros(3), "a.b": jnp.zeros(()), "a": {"b": jnp.zeros(1)}}
-
-    def linear(params, example):
-        return (example["x"] @ params["w"] + params["a.b"] + 2 * params["a"]["b"][0] - example["y"]) ** 2
-
-    result = fit(covered, params, linear, data(), sgd(0.1, 2), out=tmp_path / "run")
-    chex.assert_trees_all_equal(load_model(tmp_path / "run", params), result.params, strict=True)

@@ -9,7 +9,6 @@ independent trials of the released sequence with the canary and without. The bou
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from scipy import stats
 
 import train.procedures.bandmf
@@ -75,12 +74,12 @@ def widened(plan: Plan) -> Plan:
     return with_derived(plan, max_batch_size=largest)
 
 
-@pytest.mark.parametrize(("trials", "seen"), [(4000, 0.2), pytest.param(40_000, 0.6, marks=pytest.mark.slow)])
-def test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not(trials, seen, monkeypatch):
+def test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not(monkeypatch):
+    trials = 4000
     plan = certified_plan(trials)
     honest = audit(plan, trials)
-    # `seen` shows that the audit has power; the rest is what so many trials leave unknown.
-    assert seen < honest <= EPSILON
+    # Above 0.2 the audit has power; the rest is what so many trials leave unknown (at 40,000 it is 0.6).
+    assert 0.2 < honest <= EPSILON
     with monkeypatch.context() as patch:
         halve_the_noise(patch)
         assert audit(plan, trials) > EPSILON
@@ -106,17 +105,3 @@ def test_the_lower_bound_is_one():
     # are rare without.
     low = generator.random((2, 20_000)) < [[0.01], [0.3]]
     assert 2 < epsilon_lower_bound(*(1.0 - low), 0.0, 1 - FALSE_ALARM) < np.log(30)
-
-
-def test_a_threshold_is_chosen_on_other_trials():
-    """Scores without information: chosen on the counted trials, the best threshold seems informative."""
-    rng = np.random.default_rng(0)
-    found = sum(epsilon_lower_bound(*rng.random((2, 1000)), 0.0, 0.5) > 0 for _ in range(300))
-    assert found <= 195  # more with probability 1e-7; 45 are, and 217 were on the same trials
-
-
-def test_bounds_on_two_rates_share_the_failure_probability():
-    """Of 100 trials all hits and no false alarm: both Clopper-Pearson bounds are closed forms."""
-    found = epsilon_lower_bound(np.ones(200), np.zeros(200), 1e-3, 0.95)
-    low = 0.025 ** (1 / 100)
-    assert found == pytest.approx(np.log((low - 1e-3) / (1 - low)), rel=1e-9, abs=0)

@@ -28,18 +28,10 @@ def thousandfold(rows):
     return {"x": [np.float32(1000) * np.float32(x) for x in rows["x"]], "y": np.float32(rows["y"])}
 
 
-def with_set_transform():
-    found = hugging_face()
-    found.set_transform(thousandfold)
-    return found
-
-
 FORMATS = {
     "no format": (lambda: hugging_face(), 1, {"x", "y"}),
     "with_transform": (lambda: hugging_face().with_transform(thousandfold), 1000, {"x", "y"}),
-    "set_transform": (with_set_transform, 1000, {"x", "y"}),
     "columns": (lambda: hugging_face().with_format("numpy", columns=["x"]), 1, {"x"}),
-    "columns alone": (lambda: hugging_face().with_format(None, columns=["x"]), 1, {"x"}),
     "jax": (lambda: hugging_face().with_format("jax"), 1, {"x", "y"}),
 }
 

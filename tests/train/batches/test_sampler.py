@@ -67,9 +67,7 @@ def test_examples_are_independent(scheme):
     assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
 
 
-@pytest.mark.parametrize(
-    ("b", "p", "warm"), [(5, 0.1, True), (5, 0.9, False), (40, 0.3, True), (7, 1.0, True)]
-)
+@pytest.mark.parametrize(("b", "p", "warm"), [(5, 0.9, False), (40, 0.3, True)])
 def test_separation_is_never_violated(b, p, warm):
     drawn = participation(BMinSep(200, b, p, warm), 500)
     for steps in map(np.flatnonzero, drawn):

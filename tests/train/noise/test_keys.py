@@ -185,7 +185,6 @@ def test_a_run_that_has_shown_nothing_begins_again(tmp_path):
 @pytest.mark.parametrize(
     "model",
     [
-        PARAMS,
         {"a": [jnp.float32(2), np.float32([[3, 2]])], "b": {"c": jnp.ones(4, jnp.bfloat16)}},
         jnp.arange(5.0),
     ],

@@ -28,7 +28,7 @@ def integers(strategy, draw, state, steps=7):
         yield np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found)])
 
 
-@pytest.mark.parametrize("bands", [2, 4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bands", [2, 4])
 def test_the_integers_are_those_of_kept_noise(bands):
     """Of every step, the first ones included, in which the earlier vectors are zero."""
     strategy = BandedInverse.bisr(iterations=24, bands=bands)
