@@ -247,6 +247,8 @@ def _by_dp_accounting(event, count: int) -> list:
         raise ValueError(
             f"noise_multiplier must be at least {_MIN_PLD_NOISE}, got {event.noise_multiplier!r}"
         )
+    for name in ("dataset_size", "truncated_batch_size"):
+        _validate.positive_integer(name, getattr(event, name))
     found = pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         event.dataset_size,
         event.sampling_probability,
