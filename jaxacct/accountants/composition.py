@@ -150,14 +150,16 @@ def _steps(event, count: int) -> list:
             q = event.sampling_probability
             return [] if q == 0 else _sampled(event.event, _validate.probability("probability", q), count)
         case dp_event.GaussianDpEvent():
-            return _unsampled(GaussianPair, event.noise_multiplier / math.sqrt(count), 1)
+            return _unsampled(lambda noise: GaussianPair(noise / math.sqrt(count)), event.noise_multiplier, 1)
         case dp_event.SingleEpochTreeAggregationDpEvent():
             # A record is in one node of each level of one tree.
             levels = max(
                 _validate.positive_integer("step_counts", n) for n in np.atleast_1d(event.step_counts)
             )
             levels = levels.bit_length() * count
-            return _unsampled(GaussianPair, event.noise_multiplier / math.sqrt(levels), 1)
+            return _unsampled(
+                lambda noise: GaussianPair(noise / math.sqrt(levels)), event.noise_multiplier, 1
+            )
         case dp_event.LaplaceDpEvent():
             return _unsampled(LaplacePair, event.noise_multiplier, count)
         case dp_event.DiscreteLaplaceDpEvent():
@@ -180,7 +182,8 @@ def _unsampled(pair, noise, count: int) -> list:
 
 def _mixed(event, count: int) -> list:
     """Return the step of a mixture of Gaussians."""
-    noise, largest = event.standard_deviation, max(map(float, event.sensitivities), default=0.0)
+    means = [_validate.nonnegative_number("sensitivities", mean) for mean in event.sensitivities]
+    noise, largest = event.standard_deviation, max(means, default=0.0)
     if largest == 0:
         return []
     if noise == 0:
@@ -192,7 +195,7 @@ def _mixed(event, count: int) -> list:
     ):
         allowed = f"{_MIN_MIXED_NOISE * largest:g} to {_MAX_MIXED_NOISE * largest:g}"
         raise ValueError(f"standard_deviation must be in {allowed} for these sensitivities, got {noise!r}")
-    return [(both_directions_of_mixture(float(noise), event.sensitivities, event.sampling_probs), count)]
+    return [(both_directions_of_mixture(float(noise), means, event.sampling_probs), count)]
 
 
 def _sampled(event, q: float, count: int) -> list:
@@ -245,6 +248,8 @@ def _by_dp_accounting(event, count: int) -> list:
         raise ValueError(
             f"noise_multiplier must be at least {_MIN_PLD_NOISE}, got {event.noise_multiplier!r}"
         )
+    for name in ("dataset_size", "truncated_batch_size"):
+        _validate.positive_integer(name, getattr(event, name))
     found = pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         event.dataset_size,
         event.sampling_probability,

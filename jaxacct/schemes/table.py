@@ -108,8 +108,8 @@ class SamplingTable:
         total = math.fsum(start)
         if (start < 0).any() or not 0 < total <= 1 + 1e-12:
             raise ValueError(f"start must be at least 0 and sum to at most 1, got a sum of {total!r}")
-        # Rounding of a sum of 1 is no probability of never being eligible.
-        start = start / total if total > 1 - 1e-12 else start
+        # Rounding of a sum of 1 is no probability of never being eligible; once divided it stays as it is.
+        start = start / total if 2.0**-51 < abs(total - 1) <= 1e-12 else start
         keep = validate.probability("keep", self.keep)
         for name, value in (("join", join), ("lockout", lockout), ("start", start)):
             value.flags.writeable = False
@@ -246,7 +246,7 @@ class SamplingTable:
         waits = self.max_outcomes * self.outcome_error(reached)
         # The last wait has no outcome, and every step's hazard is rounded; with certain outcomes none waits.
         last = exponentials.ERROR + self.iterations * 2.0**-44 if (self.leaves < 1).any() else 0.0
-        return math.expm1(waits + self.start_error + last)
+        return math.expm1(min(600.0, waits + self.start_error + last))
 
     def outcome_error(self, reached: np.ndarray) -> float:
         """Bound the relative error of the probability of one wait and its outcome, in reached states."""

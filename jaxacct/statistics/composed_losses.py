@@ -25,6 +25,7 @@ _LATTICE = 1e-3
 _TILT_SHARE = 0.85
 _MIN_POINTS, _MAX_POINTS = 2**15, 2**22
 _MAX_EPSILON = 1e6
+_MAX_PLACE = 2**52  # in steps of a lattice
 _MIN_WIDTH = 1e-9  # of lattices, where all losses are one
 # Tables end where delta is this small. Within one lattice ln delta falls by about this much.
 _TABLE_FLOOR, _TABLE_FALL = 1e-60, 4.0
@@ -157,6 +158,8 @@ class _Step:
 
     @classmethod
     def of(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
+        if max(abs(first), abs(last)) > _MAX_PLACE:  # no such numbers of steps: all losses are infinite
+            return cls(0, np.zeros(1), curve.total, count)
         values = curve.at(step * np.arange(first, last + 1))
         before = np.append(curve.total, values.tails[:-1])
         beyond = chord_masses(values.deltas, values.error * before + TINY, step)

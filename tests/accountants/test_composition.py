@@ -137,10 +137,15 @@ def test_an_event_with_impossible_numbers_is_refused_in_one_line():
     for event in (
         dp.SelfComposedDpEvent(dp.GaussianDpEvent(5.0), 2.5),
         dp.GaussianDpEvent(-1.0),
+        dp.GaussianDpEvent(True),
         dp.PoissonSampledDpEvent(math.nan, dp.GaussianDpEvent(1.0)),
         dp_event.MixtureOfGaussiansDpEvent(1e-5, [0.0, 1.0], [0.5, 0.5]),
         dp_event.MixtureOfGaussiansDpEvent(1e9, [0.0, 1.0], [0.5, 0.5]),
+        # The largest of these is 0, or is found to be.
+        dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, -5.0], [0.5, 0.5]),
+        dp_event.MixtureOfGaussiansDpEvent(1.0, [0.0, math.nan], [0.5, 0.5]),
         dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 20, 1e-3),
+        dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.01, 2.5, 1.0),
     ):
         for use in (event_profile, lambda event: composed_delta((), 1.0, event)):
             with pytest.raises(ValueError, match="compose_with must be") as caught:

@@ -334,6 +334,12 @@ MUTANTS = [
         SPENT,
     ),
     Mutant(
+        "jaxacct/accountants/composition.py",
+        '[_validate.nonnegative_number("sensitivities", mean) for mean in event.sensitivities]',
+        "[float(mean) for mean in event.sensitivities]",
+        "tests/accountants/test_composition.py",
+    ),
+    Mutant(
         "jaxacct/accountants/history.py",
         "if strategy is None or not scheme.has_prefixes:",
         "if strategy is None:",

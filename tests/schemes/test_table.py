@@ -3,6 +3,7 @@
 Statistical tests have a false-alarm probability of 1e-6 each, with fixed keys.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -406,3 +407,14 @@ def test_fewer_comparisons_find_the_same_steps(scheme, key):
     )
     np.testing.assert_array_equal(found, expected)
     assert (found < n).any()
+
+
+def test_a_scheme_that_is_made_again_of_its_fields_is_the_same():
+    """A plan's evidence holds a digest of the claim, with the scheme's numbers."""
+    for start in np.random.default_rng(0).dirichlet(np.ones(7), 100):
+        made = CustomScheme([0.3] * 10, lockout=9, start=start)
+        assert dataclasses.replace(made) == made
+
+
+def test_a_start_too_rare_to_draw_has_an_error_that_certifies_nothing():
+    assert SamplingTable([0.3] * 10, 9, False, (1e-20, 1.0)).draw_error > 1e200

@@ -683,3 +683,9 @@ def test_errors_of_tails_are_in_the_error_of_a_curve():
     wanted, found = exact.at(losses), dataclasses.replace(exact, pair=Off(1.3)).at(losses)
     gaps = np.abs(found.deltas - wanted.deltas)
     assert np.all(gaps <= found.error * np.append(1.0, found.tails[:-1])) and gaps.max() > 1e-5
+
+
+@pytest.mark.parametrize("q", [1.0, 0.5])
+def test_losses_beyond_the_integers_of_a_lattice_are_infinite(q):
+    curve = both_directions(GaussianPair(1e-3), q)[0]
+    assert divergence_bound([Part(curve, 10**12)], 1e-3) == 1.0
