@@ -73,7 +73,7 @@ def bound_of(line, found, q) -> float:
         pytest.param(1500, 1 / 300, 1.248, 0.5, 1.2e-5, marks=pytest.mark.slow),
         pytest.param(1500, 1 / 300, 0.891, 1.0, 5e-7, marks=pytest.mark.slow),
         (300, 0.01, 1.0, 1.0, 6e-7),  # of as small a truth, 2e-10
-        (200, 0.02, 0.7, 1.5, 1e-3),
+        pytest.param(200, 0.02, 0.7, 1.5, 1e-3, marks=pytest.mark.slow),
     ],
 )
 def test_many_participations_against_the_pld_accountant(n, p, sigma, epsilon, most):
