@@ -1,7 +1,6 @@
 """Redrawn bins against quadrature, Gaussian mechanisms and the targets of the literature."""
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
@@ -231,10 +230,9 @@ def test_the_pair_bounds_both_directions_on_the_line():
 @pytest.mark.parametrize(
     ("steps", "epochs", "exact"),
     [
-        (100, 10, 1.4262),
-        (250, 20, 1.3094),
+        pytest.param(250, 20, 1.3094, marks=pytest.mark.slow),
         (500, 20, 1.0260),
-        (500, 40, 1.3101),
+        pytest.param(500, 40, 1.3101, marks=pytest.mark.slow),
         (100, 40, 2.6105),
         (100, 1, 0.6770),
         (1000, 1, 0.4520),
@@ -248,11 +246,9 @@ def test_noise_for_an_advantage_of_a_tenth(steps, epochs, exact):
     assert redrawn_bins_delta(steps, epochs, exact - 1e-3, 0.0) > 0.1
 
 
-def test_noise_multiplier_is_certified_and_monotone():
+def test_noise_multiplier_is_certified():
     found = redrawn_bins_noise_multiplier(100, 10, 0.0, 0.1)
     assert 1.4261 < found < 1.003 * 1.4262 and redrawn_bins_delta(100, 10, found, 0.0) <= 0.1
-    deltas = [redrawn_bins_delta(50, 4, sigma, 0.5) for sigma in (0.6, 0.8, 1.0, 2.0)]
-    assert all(a > b for a, b in itertools.pairwise(deltas))
     # A new bin every epoch needs less noise than one bin for all.
     fixed = lognormal_sums.divergence_bound(Mixture((Phases(100, math.sqrt(10) / found),)), 0.0, "remove", -1)
     assert fixed > 0.1

@@ -151,7 +151,7 @@ def drawn(n, sigma, epsilon, other, rng, number=4000):
     return found
 
 
-@pytest.mark.parametrize("other", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("other", [-1.0, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.0, 1.0))])
 def test_no_shuffle_is_above_the_upper_bound(other):
     """Attack: both directions; where the bound is far below that of a known order, too."""
     rng = np.random.default_rng(5)
@@ -162,7 +162,7 @@ def test_no_shuffle_is_above_the_upper_bound(other):
     assert shuffled.shuffled_delta_upper(300, 5.0, 0.02) < 0.5 * gaussian_delta(0.02, 5.0, 1.0)
 
 
-@pytest.mark.parametrize("sigma", [0.7, 2.0, 8.0])
+@pytest.mark.parametrize("sigma", [0.7, *(pytest.param(x, marks=pytest.mark.slow) for x in (2.0, 8.0))])
 def test_a_shuffle_of_one_batch_hides_nothing(sigma):
     """The upper bound is the Gaussian mechanism's delta, on both sides of every loss that it cuts off."""
     for near in shuffled._QUANTILES:

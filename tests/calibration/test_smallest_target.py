@@ -65,7 +65,9 @@ def test_the_smallest_delta_is_certified_and_near_the_truth(found):
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@pytest.mark.parametrize("certify", [(), (2,), (0,), (2, 3), (3,)], ids=str)
+@pytest.mark.parametrize(
+    "certify", [(), (0,), (2, 3), *(pytest.param(x, marks=pytest.mark.slow) for x in ((2,), (3,)))], ids=str
+)
 def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, found):
     """Verdicts decide which of them is released, in shares of q that are fixed, too."""
     seen, pilots = [], []

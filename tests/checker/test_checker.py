@@ -398,7 +398,9 @@ def with_claim(plan: dict, **change) -> dict:
     return plan | {"claim": plan["claim"] | change}
 
 
-@pytest.mark.parametrize("p, epsilon, delta", [(0.02, 0.3, 3e-3), (0.5, 8.0, 1e-5)])
+@pytest.mark.parametrize(
+    "p, epsilon, delta", [(0.02, 0.3, 3e-3), pytest.param(0.5, 8.0, 1e-5, marks=pytest.mark.slow)]
+)
 def test_noise_just_too_small_is_refused_and_slightly_more_certified(p, epsilon, delta):
     """Poisson sampling, whose divergence is known."""
     scheme = {"name": "poisson", "iterations": 12, "sampling_probability": p}

@@ -26,6 +26,8 @@ PROBABILITY = {"--iterations": "60", "--strategy": "square-root"}
 
 NO_INTEGER = ("0", "-3", "1.5", "x", "nan", "", "1e-3", "15e-1", "1k5", "1" + 25 * "0")
 NOT_POSITIVE = ("0", "-1", "nan", "inf", "x", "")
+# What one flag is refused for, each is: they are read by one function for all flags of a kind.
+SOME_INTEGERS, SOME_NUMBERS, SOME_SIGMAS = ("0", "1.5", "x"), ("0", "nan", "inf"), ("-1", "nan", "1e-300")
 NO_PROBABILITY = ("0", "1", "-0.1", "2", "nan", "inf", "x")
 BAD_SIGMA = (*NOT_POSITIVE, "1e300", "1e-300")
 BAD_VALUES = [
@@ -36,15 +38,15 @@ BAD_VALUES = [
             CALIBRATE,
             {
                 "--iterations": NO_INTEGER,
-                "--dataset-size": (*NO_INTEGER, "100000000000000000000", "40"),
-                "--bands": (*NO_INTEGER, "61"),
-                "--min-separation": (*NO_INTEGER, "5", "61"),
-                "--batch-size": (*NOT_POSITIVE, "3001", "1e300"),
+                "--dataset-size": (*SOME_INTEGERS, "100000000000000000000", "40"),
+                "--bands": (*SOME_INTEGERS, "61"),
+                "--min-separation": (*SOME_INTEGERS, "5", "61"),
+                "--batch-size": (*SOME_NUMBERS, "3001", "1e300"),
                 "--epsilon": (*NOT_POSITIVE, "1e300", "10001"),
                 "--delta": (*NO_PROBABILITY, "1e-400"),
                 "--noise-multiplier": BAD_SIGMA,
-                "--max-samples": NO_INTEGER,
-                "--max-batch-size": NO_INTEGER,
+                "--max-samples": SOME_INTEGERS,
+                "--max-batch-size": SOME_INTEGERS,
                 "--rule": ("sometimes", ""),
                 "--scheme": ("poison", ""),
                 "--strategy": ("optimall", "/no/such/file", ".", ""),
@@ -57,13 +59,13 @@ BAD_VALUES = [
             "estimate",
             ESTIMATE,
             {
-                "--iterations": NO_INTEGER,
+                "--iterations": SOME_INTEGERS,
                 "--epsilon": ("-1", "nan", "inf", "x"),
                 "--delta": ("1e-2",),  # and epsilon
-                "--noise-multiplier": BAD_SIGMA,
-                "--samples": NO_INTEGER,
+                "--noise-multiplier": SOME_SIGMAS,
+                "--samples": SOME_INTEGERS,
                 "--confidence": NO_PROBABILITY,
-                "--batch-size": NOT_POSITIVE,
+                "--batch-size": SOME_NUMBERS,
             },
         ),
         (
@@ -80,15 +82,15 @@ BAD_VALUES = [
             "strategy",
             STRATEGY,
             {
-                "--iterations": NO_INTEGER,
-                "--bands": NO_INTEGER,
-                "--min-separation": (*NO_INTEGER, "3"),
-                "--noise-multiplier": NOT_POSITIVE,
+                "--iterations": SOME_INTEGERS,
+                "--bands": SOME_INTEGERS,
+                "--min-separation": (*SOME_INTEGERS, "3"),
+                "--noise-multiplier": SOME_NUMBERS,
                 "--strategy": ("nope", "/no/such/file"),
                 "--out": ("/no/such/folder/c", "."),
             },
         ),
-        ("bench", {}, {"--samples": NO_INTEGER}),
+        ("bench", {}, {"--samples": SOME_INTEGERS}),
     )
     for flag, values in flags.items()
 ]

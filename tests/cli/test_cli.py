@@ -225,7 +225,10 @@ def test_numbers_as_people_write_them(steps, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
-@pytest.mark.parametrize("arguments", [["--help"], ["strategy", "--iterations", "9", "--bands", "2"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], pytest.param(["strategy", "--iterations", "9", "--bands", "2"], marks=pytest.mark.slow)],
+)
 def test_a_closed_pipe(arguments):
     """As with `| head`: no traceback and no line."""
     reader, writer = os.pipe()

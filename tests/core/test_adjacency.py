@@ -142,7 +142,7 @@ def drawn(scheme, size, seed, runs=2000) -> np.ndarray:
     "scheme",
     [
         pytest.param(CyclicPoisson(4, 2, 0.6), marks=pytest.mark.slow),
-        BallsInBins(4, 2),
+        pytest.param(BallsInBins(4, 2), marks=pytest.mark.slow),
         BMinSep(4, 3, 0.6, False),
     ],
     ids=lambda scheme: type(scheme).__name__,

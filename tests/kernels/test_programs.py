@@ -42,7 +42,7 @@ def program_of(mechanism, direction) -> str:
     ("scheme", "direction"),
     [
         ("b-min-sep", "remove"),
-        ("truncated-b-min-sep", "add"),
+        pytest.param("truncated-b-min-sep", "add", marks=pytest.mark.slow),
         *(
             pytest.param(scheme, direction, marks=pytest.mark.slow)
             for scheme in list(_SCHEMES)[:-1]

@@ -45,7 +45,7 @@ GRID = [
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 100.0])
 @pytest.mark.parametrize(
     ("scheme", "bands"),
-    [pytest.param(*one, marks=() if i in (1, 11) else pytest.mark.slow) for i, one in enumerate(GRID)],
+    [pytest.param(*one, marks=() if i == 1 else pytest.mark.slow) for i, one in enumerate(GRID)],
 )
 def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
@@ -63,7 +63,7 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("sigma", [0.05, pytest.param(1.0, marks=pytest.mark.slow), 100.0])
+@pytest.mark.parametrize("sigma", [0.05, *(pytest.param(x, marks=pytest.mark.slow) for x in (1.0, 100.0))])
 @pytest.mark.parametrize(
     ("iterations", "separation", "bands", "p"),
     [pytest.param(*case, marks=pytest.mark.slow) for case in LONG] + [(20_000, 64, 64, 1e-3)],
@@ -106,7 +106,7 @@ def test_the_margin_is_deterministic():
 
 
 def test_measuring_leaves_the_precision_alone():
-    mechanism = Mechanism(GRID[0][0], BandedToeplitz.square_root(4), 1.0)
+    mechanism = Mechanism(GRID[1][0], BandedToeplitz.square_root(16), 1.0)
     measured_error(jax.random.key(0), mechanism)
     assert not jax.config.read("jax_enable_x64")
     assert np.asarray(jax.numpy.zeros(1)).dtype == np.float32
@@ -154,7 +154,7 @@ BROKEN = [
     pytest.param(IndependentAttribution(40, 3, 0.4, 4, False), 3, 0.3, 2, marks=pytest.mark.slow),
     pytest.param(IndependentAttribution(3000, 2, 1e-5, 2), 2, 0.3, 2, marks=pytest.mark.slow),
     pytest.param(IndependentAttribution(1000, 16, 0.0036, 2), 16, 0.8, 1, marks=pytest.mark.slow),
-    (BalancedMinSep(120, 16, 3), 16, 0.4, 2),
+    pytest.param(BalancedMinSep(120, 16, 3), 16, 0.4, 2, marks=pytest.mark.slow),
     (EpochwiseAllocation(120, 40, 16), 16, 0.4, 2),
     pytest.param(BalancedMinSep(1000, 64, 4), 16, 0.5, 2, marks=pytest.mark.slow),
 ]

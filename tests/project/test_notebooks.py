@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users w
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"), key=lambda path: int(path.stem.split("-")[0]))
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# Whose samplers and whose training others and the tests of `train` have; each runs as it is in the slow test.
+LONG = ("2-who-is-in-the-batch", "9-fine-tuning-with-lora")
 
 # Values of the cell tagged "parameters" that make a short run; notebooks share what is compiled for them.
 _SMALL = dict(
@@ -73,7 +75,10 @@ def no_steps(run, state, ready, *_):
     return state
 
 
-@by_name
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in LONG else ()) for p in NOTEBOOKS],
+)
 def test_every_cell_runs_with_small_numbers(path, monkeypatch, tmp_path, calibrated):
     """In this process, where `train` stands for `jaxacct.train`; nothing is shown, nothing trained."""
     monkeypatch.setattr(jaxacct, "calibrate", calibrated)

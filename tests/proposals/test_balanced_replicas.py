@@ -29,9 +29,9 @@ from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
 SETTINGS = [
     (BalancedMinSep(8, 3, 2), 3, 0.8, False),
     (BalancedMinSep(6, 2, 1.4), 2, 0.7, True),
-    (BalancedMinSep(5, 5, 0.6), 4, 0.5, False),
     (EpochwiseAllocation(8, 3, 2), 2, 0.7, False),
-    (EpochwiseAllocation(8, 3, 1), 1, 0.8, False),
+    pytest.param(BalancedMinSep(5, 5, 0.6), 4, 0.5, False, marks=pytest.mark.slow),
+    pytest.param(EpochwiseAllocation(8, 3, 1), 1, 0.8, False, marks=pytest.mark.slow),
 ]
 
 

@@ -142,7 +142,9 @@ def check(mechanism, num, key, m=2):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [(name, "separated") for name in HAVE_REPLICAS] + [("custom", shape) for shape in SHAPES],
+    [(name, "separated") for name in HAVE_REPLICAS]
+    + [("custom", shape) for shape in ("many", "overlapping")]
+    + [pytest.param("custom", shape, marks=pytest.mark.slow) for shape in ("thinned", "once")],
 )
 def test_identities_of_pairs(name, shape, key):
     mechanism = mechanism_of(name, SHAPES[shape])

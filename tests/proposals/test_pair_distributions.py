@@ -114,7 +114,11 @@ def test_pairs_of_real_batches(scheme):
 
 @pytest.mark.parametrize(
     "scheme",
-    [BallsInBins(4, 3), BMinSep(5, 3, 0.3, False), CyclicPoisson(4, 3, 0.5), Poisson(3, 0.4)],
+    [
+        BMinSep(5, 3, 0.3, False),
+        CyclicPoisson(4, 3, 0.5),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (BallsInBins(4, 3), Poisson(3, 0.4))),
+    ],
     ids=str,
 )
 def test_three_examples_join_independently(scheme):
@@ -154,8 +158,8 @@ def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...]
     [
         (TruncatedBMinSep(3, 2, 0.5, 1, 3), 1),
         (BMinSep(3, 2, 0.6), 2),
-        (Poisson(3, 0.5), 1),
-        (CyclicPoisson(3, 2, 0.7), 1),
+        pytest.param(Poisson(3, 0.5), 1, marks=pytest.mark.slow),
+        pytest.param(CyclicPoisson(3, 2, 0.7), 1, marks=pytest.mark.slow),
     ],
     ids=str,
 )

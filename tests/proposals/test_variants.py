@@ -75,6 +75,7 @@ def test_other_adjacencies_are_refused(tmp_path):
         Plan.from_json(stored)
 
 
+@pytest.mark.slow
 def test_one_example_a_user_is_b_min_sep(key):
     """k_u = 1: the same losses from the same key, proposals of the same scales; k_u = 3: larger ones."""
     strategy = BandedToeplitz.square_root(3)

@@ -360,7 +360,7 @@ def test_what_is_given_is_kept(fixed, holds):
         dict(iterations=3),  # fewer steps than bands
         dict(batch_size=33.3),
         dict(batch_size=1, dataset_size=10**9),
-        dict(epsilon=100.0),
+        pytest.param(dict(epsilon=100.0), marks=pytest.mark.slow),
         dict(epsilon=0.05, delta=0.9),  # as private without noise
     ],
 )

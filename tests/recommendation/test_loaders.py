@@ -67,7 +67,8 @@ NUMBERS = "--dataset-size 500 --batch-size 50 --iterations 30 --epsilon 4 --delt
 
 
 @pytest.mark.parametrize(
-    ("loader", "adjacency"), [("shuffled", "replace-one"), ("fixed", "add-or-remove-one")]
+    ("loader", "adjacency"),
+    [pytest.param("shuffled", "replace-one", marks=pytest.mark.slow), ("fixed", "add-or-remove-one")],
 )
 def test_the_command_says_how_to_certify_and_what_sampling_saves(loader, adjacency, capsys):
     """At the noise of the adjacency and in the same memory, as text and as JSON."""

@@ -177,9 +177,15 @@ def test_bad_numbers_are_refused():
                 risk.advantage(*arguments[:2])
 
 
+def a_gaussian_step() -> Plan:
+    """A plan whose profile is known, so that measuring it draws nothing."""
+    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
+    return Plan(Claim(mechanism, ClaimedTarget.at(1.0, 0.13), None, None), Bound("unamplified"))
+
+
 def test_the_command(tmp_path, capsys):
     plan, out = tmp_path / "plan.json", tmp_path / "report.html"
-    whole(KINDS[0]).save(plan)
+    a_gaussian_step().save(plan)
     with pytest.raises(SystemExit) as stop:
         main(["report", str(plan), "--out", str(out), "--draws", "2000"])
     assert stop.value.code == 0 and "differentially private" in capsys.readouterr().out
@@ -195,8 +201,7 @@ def test_the_command(tmp_path, capsys):
 
 def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key, monkeypatch):
     """One Gaussian step, whose best test is known: above it, and below what the certified point says."""
-    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
-    plan = Plan(Claim(mechanism, ClaimedTarget.at(1.0, 0.13), None, None), Bound("unamplified"))
+    plan = a_gaussian_step()
     assert plan.certified
     assert measure(plan, 4000, key).num_samples == 0, "an accountant is exact"
     monkeypatch.setattr("jaxacct.accountants.analytic.exact", lambda *_, **__: None)

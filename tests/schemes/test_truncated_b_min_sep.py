@@ -341,8 +341,8 @@ def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
         TruncatedBMinSep(4, 2, 0.4, 3, 5),
         TruncatedBMinSep(3, 3, 0.5, 3, 5, False),
         TruncatedBMinSep(2, 4, 0.5, 2, 5),  # no step after the first b - 1
-        TruncatedBMinSep(4, 3, 1.0, 2, 5),
-        TruncatedBMinSep(2, 1, 0.3, 2, 5),
+        pytest.param(TruncatedBMinSep(4, 3, 1.0, 2, 5), marks=pytest.mark.slow),
+        pytest.param(TruncatedBMinSep(2, 1, 0.3, 2, 5), marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -357,7 +357,7 @@ def test_batch_sizes_have_the_distribution_of_sampling_everyone(scheme, key):
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_batch_sizes_of_the_production_case(warm, key):
     """Mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all.
 
@@ -380,9 +380,15 @@ def test_batch_sizes_of_the_production_case(warm, key):
     assert low < spread.min() <= spread.max() < high
 
 
-@pytest.mark.parametrize(("scheme", "_bands"), SMALL, ids=IDS)
-@pytest.mark.parametrize("direction", ["remove", "add"])
-def test_counts_given_batch_sizes(scheme, _bands, direction, key):
+@pytest.mark.parametrize(
+    ("scheme", "direction"),
+    [
+        pytest.param(scheme, direction, marks=pytest.mark.slow if i > 1 else ())
+        for i, (scheme, _) in enumerate(SMALL)
+        for direction in ("remove", "add")
+    ],
+)
+def test_counts_given_batch_sizes(scheme, direction, key):
     """Chi-square against corollary D.2, false alarm 1e-6."""
     most = scheme.max_batch_size
     sizes = np.arange(scheme.iterations) % 3 * 2 + most - 2  # some below the maximum, some above
@@ -555,7 +561,7 @@ def test_rarely_cut_it_nears_b_min_sep(key):
 
 def test_float32_losses_are_within_the_margin(key):
     scheme = TruncatedBMinSep.from_batch_size(
-        dataset_size=100_000, batch_size=100, iterations=500, min_separation=32, max_batch_size=105
+        dataset_size=100_000, batch_size=100, iterations=200, min_separation=32, max_batch_size=105
     )
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(16), 0.6)
     assert measured_error(key, mechanism) < loss_margin(mechanism) / 2

@@ -406,11 +406,11 @@ def test_a_delta_that_cannot_be_shown_is_refused():
 def test_at_the_largest_loss_is_hardly_any_divergence(pair, largest, count):
     """Bounded losses end: from there on the divergence is 0, and the bound of the order of rounding."""
     part = [Part(both_directions(pair, 1.0)[0], count)]
-    epsilons = count * largest * np.array([1.0, 1 + 1e-12, 1.001, 2.0])
+    epsilons = count * largest * np.array([1.0, 1.001])
     found = [divergence_bound(part, float(epsilon)) for epsilon in epsilons]
-    assert max(found) < 1e-13 and found[2] == found[3] == composed_losses.SMALLEST
-    assert (divergence_table(part, epsilons[::2]) <= found[::2]).all()
+    assert max(found) < 1e-13 and found[1] == composed_losses.SMALLEST
     if count == 1:
+        assert (divergence_table(part, epsilons) <= found).all()
         # P(loss = 1/scale) is 1/2, and 1 - e^-t beyond.
         below = largest * (1 - 1e-9)
         exact = -math.expm1(below - largest) / 2

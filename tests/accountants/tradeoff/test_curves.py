@@ -242,7 +242,7 @@ def test_bracket_holds_the_value_of_8000_compositions():
         assert low <= printed <= high + 2e-5 and high - low < 3e-3
 
 
-@pytest.mark.parametrize(("count", "mu"), [(1000, 0.1), (100_000, 0.005)])
+@pytest.mark.parametrize(("count", "mu"), [(1000, 0.1), pytest.param(100_000, 0.005, marks=pytest.mark.slow)])
 def test_numerical_composition_around_the_closed_form(count, mu):
     """`G_mu` composed with itself has mu sqrt(n): both sides hold it down to deltas of 1e-15.
 
