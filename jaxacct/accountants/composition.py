@@ -21,7 +21,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed import TabulatedProfile
 from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
-from jaxacct.statistics.gaussian_mixtures import both_directions_of_mixture
+from jaxacct.statistics.gaussian_mixtures import GaussianMixture, both_directions_of_mixture
 from jaxacct.statistics.loss_curves import (
     ChordCurve,
     DiscreteLaplacePair,
@@ -104,14 +104,24 @@ def _tabulate(event: str) -> TabulatedProfile:
     # H(P, Q) at -t is 1 - e^-t (1 - H(Q, P) at t).
     negative = np.minimum(1.0, -np.expm1(-positive) + np.exp(-positive) * found + 4 * UNIT)
     values = np.concatenate([negative[:0:-1], found])
-    of_gaussians = all(isinstance(getattr(remove, "pair", None), GaussianPair) for (remove, _), _ in steps)
-    return TabulatedProfile(_GRID, np.minimum.accumulate(values), of_gaussians)
+    return TabulatedProfile(_GRID, np.minimum.accumulate(values), _are_of_gaussians(steps))
 
 
 def _by_direction(steps: Steps) -> list[list[Part]]:
-    """Return the parts of the remove and the add direction; once where they are equal."""
+    """Return the parts of the remove and the add direction; the former alone where it is the larger one."""
     directions = [[Part(curves[side], count) for curves, count in steps] for side in (0, 1)]
-    return directions[:1] if directions[0] == directions[1] else directions
+    return directions[:1] if directions[0] == directions[1] or _are_of_gaussians(steps) else directions
+
+
+def _are_of_gaussians(steps: Steps) -> bool:
+    """Return whether Q of all steps is one Gaussian and P a mixture of others of its width.
+
+    The add direction is then at most the remove direction (proofs/add_direction.md, theorem 1).
+    """
+    return all(
+        isinstance(remove, GaussianMixture) or isinstance(getattr(remove, "pair", None), GaussianPair)
+        for (remove, _), _ in steps
+    )
 
 
 # -- Events ---------------------------------------------------------------------------------------------

@@ -41,18 +41,19 @@ def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon
     epsilon = _validate.epsilon(epsilon)
     if E == 1:
         mixture = Mixture((Phases(M, 1 / sigma),))
-        return max(
-            lognormal_sums.divergence_bound(mixture, epsilon, direction, 1) for direction in DIRECTIONS
-        )
+        return lognormal_sums.divergence_bound(mixture, epsilon, Direction.REMOVE, 1)
     if sigma < MIN_NOISE:
         raise ValueError(f"noise_multiplier must be at least 1/15 to be composed, got {sigma!r}")
     return _composed(((E, M, 0),), sigma, epsilon)
 
 
 def _composed(epochs: tuple[tuple[int, int, int], ...], noise_multiplier: float, epsilon: float) -> float:
-    """Return the bound of epochs: (their number, steps that are run, steps that are not)."""
-    parts = [(number, epoch_curves(steps, noise_multiplier, unused)) for number, steps, unused in epochs]
-    return max(divergence_bound([Part(both[i], number) for number, both in parts], epsilon) for i in range(2))
+    """Return the bound of epochs: (their number, steps that are run, steps that are not).
+
+    Of the remove direction: the other one is at most that (proofs/add_direction.md, theorem 1).
+    """
+    curves = [(epoch_curves(steps, noise_multiplier, unused)[0], number) for number, steps, unused in epochs]
+    return divergence_bound([Part(*each) for each in curves], epsilon)
 
 
 class RedrawnBins(Accountant):
