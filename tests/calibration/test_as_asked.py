@@ -66,13 +66,24 @@ def target_of(options) -> tuple:
 
 
 def test_every_combination_asks_for_what_was_given(certified, capsys):
-    """Targets by noise, mechanisms and evidence: nothing is dropped, replaced or left to a default."""
-    noises = ("", "--noise-multiplier 3")
-    lines = itertools.product(TARGETS, noises, SEARCHED + BUILT, HOW)
-    lines = [*lines, *itertools.product(OPEN, noises[1:], BUILT, HOW)]
-    assert len(lines) >= 150
+    """Targets by noise, mechanisms and evidence: nothing is dropped, replaced or left to a default.
+
+    Of all lines those whose four places add up to an even number: every three options meet, but that the
+    second and third search are made for one target.
+    """
+    parts = list(TARGETS), ("", "--noise-multiplier 3"), SEARCHED + BUILT, HOW
+    places = itertools.product(*(range(len(part)) for part in parts))
+    lines = [
+        tuple(part[at] for part, at in zip(parts, place, strict=True))
+        for place in places
+        if sum(place) % 2 == 0
+    ]
+    lines = [*lines, *itertools.product(OPEN, parts[1][1:], BUILT, HOW)]
+    assert len(lines) >= 75
     for target, noise, problem, how in lines:
         if problem in SEARCHED and "accountant" in how:  # that searches nothing, and asks for bands
+            continue
+        if problem in SEARCHED[1:] and target != parts[0][0]:
             continue
         if "--max-batch-size" in problem and "adjacency" in how:
             continue
