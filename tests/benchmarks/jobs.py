@@ -145,8 +145,11 @@ def main(names: list[str]) -> None:
             order=26,
             columns=COLUMNS,
             rows=[rows[job] for job in JOBS if job in rows],
-            note="First is the time to the bound that is certified without samples. One run each; stopped "
-            "ones have the noise of the bound. dp-accounting is the only peer that installs here.",
+            note="First is the time to the bound that is certified without samples: of the run, or, where "
+            "its sampler is open, of Poisson sampling with independent noise, which has more error. One run "
+            "each; stopped ones have the noise of the bound. dp-accounting is the only peer that installs "
+            "here. Selection, production, 32 bands and README, strong are of another machine (Intel Xeon, "
+            "load 7.9) and of before bounds came first.",
         )
 
 
