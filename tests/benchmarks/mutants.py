@@ -1545,8 +1545,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/allocation/redrawn_bins.py",
-        "Part(both[i], number)",
-        "Part(both[i], number - 1)",
+        "[0], number) for number, steps, unused",
+        "[0], number - 1) for number, steps, unused",
         REDRAWN,
     ),
     Mutant(

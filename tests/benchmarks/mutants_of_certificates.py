@@ -322,7 +322,10 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("if self.profile.of_gaussians:", "if True:"),
     ],
     ("jaxacct/accountants/composition.py", "tests/core/test_composed.py"): [
-        ("of_gaussians = all(", "of_gaussians = any("),
+        (
+            "return all(\n        isinstance(remove, GaussianMixture)",
+            "return any(\n        isinstance(remove, GaussianMixture)",
+        ),
     ],
     ("jaxacct/proposals/base.py", "tests/core/test_composed.py"): [
         ("left_out=setting.composed.exchanged(setting.epsilon)", "left_out=0.0"),

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson, privacy_profile
+from jaxacct import BandedToeplitz, Mechanism, Poisson, TruncatedBMinSep, privacy_profile
 from jaxacct.core.check import Outcome
 from jaxacct.core.text import outcome_in_words
-from jaxacct.estimates import estimate, profile
+from jaxacct.estimates import estimate
 from jaxacct.verification import replay as again
 from tests.stored_plans import whole
 
@@ -49,24 +49,19 @@ def test_a_plan_is_verified_by_the_proposal_that_is_asked_for(proposal):
     assert found.remove is not None and found.remove.proposal == (proposal or stored)
 
 
-@pytest.mark.parametrize("has_line", [True, False])
-def test_bands_of_a_profile_share_their_failure_probability(has_line, monkeypatch):
-    """All intervals of both directions and of the line fail with at most 1 - confidence together."""
+@pytest.mark.parametrize(
+    "scheme", [Poisson(4, 0.9), TruncatedBMinSep(3, 4, 0.5, 4, 9)], ids=["poisson", "truncated"]
+)
+def test_bands_of_a_profile_share_their_failure_probability(scheme, monkeypatch):
+    """All intervals of all directions that are drawn fail with at most 1 - confidence together."""
     spent = []
 
     def bands(chosen, below, grid, draw, q):
         spent.append(q * len(grid))
         return np.tile([[0.0], [0.0], [0.5]], len(grid))
 
-    def line(mechanism, epsilons, num_samples, q, *_):
-        spent.append(q * len(epsilons))
-        return np.ones(len(epsilons))
-
     monkeypatch.setattr(estimate.interval, "bands_of_both", bands)
-    monkeypatch.setattr(estimate, "line_bounds", line)
-    monkeypatch.setattr(profile, "supports", lambda _: has_line)
-    monkeypatch.setattr(estimate, "is_uninformative", lambda one, _: np.full(one.shape[1], has_line))
-    mechanism = Mechanism(Poisson(4, 0.9), BandedToeplitz.identity(), 1.0)
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
     privacy_profile(mechanism, [0.1, 0.5, 1.0, 2.0], confidence=0.9, num_samples=10)
-    assert len(spent) >= 2 + has_line
+    assert len(spent) >= len(mechanism.directions)
     assert sum(spent) == pytest.approx(0.1, rel=1e-12)
