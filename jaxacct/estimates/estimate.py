@@ -18,7 +18,6 @@ from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
-from jaxacct.proposals.families.from_below import from_below
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, hockey_stick
@@ -42,9 +41,9 @@ class Estimate:
     Attributes:
       quantity: "delta" or "epsilon" (nats).
       value: the estimate, the larger of both directions.
-      low: lower end of the confidence interval. Where several examples of a user are bounded from above, low
-        belongs to draws of a lower bound, and the value lies halfway. Low is 0 without a lower bound (a
-        strategy that is not banded, independent cuts); the value is then that of the upper bound.
+      low: lower end of the confidence interval; 0 without a lower bound (users whose examples' likelihood is
+        too large to compute, a strategy that is not banded, independent cuts), where the value is that of the
+        upper bound.
       high: upper end of the confidence interval.
       confidence: its coverage.
       directions: the estimate of each direction that is drawn (`Mechanism.directions`).
@@ -142,8 +141,8 @@ def sampled_bands(
 def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
     """Return (3, points) of one proposal: lower, estimate and upper."""
     if composed is None:
-        return interval.bands_of_both(chosen, from_below(chosen), grid, draw, q)
-    bands = interval.bands_of_both(chosen, chosen, grid, draw, q, composed.profile)
+        return interval.bands_of_both(chosen, grid, draw, q)
+    bands = interval.bands(chosen, grid, draw(chosen), q, composed.profile)
     exchanged = np.array([composed.exchanged(float(epsilon)) for epsilon in grid])
     bands[0], bands[2] = 0.0, np.minimum(1.0, bands[2] + exchanged)  # its profile is an upper bound
     return bands
@@ -211,14 +210,12 @@ def estimate_epsilon(
         chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key, composed)
         names[direction] = chosen.name
         draws = draw_samples(chosen, key, num_samples, progress)
-        below, drawn = from_below(chosen) if composed is None else None, [(chosen, draws)]
-        if below is not None and below is not chosen:
-            drawn.append((below, draw_samples(below, key, num_samples, progress)))
-        lower = None if below is None else drawn[-1]
+        lower, side = None, interval.for_lower_ends(chosen) if composed is None else None
+        if side is not None:
+            lower = side, draws if side is chosen else draw_samples(side, key, num_samples, progress)
         low, high = interval.crossing(chosen, draws, anchor, delta, risk, lower, profile)
         is_resolved, high = high < math.inf, min(high, max_epsilon)
-        means = [interval.mean_crossing(*one, delta, profile) for one in drawn]
-        value = math.fsum(means) / len(means) if is_resolved else high
+        value = interval.mean_crossing(chosen, draws, delta, profile) if is_resolved else high
         ends[direction] = np.array([min(low, high), min(max(value, low), high), high])
     return _estimate("epsilon", ends, names, confidence, num_samples)
 

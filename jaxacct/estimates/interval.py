@@ -70,28 +70,25 @@ def bands(
     )
 
 
-def bands_of_both(
-    chosen: Proposal,
-    below: Proposal | None,
-    grid: np.ndarray,
-    draw,
-    q: float,
-    profile=hockey_stick.hockey_stick,
-) -> np.ndarray:
-    """Return `bands` with the lower ends of `below` (`from_below.from_below`); 0 where that is None.
+def for_lower_ends(chosen: Proposal) -> Proposal | None:
+    """Return the proposal whose samples give lower ends; None where losses are only bounded from above."""
+    if chosen.of_a_bound or chosen.mechanism.is_upper_bound:
+        return None
+    return chosen.rounded_down or chosen
+
+
+def bands_of_both(chosen: Proposal, grid: np.ndarray, draw, q: float) -> np.ndarray:
+    """Return `bands` with the lower ends of `for_lower_ends`; 0 where that is None.
 
     Each end is wrong with probability at most q / 2, so together with q, for any dependence. `draw` is:
     proposal -> its samples.
     """
-    above = bands(chosen, grid, draw(chosen), q, profile)
-    if below is chosen:
-        return above
-    if below is None:
+    above, lower = bands(chosen, grid, draw(chosen), q), for_lower_ends(chosen)
+    if lower is None:
         above[0] = 0.0
-        return above
-    lower, value, _ = bands(below, grid, draw(below), q, profile)
-    lower = np.minimum(lower, above[2])
-    return np.stack([lower, np.clip((value + above[1]) / 2, lower, above[2]), above[2]])
+    elif lower is not chosen:
+        above[0] = np.minimum(bands(lower, grid, draw(lower), q)[0], above[1])
+    return above
 
 
 def crossing(
@@ -105,8 +102,8 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (low, high) around the epsilon whose divergence is `delta`, wrong with probability at most q.
 
-    `chosen` is made for the epsilon `anchor`; `lower` is the proposal of `from_below.from_below` with its
-    samples, None without a lower bound, as with a composed `profile`.
+    `chosen` is made for the epsilon `anchor`; `lower` is the proposal of `for_lower_ends` with its samples,
+    None without a lower bound, as with a composed `profile`.
     """
     low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)
     return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2, profile))

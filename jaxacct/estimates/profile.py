@@ -33,7 +33,7 @@ class Profile:
     Attributes:
       epsilons: (points,) float64, ascending, natural logs.
       lower: (points,) float64, of the larger of both directions; 0 where only an upper bound is drawn
-        (`from_below.from_below`).
+        (`interval.for_lower_ends`).
       estimate: as `lower`.
       upper: as `lower`.
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.

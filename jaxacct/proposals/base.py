@@ -130,9 +130,8 @@ class Proposal:
     log_normalizer: float = 0.0
     of_a_bound: bool = False
     """Whether samples bound the divergence from above; a lower bound on that bound proves nothing."""
-    below: Callable[[], "Proposal"] | None = None
-    """Function that returns the same distribution with terms that are lower bounds; None if losses are exact
-    or have no lower bound (`from_below.from_below`)."""
+    rounded_down: "Proposal | None" = None
+    """The same with weights rounded down, for lower bounds; None where rounding is in `rounding_lines`."""
     log_weight_at: Callable[[np.ndarray], np.ndarray] | None = None
     """Function that returns ln w of losses, monotone; None where weights depend on more than the loss."""
     words: int = 1

@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels.likelihoods.mean_participation import mean_participation
-from jaxacct.kernels.recurrence import log_mean_of_phases, log_probabilities, phase_totals
+from jaxacct.kernels.recurrence import log_mean_of_phases, phase_totals
 from jaxacct.schemes.poisson import log_bernoulli_product
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
@@ -118,15 +117,6 @@ class BMinSep(ExampleScheme):
             totals = phase_totals(log_ratios.T, self.min_separation)
             return log_mean_of_phases(totals, iterations=self.iterations) if self.warm_start else totals[0]
         return super().log_likelihood_ratios(log_ratios)
-
-    def loss_and_mean_participation(self, log_ratios):
-        """Return (ln P/Q; mean participations given outputs) of (num_samples, iterations), for p below 1."""
-        log_p, log_q = log_probabilities(self.sampling_probability)
-        starts = self.start_log_weights() if self.warm_start else None
-        loss, means = mean_participation(
-            log_ratios.T, log_p=log_p, log_q=log_q, block=self.min_separation, start_log_weights=starts
-        )
-        return loss, means.T
 
     def start_log_weights(self) -> np.ndarray:
         """Return (b,) float64: ln probability that an example becomes eligible at step 1, 2, .., b."""

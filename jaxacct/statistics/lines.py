@@ -19,7 +19,6 @@ class Item(enum.StrEnum):
     NORMALS = "normals"
     SCORES = "scores"
     RATIO = "ratio"
-    MEAN_OVERLAPS = "mean-overlaps"
     EXTREME_RADII = "extreme-radii"
     FAR_NOISE = "far-noise"
     RARE_OUTPUTS = "rare-outputs"
@@ -38,7 +37,6 @@ SENTENCES = {
     Item.NORMALS: "rounding of the normals",
     Item.SCORES: "rounding of the scores",
     Item.RATIO: "rounding of the likelihood ratio",
-    Item.MEAN_OVERLAPS: "distribution of mean overlaps",
     Item.EXTREME_RADII: "two extreme radii in one sample",
     Item.FAR_NOISE: "noise far outside its range",
     Item.RARE_OUTPUTS: "outputs of rare participations",

@@ -90,8 +90,7 @@ ACCOUNTANTS = "tests/conformance/test_accountants.py"
 INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
 PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/pairs.py"
 INDEPENDENT = "jaxacct/schemes/users/independent_attribution.py"
-BACK_AND_FORTH = "jaxacct/kernels/likelihoods/mean_participation.py"
-FROM_BELOW, BELOW = "tests/proposals/test_from_below.py", "jaxacct/proposals/families/from_below.py"
+LOWER_ENDS = "tests/proposals/test_lower_ends.py"
 PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/kernels/test_programs.py"
 EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
@@ -1407,15 +1406,15 @@ MUTANTS = [
     Mutant("jaxacct/report/html.py", "upper + added]), implied)", "upper]), implied)", REPORT),
     Mutant(
         "jaxacct/estimates/estimate.py",
-        "interval.bands_of_both(chosen, chosen, grid, draw, q, composed.profile)",
-        "interval.bands_of_both(chosen, chosen, grid, draw, q)",
+        "interval.bands(chosen, grid, draw(chosen), q, composed.profile)",
+        "interval.bands(chosen, grid, draw(chosen), q)",
         REPORT,
     ),
     Mutant(
         "jaxacct/proposals/families/pair_weights.py",
         "factor + side * (m + 40)",
         "factor + (m + 40)",
-        "tests/proposals/test_from_below.py",
+        LOWER_ENDS,
     ),
     Mutant("tests/benchmarks/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
     Mutant(
@@ -1776,14 +1775,14 @@ MUTANTS = [
     Mutant(CHECK, "if not larger <= claim.reserved", "if not larger <= 1e3 + claim.reserved", CHECKER),
 ]
 MUTANTS += [
-    Mutant(BELOW, "/ 2 * (1 + 3 * relative)", "/ 4 * (1 + 3 * relative)", FROM_BELOW),
-    Mutant(BELOW, "return number * loss - shared", "return loss - shared", FROM_BELOW),
-    Mutant(BELOW, "return proposal.below()", "return proposal", FROM_BELOW),
     Mutant(
-        "jaxacct/kernels/likelihoods/mean_participation.py",
-        "free * jnp.where(log_odds >= 0, small",
-        "free * jnp.where(log_odds >= 0, large",
-        FROM_BELOW,
+        "jaxacct/estimates/interval.py",
+        "if chosen.of_a_bound or chosen.mechanism.is_upper_bound:",
+        "if chosen.of_a_bound:",
+        LOWER_ENDS,
+    ),
+    Mutant(
+        "jaxacct/estimates/interval.py", "return chosen.rounded_down or chosen", "return chosen", LOWER_ENDS
     ),
     Mutant(
         "jaxacct/proposals/families/mirrored.py",

@@ -14,17 +14,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, Toeplitz
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Toeplitz
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, plain
-from jaxacct.proposals.families import from_below, overlaps, pair_weights
+from jaxacct.proposals.families import overlaps, pair_weights
 from jaxacct.proposals.threshold import Resolved, threshold
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError, hockey_stick
 from jaxacct.statistics.lines import KINDS, BudgetLine, Item, total
 from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_guards import of
-from tests.oracles import budget_families
 
 DELTA_V, U = 1e-5, 2.0**-24
 COLUMNS = Mechanism(BMinSep(40, 4, 0.05), BandedToeplitz.square_root(4), 1.5)
@@ -123,19 +122,6 @@ def test_factors_of_overlapping_columns_allow_for_both_transforms():
     slack = 40 * U * lift  # of sums in float32, and what is taken off `lift`
     assert wanted - slack <= raised <= 2.2 * wanted + slack
     assert min(allowed(alone), allowed(together)) > 3 * slack
-
-
-@pytest.mark.parametrize("odds", [1e-4, 0.3, 2.0])
-def test_means_are_those_of_a_distribution_that_is_only_near(odds):
-    """k times (K e^Delta + 1) Delta^2 / 2, Delta from the error of the likelihood of one."""
-    mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, 3), BandedToeplitz.square_root(4), 2.5)
-    lines = (BudgetLine(Item.RATIO, "epsilon", odds / 3, ""),)
-    *kept, found = from_below.tilted_to_means(mechanism, lines)
-    assert tuple(kept) == lines and found.kind == "epsilon"
-    made = {line.name: (line.kind, line.amount) for line in lines}
-    assert found.amount == pytest.approx(budget_families.means_item(mechanism, made), rel=1e-9, abs=0)
-    by_hand = 3 * (15 * math.exp(odds + 1e-5) + 1) * (odds + 1e-5) ** 2 / 2
-    assert found.amount == pytest.approx(by_hand, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])

@@ -8,17 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, IndependentAttribution, Mechanism, Poisson, TruncatedBMinSep
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, TruncatedBMinSep
 from jaxacct.common.files import Checkpoint
 from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals.base import Draws, Setting, plain
-from jaxacct.proposals.families import composed_replicas, from_below, overlaps, truncated
+from jaxacct.proposals.families import composed_replicas, overlaps, truncated
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
-from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_allowances import U, gaussian_profile
 from tests.core.test_budget_lines import compare
 from tests.core.test_guards import BUDGET, of
@@ -91,29 +90,6 @@ def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
     exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
     assert exact <= found.log_normalizer <= exact * (1 + 3e-12)
     assert tilt == 0 or found.log_normalizer > exact * (1 + 0.5e-12)
-
-
-def test_losses_of_mean_overlaps_are_lowered():
-    """What examples share is raised by what means and transforms are off, all of it by eight roundings."""
-    scheme, strategy, sigma = IndependentAttribution(64, 4, 0.3, 5), BandedToeplitz.square_root(4), 0.5
-    noise = np.random.default_rng(1).normal(size=(4, 64)) * 0.3 + 0.5
-    rows = jnp.asarray(noise, jnp.float32)
-    one, number = scheme.parts
-
-    @jax.jit
-    def run(rows):
-        of_one = one.loss_and_mean_participation((sigma * rows - jnp.float32(0.5)) / sigma**2)
-        return from_below.loss_from_below(scheme, strategy, sigma * rows, sigma), *of_one
-
-    found, loss, mean = (np.asarray(part, float) for part in run(rows))
-    tau = 4 * math.log2(circulant_length(64, 4)) + 6
-    off = 8 * U * (tau + 8) * strategy.array.sum() ** 2 * (mean**2).sum(axis=1)
-    square = np.array([row @ strategy.gram(row) for row in mean])
-    pairs = number * (number - 1) / 2 / sigma**2
-    relative = 3 * 12 * U * (64 + 4 + 40)
-    allowed = pairs * off, pairs * relative * square, 8 * U * (np.abs(number * loss) + pairs * square)
-    lowered = number * loss - pairs * square - found
-    assert (np.abs(lowered - sum(allowed)) < 0.6 * min(part.min() for part in allowed)).all()
 
 
 # --- Tests of a mean ---

@@ -26,7 +26,6 @@ from jaxacct import (
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
 from jaxacct.proposals.families.example_replicas import example_replica_lines
-from jaxacct.proposals.families.from_below import from_below
 from jaxacct.proposals.families.inflated import inflated_lines
 from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes.users import independent_attribution
@@ -233,22 +232,6 @@ def test_items_of_few_participations_of_another_example():
     compare(lines, families.inflated_items(mechanism, DELTA_V, m, times, 2.0))
 
 
-def test_items_of_bounds_from_below(bounded):
-    """The mean distribution is that of the loss, and of the weight where it has the loss of all examples."""
-    powers = proposal_by_name(bounded, 1.0, "remove", "example-replicas:5")
-    expected = families.example_items(bounded, DELTA_V, 5, powers.log_normalizer)
-    means = families.means_item(bounded, expected)
-    found = {(line.name, line.kind): line.amount for line in powers.below().rounding_lines(DELTA_V)}
-    wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
-    wanted |= {("distribution of mean overlaps", "epsilon"): means}
-    wanted |= {("distribution of mean overlaps", "relative"): math.expm1(means)}
-    assert found == {key: pytest.approx(amount, rel=1e-6, abs=0) for key, amount in wanted.items()}
-    plain = from_below(proposal_by_name(bounded, 1.0, "remove", "plain"))
-    expected = families.loss_items(bounded, DELTA_V, "remove")
-    expected["distribution of mean overlaps"] = "epsilon", families.means_item(bounded, expected)
-    compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
-
-
 def test_no_number_depends_on_a_sentence(monkeypatch, forget):
     """Every sentence reworded: the same amounts in all families, of which two read items of others."""
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(4, 2, True))
@@ -256,8 +239,9 @@ def test_no_number_depends_on_a_sentence(monkeypatch, forget):
 
     def amounts():
         proposals = [proposal_by_name(users, 1.0, "remove", name) for name in ("pairs:1,1", "pairs:6,1")]
-        proposals += [from_below(proposal_by_name(users, 1.0, "remove", "plain"))]
-        proposals += [proposal_by_name(users, 1.0, "remove", "example-replicas:5").below()]
+        proposals += [
+            proposal_by_name(users, 1.0, "remove", name) for name in ("plain", "example-replicas:5")
+        ]
         rounding.loss_lines.cache_clear()
         return [[(line.kind, line.amount) for line in budget_lines(one, DELTA_V)] for one in proposals]
 

@@ -56,7 +56,7 @@ def test_bands_of_a_profile_share_their_failure_probability(scheme, monkeypatch)
     """All intervals of all directions that are drawn fail with at most 1 - confidence together."""
     spent = []
 
-    def bands(chosen, below, grid, draw, q):
+    def bands(chosen, grid, draw, q):
         spent.append(q * len(grid))
         return np.tile([[0.0], [0.0], [0.5]], len(grid))
 

@@ -124,10 +124,3 @@ def cut_items(mechanism, delta_v: float, direction: str, log_parts: float) -> It
     made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_cuts.beyond
     made["float32 weights"] = relative(sum(found) + 4 * U * (log_parts + 2 * distribution.largest))
     return made | ({RARE_DRAWS: ("relative", 2 * tau)} if tau else {})
-
-
-def means_item(mechanism, made: Items) -> float:
-    """Section 7: k (K e^Delta + 1) Delta^2 / 2, Delta three times the error of ln f_1."""
-    scheme, k = mechanism.scheme.parts
-    odds = 3 * made[RATIO][1] + 1e-5
-    return k * (scheme.max_participations * math.exp(odds) + 1) * odds**2 / 2

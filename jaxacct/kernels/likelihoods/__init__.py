@@ -4,6 +4,5 @@ Read in this order:
 
 * `epochs`: one participation an epoch, a product of blocks;
 * `interacting_recurrence`: several processes whose participations interact;
-* `mean_participation`: the likelihood ratio and the mean participation given the outputs;
 * `gpu_recurrence`: a table's recurrence as one Pallas kernel.
 """

@@ -6,17 +6,15 @@ weight of a draw is `Z_M f / f_1^M <= Z_M f^{1 - M/k}`, and the weighted term ne
 
     Z_M (1 / (rho - 1)) ((rho - 1) / rho)^rho e^{(1 - rho) epsilon},   rho = M / k.
 
-Where f itself is bounded by f_1^k, that bound replaces it and all of it holds; the same for a lower bound.
+Where f itself is bounded by f_1^k, that bound replaces it and all of it holds.
 """
 
-import dataclasses
 import functools
 import math
 
 from jaxacct.likelihood import rounding
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Proposal, ProposalSpec, SamplesNeeded, Setting
-from jaxacct.proposals.families.from_below import loss_from_below, tilted_to_means
 from jaxacct.proposals.families.replicas import (
     around_the_smallest_scale,
     checked_replicas,
@@ -38,7 +36,7 @@ def build(setting: Setting, m: int) -> Proposal:
     one, number = _one(mechanism)
     drawn = checked_replicas(one, m, number + 1)
     log_z = drawn.log_normalizer
-    found = Proposal(
+    return Proposal(
         spec=ProposalSpec("example-replicas", (m,)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
@@ -55,20 +53,6 @@ def build(setting: Setting, m: int) -> Proposal:
         rounding_lines=lambda delta_v: example_replica_lines(mechanism, float(delta_v), m, log_z),
         log_normalizer=log_z,
     )
-    if not mechanism.is_upper_bound:
-        return found
-
-    def below() -> Proposal:
-        drawer = drawer_of_another(drawn.module, _one_example, loss_from_below)
-        return dataclasses.replace(found, draw_block=drawer, rounding_lines=lines_from_below, below=None)
-
-    def lines_from_below(delta_v):
-        lines = example_replica_lines(mechanism, float(delta_v), m, log_z)
-        *_, means = more = tilted_to_means(mechanism, lines)
-        # Weights contain the loss, too.
-        return *more, dataclasses.replace(means, kind="relative", amount=math.expm1(min(means.amount, 600.0)))
-
-    return dataclasses.replace(found, below=below)
 
 
 @functools.lru_cache(maxsize=512)

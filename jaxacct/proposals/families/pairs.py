@@ -15,7 +15,7 @@ Where a user has k examples that are drawn independently, f_1 is the likelihood 
 the m > k vectors are the user's own. Their overlap is subtracted: a weight is `Z_2^{m/2} f_1^{k-m} factor
 e^{- their overlap}`, and m / k replaces m in the scale, as `f <= f_1^k`
 (proofs/shared_examples.md, theorem 7). Losses of such users are those of pairs of examples where more do not
-fit (theorem 10), and of theorem 9 for lower bounds, from the same samples.
+fit (theorem 10).
 """
 
 import dataclasses
@@ -32,12 +32,6 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.families.example_replicas import candidates as example_candidates
 from jaxacct.proposals.families.example_replicas import example_replica_lines
-from jaxacct.proposals.families.from_below import (
-    loss_from_below,
-    plain_draws,
-    plain_from_below,
-    tilted_to_means,
-)
 from jaxacct.proposals.families.inflated import candidates as inflated_candidates
 from jaxacct.proposals.families.overlaps import overlap_variation
 from jaxacct.proposals.families.pair_weights import log_factor, shared_events, shared_rows
@@ -89,12 +83,13 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
             "attractions": jnp.asarray(log_attractions(one), jnp.float32),
         }
 
+    loss_of = loss_by_pairs if by_pairs else loss_of_scores
     found = Proposal(
         spec=ProposalSpec(_FAMILY, (m, int(by_pairs))),
         direction=Direction.REMOVE,
         mechanism=mechanism,
         log_scale=scale_at(epsilon),
-        draw_block=_drawer(drawn.module, m, loss_by_pairs if by_pairs else loss_of_scores),
+        draw_block=_drawer(drawn.module, m, loss_of),
         tables=tables,
         relative_error=math.expm1(pairs * math.log1p(drawn.relative_error)),
         total_variation=variation,
@@ -106,19 +101,8 @@ def pair_proposal(mechanism: Mechanism, m: int, epsilon: float, by_pairs: bool |
         rounding_lines=(None if number == 1 else lambda delta_v: lines(mechanism, float(delta_v), m, log_z)),
         log_normalizer=log_z,
     )
-    bounded = mechanism.is_upper_bound
-
-    # Weights are rounded up, by more than the error of other replicas, so lower ends have samples of their
-    # own.
-    def below() -> Proposal:
-        drawer = _drawer(drawn.module, m, loss_from_below if bounded else loss_of_scores, -1)
-        of_losses = lines_from_below if bounded else found.rounding_lines
-        return dataclasses.replace(found, draw_block=drawer, rounding_lines=of_losses, below=None)
-
-    def lines_from_below(delta_v):
-        return tilted_to_means(mechanism, pair_lines(mechanism, float(delta_v), m, log_z))
-
-    return dataclasses.replace(found, below=below)
+    down = dataclasses.replace(found, draw_block=_drawer(drawn.module, m, loss_of, -1))
+    return dataclasses.replace(found, rounded_down=down)
 
 
 def pair_lines(
@@ -174,7 +158,6 @@ def plain_by_pairs(mechanism: Mechanism) -> Proposal:
         spec=ProposalSpec(_FAMILY, (1, 1)),
         draw_block=_plain_by_pairs,
         rounding_lines=lambda delta_v: plain_lines_by_pairs(mechanism, float(delta_v)),
-        below=lambda: plain_from_below(mechanism),
     )
 
 
@@ -195,7 +178,15 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     return pair_candidates(setting, samples_needed) + plain_ones
 
 
-_plain_by_pairs = functools.partial(plain_draws, loss_of=loss_by_pairs)
+def _plain_by_pairs(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    """Draw from P itself."""
+    del tables
+    normals_key, counts_key = threefry.split(key)
+    n, size = scheme.iterations, randomness.BLOCK_SIZE
+    normals = strategy.draw_normals(normals_key, n, size, dtype)
+    counts = scheme.draw_participation(counts_key, size).astype(dtype)
+    loss = loss_by_pairs(scheme, strategy, strategy.scores_from_normals(normals, n, sigma, counts), sigma)
+    return Draws(loss, jnp.zeros_like(loss))
 
 
 def _one(mechanism: Mechanism) -> tuple[Mechanism, int]:

@@ -243,11 +243,11 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
 
 
 @functools.cache  # as above
-def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_scores) -> Callable[..., Draws]:
+def drawer_of_another(module, another: Callable) -> Callable[..., Draws]:
     """Return a drawer of replicas of `another(scheme)`: weight `Z_m f / g^m`, g its likelihood ratio.
 
-    `module` is that of the other scheme; `loss_of` returns ln f, or a bound on it, of scores. `another` must
-    be the same function in each call for the same schemes.
+    `module` is that of the other scheme; `another` must be the same function in each call for the same
+    schemes.
     """
 
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
@@ -257,7 +257,7 @@ def drawer_of_another(module, another: Callable, loss_of: Callable = loss_of_sco
         normals = strategy.draw_normals(normals_key, n, size, dtype)
         counts = counts_drawn_by(module)(counts_key, other, tables["arrays"], size).astype(dtype)
         drawn = strategy.scores_from_normals(normals, n, sigma, counts)
-        loss = loss_of(scheme, strategy, drawn, sigma)
+        loss = loss_of_scores(scheme, strategy, drawn, sigma)
         others = loss_of_scores(other, strategy, drawn, sigma)
         return Draws(loss, tables["log_z"] + loss - tables["m"] * others)
 
