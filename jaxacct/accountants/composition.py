@@ -119,7 +119,9 @@ def _are_of_gaussians(steps: Steps) -> bool:
     The add direction is then at most the remove direction (proofs/add_direction.md, theorem 1).
     """
     return all(
-        isinstance(remove, GaussianMixture) or isinstance(getattr(remove, "pair", None), GaussianPair)
+        isinstance(remove, GaussianMixture | Sampled)
+        and remove.remove
+        and isinstance(getattr(remove, "pair", remove), GaussianMixture | GaussianPair)
         for (remove, _), _ in steps
     )
 

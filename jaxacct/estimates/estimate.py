@@ -143,8 +143,11 @@ def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Compose
     if composed is None:
         return interval.bands_of_both(chosen, grid, draw, q)
     bands = interval.bands(chosen, grid, draw(chosen), q, composed.profile)
-    exchanged = np.array([composed.exchanged(float(epsilon)) for epsilon in grid])
-    bands[0], bands[2] = 0.0, np.minimum(1.0, bands[2] + exchanged)  # its profile is an upper bound
+    scheme, included = chosen.mechanism.scheme, chosen.left_out
+    included -= 0.0 if chosen.profile is None else composed.left_out
+    exchanged = np.array([composed.exchanged(float(epsilon), scheme) for epsilon in grid])
+    bands[2] = np.minimum(1.0, bands[2] + np.maximum(exchanged - included, 0.0))
+    bands[0] = 0.0  # its profile is an upper bound
     return bands
 
 

@@ -336,7 +336,9 @@ def build(setting: Setting) -> Proposal:
     found = plain(setting.mechanism, setting.direction)
     if setting.composed is None:
         return found
-    return dataclasses.replace(found, left_out=setting.composed.exchanged(setting.epsilon))
+    return dataclasses.replace(
+        found, left_out=setting.composed.exchanged(setting.epsilon, setting.mechanism.scheme)
+    )
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxacct.statistics.loss_curves import ChordCurve
+
 _LEFT_OUT = 1e-3  # maximum fraction of delta that the left-out part of the profile may have
 _RAISED = 1e-9  # relative; far above the float64 rounding error of the table between its points
-_STEPS = np.geomspace(1e-3, 8.0, 100)  # nats below epsilon at which a loss above epsilon is bounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,11 @@ class TabulatedProfile:
     @functools.cached_property
     def _alphas(self) -> np.ndarray:
         return np.exp(self.logs)
+
+    @functools.cached_property
+    def hull(self) -> ChordCurve:
+        """Largest convex function of e^t below the table: the profile of a pair that dominates, too."""
+        return ChordCurve.below(self.logs, self.values)
 
     def __call__(self, t) -> np.ndarray:
         """Evaluate at float64 t of any shape."""
@@ -103,13 +109,20 @@ class Composed:
         candidates = np.concatenate([ends, between, [power * logs[0]]])
         return float(np.nanmax(candidates)) + _RAISED * (1 + power)
 
-    def exchanged(self, epsilon: float) -> float:
-        """Return by how much the add direction may exceed the remove direction.
+    def exchanged(self, epsilon: float, scheme) -> float:
+        """Return by how much the add direction of `scheme`'s mechanism may exceed the remove direction.
 
-        At most `e^epsilon` times the probability of a loss above epsilon of the composed mechanism, 0 for
-        Gaussians (proofs/composition.md, theorem 2).
+        The probability of participation times `e^epsilon` times that of a loss above epsilon of a pair that
+        dominates the composed mechanism; 0 for Gaussians, and where both directions are drawn
+        (proofs/composition.md, theorem 2).
         """
-        if self.profile.of_gaussians:
+        if self.profile.of_gaussians or scheme.side_information is not None:
             return 0.0
-        values = self.profile(epsilon - _STEPS) / -np.expm1(-_STEPS)
-        return float(np.min(values)) * (1 + _RAISED)
+        hull, below = self.profile.hull, epsilon * (1 - 1e-12) - 1e-12
+        place = int(np.searchsorted(hull.losses, below, side="right"))
+        if place == hull.losses.size:
+            return 0.0
+        alphas, heights = np.append(0.0, np.exp(hull.losses)), np.append(1.0, hull.heights)
+        fall = (heights[place] - heights[place + 1]) / (alphas[place + 1] - alphas[place])
+        participation = -math.expm1(min(0.0, scheme.log_probability_of_none()))
+        return participation * math.exp(epsilon) * float(fall) * (1 + _RAISED)

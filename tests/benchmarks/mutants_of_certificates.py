@@ -167,8 +167,14 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("lifted * (1 - 16 * _UNIT)", "lifted"),
     ],
     ("jaxacct/proposals/families/composed_replicas.py", "tests/core/test_allowances_of_scales.py"): [
-        ("        left_out=composed.left_out + composed.exchanged(setting.epsilon),\n", ""),
-        ("composed.left_out + composed.exchanged(setting.epsilon)", "composed.left_out"),
+        (
+            "        left_out=composed.left_out + composed.exchanged(",
+            "        left_out=0 * composed.exchanged(",
+        ),
+        (
+            "composed.left_out + composed.exchanged(setting.epsilon, setting.mechanism.scheme)",
+            "composed.left_out",
+        ),
         ("lowest=max(0.0, composed.end),", "lowest=0.0,"),
     ],
     ("jaxacct/proposals/families/truncated.py", "tests/core/test_allowances_of_scales.py"): [
@@ -300,16 +306,17 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('proposal.draw_metadata | {"margin": self.of.margin}', "proposal.draw_metadata"),
     ],
     ("jaxacct/statistics/composed.py", "tests/core/test_composed.py"): [
-        ("self.profile(epsilon - _STEPS) / -np.expm1(-_STEPS)", "self.profile(epsilon + _STEPS)"),
-        ("if self.profile.of_gaussians:", "if True:"),
+        ("(heights[place] - heights[place + 1])", "heights[place + 1] *"),
+        ("participation * math.exp(epsilon)", "participation"),
+        ("if self.profile.of_gaussians or", "if True or"),
     ],
     ("jaxacct/accountants/composition.py", "tests/core/test_composed.py"): [
         (
-            "return all(\n        isinstance(remove, GaussianMixture)",
-            "return any(\n        isinstance(remove, GaussianMixture)",
+            "return all(\n        isinstance(remove, GaussianMixture | Sampled)",
+            "return any(\n        isinstance(remove, GaussianMixture | Sampled)",
         ),
     ],
     ("jaxacct/proposals/base.py", "tests/core/test_composed.py"): [
-        ("left_out=setting.composed.exchanged(setting.epsilon)", "left_out=0.0"),
+        ("left_out=setting.composed.exchanged(setting.epsilon, setting.mechanism.scheme)", "left_out=0.0"),
     ],
 }

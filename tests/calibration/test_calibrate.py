@@ -245,7 +245,7 @@ def test_a_damaged_plan_is_refused(plan, tmp_path):
         text[: len(text) // 2]: "not valid JSON",
         "[]": "must hold a JSON object",
         json.dumps({"schema": "other"}): "plan must have the schema",
-        json.dumps(json.loads(text) | {"schema_version": 99}): "must be of schema version 1, got of 99",
+        json.dumps(json.loads(text) | {"schema_version": 99}): "must be of schema version 2, got of 99",
         json.dumps({k: v for k, v in json.loads(text).items() if k != "evidence"}): "evidence",
         json.dumps(with_claim(text, noise_multiplier=-1)): "noise_multiplier must be",
         json.dumps(with_claim(text, noise_multiplier=0.1)): "digest does not match",

@@ -583,6 +583,10 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
         with_side(term_counts=[[0, -5]]),
         with_side(term_counts=[[6000, 5]]),
         plan | {"evidence": plan["evidence"] | {"add": side}},
+        *(
+            plan | {"evidence": plan["evidence"] | {"remove": {"kind": kind}}}
+            for kind in ("not-run", "dominated")
+        ),
         plan
         | {"evidence": plan["evidence"] | {"remove": {"kind": "weight-bound", "proposal": side["proposal"]}}},
     ]

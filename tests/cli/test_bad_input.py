@@ -368,4 +368,6 @@ def test_a_bad_argument_is_named():
 
 def test_the_table_is_long():
     assert all(values for *_, values in [*BAD_VALUES, *CALLS])
-    assert sum(len(values) for *_, values in BAD_VALUES) >= 200 <= sum(len(values) for *_, values in CALLS)
+    assert sum(len(values) for *_, values in BAD_VALUES) >= 120 and 200 <= sum(
+        len(values) for *_, values in CALLS
+    )

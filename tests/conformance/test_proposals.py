@@ -114,7 +114,7 @@ def test_requirements(direction, name):
     if mechanism.is_upper_bound:
         remove = bound_of_overlapping_columns(mechanism, epsilon)
     divergence = {"remove": remove, "add": add}[proposal.direction]
-    if proposal.of_a_bound:  # and not of the pair itself
+    if proposal.of_a_bound or mechanism.scheme.side_information:  # and not of the pair itself
         divergence = exact_divergence(mechanism, epsilon, proposal.direction)
     assert proposal.relative_error >= 0 and proposal.total_variation >= 0
     key = randomness.key_from_words([3, 4])

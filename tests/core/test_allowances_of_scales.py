@@ -40,7 +40,7 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
     expected |= families.weight_items(mechanism, 1e-4, 2, log_z, whole.end + margin)
     without = families.weight_items(mechanism, 1e-4, 2, log_z)
     assert expected["float32 weights"][1] != without["float32 weights"][1] or whole.end < 4
-    exchanged = whole.exchanged(1.0)
+    exchanged = whole.exchanged(1.0, mechanism.scheme)
     assert 0 < exchanged != whole.left_out > 0
     expected["end of the composed profile"] = "delta", whole.left_out + exchanged
     relative, variation = mechanism.scheme.replicas.errors(mechanism, 2)

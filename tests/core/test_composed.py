@@ -9,6 +9,7 @@ import dp_accounting as dp
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 from jaxacct import (
     BMinSep,
@@ -155,7 +156,7 @@ def test_both_together_are_at_most_the_remove_direction_and_the_exchanged_part(m
         for epsilon in (0.1, 0.3, 0.6, 2.0):
             composed = Composed(randomized_response(loss), 1e-6)
             remove, add = (two_steps(mechanism, epsilon, d, composed.profile) for d in ("remove", "add"))
-            assert add <= remove + composed.exchanged(epsilon) + 1e-5
+            assert add <= remove + composed.exchanged(epsilon, mechanism.scheme) + 1e-5
             exceeded.append(add > remove + 1e-4)
             assert loss > epsilon or not exceeded[-1]
     assert any(exceeded)
@@ -165,9 +166,14 @@ def test_both_together_are_at_most_the_remove_direction_and_the_exchanged_part(m
 def test_gaussians_exchange_nothing(noise):
     """Of the remove direction the add direction is at most as large; another profile reserves for it."""
     profile = gaussian(noise)
-    assert Composed(profile, 1e-6).exchanged(1.0) == 0
+    often = Poisson(1, 1.0)
+    assert Composed(profile, 1e-6).exchanged(1.0, often) == 0
     other = Composed(dataclasses.replace(profile, of_gaussians=False), 1e-6)
-    assert 0 < other.exchanged(4.0) < other.exchanged(1.0)
+    found = [other.exchanged(epsilon, often) for epsilon in (1.0, 4.0)]
+    # e^epsilon P'(loss > epsilon) of a Gaussian mechanism; a tenth of it where a tenth participates.
+    exact = [math.exp(e) * stats.norm.sf(e * noise + 0.5 / noise) for e in (1.0, 4.0)]
+    assert found == pytest.approx(exact, rel=0.2)  # of a pair that is a little larger
+    assert other.exchanged(1.0, Poisson(1, 0.1)) == pytest.approx(found[0] / 10, rel=1e-6)
     assert event_profile(dp.GaussianDpEvent(noise)).of_gaussians
     assert event_profile(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(noise))).of_gaussians
     assert not event_profile(dp.LaplaceDpEvent(noise)).of_gaussians

@@ -34,7 +34,7 @@ def build(setting: Setting, m: int) -> Proposal:
         log_scale=scale_at(setting.epsilon),
         scale_at=scale_at,
         profile=composed.above_floor,
-        left_out=composed.left_out + composed.exchanged(setting.epsilon),
+        left_out=composed.left_out + composed.exchanged(setting.epsilon, setting.mechanism.scheme),
         # Terms are positive where t = epsilon - L is below the end.
         lowest=max(0.0, composed.end),
     )
