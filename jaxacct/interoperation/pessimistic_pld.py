@@ -113,9 +113,9 @@ def dominating_pld(
 ) -> PessimisticPLD:
     """Return a dominating distribution of a mechanism from fresh samples.
 
-    Both directions resolve small deltas (`Profile`); the add direction where a line bounds it. Elsewhere the
-    mass of an infinite loss is about 20 / num_samples there, or 0 where `max_epsilon` exceeds the last
-    possible loss.
+    Small deltas are resolved (`Profile`): the add direction has the bounds of the remove direction, but for
+    truncated batches, where the mass of an infinite loss is about 20 / num_samples, or 0 where `max_epsilon`
+    exceeds the last possible loss.
 
     Args:
       mechanism: of any scheme and strategy.
