@@ -19,12 +19,10 @@ from jaxacct.statistics.lines import total
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-def loss_margin(
-    mechanism: Mechanism, replicas: int = 1, *, delta_v: float = 1e-12, direction: str = Direction.REMOVE
-) -> float:
+def loss_margin(mechanism: Mechanism, replicas: int = 1, *, delta_v: float = 1e-12) -> float:
     """Reserve for float32 losses of samples, in nats."""
     lines = mirrored.loss_lines if mechanism.is_replace_one else loss_lines
-    return total(lines(mechanism, delta_v, direction, replicas), "epsilon")
+    return total(lines(mechanism, delta_v, replicas), "epsilon")
 
 
 def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:

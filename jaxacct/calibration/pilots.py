@@ -109,7 +109,7 @@ class Pilots:
                 run, fewest = self._planned(claim, direction)
                 if fewest == 0:
                     continue
-                limit = self.limit(fewest)
+                limit = self.limit(fewest, len(claim.mechanism.directions))
                 if fewest > MAX_SHARE * limit:
                     return None
                 if self.predicted(claim, run.of, limit) > MAX_SHARE * limit:
@@ -127,14 +127,14 @@ class Pilots:
         """Return the samples that a verification needs if all terms are zero, of the costlier direction."""
         return max(self._planned(claim, direction)[1] for direction in claim.mechanism.directions)
 
-    def limit(self, fewest: float) -> float:
+    def limit(self, fewest: float, directions: int) -> float:
         """Return the limit on samples of a direction: as given, or as an easy target needs, in the time left.
 
-        The time is divided between two directions.
+        The time is divided between the directions that are drawn.
         """
         usual = max(MIN_LIMIT, MAX_RATIO_TO_FEWEST * fewest)
         most = self.options.max_samples or usual
-        return min(most, self.speed[-1] * max(0.0, self.clock.left) / 2) if self.speed else most
+        return min(most, self.speed[-1] * max(0.0, self.clock.left) / directions) if self.speed else most
 
     def _planned(self, claim: Claim, direction: Direction) -> tuple[Run, float]:
         """Return (run of a verification, its samples if all terms are zero)."""

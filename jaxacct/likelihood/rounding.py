@@ -28,7 +28,6 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.likelihoods import interacting_recurrence
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies import stationary
 
@@ -71,27 +70,18 @@ class Size:
 
 
 @functools.lru_cache(maxsize=512)
-def loss_lines(
-    mechanism: Mechanism, delta_v: float, direction: str, replicas: int = 1
-) -> tuple[BudgetLine, ...]:
+def loss_lines(mechanism: Mechanism, delta_v: float, replicas: int = 1) -> tuple[BudgetLine, ...]:
     """Return the budget items for float32 losses of samples of one distribution.
 
     Rare outputs are excluded at the expense of `delta_v`. The outputs have `replicas` participation vectors
-    added up under "remove", none under "add".
+    added up. The samples are of a direction that is drawn (`Mechanism.directions`): under Q, which is drawn
+    for truncated batches only, the unit may displace another.
     """
     if mechanism.is_replace_one:
         raise ValueError("losses of replace-one are rounded twice: proposals.families.mirrored")
-    bound = bounded(
-        mechanism,
-        direction,
-        replicas,
-        lambda share: sizes(mechanism, delta_v, direction, replicas, share),
-    )
+    bound = bounded(mechanism, replicas, lambda share: sizes(mechanism, delta_v, replicas, share))
     lines = common_lines(mechanism, bound.errors, bound.size.beyond + bound.size.above)
-    # Under Q the unit has no participation, except with truncated batches, where it may displace another.
-    if direction == Direction.REMOVE or _mixed(mechanism.scheme):
-        lines += draw_lines(replicas * bound.share)
-    return lines
+    return lines + draw_lines(replicas * bound.share)
 
 
 def common_lines(mechanism, errors, rare: float, section: str = "3") -> tuple[BudgetLine, ...]:
@@ -127,7 +117,7 @@ class Bounded(NamedTuple):
     """From the normals, the scores and the recurrence, in nats."""
 
 
-def bounded(mechanism, direction, replicas, size_of: Callable[[float], Size]) -> Bounded:
+def bounded(mechanism, replicas, size_of: Callable[[float], Size]) -> Bounded:
     """Return the errors of the log-likelihood ratio, including that of vectors beyond the count.
 
     `size_of` returns the `Size` for a share; the other arguments are those of `loss_lines`.
@@ -136,7 +126,7 @@ def bounded(mechanism, direction, replicas, size_of: Callable[[float], Size]) ->
 
     def at(share):
         size = size_of(share)
-        return size, *(_error_parts(mechanism, size, direction, replicas, k) for k in (size.count, max_count))
+        return size, *(_error_parts(mechanism, size, replicas, k) for k in (size.count, max_count))
 
     share = _SHARE
     size, parts, of_most = at(share)
@@ -160,18 +150,16 @@ def relative_line(item: Item, error: float, source: str) -> BudgetLine:
     return BudgetLine(item, "relative", math.expm1(error) if error < 600 else math.inf, source)
 
 
-def sizes(mechanism, delta_v, direction, replicas, share) -> Size:
+def sizes(mechanism, delta_v, replicas, share) -> Size:
     """Return `Size`; vectors of more participations may have this `share` of a likelihood ratio."""
     scheme = mechanism.scheme
-    count, beyond = _count(mechanism, delta_v, direction, share)
-    noise, score, ratio = magnitudes(mechanism, direction, replicas)
+    count, beyond = _count(mechanism, delta_v, share)
+    noise, score, ratio = magnitudes(mechanism, replicas)
     own = _multiplicity(scheme)[0]
     most = count * own * (ratio + own / mechanism.noise_multiplier**2)
     largest, above = most, 0.0
     reserve = DELTA_SHARE * delta_v
-    if direction == Direction.ADD and not _mixed(scheme):
-        largest, above = -math.log(reserve), reserve
-    elif scheme.parts is not None:
+    if scheme.parts is not None:
         # E_P f <= (Z_2 of one example at sigma / sqrt m)^m, and E_P f_1 <= that Z_2.
         number = scheme.parts[1]
         times = number if scheme.sums.times == 1 else 1
@@ -196,14 +184,13 @@ def log_coincidence(mechanism, power: int) -> float:
     return log_moment if log_moment < math.inf else math.inf  # for NaN, too
 
 
-def magnitudes(mechanism, direction, replicas) -> tuple[float, float, float]:
+def magnitudes(mechanism, replicas) -> tuple[float, float, float]:
     """Return (noise, score, ratio) of `Size`."""
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     noise = float(-ndtri(RARE / (2 * scheme.iterations)))
     cross = float(np.max(mechanism.cross_terms))
     at_once = _multiplicity(scheme)[1]
-    signal = replicas * 2 * at_once * (1 + cross) if direction == Direction.REMOVE or _mixed(scheme) else 0.0
-    score = sigma * noise + signal
+    score = sigma * noise + replicas * 2 * at_once * (1 + cross)
     return noise, score, (score + 0.5 + cross) / sigma**2
 
 
@@ -257,17 +244,17 @@ def _log_choose(n: int, k: int) -> float:
     return parts[0] - parts[1] - parts[2] + 2.0**-49 * math.fsum(parts)
 
 
-def _count(mechanism, delta_v, direction, share) -> tuple[int, float]:
+def _count(mechanism, delta_v, share) -> tuple[int, float]:
     """Return k, and a bound on the probability that vectors of more than k carry more than `share`.
 
-    By Markov's inequality: `E_P P(x | y) = P(x)`. Under another distribution than P a likelihood ratio is at
-    least P(x = 0), and the summands of x have mean p(x) at most.
+    By Markov's inequality: `E_P P(x | y) = P(x)`. With truncated batches a likelihood ratio is at least
+    P(x = 0), and the summands of x have mean p(x) at most.
     """
     scheme, max_count = mechanism.scheme, max_unit_participations(mechanism.scheme)
     if mechanism.is_upper_bound or scheme.sums.times > 1 or share == 0:
         return max_count, 0.0  # cross terms would count, too, and the sum is not that of the distribution
     log_share = math.log(share)
-    if direction == Direction.ADD or _mixed(scheme):
+    if _mixed(scheme):
         log_share += scheme.sums.log_none
     allowed = math.log(DELTA_SHARE * delta_v) + log_share - (math.log(2) if _mixed(scheme) else 0.0)
     count = fewest_participations(scheme, allowed)
@@ -282,7 +269,7 @@ def fewest_participations(scheme, allowed: float) -> int:
     return max(count, 1)
 
 
-def _error_parts(mechanism, size: Size, direction, replicas, count) -> tuple[float, float, float]:
+def _error_parts(mechanism, size: Size, replicas, count) -> tuple[float, float, float]:
     """Return errors of ln of the summand of a vector of `count` participations.
 
     They come from the normals, the scores and the recurrence.
@@ -293,7 +280,7 @@ def _error_parts(mechanism, size: Size, direction, replicas, count) -> tuple[flo
         reach *= 1.5
     length = reach * math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))  # |C x|
     normals = length * randomness.normals_error(_pairs(mechanism), RARE) / mechanism.noise_multiplier
-    transform = _score_error(mechanism, direction, replicas, size, reach, count)
+    transform = _score_error(mechanism, replicas, size, reach, count)
     return times * normals, times * transform, times * _recurrence_error(mechanism, size, count)
 
 
@@ -310,7 +297,7 @@ def fourier_roundings(length: int) -> float:
     return _FOURIER_ROUNDINGS[0] * math.log2(length) + _FOURIER_ROUNDINGS[1]
 
 
-def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> float:
+def _score_error(mechanism, replicas, size: Size, reach, count) -> float:
     strategy, scheme, sigma = mechanism.strategy, mechanism.scheme, mechanism.noise_multiplier
     n, variance = scheme.iterations, sigma**2
     each = _multiplicity(scheme)[1] + _mixed(scheme)
@@ -324,12 +311,11 @@ def _score_error(mechanism, direction, replicas, size: Size, reach, count) -> fl
         return local
     transform = fourier_roundings(stationary.circulant_length(n, strategy.bands)) * UNIT
     if strategy.rows(n) == n:
-        drawn = size.drawn if direction == Direction.REMOVE or _mixed(scheme) else 0.0
-        return local + reach * _error_of_outputs(mechanism, drawn, transform) / variance
+        return local + reach * _error_of_outputs(mechanism, size.drawn, transform) / variance
     noise = (transform + _SPECTRUM_ROUNDINGS * UNIT) * sigma * stationary.noise_norm(strategy, n, RARE)
     error = reach * noise
     windows = stationary.adds_windows(scheme, strategy, replicas) and not size.transformed
-    if not windows and (direction == Direction.REMOVE or _mixed(scheme)):
+    if not windows:
         window = stationary.window_norm(strategy, n, scheme.min_separation)
         # The participations' transform, projected on C^T C x, and their part of the inverse one.
         error += 2 * reach * (transform + 2 * UNIT) * window * size.drawn

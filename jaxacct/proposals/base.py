@@ -99,8 +99,8 @@ class Proposal:
         level function, jittable, `scheme`, `strategy` and `dtype` static.
       tables: function that returns the pytree of arrays of `draw_block`, so that another noise multiplier
         does not recompile; called when drawing, as large tables are made for the chosen proposal only.
-      replicas: participation vectors added up in the drawn outputs, 0 in the add direction; the weight
-        is proportional to e^{(1 - replicas) L} in the remove direction.
+      replicas: participation vectors added up in the drawn outputs; the weight is proportional to
+        e^{(1 - replicas) L}, or has `rounding_lines`.
       log_normalizer: ln Z of a replica distribution.
       relative_error: bound on the relative error of the drawn density (rounded tables, the
         2^-32 grid of uniforms); thresholds are divided by 1 + this.
@@ -150,9 +150,7 @@ class Proposal:
 
     def weight_error(self, loss_error: float) -> float:
         """Return the largest decrease of ln w for an error of L; 0 where `rounding_lines` include it."""
-        if self.rounding_lines is not None:
-            return 0.0
-        return (self.replicas - 1) * loss_error if self.direction == Direction.REMOVE else 0.0
+        return 0.0 if self.rounding_lines is not None else (self.replicas - 1) * loss_error
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:
         """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
@@ -305,9 +303,8 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
     scheme = mechanism.scheme
     seen = scheme.side_information
     if seen is None:
-        relative_error = scheme.draw_error() if direction == Direction.REMOVE else 0.0
+        relative_error, variation = scheme.draw_error(), scheme.draw_variation
         tables, words = tuple, 1
-        variation = scheme.draw_variation if direction == Direction.REMOVE else 0.0
     else:
         relative, variation = seen.error()
         relative_error = (1 + scheme.draw_error()) * (1 + relative) - 1

@@ -61,17 +61,13 @@ def _covers(family: Family, setting: Setting) -> bool:
 
 
 def check_name(name: str, composed: bool) -> ProposalSpec:
-    """Return what a name as users give it stands for, which is for the remove direction, without building it.
+    """Return what a name as users give it stands for, without building it.
 
     ValueError for an unknown family, a wrong number of parameters, or a family for another purpose.
     """
     spec, family = _known(ProposalSpec.parse(name))
-    if Direction.REMOVE not in family.directions or composed not in family.composed:
-        allowed = [
-            name
-            for name, other in FAMILIES.items()
-            if Direction.REMOVE in other.directions and composed in other.composed
-        ]
+    if composed not in family.composed:
+        allowed = [name for name, other in FAMILIES.items() if composed in other.composed]
         raise ValueError(f"proposal must be of {', '.join(allowed)}, got {str(spec)!r}")
     return spec
 

@@ -14,7 +14,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Proposal
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.hockey_stick import Direction, finite_margin
+from jaxacct.statistics.hockey_stick import finite_margin
 from jaxacct.statistics.lines import BudgetLine, Item, total
 
 
@@ -28,8 +28,8 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
             from jaxacct.proposals.families.mirrored import loss_lines
         else:
             loss_lines = rounding.loss_lines
-        lines = loss_lines(mechanism, delta_v, proposal.direction, max(1, m))
-        if proposal.direction == Direction.REMOVE and m > 1:
+        lines = loss_lines(mechanism, delta_v, max(1, m))
+        if m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
             lines += (weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
     return (
@@ -50,10 +50,7 @@ def weight_line(
     Losses are at least `-lowest`; `delta_v` is that of `loss_lines`, which exclude the same outputs.
     """
     size = rounding.bounded(
-        mechanism,
-        Direction.REMOVE,
-        replicas,
-        lambda share: rounding.sizes(mechanism, delta_v, Direction.REMOVE, replicas, share),
+        mechanism, replicas, lambda share: rounding.sizes(mechanism, delta_v, replicas, share)
     ).size
     parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
     exponent = 3 * rounding.UNIT * parts

@@ -618,8 +618,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/proposals/base.py",
-        "scheme.draw_variation if direction == Direction.REMOVE else 0.0",
-        "0.0",
+        "relative_error, variation = scheme.draw_error(), scheme.draw_variation",
+        "relative_error, variation = scheme.draw_error(), 0.0",
         TABLES,
     ),
     Mutant(

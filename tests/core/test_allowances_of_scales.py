@@ -35,7 +35,7 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
     )
     found = composed_replicas.build(Setting(mechanism, 1.0, Direction.REMOVE, whole), 2)
     log_z = mechanism.scheme.replicas.log_normalizer(mechanism, 2)
-    expected = families.loss_items(mechanism, 1e-4, "remove", 2)
+    expected = families.loss_items(mechanism, 1e-4, 2)
     margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
     expected |= families.weight_items(mechanism, 1e-4, 2, log_z, whole.end + margin)
     without = families.weight_items(mechanism, 1e-4, 2, log_z)

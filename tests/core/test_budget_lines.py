@@ -75,17 +75,11 @@ def compare(lines, expected: dict, settled=()):
 
 @EACH
 def test_items_of_losses(name):
-    """Both directions, one replica and more, few and many rare outputs allowed."""
+    """One replica and more, few and many rare outputs allowed."""
     mechanism = SETTINGS[name]
-    for direction, m, delta_v in [
-        ("remove", 1, DELTA_V),
-        ("remove", 3, DELTA_V),
-        ("remove", 2, 1e-12),
-        ("add", 1, DELTA_V),
-        ("add", 1, 1e-12),
-    ]:
-        expected = families.loss_items(mechanism, delta_v, direction, m)
-        compare(rounding.loss_lines(mechanism, delta_v, direction, m), expected)
+    for m, delta_v in [(1, DELTA_V), (3, DELTA_V), (2, 1e-12), (1, 1e-12)]:
+        expected = families.loss_items(mechanism, delta_v, m)
+        compare(rounding.loss_lines(mechanism, delta_v, m), expected)
     for lowest in (0.0, 30.0, 1e4):
         line = weight_line(mechanism, DELTA_V, 3, -4.5, lowest)
         compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
@@ -95,22 +89,19 @@ def test_items_of_losses(name):
 def test_how_many_participations_count(name):
     """At rare outputs of many sizes, so that every factor of their probability decides somewhere."""
     for delta_v in np.geomspace(1e-14, 1e-2, 13):
-        for direction in ("remove", "add"):
-            lines = rounding.loss_lines(SETTINGS[name], float(delta_v), direction)
-            compare(lines, families.loss_items(SETTINGS[name], float(delta_v), direction))
+        lines = rounding.loss_lines(SETTINGS[name], float(delta_v))
+        compare(lines, families.loss_items(SETTINGS[name], float(delta_v)))
 
 
 def test_every_branch_is_among_the_settings():
     """Each of these would otherwise be compared nowhere."""
-    distributions = {
-        name: families.distribution_of(m, DELTA_V, "remove", 1, 2.0**-20) for name, m in SETTINGS.items()
-    }
+    distributions = {name: families.distribution_of(m, DELTA_V, 1, 2.0**-20) for name, m in SETTINGS.items()}
     fewer = {name for name, m in SETTINGS.items() if distributions[name].count < families.most(m.scheme)}
     assert {"one band", "transforms", "phases", "counts", "two examples", "cut"} <= fewer
     assert {"overlapping", "certain", "low noise"}.isdisjoint(fewer - {"low noise"})
     assert {name for name in SETTINGS if distributions[name].above} >= {"transforms", "counts", "phases"}
     assert adds_windows(SETTINGS["windows"].scheme, SETTINGS["windows"].strategy, 3)
-    shares = {line.amount for line in rounding.loss_lines(SETTINGS["low noise"], DELTA_V, "remove")
+    shares = {line.amount for line in rounding.loss_lines(SETTINGS["low noise"], DELTA_V)
               if line.kind == "relative"}  # fmt: skip
     assert shares and max(shares) < 2.0**-20, "an error of vectors beyond the count exceeds 1"
 
@@ -135,9 +126,9 @@ def bounded(monkeypatch, forget):
 
 def test_items_of_bounded_likelihoods(bounded):
     assert bounded.scheme.sums.times == 3
-    for direction, m in (("remove", 1), ("remove", 2), ("add", 1)):
-        expected = families.loss_items(bounded, DELTA_V, direction, m)
-        compare(rounding.loss_lines(bounded, DELTA_V, direction, m), expected)
+    for m in (1, 2):
+        expected = families.loss_items(bounded, DELTA_V, m)
+        compare(rounding.loss_lines(bounded, DELTA_V, m), expected)
     compare(example_replica_lines(bounded, DELTA_V, 5, 3.0), families.example_items(bounded, DELTA_V, 5, 3.0))
 
 
@@ -148,7 +139,7 @@ def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
     assert mechanism.scheme.pair_bound is not None and mechanism.scheme.sums.times == examples
     plain = proposal_by_name(mechanism, 1.0, "remove", "pairs:1,1")
-    expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V, "remove"), 1)
+    expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V), 1)
     compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
     assert plain.relative_error == mechanism.scheme.draw_error() > 0
     for m in (6, 8):
@@ -171,7 +162,7 @@ def proposal(setting: str, epsilon: float, direction: str, name: str):
 def test_items_of_replicas(setting):
     mechanism = SETTINGS[setting]
     plain = proposal(setting, 1.0, "remove", "plain")
-    expected = families.loss_items(mechanism, DELTA_V, "remove")
+    expected = families.loss_items(mechanism, DELTA_V)
     settled = [
         ("relative", mechanism.scheme.draw_error()),
         ("total variation", mechanism.scheme.draw_variation),
@@ -180,7 +171,7 @@ def test_items_of_replicas(setting):
     for m in (2, 3) if setting not in ("counts",) else (2,):
         drawn = proposal(setting, 1.0, "remove", f"replicas:{m}")
         log_z = mechanism.scheme.replicas.log_normalizer(mechanism, m)
-        expected = families.loss_items(mechanism, DELTA_V, "remove", m)
+        expected = families.loss_items(mechanism, DELTA_V, m)
         expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
         relative, variation = mechanism.scheme.replicas.errors(mechanism, m)
         if mechanism.is_upper_bound:  # which of the participations are one replica's: ties of 31 bits
@@ -267,7 +258,7 @@ def test_items_of_pairs(setting):
     if k > 1:
         expected = families.pair_items(mechanism, DELTA_V, m, log_z)
     else:
-        expected = families.loss_items(mechanism, DELTA_V, "remove", m)
+        expected = families.loss_items(mechanism, DELTA_V, m)
         expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
     relative, variation = one.replicas.errors(alone, 2)
     variation = m / 2 * (variation + 2 * one.max_participations * 4 * 2.0**-31)
@@ -294,6 +285,6 @@ def test_items_of_cut_batches(direction):
     tilt = 0.0 if direction == "add" else float(found.tables()["log_tilt"])
     assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)
     parts = abs(found.log_normalizer) + tilt * uncut.iterations - uncut.log_probability_of_none()
-    expected = families.cut_items(mechanism, DELTA_V, direction, parts)
+    expected = families.cut_items(mechanism, DELTA_V, parts)
     variation = (7 * uncut.iterations + 2 * uncut.min_separation) * 2.0**-32
     compare(budget_lines(found, DELTA_V), expected, [("relative", 0.0), ("total variation", variation)])

@@ -437,17 +437,18 @@ class Ended(pilots_module.Clock):
 
 
 def test_the_limit_on_samples_is_what_an_easy_target_needs_in_the_time_left():
-    for fewest, most, speed, limit in [
-        (9.0, None, None, 100_000),
-        (1000.5, None, None, 384_192),
-        (1e6, None, None, 384e6),
-        (9.0, 7000, None, 7000),
-        (1e6, None, 100.0, 100 * 60 / 2),
-        (1e6, 200, 100.0, 200),
+    for fewest, most, speed, directions, limit in [
+        (9.0, None, None, 2, 100_000),
+        (1000.5, None, None, 1, 384_192),
+        (1e6, None, None, 1, 384e6),
+        (9.0, 7000, None, 2, 7000),
+        (1e6, None, 100.0, 1, 100 * 60),
+        (1e6, None, 100.0, 2, 100 * 60 / 2),
+        (1e6, 200, 100.0, 1, 200),
     ]:
         pilots = pilots_module.Pilots(CalibrationOptions(max_samples=most), None, Ended(60.0))
         pilots.speed.extend([speed] if speed else [])
-        assert pilots.limit(fewest) == pytest.approx(limit, rel=1e-2)
+        assert pilots.limit(fewest, directions) == pytest.approx(limit, rel=1e-2)
 
 
 @pytest.mark.parametrize(

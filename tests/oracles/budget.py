@@ -85,12 +85,12 @@ def fewest(scheme, log_allowed: float) -> int:
     return next((k for k in range(1, most(scheme)) if log_tail(scheme, k + 1) <= log_allowed), most(scheme))
 
 
-def counted(mechanism, delta_v: float, direction: str, tau: float) -> tuple[int, float]:
+def counted(mechanism, delta_v: float, tau: float) -> tuple[int, float]:
     scheme, cuts = mechanism.scheme, has_cuts(mechanism)
     if mechanism.is_upper_bound or scheme.sums.times > 1 or tau == 0:
         return most(scheme), 0.0
     log_allowed = math.log(SPENT * delta_v * tau)
-    if direction == "add" or cuts:  # f is only known to be at least P(x = 0)
+    if cuts:  # f is only known to be at least P(x = 0)
         uncut = scheme.independent_cuts.uncut if cuts else scheme
         log_allowed += uncut.log_probability_of_none()
     if cuts:  # two likelihoods share it
@@ -102,12 +102,11 @@ def counted(mechanism, delta_v: float, direction: str, tau: float) -> tuple[int,
 # --- How large scores and ratios are ---
 
 
-def numbers(mechanism, direction: str, m: int) -> tuple[float, float]:
+def numbers(mechanism, m: int) -> tuple[float, float]:
     """(largest score, largest log-ratio of one participation)."""
     sigma, cross = mechanism.noise_multiplier, float(np.max(mechanism.cross_terms))
     score = sigma * stats.norm.isf(RARE / (2 * mechanism.scheme.iterations))
-    if direction == "remove" or has_cuts(mechanism):
-        score += 2 * m * at_one_step(mechanism.scheme)[1] * (1 + cross)
+    score += 2 * m * at_one_step(mechanism.scheme)[1] * (1 + cross)
     return score, (score + cross + 0.5) / sigma**2
 
 
@@ -120,15 +119,13 @@ def log_z2(one, strategy, sigma: float) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def distribution_of(mechanism, delta_v: float, direction: str, m: int, tau: float) -> Distribution:
+def distribution_of(mechanism, delta_v: float, m: int, tau: float) -> Distribution:
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
-    count, beyond = counted(mechanism, delta_v, direction, tau)
-    score, ratio = numbers(mechanism, direction, m)
+    count, beyond = counted(mechanism, delta_v, tau)
+    score, ratio = numbers(mechanism, m)
     own, spent = at_one_step(scheme)[0], SPENT * delta_v
     everything, by_chance = count * own * (ratio + own / sigma**2), math.inf
-    if direction == "add" and not has_cuts(mechanism):
-        by_chance = -math.log(spent)
-    elif scheme.parts is not None:
+    if scheme.parts is not None:
         one, k = scheme.parts
         by_chance = (k if scheme.sums.times == 1 else 1) * log_z2(one, strategy, sigma / math.sqrt(k))
         by_chance -= math.log(spent)
@@ -203,7 +200,7 @@ def transform_error(strategy, n: int) -> float:
     return U * (4 * math.log2(circulant_length(n, strategy.bands)) + 6)
 
 
-def scores_error(mechanism, distribution: Distribution, direction: str, m: int, count: int) -> float:
+def scores_error(mechanism, distribution: Distribution, m: int, count: int) -> float:
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
     n, cuts = scheme.iterations, has_cuts(mechanism)
     reach = norm_of(scheme, count) * (1.5 if cuts else 1.0)
@@ -215,16 +212,15 @@ def scores_error(mechanism, distribution: Distribution, direction: str, m: int, 
         error += each * 2 * (n + 4) * U * (outputs + 2 * distribution.drawn * math.sqrt(1 + 2 * cross))
     elif strategy.bands > 1:
         tau = transform_error(strategy, n)
-        signal = direction == "remove" or cuts
         if strategy.rows(n) == n:
-            drawn = distribution.drawn if signal else 0.0
+            drawn = distribution.drawn
             of_c = tau + 4 * U
             seen = sigma * scores_norm(strategy, n) + window_norm(strategy, n, scheme.min_separation) * drawn
             moved = (tau * amplitude(strategy, n) + of_c) * drawn
             error += reach * 1.001 * (moved + (tau + 3 * U) * (outputs + drawn) + of_c * seen)
         else:
             error += reach * (tau + 5 * U) * sigma * scores_norm(strategy, n)
-            if signal and (distribution.by_transform or not adds_windows(scheme, strategy, m)):
+            if distribution.by_transform or not adds_windows(scheme, strategy, m):
                 window = window_norm(strategy, n, scheme.min_separation)
                 error += 2 * reach * (tau + 2 * U) * window * distribution.drawn
     return error / sigma**2
@@ -305,32 +301,28 @@ def interacting_error(mechanism, distribution: Distribution, count: int) -> floa
     return U * (count * local + slope(count) * of_all + fixed + last)
 
 
-def errors(
-    mechanism, distribution: Distribution, direction: str, m: int, count: int
-) -> tuple[float, float, float]:
+def errors(mechanism, distribution: Distribution, m: int, count: int) -> tuple[float, float, float]:
     scheme = mechanism.scheme
     length = norm_of(scheme, count) * (1.5 if has_cuts(mechanism) else 1.0)
     length *= math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))
     normals = length * normals_norm(normal_pairs(mechanism)) / mechanism.noise_multiplier
     parts = (
         normals,
-        scores_error(mechanism, distribution, direction, m, count),
+        scores_error(mechanism, distribution, m, count),
         ratio_error(mechanism, distribution, count),
     )
     return tuple(scheme.sums.times * part for part in parts)  # pyrefly: ignore[bad-return]
 
 
-def bounded(
-    mechanism, direction: str, m: int, make
-) -> tuple[Distribution, float, tuple[float, float, float]]:
+def bounded(mechanism, m: int, make) -> tuple[Distribution, float, tuple[float, float, float]]:
     """(distribution, share tau that more participations carry, errors) of `make(tau)`."""
     distribution, tau, total = make(TAU), TAU, most(mechanism.scheme)
-    of_all = sum(errors(mechanism, distribution, direction, m, total))
+    of_all = sum(errors(mechanism, distribution, m, total))
     if of_all > 1 and distribution.count < total:
         tau = TAU * math.exp(-min(of_all, 600.0))
         distribution = make(tau)
-        of_all = sum(errors(mechanism, distribution, direction, m, total))
-    found = errors(mechanism, distribution, direction, m, distribution.count)
+        of_all = sum(errors(mechanism, distribution, m, total))
+    found = errors(mechanism, distribution, m, distribution.count)
     if distribution.count >= total:
         return distribution, 0.0, found
     return distribution, tau, (*found[:2], found[2] + (tau * math.exp(of_all) if of_all < 600 else math.inf))

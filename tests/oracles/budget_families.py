@@ -13,7 +13,6 @@ from tests.oracles.budget import (
     bounded,
     distribution_of,
     fewest,
-    has_cuts,
     interacting_error,
     items,
     log_z2,
@@ -23,22 +22,16 @@ from tests.oracles.budget import (
 )
 
 
-def loss_items(mechanism, delta_v: float, direction: str, m: int = 1) -> Items:
+def loss_items(mechanism, delta_v: float, m: int = 1) -> Items:
     """Draws whose weights are a function of the loss alone."""
-    distribution, tau, found = bounded(
-        mechanism, direction, m, lambda tau: distribution_of(mechanism, delta_v, direction, m, tau)
-    )
+    distribution, tau, found = bounded(mechanism, m, lambda tau: distribution_of(mechanism, delta_v, m, tau))
     made = items(mechanism, found, distribution.beyond + distribution.above)
-    # Under Q the example has no participation, except with truncated batches, where it may displace another.
-    drawn = direction == "remove" or has_cuts(mechanism)
-    return made | ({RARE_DRAWS: ("relative", m * tau)} if tau and drawn else {})
+    return made | ({RARE_DRAWS: ("relative", m * tau)} if tau else {})
 
 
 def weight_items(mechanism, delta_v: float, m: int, log_z: float, lowest: float = 0.0) -> Items:
     """Of `ln Z + (1 - m) L`: three roundings of its parts, at outputs that `loss_items` keep."""
-    distribution, *_ = bounded(
-        mechanism, "remove", m, lambda tau: distribution_of(mechanism, delta_v, "remove", m, tau)
-    )
+    distribution, *_ = bounded(mechanism, m, lambda tau: distribution_of(mechanism, delta_v, m, tau))
     largest = max(distribution.largest, lowest)
     return {"float32 weights": relative(3 * U * (abs(log_z) + (m - 1) * largest))}
 
@@ -48,10 +41,10 @@ def two_losses(mechanism, delta_v: float, m: int, log_z: float, drawn, as_units:
     other, other_tau, of_other = drawn
 
     def make(tau):
-        distribution = distribution_of(mechanism, delta_v, "remove", as_units, tau)
+        distribution = distribution_of(mechanism, delta_v, as_units, tau)
         return distribution._replace(drawn=other.drawn, by_transform=True)
 
-    distribution, _, found = bounded(mechanism, "remove", as_units, make)
+    distribution, _, found = bounded(mechanism, as_units, make)
     logs = abs(log_z) + distribution.largest * mechanism.scheme.sums.times + m * other.largest
     made = items(mechanism, found, distribution.beyond + distribution.above + other.beyond + other.above)
     made[name] = relative(sum(found) + m * sum(of_other) + 4 * U * logs)
@@ -59,7 +52,7 @@ def two_losses(mechanism, delta_v: float, m: int, log_z: float, drawn, as_units:
 
 
 def other_distribution(one, m: int, count: int, beyond: float, largest: float, spent: float) -> Distribution:
-    score, ratio = numbers(one, "remove", m)
+    score, ratio = numbers(one, m)
     everything = count * (ratio + 1 / one.noise_multiplier**2)
     largest, above = (largest, spent) if largest < everything else (everything, 0.0)
     return Distribution(count, beyond, m * math.sqrt(count), largest, above, score, ratio, True)
@@ -79,7 +72,7 @@ def example_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
         beyond = spent if count < scheme.max_participations else 0.0
         return other_distribution(one, m, count, beyond, z2(k) - math.log(spent), spent)
 
-    drawn = bounded(one, "remove", m, make)
+    drawn = bounded(one, m, make)
     name = "float32 weights, with the loss of one example"
     return two_losses(mechanism, delta_v, m, log_z, drawn, -(-m // k), name)
 
@@ -92,7 +85,7 @@ def pair_items(mechanism, delta_v: float, m: int, log_z: float) -> Items:
 def by_pairs(mechanism, delta_v: float, made: Items, as_units: int) -> Items:
     """Losses of pairs of a user's examples: the recurrence of two, for each pair, besides that of one."""
     scheme, k = mechanism.scheme, mechanism.scheme.parts[1]
-    distribution = distribution_of(mechanism, delta_v, "remove", as_units, 0.0)
+    distribution = distribution_of(mechanism, delta_v, as_units, 0.0)
     two = Mechanism(scheme.two, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(k - 1 + k % 2))
     more = interacting_error(two, distribution._replace(largest=2 * distribution.largest), most(two.scheme))
     return made | {RATIO: ("epsilon", made[RATIO][1] + (k // 2) * more)}
@@ -112,14 +105,12 @@ def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) 
         return other_distribution(inflated, m, count, beyond, largest, spent)
 
     name = "float32 weights, with the loss at the inflated probability"
-    return two_losses(mechanism, delta_v, m, log_z, bounded(inflated, "remove", m, make), m, name)
+    return two_losses(mechanism, delta_v, m, log_z, bounded(inflated, m, make), m, name)
 
 
-def cut_items(mechanism, delta_v: float, direction: str, log_parts: float) -> Items:
+def cut_items(mechanism, delta_v: float, log_parts: float) -> Items:
     """Two replicas with independent cuts (truncated_batches.md, sections 3 and 5)."""
-    distribution, tau, found = bounded(
-        mechanism, direction, 2, lambda tau: distribution_of(mechanism, delta_v, direction, 2, tau)
-    )
+    distribution, tau, found = bounded(mechanism, 2, lambda tau: distribution_of(mechanism, delta_v, 2, tau))
     made = items(mechanism, found, distribution.beyond + distribution.above)
     made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_cuts.beyond
     made["float32 weights"] = relative(sum(found) + 4 * U * (log_parts + 2 * distribution.largest))

@@ -152,7 +152,7 @@ def test_few_participations_are_booked_as_they_are_added():
     more, ratio = more_often(long.scheme, 3)
     size = inflated.inflated_sizes(Mechanism(more, long.strategy, 1.0), 1e-6, 4, ratio, 2.0**-20)
     windows = dataclasses.replace(size, transformed=False)
-    errors = [rounding._score_error(long, "remove", 4, one, 1.0, 1) for one in (windows, size)]
+    errors = [rounding._score_error(long, 4, one, 1.0, 1) for one in (windows, size)]
     assert errors[0] < 0.9 * errors[1]
     with pytest.raises(ValueError, match="participations must be more for replicas in pairs"):
         pairs.pair_proposal(long, 4, 1.0)

@@ -72,7 +72,7 @@ def example_replica_lines(
         largest = rounding.log_coincidence(mechanism, number) - math.log(rare)
         return drawn_sizes(one, replicas, rare, rarest, largest)
 
-    drawn = rounding.bounded(one, Direction.REMOVE, replicas, size_of)
+    drawn = rounding.bounded(one, replicas, size_of)
     as_units = -(-replicas // number)
     return lines_of_two(
         mechanism, delta_v, replicas, log_normalizer, drawn, as_units, "7", Item.WEIGHTS_OF_ONE

@@ -101,7 +101,6 @@ def inflated_lines(
     """
     drawn = rounding.bounded(
         inflated,
-        Direction.REMOVE,
         replicas,
         lambda share: inflated_sizes(inflated, delta_v, replicas, log_min_ratio, share),
     )

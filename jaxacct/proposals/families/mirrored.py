@@ -62,18 +62,15 @@ def floor(mechanism: Mechanism) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=512)
-def loss_lines(
-    mechanism: Mechanism, delta_v: float, direction: str, replicas: int = 1
-) -> tuple[BudgetLine, ...]:
+def loss_lines(mechanism: Mechanism, delta_v: float, replicas: int = 1) -> tuple[BudgetLine, ...]:
     """Return the budget items of `rounding.loss_lines`, for ln f(y) and ln f(-y) together."""
 
     def size_of(share):
-        return rounding.sizes(mechanism, delta_v, direction, replicas, share)
+        return rounding.sizes(mechanism, delta_v, replicas, share)
 
-    one = rounding.bounded(mechanism, direction, replicas, size_of)
+    one = rounding.bounded(mechanism, replicas, size_of)
     other = rounding.bounded(
         mechanism,
-        direction,
         replicas,
         lambda share: _mirrored_size(mechanism, delta_v, size_of(share), share),
     )

@@ -129,7 +129,7 @@ def pair_lines_by_pairs(
 
 def plain_lines_by_pairs(mechanism: Mechanism, delta_v: float) -> tuple[BudgetLine, ...]:
     """Return the budget items for plain samples of the remove direction with such losses."""
-    return _by_pairs(mechanism, delta_v, rounding.loss_lines(mechanism, delta_v, Direction.REMOVE), 1)
+    return _by_pairs(mechanism, delta_v, rounding.loss_lines(mechanism, delta_v), 1)
 
 
 def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) -> tuple[BudgetLine, ...]:
@@ -140,7 +140,7 @@ def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) 
     """
     scheme = mechanism.scheme
     pairs, left = divmod(scheme.parts[1], 2)
-    size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, 0.0)
+    size = rounding.sizes(mechanism, delta_v, as_units, 0.0)
     size = dataclasses.replace(size, largest=2 * size.largest)
     # The overlap of two counts this many times.
     sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)

@@ -277,7 +277,7 @@ def drawn_sizes(
     if log_rarest > -math.inf:
         count = rounding.fewest_participations(drawn.scheme, log_rarest)
         beyond = rare if count < most else 0.0
-    noise, score, ratio = rounding.magnitudes(drawn, Direction.REMOVE, replicas)
+    noise, score, ratio = rounding.magnitudes(drawn, replicas)
     of_all = count * (ratio + 1 / drawn.noise_multiplier**2)
     largest, above = (log_max, rare) if log_max < of_all else (of_all, 0.0)
     norm = replicas * math.sqrt(count)
@@ -308,10 +308,10 @@ def lines_of_two(
     """
 
     def size_of(share):
-        size = rounding.sizes(mechanism, delta_v, Direction.REMOVE, as_units, share)
+        size = rounding.sizes(mechanism, delta_v, as_units, share)
         return dataclasses.replace(size, drawn=drawn.size.drawn, transformed=True)
 
-    size, _, errors = rounding.bounded(mechanism, Direction.REMOVE, as_units, size_of)
+    size, _, errors = rounding.bounded(mechanism, as_units, size_of)
     rare = size.beyond + size.above + drawn.size.beyond + drawn.size.above
     logs = abs(log_normalizer) + size.largest * mechanism.scheme.sums.times + replicas * drawn.size.largest
     normals, transform, recurrence = errors

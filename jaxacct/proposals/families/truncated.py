@@ -73,9 +73,7 @@ def build(setting: Setting) -> Proposal:
         lowest=0.0,
         profile=None,
         scale_at=scale_at,
-        rounding_lines=lambda delta_v: truncated_lines(
-            mechanism, float(delta_v), direction, logs, cuts.beyond
-        ),
+        rounding_lines=lambda delta_v: truncated_lines(mechanism, float(delta_v), logs, cuts.beyond),
         log_normalizer=log_z,
         of_a_bound=True,
     )
@@ -117,7 +115,6 @@ def _remove_distribution(uncut: Mechanism, cuts: IndependentCuts, none: float):
 def truncated_lines(
     mechanism: Mechanism,
     delta_v: float,
-    direction: str,
     log_parts: float,
     beyond: float,
 ) -> tuple[BudgetLine, ...]:
@@ -128,10 +125,7 @@ def truncated_lines(
     others' batches are not covered.
     """
     size, share, errors = rounding.bounded(
-        mechanism,
-        direction,
-        REPLICAS,
-        lambda share: rounding.sizes(mechanism, delta_v, direction, REPLICAS, share),
+        mechanism, REPLICAS, lambda share: rounding.sizes(mechanism, delta_v, REPLICAS, share)
     )
     normals, transform, recurrence = errors
     logs = log_parts + REPLICAS * size.largest
