@@ -59,6 +59,7 @@ MECHANISMS = [
     Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
     Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
     Mechanism(Poisson(2, 0.3), Toeplitz((0.8, 0.6)), 2.0),
+    Mechanism(TruncatedBMinSep(2, 2, 0.4, 10, 10), IDENTITY, 2.0),  # never cut, for the exact value of "add"
     Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), IDENTITY, 2.0),
 ]
 EPSILONS = (0.2, 3.0)
