@@ -535,7 +535,7 @@ def stored_flaws(evidence: dict, said: dict, claim: Claim, scales: dict, found: 
     side, said, flaws = evidence[REMOVE], said.get(REMOVE) or {}, []
     if evidence[ADD]["kind"] != "dominated":
         flaws.append(f"the other direction is {evidence[ADD]['kind']!r:.40}, not dominated")
-    if side["kind"] not in ("mean", "weight-bound"):
+    if side["kind"] in ("not-run", "dominated"):
         flaws.append(f"the remove direction is {side['kind']!r:.40}, which shows nothing")
     proposal = side.get("proposal", {"family": side["kind"], "parameters": []})
     name = ":".join([proposal["family"], ",".join(map(str, proposal["parameters"]))]).rstrip(":")
