@@ -149,7 +149,7 @@ def main(names: list[str]) -> None:
             "its sampler is open, of Poisson sampling with independent noise, which has more error. One run "
             "each; stopped ones have the noise of the bound. dp-accounting is the only peer that installs "
             "here. Selection, production, 32 bands and README, strong are of another machine (Intel Xeon, "
-            "load 7.9) and of before bounds came first.",
+            "load 7.9), recorded earlier.",
         )
 
 
