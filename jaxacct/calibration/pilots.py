@@ -26,11 +26,12 @@ from jaxacct.statistics.hockey_stick import Direction
 
 NUM_PILOT_BLOCKS = 16
 """Blocks of a pilot between two looks at its terms."""
-PILOT_SHARE, ENOUGH_TERMS, FEW_TERMS = 0.125, 30, 10
-"""A pilot ends at this fraction of the limit on samples, or where the sum of terms is the first number, or
-where the largest mean that is allowed would have given it; where too many samples are predicted, the second
-sum is enough."""
-MAX_SHARE = 0.5
+PILOT_SHARES = 0.02, 0.125
+"""Smallest and largest fraction of the limit on samples that a pilot draws, but where its terms suffice."""
+FEW_TERMS, SOME_TERMS, MANY_TERMS = 10, 30, 100
+"""Sum of terms that rejects a candidate, that predicts its samples, and that ends every pilot. The first two
+are also sums that the largest mean allowed would have given."""
+MAX_SHARE = 0.25
 """Maximum fraction of the limit on samples that a candidate's predicted sample count may use."""
 MAX_RATIO_TO_FEWEST, MIN_LIMIT = 384, 100_000
 """Default limit on samples: this many times those of a verification with all terms zero, and at least the
@@ -109,12 +110,9 @@ class Pilots:
                 run, fewest = self._planned(claim, direction)
                 if fewest == 0:
                     continue
-                limit = self.limit(fewest, len(claim.mechanism.directions))
-                if fewest > MAX_SHARE * limit:
+                if self.predicted(claim, run.of, fewest) > MAX_SHARE * self.limit(claim, fewest):
                     return None
-                if self.predicted(claim, run.of, limit) > MAX_SHARE * limit:
-                    return None
-                largest = max(largest, limit)
+                largest = max(largest, self.limit(claim, fewest))
         except (ValueError, ArithmeticError):  # no proposal, or none that can be drawn
             return None
         return largest
@@ -127,14 +125,16 @@ class Pilots:
         """Return the samples that a verification needs if all terms are zero, of the costlier direction."""
         return max(self._planned(claim, direction)[1] for direction in claim.mechanism.directions)
 
-    def limit(self, fewest: float, directions: int) -> float:
+    def limit(self, claim: Claim, fewest: float) -> float:
         """Return the limit on samples of a direction: as given, or as an easy target needs, in the time left.
 
         The time is divided between the directions that are drawn.
         """
         usual = max(MIN_LIMIT, MAX_RATIO_TO_FEWEST * fewest)
         most = self.options.max_samples or usual
-        return min(most, self.speed[-1] * max(0.0, self.clock.left) / directions) if self.speed else most
+        if not self.speed:
+            return most
+        return min(most, self.speed[-1] * max(0.0, self.clock.left) / len(claim.mechanism.directions))
 
     def _planned(self, claim: Claim, direction: Direction) -> tuple[Run, float]:
         """Return (run of a verification, its samples if all terms are zero)."""
@@ -143,8 +143,13 @@ class Pilots:
             return run, 0.0
         return run, math.log(1 / claim.target.budget.failure_probability) / -math.log1p(-run.of.threshold)
 
-    def predicted(self, claim: Claim, of: Resolved, limit: float) -> float:
-        """Return the predicted samples of a direction by a pilot, infinite where it looks impossible."""
+    def predicted(self, claim: Claim, of: Resolved, fewest: float) -> float:
+        """Return the predicted samples of a direction by a pilot, infinite where it looks impossible.
+
+        Those of a verification with all terms zero, without a pilot, where they are too many.
+        """
+        if fewest > MAX_SHARE * self.limit(claim, fewest):
+            return fewest
         stream = randomness.stream_key(
             self.stream(claim.mechanism), SearchStream(of.proposal.direction.place)
         )
@@ -159,7 +164,11 @@ class Pilots:
                 rate = samples / blocks * NUM_PILOT_BLOCKS / max(1e-9, self.clock.now() - began)
                 self.speed.append(max(rate, *self.speed[-1:], 0.0))
             total, needed = bounds.mean_upper(counts) * samples, bounds.predicted_samples(theta, counts, q)
-            enough = total >= (FEW_TERMS if needed > MAX_SHARE * limit else ENOUGH_TERMS)
-            if enough or samples >= min(ENOUGH_TERMS / theta, PILOT_SHARE * limit):
+            limit = self.limit(claim, fewest)
+            enough = FEW_TERMS if needed > MAX_SHARE * limit else SOME_TERMS
+            least, most = (share * limit for share in PILOT_SHARES)
+            is_easy = total <= 1 and samples >= FEW_TERMS / theta
+            is_precise = samples >= least and (total >= enough or samples >= SOME_TERMS / theta)
+            if is_easy or is_precise or total >= MANY_TERMS or samples >= most:
                 return needed
             self._say(claim)
