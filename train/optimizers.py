@@ -73,7 +73,7 @@ class Privatizer:
             drawn, after = redrawn.draw(*parts, cuts=cuts)
         else:
             drawn, after = noise.draw(*parts, fresh=fresh, cuts=cuts)
-        end, sound = self.mechanism.scheme.iterations, jnp.asarray(updates.is_finite)
+        end, sound = self.mechanism.scheme.iterations, updates.is_finite
         if fresh is not None:
             # What is kept is made of the wrong noise, too: no later step is covered.
             sound &= fresh.are_of(state)

@@ -1064,8 +1064,9 @@ MUTANTS = [
     Mutant("train/noise/recursion.py", "range(groups * _AT_A_TIME, len(ring))", "range(len(ring))", NOISE),
     Mutant("train/noise/prefetch.py", "submit(self._store, ", "submit(lambda kept, *_: kept, ", DRAWN_AHEAD),
     Mutant("train/clipping/grid.py", "(jnp.abs(leaf) <= _MAX_SUM).all()", "True", NOISE),
+    Mutant("train/clipping/grid.py", "jnp.int32) == len(conditions)", "jnp.int32) >= 0", NOISE),
     Mutant("train/clipping/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
-    Mutant("train/optimizers.py", "jnp.asarray(updates.is_finite)", "jnp.asarray(True)", NOISE),
+    Mutant("train/optimizers.py", "updates.is_finite", "jnp.asarray(True)", NOISE),
     Mutant("train/noise/prefetch.py", "zip(coming.leaves, leaves, strict=True)", "[]", DRAWN_AHEAD),
     Mutant(
         "train/noise/prefetch.py",

@@ -22,7 +22,7 @@ from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
-from .grid import DEVICE_UNIT, Grid
+from .grid import DEVICE_UNIT, Grid, all_of
 from .groups import Groups
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, parts_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, without_batch_groups
@@ -326,8 +326,7 @@ def _found(program: _uses.Program, leaves, example, has_aux: bool):
 
 def _finite_rows(state) -> jax.Array:
     """Return (rows,) bool: whether all numbers of a row are finite, of (arrays, ...)."""
-    finite = [jnp.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in jax.tree.leaves(state[0])]
-    return functools.reduce(jnp.logical_and, finite)
+    return all_of([jnp.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in jax.tree.leaves(state[0])])
 
 
 def _all_finite(state) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,17 @@ class Grid:
         return math.ldexp(self.clip_norm, -self.bits)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["whole"], meta_fields=["grid"])
+def all_of(conditions: Sequence[jax.Array]) -> jax.Array:
+    """Return where all of some conditions hold, bool arrays of one shape, one or more for each parameter.
+
+    XLA would compute a chain of `and` again in each operation that needs it, one or more for each parameter:
+    programs of the square of their number. It keeps the place of the first that does not hold.
+    """
+    ended = [*conditions, jnp.zeros_like(conditions[0])]
+    return jax.lax.argmin(jnp.stack(ended), 0, jnp.int32) == len(conditions)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["whole", "is_finite"], meta_fields=["grid"])
 @dataclass(frozen=True)
 class GridSum:
     """A sum of clipped gradients in whole grid units, exact; private until noise is added.
@@ -71,10 +82,12 @@ class GridSum:
     Attributes:
       whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact; all
         of them NaN where there is no such sum.
+      is_finite: () bool: False where there is no such sum; nothing may be released then.
       grid: what one unit is, and the clip norm that held.
     """
 
     whole: Any
+    is_finite: Any
     grid: Grid
 
     @classmethod
@@ -97,18 +110,9 @@ class GridSum:
 
                 totals = over.added(totals, fine)
             nearest = jax.tree.map(jnp.round, totals)
-            fits = jnp.ones((), bool)
-            for leaf in jax.tree.leaves(nearest):
-                fits &= (jnp.abs(leaf) <= _MAX_SUM).all()
+            fits = all_of([(jnp.abs(leaf) <= _MAX_SUM).all() for leaf in jax.tree.leaves(nearest)])
             fits = fits if over is None else over.all(fits)
-            return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), grid)
-
-    @property
-    def is_finite(self) -> jax.Array:
-        """() bool: False where `of` found no sum; nothing may be released then."""
-        # `of` makes all entries NaN or none: another pass over memory would see no more than the first do.
-        firsts = [jnp.isfinite(leaf.reshape(-1)[:1]) for leaf in jax.tree.leaves(self.whole)]
-        return jnp.concatenate([jnp.ones(1, bool), *firsts]).all()
+            return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), fits, grid)
 
     def units(self):
         """Return the sum as it is, a pytree of NumPy's int64."""

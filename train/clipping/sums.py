@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxacct.common import validate as _validate
 
@@ -108,7 +109,7 @@ class Clipping:
             over_rows = _by_device.over_rows(
                 of_rows,
                 lambda total, over: GridSum.of(total, self.grid, over),
-                lambda specs: GridSum(specs, self.grid),
+                lambda specs: GridSum(specs, PartitionSpec(), self.grid),
                 self.mesh,
                 self.specs,
             )

@@ -287,7 +287,7 @@ def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs)
             return private.update(total, noise, cuts=cuts)
 
     params = jax.tree.unflatten(jax.tree.structure(total.whole), specs)
-    of_total = GridSum(params, total.grid)
+    of_total = GridSum(params, whole, total.grid)
     kept = [jax.sharding.PartitionSpec(None, *spec) for spec in specs]
     recent: Any = jax.tree.unflatten(jax.tree.structure(noise.recent), kept)
     of_noise = jax.tree.map(lambda _: whole, noise)._replace(recent=recent)
