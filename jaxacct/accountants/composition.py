@@ -18,9 +18,8 @@ import numpy as np
 
 from jaxacct.accountants import event_pairs
 from jaxacct.common import validate as _validate
-from jaxacct.statistics import roots
 from jaxacct.statistics.composed import TabulatedProfile
-from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table, smallest_epsilon
 from jaxacct.statistics.gaussian_mixtures import GaussianMixture, both_directions_of_mixture
 from jaxacct.statistics.loss_curves import (
     ChordCurve,
@@ -39,7 +38,6 @@ _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
 _POSITIVE = _GRID[_GRID.size // 2 :]
 _REVEALED = (event_pairs.REVEALED, event_pairs.REVEALED)
 _MAX_LOSS = 500.0  # of a distribution of dp-accounting: its exponential is finite
-_EPSILON_ERROR = 1e-6  # relative
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
 _MIN_PLD_NOISE = 0.03
 _MIN_MIXED_NOISE, _MAX_MIXED_NOISE = 1e-4, 1e6  # over the largest sensitivity
@@ -59,17 +57,10 @@ def composed_delta(steps: Steps, epsilon: float, compose_with=None) -> float:
 def composed_epsilon(steps: Steps, delta: float, compose_with=None) -> float:
     """Return an upper bound on epsilon at `delta`, as `composed_delta`; infinite where none is found."""
 
-    def is_enough(epsilon):
-        return composed_delta(steps, epsilon, compose_with) <= delta
+    def bound(epsilon: float) -> float:
+        return composed_delta(steps, epsilon, compose_with)
 
-    if is_enough(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while not is_enough(high):
-        if high == _validate.MAX_EPSILON:
-            return math.inf
-        low, high = high, min(4 * high, _validate.MAX_EPSILON)
-    return roots.bisect(is_enough, low, high, relative=_EPSILON_ERROR)[1]
+    return smallest_epsilon(bound, delta, _validate.MAX_EPSILON)
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,10 +8,12 @@ validity (proofs/composed_losses.md).
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxacct.statistics import roots
 from jaxacct.statistics.loss_curves import TINY, LossCurve, Restricted, chord_masses, line_masses
 from jaxacct.statistics.rough_losses import CUT, SMALLEST, Part, Rough
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
@@ -25,6 +27,7 @@ _LATTICE = 1e-3
 _TILT_SHARE = 0.85
 _MIN_POINTS, _MAX_POINTS = 2**15, 2**22
 _MAX_EPSILON = 1e6
+_TIGHT = 1e-9  # relative width of the interval around an epsilon
 _MAX_PLACE = 2**52  # in steps of a lattice
 _MIN_WIDTH = 1e-9  # of lattices, where all losses are one
 # Tables end where delta is this small. Within one lattice ln delta falls by about this much.
@@ -47,6 +50,26 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     if epsilon > 0 and is_finite and whole.errors(epsilon) > _MAX_ERRORS * found > SMALLEST:
         found = min(found, _bounded(_by_largest_losses(parts, epsilon)))
     return found
+
+
+def smallest_epsilon(bound: Callable[[float], float], delta: float, most: float) -> float:
+    """Return an epsilon with `bound(epsilon) <= delta`, nearly the smallest; infinity for none up to `most`.
+
+    `bound` is a function that decreases, above 0; the result is 0 or has been evaluated.
+    """
+
+    @functools.cache
+    def excess(epsilon: float) -> float:
+        return math.log(delta) - math.log(bound(epsilon))
+
+    if excess(0.0) >= 0:
+        return 0.0
+    low, high = 1e-12, 1.0
+    while excess(high) < 0:
+        if high >= most:
+            return math.inf
+        low, high = high, min(4 * high, most)
+    return roots.root(excess, low, high, math.sqrt(low * high), relative=_TIGHT)[1]
 
 
 def _by_largest_losses(parts: list[Part], epsilon: float) -> float:

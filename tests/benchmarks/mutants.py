@@ -729,8 +729,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/accountants/tradeoff/last_iterate/noisy_gd.py",
-        "if t == 1 and diameter is None:",
-        "if t == 1:",
+        "if diameter is None and E == 1 and",
+        "if E == 1 and",
         EXTREMES,
     ),
     Mutant(

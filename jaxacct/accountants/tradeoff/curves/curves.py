@@ -72,7 +72,7 @@ class TradeOff(abc.ABC):
             first, second = value(one), value(two)
             best = np.maximum(best, np.maximum(first, second))
             low, high = np.where(first > second, low, one), np.where(first > second, two, high)
-        return plain(best)
+        return plain(np.where(alpha < 1, best, 0.0))
 
     def group(self, size: int) -> "TradeOff":
         """Return the curve of groups of `size` from f-DP for one record: `1 - (1 - f)^(o size)`."""
