@@ -1,7 +1,7 @@
 """Divergence curve of a mixture of Gaussians against one: a unit with a random number of examples in a step.
 
 The loss rises with the output, so the best events are half-lines. Newton's method finds their ends, on the
-side where they certainly contain the best ones (proofs/composed_losses.md, section 8).
+side where they certainly contain the best ones (proofs/composed_losses.md, section 7).
 """
 
 import functools
@@ -21,8 +21,6 @@ _PLACES = 2**15  # outputs that are evaluated at once
 _MAX_TURNS = 20
 _MAX_EXCESS = 1e-9  # of the sum of given weights over 1
 _FEW = 1e-40
-JOINED = 2 * _FEW
-"""Largest probability of the counts that `binomial` replaces by larger ones."""
 
 
 @dataclass(frozen=True)

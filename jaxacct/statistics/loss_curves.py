@@ -332,7 +332,7 @@ class Restricted(LossCurve):
     """A curve of the losses up to a cut alone, or of those above it: measures of total below 1.
 
     With E the event of losses above the cut, `cap(x) = P(E) - e^x Q(E)` is what E adds to the curve up to
-    the cut, and the curve itself is it above (proofs/composed_losses.md, section 7).
+    the cut, and the curve itself is it above (proofs/composed_losses.md, section 6).
     """
 
     curve: LossCurve
@@ -367,24 +367,6 @@ class Restricted(LossCurve):
         found = self.curve.nodes()
         kept = found[found > self.cut] if self.above else found[found < self.cut]
         return np.union1d(kept, [self.cut])
-
-
-def line_masses(middles, deltas, tails, errors, step: float) -> np.ndarray:
-    """Return (cells + 1,) probabilities P(loss > x_i), not increasing, of a pair whose curve is below.
-
-    `deltas` and `tails` are those of the curve at the middle of each cell, `x_i + step / 2`. The line
-    `tail - alpha q` of the event there is at most the curve everywhere, and the pair's curve is at most each
-    line on its cell (proofs/composed_losses.md, section 6).
-    """
-    # An event's probability may be 0 in float64 where e^middle times it is not.
-    room = (errors + TINY * np.exp(np.clip(middles, 0.0, 700.0))) * (1 + math.exp(step))
-    left = tails - math.exp(-step / 2) * (tails - deltas) - room
-    right = tails - math.exp(step / 2) * (tails - deltas) - room
-    left, right = np.where(right > 0, left, 0.0), np.maximum(right, 0.0)
-    heights = np.minimum.accumulate(np.append(np.minimum(left, np.append(1.0, right[:-1])), 0.0))
-    beyond = (heights[:-1] + (heights[:-1] - heights[1:]) / math.expm1(step)) * (1 - 8 * UNIT)
-    beyond[0] = min(beyond[0], max(0.0, tails[0] - room[0]))  # where its line meets alpha = 0
-    return np.append(np.minimum.accumulate(beyond), 0.0)
 
 
 def chord_masses(deltas, errors, gaps) -> np.ndarray:

@@ -21,7 +21,7 @@ from jaxacct.individual import (
     gdp_mu,
     subsampled_gaussian_delta,
 )
-from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_lower_bound
+from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.loss_curves import GaussianPair, Sampled
 
@@ -120,7 +120,8 @@ def test_tilted_sums_resolve_any_delta(delta):
     accountant = FourierAccountant(0.005, (2.0,), 10.0, 2**18)
     found = float(accountant.epsilon(delta, [[10_000]])[0])
     parts = [Part(Sampled(GaussianPair(2.0), 0.005), 10_000)]
-    assert divergence_lower_bound(parts, found) <= delta
+    # The composer's bounds are at most 2 % above the truth (tests/statistics/test_composed_losses.py).
+    assert divergence_bound(parts, found) <= 1.02 * delta
     assert divergence_bound(parts, found - 10 * accountant.step) > delta
     assert delta != 1e-8 or found == pytest.approx(1.404, abs=1e-3)  # dp-accounting's number
 

@@ -18,7 +18,6 @@ from jaxacct.statistics.composed_losses import (
     Part,
     chord_masses,
     divergence_bound,
-    divergence_lower_bound,
     divergence_table,
 )
 from jaxacct.statistics.loss_curves import (
@@ -32,7 +31,6 @@ from jaxacct.statistics.loss_curves import (
     SampledAntipodal,
     Values,
     both_directions,
-    line_masses,
 )
 from jaxacct.statistics.tilted_sums import UNIT, Factor, rounding_error, sums
 from tests.oracles.composed_losses import REFERENCES, antipodal, gaussian, sampled
@@ -68,14 +66,6 @@ def test_with_sampling_it_is_above_60_digit_references(reference):
     bound = divergence_bound([Part(curves[not reference.remove], reference.steps)], reference.epsilon)
     exact = float(reference.delta)
     assert exact * (1 - 1e-11) <= bound <= MARGIN * exact
-
-
-@pytest.mark.parametrize("reference", REFERENCES, ids=str)
-def test_the_lower_bound_is_below_60_digit_references_and_near(reference):
-    curves = both_directions(GaussianPair(reference.sigma), reference.q)
-    part = Part(curves[not reference.remove], reference.steps)
-    exact = float(reference.delta)
-    assert exact / MARGIN <= divergence_lower_bound([part], reference.epsilon) <= exact * (1 + 1e-11)
 
 
 def by_cut(reference, share, monkeypatch):
@@ -144,162 +134,7 @@ def test_rare_participation_needs_little_noise():
     assert found[1] <= 1e-10 < found[0] < 1.7e-10
 
 
-def test_the_lower_bound_of_one_step_is_below_its_definition_over_the_whole_range():
-    """q from 1e-6 to 1, sigma from 0.01 to 1e4: both directions, and replace-one."""
-    rng, near = np.random.default_rng(1), 0
-    for q, sigma, share in zip(
-        10 ** rng.uniform(-6, 0, 16), 10 ** rng.uniform(-2, 4, 16), rng.random(16), strict=True
-    ):
-        curves = (*both_directions(GaussianPair(float(sigma)), float(q)), SampledAntipodal(sigma, q))
-        for curve in curves:
-            epsilon = float(min(curve.nodes()[-1], 600.0) * share)
-            if isinstance(curve, SampledAntipodal):
-                exact = antipodal(epsilon, q, sigma)
-            else:
-                exact = sampled(epsilon, q, sigma, curve.remove)
-            bound = divergence_lower_bound([Part(curve, 1)], epsilon)
-            assert bound <= exact
-            near += bool(exact > 1e-30 and bound > exact / MARGIN)
-    assert near > 9
-
-
-@pytest.mark.parametrize("mu", [0.02, 1.0, 3.0])
-def test_the_lower_bound_without_sampling_is_the_closed_form(mu):
-    for steps in (1, 1000):
-        for delta in (1e-5, 1e-15):
-            epsilon = epsilon_of(mu, delta)
-            with mpmath.workdps(60):
-                sigma = math.sqrt(steps) / mu
-                exact = gaussian(epsilon, mpmath.sqrt(steps) / mpmath.mpf(sigma))
-            part = Part(Sampled(GaussianPair(sigma), 1.0), steps)
-            assert exact / MARGIN <= divergence_lower_bound([part], epsilon) <= exact
-
-
-def test_lines_of_a_lattice_are_the_curve_of_a_pair_below():
-    """Coarse cells: the pair's own curve against the definition, at and between the places, and beyond."""
-    for q, sigma, step in ((0.3, 0.8, 0.25), (0.01, 0.5, 0.1), (0.9, 2.0, 0.5)):
-        for curve in both_directions(GaussianPair(sigma), q):
-            one = composed_losses._Step.below(curve, 1, step, -30, 40)
-            places = step * (one.first + np.arange(one.masses.size))
-            assert np.all(one.masses >= 0) and 0.5 < one.masses.sum() <= 1
-            for x in np.arange(-40, 50, 0.5) * step:
-                own = float((one.masses * np.maximum(0.0, -np.expm1(x - places))).sum())
-                assert own <= sampled(float(x), q, sigma, curve.remove) + 1e-15
-
-
-def test_a_q_that_underflows_takes_nothing_from_a_line():
-    """P and Q far apart: q is 0 in float64 where e^x q is not small."""
-    curve = Sampled(GaussianPair(0.026), 1.0)
-    for epsilon in (650.0, 690.0, 705.0):
-        assert divergence_lower_bound([Part(curve, 1)], epsilon) <= gaussian(epsilon, 1 / 0.026)
-
-
-def test_no_lower_bound_where_a_value_is_no_number():
-    class Broken(LossCurve):
-        def nodes(self):
-            return CURVE.nodes()
-
-        def at(self, losses):
-            values = CURVE.at(losses)
-            return values if losses[0] == self.nodes()[0] else values._replace(tails=values.tails * math.nan)
-
-    assert divergence_lower_bound([Part(CURVE, 3)], 0.5) > 0
-    assert divergence_lower_bound([Part(Broken(), 3)], 0.5) == 0
-
-
 CURVE = Sampled(GaussianPair(1.0), 0.3)
-
-
-@pytest.mark.parametrize("reference", REFERENCES[:6], ids=str)
-def test_sums_that_wrap_around_are_not_in_a_lower_bound(reference, monkeypatch):
-    """Short windows, at whose ends sums are counted at other places."""
-    curves = both_directions(GaussianPair(reference.sigma), reference.q)
-    rough = composed_losses.Rough.of([Part(curves[not reference.remove], reference.steps)])
-    for share in (1e-2, 0.1, 0.5, 2.0, 10.0, 100.0):
-        monkeypatch.setattr(composed_losses, "CUT", share)
-        for fewest in (2**10, 2**15):
-            monkeypatch.setattr(composed_losses, "_MIN_POINTS", fewest)
-            found = composed_losses._Sums.of(rough, reference.epsilon, side=-1)
-            assert found.lower_bound(reference.epsilon) <= float(reference.delta)
-
-
-@pytest.mark.parametrize(("share", "epsilon", "end"), [(1e-5, 3.0, "top"), (1.0, 1.0, "bottom")])
-def test_tilted_sums_on_either_side_of_a_window_are_reserved(share, epsilon, end, monkeypatch):
-    """Against the convolution itself."""
-    monkeypatch.setattr(composed_losses, "CUT", share)
-    monkeypatch.setattr(composed_losses, "_MIN_POINTS", 2**10)
-    found = composed_losses._Sums.of(composed_losses.Rough.of([Part(CURVE, 20)]), epsilon, side=-1)
-    (one,), law = found.steps, np.ones(1)
-    for _ in range(20):
-        law = np.convolve(law, one.masses)
-    places = 20 * one.first + np.arange(law.size)
-    weights = law * np.exp(found.tilt * (found.step * places - epsilon))
-    outside = {
-        "top": float(weights[places >= found.first + found.points].sum()),
-        "bottom": float(weights[places < found.first].sum()),
-    }
-    assert outside[end] > 1e-10 and found.reserved >= outside["top"] + outside["bottom"]
-
-
-def test_lines_are_lowered_by_their_errors():
-    """Each cell's line, `tail - e^(+-step / 2) (tail - delta)`, by the error times 1 + e^step."""
-    step, tails, deltas = 0.25, np.array([0.9, 0.7, 0.4, 0.2]), np.array([0.5, 0.35, 0.18, 0.08])
-    for errors in (0.0, 1e-3):
-        room = errors * (1 + math.exp(step))
-        left, right = (tails - math.exp(s * step / 2) * (tails - deltas) - room for s in (-1, 1))
-        heights = [left[0], *(min(right[i - 1], left[i]) for i in (1, 2, 3)), 0.0]
-        beyond = [heights[i] + (heights[i] - heights[i + 1]) / math.expm1(step) for i in range(4)]
-        beyond[0] = min(beyond[0], tails[0] - room)
-        exact = np.append(np.minimum.accumulate(beyond), 0.0)
-        found = line_masses(step * np.arange(4), deltas, tails, np.full(4, errors), step)
-        assert np.all(found <= exact) and found == pytest.approx(exact, rel=1e-14)
-    # Of q nothing is known below 1e-290, so of e^x q nothing below 1e-290 e^x.
-    tails = deltas = np.full(4, 1e-5)
-    for middle, is_known in ((600.0, True), (660.0, False)):
-        masses = line_masses(middle + step * np.arange(4), deltas, tails, np.zeros(4), step)
-        assert masses.any() == is_known
-
-
-def test_lines_are_lowered_by_four_errors_of_the_probability_before():
-    class Rough(LossCurve):
-        def nodes(self):
-            return CURVE.nodes()
-
-        def at(self, losses):
-            values = CURVE.at(losses)
-            return values._replace(error=1e-4 * np.exp(-np.abs(losses)))
-
-    one = composed_losses._Step.below(Rough(), 1, 0.25, -2, 6)
-    middles = 0.25 * np.arange(-2, 6) + 0.125
-    values = CURVE.at(middles)
-    before = np.append(1.0, values.tails[:-1])
-    errors = 4e-4 * np.exp(-np.abs(middles)) * before
-    beyond = line_masses(middles, values.deltas, values.tails, errors, 0.25)
-    assert one.masses == pytest.approx(np.append(0.0, -np.diff(beyond)), rel=1e-12) and one.first == -2
-
-
-def test_every_reserve_is_taken_from_a_lower_bound():
-    """Each made large: what is subtracted, and the factor."""
-
-    def lattice(**reserves):
-        found = composed_losses._Sums.of(composed_losses.Rough.of([Part(CURVE, 20)]), 3.0, side=-1)
-        for name, value in reserves.items():
-            object.__setattr__(found, name, value)
-        return found
-
-    free = dict(_rounding=0.0, _relative=0.0, reserved=0.0)
-    usual, found = lattice(), lattice(**free)
-    whole = found.lower_bound(3.0)
-    assert whole > usual.lower_bound(3.0) > 0.999 * whole
-    assert lattice(**free | dict(reserved=whole / 4)).lower_bound(3.0) == pytest.approx(0.75 * whole)
-    assert lattice(**free | dict(_relative=0.05)).lower_bound(3.0) == pytest.approx(0.9 * whole)
-    places = found.step * (found.first + np.arange(found.points))
-    weights = np.where(places > 3, np.exp(-found.tilt * (places - 3)) * -np.expm1(-np.abs(places - 3)), 0.0)
-    scale = math.exp(found.log_scale - 3 * found.tilt)
-    lost = 1e-3 * whole / scale
-    less = lattice(**free | dict(_rounding=lost / np.linalg.norm(weights))).lower_bound(3.0)
-    assert less == pytest.approx(0.999 * whole, rel=1e-9)
-    assert lattice(**free | dict(_relative=0.1)).lower_bound(3.0) == 0
 
 
 def test_one_step_is_above_its_definition_over_the_whole_range():
@@ -470,10 +305,10 @@ def test_sums_beyond_the_lattice_are_added(monkeypatch):
 def test_no_bound_where_rounding_of_exponents_may_exceed_its_share():
     """`1 + 2 relative` is below `e^relative` for a large relative error: no lattice gives a bound there."""
     lattice = composed_losses._Sums.of(composed_losses.Rough.of(PARTS), 3.0)
-    assert lattice.bound(3.0) < 1 and lattice.lower_bound(3.0) > 0
+    assert lattice.bound(3.0) < 1
     for rough in (0.11, 3.0, math.nan):
         lattice.__dict__["_relative"] = rough
-        assert lattice.bound(3.0) == math.inf and lattice.lower_bound(3.0) == 0
+        assert lattice.bound(3.0) == math.inf
 
 
 def test_infinite_losses_add_up():
