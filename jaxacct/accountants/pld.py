@@ -7,8 +7,8 @@ binomial number participates in each round; they dominate it where the phase of 
 from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.gaussian_mixtures import binomial_curves
-from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, SampledAntipodal, both_directions
+from jaxacct.statistics.gaussian_mixtures import binomial_curves, sampled_antipodal, sampled_gaussian
+from jaxacct.statistics.loss_curves import LossCurve
 
 
 class PrivacyLossDistribution(Accountant):
@@ -45,8 +45,8 @@ def _step(mechanism: Mechanism) -> tuple[tuple[LossCurve, LossCurve], int]:
     assert rounds is not None
     probability, count = rounds
     if mechanism.is_replace_one:
-        return (SampledAntipodal(mechanism.noise_multiplier, probability),) * 2, count
+        return (sampled_antipodal(mechanism.noise_multiplier, probability),) * 2, count
     examples = mechanism.scheme.examples_per_unit
     if examples > 1:
         return binomial_curves(mechanism.noise_multiplier, examples, probability), count
-    return both_directions(GaussianPair(mechanism.noise_multiplier), probability), count
+    return sampled_gaussian(mechanism.noise_multiplier, probability), count

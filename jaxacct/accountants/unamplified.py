@@ -12,7 +12,7 @@ from jaxacct.accountants.composition import composed_delta
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
-from jaxacct.statistics.loss_curves import GaussianPair, both_directions
+from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
 from jaxacct.strategies import worst_pattern
 
 
@@ -36,8 +36,8 @@ class Unamplified(Accountant):
         length = sensitivity(mechanism)
         if compose_with is None:
             return gaussian_delta(epsilon, mechanism.noise_multiplier, length)
-        curves = both_directions(GaussianPair(mechanism.noise_multiplier / length), 1.0)
-        return composed_delta(((curves, 1),), epsilon, compose_with)
+        step = sampled_gaussian(mechanism.noise_multiplier / length), 1
+        return composed_delta((step,), epsilon, compose_with)
 
 
 def sensitivity(mechanism: Mechanism) -> float:

@@ -265,6 +265,12 @@ def test_phases_of_unequal_size_at_every_noise(sizes):
             assert bound >= exact * (1 - 3e-5) - 1e-13
 
 
+def test_a_model_of_sums_has_a_node_of_every_phase():
+    """Where a sum ends below all of one phase's lognormal."""
+    model = lognormal_lattice.Rough.of(Mixture((Phases(1, 0.5), Phases(1, 1e-3))), 0.5)
+    assert all(places.size for _, places, _ in model.parts) and math.isfinite(model.tilt_to(0.6))
+
+
 def test_calibrate_draws_nothing_there():
     scheme = BallsInBins(64, 16)
     plan = calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5)

@@ -221,7 +221,7 @@ MUTANTS = [
             ("composed_losses", " * (1 + 2 * relative)", ""),
             ("composed_losses", "epsilon -= 8 * UNIT * (1 + epsilon)", "pass"),
             ("tilted_sums", "(relative + 3 * smallest)", "(3 * smallest)"),
-            ("loss_curves", "error = 2 * tails.error +", "error ="),
+            ("gaussian_mixtures", "error = error + log_error +", "error = error +"),
         )
     ),
     Mutant(
@@ -309,20 +309,27 @@ MUTANTS = [
     ),
     Mutant(LOSSES, "np.floor(epsilons", "np.ceil(epsilons", OF_LOSSES),
     Mutant(LOSS_CURVES, "(upper[:-1] - lower[1:])", "(upper[:-1] - upper[1:])", OF_LOSSES),
-    Mutant(CURVES, "error = (3 + 2 * (far", "error = 0 * (3 + 2 * (far", OF_LOSSES),
     Mutant(
-        CURVES,
-        "mixed = (1 - q) * tails.q + q * tails.p",
-        "mixed = (1 - q) * tails.p + q * tails.q",
+        "jaxacct/statistics/gaussian_mixtures.py", "errors += term * (3", "errors += 0 * term * (3", OF_LOSSES
+    ),
+    Mutant(
+        "jaxacct/statistics/gaussian_mixtures.py",
+        "(0.0, 1 / sigma), (1 - q, q)",
+        "(0.0, 1 / sigma), (q, 1 - q)",
         OF_LOSSES,
     ),
-    Mutant(CURVES, "Sampled(pair, q, remove=False)", "remove", OF_LOSSES),
+    Mutant(
+        "jaxacct/statistics/gaussian_mixtures.py",
+        "for remove in (True, False))",
+        "for remove in (True, True))",
+        OF_LOSSES,
+    ),
     Mutant(TILTED, "1.1 * unit * math.exp", "1e-3 * unit * math.exp", OF_LOSSES),
     Mutant(TILTED, "if math.isfinite(found) else math.inf", "if math.isfinite(found) else 0.0", OF_LOSSES),
     Mutant(
         "jaxacct/accountants/composition.py",
-        "isinstance(curve, Sampled) and not isinstance(curve.pair, GaussianPair)",
-        "isinstance(curve, Sampled)",
+        "float(curve.losses[-1]) if curve.heights[-1] == 0 else math.inf",
+        "float(curve.losses[-1])",
         SPENT,
     ),
     Mutant(
@@ -351,11 +358,11 @@ MUTANTS = [
         "jaxacct/accountants/pld.py", "max(cross_term(mechanism), overlap)", "cross_term(mechanism)", PROTOCOL
     ),
     Mutant("jaxacct/statistics/gaussian_mixtures.py", "mass = waiting + one", "mass = one", MIXTURES),
-    Mutant("jaxacct/statistics/gaussian_mixtures.py", "+ np.expm1(np.minimum(off, 700.0))", "", MIXTURES),
+    Mutant("jaxacct/statistics/gaussian_mixtures.py", "+ tails * error + TINY", "+ TINY", MIXTURES),
     Mutant(
         "jaxacct/statistics/gaussian_mixtures.py",
-        "goal = losses - 3 * side",
-        "goal = losses + 3 * side",
+        "np.exp(np.minimum(losses + logs, 0.0))",
+        "np.exp(np.minimum(logs, 0.0))",
         MIXTURES,
     ),
     Mutant("jaxacct/statistics/loss_curves.py", "np.exp(join - mixed), 0.0)", "q, 0.0)", SPENT),

@@ -30,8 +30,8 @@ from jaxacct import (
 from jaxacct.accountants import ACCOUNTANTS, Accountant, analytic
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
-from jaxacct.statistics import loss_curves
 from jaxacct.statistics.composed_losses import Part, divergence_bound
+from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
 from jaxacct.strategies import Strategy
 from tests.oracles import composed_losses, enumeration
 from tests.stored_plans import as_json, loaded
@@ -264,7 +264,7 @@ def test_at_least_60_digits_from_the_smallest_to_the_largest_epsilon(epsilon):
                 assert exact * (1 - 1e-12) <= bound
                 assert bound <= 1.12 * exact or "bins" in name or "allocation" in name
     for remove in (True, False):
-        curve = loss_curves.both_directions(loss_curves.GaussianPair(1 / mu), 0.1)[not remove]
+        curve = sampled_gaussian(1 / mu, 0.1)[not remove]
         found = divergence_bound([Part(curve, 1)], epsilon)
         assert composed_losses.sampled(epsilon, 0.1, 1 / mu, remove) * (1 - 1e-12) <= found
 
