@@ -19,7 +19,7 @@ import numpy as np
 from jaxacct.accountants import event_pairs
 from jaxacct.common import validate as _validate
 from jaxacct.statistics.composed import TabulatedProfile
-from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table, smallest_epsilon
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table, min_epsilon
 from jaxacct.statistics.gaussian_mixtures import OfGaussians, both_directions_of_mixture, sampled_gaussian
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 from jaxacct.statistics.tilted_sums import UNIT
@@ -51,7 +51,7 @@ def composed_epsilon(steps: Steps, delta: float, compose_with=None) -> float:
     def bound(epsilon: float) -> float:
         return composed_delta(steps, epsilon, compose_with)
 
-    return smallest_epsilon(bound, delta, _validate.MAX_EPSILON)
+    return min_epsilon(bound, delta, _validate.MAX_EPSILON)
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,7 +5,7 @@ import numpy as np
 from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.composed_losses import smallest_epsilon
+from jaxacct.statistics.composed_losses import min_epsilon
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 
 _NUM_SAMPLES = 100_000
@@ -44,6 +44,6 @@ def known_epsilons(
         upper = analytic.epsilon_at(mechanism, delta, compose_with)[0]
     else:
         most = unamplified.epsilon_at(mechanism, delta)
-        upper = smallest_epsilon(lambda epsilon: known.bound_at(mechanism, epsilon), delta, most)
+        upper = min_epsilon(lambda epsilon: known.bound_at(mechanism, epsilon), delta, most)
         upper = min(upper, most)
     return dict.fromkeys(DIRECTIONS, np.array([0.0, upper, upper]))

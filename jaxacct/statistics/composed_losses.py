@@ -52,7 +52,7 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     return found
 
 
-def smallest_epsilon(bound: Callable[[float], float], delta: float, most: float) -> float:
+def min_epsilon(bound: Callable[[float], float], delta: float, most: float) -> float:
     """Return an epsilon with `bound(epsilon) <= delta`, nearly the smallest; infinity for none up to `most`.
 
     `bound` is a function that decreases, above 0; the result is 0 or has been evaluated.

@@ -16,7 +16,6 @@ from jaxacct.individual import (
     PLDIndividualAccountant,
     RDPIndividualAccountant,
     SigmaGrid,
-    accountants,
     fourier,
     gdp_mu,
     subsampled_gaussian_delta,
@@ -203,16 +202,6 @@ def test_bucketed_is_above_exact_and_order_free():
     assert exact - 1e-3 <= found[0] <= 1.35 * exact
     rdp = RDPIndividualAccountant(0.05, 1.1, 0.7, accountant.grid)
     assert np.all(rdp.epsilon(state, 1e-5) >= found - 1e-9)
-
-
-def test_grouping_of_equal_vectors(monkeypatch):
-    rng = np.random.default_rng(1)
-    counts = rng.integers(0, 3, (200, 4)).astype(np.int32)
-    counts[7] = counts[11]
-    for weights in (np.cumprod, np.zeros_like):  # the second: every row has one hash, so sorting decides
-        monkeypatch.setattr(np, "cumprod", weights)
-        vectors, inverse = accountants._grouped(counts)
-        assert np.array_equal(vectors[inverse], counts) and len(vectors) == len(np.unique(counts, axis=0))
 
 
 def test_gdp_accountant():

@@ -113,7 +113,7 @@ def epoch_curve(steps: int, noise_multiplier: float, unused: int = 0) -> ChordCu
     spacings = np.append(np.full(_UNIFORM, spacing), spacing * (1 + _GROWTH) ** np.arange(growth))
     rest = math.ceil(max(0.0, _MAX_EPSILON - spacings.sum()) / spacings[-1])
     epsilons = np.cumsum(np.concatenate([[0.0], spacings, np.full(rest, spacings[-1])]))
-    # At losses below 0 a lattice may end sooner; at low noise it is finer.
+    # At losses below 0 a lattice may be shorter; at low noise it is finer.
     negative, cut = -epsilons[:0:-1], 1e-6 * min(1.0, deviation)
     below = lognormal_sums.divergence_table(mixture, negative, cut, 2**19 if deviation > 0.1 else 2**16)
     above = np.minimum.accumulate(lognormal_sums.divergence_table(mixture, epsilons))

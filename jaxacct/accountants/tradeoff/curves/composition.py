@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves.arrays import plain
 from jaxacct.statistics import roots
-from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table, smallest_epsilon
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table, min_epsilon
 from jaxacct.statistics.loss_curves import LossCurve, dominating_curves
 
 _MAX_COUNT = 10**9
@@ -37,7 +37,7 @@ def delta_bound(parts, epsilon):
 def epsilon_bound(parts, delta: float) -> float:
     """Return an upper bound on epsilon at delta, of `(curve, count)` pairs; infinity where none is found."""
     steps = _steps(parts)
-    return smallest_epsilon(lambda epsilon: divergence_bound(steps, epsilon), delta, _MAX_EPSILON)
+    return min_epsilon(lambda epsilon: divergence_bound(steps, epsilon), delta, _MAX_EPSILON)
 
 
 def tradeoff_from_below(parts, alpha):
