@@ -8,7 +8,7 @@ from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.gaussian_mixtures import binomial_curves, sampled_antipodal, sampled_gaussian
-from jaxacct.statistics.loss_curves import LossCurve
+from jaxacct.statistics.loss_curves import ChordCurve
 
 
 class PrivacyLossDistribution(Accountant):
@@ -40,7 +40,7 @@ def is_exact(mechanism: Mechanism) -> bool:
     return is_of_steps and why_not_identity(mechanism) is None
 
 
-def _step(mechanism: Mechanism) -> tuple[tuple[LossCurve, LossCurve], int]:
+def _step(mechanism: Mechanism) -> tuple[tuple[ChordCurve, ChordCurve], int]:
     rounds = mechanism.scheme.independent_rounds
     assert rounds is not None
     probability, count = rounds
