@@ -57,8 +57,8 @@ def bound_by(
 def exact(mechanism: Mechanism, delta: float | None = None, compose_with=None) -> Accountant | None:
     """Return the accountant whose bound is the mechanism's delta up to its grid, if there is one.
 
-    Close at this delta, two-sided where no delta is given, or the privacy loss distribution of Poisson
-    sampling with C = I, whose rounds are the steps themselves.
+    Close at this delta, at any where none is given, or the privacy loss distribution of Poisson sampling with
+    C = I, whose rounds are the steps themselves.
     """
     found = close(mechanism, delta, compose_with)
     if found is not None:
@@ -68,13 +68,9 @@ def exact(mechanism: Mechanism, delta: float | None = None, compose_with=None) -
 
 
 def close(mechanism: Mechanism, delta: float | None = None, compose_with=None) -> Accountant | None:
-    """Return an accountant whose bound on a delta of this size is close, or else a two-sided one, or None."""
+    """Return an accountant whose bound on a delta of this size, or of any, is close, or None."""
     checked(mechanism)
     for member in ACCOUNTANTS.values():
-        if delta is None:
-            found = member.is_two_sided_for(mechanism, compose_with)
-        else:
-            found = member.is_close(mechanism, delta, compose_with)
-        if found and member.supports(mechanism, compose_with):
+        if member.supports(mechanism, compose_with) and member.is_close(mechanism, delta, compose_with):
             return member
     return None

@@ -8,7 +8,6 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, checked
 from jaxacct.statistics.composed_losses import SMALLEST
-from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
 class Accountant(abc.ABC):
@@ -21,8 +20,6 @@ class Accountant(abc.ABC):
         sharing of examples between users (proofs/shared_examples.md, section 4).
       outdoes_composed: accountants whose bound is never below this one's for a composed mechanism; they are
         skipped where this one applies, as a composition takes seconds.
-      is_two_sided: whether `divergences` bounds both directions from below, too, so tightly that samples do
-        not improve on it.
       composes: whether another event may be composed with the mechanism.
     """
 
@@ -30,7 +27,6 @@ class Accountant(abc.ABC):
     adjacencies: ClassVar[tuple[str, ...]]
     reveals_all_coins: ClassVar[bool]
     outdoes_composed: ClassVar[frozenset[str]] = frozenset()
-    is_two_sided: ClassVar[bool] = False
     composes: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options):
@@ -43,31 +39,14 @@ class Accountant(abc.ABC):
     def why_not_covered(self, mechanism: Mechanism) -> str | None:
         """Return why no bound covers the mechanism, a clause of a message; None where one does."""
 
-    def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
-        """Return whether `divergences` covers a mechanism that `supports` covers."""
-        del mechanism, compose_with
-        return self.is_two_sided
-
     @abc.abstractmethod
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         """Return `delta` of a mechanism that is covered and checked."""
 
-    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
-        """Return the upper (`side` 1) or lower (-1) bound on a direction, where `is_two_sided`."""
-        raise NotImplementedError
-
-    def is_close(self, mechanism: Mechanism, delta: float, compose_with=None) -> bool:
-        """Return whether the bound on a `delta` of this size is so close that samples add nothing."""
-        del delta
-        return self.is_two_sided_for(mechanism, compose_with)
-
-    def divergences(self, mechanism: Mechanism, epsilon: float) -> dict[str, tuple[float, float]]:
-        """Return (lower, upper) of both directions; a lower end is 0 where none is proven."""
-
-        def at(direction, side):
-            return self.one_sided(mechanism, epsilon, direction, side)
-
-        return {direction: (at(direction, -1), at(direction, 1)) for direction in DIRECTIONS}
+    def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
+        """Return whether the bound on such a `delta`, or on any, is so close that samples add nothing."""
+        del mechanism, delta, compose_with
+        return False
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
         """Return why there is no bound, including adjacency; None where there is one."""

@@ -18,20 +18,10 @@ import numpy as np
 
 from jaxacct.accountants import event_pairs
 from jaxacct.common import validate as _validate
-from jaxacct.statistics import roots
 from jaxacct.statistics.composed import TabulatedProfile
-from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
-from jaxacct.statistics.gaussian_mixtures import GaussianMixture, both_directions_of_mixture
-from jaxacct.statistics.loss_curves import (
-    ChordCurve,
-    DiscreteLaplacePair,
-    GaussianPair,
-    LaplacePair,
-    LossCurve,
-    Sampled,
-    both_directions,
-    dominating_curves,
-)
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table, min_epsilon
+from jaxacct.statistics.gaussian_mixtures import OfGaussians, both_directions_of_mixture, sampled_gaussian
+from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 from jaxacct.statistics.tilted_sums import UNIT
 
 # Points of the tabulated profile, natural log: dense near zero, out to +-60.
@@ -39,12 +29,11 @@ _GRID = 60 * np.sinh(np.linspace(-8, 8, 1601)) / np.sinh(8)
 _POSITIVE = _GRID[_GRID.size // 2 :]
 _REVEALED = (event_pairs.REVEALED, event_pairs.REVEALED)
 _MAX_LOSS = 500.0  # of a distribution of dp-accounting: its exponential is finite
-_EPSILON_ERROR = 1e-6  # relative
 _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
 _MIN_PLD_NOISE = 0.03
 _MIN_MIXED_NOISE, _MAX_MIXED_NOISE = 1e-4, 1e6  # over the largest sensitivity
 
-Steps: TypeAlias = tuple[tuple[tuple[LossCurve, LossCurve], int], ...]
+Steps: TypeAlias = tuple[tuple[tuple[ChordCurve, ChordCurve], int], ...]
 """((remove, add), count) of each step."""
 
 
@@ -59,17 +48,10 @@ def composed_delta(steps: Steps, epsilon: float, compose_with=None) -> float:
 def composed_epsilon(steps: Steps, delta: float, compose_with=None) -> float:
     """Return an upper bound on epsilon at `delta`, as `composed_delta`; infinite where none is found."""
 
-    def is_enough(epsilon):
-        return composed_delta(steps, epsilon, compose_with) <= delta
+    def bound(epsilon: float) -> float:
+        return composed_delta(steps, epsilon, compose_with)
 
-    if is_enough(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while not is_enough(high):
-        if high == _validate.MAX_EPSILON:
-            return math.inf
-        low, high = high, min(4 * high, _validate.MAX_EPSILON)
-    return roots.bisect(is_enough, low, high, relative=_EPSILON_ERROR)[1]
+    return min_epsilon(bound, delta, _validate.MAX_EPSILON)
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,12 +100,7 @@ def _are_of_gaussians(steps: Steps) -> bool:
 
     The add direction is then at most the remove direction (proofs/add_direction.md, theorem 1).
     """
-    return all(
-        isinstance(remove, GaussianMixture | Sampled)
-        and remove.remove
-        and isinstance(getattr(remove, "pair", remove), GaussianMixture | GaussianPair)
-        for (remove, _), _ in steps
-    )
+    return all(isinstance(remove, OfGaussians) for (remove, _), _ in steps)
 
 
 # -- Events ---------------------------------------------------------------------------------------------
@@ -162,21 +139,18 @@ def _steps(event, count: int) -> list:
             q = event.sampling_probability
             return [] if q == 0 else _sampled(event.event, _validate.probability("probability", q), count)
         case dp_event.GaussianDpEvent():
-            return _unsampled(lambda noise: GaussianPair(noise / math.sqrt(count)), event.noise_multiplier, 1)
+            return _gaussian(event.noise_multiplier, count)
         case dp_event.SingleEpochTreeAggregationDpEvent():
             # A record is in one node of each level of one tree.
             levels = max(
                 _validate.positive_integer("step_counts", n) for n in np.atleast_1d(event.step_counts)
             )
-            levels = levels.bit_length() * count
-            return _unsampled(
-                lambda noise: GaussianPair(noise / math.sqrt(levels)), event.noise_multiplier, 1
-            )
+            return _gaussian(event.noise_multiplier, levels.bit_length() * count)
         case dp_event.LaplaceDpEvent():
-            return _unsampled(LaplacePair, event.noise_multiplier, count)
+            return _unsampled(event_pairs.laplace, event.noise_multiplier, count)
         case dp_event.DiscreteLaplaceDpEvent():
             shift = _validate.positive_integer("sensitivity", event.sensitivity)
-            return _unsampled(lambda a: DiscreteLaplacePair(a, shift), event.noise_parameter, count)
+            return _unsampled(lambda a: event_pairs.discrete_laplace(a, shift), event.noise_parameter, count)
         case dp_event.RepeatAndSelectDpEvent():
             return [(_selected(event), count)]
         case dp_event.MixtureOfGaussiansDpEvent():
@@ -186,10 +160,17 @@ def _steps(event, count: int) -> list:
     return event_pairs.steps_of(event, count)
 
 
-def _unsampled(pair, noise, count: int) -> list:
+def _gaussian(noise, count: int) -> list:
+    """Return the one step of many Gaussians."""
+    return [
+        (curves, 1) for curves, _ in _unsampled(lambda n: sampled_gaussian(n / math.sqrt(count)), noise, 1)
+    ]
+
+
+def _unsampled(curves, noise, count: int) -> list:
     if _validate.nonnegative_number("noise", noise) == 0:
         return [(_REVEALED, count)]
-    return [(both_directions(pair(noise), 1.0), count)]
+    return [(curves(noise), count)]
 
 
 def _mixed(event, count: int) -> list:
@@ -207,7 +188,7 @@ def _mixed(event, count: int) -> list:
     ):
         allowed = f"{_MIN_MIXED_NOISE * largest:g} to {_MAX_MIXED_NOISE * largest:g}"
         raise ValueError(f"standard_deviation must be in {allowed} for these sensitivities, got {noise!r}")
-    return [(both_directions_of_mixture(float(noise), means, event.sampling_probs), count)]
+    return [(both_directions_of_mixture(float(noise), tuple(means), tuple(event.sampling_probs)), count)]
 
 
 def _sampled(event, q: float, count: int) -> list:
@@ -216,16 +197,15 @@ def _sampled(event, q: float, count: int) -> list:
     if not inner or _REVEALED in [curves for curves, _ in inner]:
         return [(_REVEALED, count)] if inner else []
     (remove, add), times = inner[0]
-    is_whole = isinstance(remove, ChordCurve) or (isinstance(remove, Sampled) and remove.q == 1)
-    if len(inner) > 1 or times > 1 or not is_whole:
+    if len(inner) > 1 or times > 1:
         parts = ([Part(curves[side], times) for curves, times in inner] for side in (0, 1))
         remove, add = dominating_curves(*((_POSITIVE, divergence_table(one, _POSITIVE)) for one in parts))
-    if isinstance(remove, Sampled):
-        return [(both_directions(remove.pair, q), count)]
+    if isinstance(remove, OfGaussians) and remove.sigma is not None:
+        return [(sampled_gaussian(remove.sigma, q), count)]
     return [((remove.sampled(q, True), add.sampled(q, False)), count)]
 
 
-def _selected(event) -> tuple[LossCurve, LossCurve]:
+def _selected(event) -> tuple[ChordCurve, ChordCurve]:
     """Return the curves of the best of a random number of runs, each with a largest loss (section 4)."""
     shape = event.shape
     if not (shape == math.inf or _validate.nonnegative_number("shape", shape) >= 0):
@@ -238,15 +218,9 @@ def _selected(event) -> tuple[LossCurve, LossCurve]:
     return event_pairs.pure(factor * (1 + 8 * UNIT))
 
 
-def _max_loss(curves: tuple[LossCurve, LossCurve]) -> float:
+def _max_loss(curves: tuple[ChordCurve, ChordCurve]) -> float:
     """Return an upper bound on both directions' losses, infinite where none is known."""
-    ends = []
-    for curve in curves:
-        bounded = isinstance(curve, Sampled) and not isinstance(curve.pair, GaussianPair)
-        bounded = bounded or (isinstance(curve, ChordCurve) and curve.heights[-1] == 0)
-        ends.append(float(curve.nodes()[-1]) if bounded else math.inf)
-    # Losses of sampled pairs are differences of logarithms of at most 1,200; 1e-12 is ten roundings of them.
-    return max(ends) * (1 + 64 * UNIT) + 1e-12
+    return max(float(curve.losses[-1]) if curve.heights[-1] == 0 else math.inf for curve in curves)
 
 
 def _by_dp_accounting(event, count: int) -> list:

@@ -96,6 +96,27 @@ def _tails(weights: np.ndarray) -> np.ndarray:
     return np.append(sums[1:], 0.0) / sums[0]
 
 
+def laplace(scale: float) -> Curves:
+    """Return the pair of Laplace(0, scale) and Laplace(1, scale)."""
+    largest = 1 / scale
+    x = np.linspace(-largest, largest, _MAX_CORNERS)
+    heights = -np.expm1((x - largest) / 2) * (1 + 16 * UNIT)
+    return (ChordCurve(x + 8 * UNIT * largest, np.minimum(heights, 1.0)),) * 2
+
+
+def discrete_laplace(a: float, shift: int) -> Curves:
+    """Return the pair of `e^{-a |y|}` and `e^{-a |y - shift|}` over integers y."""
+    steps = np.arange(-shift, shift + 1, 2 * (1 + shift // _MAX_CORNERS))
+    steps = np.union1d(steps, shift)
+    share = 1 / (1 + math.exp(-a))
+    # P(loss > x) and e^x Q(loss > x), x = a steps: y is below (shift - steps) / 2.
+    last = np.ceil((shift - steps) / 2) - 1
+    tails, others = 1 - share * np.exp(-a * (last + 1)), share * np.exp(-a * (shift - last - steps))
+    heights = np.maximum(tails - others, 0.0) + 64 * (1 + a * shift) * UNIT
+    heights = np.where(steps < shift, np.minimum(heights, 1.0), 0.0)
+    return (ChordCurve(a * steps + 8 * UNIT * a * shift, heights),) * 2
+
+
 def bounded_range(epsilon: float) -> Curves:
     """Return the pair above every mechanism whose losses lie in an interval of length `epsilon`."""
     if not 1e-9 < epsilon <= _MAX_LOSS:

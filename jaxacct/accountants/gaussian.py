@@ -6,17 +6,15 @@ from scipy import special
 _UNIT = 2.0**-52
 
 
-def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float, side: int = 1) -> float:
-    """Return delta(epsilon) of one Gaussian mechanism, rounded up (`side` 1) or down (-1).
+def gaussian_delta(epsilon: float, noise_multiplier: float, sensitivity: float) -> float:
+    """Return delta(epsilon) of one Gaussian mechanism, rounded up.
 
     The sensitivity is the distance of the two means per unit of clip norm (Balle and Wang 2018, theorem 8).
     """
-    return float(gaussian_deltas(epsilon, noise_multiplier, np.array([sensitivity]), side)[0])
+    return float(gaussian_deltas(epsilon, noise_multiplier, np.array([sensitivity]))[0])
 
 
-def gaussian_deltas(
-    epsilon: float, noise_multiplier: float, sensitivities: np.ndarray, side: int = 1
-) -> np.ndarray:
+def gaussian_deltas(epsilon: float, noise_multiplier: float, sensitivities: np.ndarray) -> np.ndarray:
     """Return `gaussian_delta` of each sensitivity above 0, float64 of the same shape."""
     mu = sensitivities / noise_multiplier
     with np.errstate(over="ignore"):
@@ -29,4 +27,4 @@ def gaussian_deltas(
         # Arguments have an error of u of `far`, which slopes magnify; logarithms a relative one of a few u.
         sizes = 8 + 2 * abs(epsilon) + 4 * np.abs(log_first) + 4 * np.abs(log_second) + 4 * far * (far + 1)
     error = np.exp(log_first) * np.minimum(sizes * _UNIT, 1.0)
-    return np.clip(delta + side * error, 0.0, 1.0)
+    return np.clip(delta + error, 0.0, 1.0)

@@ -4,15 +4,11 @@ These are the mechanism itself at separation 1, for one example or for a user wi
 binomial number participates in each round; they dominate it where the phase of a cyclic scheme is revealed.
 """
 
-import math
-
 from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_lower_bound
-from jaxacct.statistics.gaussian_mixtures import JOINED, binomial_curves
-from jaxacct.statistics.hockey_stick import DIRECTIONS
-from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, SampledAntipodal, both_directions
+from jaxacct.statistics.gaussian_mixtures import binomial_curves, sampled_antipodal, sampled_gaussian
+from jaxacct.statistics.loss_curves import ChordCurve
 
 
 class PrivacyLossDistribution(Accountant):
@@ -36,18 +32,6 @@ class PrivacyLossDistribution(Accountant):
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         return composed_delta((_step(mechanism),), epsilon, compose_with)
 
-    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
-        """Return the upper (`side` 1) or lower (-1) bound on a direction; 0 where none is proven."""
-        if side < 0 and not is_exact(mechanism):
-            return 0.0
-        curves, count = _step(mechanism)
-        parts = [Part(curves[DIRECTIONS.index(direction)], count)]
-        if side > 0:
-            return divergence_bound(parts, epsilon)
-        # Counts that are replaced by larger ones move a divergence by their probability, times e^epsilon.
-        moved = count * JOINED * (1 + math.exp(min(epsilon, 700.0)))
-        return max(0.0, divergence_lower_bound(parts, epsilon) - moved)
-
 
 def is_exact(mechanism: Mechanism) -> bool:
     """Return whether the pair is the mechanism itself: its steps are independent and equally noisy."""
@@ -56,13 +40,13 @@ def is_exact(mechanism: Mechanism) -> bool:
     return is_of_steps and why_not_identity(mechanism) is None
 
 
-def _step(mechanism: Mechanism) -> tuple[tuple[LossCurve, LossCurve], int]:
+def _step(mechanism: Mechanism) -> tuple[tuple[ChordCurve, ChordCurve], int]:
     rounds = mechanism.scheme.independent_rounds
     assert rounds is not None
     probability, count = rounds
     if mechanism.is_replace_one:
-        return (SampledAntipodal(mechanism.noise_multiplier, probability),) * 2, count
+        return (sampled_antipodal(mechanism.noise_multiplier, probability),) * 2, count
     examples = mechanism.scheme.examples_per_unit
     if examples > 1:
         return binomial_curves(mechanism.noise_multiplier, examples, probability), count
-    return both_directions(GaussianPair(mechanism.noise_multiplier), probability), count
+    return sampled_gaussian(mechanism.noise_multiplier, probability), count

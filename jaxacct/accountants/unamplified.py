@@ -12,7 +12,7 @@ from jaxacct.accountants.composition import composed_delta
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
-from jaxacct.statistics.loss_curves import GaussianPair, both_directions
+from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
 from jaxacct.strategies import worst_pattern
 
 
@@ -24,8 +24,9 @@ class Unamplified(Accountant):
     reveals_all_coins = True
     composes = True
 
-    def is_two_sided_for(self, mechanism: Mechanism, compose_with=None) -> bool:
+    def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
         """Return whether the noise is the only randomness of the mechanism."""
+        del delta
         return mechanism.scheme.patterns is not None and compose_with is None
 
     def why_not_covered(self, mechanism: Mechanism) -> None:
@@ -35,26 +36,19 @@ class Unamplified(Accountant):
         length = sensitivity(mechanism)
         if compose_with is None:
             return gaussian_delta(epsilon, mechanism.noise_multiplier, length)
-        curves = both_directions(GaussianPair(mechanism.noise_multiplier / length), 1.0)
-        return composed_delta(((curves, 1),), epsilon, compose_with)
-
-    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
-        return gaussian_delta(epsilon, mechanism.noise_multiplier, sensitivity(mechanism, side), side)
+        step = sampled_gaussian(mechanism.noise_multiplier / length), 1
+        return composed_delta((step,), epsilon, compose_with)
 
 
-def sensitivity(mechanism: Mechanism, side: int = 1) -> float:
+def sensitivity(mechanism: Mechanism) -> float:
     """Return the largest distance of the means with the pattern revealed, per unit of clip norm.
 
-    That of `C x` and 0, or for replace-one of `C x` and `-C x`.
-
-    Args:
-      mechanism: its noise multiplier does not matter.
-      side: 1 for an upper bound; -1 for a lower one, for fixed-order batches.
+    That of `C x` and 0, or for replace-one of `C x` and `-C x`; the noise multiplier does not matter.
     """
     scheme = mechanism.scheme
     if scheme.patterns is not None:
-        lower, upper = worst_pattern.squared_sensitivity(mechanism.strategy, scheme.patterns)
-        return mechanism.gradient_distance * math.sqrt(upper if side > 0 else lower)
+        square = worst_pattern.squared_sensitivity(mechanism.strategy, scheme.patterns)
+        return mechanism.gradient_distance * math.sqrt(square)
     cross = cross_term(mechanism)
     square = scheme.squared_sensitivity(cross)
     if cross > 0 and not scheme.examples_overlap:

@@ -1,13 +1,11 @@
-"""Estimates that need no samples: both ends by an accountant that is exact up to its grid."""
-
-import math
+"""Estimates that need no samples, by an accountant that is exact up to its grid."""
 
 import numpy as np
 
 from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics import roots
+from jaxacct.statistics.composed_losses import min_epsilon
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 
 _NUM_SAMPLES = 100_000
@@ -29,58 +27,23 @@ def known_or_samples(
 def known_bands(
     known: Accountant, mechanism: Mechanism, grid: np.ndarray, compose_with=None
 ) -> dict[Direction, np.ndarray]:
-    """Return (3, points) of each direction from an accountant: both ends, and the estimate between them.
-
-    The estimate is the upper end where the lower one is 0. Of a composed mechanism the upper end is the
-    larger one of both directions, and the lower one 0.
-    """
-    if compose_with is None:
-        ends = [known.divergences(mechanism, epsilon) for epsilon in grid.tolist()]
-    else:
-        uppers = [known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()]
-        ends = [dict.fromkeys(DIRECTIONS, (0.0, upper)) for upper in uppers]
-    bands = {}
-    for direction in DIRECTIONS:
-        lower, upper = np.array([both[direction] for both in ends]).T
-        # The divergence decreases in epsilon.
-        lower, upper = np.maximum.accumulate(lower[::-1])[::-1], np.minimum.accumulate(upper)
-        bands[direction] = _between(lower, upper)
-    return bands
-
-
-def _between(lower, upper) -> np.ndarray:
-    return np.stack([lower, np.where(lower > 0, (lower + upper) / 2, upper), upper])
+    """Return (3, points) of each direction: 0, and the accountant's bound as estimate and upper end."""
+    upper = np.array([known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()])
+    upper = np.minimum.accumulate(upper)  # the divergence decreases in epsilon
+    return dict.fromkeys(DIRECTIONS, np.stack([0 * upper, upper, upper]))
 
 
 def known_epsilons(
     known: Accountant, mechanism: Mechanism, delta: float, compose_with=None
 ) -> dict[Direction, np.ndarray]:
-    """Return (3,) of each direction: the ends of epsilon at `delta`, each rounded outwards, and between.
+    """Return (3,) of each direction: 0, and the accountant's epsilon at `delta`, as `known_bands`.
 
-    Of a composed mechanism the upper end is the best accountant's, of both directions, and the lower one 0.
+    Of a composed mechanism it is that of the best accountant.
     """
     if compose_with is not None:
         upper = analytic.epsilon_at(mechanism, delta, compose_with)[0]
-        return dict.fromkeys(DIRECTIONS, _between(0.0, upper))
-    most = unamplified.epsilon_at(mechanism, delta)
-    both = {}
-    for direction in DIRECTIONS:
-        ends = [_crossing(known, mechanism, delta, direction, side, most) for side in (-1, 1)]
-        both[direction] = _between(*np.array(ends))
-    return both
-
-
-def _crossing(
-    known: Accountant, mechanism: Mechanism, delta: float, direction: str, side: int, max_epsilon: float
-):
-    """Return where one direction's upper (`side` 1) or lower (-1) bound is `delta`, rounded to that side."""
-
-    def excess(epsilon):
-        return -math.log(max(known.one_sided(mechanism, epsilon, direction, side), 1e-300) / delta)
-
-    if excess(0.0) >= 0:
-        return 0.0
-    if not (max_epsilon < math.inf and excess(max_epsilon) > 0):
-        return max_epsilon if side > 0 else 0.0
-    ends = roots.root(excess, 1e-9 * max_epsilon, max_epsilon, max_epsilon / 2, relative=1e-4)
-    return ends[1] if side > 0 else ends[0]
+    else:
+        most = unamplified.epsilon_at(mechanism, delta)
+        upper = min_epsilon(lambda epsilon: known.bound_at(mechanism, epsilon), delta, most)
+        upper = min(upper, most)
+    return dict.fromkeys(DIRECTIONS, np.array([0.0, upper, upper]))

@@ -17,8 +17,6 @@ from jaxacct.proposals.base import Proposal
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
-# An accountant that gives both ends takes half a second a point; with more points sampling is faster.
-_COMPUTED_POINTS = 16
 # Maximum number of proposals of one direction; each serves the points from one on.
 _MAX_PROPOSALS = 4
 
@@ -38,7 +36,7 @@ class Profile:
       upper: as `lower`.
       directions: for "remove" and "add", the (3, points) of each: lower, estimate, upper.
       confidence: of both directions and all points together.
-      num_samples: per direction; 0 where an accountant gives both ends; `proposals` then names it.
+      num_samples: per direction; 0 where an accountant gives the upper ends; `proposals` then names it.
       proposals: the proposal distribution of each direction.
     """
 
@@ -73,8 +71,8 @@ def privacy_profile(
     direction, whose upper band it has; for truncated batches, where this is not proven, it is drawn from the
     proposals of `calibrate`, made for up to four of the points, `num_samples` each.
 
-    Balls-in-bins and Poisson sampling with one band (C = I) need no samples: an accountant gives both ends,
-    of the former at up to 16 points.
+    Balls-in-bins and Poisson sampling with one band (C = I) need no samples: an accountant gives the upper
+    ends, which are exact up to its grid; the lower ones are 0.
 
     Args:
       mechanism: the mechanism.
@@ -109,7 +107,7 @@ def privacy_profile(
         _validate.positive_integer("num_samples", num_samples)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
-    if known is not None and (len(grid) <= _COMPUTED_POINTS or not known.is_two_sided):
+    if known is not None:
         bands, num_samples = known_bands(known, mechanism, grid, compose_with), 0
         names: dict[str, str] = dict.fromkeys(bands, known.name)
     else:

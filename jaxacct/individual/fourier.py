@@ -2,23 +2,27 @@
 
 `counts[b]` steps at the noise of bucket b have the spectrum `prod_b F_b^counts[b]`: the transform of each
 bucket is computed once a tilt, a query costs one product and one inverse transform. Losses are those of
-`statistics.loss_curves`, by chords on a lattice, which dominate; tilting by `e^(tilt loss)` makes every error
-relative to delta. The resulting delta is an upper bound: wrapped mass is bounded by Chernoff's inequality,
-rounding in the 2-norm (proofs/individual.md).
+`statistics.gaussian_mixtures`, by chords on a lattice, which dominate; tilting by `e^(tilt loss)` makes every
+error relative to delta. The resulting delta is an upper bound: wrapped mass is bounded by Chernoff's
+inequality, rounding in the 2-norm (proofs/individual.md). The add direction is at most the remove direction
+(proofs/add_direction.md, theorem 1).
 
 Source: arXiv 2209.15596, section 4 and appendix D; Koskela, Jalkoe and Honkela 2020.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import fft
+from scipy import fft, special
 
 from jaxacct.common import validate as _validate
-from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
-from jaxacct.statistics.loss_curves import TINY, GaussianPair, Sampled, chord_masses
+from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
+from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.loss_curves import TINY, chord_masses
+from jaxacct.statistics.tilted_sums import log_sum
 
 _UNIT = 2.0**-52
 # Orders of the Chernoff bounds on wrapped mass; every third is a tilt.
@@ -37,7 +41,18 @@ def subsampled_gaussian_delta(
     epsilon = np.asarray(epsilon, float)
     if np.isnan(epsilon).any():
         raise ValueError("epsilon must not be NaN")
-    return Sampled(GaussianPair(sigma), q, Direction.of(direction) == Direction.REMOVE).at(epsilon).deltas
+    sign = Direction.of(direction).sign
+    x = sign * epsilon
+    # The loss of the pair itself: where e^x may be close to 1 - q, that is exact for q of at least 1/2.
+    with np.errstate(divide="ignore", over="ignore"):
+        small = np.log(np.maximum(np.exp(np.minimum(x, 0.0)) - (1 - q), 0.0) / q)
+        usual = np.log1p(np.maximum(np.expm1(x) / q, -1.0))
+    place = sigma * np.where((x < -0.5) & (q > 0.5), small, usual) + 0.5 / sigma
+    own = special.ndtr(-sign * place)
+    mixed = (1 - q) * own + q * special.ndtr(-sign * (place - 1 / sigma))
+    first, second = (mixed, own) if sign > 0 else (own, mixed)
+    with np.errstate(divide="ignore"):
+        return np.maximum(first - np.exp(np.minimum(epsilon + np.log(second), 0.0)), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,26 +103,21 @@ class FourierAccountant:
         return self.step * (np.arange(self.num_points) - self.num_points // 2)
 
     def delta(self, epsilon: float, counts) -> np.ndarray:
-        """Return (groups,) float64: an upper bound on delta at epsilon, the larger of both directions.
+        """Return (groups,) float64: an upper bound on delta at epsilon, 1 beyond the grid.
 
-        By Plancherel's identity: an inner product with the transform of the hockey-stick weights.
+        By the chord in e^epsilon between two points of the grid.
         """
         epsilon = _validate.epsilon(epsilon)
-        counts = self._checked(counts)
-        found = np.zeros(len(counts))
-        for direction in DIRECTIONS:
-            exponents = counts @ self._log_moments[direction] - _ORDERS * epsilon
-            for tilt, rows in _by_tilt(exponents - np.log(_ORDERS) - np.log1p(_ORDERS)):
-                weights = _weights(tilt, self.grid - epsilon * (1 - 8 * _UNIT))
-                against = np.conj(np.asarray(fft.rfft(fft.ifftshift(weights))))
-                multiplicity = np.full(against.size, 2.0)
-                multiplicity[[0, -1]] = 1.0
-                spectra = self._composed(counts[rows], direction, tilt)
-                # A pairwise sum: its rounding grows with the logarithm of n only.
-                means = np.sum(np.real(spectra * (against * multiplicity)), axis=-1) / self.num_points
-                bounds = self._bounds(counts[rows], direction, tilt, weights, means[:, None], epsilon)
-                found[rows] = np.maximum(found[rows], bounds[:, 0])
-        return found
+        if epsilon >= self.half_width - 2 * self.step:
+            return np.ones(len(self._checked(counts)))
+        place = math.floor(epsilon / self.step)
+        share = math.expm1(epsilon - place * self.step) / math.expm1(self.step)
+        share = min(1.0, max(0.0, share - 16 * _UNIT * (1 + epsilon) / self.step))
+        exponents = -_ORDERS * epsilon - np.log(_ORDERS) - np.log1p(_ORDERS)
+        ends = np.array([1 - share, share])
+        return self._asked(
+            counts, lambda moments: moments + exponents, lambda bounds: bounds[:, place : place + 2] @ ends
+        )
 
     def epsilon(self, delta: float, counts) -> np.ndarray:
         """Return (groups,) float64: the smallest grid epsilon whose delta, with errors, is at most `delta`.
@@ -115,22 +125,21 @@ class FourierAccountant:
         Infinity where the grid has none: widen it, or use a larger delta.
         """
         delta = _validate.delta(delta)
+
+        def smallest(bounds: np.ndarray) -> np.ndarray:
+            enough = bounds <= delta
+            return np.where(enough.any(axis=-1), self.step * np.argmax(enough, axis=-1), np.inf)
+
+        return self._asked(counts, lambda moments: (moments - math.log(delta)) / _ORDERS, smallest)
+
+    def _asked(self, counts, exponents: Callable, ask: Callable) -> np.ndarray:
+        """Return `ask` of the bounds of each count vector, each at the tilt of its smallest exponent."""
         counts = self._checked(counts)
         found = np.zeros(len(counts))
-        losses = self.step * np.arange(self.num_points // 2)  # 0 .. L - step
-        for direction in DIRECTIONS:
-            for tilt, rows in _by_tilt((counts @ self._log_moments[direction] - math.log(delta)) / _ORDERS):
-                weights = _weights(tilt, self.step * np.arange(self.num_points))
-                against = np.conj(np.asarray(fft.rfft(weights)))
-                for first in range(0, len(rows), _GROUPS_AT_ONCE):
-                    chunk = rows[first : first + _GROUPS_AT_ONCE]
-                    spectra = self._composed(counts[chunk], direction, tilt) * against
-                    means = np.asarray(fft.irfft(spectra, self.num_points, axis=-1, workers=-1))
-                    means = means[:, : losses.size]
-                    bounds = self._bounds(counts[chunk], direction, tilt, weights, means, losses)
-                    enough = bounds <= delta
-                    smallest = np.where(enough.any(axis=-1), losses[np.argmax(enough, axis=-1)], np.inf)
-                    found[chunk] = np.maximum(found[chunk], smallest)
+        for tilt, rows in _by_tilt(exponents(counts @ self._log_moments)):
+            for first in range(0, len(rows), _GROUPS_AT_ONCE):
+                chunk = rows[first : first + _GROUPS_AT_ONCE]
+                found[chunk] = ask(self._bounds(counts[chunk], tilt))
         return found
 
     def _checked(self, counts) -> np.ndarray:
@@ -142,72 +151,44 @@ class FourierAccountant:
         return counts.astype(float)
 
     @functools.cached_property
-    def _losses(self) -> dict[Direction, tuple[np.ndarray, np.ndarray]]:
+    def _losses(self) -> tuple[np.ndarray, np.ndarray]:
         """(buckets, n) masses on the grid that dominate one step, and (buckets,) infinite masses."""
-        found = {}
-        for direction in DIRECTIONS:
-            beyond = np.stack([self._beyond(sigma, direction) for sigma in self.sigmas])
-            before = np.concatenate([np.ones((len(beyond), 1)), beyond[:, :-1]], axis=1)
-            found[direction] = before - beyond, beyond[:, -1]
-        return found
+        beyond = np.stack([self._beyond(sigma) for sigma in self.sigmas])
+        return np.concatenate([np.ones((len(beyond), 1)), beyond[:, :-1]], axis=1) - beyond, beyond[:, -1]
 
-    def _beyond(self, sigma: float, direction: Direction) -> np.ndarray:
+    def _beyond(self, sigma: float) -> np.ndarray:
         if sigma == math.inf:
             return (self.grid < 0) * 1.0
-        pair = Sampled(GaussianPair(sigma), self.sampling_probability, direction == Direction.REMOVE)
-        values = pair.at(self.grid)
+        values = sampled_gaussian(sigma, self.sampling_probability)[0].at(self.grid)
         return chord_masses(values.deltas, values.error * np.append(1.0, values.tails[:-1]) + TINY, self.step)
 
     @functools.cached_property
-    def _log_moments(self) -> dict[Direction, np.ndarray]:
+    def _log_moments(self) -> np.ndarray:
         """(buckets, orders): ln of the moment generating function of each distribution on the grid."""
-        found = {}
-        for direction, (masses, _) in self._losses.items():
-            rows = []
-            for one in masses:
-                inside = one > 0
-                exponents = np.multiply.outer(_ORDERS, self.grid[inside]) + np.log(one[inside])
-                top = exponents.max(axis=1)
-                rows.append(top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
-            found[direction] = np.stack(rows)
-        return found
-
-    def _tilted(self, direction: Direction, tilt: float) -> np.ndarray:
-        """(buckets, n) masses of total 1, tilted."""
-        moments = self._log_moments[direction][:, np.searchsorted(_ORDERS, tilt)]
-        with np.errstate(divide="ignore"):
-            logs = np.log(self._losses[direction][0])
-        return np.exp(logs + tilt * self.grid - moments[:, None])
+        masses, _ = self._losses
+        return np.array([[log_sum(order * self.grid, one) for order in _ORDERS] for one in masses])
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _spectra(self, direction: Direction, tilt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _spectra(self, tilt: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(buckets, n/2 + 1) logarithms of size, and phases, of the transforms, and (buckets,) 2-norms."""
-        masses = self._tilted(direction, tilt)
+        moments = self._log_moments[:, np.searchsorted(_ORDERS, tilt)]
         with np.errstate(divide="ignore"):
+            masses = np.exp(np.log(self._losses[0]) + tilt * self.grid - moments[:, None])
             logs = np.log(np.asarray(fft.rfft(fft.ifftshift(masses, axes=-1), axis=-1)))
         # A transform that is exactly 0 has the logarithm -inf; 0 times that must not become NaN.
         size, phase = np.maximum(np.real(logs), -1e5), np.ascontiguousarray(np.imag(logs))
         return size, phase, np.linalg.norm(masses, axis=-1)
 
-    def _composed(self, counts: np.ndarray, direction: Direction, tilt: float) -> np.ndarray:
-        """Return (groups, n/2 + 1) complex spectra of the tilted sums; the origin is at index 0."""
+    def _bounds(self, counts: np.ndarray, tilt: float) -> np.ndarray:
+        """Return (groups, n/2) upper bounds on delta at the epsilons 0 .. L - step of the grid."""
+        n, moments, place = self.num_points, self._log_moments, int(np.searchsorted(_ORDERS, tilt))
+        size, phase, norms = self._spectra(tilt)
+        past = self.step * np.arange(n)
+        weights = -np.exp(-tilt * past) * np.expm1(-past)  # hockey-stick weights, untilted
         used = counts.any(axis=0)
-        size, phase, _ = self._spectra(direction, tilt)
-        if not used.all():
-            size, phase, counts = size[used], phase[used], counts[:, used]
-        size, phase = np.exp(counts @ size), counts @ phase
-        found = np.empty((*size.shape, 2))
-        np.multiply(size, np.cos(phase), out=found[..., 0])
-        np.multiply(size, np.sin(phase), out=found[..., 1])
-        return found.view(complex)[..., 0]
-
-    def _bounds(self, counts, direction: Direction, tilt: float, weights, means, epsilons) -> np.ndarray:
-        """Return (groups, epsilons) upper bounds on delta from means of the tilted weights."""
-        n, moments = self.num_points, self._log_moments[direction]
-        _, infinite = self._losses[direction]
-        place = int(np.searchsorted(_ORDERS, tilt))
-        scale = moments[:, place]
-        _, _, norms = self._spectra(direction, tilt)
+        spectra = np.exp(counts[:, used] @ size[used] + 1j * (counts[:, used] @ phase[used]))
+        against = np.conj(np.asarray(fft.rfft(weights)))
+        means = np.asarray(fft.irfft(spectra * against, n, axis=-1, workers=-1))[:, : n // 2]
         # Transforms have an error of at most 7 u log2(n) sqrt(n) |a_b|_2 in the 2-norm; logarithms, product
         # and exponential add 8 u counts (|ln F| + pi) at most, on a spectrum of 2-norm sqrt(n) |a_b|_2; two
         # more transforms, of the weights and of the result.
@@ -217,20 +198,14 @@ class FourierAccountant:
         sizes = counts @ (750 + 64 + 4 * _ORDERS * self.half_width + np.abs(moments))
         relatives = 4 * _UNIT * (sizes + _ORDERS * self.half_width + np.abs(counts @ moments))
         relative = relatives[:, place, None]
-        exponents = (counts @ scale)[:, None] - tilt * np.atleast_1d(epsilons)
+        exponents = (counts @ moments[:, place])[:, None] - tilt * past[: n // 2]
         counted = (np.maximum(means, 0.0) + rounding[:, None]) * np.exp(np.minimum(exponents, 700.0))
         with np.errstate(divide="ignore"):
-            infinite = -np.expm1(counts @ np.log1p(-infinite))
+            infinite = -np.expm1(counts @ np.log1p(-self._losses[1]))
         wrapped = (counts @ moments - _ORDERS * (self.half_width - self.step) + 2 * relatives).min(axis=1)
         reserved = (infinite + np.exp(np.minimum(0.0, wrapped))) * (1 + 1e-9)
         found = counted * (1 + 2 * relative) + reserved[:, None]
         return np.where((relative < 0.1) & (found < 1), found, 1.0)
-
-
-def _weights(tilt: float, past: np.ndarray) -> np.ndarray:
-    """Return the hockey-stick weights of losses that exceed epsilon by `past`, untilted."""
-    past = np.maximum(past, 0.0)
-    return -np.exp(-tilt * past) * np.expm1(-past)
 
 
 def _by_tilt(exponents: np.ndarray):

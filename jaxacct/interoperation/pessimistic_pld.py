@@ -30,7 +30,6 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
 INTERVAL = 1e-3  # of epsilons; composed distributions must have the same
-_DEFAULT_INTERVAL = 1e-4  # of dp-accounting
 LARGEST = 500.0  # epsilon; e^LARGEST is finite
 
 
@@ -78,18 +77,23 @@ class PessimisticPLD:
         """Compose with another of these, or with a PLD of dp-accounting.
 
         Args:
-          other: of the same adjacency. A PLD of dp-accounting has this interval or dp-accounting's default,
-            1e-4, and must not be composed already.
+          other: of the same adjacency and interval. A PLD of dp-accounting must not be composed already.
           adjacency: of a PLD of dp-accounting, which does not hold it.
 
         Raises:
           ValueError: another adjacency or discretization.
         """
         if not isinstance(other, PessimisticPLD):
-            interval = _interval_of(other, self.interval)
-            curve = curve_of_pld(other, interval)
-            if interval != self.interval:
-                other = _exported((_on_grid(curve, self.interval),) * 2, self.interval)
+            from dp_accounting.pld import privacy_loss_distribution
+
+            nothing = privacy_loss_distribution.identity(value_discretization_interval=self.interval)
+            try:
+                nothing.compose(other)
+            except ValueError:
+                raise ValueError(
+                    f"value_discretization_interval must be {self.interval:g} to be composed"
+                ) from None
+            curve = curve_of_pld(other, self.interval)
             other = PessimisticPLD((((curve, curve), 1),), (other,), 0.0, self.interval, adjacency)
         if other.adjacency != self.adjacency:
             raise ValueError(f"adjacency must be {self.adjacency} to be composed, got {other.adjacency}")
@@ -193,27 +197,3 @@ def _exported(curves: tuple[ChordCurve, ChordCurve], interval: float):
         for curve in curves
     )
     return privacy_loss_distribution.PrivacyLossDistribution(*parts)
-
-
-def _interval_of(other, interval: float) -> float:
-    """Return this interval or dp-accounting's default, whichever a PLD of dp-accounting has."""
-    from dp_accounting.pld import privacy_loss_distribution
-
-    for one in (interval, _DEFAULT_INTERVAL):
-        try:
-            privacy_loss_distribution.identity(value_discretization_interval=one).compose(other)
-        except ValueError:
-            continue
-        return one
-    raise ValueError(
-        f"value_discretization_interval must be {interval:g} or {_DEFAULT_INTERVAL:g} to be composed"
-    )
-
-
-def _on_grid(curve: ChordCurve, interval: float) -> ChordCurve:
-    """Return a curve above another one, with corners at multiples of the interval."""
-    first, last = math.floor(curve.losses[0] / interval), math.ceil(curve.losses[-1] / interval)
-    points = interval * np.arange(first, last + 1)
-    values = curve.at(points)
-    bounds = values.deltas + values.error * np.append(1.0, values.tails[:-1])
-    return ChordCurve.below(points, np.minimum.accumulate(np.minimum(bounds, 1.0)))

@@ -8,11 +8,13 @@ validity (proofs/composed_losses.md).
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from jaxacct.statistics.loss_curves import TINY, LossCurve, Restricted, chord_masses, line_masses
+from jaxacct.statistics import roots
+from jaxacct.statistics.loss_curves import TINY, LossCurve, Restricted, chord_masses
 from jaxacct.statistics.rough_losses import CUT, SMALLEST, Part, Rough
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
@@ -25,6 +27,7 @@ _LATTICE = 1e-3
 _TILT_SHARE = 0.85
 _MIN_POINTS, _MAX_POINTS = 2**15, 2**22
 _MAX_EPSILON = 1e6
+_TIGHT = 1e-9  # relative width of the interval around an epsilon
 _MAX_PLACE = 2**52  # in steps of a lattice
 _MIN_WIDTH = 1e-9  # of lattices, where all losses are one
 # Tables end where delta is this small. Within one lattice ln delta falls by about this much.
@@ -49,13 +52,33 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     return found
 
 
+def min_epsilon(bound: Callable[[float], float], delta: float, most: float) -> float:
+    """Return an epsilon with `bound(epsilon) <= delta`, nearly the smallest; infinity for none up to `most`.
+
+    `bound` is a function that decreases, above 0; the result is 0 or has been evaluated.
+    """
+
+    @functools.cache
+    def excess(epsilon: float) -> float:
+        return math.log(delta) - math.log(bound(epsilon))
+
+    if excess(0.0) >= 0:
+        return 0.0
+    low, high = 1e-12, 1.0
+    while excess(high) < 0:
+        if high >= most:
+            return math.inf
+        low, high = high, min(4 * high, most)
+    return roots.root(excess, low, high, math.sqrt(low * high), relative=_TIGHT)[1]
+
+
 def _by_largest_losses(parts: list[Part], epsilon: float) -> float:
     """Return an upper bound on H(epsilon) that treats large losses, at most one, apart from all others.
 
     Where delta comes from one large loss no tilt makes it probable that would not make many of them so, and
     the rounding of a transform grows with the steps. With no large loss the tilt can be as large as the cut
     allows; with one there are as many terms as steps of its part; two or more are as improbable as they are
-    (proofs/composed_losses.md, section 7).
+    (proofs/composed_losses.md, section 6).
     """
 
     def split(cut: float) -> tuple[list[Part], list[Part], float]:
@@ -79,26 +102,6 @@ def _by_largest_losses(parts: list[Part], epsilon: float) -> float:
         both = [part for part in [*others, one._replace(count=1)] if part.count]
         found += one.count * _Sums.of(Rough.of(both), epsilon).bound(epsilon)
     return found
-
-
-def divergence_lower_bound(parts: list[Part], epsilon: float) -> float:
-    """Return a lower bound on H(epsilon), as `divergence_bound`; 0 where none is proven.
-
-    Every curve's values are those of an event at each loss (`Sampled`, `SampledAntipodal`;
-    proofs/composed_losses.md, section 6).
-    """
-    parts = [part for part in parts if part.count]
-    if not parts or epsilon > _MAX_EPSILON:
-        return 0.0
-    rough = Rough.of(parts)
-    lattice = _Sums.of(rough, epsilon, side=-1)
-    # E e^-S is 1 but for what rounding down moves, which falls with the square of the step.
-    moved = math.fsum(one.count * one.log_moment(-1.0, lattice.step) for one in lattice.steps)
-    if moved > _LATTICE:
-        finer = 2 ** min(3, math.ceil(math.log(moved / _LATTICE, 4)))
-        lattice = _Sums.of(rough, epsilon, side=-1, finer=finer)
-    found = lattice.lower_bound(epsilon)
-    return min(1.0, found) if found > 0 else 0.0
 
 
 def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
@@ -166,15 +169,6 @@ class _Step:
         beyond = np.minimum(beyond, curve.total)
         return cls(first, np.append(curve.total, beyond[:-1]) - beyond, float(beyond[-1]), count)
 
-    @classmethod
-    def below(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
-        """Return masses of total at most 1, of losses that are smaller; the rest is at minus infinity."""
-        middles = step * (np.arange(first, last) + 0.5)
-        values = curve.at(middles)
-        before = np.append(1.0, values.tails[:-1])
-        beyond = line_masses(middles, values.deltas, values.tails, 4 * values.error * before, step)
-        return cls(first, np.append(0.0, beyond[:-1] - beyond[1:]), 0.0, count)
-
     def exponents(self, tilt: float, step: float) -> float:
         """Return an upper bound on all exponents of one tilted mass, 64 for their other operations."""
         largest = max(abs(self.first), abs(self.first + self.masses.size)) * step
@@ -204,8 +198,8 @@ class _Sums:
     points: int
 
     @classmethod
-    def of(cls, rough: Rough, epsilon: float, side: int = 1, finer: int = 1) -> "_Sums":
-        """Return the lattice of upper (`side` 1) or lower (-1) bounds near epsilon, `finer` than usual."""
+    def of(cls, rough: Rough, epsilon: float) -> "_Sums":
+        """Return the lattice of bounds near epsilon."""
         saddle = rough.tilt_for(epsilon)
         variance, deviations = rough.variance(saddle)
         curvature = variance + saddle**-2 + (1 + saddle) ** -2
@@ -219,8 +213,7 @@ class _Sums:
         log_moments = rough.log_moments(steep)
         ends = (log_moments - log_cut) / steep
         far_ends = (log_moments - log_cut - tilt * epsilon) / (steep - tilt)
-        cut_by = ends if side > 0 else far_ends
-        end, steep_tilt = float(cut_by.min()), float(steep[int(np.argmin(cut_by))])
+        end, steep_tilt = float(ends.min()), float(steep[int(np.argmin(ends))])
         starts = (log_cut + tilt * epsilon - rough.log_moments(lower)) / (tilt - lower)
         start = float(starts.max())
         spans = []
@@ -238,31 +231,22 @@ class _Sums:
         # 1 / step, about 40 UNIT tilt deviations / step.
         steps = sum(part.count for part in rough.parts)
         bend = steps * saddle * (1 + saddle) / 12
-        step = min(math.sqrt(_LATTICE / bend), width / (_MIN_POINTS - 16)) / finer
+        step = min(math.sqrt(_LATTICE / bend), width / (_MIN_POINTS - 16))
         step = max(step, (40 * UNIT * saddle * deviations / bend) ** (1 / 3), width / (_MAX_POINTS - 16))
         fraction, exponent = math.frexp(step)
         step = math.ldexp(math.ceil(fraction * 2**20), exponent - 20)  # so that its multiples are exact
         points = 1 << math.ceil(math.log2(width / step + 12))
-        make = _Step.of if side > 0 else _Step.below
         found = [
-            make(part.curve, part.count, step, math.floor(low / step) - 1, math.ceil(top / step) + 1)
+            _Step.of(part.curve, part.count, step, math.floor(low / step) - 1, math.ceil(top / step) + 1)
             for part, (low, top) in zip(rough.parts, spans, strict=True)
         ]
         first = max(math.floor(end / step) + 4 - points, math.floor(epsilon / step) - points // 2)
+        # Chernoff bound on the probability of sums beyond the lattice.
         after = step * (first + points)
-
-        def chernoff(other: float, place: float, kept: float) -> float:
-            """Return a bound on E e^{kept (S - epsilon)} of sums above (`other > kept`) or below a place."""
-            moment = math.fsum(one.count * one.log_moment(other, step) for one in found)
-            sizes = math.fsum(one.count * one.exponents(other, step) for one in found)
-            rounded = sizes + abs(other * place) + abs(kept * place) + abs(kept * epsilon)
-            found_log = moment - (other - kept) * place - kept * epsilon + 4 * UNIT * rounded
-            return math.exp(min(700.0, found_log))
-
-        wrapped = chernoff(steep_tilt, after, 0.0)
-        if side < 0:  # tilted sums on either side are counted where others are
-            low_tilt = float(lower[int(np.argmax(starts))])
-            wrapped = chernoff(steep_tilt, after, tilt) + chernoff(low_tilt, step * first, tilt)
+        moment = math.fsum(one.count * one.log_moment(steep_tilt, step) for one in found)
+        sizes = math.fsum(one.count * one.exponents(steep_tilt, step) for one in found)
+        rounded = 4 * UNIT * (sizes + abs(steep_tilt * after))
+        wrapped = math.exp(min(700.0, moment - steep_tilt * after + rounded))
         infinite = math.fsum(one.count * one.infinite for one in found)
         logs = [one.log_moment(tilt, step) for one in found]
         log_scale = math.fsum(one.count * log for one, log in zip(found, logs, strict=True))
@@ -332,21 +316,6 @@ class _Sums:
     def _weights(self, epsilon: float, start: int) -> np.ndarray:
         past = np.maximum(self.step * (self.first + np.arange(start, self.points)) - epsilon, 0.0)
         return -np.exp(-self.tilt * past) * np.expm1(-past)
-
-    def lower_bound(self, epsilon: float) -> float:
-        """Return a lower bound on H at the lattice's own epsilon, not above 0 where none is proven."""
-        if self.log_scale == -math.inf:
-            return 0.0
-        epsilon += 8 * UNIT * (1 + epsilon)
-        start = max(0, math.floor(epsilon / self.step) - self.first)
-        weights = self._weights(epsilon, start)
-        value = float(np.sum(self._masses[start:] * weights))
-        value -= self._rounding * float(np.linalg.norm(weights))
-        relative = self._relative + 8 * UNIT * self.tilt * abs(epsilon)
-        exponent = self.log_scale - self.tilt * epsilon
-        if not (exponent <= _MAX_SCALE and value > 0 and relative <= _MAX_RELATIVE):
-            return 0.0
-        return value * math.exp(exponent) * (1 - 2 * relative) - self.reserved
 
     def bounds(self, epsilons: np.ndarray) -> np.ndarray:
         """Return upper bounds on H at epsilons that the lattice reaches, each rounded down to it."""

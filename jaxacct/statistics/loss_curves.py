@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from jaxacct.statistics.tilted_sums import UNIT
 
-# Standard deviations beyond which a Gaussian tail is about 0 in float64.
-_REACH = 38.0
-_NODES = 1521
 TINY = 1e-290
 """Bound on what underflow may remove from one value of a curve."""
 _CORNER_GAP = 1e-12  # nats, between the corners of a sampled curve
@@ -55,175 +51,6 @@ class LossCurve(abc.ABC):
 
         The last one is the largest loss where there is one; the others affect only the width of bounds.
         """
-
-
-class Tails(NamedTuple):
-    """Probabilities of events under both distributions of a pair."""
-
-    p: np.ndarray
-    q: np.ndarray
-    error: np.ndarray
-    """Relative error of each, float64."""
-
-
-@dataclass(frozen=True)
-class GaussianPair:
-    """P = N(1, sigma^2), Q = N(0, sigma^2)."""
-
-    sigma: float
-
-    def events(self, losses: np.ndarray, above: bool) -> Tails:
-        """Return the probabilities that the loss of the pair is above (or below) these."""
-        sign = -1.0 if above else 1.0
-        place = losses * self.sigma + 0.5 / self.sigma
-        nearer = place - 1 / self.sigma
-        # SciPy's normal distribution function, measured: tests/statistics/test_composed_losses.py.
-        far = np.minimum(np.maximum(np.abs(place), np.abs(nearer)), _REACH)
-        error = (3 + 2 * (far + 1 / self.sigma) * (1 + far)) * UNIT
-        return Tails(scipy.special.ndtr(sign * nearer), scipy.special.ndtr(sign * place), error)
-
-    def nodes(self) -> np.ndarray:
-        z = np.linspace(-_REACH, _REACH, _NODES)
-        place = np.union1d(z, z + 1 / self.sigma)
-        return (place - 0.5 / self.sigma) / self.sigma
-
-
-@dataclass(frozen=True)
-class LaplacePair:
-    """P = Laplace(0, scale), Q = Laplace(1, scale)."""
-
-    scale: float
-
-    def events(self, losses: np.ndarray, above: bool) -> Tails:
-        most = 1 / self.scale
-        half = (most - losses) / 2  # the place over the scale
-        p_far, q_far = np.exp(-np.abs(half)) / 2, np.exp(-np.abs(half - most)) / 2
-        return _tails_within(most, losses, p_far, q_far, above)
-
-    def nodes(self) -> np.ndarray:
-        most = 1 / self.scale
-        return np.linspace(-most, most, _NODES)
-
-
-@dataclass(frozen=True)
-class DiscreteLaplacePair:
-    """P proportional to `e^{-a |y|}` over integers y, Q to `e^{-a |y - shift|}`."""
-
-    a: float
-    shift: int
-
-    def events(self, losses: np.ndarray, above: bool) -> Tails:
-        # The loss is a (shift - 2 y) between 0 and the shift; ties have no weight.
-        most = self.a * self.shift
-        last = np.clip(np.ceil((self.shift - losses / self.a) / 2) - 1, 0, self.shift - 1)
-        share = 1 / (1 + math.exp(-self.a))
-        p_far, q_far = share * np.exp(-self.a * (last + 1)), share * np.exp(-self.a * (self.shift - last))
-        return _tails_within(most, losses, p_far, q_far, above)
-
-    def nodes(self) -> np.ndarray:
-        step = 2 * max(1, (self.shift + 1) // 4000)
-        return self.a * np.union1d(np.arange(-self.shift, self.shift + 1, step), self.shift)
-
-
-def _tails_within(most: float, losses: np.ndarray, p_far, q_far, above: bool) -> Tails:
-    """Return the events of a pair with losses of at most `most` in size.
-
-    Inside, the loss is below with probability `p_far` under P, and above with probability `q_far` under Q.
-    """
-    p, q = (1 - p_far, q_far) if above else (p_far, 1 - q_far)
-    inside, outside = np.abs(losses) < most, np.where((losses < 0) == above, 1.0, 0.0)
-    error = np.full(losses.shape, (8 + 4 * most) * UNIT)
-    return Tails(np.where(inside, p, outside), np.where(inside, q, outside), error)
-
-
-def _values(losses: np.ndarray, tails: Tails) -> Values:
-    """Return the divergences whose best events have these probabilities."""
-    with np.errstate(divide="ignore"):
-        logs = np.log(tails.q)
-    deltas = np.maximum(tails.p - np.exp(np.minimum(losses + logs, 0.0)), 0.0)
-    error = 2 * tails.error + (4 + np.abs(losses) + np.minimum(np.abs(logs), 750.0)) * UNIT
-    return Values(np.minimum(deltas, 1.0), np.minimum(1.0, tails.p), error)
-
-
-@dataclass(frozen=True)
-class SampledAntipodal(LossCurve):
-    """N(1, sigma^2) against N(-1, sigma^2) with probability q, both N(0, sigma^2) without: replace-one.
-
-    The loss rises with y, and is x at `y = sigma^2 (x / 2 + asinh((1 - q) / u sinh(x / 2)))`,
-    `u = q e^{-1 / (2 sigma^2)}` (proofs/adjacency.md, section 3).
-    """
-
-    sigma: float
-    q: float
-
-    def at(self, losses: np.ndarray) -> Values:
-        q, apart, half = self.q, 1 / self.sigma, np.abs(losses) / 2
-        log_odds = math.log1p(-q) - math.log(q) if q < 1 else -math.inf
-        with np.errstate(divide="ignore"):
-            log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
-        log_ratio = log_odds + apart**2 / 2 + log_sinh
-        # asinh(z) = ln(2 z) but for 1 / (4 z^2).
-        grown = np.where(
-            log_ratio > 20, log_ratio + math.log(2), np.arcsinh(np.exp(np.minimum(log_ratio, 20)))
-        )
-        place = np.sign(losses) * self.sigma * (half + grown)
-        far = np.minimum(np.abs(place) + apart, _REACH)
-        # Of ln z and so of asinh(z), absolute and, as `asinh(z) >= z / sqrt(1 + z^2)`, relative.
-        size = 1 + abs(max(log_odds, -750.0)) + apart**2 + half + np.minimum(np.abs(log_sinh), 750.0)
-        error = (3 + (1 + far) * (2 * far + 16 * np.minimum(np.abs(place), self.sigma) * size)) * UNIT
-        without, above, below = (scipy.special.ndtr(shift - place) for shift in (0.0, apart, -apart))
-        tails = Tails((1 - q) * without + q * above, (1 - q) * without + q * below, error)
-        return _values(losses, tails)
-
-    def nodes(self) -> np.ndarray:
-        z = np.linspace(-_REACH, _REACH, _NODES) + np.array([[-1.0], [0.0], [1.0]]) / self.sigma
-        logs = math.log(self.q) + np.stack([z, -z]) / self.sigma - 0.5 / self.sigma**2
-        if self.q < 1:
-            logs = np.logaddexp(math.log1p(-self.q), logs)
-        return np.unique(logs[0] - logs[1])
-
-
-def unsampled(losses: np.ndarray, q: float) -> np.ndarray:
-    """Return the loss of P against Q where that of `q P + (1 - q) Q` is this; -inf where it is larger."""
-    if q == 1:
-        return losses
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 30.0)) / q, -1.0))
-        if q > 0.5:  # 1 - q is exact, and e^loss may be close to it
-            gap = np.maximum(np.exp(np.minimum(losses, 0.0)) - (1 - q), 0.0)
-            small = np.where(losses < -0.5, np.log(gap / q), small)
-        large = losses - math.log(q) + np.log1p(-(1 - q) * np.exp(-np.maximum(losses, 30.0)))
-    return np.where(losses < 30, small, large)
-
-
-@dataclass(frozen=True)
-class Sampled(LossCurve):
-    """Pair `q P + (1 - q) Q` and Q (remove), or Q and that mixture (add); q = 1 is the pair itself."""
-
-    pair: GaussianPair | LaplacePair | DiscreteLaplacePair
-    q: float
-    remove: bool = True
-
-    def at(self, losses: np.ndarray) -> Values:
-        q, signed = self.q, losses if self.remove else -losses
-        tails = self.pair.events(unsampled(signed, q), above=self.remove)
-        mixed = (1 - q) * tails.q + q * tails.p  # of positive terms: nothing cancels
-        first, second = (mixed, tails.q) if self.remove else (tails.q, mixed)
-        return _values(losses, Tails(first, second, tails.error + UNIT))
-
-    def nodes(self) -> np.ndarray:
-        inner = self.pair.nodes()
-        if self.q < 1:
-            inner = np.logaddexp(math.log1p(-self.q), math.log(self.q) + inner)
-        return inner if self.remove else -inner[::-1]
-
-
-def both_directions(
-    pair: GaussianPair | LaplacePair | DiscreteLaplacePair, q: float
-) -> tuple[LossCurve, LossCurve]:
-    """Return (remove, add) of a step that is taken with probability q, in (0, 1]; the pair is symmetric."""
-    remove = Sampled(pair, q)
-    return remove, (remove if q == 1 else Sampled(pair, q, remove=False))
 
 
 def dominating_curves(remove, add) -> tuple["ChordCurve", "ChordCurve"]:
@@ -266,6 +93,7 @@ class ChordCurve(LossCurve):
     heights: np.ndarray
 
     @classmethod
+    @np.errstate(over="ignore", invalid="ignore")
     def below(cls, losses: np.ndarray, bounds: np.ndarray) -> "ChordCurve":
         """Return the largest convex function of `e^x` that is at most these bounds everywhere, and 1 at 0.
 
@@ -308,7 +136,8 @@ class ChordCurve(LossCurve):
     @functools.cached_property
     def _slopes(self) -> np.ndarray:
         """(corners,) Q-mass of the losses beyond each corner, over `e^-corner`."""
-        return np.append((self.heights[:-1] - self.heights[1:]) / np.expm1(np.diff(self.losses)), 0.0)
+        with np.errstate(over="ignore"):
+            return np.append((self.heights[:-1] - self.heights[1:]) / np.expm1(np.diff(self.losses)), 0.0)
 
     def at(self, losses: np.ndarray) -> Values:
         place = np.searchsorted(self.losses, losses, side="right") - 1
@@ -332,7 +161,7 @@ class Restricted(LossCurve):
     """A curve of the losses up to a cut alone, or of those above it: measures of total below 1.
 
     With E the event of losses above the cut, `cap(x) = P(E) - e^x Q(E)` is what E adds to the curve up to
-    the cut, and the curve itself is it above (proofs/composed_losses.md, section 7).
+    the cut, and the curve itself is it above (proofs/composed_losses.md, section 6).
     """
 
     curve: LossCurve
@@ -367,24 +196,6 @@ class Restricted(LossCurve):
         found = self.curve.nodes()
         kept = found[found > self.cut] if self.above else found[found < self.cut]
         return np.union1d(kept, [self.cut])
-
-
-def line_masses(middles, deltas, tails, errors, step: float) -> np.ndarray:
-    """Return (cells + 1,) probabilities P(loss > x_i), not increasing, of a pair whose curve is below.
-
-    `deltas` and `tails` are those of the curve at the middle of each cell, `x_i + step / 2`. The line
-    `tail - alpha q` of the event there is at most the curve everywhere, and the pair's curve is at most each
-    line on its cell (proofs/composed_losses.md, section 6).
-    """
-    # An event's probability may be 0 in float64 where e^middle times it is not.
-    room = (errors + TINY * np.exp(np.clip(middles, 0.0, 700.0))) * (1 + math.exp(step))
-    left = tails - math.exp(-step / 2) * (tails - deltas) - room
-    right = tails - math.exp(step / 2) * (tails - deltas) - room
-    left, right = np.where(right > 0, left, 0.0), np.maximum(right, 0.0)
-    heights = np.minimum.accumulate(np.append(np.minimum(left, np.append(1.0, right[:-1])), 0.0))
-    beyond = (heights[:-1] + (heights[:-1] - heights[1:]) / math.expm1(step)) * (1 - 8 * UNIT)
-    beyond[0] = min(beyond[0], max(0.0, tails[0] - room[0]))  # where its line meets alpha = 0
-    return np.append(np.minimum.accumulate(beyond), 0.0)
 
 
 def chord_masses(deltas, errors, gaps) -> np.ndarray:

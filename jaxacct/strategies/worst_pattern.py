@@ -49,45 +49,31 @@ class Patterns(NamedTuple):
         gap = number * self.min_separation
         return gap if self.steps_per_epoch is None else max(gap, (number - 1) * self.steps_per_epoch + 1)
 
-    def examples(self) -> tuple[np.ndarray, ...]:
-        """Return patterns that are often the worst: the earliest steps, and pairs at ends of epochs."""
-        n, b, e = self.iterations, self.min_separation, self.steps_per_epoch or 1
-        gap = max(b, e)
-        earliest = gap * np.arange(min(self.participations, -(-n // gap)))
-        pairs = earliest + (e - b) * (np.arange(earliest.size) % 2 == 0) if b < e else earliest
-        return earliest, pairs[pairs < n]
-
 
 @functools.lru_cache(maxsize=64)
-def squared_sensitivity(strategy: Strategy, patterns: Patterns) -> tuple[float, float]:
-    """Return (lower, upper) bounds on the largest `||C x||^2` of the n x n matrix.
+def squared_sensitivity(strategy: Strategy, patterns: Patterns) -> float:
+    """Return an upper bound on the largest `||C x||^2` of the n x n matrix.
 
-    The lower one is that of a pattern. They agree but for rounding where columns do not overlap, and for a
-    Toeplitz C whose first column never rises where epochs do not matter.
+    It is attained but for rounding where columns do not overlap, and for a Toeplitz C whose first column
+    never rises where epochs do not matter.
 
     Source: proofs/fixed_order.md, sections 2 and 3.
     """
     n, k = patterns.iterations, patterns.max_participations
     if strategy.bands <= patterns.min_separation:
-        upper, steps = _dynamic_program(np.zeros((n, 0)), strategy.square_norms(n), patterns)
+        upper = _dynamic_program(np.zeros((n, 0)), strategy.square_norms(n), patterns)
     elif n <= MAX_ROWS and k * n * n <= MAX_PRODUCTS:
         columns = strategy.columns(n, np.arange(n))
         gram = columns.T @ columns
-        upper, steps = _dynamic_program(gram, np.diag(gram), patterns)
+        upper = _dynamic_program(gram, np.diag(gram), patterns)
     else:
-        upper, steps = _by_pairs(strategy, patterns), np.arange(1)
-    lower = max(_square(strategy, n, each) for each in (steps, *patterns.examples()))
+        upper = _by_pairs(strategy, patterns)
     # All terms of all sums are nonnegative: relative errors add up.
-    slack = 4 * (n + k * k + 16) * _UNIT
-    return lower * (1 - slack), upper * (1 + slack)
+    return upper * (1 + 4 * (n + k * k + 16) * _UNIT)
 
 
-def _square(strategy: Strategy, n: int, steps: np.ndarray) -> float:
-    return float(np.square(strategy.columns(n, steps).sum(axis=1)).sum())
-
-
-def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[float, np.ndarray]:
-    """Return (bound, the pattern that it is of where it is attained).
+def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> float:
+    """Return the bound.
 
     F_m(i) bounds the square of the first m + 1 participations where the last of them is at i. What the last
     shares with the one before it is exact; with earlier ones it is the largest that their places allow.
@@ -99,34 +85,18 @@ def _dynamic_program(gram: np.ndarray, norms: np.ndarray, p: Patterns) -> tuple[
     shared = 2 * gram if gram.size else np.zeros((1, n))
     allowed = np.where(np.arange(n)[None] <= before[:, None], shared, -np.inf) if gram.size else None
     farther = np.maximum.accumulate(gram, axis=1) if gram.size else gram
-    best, own, parents = norms, norms, []
-    values = [norms]
+    best, own, top = norms, norms, float(norms.max())
     for m in range(1, p.max_participations):
         if gram.size and m > 1:
             place = p.latest(steps, m)
             own = own + np.where(place >= 0, 2 * farther[steps, np.maximum(place, 0)], 0.0)
         if allowed is None:
-            parent = _first_max(best)[np.maximum(before, 0)]
-            reached = np.where(before >= 0, best[parent], -np.inf)
+            reached = np.where(before >= 0, np.maximum.accumulate(best)[np.maximum(before, 0)], -np.inf)
         else:
-            together = allowed + best[None]
-            parent = together.argmax(axis=1)
-            reached = together[steps, parent]
+            reached = (allowed + best[None]).max(axis=1)
         best = own + reached
-        parents.append(parent)
-        values.append(best)
-    m = int(np.argmax([value.max() for value in values]))
-    path = [int(np.argmax(values[m]))]
-    for parent in reversed(parents[:m]):
-        path.append(int(parent[path[-1]]))
-    return float(values[m].max()), np.array(path[::-1])
-
-
-def _first_max(values: np.ndarray) -> np.ndarray:
-    """Return for each place that of the largest of the values up to it."""
-    top = np.maximum.accumulate(values)
-    is_new = np.concatenate([[True], values[1:] > top[:-1]])
-    return np.maximum.accumulate(np.where(is_new, np.arange(values.size), 0))
+        top = max(top, float(best.max()))
+    return top
 
 
 def _by_pairs(strategy: Strategy, p: Patterns) -> float:

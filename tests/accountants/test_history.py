@@ -162,7 +162,8 @@ def test_concentrated_privacy_is_above_the_gaussian(sigma):
     ((curves, _),) = steps_of(dp_event.ZCDpEvent(0.5 / sigma**2))
     ((exact, _),) = steps_of(dp.GaussianDpEvent(sigma))
     x = np.linspace(-1, 5 / sigma, 50)
-    assert np.all(upper(curves[0], x) >= exact[0].at(x).deltas)
+    # The Gaussian's curve is raised by its own rounding.
+    assert np.all(upper(curves[0], x) >= exact[0].at(x).deltas * (1 - 1e-11))
     # Several are one with the sum of the numbers.
     ((many, count),) = steps_of(dp.SelfComposedDpEvent(dp_event.ZCDpEvent(0.5, 0.1), 4))
     assert count == 1 and np.array_equal(many[0].heights, pairs.zero_concentrated(2.0, 0.4)[0].heights)

@@ -300,10 +300,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("if self.profile.of_gaussians or", "if True or"),
     ],
     ("jaxacct/accountants/composition.py", "tests/core/test_composed.py"): [
-        (
-            "return all(\n        isinstance(remove, GaussianMixture | Sampled)",
-            "return any(\n        isinstance(remove, GaussianMixture | Sampled)",
-        ),
+        ("return all(isinstance(remove, OfGaussians)", "return any(isinstance(remove, OfGaussians)"),
     ],
     ("jaxacct/proposals/base.py", "tests/core/test_composed.py"): [
         ("left_out=setting.composed.exchanged(setting.epsilon, setting.mechanism.scheme)", "left_out=0.0"),

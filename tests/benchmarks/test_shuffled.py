@@ -189,6 +189,5 @@ def test_bounds_are_in_order_at_extremes(steps):
     sigmas, epsilons = (1e-9, 1e-3, 0.058, 0.14, 3.0, 1e9), (0.0, 1.0, 415.6, 709.0, 1e5, 1e300)
     for sigma, epsilon in itertools.product(sigmas, epsilons):
         known = gaussian_delta(epsilon, sigma, 1.0)
-        assert 0 <= gaussian_delta(epsilon, sigma, 1.0, -1) <= known
         lower = shuffled.shuffled_delta_lower(steps, sigma, epsilon)
         assert lower <= shuffled.shuffled_delta_upper(steps, sigma, epsilon) <= known <= 1, (sigma, epsilon)

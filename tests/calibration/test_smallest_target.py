@@ -41,7 +41,7 @@ def found():
     return calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
 
 
-def test_the_smallest_epsilon_is_certified_and_near_the_truth(found):
+def test_the_min_epsilon_is_certified_and_near_the_truth(found):
     """A false alarm has probability 1e-6: the interval of the estimate does not hold its epsilon."""
     truth = estimate_epsilon(found.mechanism, 1e-2, **ESTIMATE)
     assert found.certified and found.is_sampled and found.delta == 1e-2

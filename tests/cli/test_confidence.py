@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from jaxacct.accountants import pld
 from jaxacct.cli.main import run
 
 
@@ -27,14 +26,9 @@ def test_intervals_of_the_command_have_the_confidence_that_is_given(monkeypatch,
 
 
 @pytest.mark.parametrize("given", [["--epsilon", "1"], ["--delta", "1e-5"]], ids=" ".join)
-def test_both_ends_of_an_exact_accountant_are_printed(given, capsys, monkeypatch):
-    """And where no lower end is proven that is said, in place of 0."""
+def test_where_no_lower_end_is_proven_that_is_said(given, capsys):
+    """In place of 0."""
     words = "estimate --scheme poisson --sampling-probability 0.01 --iterations 200 --noise-multiplier 1"
     assert run([*words.split(), *given]) == 0
     said = capsys.readouterr().out
-    low, high = (float(each) for each in re.findall(r"between (\S+) and (\S+) without samples", said)[0])
-    assert 0.99 * high < low < high
-    monkeypatch.setattr(pld, "is_exact", lambda _: False)
-    assert run([*words.split(), *given]) == 0
-    said = capsys.readouterr().out
-    assert f"at most {high:.4g} (without samples; upper bound only)" in said and "between" not in said
+    assert re.search(r"at most \S+ \(without samples; upper bound only\)", said) and "between" not in said

@@ -2,9 +2,8 @@
 
 Read in this order:
 
-* `lognormal_lattice`: a lognormal on a lattice, in convex order above or below;
-* `lognormal_sums`: the divergence of their sum at one epsilon, from above and below;
-* `lognormal_tables`: the same at many epsilons, from above;
+* `lognormal_lattice`: a lognormal on a lattice, in convex order above;
+* `lognormal_sums`: the divergence of their sum, at one epsilon or at many, from above;
 * `random_allocation`: the accountant of one epoch;
 * `redrawn_bins`: the accountant of several epochs, composed.
 """

@@ -1,4 +1,4 @@
-"""Lognormals on a lattice, in convex order above or below, and a rough model of their sums.
+"""Lognormals on a lattice, in convex order above, and a rough model of their sums.
 
 A unit has one uniform phase of b and columns do not overlap, so that `f = P/Q = (1/b) sum_j X_j` with
 independent lognormals `X_j = e^{mu_j z_j - mu_j^2 / 2}` under Q (proofs/random_allocation.md, sections 1, 2).
@@ -12,7 +12,6 @@ import numpy as np
 import scipy
 
 from jaxacct.statistics import roots
-from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT
 
 # Relative error of SciPy's normal distribution function; `tails_of` adds the error of its rounded argument.
@@ -83,67 +82,45 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """Distribution of X on a lattice. `masses` exclude X beyond it, on the relevant side."""
+    """Distribution of X on a lattice; `masses` exclude X beyond it."""
 
     masses: np.ndarray
     min_beyond: float
     """Lower bound on P(X beyond); `max_beyond` is the upper one."""
     max_beyond: float
-    min_weighted: float
-    """Lower bound on E[X; X beyond]; `max_weighted` is the upper one."""
     max_weighted: float
+    """Upper bound on E[X; X beyond]."""
 
 
-def tails_of(mu: float, x: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return (P(X beyond x), E[X; X beyond x], relative error): above for `sign` -1, below for 1."""
+def tails_of(mu: float, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return (P(X > x), E[X; X > x], relative error of both)."""
     logs = np.log(x)
     z = (logs + mu * mu / 2) / mu
     # x, ln x, the sum and z are rounded, and the slope of ln ndtr at z is at most |z| + 1.
     rounded = 8 * UNIT * (2 + np.abs(logs).max() + mu * mu) / mu
     error = _NDTR_ERROR + rounded * (np.abs(z).max() + mu + 1)
-    return scipy.special.ndtr(sign * z), scipy.special.ndtr(sign * (z - mu)), error
+    return scipy.special.ndtr(-z), scipy.special.ndtr(mu - z), error
 
 
-def lattice_distribution(mu: float, lattice: Lattice, direction: str, side: int) -> Distribution:
-    """Return a distribution of X on the lattice that bounds means of convex functions on one side.
+def lattice_distribution(mu: float, lattice: Lattice) -> Distribution:
+    """Return a distribution of X on the lattice: means of increasing convex functions are at least X's own.
 
-    Means of convex functions that increase ("remove") or decrease ("add") in every X are at least those of X
-    itself (`side` 1), or at most (-1).
-
-    Written for increasing ones, by the tail T(x) = P(X >= x) and its mean over each cell; for decreasing ones
-    with the order reversed and T(x) = P(X <= x).
+    By the tail T(x) = P(X >= x) and its mean over each cell.
     """
-    rising = direction == Direction.REMOVE
     x = lattice.places
-    tail, weighted, error = tails_of(mu, x, -1.0 if rising else 1.0)
+    tail, weighted, error = tails_of(mu, x)
     parts = x * tail
     # By parts, the integral of T over a cell; of numbers that may be close to each other.
     mean = (np.diff(parts) - np.diff(weighted)) / lattice.step
     slack = (error + 4 * UNIT) * (parts[1:] + parts[:-1] + weighted[1:] + weighted[:-1]) / lattice.step
-    if not rising:
-        tail, mean, slack = tail[::-1], mean[::-1], slack[::-1]
-    last = -1 if rising else 0
-    high, low = np.minimum(1.0, tail * (1 + error) + _TINY), np.maximum(0.0, tail * (1 - error) - _TINY)
-    if side > 0:
-        # Split between both ends of its cell X keeps its mean: P(X^ beyond a place) is the mean of T over the
-        # next cell. Mass before the first place is moved up to it.
-        beyond = np.minimum(mean + slack, high[:-1])
-        beyond = np.maximum.accumulate(beyond[::-1])[::-1]
-        masses = np.append(1.0, beyond) - np.append(beyond, low[-1])
-    else:
-        # At most half of each cell moves up, to where as much moves down; all the rest moves down.
-        comes_down = np.maximum(0.0, np.append(mean[1:] - slack[1:] - high[2:], 0.0))
-        goes_up = high[:-1] - np.maximum(0.0, mean - slack)
-        share = (
-            np.minimum(1.0, np.divide(comes_down, goes_up, out=np.zeros_like(mean), where=goes_up > 0)) / 2
-        )
-        beyond = low[1:] + np.maximum(0.0, low[:-1] - high[1:]) * share
-        beyond = np.minimum.accumulate(np.append(low[0], beyond))
-        masses = beyond - np.append(beyond[1:], high[-1])
-    masses = np.maximum(0.0, masses)
-    least = max(0.0, weighted[last] * (1 - error) - _TINY)
-    outside = low[-1], high[-1], least, weighted[last] * (1 + error) + _TINY
-    return Distribution(masses if rising else masses[::-1].copy(), *map(float, outside))
+    high = np.minimum(1.0, tail * (1 + error) + _TINY)
+    min_beyond = max(0.0, float(tail[-1]) * (1 - error) - _TINY)
+    # Split between both ends of its cell X keeps its mean: P(X^ beyond a place) is the mean of T over the
+    # next cell. Mass before the first place is moved up to it.
+    beyond = np.minimum(mean + slack, high[:-1])
+    beyond = np.maximum.accumulate(beyond[::-1])[::-1]
+    masses = np.maximum(0.0, np.append(1.0, beyond) - np.append(beyond, min_beyond))
+    return Distribution(masses, min_beyond, float(high[-1]), float(weighted[-1] * (1 + error) + _TINY))
 
 
 # -- Where a lattice should be: a rough model, which affects only the width of the bounds ---------------
@@ -205,15 +182,11 @@ def lowest(mixture: Mixture) -> float:
     return min(math.exp(-REACH * part.mu - part.mu**2 / 2) for part in mixture.phases)
 
 
-def highest(mixture: Mixture, sign: int) -> float:
-    """Return approximately where the tail of X itself (-1) or of the size-biased X (1) ends."""
-    return max(math.exp(REACH * part.mu + sign * part.mu**2 / 2) for part in mixture.phases)
+def highest(mixture: Mixture) -> float:
+    """Return approximately where the tail of the size-biased X ends."""
+    return max(math.exp(REACH * part.mu + part.mu**2 / 2) for part in mixture.phases)
 
 
-def above(mixture: Mixture, x: float, biased: bool) -> float:
-    """Return approximately P(X > x) of all X together, or the share of size-biased ones above x."""
-    found = 0.0
-    for part in mixture.phases:
-        z = (math.log(x) - (1 if biased else -1) * part.mu**2 / 2) / part.mu
-        found += part.number * float(scipy.special.ndtr(-z))
-    return found / mixture.total if biased else found
+def above(mixture: Mixture, x: float) -> float:
+    """Return approximately P(X > x) of all X together."""
+    return sum(part.number * float(tails_of(part.mu, np.array([x]))[0][0]) for part in mixture.phases)

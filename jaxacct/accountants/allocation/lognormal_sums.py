@@ -1,12 +1,13 @@
-"""Hockey-stick divergences of a mixture of orthogonal Gaussian shifts, between two bounds, without samples.
+"""Hockey-stick divergences of a mixture of orthogonal Gaussian shifts, bounded without samples.
 
 With `f = (1/b) sum_j X_j` as in `lognormal_lattice`, S the sum and `alpha = e^epsilon`,
 
-    H(P, Q) = E_Q (S - alpha b)_+ / b,    H(Q, P) = (alpha / b) E_Q (b / alpha - S)_+:
+    H(P, Q) = E_Q (S - alpha b)_+ / b,
 
-means of convex functions of a sum. Each X_j is moved to a lattice such that these means can only increase, or
-only decrease, to second order of its step; the distribution of the sum is one product of Fourier transforms,
-tilted to where the mean comes from. Bounds include every rounding (proofs/random_allocation.md).
+the mean of a convex function of a sum. Each X_j is moved to a lattice such that such means can only increase,
+to second order of its step; the distribution of the sum is one product of Fourier transforms, tilted to where
+the mean comes from. Bounds include every rounding (proofs/random_allocation.md).
+The add direction is at most this one (proofs/add_direction.md, theorem 1).
 """
 
 import functools
@@ -28,44 +29,90 @@ from jaxacct.accountants.allocation.lognormal_lattice import (
 )
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed_losses import SMALLEST
-from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
 
-_MIN_POINTS, MAX_POINTS = 2**14, 2**21
-_POINTS_A_TERM = {1: 256, -1: 2048}  # upper bounds converge faster
+_MIN_POINTS, _MAX_POINTS, _POINTS_A_TERM = 2**14, 2**21, 256
 # A larger epsilon counts as this; with a larger mu only the probability of participation is used.
 _MAX_EPSILON, _MAX_MU = 300.0, 15.0
 _RESERVED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
 _ATTEMPTS = 6
 _FURTHEST = 64.0  # times alpha b
+# Of tables: truncated probability over the divergence, and the step over the standard deviation of X.
+_CUT, _STEP = 1e-9, 0.02
+# Error over the bound from which the next lattice serves, and the bound from which a table is flat.
+_MAX_ERROR, _FLOOR = 1e-3, 1e-18
+# Of far tails: places of the sum, and of the chords; the reserve over the divergence.
+_TAIL_POINTS, _TAIL_NODES, _TWO_LARGE = 2**16, 512, 1e-5
+_THRESHOLDS = 256  # of one lattice but the first
 
 
 @functools.lru_cache(maxsize=64)
-def divergence_bound(
-    mixture: Mixture, epsilon: float, direction: str, side: int, points: int | None = None
-) -> float:
-    """Return the upper (`side` 1) or lower (-1) bound on one direction's divergence, in [0, 1].
+def divergence_bound(mixture: Mixture, epsilon: float, points: int | None = None) -> float:
+    """Return an upper bound on the divergence at an epsilon of at least 0, in [0, 1].
 
     The lattice of sums has `points` points, a power of two; by default depending on the number of phases.
     """
-    direction = Direction.of(direction)
-    extreme = any(part.mu > _MAX_MU for part in mixture.phases)
-    if not mixture.phases or (side < 0 and (extreme or epsilon > _MAX_EPSILON)):
+    if not mixture.phases:
         return 0.0
     participation = mixture.terms / mixture.total * (1 + 2.0**-50)  # the unit does not participate otherwise
-    if extreme:
+    if any(part.mu > _MAX_MU for part in mixture.phases):
         return min(1.0, participation)
-    epsilon = min(epsilon, _MAX_EPSILON)
-    of = _remove if direction == Direction.REMOVE else _add
-    found = of(mixture, epsilon, side, points or _points(mixture, side))
+    threshold = threshold_of(mixture, min(epsilon, _MAX_EPSILON))
+    # The truncation reserve follows from a rough lattice's result, until it no longer matters.
+    allowed = _RESERVED
+    for _ in range(_ATTEMPTS):
+        cut = Cut.at(mixture, threshold, allowed)
+        rough, reserved = _best_of_tilts(mixture, threshold, cut, _MIN_POINTS)
+        if reserved <= 20 * _RESERVED * rough or cut.top >= _FURTHEST * threshold:
+            break
+        allowed = max(min(allowed / 10, _RESERVED * rough), SMALLEST)
+    num_points = min(max(_POINTS_A_TERM * mixture.terms, _MIN_POINTS), _MAX_POINTS)
+    # pyrefly: ignore[unbound-name]
+    found = sum(_best_of_tilts(mixture, threshold, cut, points or 1 << math.ceil(math.log2(num_points))))
     # NaN, and what is no probability, gives the trivial bound.
-    found = float(found) if 0 <= found <= 1 else float(side > 0)
-    return min(found, participation)
+    return min(max(found, SMALLEST) if 0 <= found <= 1 else 1.0, participation)
 
 
-def _points(mixture: Mixture, side: int) -> int:
-    num_points = min(max(_POINTS_A_TERM[side] * mixture.terms, _MIN_POINTS), MAX_POINTS)
-    return 1 << math.ceil(math.log2(num_points))
+def _best_of_tilts(mixture: Mixture, threshold: float, cut: "Cut", points: int) -> tuple[float, float]:
+    """Return the smaller bound of two tilts and its reserve, which add up to a bound on the divergence."""
+    sums_of, thresholds = Sums.of(mixture, cut.top + cut.rest, cut.top, points), np.array([threshold])
+    tilts = (0.0, max(0.0, cut.rough.tilt_to(threshold)))
+    counted = min(float(sums_of.bounds(thresholds, tilt)[0][0]) for tilt in tilts)
+    beyond, reserved = sums_of.beyond(thresholds, cut.rough.tilt_to(cut.rest))
+    return counted + float(beyond[0]), reserved
+
+
+def divergence_table(
+    mixture: Mixture, epsilons: np.ndarray, cut: float = _CUT, points: int = 2**16
+) -> np.ndarray:
+    """Return upper bounds on the divergence at many ascending epsilons of either sign.
+
+    A lattice is cut and tilted for the first epsilon at which the lattice before it has too large an error.
+    Bounds fall to about 1e-18, after which the table is flat (proofs/random_allocation.md, section 7). The
+    mixture is of mu up to 15. The first lattice has at least so many `points`, and probability of about `cut`
+    beyond it.
+    """
+    thresholds = np.array([threshold_of(mixture, float(epsilon)) for epsilon in epsilons])
+    # f is above every alpha with a threshold below 0: the divergence is 1 - alpha.
+    found = np.where(thresholds > 0, 1.0, -np.expm1(np.minimum(epsilons, 0.0)) * (1 + 8 * UNIT))
+    used = np.flatnonzero(thresholds > 0)
+    height = 1.0
+    while used.size:
+        if height == 1:
+            bounds, errors = _table(mixture, thresholds[used], cut, points)
+        else:
+            bounds, errors = _tail(mixture, thresholds[used[:_THRESHOLDS]], height)
+        # NaN is no bound. A lattice whose first error is too large is the last one.
+        bounds = np.where(np.isfinite(bounds), np.minimum(1.0, bounds), 1.0)
+        good = np.append(errors <= _MAX_ERROR * bounds, False)
+        end = int(np.argmin(good)) or bounds.size
+        found[used[:end]] = np.minimum(height, bounds[:end])
+        height = float(found[used[:end]].min())
+        used = used[end:]
+        if height <= _FLOOR:
+            found[used] = height
+            break
+    return np.maximum(found, SMALLEST)
 
 
 # -- Sums -----------------------------------------------------------------------------------------------
@@ -73,231 +120,133 @@ def _points(mixture: Mixture, side: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Means of weights of sums of independent X; in the remove direction one of them is size-biased.
+    """Sums of independent X on a lattice; one of them is size-biased, as under P.
 
-    With `biased`, the mean is `sum_t (number_t / b) E[X_t; weight(S)]`, which is that under P.
+    A mean is `sum_t (number_t / b) E[X_t; weight(S)]`.
     """
 
     mixture: Mixture
     lattice: Lattice
     dists: tuple[Distribution, ...]
-    firsts: tuple[np.ndarray, ...] | None
-    """Unweighted masses of the X that is size-biased; None where none is."""
+
+    @classmethod
+    def of(cls, mixture: Mixture, span: float, top: float, points: int) -> "Sums":
+        """Return sums on a lattice up to about `span`, of X up to about `top`."""
+        low = lowest(mixture)
+        step = (span - mixture.terms * low) / (points - 4)
+        cells = min(points - 2, math.ceil((top - low) / step))
+        lattice = Lattice(low, step, cells, points, mixture.terms)
+        return cls(mixture, lattice, tuple(lattice_distribution(p.mu, lattice) for p in mixture.phases))
 
     def log_masses(self, tilt: float) -> list[float]:
         """Return ln sum e^{tilt x} mass(x) of each distribution."""
         return [log_sum(tilt * self.lattice.places, dist.masses) for dist in self.dists]
 
-    def log_first(self, tilt: float) -> float:
-        """Return ln sum_t (number_t / b) E[X_t e^{tilt X_t}], or 0 where none is size-biased."""
-        if self.firsts is None:
-            return 0.0
-        x, total = self.lattice.places, self.mixture.total
-        logs = [
-            math.log(part.number / total) + log_sum(tilt * x, first * x)
-            for part, first in zip(self.mixture.phases, self.firsts, strict=True)
-        ]
-        return float(np.logaddexp.reduce(logs))
-
     def log_others(self, tilt: float) -> float:
-        """Return an upper bound on ln E e^{tilt S} of all X, or of all but the size-biased one."""
+        """Return an upper bound on ln E e^{tilt S} of all X but the size-biased one."""
         logs = self.log_masses(tilt)
         log = sum(part.number * one for part, one in zip(self.mixture.phases, logs, strict=True))
-        # Without the smallest: an upper bound for any other choice.
-        return log - (min(logs) if self.firsts is not None else 0.0)
+        return log - min(logs)  # without the smallest: an upper bound for any other choice
 
-    def log_wrapped(self, tilt: float, steep: float) -> float:
-        """Return an upper bound on ln of E e^{tilt S} from sums beyond the end: Chernoff by the tilt `steep`.
+    def log_wrapped(self, steep: float) -> float:
+        """Return an upper bound on ln P(sum beyond the end), by Chernoff with a tilt of at least 0.
 
         The size-biased X is at most the last place, so that the others are beyond the rest.
         """
         if not self.lattice.wraps:
             return -math.inf
-        steep = max(steep, tilt)
-        rest = self.lattice.end - (self.lattice.places[-1] if self.firsts is not None else 0.0)
-        return self.log_first(tilt) + self.log_others(steep) - (steep - tilt) * rest + 1e-9
+        x, steep = self.lattice.places, max(steep, 0.0)
+        logs = [
+            math.log(part.number / self.mixture.total) + log_sum(np.zeros(x.size), dist.masses * x)
+            for part, dist in zip(self.mixture.phases, self.dists, strict=True)
+        ]
+        rest = self.lattice.end - x[-1]
+        return float(np.logaddexp.reduce(logs)) + self.log_others(steep) - steep * rest + 1e-9
 
-    def one_sided(
-        self, thresholds: np.ndarray, tilt: float, direction: Direction
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return upper bounds on E (1 - K/S)_+ (remove) or E (1 - S/K)_+ (add) on the lattice, and errors.
+    def bounds(self, thresholds: np.ndarray, tilt: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return upper bounds on E (1 - K/S)_+ on the lattice for every threshold K, and errors.
 
-        For every threshold K, by running sums from the end where the weights are 1. Errors are what rounding
+        By running sums of tilted masses from the far end, where the weights are 1. Errors are what rounding
         adds to the bounds.
         """
-        falls = direction == Direction.ADD
-        order = slice(None, None, 1 if falls else -1)
-        places, start = self.lattice.sums, np.searchsorted(self.lattice.sums, thresholds)
-        counts = start if falls else self.lattice.points - start
+        lattice, phases = self.lattice, self.mixture.phases
+        x, terms, places = lattice.places, lattice.terms, lattice.sums
+        counts = lattice.points - np.searchsorted(places, thresholds)
 
         def running(values: np.ndarray) -> np.ndarray:
-            return np.append(0.0, np.cumsum(values[order]))[counts]
+            return np.append(0.0, np.cumsum(values[::-1]))[counts]
 
-        plain = _Tilted.by(self, np.ones(self.lattice.points), tilt, tilt)
-        with np.errstate(over="ignore", invalid="ignore"):  # at the other end, which no threshold reaches
-            masses = plain.terms()
-            means = running(masses * places) / thresholds if falls else running(masses / places) * thresholds
-            counted = np.maximum(0.0, running(masses) - means)
-            errors = plain.rounding_of_unit * np.sqrt(running(plain.weights**2))
-            errors = errors + 4 * self.lattice.points * UNIT * running(np.abs(masses))
-        return (counted + errors) * (1 + plain.relative), errors
-
-    def mean(self, weights: np.ndarray, tilts: tuple[float, ...], steep: float) -> tuple[float, float]:
-        """Return (lower, upper) bounds on the mean of weights in [0, 1] over sums up to the end."""
-        tilted = [_Tilted.by(self, weights, tilt, steep) for tilt in tilts]
-        best = min(tilted, key=lambda one: one.rounding + one.wrapped)
-        value, off = float(np.sum(best.terms())), best.relative  # a pairwise sum
-        # NumPy's maximum keeps a NaN, for which `divergence_bound` is trivial.
-        high = np.maximum(0.0, value) + best.rounding
-        low = np.maximum(0.0, value - best.rounding) * max(0.0, 1 - off)  # both factors may be negative
-        return float(np.maximum(0.0, low - best.wrapped)), float(high * (1 + off))
-
-
-@dataclass(frozen=True, eq=False)
-class _Tilted:
-    """The same mean with masses times e^{tilt x} and weights times e^{-tilt s}."""
-
-    sums: Sums
-    masses: list[np.ndarray]
-    firsts: list[np.ndarray]
-    """Size-biased masses, with the share of their phases."""
-    weights: np.ndarray
-    wrapped: float
-    relative: float
-
-    @classmethod
-    def by(cls, sums_of: Sums, weights: np.ndarray, tilt: float, steep: float) -> "_Tilted":
-        lattice, phases = sums_of.lattice, sums_of.mixture.phases
-        x, terms = lattice.places, lattice.terms
-        logs = sums_of.log_masses(tilt)
-        masses = [tilted(dist.masses, tilt * x - log) for dist, log in zip(sums_of.dists, logs, strict=True)]
-        firsts = []
-        if sums_of.firsts is not None:
-            for part, first, log in zip(phases, sums_of.firsts, logs, strict=True):
-                firsts.append(tilted(part.number / sums_of.mixture.total * first * x, tilt * x - log))
+        logs = self.log_masses(tilt)
+        products = self._products(tilt, logs)
         log_scale = sum(part.number * log for part, log in zip(phases, logs, strict=True))
-        with np.errstate(divide="ignore", over="ignore"):
-            log_weights = np.where(weights > 0, np.log(weights) - tilt * lattice.sums, -np.inf)
-            scaled = np.exp(log_weights + log_scale)
-            log_wrapped = log_weights.max() + sums_of.log_wrapped(tilt, steep)
-            wrapped = math.exp(min(100.0, log_wrapped))
         # Every factor of a positive sum is rounded: exponents, and as many masses as there are terms.
-        exponents = abs(tilt) * (terms * x[-1] + lattice.sums[-1]) + sum(map(abs, logs)) * terms
+        exponents = abs(tilt) * (terms * x[-1] + places[-1]) + sum(map(abs, logs)) * terms
         relative = 8 * UNIT * (exponents + 128 * terms + 128)
-        return cls(sums_of, masses, firsts, scaled, wrapped, relative)
+        with np.errstate(over="ignore", invalid="ignore"):  # at the other end, which no threshold reaches
+            weights = np.exp(log_scale - tilt * places)
+            masses = sums(products, lattice.points) * weights
+            counted = np.maximum(0.0, running(masses) - running(masses / places) * thresholds)
+            unit = sum(rounding_error(product, 1.0, lattice.points) for product in products)
+            errors = unit * np.sqrt(running(weights**2)) + 4 * lattice.points * UNIT * running(np.abs(masses))
+        return (counted + errors) * (1 + relative), errors
 
-    @functools.cached_property
-    def rounding_of_unit(self) -> float:
-        """Rounding error of a mean of weights of 2-norm 1."""
-        return sum(rounding_error(product, 1.0, self.sums.lattice.points) for product in self.products())
-
-    @functools.cached_property
-    def rounding(self) -> float:
-        """Rounding error of the mean."""
-        return self.rounding_of_unit * float(np.linalg.norm(self.weights))
-
-    def products(self) -> list[list[Factor]]:
-        """Return the factors of each term of the sum: the size-biased X of one kind, then all others."""
-        phases = self.sums.mixture.phases
-        if not self.firsts:
-            return [[Factor(one, part.number) for one, part in zip(self.masses, phases, strict=True)]]
-        return [
-            [Factor(first, 1)]
-            + [
-                Factor(one, part.number - (i == j))
-                for j, (one, part) in enumerate(zip(self.masses, phases, strict=True))
+    def _products(self, tilt: float, logs: list[float]) -> list[list[Factor]]:
+        """Return the tilted factors of each term: the size-biased X of one kind, then all others."""
+        x, phases = self.lattice.places, self.mixture.phases
+        masses = [tilted(dist.masses, tilt * x - log) for dist, log in zip(self.dists, logs, strict=True)]
+        found = []
+        for i, (part, dist, log) in enumerate(zip(phases, self.dists, logs, strict=True)):
+            biased = tilted(part.number / self.mixture.total * dist.masses * x, tilt * x - log)
+            others = [
+                Factor(one, other.number - (i == j))
+                for j, (one, other) in enumerate(zip(masses, phases, strict=True))
             ]
-            for i, first in enumerate(self.firsts)
-        ]
+            found.append([Factor(biased, 1), *others])
+        return found
 
-    def terms(self) -> np.ndarray:
-        """Return (points,) weighted masses of the sum."""
-        return sums(self.products(), self.sums.lattice.points) * self.weights
+    def beyond(self, thresholds: np.ndarray, steep: float) -> tuple[np.ndarray, float]:
+        """Return upper bounds on the parts with the size-biased X beyond the lattice, and on all other ones.
 
-
-# -- The two directions ---------------------------------------------------------------------------------
-
-
-def threshold_of(mixture: Mixture, direction: Direction, epsilon: float, side: int) -> float:
-    """Return the sum beyond which (remove) or below which (add) a weight is above 0, rounded to the side."""
-    sign = direction.sign
-    factor = math.exp(sign * epsilon)
-    found = mixture.total * factor - mixture.unused
-    return found - sign * side * 2.0**-46 * mixture.total * (1 + factor)
-
-
-def _remove(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
-    """Return `E_P (1 - K / S)_+`, K = alpha b less the unused phases: one X is size-biased, `E[X; .]`."""
-    threshold = threshold_of(mixture, Direction.REMOVE, epsilon, side)
-    # The truncation reserve follows from a rough lattice's result, until it no longer matters.
-    allowed = _RESERVED
-    for _ in range(_ATTEMPTS):
-        cut = Cut.at(mixture, threshold, allowed)
-        counted, reserved = _remove_up_to(mixture, threshold, cut, 1, _MIN_POINTS)
-        if reserved <= 20 * _RESERVED * counted or cut.top >= _FURTHEST * threshold:
-            break
-        allowed = min(allowed / 10, _RESERVED * counted)
-    # pyrefly: ignore[unbound-name]
-    counted, reserved = _remove_up_to(mixture, threshold, cut, side, points)
-    return float(np.maximum(counted + reserved, SMALLEST if side > 0 else 0.0))
+        Those are another X, or the sum, beyond the lattice.
+        """
+        places, terms = self.lattice.places, self.mixture.terms
+        top = float(places[-1])
+        # Beyond K, 1 - K / S is concave in the sum of the others: with their mean it is at most
+        # 1 - (K / X) (1 - mean / X).
+        each = float(np.max([dist.masses @ places + dist.max_weighted for dist in self.dists]))
+        room = max(0.0, 1 - terms * each * (1 + 1e-9) / top)
+        less = np.where(top > thresholds, thresholds * room, 0.0)
+        beyond, others = np.zeros(thresholds.size), 0.0
+        for part, dist in zip(self.mixture.phases, self.dists, strict=True):
+            tail = np.maximum(0.0, dist.max_weighted - less * dist.min_beyond)
+            beyond += part.number / self.mixture.total * tail
+            others += part.number * dist.max_beyond
+        # A size-biased X on the lattice has the mass E X^, which is 1 up to rounding.
+        others = float(others * np.maximum(1.0, each)) + math.exp(min(0.0, self.log_wrapped(steep)))
+        return beyond * (1 + 1e-9), others * (1 + 1e-9)
 
 
-def _remove_up_to(
-    mixture: Mixture, threshold: float, cut: "Cut", side: int, points: int
-) -> tuple[float, float]:
-    """Return (part on the lattice or in closed form, reserve); their sum is the bound."""
-    lattice = lattice_of(mixture, cut.top + cut.rest, cut.top, points)
-    dists = tuple(lattice_distribution(part.mu, lattice, Direction.REMOVE, side) for part in mixture.phases)
-    firsts = tuple(dist.masses for dist in dists)
-    shares = [part.number / mixture.total for part in mixture.phases]
-    weights = np.maximum(0.0, lattice.sums - threshold) / lattice.sums
-    tilts = (0.0, cut.tilt) if cut.tilt > 0 else (0.0,)
-    if side < 0:
-        # Where the size-biased X is beyond the lattice, 1 - K / S is at least 1 - K / X; others are omitted.
-        low, _ = Sums(mixture, lattice, dists, firsts).mean(weights, tilts, cut.steep)
-        tails = [dist.min_weighted - threshold * dist.max_beyond for dist in dists]
-        beyond = sum(share * max(0.0, tail) for share, tail in zip(shares, tails, strict=True))
-        return low + beyond * (1 - 1e-12), 0.0
-    sums = Sums(mixture, lattice, dists, firsts)
-    _, high = sums.mean(weights, tilts, cut.steep)
-    beyond, reserved = beyond_lattice(sums, np.array([threshold]))
-    wrapped = math.exp(min(0.0, sums.log_wrapped(0.0, cut.steep)))
-    return high + float(beyond[0]), reserved + wrapped * (1 + 1e-9)
-
-
-def beyond_lattice(sums: "Sums", thresholds: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return upper bounds on the parts of the remove direction with X, or another, beyond the lattice."""
-    mixture, dists, places = sums.mixture, sums.dists, sums.lattice.places
-    top = float(places[-1])
-    # Beyond K, 1 - K / S is concave in the sum of the others: with their mean it is at most
-    # 1 - (K / X) (1 - mean / X).
-    each = float(np.max([dist.masses @ places + dist.max_weighted for dist in dists]))
-    less = np.where(top > thresholds, thresholds * max(0.0, 1 - mixture.terms * each * (1 + 1e-9) / top), 0.0)
-    beyond, others = np.zeros(thresholds.size), 0.0
-    for part, dist in zip(mixture.phases, dists, strict=True):
-        tail = np.maximum(0.0, dist.max_weighted - less * dist.min_beyond)
-        beyond += part.number / mixture.total * tail
-        others += part.number * dist.max_beyond
-    # A size-biased X on the lattice has the mass E X^, which is 1 up to rounding.
-    return beyond * (1 + 1e-9), float(others * np.maximum(1.0, each)) * (1 + 1e-9)
+def threshold_of(mixture: Mixture, epsilon: float) -> float:
+    """Return the sum beyond which a weight is above 0, rounded down."""
+    factor = math.exp(epsilon)
+    return mixture.total * factor - mixture.unused - 2.0**-46 * mixture.total * (1 + factor)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Resolution limits of X (`top`) and of the sum of the others (`rest`); two tilts, `Sums`."""
+    """Resolution limits of X (`top`) and of the sum of the others (`rest`), by a rough model."""
 
     top: float
     rest: float
-    tilt: float
-    steep: float
+    rough: Rough
 
     @classmethod
     def at(cls, mixture: Mixture, threshold: float, allowed: float, furthest: float = 0.0) -> "Cut":
         """Return the cut beyond which the probability is about `allowed`, or the furthest one."""
-        terms, most = mixture.terms, highest(mixture, 1)
+        terms, most = mixture.terms, highest(mixture)
         furthest = max(furthest, _FURTHEST * threshold)
         top = 1.2 * threshold
-        while top < min(most, furthest) and above(mixture, top, False) > allowed:
+        while top < min(most, furthest) and above(mixture, top) > allowed:
             top *= 1.3
         top = min(most, top)
         rough, least, last = Rough.of(mixture, top), terms * 1.01, min(terms * top, furthest)
@@ -307,40 +256,98 @@ class Cut:
 
         ends = math.log(least), math.log(max(least, last))
         rest = math.exp(min(ends[1], roots.turn(is_beyond, ends[0], 0.14, *ends, absolute=0.07)[1]))
-        rest = max(rest, 1.02 * threshold - top)
-        return cls(top, rest, rough.tilt_to(threshold), rough.tilt_to(rest))
+        return cls(top, max(rest, 1.02 * threshold - top), rough)
 
 
-def lattice_of(mixture: Mixture, span: float, top: float, points: int) -> Lattice:
-    """Return a lattice of sums up to about `span`, of X up to about `top`."""
-    terms, low = mixture.terms, lowest(mixture)
-    step = (span - terms * low) / (points - 4)
-    return Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
+# -- Tables ---------------------------------------------------------------------------------------------
 
 
-def _add(mixture: Mixture, epsilon: float, side: int, points: int) -> float:
-    """Return `(alpha / b) E_Q (K - S)_+`, K = b / alpha less the unused phases."""
-    threshold = threshold_of(mixture, Direction.ADD, epsilon, side)
-    if threshold <= 0:
-        return 0.0
-    terms, low = mixture.terms, lowest(mixture)
-    near = low * (1 + 0.1 * min(1.0, *(part.mu for part in mixture.phases)))
-    if threshold <= terms * near:
-        # One X is below `near` then.
-        rest = 0.0
-        for part in mixture.phases:
-            below, _, error = tails_of(part.mu, np.array([near]), 1.0)
-            rest += part.number * float(below[0]) * (1 + error)
-        return float(np.maximum(rest * (1 + 1e-9), SMALLEST)) if side > 0 else 0.0
-    step = (threshold - terms * low) / (points // 4 - 8)
-    top = min(highest(mixture, -1), threshold - (terms - 1) * low)
-    lattice = Lattice(low, step, min(points - 2, math.ceil((top - low) / step)), points, terms)
-    dists = tuple(lattice_distribution(part.mu, lattice, Direction.ADD, side) for part in mixture.phases)
-    rough = Rough.of(mixture, float(lattice.places[-1]))
-    tilt, steep = min(0.0, rough.tilt_to(threshold)), rough.tilt_to(lattice.end)
-    weights = np.maximum(0.0, threshold - lattice.sums) * (math.exp(epsilon) / mixture.total)
-    bounds = Sums(mixture, lattice, dists, None).mean(weights, (0.0, tilt), steep)
-    if side < 0:
-        return bounds[0]
-    beyond = sum(part.number * dist.max_beyond for part, dist in zip(mixture.phases, dists, strict=True))
-    return float(np.maximum(bounds[1] + beyond * (1 + 1e-9), SMALLEST))
+def _table(
+    mixture: Mixture, thresholds: np.ndarray, allowed: float, points: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of all thresholds and their errors, without a tilt."""
+    step = _STEP * min(math.sqrt(math.expm1(part.mu**2)) for part in mixture.phases)
+    cut = Cut.at(mixture, max(float(thresholds[0]), mixture.terms), allowed, 0.4 * _MAX_POINTS * step)
+    num_points = min(max((cut.top + cut.rest) / step, points), _MAX_POINTS)
+    found = Sums.of(mixture, cut.top + cut.rest, cut.top, 1 << math.ceil(math.log2(num_points)))
+    bounds, errors = found.bounds(thresholds, 0.0)
+    beyond, reserve = found.beyond(thresholds, cut.rough.tilt_to(cut.rest))
+    # A threshold near the top leaves no room for the sum of the others.
+    coarse = np.where(1.05 * thresholds > found.lattice.places[-1], beyond, 0.0)
+    return bounds + beyond + reserve, errors + reserve + coarse
+
+
+def _tail(mixture: Mixture, thresholds: np.ndarray, height: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of far thresholds and their errors: no X above a top, one of them, or two and more.
+
+    Sums of X below the top are tilted; lognormals themselves have no moments to tilt by.
+    """
+    first, terms = float(thresholds[0]), mixture.terms
+    top = first * max(0.25, 1.2 / terms)
+    while top < first and _two_large(mixture, top) > _TWO_LARGE * height:
+        top *= 1.1
+    top = min(top, highest(mixture))
+    rough = Rough.of(mixture, top)
+    tilt, end = max(0.0, rough.tilt_to(first)), 1.2 * first
+    log_cut = math.log(_CUT) + rough.log_moment(tilt)[0]
+    while end < terms * top and rough.log_chernoff(end) + tilt * end > log_cut:
+        end *= 1.1
+    found = Sums.of(mixture, end + 1.01 * top, top, _TAIL_POINTS)
+    steep = max(rough.tilt_to(end), 1 / end)
+    bounds, errors = found.bounds(thresholds, tilt)
+    reserve = math.exp(min(0.0, found.log_wrapped(steep)))
+    reserve += _two_large(mixture, float(found.lattice.places[-1]))
+    for i in range(len(found.dists)):
+        one, error = _one_large(found, i, thresholds, steep)
+        bounds, errors = bounds + one, errors + error
+    return (bounds + reserve) * (1 + 1e-9), errors + reserve
+
+
+def _two_large(mixture: Mixture, top: float) -> float:
+    """Return a bound on `E[S; two X or more above the top] / b`."""
+    num, sizes = 0.0, 0.0
+    for part in mixture.phases:
+        tail, weighted, error = tails_of(part.mu, np.array([top]))
+        num += part.number * float(tail[0]) * (1 + error)
+        sizes += part.number * float(weighted[0]) * (1 + error)
+    # One of the two, or another X, whose mean is 1.
+    return (sizes * num + mixture.terms * num**2 / 2) / mixture.total * (1 + 1e-9)
+
+
+def _one_large(
+    sums_of: Sums, place: int, thresholds: np.ndarray, steep: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds on `sum_j E[(X_j + S' - K)_+; X_j above the top] / b` for phases of one kind, and errors.
+
+    S' is the sum of the others, all at most the top: `E (X - y)_+` of X above the top is convex in
+    `y = K - S'`, so that chords between few places of S' bound it.
+    """
+    mixture, lattice, part = sums_of.mixture, sums_of.lattice, sums_of.mixture.phases[place]
+    factors = [
+        Factor(dist.masses, one.number - (i == place))
+        for i, (dist, one) in enumerate(zip(sums_of.dists, mixture.phases, strict=True))
+    ]
+    # The others of a mixture of one phase are at 0.
+    masses = (
+        sums([factors], lattice.points) if mixture.terms > 1 else np.append(1.0, np.zeros(lattice.points - 1))
+    )
+    each = lattice.points // _TAIL_NODES
+    index, share = np.divmod(np.arange(lattice.points) / each, 1.0)
+    index = index.astype(int)
+    nodes = np.bincount(index, masses * (1 - share), _TAIL_NODES + 1)
+    nodes += np.bincount(index + 1, masses * share, _TAIL_NODES + 1)
+    places = (mixture.terms - 1) * lattice.low + lattice.step * each * np.arange(_TAIL_NODES + 1)
+    y = thresholds[:, None] - places * (1 + 8 * UNIT)
+    top = float(lattice.places[-1])
+    tail, weighted, error = tails_of(part.mu, np.maximum(y, top))
+    means = weighted - y * tail + (error + 8 * UNIT) * (weighted + np.abs(y) * tail)
+    unit = rounding_error(factors, 1.0, lattice.points) if mixture.terms > 1 else 0.0
+    # Rounding of the transform, of the running of chords, and sums beyond the end, which wrap.
+    errors = unit * np.sqrt(each * (means**2).sum(axis=1)) + 4 * lattice.points * UNIT * (
+        means @ np.abs(nodes)
+    )
+    lost = math.exp(min(0.0, sums_of.log_others(steep) - steep * lattice.end + steep * top))
+    last = float(tails_of(part.mu, np.array([top]))[1][0]) * (1 + error)
+    errors = errors + lost * last * (1 + lattice.end / top)
+    share_of = part.number / mixture.total * (1 + 1024 * UNIT * (mixture.terms + 1))  # rounded masses
+    return share_of * (np.maximum(0.0, means @ nodes) + errors), share_of * errors

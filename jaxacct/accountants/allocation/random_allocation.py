@@ -1,4 +1,4 @@
-"""Balls-in-bins without correlation (C = I): two-sided bounds on delta, without samples.
+"""Balls-in-bins without correlation (C = I): delta up to a grid, without samples.
 
 A unit participates in one uniform phase, the same in every cycle. Its turns in a phase add up to one Gaussian
 shift of length `sqrt(turns)`, and phases do not overlap, so `f = P/Q` is the mean of as many independent
@@ -11,29 +11,27 @@ from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.base import Accountant, why_not_identity
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.hockey_stick import Direction
 
 
 class RandomAllocation(Accountant):
-    """Two-sided bounds on the mixture over the phases, without side information."""
+    """Bound on the mixture over the phases, without side information."""
 
     name = "random-allocation"
     adjacencies = ("zero-out",)
     reveals_all_coins = False
-    is_two_sided = True
 
     def why_not_covered(self, mechanism: Mechanism) -> str | None:
         if mechanism.scheme.phase_participations is None:
             return "its participations are not one phase, drawn once"
         return why_not_identity(mechanism)
 
+    def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
+        del mechanism, delta
+        return compose_with is None
+
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         del compose_with
-        # The other direction is at most this one (proofs/add_direction.md, theorem 1).
-        return self.one_sided(mechanism, epsilon, Direction.REMOVE, 1)
-
-    def one_sided(self, mechanism: Mechanism, epsilon: float, direction: str, side: int) -> float:
-        return divergence_bound(mixture_of(mechanism), epsilon, direction, side)
+        return divergence_bound(mixture_of(mechanism), epsilon)
 
 
 def mixture_of(mechanism: Mechanism) -> Mixture:

@@ -1,9 +1,9 @@
 """Redrawn bins (C = I): one participation an epoch, at a fresh uniform step of each epoch, without samples.
 
 Within an epoch `f = P/Q` is the mean of independent lognormals (`lognormal_sums`). A lattice distribution
-larger in convex order bounds both divergences of one epoch at a table of epsilons; the largest convex
-functions below these bounds are the divergences of a pair that dominates the epoch, and epochs are
-independent, so that pairs compose (proofs/random_allocation.md, section 7). k uniform steps of n are bounded
+larger in convex order bounds the divergence of one epoch at a table of epsilons; the largest convex
+function below these bounds is the divergence of a pair that dominates the epoch, and epochs are independent,
+so that pairs compose (proofs/random_allocation.md, section 7). k uniform steps of n are bounded
 by the k groups of a random partition (section 8).
 """
 
@@ -12,15 +12,14 @@ import math
 
 import numpy as np
 
-from jaxacct.accountants.allocation import lognormal_sums, lognormal_tables
+from jaxacct.accountants.allocation import lognormal_sums
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
 from jaxacct.accountants.base import Accountant, why_not_identity
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed_losses import Part, divergence_bound
-from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
-from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
+from jaxacct.statistics.loss_curves import ChordCurve
 
 MIN_NOISE = 1 / 15
 # Smallest spacing of a table's epsilons over the deviation of the loss; chords add its square / 6 to the
@@ -41,7 +40,7 @@ def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon
     epsilon = _validate.epsilon(epsilon)
     if E == 1:
         mixture = Mixture((Phases(M, 1 / sigma),))
-        return lognormal_sums.divergence_bound(mixture, epsilon, Direction.REMOVE, 1)
+        return lognormal_sums.divergence_bound(mixture, epsilon)
     if sigma < MIN_NOISE:
         raise ValueError(f"noise_multiplier must be at least 1/15 to be composed, got {sigma!r}")
     return _composed(((E, M, 0),), sigma, epsilon)
@@ -52,7 +51,7 @@ def _composed(epochs: tuple[tuple[int, int, int], ...], noise_multiplier: float,
 
     Of the remove direction: the other one is at most that (proofs/add_direction.md, theorem 1).
     """
-    curves = [(epoch_curves(steps, noise_multiplier, unused)[0], number) for number, steps, unused in epochs]
+    curves = [(epoch_curve(steps, noise_multiplier, unused), number) for number, steps, unused in epochs]
     return divergence_bound([Part(*each) for each in curves], epsilon)
 
 
@@ -68,8 +67,9 @@ class RedrawnBins(Accountant):
             return "its epochs are not independent"
         return why_not_identity(mechanism)
 
-    def is_close(self, mechanism: Mechanism, delta: float, compose_with=None) -> bool:
-        del compose_with
+    def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
+        if delta is None or compose_with is not None:
+            return False
         scheme = mechanism.scheme
         floor = _FLOOR * scheme.max_participations
         if scheme.reveals_epochs and scheme.independent_epochs:
@@ -101,8 +101,8 @@ def redrawn_bins_noise_multiplier(
 
 
 @functools.lru_cache(maxsize=4)
-def epoch_curves(steps: int, noise_multiplier: float, unused: int = 0) -> tuple[ChordCurve, ChordCurve]:
-    """Return the (remove, add) curves of a pair that dominates one epoch.
+def epoch_curve(steps: int, noise_multiplier: float, unused: int = 0) -> ChordCurve:
+    """Return the curve of the remove direction of a pair that dominates one epoch.
 
     The epoch has `steps` steps that are run and `unused` ones that are not.
     """
@@ -113,10 +113,11 @@ def epoch_curves(steps: int, noise_multiplier: float, unused: int = 0) -> tuple[
     spacings = np.append(np.full(_UNIFORM, spacing), spacing * (1 + _GROWTH) ** np.arange(growth))
     rest = math.ceil(max(0.0, _MAX_EPSILON - spacings.sum()) / spacings[-1])
     epsilons = np.cumsum(np.concatenate([[0.0], spacings, np.full(rest, spacings[-1])]))
-    tables = {}
-    for direction in DIRECTIONS:
-        found = np.minimum.accumulate(lognormal_tables.divergence_table(mixture, epsilons, direction))
-        # Beyond its last decrease a table is flat: its chords would put mass at losses that do not occur.
-        end = max(2, 1 + int(np.searchsorted(-found, -1.1 * found[-1])))
-        tables[direction] = epsilons[:end], found[:end]
-    return dominating_curves(tables[Direction.REMOVE], tables[Direction.ADD])
+    # At losses below 0 a lattice may be shorter; at low noise it is finer.
+    negative, cut = -epsilons[:0:-1], 1e-6 * min(1.0, deviation)
+    below = lognormal_sums.divergence_table(mixture, negative, cut, 2**19 if deviation > 0.1 else 2**16)
+    above = np.minimum.accumulate(lognormal_sums.divergence_table(mixture, epsilons))
+    # Beyond its last decrease a table is flat: its chords would put mass at losses that do not occur.
+    end = max(2, 1 + int(np.searchsorted(-above, -1.1 * above[-1])))
+    bounds = np.minimum.accumulate(np.append(below, above[:end]))
+    return ChordCurve.below(np.append(negative, epsilons[:end]), bounds)

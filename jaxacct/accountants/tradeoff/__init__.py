@@ -28,8 +28,14 @@ from jaxacct.accountants.tradeoff.curves.gaussian import (
     gdp_tradeoff,
     group_gdp,
 )
-from jaxacct.accountants.tradeoff.curves.parametric import Best, EpsilonDelta, GaussianMixture, Subsampled
-from jaxacct.accountants.tradeoff.curves.subsampling import subsampled_gdp_clt, subsampled_gdp_tradeoff
+from jaxacct.accountants.tradeoff.curves.parametric import (
+    Best,
+    EpsilonDelta,
+    GaussianMixture,
+    Subsampled,
+    subsampled_gdp_tradeoff,
+)
+from jaxacct.accountants.tradeoff.curves.subsampling import subsampled_gdp_clt
 from jaxacct.accountants.tradeoff.curves.terms import Terms
 from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import (
     GeneralDPSGD,
@@ -61,8 +67,11 @@ from jaxacct.accountants.tradeoff.last_iterate.langevin import (
     projected_langevin_gdp,
 )
 from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
-from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import noisy_cgd_gdp, noisy_cgd_gdp_lower_bound
-from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_gd_gdp
+from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import (
+    noisy_cgd_gdp,
+    noisy_cgd_gdp_lower_bound,
+    noisy_gd_gdp,
+)
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import (
     BestTradeoffBound,
     TradeoffBound,

@@ -93,12 +93,11 @@ def command(
         if estimate.num_samples:
             kind = f"from {estimate.num_samples:,} samples for each direction"
             held = f"{100 * estimate.confidence:g}% interval"
-            ends = f"{held} [{estimate.low:.4g}, {estimate.high:.4g}]"
         else:
             kind, held = "computed", "without samples"
-            ends = f"between {estimate.low:.6g} and {estimate.high:.6g} {held}"
-        if not estimate.low:
-            ends = f"at most {estimate.high:.4g} ({held}; upper bound only)"
+        ends = f"at most {estimate.high:.4g} ({held}; upper bound only)"
+        if estimate.low:
+            ends = f"{held} [{estimate.low:.4g}, {estimate.high:.4g}]"
         print(f"{value}, {ends}\n{kind}: {parts}")
         if mechanism.strategy.given_norm != 1:
             print(f"noise multiplier {noise_multipliers(mechanism)}")

@@ -71,10 +71,6 @@ def curve(f, change):
     return CHANGES[change](f)
 
 
-def noisy_gd_schedule(**run):
-    return tradeoff.noisy_gd_gdp(steps=3, num_examples=10, **run | {"stepsize": [run["stepsize"]] * 3})
-
-
 def fitted(kind):
     def call(epsilon, delta, **options):
         return kind.from_epsilon_delta(epsilon, delta, **options)
@@ -101,7 +97,6 @@ TABLE = {
     "curve": (asked(curve), dict(ask=PROFILE, f=CURVES, change=tuple(CHANGES))),
     "composition": (tradeoff.composition_gdp, dict(sensitivity=ANY, steps=COUNT)),
     "gd": (asked(tradeoff.noisy_gd_gdp), dict(ask=LINES, steps=COUNT, num_examples=COUNT) | RUN),
-    "gd, schedule": (noisy_gd_schedule, RUN),
     "cgd": (
         asked(tradeoff.noisy_cgd_gdp),
         dict(ask=LINES, epochs=COUNT, batches_per_epoch=(*COUNT, 3), batch_size=COUNT, batch_index=(None, 1))

@@ -49,11 +49,6 @@ def open_share(name: str, value) -> np.ndarray:
     return checked(name, value, "in (0, 1)", lambda entries: (entries > 0) & (entries < 1))
 
 
-def order(value) -> np.ndarray:
-    """Return Renyi orders, above 1."""
-    return checked("order", value, "above 1", lambda entries: entries > 1)
-
-
 def plain(value) -> Any:
     """Return an array without axes as a float, other values unchanged."""
     return float(value) if np.ndim(value) == 0 else value

@@ -5,13 +5,12 @@ raises it; all errors of the composition are in its bound (proofs/tradeoff.md, p
 """
 
 import functools
-import math
 
 import numpy as np
 
 from jaxacct.accountants.tradeoff.curves.arrays import plain
 from jaxacct.statistics import roots
-from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table
+from jaxacct.statistics.composed_losses import Part, divergence_bound, divergence_table, min_epsilon
 from jaxacct.statistics.loss_curves import LossCurve, dominating_curves
 
 _MAX_COUNT = 10**9
@@ -20,7 +19,6 @@ _MAX_EPSILON = 1e6  # of a composition
 _RAISED = 1e-11  # of a profile: more than its relative error (proofs/tradeoff.md)
 _SMALLEST = -690.0  # ln of the smallest delta of a profile, so that none underflows
 _POINTS, _NEAREST = 6000, 1e-9  # of a grid of losses, and its first over its last
-_TIGHT = 1e-9  # relative width of the interval around an epsilon
 
 
 def delta_bound(parts, epsilon):
@@ -38,25 +36,8 @@ def delta_bound(parts, epsilon):
 
 def epsilon_bound(parts, delta: float) -> float:
     """Return an upper bound on epsilon at delta, of `(curve, count)` pairs; infinity where none is found."""
-    infinite = [(min(1.0, math.exp(float(part.log_delta(_MAX_LOSS)))), times) for part, times in parts]
-    if max(mass for mass, _ in infinite) == 1:
-        return math.inf
-    if -math.expm1(math.fsum(times * math.log1p(-mass) for mass, times in infinite)) > delta:
-        return math.inf
     steps = _steps(parts)
-
-    @functools.cache
-    def excess(epsilon: float) -> float:
-        return math.log(delta) - math.log(divergence_bound(steps, epsilon))
-
-    if excess(0.0) >= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) < 0:
-        if high > _MAX_EPSILON:
-            return math.inf
-        high *= 4
-    return roots.root(excess, high / 4 if high > 1 else 1e-12, high, high / 2, relative=_TIGHT)[1]
+    return min_epsilon(lambda epsilon: divergence_bound(steps, epsilon), delta, _MAX_EPSILON)
 
 
 def tradeoff_from_below(parts, alpha):

@@ -18,7 +18,8 @@ import numpy as np
 from jaxacct.accountants.tradeoff.curves import arrays, composition, gaussian
 from jaxacct.accountants.tradeoff.curves.arrays import bisect, plain
 from jaxacct.common import validate as _validate
-from jaxacct.statistics.loss_curves import GaussianPair, LossCurve, both_directions
+from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
+from jaxacct.statistics.loss_curves import LossCurve
 
 _MOST = 700.0  # natural log: e^700 is still a float64
 _MAX_GROUP = 1000
@@ -72,7 +73,7 @@ class TradeOff(abc.ABC):
             first, second = value(one), value(two)
             best = np.maximum(best, np.maximum(first, second))
             low, high = np.where(first > second, low, one), np.where(first > second, two, high)
-        return plain(best)
+        return plain(np.where(alpha < 1, best, 0.0))
 
     def group(self, size: int) -> "TradeOff":
         """Return the curve of groups of `size` from f-DP for one record: `1 - (1 - f)^(o size)`."""
@@ -97,7 +98,7 @@ class Gaussian(TradeOff):
         return gaussian.gdp_log_delta(epsilon, self.mu)
 
     def loss_curve(self) -> LossCurve:
-        return both_directions(GaussianPair(1 / self.mu), 1.0)[0] if self.mu else super().loss_curve()
+        return sampled_gaussian(1 / self.mu)[0] if self.mu else super().loss_curve()
 
     def epsilon(self, delta):
         return gaussian.gdp_epsilon(delta, self.mu)

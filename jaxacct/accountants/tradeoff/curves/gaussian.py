@@ -115,7 +115,8 @@ def gdp_to_zcdp(mu):
 
 def gdp_to_rdp(mu, order):
     """Return the Renyi divergence of this order, above 1: `order mu^2 / 2`."""
-    return plain(arrays.order(order) * arrays.nonnegative("mu", mu) ** 2 / 2)
+    orders = arrays.checked("order", order, "above 1", lambda a: a > 1)
+    return plain(orders * arrays.nonnegative("mu", mu) ** 2 / 2)
 
 
 def dp_tradeoff(alpha, epsilon, delta):

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays, composition, gaussian
-from jaxacct.accountants.tradeoff.curves.arrays import bisect, log_of_positive, plain
+from jaxacct.accountants.tradeoff.curves.arrays import log_of_positive, plain
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
-from jaxacct.accountants.tradeoff.curves.subsampling import amplified_epsilon, subsampled_gdp_tradeoff
+from jaxacct.accountants.tradeoff.curves.subsampling import amplified_epsilon
 
 _MOST = 700.0  # natural log: e^700 is still a float64
-_MAX_MU = 1e8
 _ROUNDED = 2.0**-45  # what weights may fall short of 1 by the rounding of each
 
 
@@ -66,10 +64,12 @@ class Subsampled(TradeOff):
         value = np.where(p > 0, np.log(share) + inner, -np.inf)
         return plain(np.where(epsilon < 0, gaussian.mirrored_log_delta(size, value), value))
 
-    def __call__(self, alpha):
-        if isinstance(self.part, Gaussian):
-            return subsampled_gdp_tradeoff(alpha, self.part.mu, self.sampling_prob)
-        return super().__call__(alpha)
+
+def subsampled_gdp_tradeoff(alpha, mu, sampling_prob):
+    """Return `C_p(G_mu)(alpha)`, rounded down; `mu`, finite, is of the mechanism on the sample."""
+    mu = arrays.checked("mu", mu, "finite and at least 0", lambda m: np.isfinite(m) & (m >= 0))
+    alpha, mu, p = np.broadcast_arrays(alpha, mu, arrays.share("sampling_prob", sampling_prob))
+    return Subsampled(Gaussian(mu), p)(alpha)
 
 
 @dataclass(frozen=True)
@@ -116,34 +116,3 @@ class GaussianMixture(TradeOff):
         parts = gaussian.gdp_log_delta(np.asarray(epsilon, np.float64)[..., None], self.mus)
         total = np.sum(self.weights * np.exp(parts), axis=-1) + self.lost
         return plain(np.log(np.where(total > 0, total, 1e-323)))
-
-    def __call__(self, alpha):
-        """Return the infimum over splits of alpha: one multiplier Lambda for all parts.
-
-        For a part with mu > 0, `alpha_i = Phi(-(Lambda/mu + mu/2))`, `f_i = Phi(Lambda/mu - mu/2)`; a part
-        with mu = 0 pays alpha for f at slope -1, all at once at Lambda = 0 (the paper divides by zero there).
-        """
-        alpha, mus = arrays.share("alpha", alpha), np.asarray(self.mus, np.float64)
-        # Type II errors of a mu this large are 0 in float64: no privacy.
-        lost = self.lost + np.sum(np.where(mus > _MAX_MU, self.weights, 0.0))
-        real = (mus > 0) & (mus <= _MAX_MU)
-        m, w = np.where(real, mus, 1.0), np.where(real, self.weights, 0.0)
-        none = np.sum(np.where(mus > 0, 0.0, self.weights))
-
-        def level(lagrange):
-            return np.sum(w * special.ndtr(-(lagrange[..., None] / m + m / 2)), axis=-1)
-
-        def power(lagrange):
-            return np.sum(w * special.ndtr(lagrange[..., None] / m - m / 2), axis=-1)
-
-        zero = np.zeros_like(alpha)
-        kink = level(zero)
-        # Above the kink the parts with mu = 0 have used their whole share: solve for the rest of alpha.
-        required = np.where(alpha < kink, alpha, np.maximum(alpha - none, 0.0))
-        flat = (alpha >= kink) & (alpha <= kink + none)
-        most = np.max(m) ** 2 / 2 + 40 * np.max(m) + 1
-        low, high = bisect(lambda lagrange: level(lagrange) > required, zero - most, zero + most)
-        solved = power((low + high) / 2) + np.where(alpha < kink, none, 0.0)
-        value = np.where(flat, power(zero) + none - (alpha - kink), solved)
-        value = np.where(alpha <= 0, 1.0 - lost, np.where(alpha >= 1 - lost, 0.0, value))
-        return plain(np.clip(value, 0.0, 1.0))

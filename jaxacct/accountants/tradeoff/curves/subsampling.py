@@ -1,4 +1,4 @@
-"""The subsampling operator C_p and the subsampled Gaussian in closed form.
+"""The subsampling operator C_p.
 
 `C_p(f) = (min{f_p, f_p^-1})**`, `f_p = p f + (1-p) Id` (arXiv 1905.02383, definition 6): fixed-size
 sampling of a share p without replacement turns a mechanism with symmetric trade-off f into one with C_p(f),
@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from jaxacct.accountants.tradeoff.curves import arrays
-from jaxacct.accountants.tradeoff.curves.arrays import bisect, plain
+from jaxacct.accountants.tradeoff.curves.arrays import plain
 
 
 def amplified_epsilon(epsilon, sampling_prob):
@@ -20,27 +20,6 @@ def amplified_epsilon(epsilon, sampling_prob):
     # Beyond e^30 the 1 - 1/p next to e^eps / p needs only first order.
     large = epsilon - np.log(p) + np.log1p((p - 1) * np.exp(-np.maximum(epsilon, 30.0)))
     return plain(np.where(epsilon <= 30.0, np.log1p(np.expm1(small) / p), large))
-
-
-def subsampled_gdp_tradeoff(alpha, mu, sampling_prob):
-    """Return `C_p(G_mu)(alpha)`.
-
-    `p Phi(Phi^-1(1-alpha) - mu) + (1-p)(1-alpha)` up to `Phi(-mu/2)`, then slope -1, then the inverse of the
-    first piece, by bisection; `mu` is of the mechanism on the sample.
-    """
-    alpha, p = arrays.share("alpha", alpha), arrays.share("sampling_prob", sampling_prob)
-    mu = arrays.checked("mu", mu, "finite and at least 0", lambda m: np.isfinite(m) & (m >= 0))
-    left = special.ndtr(-mu / 2)
-    right = p * left + (1 - p) * special.ndtr(mu / 2)
-    first = p * special.ndtr(-special.ndtri(alpha) - mu) + (1 - p) * (1 - alpha)
-    # f_p decreases from 1 to 0: its inverse at alpha, for alpha past the middle.
-    zero = 0.0 * (alpha + mu + p)
-    low, high = bisect(
-        lambda z: p * special.ndtr(z - mu) + (1 - p) * special.ndtr(z) < alpha, zero - 40, zero + 40 + mu
-    )
-    inverse = special.ndtr(-(low + high) / 2)
-    value = np.where(alpha <= left, first, np.where(alpha <= right, left + right - alpha, inverse))
-    return plain(np.clip(np.where(alpha >= 1, 0.0, value), 0.0, 1.0))
 
 
 def subsampled_gdp_clt(p, steps, mu):

@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jaxacct.common import validate as _validate
 
 SAMPLING = ("shuffling", "subsampling")
+Counted: TypeAlias = Callable[[int], Mapping[int, Any]]
 MAX_GROUP, MAX_GROUP_OF_TERMS = 400, 64  # with one term a round, and with several
 _MAX_FILTERED = 1000  # terms a round, where they are kept by coins
 _MAX_PRODUCTS = 2 * 10**9  # of one convolution: some seconds
@@ -119,15 +120,22 @@ def participation_pmf(
         fresh m s-subset, cut at random into m parts).
     """
     check_sizes(dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling)
-    rounds = dataset_size // (num_microbatches * microbatch_size)
+    sizes = dataset_size, num_microbatches, microbatch_size, group_size
     if sampling == "shuffling":
-        return self_compose_pmf(
-            shuffled_epoch(dataset_size, num_microbatches, microbatch_size, group_size), num_epochs
-        )
-    hits = round_hits(dataset_size, num_microbatches, microbatch_size, group_size)
-    if len(hits) <= 2:  # at most one term has records of the group: c^2 counts rounds
-        return binomial_pmf(rounds * num_epochs, hits[1] if len(hits) == 2 else Fraction(0))
-    return self_compose_pmf(from_exact({k * k: p for k, p in enumerate(hits)}), rounds * num_epochs)
+        return self_compose_pmf(shuffled_epoch(*sizes), num_epochs)
+    return _of_rounds(*sizes, num_epochs, lambda hit: {hit: 1})
+
+
+def _of_rounds(n: int, m: int, s: int, g: int, epochs: int, counted: Counted) -> ParticipationPMF:
+    """Return the distribution of a run of independent rounds; `counted` as of `epoch_distribution`."""
+    distribution: dict[int, Fraction] = {}
+    for hit, chance in enumerate(round_hits(n, m, s, g)):
+        for count, share in counted(hit).items():
+            distribution[count**2] = distribution.get(count**2, Fraction(0)) + chance * share
+    rounds = n // (m * s) * epochs
+    if set(distribution) <= {0, 1}:  # at most one term counts: c^2 counts rounds
+        return binomial_pmf(rounds, distribution.get(1, Fraction(0)))
+    return self_compose_pmf(from_exact(distribution), rounds)
 
 
 def filtered_participation_pmf(
@@ -159,17 +167,13 @@ def filtered_participation_pmf(
         )
     if _validate.positive_integer("min_kept", min_kept) > m:
         raise ValueError(f"min_kept must be at most num_microbatches {m}, got {min_kept}")
+
+    def counted(hit: int) -> dict[int, Fraction]:
+        return _kept_of(hit, m, min_kept)
+
     if sampling == "shuffling":
-        epoch = epoch_distribution(n, m, s, g, lambda hit: _kept_of(hit, m, min_kept))
-        return self_compose_pmf(from_exact(epoch), num_epochs)
-    distribution: dict[int, Fraction] = {}
-    for hit, chance in enumerate(round_hits(n, m, s, g)):
-        for count, share in _kept_of(hit, m, min_kept).items():
-            distribution[count**2] = distribution.get(count**2, Fraction(0)) + chance * share
-    rounds = n // (m * s) * num_epochs
-    if set(distribution) <= {0, 1}:
-        return binomial_pmf(rounds, distribution.get(1, Fraction(0)))
-    return self_compose_pmf(from_exact(distribution), rounds)
+        return self_compose_pmf(from_exact(epoch_distribution(n, m, s, g, counted)), num_epochs)
+    return _of_rounds(n, m, s, g, num_epochs, counted)
 
 
 def _kept_of(hit: int, terms: int, min_kept: int) -> dict[int, Fraction]:
@@ -230,7 +234,7 @@ def shuffled_epoch(
     return from_exact(epoch_distribution(n, m, s, g, lambda k: {k: 1}))
 
 
-def epoch_distribution(n: int, m: int, s: int, g: int, counted: Callable[[int], Mapping[int, Any]]):
+def epoch_distribution(n: int, m: int, s: int, g: int, counted: Counted):
     """Return `{c^2: probability}` of one shuffled epoch in exact numbers, sizes as in `shuffled_epoch`.
 
     `counted` is: number of terms with records -> `{how many of them count: probability}`, `{k: 1}` for all.

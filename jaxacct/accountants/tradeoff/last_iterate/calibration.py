@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
-from jaxacct.accountants.tradeoff.last_iterate.noisy_cgd import noisy_cgd_gdp
-from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_gd_gdp
+from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import noisy_cgd_gdp, noisy_gd_gdp
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import noisy_sgd_accountant
 from jaxacct.common import validate as _validate
 from jaxacct.statistics import roots
@@ -40,8 +39,9 @@ def calibrate_noise(
     def found(log_std: float):
         return bound(noise_std=math.exp(log_std), **run)
 
-    if method != "sgd":
-        return math.exp(_least(lambda log_std: found(log_std).mu <= limit, 0.0, 1.0, tolerance, target_eps))
+    if method != "sgd":  # every mu is that of noise 1 over the noise
+        log_std = math.log(max(bound(noise_std=1.0, **run).mu, 1e-300) / limit)
+        return _std(max(log_std, -_MAX_LOG) + tolerance, target_eps)
 
     def is_enough(log_std: float) -> bool:
         # A bound that is far worse in the limit is not evaluated: a composition takes seconds.
@@ -49,19 +49,24 @@ def calibrate_noise(
         return any(one.delta(target_eps) <= delta for mu, one in pairs if mu <= 1.2 * pairs[0][0])
 
     # The central limit theorem gives a start within a few per cent of the result.
-    start = _least(lambda log_std: found(log_std).by_limit()[0][0] <= limit, 0.0, 1.0, 0.01, target_eps)
-    return math.exp(_least(is_enough, start, 0.03, tolerance, target_eps))
+    start = _least(lambda log_std: found(log_std).by_limit()[0][0] <= limit, 0.0, 1.0, 0.01)
+    start = min(start, _MAX_LOG)
+    return _std(_least(is_enough, start, 0.03, tolerance), target_eps)
 
 
-def _least(is_enough: Callable[[float], bool], start: float, step: float, tolerance: float, target: float):
+def _least(is_enough: Callable[[float], bool], start: float, step: float, tolerance: float) -> float:
     """Return the smallest x with `is_enough(x)`, rounded up; the search begins at `start`."""
-    _, high = roots.turn(is_enough, start, step, -_MAX_LOG, _MAX_LOG, absolute=tolerance)
-    if high == math.inf:
+    return roots.turn(is_enough, start, step, -_MAX_LOG, _MAX_LOG, absolute=tolerance)[1]
+
+
+def _std(log_std: float, target: float) -> float:
+    """Return the noise; ValueError where it is beyond the range of `_validate.scale`."""
+    if log_std > _MAX_LOG:
         most = math.exp(_MAX_LOG)
         raise ValueError(
             f"target_eps must be one that noise_std of at most {most:.3g} reaches, got {target:g}"
         )
-    return high
+    return math.exp(log_std)
 
 
 def composition_gdp(sensitivity: float, steps: int) -> float:

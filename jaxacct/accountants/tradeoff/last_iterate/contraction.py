@@ -1,7 +1,5 @@
 """Conditions under which a gradient step is a contraction, shared by every bound of arXiv 2403.00278."""
 
-import numpy as np
-
 from jaxacct.common import validate as _validate
 
 
@@ -41,13 +39,3 @@ def check_run(*, noise_std, grad_sensitivity, num_examples, diameter) -> None:
     _validate.positive_integer("num_examples", num_examples)
     if diameter is not None:
         _validate.scale("diameter", diameter)
-
-
-def stepsizes(stepsize, steps: int) -> np.ndarray | None:
-    """Return a schedule as (steps,) float64, None for one number."""
-    if np.ndim(stepsize) == 0:
-        return None
-    schedule = np.asarray(stepsize, np.float64)
-    if schedule.shape != (steps,):
-        raise ValueError(f"stepsize must be one number or {steps} of them, got shape {schedule.shape}")
-    return schedule
