@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from jaxacct.core.evidence import Evidence
     from jaxacct.core.plan import Plan
     from jaxacct.core.verify import verify
-    from jaxacct.estimates.curve import delta_curve
     from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
     from jaxacct.estimates.profile import Profile, privacy_profile
     from jaxacct.likelihood.loss import privacy_loss
@@ -107,7 +106,6 @@ __all__ = [
     "Verdict",
     "calibrate",
     "delta",
-    "delta_curve",
     "epsilon",
     "estimate_delta",
     "estimate_epsilon",
@@ -129,7 +127,6 @@ _HOMES = {
     "jaxacct.recommendation.search": "recommend",
     "jaxacct.estimates.estimate": "Estimate estimate_delta estimate_epsilon",
     "jaxacct.estimates.profile": "Profile privacy_profile",
-    "jaxacct.estimates.curve": "delta_curve",
     "jaxacct.likelihood.loss": "privacy_loss",
     "jaxacct.mechanisms.mechanism": "Mechanism",
     "jaxacct.core.check": "Verdict",

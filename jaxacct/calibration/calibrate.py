@@ -6,7 +6,6 @@ Source: arXiv 2602.09338, algorithm 5.
 import contextlib
 import dataclasses
 
-from jaxacct.calibration.choice import Choice
 from jaxacct.calibration.grid import Problem
 from jaxacct.calibration.options import DEFAULTS, CalibrationOptions
 from jaxacct.calibration.pilots import Clock, Pilots
@@ -39,7 +38,6 @@ def calibrate(
     adjacency: AdjacencyName = ADJACENCIES[0],
     compose_with=None,
     options: CalibrationOptions = DEFAULTS,
-    choice: Choice | None = None,
     progress: Progress | None = None,
     key=None,
 ) -> Plan:
@@ -70,7 +68,6 @@ def calibrate(
         sampled independently, or "replace-one" (proofs/adjacency.md); other mechanisms allow the first only.
       compose_with: a dp-accounting `DpEvent` that the guarantee also covers.
       options: time, samples, accountant and machines of the search.
-      choice: `Recommendation.choice`, stored in the plan: how scheme and strategy were chosen.
       progress: called with (what, samples done, samples expected).
       key: JAX key, from the operating system by default. Only tests should fix it.
 
@@ -97,11 +94,7 @@ def calibrate(
         raise ValueError("key must not be given together with accountant: no samples are drawn")
     if dataset_size is not None:
         check_dataset_size(scheme, validate.positive_integer("dataset_size", dataset_size))
-    if choice is not None:
-        validate.instance("choice", choice, Choice, "a jaxacct.calibration.choice.Choice")
-        if other := choice.flaws(scheme, strategy, *target.point, dataset_size):
-            raise ValueError(other[0])
-    elif target.rates is not None:
+    if target.rates is not None:
         target = target.with_least_noise(scheme, strategy)
     problem = Problem(
         scheme=scheme,
@@ -110,7 +103,6 @@ def calibrate(
         compose_with=compose_with,
         dataset_size=dataset_size,
         truncate_to=max_batch_size,
-        failure_fraction=options.failure_fraction,
         noise_multiplier=noise_multiplier,
         epsilon=target.epsilon,
         delta=target.delta,
@@ -120,5 +112,4 @@ def calibrate(
     pilots = Pilots(options, randomness.fresh_key() if key is None else key, clock)
     folder = options.checkpoint_dir
     with Checkpoint(folder) if folder else contextlib.nullcontext() as checkpoint:
-        plan = Route(problem, options, pilots, checkpoint, key).plan()
-    return plan if choice is None else dataclasses.replace(plan, choice=choice.to_json())
+        return Route(problem, options, pilots, checkpoint, key).plan()

@@ -4,27 +4,16 @@ The plan stores all inputs of the search, so that anyone can repeat it. The guar
 it documents that the choice has no privacy cost.
 """
 
-import math
+import shlex
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from jaxacct.common import records
-from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
-from jaxacct.mechanisms.mechanism import ADJACENCIES, ZERO_OUT
-from jaxacct.schemes import BallsInBins, EpochwiseAllocation, Scheme
-from jaxacct.strategies import (
-    BandedInverse,
-    BandedToeplitz,
-    BufferedToeplitz,
-    FiniteToeplitz,
-    Strategy,
-    Toeplitz,
-    workload_named,
-)
-from jaxacct.strategies.workload import name_of
+from jaxacct.mechanisms.mechanism import ZERO_OUT, AdjacencyName
 
-SEARCHED = ("scheme", "bands", "min_separation", "strategy")
+SearchedName = Literal["scheme", "bands", "min_separation", "strategy"]
+SEARCHED: tuple[str, ...] = get_args(SearchedName)
 MatrixName = Literal["optimal", "square-root", "amplified", "optimal-inverse", "buffered"]
 SearchedScheme = Literal[
     "poisson",
@@ -68,59 +57,13 @@ class Choice:
     delta: float
     memory_copies: int
     workload: str | None
-    given: tuple[str, ...]
+    given: tuple[SearchedName, ...]
     looked_at: int
-    scheme: str
+    scheme: SearchedScheme
     min_separation: int
     bands: int
-    matrix: str
-    adjacency: str = ZERO_OUT
-
-    def __post_init__(self):
-        for name in ("dataset_size", "iterations", "looked_at", "min_separation", "bands"):
-            _validate.positive_integer(name, getattr(self, name))
-        _validate.positive_integer("memory_copies", self.memory_copies, minimum=0)
-        _validate.positive_number("batch_size", self.batch_size)
-        _validate.epsilon(self.epsilon)
-        _validate.delta(self.delta)
-        _validate.one_of("scheme", self.scheme, SCHEME_NAMES)
-        _validate.one_of("matrix", self.matrix, (*MATRICES, COEFFICIENTS))
-        _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
-        if self.workload is not None:
-            # As the search writes it: other spellings would not stand in a command.
-            written = name_of(workload_named(self.workload, self.iterations))
-            if written != self.workload:
-                raise ValueError(f"workload must be written as {written!r}, got {self.workload!r:.80}")
-        if [name for name in SEARCHED if name in self.given] != list(self.given):
-            raise ValueError(f"given must be some of {', '.join(SEARCHED)}, in order, got {self.given!r}")
-        copies = copies_of(self.bands, self.matrix)
-        if copies > max(1, self.memory_copies):  # independent noise keeps none from step to step
-            raise ValueError(f"memory_copies must be at least {copies}, got {self.memory_copies}")
-
-    def flaws(
-        self, scheme: Scheme, strategy: Strategy, epsilon: float, delta: float, dataset_size: int | None
-    ) -> list[str]:
-        """Return where a plan differs from the one that this describes, a line each."""
-        about = {
-            "scheme": (self.scheme, scheme.name),
-            "min_separation": (self.min_separation, scheme.min_separation),
-            "bands": (self.bands, strategy.named_bands),
-            "iterations": (self.iterations, scheme.iterations),
-            "epsilon": (self.epsilon, epsilon),
-            "delta": (self.delta, delta),
-            "dataset_size": (self.dataset_size, dataset_size),
-        }
-        differences = [f"choice is of {name} {a!r}, not {b!r}" for name, (a, b) in about.items() if a != b]
-        if not differences and strategy.kind not in _KINDS[self.matrix]:
-            differences = [f"choice is of matrix {self.matrix!r}, not {strategy.describe()}"]
-        if not differences:
-            expected = float(scheme.expected_batch_sizes(self.dataset_size).mean())
-            allowed = [self.batch_size]
-            if scheme.name in _OF_WHOLE_STEPS and self.batch_size <= self.dataset_size:
-                allowed.append(self.dataset_size / math.ceil(round(self.dataset_size / self.batch_size, 9)))
-            if not any(math.isclose(expected, size, rel_tol=1e-6) for size in allowed):
-                differences = [f"choice is of batch_size {self.batch_size!r}, not {expected!r}"]
-        return differences
+    matrix: MatrixName | Literal["coefficients"]
+    adjacency: AdjacencyName = ZERO_OUT
 
     def command(self) -> str:
         """Return the command that repeats the search."""
@@ -134,7 +77,9 @@ class Choice:
         kept = "".join(
             f" --{name.replace('_', '-')} {values[name]}" for name in self.given if values[name] is not None
         )
-        ranked = f" --workload {self.workload}" if self.workload not in (None, "prefix-sum") else ""
+        ranked = (
+            f" --workload {shlex.quote(self.workload)}" if self.workload not in (None, "prefix-sum") else ""
+        )
         copies = f"--memory-copies {self.memory_copies}"
         run = f"{numbers} --iterations {self.iterations} {target}"
         return f"jaxacct recommend {run} {copies}{kept}{ranked}{self.adjacency_option}"
@@ -161,7 +106,7 @@ class Choice:
         )
 
     def to_json(self) -> dict:
-        """Return plain JSON values, readable by `choice_from_json`; zero-out adjacency is not written."""
+        """Return plain JSON values, readable by `choice_of`; zero-out adjacency is not written."""
         stored = vars(self) | {"given": list(self.given)}
         return {name: value for name, value in stored.items() if (name, value) != ("adjacency", ZERO_OUT)}
 
@@ -177,13 +122,6 @@ def copies_of(bands: int, matrix: str | None) -> int:
     return 2 * bands + 1 if matrix == "buffered" else bands
 
 
-# Schemes with a whole number of steps between participations: expected batches may be smaller.
-_OF_WHOLE_STEPS = (BallsInBins.name, EpochwiseAllocation.name)
-_BANDED = (BandedToeplitz.kind, FiniteToeplitz.kind, Toeplitz.kind)
-_KINDS = dict.fromkeys((*MATRICES, COEFFICIENTS), _BANDED) | {
-    "buffered": (BufferedToeplitz.kind,),
-    INVERSE: (BandedInverse.kind,),
-}
 _IN_WORDS = {
     "scheme": "sampling scheme",
     "bands": "number of bands",
@@ -193,19 +131,24 @@ _IN_WORDS = {
 
 
 def choice_of(plan) -> Choice | None:
-    """Return how a search chose the scheme and matrix of a plan, None where none did."""
-    choice = choice_from_json(plan.choice)
-    if choice is None:
+    """Return how a search chose the scheme and matrix of a plan, None where none did.
+
+    ValueError for fields that `Choice.to_json` does not write, or a choice of another plan.
+    """
+    if plan.choice is None:
         return None
+    choice = records.read(Choice, {"adjacency": ZERO_OUT} | plan.choice, "plan choice")
     mechanism = plan.mechanism
-    flaws = choice.flaws(mechanism.scheme, mechanism.strategy, plan.epsilon, plan.delta, plan.dataset_size)
-    if flaws:
-        raise ValueError(f"plan {flaws[0]}")
+    chosen = {
+        "scheme": mechanism.scheme.name,
+        "min_separation": mechanism.scheme.min_separation,
+        "bands": mechanism.strategy.named_bands,
+        "iterations": plan.iterations,
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "dataset_size": plan.dataset_size,
+    }
+    for name, value in chosen.items():
+        if getattr(choice, name) != value:
+            raise ValueError(f"plan choice is of {name} {getattr(choice, name)!r}, not {value!r}")
     return choice
-
-
-def choice_from_json(data) -> Choice | None:
-    """Return what `Choice.to_json` wrote, None for None; ValueError for a field that it does not write."""
-    if isinstance(data, dict):
-        data = {"adjacency": ZERO_OUT} | data
-    return None if data is None else records.read(Choice, data, "plan choice")

@@ -14,6 +14,7 @@ from jaxacct.core import truncation
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Scheme
+from jaxacct.statistics import roots
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import Strategy
 
@@ -37,7 +38,6 @@ class Problem:
     Attributes:
       scheme, strategy, adjacency, compose_with, dataset_size: as of `calibrate`.
       truncate_to: its `max_batch_size`.
-      failure_fraction: of `CalibrationOptions`.
       noise_multiplier, epsilon, delta: all numbers that are given.
     """
 
@@ -47,7 +47,6 @@ class Problem:
     compose_with: object = None
     dataset_size: int | None = None
     truncate_to: int | None = None
-    failure_fraction: float = 0.01
     noise_multiplier: float | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -93,7 +92,7 @@ class Problem:
         return functools.cache(self._made_target)
 
     def _made_target(self, epsilon: float, delta: float) -> tuple[ClaimedTarget | None, str]:
-        whole = ClaimedTarget(epsilon, delta, Budget.split(delta, self.failure_fraction), self.compose_with)
+        whole = ClaimedTarget(epsilon, delta, Budget.split(delta), self.compose_with)
         claim = Claim(self.at(1.0), whole, self.dataset_size, self.truncate_to)
         truncation_delta = claim.truncation_delta or 0.0
         if not truncation_delta < delta / 2:
@@ -102,7 +101,7 @@ class Problem:
                 f"{truncation_delta:.3g} of {delta:g}; the scheme truncated-b-min-sep has likelihoods "
                 "that account for the truncation"
             )
-        budget = Budget.split(delta - claim.reserved, self.failure_fraction)
+        budget = Budget.split(delta - claim.reserved)
         return dataclasses.replace(whole, budget=budget), ""
 
 
@@ -134,87 +133,38 @@ class Grid:
         least, most = self.ends
         return self.problem.claim(self.step**exponent)[0] if least <= exponent <= most else None
 
-    def bound(self, accountant: str | None, estimate: float | None = None) -> int | None:
-        """Return the exponent of the smallest candidate that an accountant proves; None without any.
 
-        The best accountant for None; the search for a noise multiplier starts from an `estimate`.
-        """
-        problem, (start, most) = self.problem, self.ends
+def smallest_bound(
+    problem: Problem, accountant: str | None, ratio: float, estimate: float | None = None
+) -> float | None:
+    """Return the smallest value of the number that is found at which an accountant proves the claim.
 
-        @functools.cache
-        def by(mechanism: Mechanism, epsilon: float) -> float:
-            return analytic.bound_by(accountant, mechanism, epsilon, problem.compose_with)[1]
-
-        def excess(exponent: int) -> float:
-            claim = self.claim(exponent)
-            if claim is None:
-                return math.inf
-            found, delta = by(claim.mechanism, claim.target.epsilon), claim.target.budget.delta
-            # Over the logarithm of noise or epsilon this is nearly straight, of slope -2 for a Gaussian tail.
-            gap = math.log(math.log(delta) / math.log(found)) if found < 1 else math.inf
-            return gap if (gap <= 0) == (found <= delta) else found - delta  # logarithms are rounded
-
-        step = max(1, round(0.5 / math.log(self.ratio)))
-        if problem.missing == "noise_multiplier":
-            target = problem.target(problem.epsilon, problem.delta)[0]
-            assert target is not None
-            revealed = unamplified.noise_multiplier_for(problem.at(1.0), target.epsilon, target.budget.delta)
-            most = min(most, math.ceil(math.log(1e4 * revealed, self.step)))
-            start = math.log(min(revealed, estimate or _about(problem.at(1.0), revealed)), self.step)
-            start = max(self.ends[0], math.ceil(start))
-        else:
-            start = (start + most) // 2
-        return smallest_exponent(excess, start, step, most)
-
-
-def _about(mechanism: Mechanism, revealed: float) -> float:
-    """Return about the noise multiplier of a target, from that with a revealed pattern: a central limit.
-
-    Where they are not stated, rounds are the steps of a column of C, in which the unit participates with a
-    probability p. They have the second moments of a Gaussian mechanism of
-    `mu^2 = rounds p^2 (e^{1 / sigma^2} - 1)`.
+    It is within a factor of `ratio` of it, and None where there is none. The best accountant for None; the
+    search for a noise multiplier starts from an `estimate`.
     """
-    scheme, n = mechanism.scheme, mechanism.scheme.iterations
-    if scheme.patterns is not None:  # nothing is random
-        return revealed
-    width = min(mechanism.strategy.bands, n)
-    p, rounds = scheme.independent_rounds or (min(1.0, width * scheme.max_rate), n / width)
-    mu = unamplified.sensitivity(mechanism) / revealed
-    return 1 / math.sqrt(math.log1p(mu**2 / (rounds * p**2))) if p > 0 else revealed
+    least, most = LIMITS[str(problem.missing)]
+    near, width = math.sqrt(least * most), ratio - 1
+    if problem.missing == "delta":
+        width *= DELTA_STEPS
 
+    @functools.cache
+    def by(mechanism: Mechanism, epsilon: float) -> float:
+        return analytic.bound_by(accountant, mechanism, epsilon, problem.compose_with)[1]
 
-def smallest_exponent(excess: Callable[[int], float], start: int, step: int, stop: int) -> int | None:
-    """Return the smallest integer from which a falling function is at most 0, None above `stop`.
+    def room(value: float) -> float:
+        claim = problem.claim(value)[0]
+        if claim is None:
+            return -math.inf
+        found, delta = by(claim.mechanism, claim.target.epsilon), claim.target.budget.delta
+        # Over the logarithm of noise or epsilon this is nearly straight, of slope 2 for a Gaussian tail.
+        gap = math.log(math.log(found) / math.log(delta)) if found < 1 else -math.inf
+        return gap if (gap >= 0) == (found <= delta) else delta - found  # logarithms are rounded
 
-    Few evaluations where it is nearly straight and falls by about 1 in `step`: secants of the two smallest
-    values, growing steps up to a change of sign, and bisection where values are infinite or secants fail.
-    """
-    low, high, at, least = -math.inf, math.inf, min(start, stop), 1
-    found: dict[int, float] = {}
-    while low < stop:
-        here = found[at] = excess(at)
-        low, high = (low, at) if here <= 0 else (at, high)
-        if high - low <= 1:
-            return int(high)
-        root = _secant_root(found, step)
-        if high - low < math.inf:
-            is_slow = len(found) > 8 and len(found) % 2
-            if root is None or is_slow or not low - 1 < root < high + 1:
-                root = (low + high) // 2
-        else:
-            away = max(least, step if root is None else abs(root - at))
-            root, least = at - away if here <= 0 else at + away, 4 * least
-        at = int(min(max(math.ceil(root), low + 1), high - 1, stop))
-    return None
-
-
-def _secant_root(found: dict[int, float], step: int) -> float | None:
-    """Return where the line through the two smallest of these values is 0; None without a finite one."""
-    near = sorted((place for place in found if math.isfinite(found[place])), key=lambda at: abs(found[at]))
-    if not near:
-        return None
-    slope = -1 / step
-    if len(near) > 1:
-        secant = (found[near[1]] - found[near[0]]) / (near[1] - near[0])
-        slope = min(secant, slope / 2) if secant < 0 else slope
-    return near[0] - found[near[0]] / slope
+    if problem.missing == "noise_multiplier":
+        target = problem.target(problem.epsilon, problem.delta)[0]
+        assert target is not None
+        revealed = unamplified.noise_multiplier_for(problem.at(1.0), target.epsilon, target.budget.delta)
+        most = min(most, max(2 * least, 1e4 * revealed))
+        near = max(1.001 * least, min(revealed, estimate or revealed))
+    value = roots.root(room, least, most, near, width)[1]
+    return value if value < most or room(most) >= 0 else None

@@ -38,7 +38,6 @@ class CalibrationOptions:
         samples.
       checkpoint_dir: keep finished batches of samples in this folder; the same call then resumes.
       executor: as of `verify`: its workers draw the samples of verifications; this process draws the pilots.
-      failure_fraction: fraction of delta reserved for the verifier's failure probability q, in (0, 1).
       share: part of q that this call may use, in (0, 1]. Where one of several calls' plans is chosen by what
         was certified, their shares must add up to at most 1.
       estimate: noise multiplier at which the search starts, such as `Recommended.noise_multiplier`; the
@@ -56,7 +55,6 @@ class CalibrationOptions:
     accountant: AccountantName | None = None
     checkpoint_dir: str | Path | None = None
     executor: Executor | None = None
-    failure_fraction: float = 0.01
     share: float = 1.0
     estimate: float | None = None
 
@@ -73,7 +71,6 @@ class CalibrationOptions:
             raise ValueError(f"checkpoint_dir must be a folder, got the file {folder}")
         check_executor(self.executor)
         validate.one_of("rule", self.rule, RULES)
-        validate.open_probability("failure_fraction", self.failure_fraction)
         validate.probability("share", self.share)
         if self.estimate is not None:
             validate.positive_number("estimate", self.estimate)

@@ -9,12 +9,13 @@ with epsilon, shares are of the last one's. With e a released epsilon, all sets 
 smallest candidate that holds has `delta_v + q (1 - delta_v) <= delta`, and all others that hold are larger.
 """
 
+import bisect
 import dataclasses
 import math
 from typing import Any
 
 from jaxacct.accountants import analytic
-from jaxacct.calibration.grid import DELTA_STEPS, LIMITS, Grid, Problem, smallest_exponent
+from jaxacct.calibration.grid import DELTA_STEPS, LIMITS, Grid, Problem, smallest_bound
 from jaxacct.calibration.options import CalibrationOptions
 from jaxacct.calibration.pilots import OutOfTimeError, Pilots
 from jaxacct.common.files import Checkpoint
@@ -29,6 +30,7 @@ from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics import roots
 
 LESS_NOISE = 0.97
 """Fraction of the bound below which a noise multiplier or an epsilon is worth samples."""
@@ -109,10 +111,10 @@ class Route:
 
         NotCertifiedError for a given noise multiplier without such a candidate, ValueError otherwise.
         """
-        problem, estimate = self.problem, self.options.estimate
-        by_bounds, by_samples = (Grid(problem, ratio) for ratio in self.options.grids)
-        exponent = by_bounds.bound(self.options.named, None if self.options.accountant is None else estimate)
-        claim = None if exponent is None else by_bounds.claim(exponent)
+        problem, (for_bounds, for_samples) = self.problem, self.options.grids
+        estimate = None if self.options.accountant is None else self.options.estimate
+        value = smallest_bound(problem, self.options.named, for_bounds, estimate)
+        claim = None if value is None else problem.claim(value)[0]
         if claim is None and problem.noise_multiplier is None:
             raise ValueError(self._why_none())
         bound = None if claim is None else self._bound(claim)
@@ -123,7 +125,7 @@ class Route:
         if self._may_sample(
             problem.at(problem.noise_multiplier or 1.0) if bound is None else bound.mechanism
         ):
-            refined, why = self._refined(by_samples, None if exponent is None else by_bounds.step**exponent)
+            refined, why = self._refined(Grid(problem, for_samples), value)
             if refined is not None:
                 return refined
             self._say(f"not refined by samples: {why}")
@@ -139,8 +141,11 @@ class Route:
         end = most + 1 if bound is None else math.ceil(math.log(bound, step))
         top = most if bound is None else math.floor(math.log(less * bound, step))
         within = f"within {self.options.seconds:g} seconds"
-        first, limit = self.selected(grid, least, top)
-        if first is None:
+        if self.options.proposal is not None and (claim := grid.claim(top)) is not None:
+            self.pilots.fewest(claim)  # ValueError for a proposal that the mechanism does not have
+        try:
+            first, limit = self.selected(grid, least, top)
+        except OutOfTimeError:
             return None, f"pilots did not end {within}"
         if first > top:
             name = str(grid.problem.missing).removesuffix("_multiplier")
@@ -162,33 +167,34 @@ class Route:
         name = str(self.problem.missing).replace("_", " ")
         return plan, f"{name}s from {step**first:.5g} were not certified {within}"
 
-    def selected(self, grid: Grid, least: int, top: int) -> tuple[int | None, int]:
+    def selected(self, grid: Grid, least: int, top: int) -> tuple[int, int]:
         """Return (exponent of the first candidate, limit on its samples), from a checkpoint of this search.
 
-        The exponent is `top + 1` where pilots predict that none up to `top` is certified, None where the time
-        ends before.
+        The exponent is `top + 1` where pilots predict that none up to `top` is certified. OutOfTimeError
+        where the time ends before. From an estimate by doubled steps, then by bisection.
         """
-        options, limits = self.options, {}
+        options, limits = self.options, dict[float, float | None]()
         about = repr((grid, options.rule, options.proposal, options.max_samples, options.estimate, top))
         state: Any = self.checkpoint.load("search") if self.checkpoint else None
         if state is not None and state.get("target") == about:
             return state["smallest"], state["limit"]
 
-        def excess(exponent: int) -> float:
-            claim = grid.claim(exponent) if exponent >= least else None
+        def is_promising(exponent: float) -> bool:
+            claim = grid.claim(int(exponent))
             limits[exponent] = None if claim is None else self.pilots.limit_for(claim)
-            return math.inf if limits[exponent] is None else -math.inf
+            return limits[exponent] is not None
 
-        start = (least + top) // 2
-        if self.problem.noise_multiplier is None:
-            start = top if options.estimate is None else round(math.log(options.estimate, grid.step))
-        try:
-            smallest = (
-                smallest_exponent(excess, min(max(start, least), top), 1, top) if top >= least else None
-            )
-        except OutOfTimeError:
-            return None, 0
-        first, limit = (top + 1, 0) if smallest is None else (smallest, math.ceil(limits[smallest]))
+        first = top + 1
+        if top >= least:
+            start = (least + top) // 2
+            if self.problem.noise_multiplier is None:
+                start = top if options.estimate is None else round(math.log(options.estimate, grid.step))
+            start = min(max(start, least), top)
+            low, high = roots.bracket(is_promising, start, 1, lowest=least, highest=top)
+            if high < math.inf:
+                between = range(least if low == -math.inf else int(low) + 1, int(high))
+                first = between.start + bisect.bisect_left(between, True, key=is_promising)
+        limit = math.ceil(limits[first] or 0) if first <= top else 0
         if self.checkpoint:
             self.checkpoint.save("search", {"target": about, "smallest": first, "limit": limit})
         return first, limit

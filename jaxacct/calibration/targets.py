@@ -3,6 +3,7 @@
 proofs/risk.md derives which (epsilon, delta) imply a target and which one of them needs least noise.
 """
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -12,7 +13,6 @@ import numpy as np
 from scipy import special
 
 from jaxacct.accountants import unamplified
-from jaxacct.calibration.grid import smallest_exponent
 from jaxacct.common import validate
 from jaxacct.common.records import exact
 from jaxacct.kernels import randomness
@@ -147,15 +147,11 @@ class Target:
 
         noise = unamplified.noise_multiplier_for(Mechanism(scheme, strategy, 1.0), *self.point)
         top = math.ceil(math.log(noise, _RATIO))
-        least = top - 70  # a thirtieth of the noise
-
-        def excess(exponent: int) -> float:
-            return min(excesses(exponent)) if exponent >= least else math.inf
-
-        smallest = smallest_exponent(excess, top, 8, top) if points else None
-        if smallest is None or smallest <= least:
+        between = range(top - 70, top + 1)  # from a thirtieth of the noise
+        place = bisect.bisect_left(between, True, key=lambda at: min(excesses(at), default=1.0) <= 0)
+        if not 0 < place < len(between):
             return self
-        epsilon, delta = points[int(np.argmin(excesses(smallest)))]
+        epsilon, delta = points[int(np.argmin(excesses(between[place])))]
         return dataclasses.replace(self, epsilon=epsilon, delta=delta)
 
     def in_words(self, epsilon: float, delta: float) -> str | None:

@@ -30,7 +30,6 @@ COMMANDS = {
     "calibrate": "Find and certify the noise multiplier of a run, or certify the one given.",
     "verify": "Verify a plan again with fresh randomness.",
     "estimate": "Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.",
-    "strategy": "Make a strategy matrix, print its prefix-sum error, write its coefficients.",
     "spent": "Print what the first steps of a run, or a list of events, have spent at most.",
     "show": "Print a plan after checking it.",
     "check": "Check a plan by the second implementation, with samples of its own.",
@@ -39,8 +38,7 @@ COMMANDS = {
     "audit": "Attack a training run with canaries: a lower bound on its epsilon.",
     "attribution": "Prepare the graph of users and examples of an attribution plan.",
     "report": "Write a page for a privacy reviewer: statement, budget, evidence, risk, pictures.",
-    "bench": "Measure draws of the privacy loss per second on this machine.",
-    "tradeoff": "Trade-off functions: convert, generalised DP-SGD, last iterates.",
+    "tradeoff": "Plans of generalised DP-SGD and of last iterates.",
 }
 
 

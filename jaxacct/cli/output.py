@@ -1,13 +1,10 @@
 """What commands print and write, and the checks of files before the work that they are for."""
 
 import math
-import os
 import sys
 from pathlib import Path
 
 from jaxacct.common import files
-
-PLAN, COEFFICIENTS = "a plan", "a file of coefficients"
 
 
 def show(value, as_json: bool) -> None:
@@ -46,45 +43,12 @@ def refuse(when: str, **values) -> None:
             raise ValueError(f"{name} must not be given {when}")
 
 
-def check_out(out: str | None, kind: str, force: bool) -> None:
-    """Check that `out` can be written, replacing no file of another kind unless `force`."""
+def check_out(out: str | None, force: bool) -> None:
+    """Check that a plan can be written to `out`, replacing no file of another kind unless `force`."""
     if force and out is None:
         raise ValueError("force must not be given without out")
 
-    def is_ours(path: Path) -> bool:
-        return _is_coefficients(path) if kind == COEFFICIENTS else files.holds_schema(path, "jaxacct-plan")
+    def is_plan(path: Path) -> bool:
+        return files.holds_schema(path, "jaxacct-plan")
 
-    files.check_target(out, None if force else is_ours, kind)
-
-
-def _is_coefficients(path: Path) -> bool:
-    from jaxacct.strategies import BandedToeplitz
-
-    try:
-        return bool(BandedToeplitz.from_file(path).bands)
-    except ValueError:
-        return False
-
-
-def check_plot(plot: str | None, out: str | None = None) -> None:
-    """Check that a picture can be written to `plot`, and that `out` is another file; ValueError otherwise."""
-    if plot is None:
-        return
-    from jaxacct.report import figure
-
-    if out is not None and os.path.realpath(plot) == os.path.realpath(out):
-        raise ValueError(f"plot must be another file than out, both were {out!r}")
-    figure.check_plot(plot)
-
-
-def draw(plot: str | None, picture: str, *of) -> None:
-    """Write the picture of that name in `jaxacct.report.plots`, or say that there is nothing to show."""
-    if plot is None:
-        return
-    from jaxacct.report import plots
-
-    figure = getattr(plots, picture)(*of)
-    if figure is None:
-        complain(f"{plot} was not written: the evidence has no samples to show")
-    else:
-        plots.save(figure, plot)
+    files.check_target(out, None if force else is_plan, "a plan")

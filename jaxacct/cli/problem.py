@@ -11,34 +11,14 @@ from jaxacct.calibration.targets import FORMS, Target, asked
 from jaxacct.cli.output import refuse
 from jaxacct.cli.usage import Integer, Number, OfRun, hint
 from jaxacct.common import validate
-from jaxacct.proposals import registry
 from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.recommendation.result import Recommendation
 from jaxacct.recommendation.search import recommend
-from jaxacct.schemes import (
-    SCHEMES,
-    BalancedMinSep,
-    BMinSep,
-    CustomScheme,
-    FixedOrder,
-    Poisson,
-    Scheme,
-    TruncatedBMinSep,
-)
+from jaxacct.schemes import SCHEMES, BMinSep, Poisson, Scheme
 from jaxacct.schemes.protocol.numbers import Numbers
-from jaxacct.strategies import NAMES, BandedToeplitz, Strategy, by_name, ending, workload_named
+from jaxacct.strategies import NAMES, BandedToeplitz, by_name, ending, workload_named
 
 SchemeName: Any = Literal[tuple(SCHEMES)]  # pyrefly: ignore[invalid-literal]
-MAX_ORDERS = {
-    name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name, CustomScheme.name)
-}
-MAX_ORDERS[BalancedMinSep.name] = 2
-"""Scheme -> the most replicas that it ever has tables for at a separation above 1; a test compares them."""
-_PROPOSALS_OF = {
-    "truncated": (TruncatedBMinSep.name,),
-    "example-replicas": ("independent-attribution",),
-}
-"""Proposal families of few schemes -> those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,56 +116,31 @@ class Problem:
             decided |= {"strategy"}
         return [name for name in SEARCHED if name not in decided]
 
-    def for_proposal(self, name: str) -> "Problem":
-        """Return the problem with a scheme that has such replicas, where the scheme is open."""
-        spec = registry.check_name(name, False)
-        order = spec.parameters[0] if spec.family in ("replicas", "inflated-replicas") else 0
-        if self.scheme is None and order > MAX_ORDERS[BalancedMinSep.name]:
-            return dataclasses.replace(self, scheme=BMinSep.name).for_proposal(name)
-        scheme = BMinSep.name if self.scheme is None else self.scheme
-        if scheme not in _PROPOSALS_OF.get(spec.family, (scheme,)):
-            only = " and ".join(_PROPOSALS_OF[spec.family])
-            raise ValueError(f"proposal {name} is for {only} only, got scheme {scheme}")
-        max_order = MAX_ORDERS.get(scheme, order)
-        if order > max_order and 1 not in (self.bands, self.min_separation):
-            raise ValueError(f"proposal must have at most {max_order} replicas with {scheme}, got {name!r}")
-        return self
-
     @property
     def is_searched(self) -> bool:
         """Whether `choose` selects what is not given; `build` takes all as it is."""
-        searched = (None, *SCHEME_NAMES, TruncatedBMinSep.name)  # the last one as `BMinSep`
-        if self.scheme not in searched or self.max_participations is not None:
+        if self.scheme not in (None, *SCHEME_NAMES) or self.max_participations is not None:
             return False
-        if self.strategy in NAMES and self.strategy not in MATRICES:  # bisr, which no search covers
+        if self.cold_start or (
+            self.strategy in NAMES and self.strategy not in MATRICES
+        ):  # the latter is bisr
             return False
         return bool(self.undecided()) and None not in (self.dataset_size, self.batch_size)
 
-    def choose(self, **options) -> tuple[Recommendation, Scheme, Strategy]:
-        """Return the recommendation that keeps all given options, and its scheme and strategy matrix.
+    def choose(self, **options) -> Recommendation:
+        """Return the recommendation that keeps all given options.
 
-        What no search covers, as a cold start, is selected as for `BMinSep` with the same numbers. `options`
-        are those of `recommend`: target, memory_copies and progress. ValueError for options that would be
-        ignored.
+        `options` are those of `recommend`: target, adjacency, memory_copies and progress. ValueError for
+        options that would be ignored.
         """
-        covered = self.scheme in (None, *SCHEME_NAMES) and not self.cold_start
-        name = BMinSep.name if self.cold_start and self.scheme is None else self.scheme
-        self._scheme(name, 1)  # what would be ignored is refused before the search
+        self._scheme(self.scheme, 1)  # what would be ignored is refused before the search
         matrix: Any = self.strategy
         if self.strategy is not None and self.strategy not in MATRICES:
             matrix = coefficients(self.strategy, self.bands)
             refuse(f"together with the coefficients in {self.strategy}", workload=self.workload)
-        kept = ("dataset_size", "batch_size", "iterations", "bands", "min_separation")
+        kept = ("dataset_size", "batch_size", "iterations", "scheme", "bands", "min_separation")
         asked: dict[str, Any] = {name: getattr(self, name) for name in kept}
-        asked |= {"scheme": self.scheme if covered else BMinSep.name, "strategy": matrix}
-        recommendation = recommend(workload=self.workload_of_run(), **asked, **options)
-        chosen = recommendation.chosen
-        if covered:
-            return recommendation, chosen.scheme, chosen.strategy
-        best = next(row for row in (chosen, *recommendation.candidates) if row.matrix != "buffered")
-        made: Any = best.strategy
-        scheme = self._scheme(name, best.scheme.min_separation)
-        return recommendation, scheme, BandedToeplitz(made.coefficients, made.given_norm)
+        return recommend(workload=self.workload_of_run(), strategy=matrix, **asked, **options)
 
     def build(self, target: Target | None = None):
         """Return (scheme, strategy); `target` is for a matrix made for one. ValueError in one line."""

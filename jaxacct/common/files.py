@@ -1,12 +1,12 @@
 """Atomic file writes, JSON and checkpoints."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +20,8 @@ def write_atomically(path, text: str, *, secret: bool = False) -> None:
 def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> None:
     """Write atomically what `write(file)` writes to a binary file.
 
-    A link is followed and kept; a device or a pipe is written to in place; an existing file keeps its mode, a
-    new one has that of the umask, or 0600 where it is `secret`. An OSError names `path`.
+    A link is followed and kept; an existing file keeps its mode, a new one has that of the umask, or 0600
+    where it is `secret`. An OSError names `path`; nothing but a plain file is replaced.
     """
     try:
         _write_bytes(path, write, secret)
@@ -30,19 +30,10 @@ def write_bytes_atomically(path, write: Callable, *, secret: bool = False) -> No
 
 
 def _write_bytes(path, write: Callable, secret: bool) -> None:
-    number = _standard_stream(path)
-    if number is not None:
-        # Opened by its name, a redirected stream would be truncated or written from its start.
-        (sys.stdout if number == 1 else sys.stderr).flush()
-        with os.fdopen(os.dup(number), "wb") as file:
-            write(file)
-        return
     path = Path(os.path.realpath(path))
     mode = _mode_of(path)
     if mode is not None and not stat.S_ISREG(mode):
-        with open(path, "wb") as file:
-            write(file)
-        return
+        raise OSError(errno.EINVAL, "not a plain file")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -68,17 +59,14 @@ def check_target(
     An existing file is replaced if `is_ours` says so (None: any), which `kind` describes, such as "a plan";
     `name` is that of the argument, and `may_force` whether the command has --force. ValueError in one line.
     """
-    if path is None or _standard_stream(path) is not None:
+    if path is None:
         return
     real = Path(os.path.realpath(path))
     try:
         mode = _mode_of(real)
-        if mode is not None and stat.S_ISDIR(mode):
-            raise ValueError(f"{name} must be a file, {str(path)!r} is a folder")
         if mode is not None and not stat.S_ISREG(mode):
-            if not os.access(real, os.W_OK):
-                raise ValueError(f"{name} must be writable, {str(path)!r} is not")
-            return
+            kind_found = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+            raise ValueError(f"{name} must be a file, {str(path)!r} is {kind_found}")
         if not real.parent.is_dir():
             raise ValueError(f"{name} must be in a folder that exists, got {str(path)!r}")
         if mode is not None and is_ours is not None and real.stat().st_size and not is_ours(real):
@@ -98,13 +86,6 @@ def holds_schema(path: Path, schema: str) -> bool:
         return read_json(path, "file").get("schema") == schema
     except ValueError:
         return False
-
-
-def _standard_stream(path) -> int | None:
-    """Return 1 or 2 for the names of standard output and standard error."""
-    names = {"/dev/stdout": 1, "/dev/fd/1": 1, "/proc/self/fd/1": 1}
-    names |= {"/dev/stderr": 2, "/dev/fd/2": 2, "/proc/self/fd/2": 2}
-    return names.get(str(path))
 
 
 def _mode_of(path: Path) -> int | None:

@@ -17,9 +17,6 @@ from jaxacct.proposals.base import Proposal
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 
-# Maximum number of proposals of one direction; each serves the points from one on.
-_MAX_PROPOSALS = 4
-
 
 @dataclass(frozen=True, eq=False)
 class Profile:
@@ -68,8 +65,8 @@ def privacy_profile(
 
     The remove direction uses replicas, which resolve small deltas, and plain draws at the small epsilons
     where the scale of replicas is above 1. The add direction's divergence is at most that of the remove
-    direction, whose upper band it has; for truncated batches, where this is not proven, it is drawn from the
-    proposals of `calibrate`, made for up to four of the points, `num_samples` each.
+    direction, whose upper band it has; for truncated batches, where this is not proven, it is drawn from a
+    proposal of `calibrate`, made for the first point.
 
     Balls-in-bins and Poisson sampling with one band (C = I) need no samples: an accountant gives the upper
     ends, which are exact up to its grid; the lower ones are 0.
@@ -142,8 +139,4 @@ def _distributions(
             return [(plain if chosen.scale_at(float(grid[0])) > 0 else chosen, grid)]
         parts = [(plain, grid[is_wide]), (chosen, grid[~is_wide])]
         return [(proposal, points) for proposal, points in parts if points.size]
-    starts = np.unique(np.arange(_MAX_PROPOSALS) * len(grid) // _MAX_PROPOSALS)
-    return [
-        (best_proposal(mechanism, float(points[0]), direction, None, None), points)
-        for points in np.split(grid, starts[1:])
-    ]
+    return [(best_proposal(mechanism, float(grid[0]), direction, None, None), grid)]

@@ -3,7 +3,7 @@
 import math
 
 from jaxacct.accountants import analytic
-from jaxacct.calibration.grid import Grid, Problem
+from jaxacct.calibration.grid import Problem, smallest_bound
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.common import validate
 from jaxacct.common.progress import Progress, announce
@@ -66,11 +66,10 @@ def _certified(
     The search begins at the least one so far.
     """
     target = dict(epsilon=numbers.epsilon, delta=numbers.delta)
-    grid = Grid(Problem(scheme, strategy, numbers.adjacency, **target), BOUND_RATIO)
-    exponent = grid.bound(accountant, None if least == math.inf else least)
-    if exponent is None:
+    problem = Problem(scheme, strategy, numbers.adjacency, **target)
+    noise = smallest_bound(problem, accountant, BOUND_RATIO, None if least == math.inf else least)
+    if noise is None:
         return None
-    noise = grid.step**exponent
     mechanism = Mechanism(scheme, strategy, noise, numbers.adjacency)
     name = analytic.bound_by(accountant, mechanism, numbers.epsilon)[0]
     if progress and noise < least:

@@ -1,27 +1,12 @@
 """Candidates for batches in a fixed order: their noise is known exactly, and nothing is sampled."""
 
-import math
-
 from jaxacct.calibration.choice import INVERSE
 from jaxacct.recommendation.matrices import doublings
 from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity, revealed_noise
-from jaxacct.schemes import FixedOrder
 from jaxacct.strategies import by_name, ending
 
-LOADERS = ("poisson-like", "shuffled", "fixed")
 NAMES = ("optimal", "square-root", "buffered")
 MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/results/buffered.json)
-
-
-def options_of(loader: str, dataset_size: int, batch_size: float) -> dict:
-    """Return the arguments of `recommend` for a loader of that name; none for one that may sample.
-
-    "shuffled": epochs that are shuffled anew; "fixed": epochs of one order.
-    """
-    if loader == "poisson-like":
-        return {}
-    separation = 1 if loader == "shuffled" else max(1, math.floor(dataset_size / batch_size))
-    return {"scheme": FixedOrder.name, "min_separation": separation}
 
 
 def places(

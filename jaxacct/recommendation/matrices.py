@@ -71,9 +71,8 @@ def _amplified(bands: int, scheme: Scheme, workload: Workload, mu: float) -> Str
     root = ending(BandedToeplitz.square_root(bands), scheme)
     if bands == 1 or table_size(scheme, root, 2) > MAX_TABLE_SIZE:
         return root
-    of_root = by_moment(scheme, root, 2, mu)
-    noise = of_root.noise_multiplier
-    repeats, nearest = sorted({*doublings(1, most), most}), of_root
+    noise = by_moment(scheme, root, 2, mu)
+    repeats, nearest = sorted({*doublings(1, most), most}), noise
 
     @functools.cache
     def tried(i: int) -> tuple[float, Strategy]:
@@ -83,8 +82,7 @@ def _amplified(bands: int, scheme: Scheme, workload: Workload, mu: float) -> Str
         )
         strategy = ending(made, scheme)
         nearest = by_moment(scheme, strategy, 2, mu, nearest)
-        sigma = nearest.noise_multiplier
-        return sigma**2 * unit_error(strategy, n, workload), strategy
+        return nearest**2 * unit_error(strategy, n, workload), strategy
 
     expected = most * scheme.sums.probability
     first = min(range(len(repeats)), key=lambda i: abs(math.log(repeats[i] / max(1.0, expected))))

@@ -10,7 +10,6 @@ for which the truth is known (`accountants.pld`), gives that order.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,15 +17,13 @@ import numpy as np
 
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
-from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Grid, Problem
+from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, Mechanism
-from jaxacct.proposals.candidates import FEW_SAMPLES, predicted_samples
-from jaxacct.proposals.families import mirrored, replicas
+from jaxacct.proposals.families import replicas
 from jaxacct.schemes import BalancedMinSep, BMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.schemes.replicas import aged
 from jaxacct.statistics import roots
-from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, workload_error
 
 MAX_TABLE_SIZE = 2e7  # numbers of a table of second moments, about half a second
@@ -46,16 +43,8 @@ def unit_error(strategy: Strategy, iterations: int, workload: Workload) -> float
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The noise multiplier at which a moment has its wanted value, and the slope of logarithms there."""
-
-    noise_multiplier: float
-    slope: float
-
-
-@dataclass(frozen=True)
 class Place:
-    """A candidate with its estimated noise multiplier, and the second and third moments it comes from.
+    """A candidate with its estimated noise multiplier, and those of the moments that it comes from.
 
     Where `accountant` is given, its bound certifies that noise multiplier.
     """
@@ -65,7 +54,7 @@ class Place:
     matrix: str
     noise_multiplier: float
     workload: Workload
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[float, ...] = ()
     accountant: str | None = None
 
     @property
@@ -120,11 +109,11 @@ class Estimates:
     def at(poisson: Scheme, epsilon: float, delta: float, adjacency: str = ZERO_OUT) -> "Estimates":
         """Return the estimates from Poisson sampling of independent noise with the same sizes."""
         identity, mu = BandedToeplitz.identity(), gaussian_sensitivity(epsilon, delta)
-        second, third = (by_moment(poisson, identity, m, mu).noise_multiplier for m in (2, 3))
-        by_bounds = Grid(Problem(poisson, identity, ZERO_OUT, epsilon=epsilon, delta=delta), BOUND_RATIO)
+        second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
+        problem = Problem(poisson, identity, ZERO_OUT, epsilon=epsilon, delta=delta)
         # The moments of a Gaussian mechanism are exact.
-        exponent = None if poisson.max_rate == 1 else by_bounds.bound("pld")
-        truth = second if exponent is None else by_bounds.step**exponent
+        truth = None if poisson.max_rate == 1 else smallest_bound(problem, "pld", BOUND_RATIO)
+        truth = second if truth is None else truth
         order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
         order = min(MAX_ORDER, max(-1.0, order))
         target = Target(epsilon, delta, adjacency, poisson.sums.probability)
@@ -155,19 +144,16 @@ class Estimates:
         ratio = self.ratio
         if like is not None:
             of_zero_out = like.noise_multiplier / self.target.over_zero_out(like.scheme, like.strategy)
-            ratio = of_zero_out / like.moments[0].noise_multiplier
-        noise, moments = ratio * second.noise_multiplier, (second,)
+            ratio = of_zero_out / like.moments[0]
+        noise, moments = ratio * second, (second,)
         numbers = table_size(scheme, strategy, 3)
         behind = Place(scheme, strategy, matrix, noise, workload).error > FAR_BEHIND * least
         if numbers <= (COSTLY_THIRD_TABLE_SIZE if like is not None and behind else MAX_THIRD_TABLE_SIZE):
-            start: Moment | float = self.third * second.noise_multiplier
-            if len(known) > 1:
-                start = known[1].noise_multiplier / known[0].noise_multiplier * second.noise_multiplier
-                start = Moment(start, known[1].slope)
+            start = (known[1] / known[0] if len(known) > 1 else self.third) * second
             third = by_moment(scheme, strategy, 3, self.mu, start)
-            noise = second.noise_multiplier + self.order * (third.noise_multiplier - second.noise_multiplier)
+            noise = second + self.order * (third - second)
             moments = (second, third)
-        less = scheme.sums.fixed_count and noise < second.noise_multiplier  # where Z_2 may be infinite
+        less = scheme.sums.fixed_count and noise < second  # where Z_2 may be infinite
         if less and not math.isfinite(log_moment(Mechanism(scheme, strategy, noise), 2)):
             return None  # there are no draws to certify it by
         # Revealing the pattern is enough, whatever the line says.
@@ -218,22 +204,26 @@ def revealed_noise(scheme: Scheme, strategy: Strategy, adjacency: str, mu: float
     return max(MIN_NOISE_MULTIPLIER, sensitivity / mu)
 
 
-def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: "Moment | float" = 1.0) -> Moment:
+def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: float = 1.0) -> float:
     """Return the noise multiplier at which `ln Z_m = m (m - 1) mu^2 / 2`; `MIN_NOISE_MULTIPLIER` at least.
 
-    Looked for from `start`, which may be what was found for a mechanism much like this one.
+    It is right to about 1e-4. Secants from `start`: logarithms of both sides are nearly straight.
     """
-
-    def excess(log_sigma):
-        mechanism = Mechanism(scheme, strategy, math.exp(log_sigma))
-        log_z = log_moment(mechanism, m)
-        return math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
-
-    if isinstance(start, Moment):
-        log_noise, slope = _root_and_slope(excess, math.log(start.noise_multiplier), start.slope, 0.05)
-    else:
-        log_noise, slope = _root_and_slope(excess, math.log(start), -2.0 * m)
-    return Moment(math.exp(log_noise), slope)
+    least, slope, before = math.log(MIN_NOISE_MULTIPLIER), -2.0 * m, None
+    x = max(math.log(start), least)
+    for _ in range(60):
+        log_z = log_moment(Mechanism(scheme, strategy, math.exp(x)), m)
+        excess = math.log(max(log_z, 1e-300) * 2 / (m * (m - 1))) - 2 * math.log(mu)
+        step = 0.5  # where it is infinite
+        if math.isfinite(excess):
+            if before is not None and (excess - before[1]) * (x - before[0]) < 0:
+                slope = (excess - before[1]) / (x - before[0])
+            before = x, excess
+            step = max(least - x, min(1.0, max(-1.0, -excess / slope)))
+        x += step
+        if abs(step) < 2e-3:
+            break
+    return math.exp(x)
 
 
 def log_moment(mechanism: Mechanism, m: int) -> float:
@@ -290,41 +280,6 @@ def replaced(rounds: int, probability: float, epsilon: float, delta: float) -> f
     return math.exp(needed(REPLACE_ONE, of_zero_out, of_zero_out + math.log(2)) - of_zero_out)
 
 
-def _root_and_slope(
-    f: Callable[[float], float],
-    x: float,
-    slope: float,
-    doubt: float = 0.2,
-    least: float = math.log(MIN_NOISE_MULTIPLIER),
-) -> tuple[float, float]:
-    """Return (root of a falling function, slope near it); the root to about 1e-4, `least` at least.
-
-    The secant method between known signs, from `x` and a slope that is right but for `doubt`. The function
-    may be infinite left of the root.
-    """
-    low, high = -math.inf, math.inf
-    x = max(x, least)
-    before = None
-    for _ in range(60):
-        y = f(x)
-        if y <= 0 and x <= least:
-            return least, slope
-        low, high = (x, high) if y > 0 else (low, x)
-        if before is not None and math.isfinite(y) and math.isfinite(before[1]) and x != before[0]:
-            secant = (y - before[1]) / (x - before[0])
-            if secant < 0:  # of logarithms, whose slope changes at most twice as fast as they do
-                slope, doubt = secant, 2 * abs(x - before[0])
-        before = (x, y)
-        step = max(-1.0, min(1.0, -y / slope)) if math.isfinite(y) else math.copysign(0.5, y)
-        if math.isfinite(y) and abs(step) * (doubt + abs(step)) < 1e-4:  # the step after this one, about
-            return x + step, slope
-        x = x + step
-        if not low < x < high:
-            x = (low + high) / 2
-        x = max(x, least)
-    return high, slope
-
-
 def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
     """Return about how many numbers computing `Z_m` takes; infinite where there are no tables."""
     mechanism = Mechanism(scheme, strategy, 1.0)
@@ -342,28 +297,3 @@ def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
     if scheme.sums.phases:
         return max(tuples, replicas.table_samples(mechanism, m) * scheme.iterations)
     return replicas.table_samples(mechanism, m) * scheme.iterations / 15
-
-
-def predicted(mechanism: Mechanism, epsilon: float, budget: Budget) -> tuple[float, int]:
-    """Return about (samples to verify the remove direction, replica order) as `verify` chooses them."""
-
-    def needed(log_scale: float) -> float:
-        theta = math.exp(min(0.0, math.log(budget.delta_v) - log_scale))
-        return predicted_samples(theta, budget.failure_probability)
-
-    samples, replicas_of, last = needed(0.0), 1, math.inf
-    if mechanism.is_replace_one and not mechanism.is_upper_bound:
-        epsilon += mirrored.floor(mechanism)[0]
-    for m in range(2, replicas.max_replicas(mechanism) + 1):
-        # Fewer draws than these are not worth the tables of one more (`around_the_smallest_scale`).
-        if (last if last > FEW_SAMPLES else 0.0) <= replicas.table_samples(mechanism, m) and m > 2:
-            break
-        log_z = log_moment(mechanism, m)
-        if not math.isfinite(log_z):
-            break
-        before, last = last, needed(replicas.log_scale(log_z, m, epsilon))
-        if last < samples:
-            samples, replicas_of = last, m
-        if last >= before:
-            break
-    return samples, replicas_of

@@ -16,15 +16,13 @@ from jaxacct.schemes import Poisson, Scheme, scheme_to_json
 from jaxacct.strategies import Strategy
 from jaxacct.strategies.workload import PREFIX_SUM
 
-DRAW_MS = 9.5
-"""Of a million normals on one CPU core (tests/benchmarks/results/noise.json)."""
 MAX_EXCESS = 1.05
 """Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
 
 
 @dataclass(frozen=True)
 class Recommended:
-    """A candidate with estimates of its error and of the cost of certifying it; no guarantee.
+    """A candidate with estimates of its noise and error; no guarantee.
 
     Attributes:
       scheme: sampling scheme.
@@ -36,8 +34,6 @@ class Recommended:
       noise_multiplier: an estimate of the smallest one that can be certified.
       prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
       error: estimated error of the workload that candidates are ranked by; prefix sums by default.
-      predicted_samples: estimated samples of one verification.
-      predicted_seconds: estimated time of `calibrate` on two CPU cores.
       accountant: accountant that certifies it without samples in `calibrate`, or None for samples.
     """
 
@@ -48,8 +44,6 @@ class Recommended:
     noise_multiplier: float
     prefix_sum_error: float
     error: float
-    predicted_samples: float
-    predicted_seconds: float
     accountant: str | None = None
 
     def error_at(self, noise_multiplier: float) -> float:
@@ -60,11 +54,6 @@ class Recommended:
     def noise_memory(self) -> str:
         """Option of `TrainOptions` with which training keeps so many copies."""
         return "recompute" if self.matrix == INVERSE else "keep"
-
-    @property
-    def redrawing_ms(self) -> float:
-        """Estimated time that drawing noise again takes a step, milliseconds for a million parameters."""
-        return DRAW_MS * (self.strategy.named_bands - 1) if self.matrix == INVERSE else 0.0
 
     @property
     def has_fixed_counts(self) -> bool:
@@ -80,12 +69,9 @@ class Recommended:
             "matrix": self.matrix,
             "memory_copies": self.memory_copies,
             "noise_memory": self.noise_memory,
-            "redrawing_ms_per_million_parameters": self.redrawing_ms,
             "noise_multiplier_estimate": self.noise_multiplier,
             "prefix_sum_error_estimate": self.prefix_sum_error,
             "error_estimate": self.error,
-            "predicted_samples": self.predicted_samples,
-            "predicted_seconds": self.predicted_seconds,
         }
 
     def options(self, file: str = "FILE") -> str:
@@ -128,10 +114,10 @@ class Recommendation:
     Attributes:
       candidates: the best of all candidates, smallest error first, with DP-SGD among them where nothing rules
         it out.
-      place: of the selected one: the one that keeps fewest copies, then the cheapest to certify, of those
-        whose error is within 2 % of the smallest.
+      place: of the selected one: of those whose error is within 2 % of the smallest, the best of those that
+        keep fewest copies.
       looked_at: number of candidates.
-      choice: what was searched and selected, for the plan (`calibrate(..., choice=)`).
+      choice: what was searched and selected, for the plan.
     """
 
     candidates: tuple[Recommended, ...]
@@ -158,7 +144,7 @@ class Recommendation:
         Args:
           options: of `jaxacct.calibrate`, without an estimate.
           how: other arguments of `jaxacct.calibrate`, besides those that the search decides: scheme,
-            strategy, target, dataset_size and choice.
+            strategy, target and dataset_size.
 
         Example:
           >>> import jaxacct
@@ -215,25 +201,21 @@ class Recommendation:
         self, row: Recommended, options: CalibrationOptions, how: dict, share: float | None
     ) -> Plan:
         """Return the plan of a candidate: with a share of q, by its own accountant, if it has one."""
-        choice = dataclasses.replace(
-            self.choice,
-            scheme=row.scheme.name,
-            min_separation=row.scheme.min_separation,
-            bands=row.strategy.named_bands,
-            matrix=row.matrix,
-        )
+        chosen: dict[str, Any] = dict(scheme=row.scheme.name, min_separation=row.scheme.min_separation)
+        chosen |= dict(bands=row.strategy.named_bands, matrix=row.matrix)
+        choice = dataclasses.replace(self.choice, **chosen)
         if share is not None:
             accountant: Any = row.accountant
             options = dataclasses.replace(options, accountant=accountant, share=share)
-        return calibrate(
+        plan = calibrate(
             row.scheme,
             row.strategy,
             target=Target(choice.epsilon, choice.delta),
             dataset_size=choice.dataset_size,
             options=dataclasses.replace(options, estimate=row.noise_multiplier),
-            choice=choice,
             **how,
         )
+        return dataclasses.replace(plan, choice=choice.to_json())
 
     @property
     def one_band(self) -> Recommended | None:
@@ -248,13 +230,12 @@ class Recommendation:
 
     def table(self) -> str:
         """Return a table for people; the selected candidate has a star."""
-        heads = ("scheme", "separation", "bands", "matrix", "copies", "noise", "error", "samples", "seconds")
+        heads = ("scheme", "separation", "bands", "matrix", "copies", "noise", "error")
         rows: list[tuple[str, ...]] = [heads]
         for c in self.candidates:
             matrix = "none" if c.strategy.bands == 1 else c.matrix
             numbers = c.scheme.min_separation, c.strategy.named_bands, matrix, c.memory_copies
-            estimates = f"~{c.noise_multiplier:.3g}", f"~{c.error:.4g}", f"~{c.predicted_samples:,.0f}"
-            rows.append((c.scheme.name, *map(str, numbers), *estimates, f"~{c.predicted_seconds:.0f}"))
+            rows.append((c.scheme.name, *map(str, numbers), f"~{c.noise_multiplier:.3g}", f"~{c.error:.4g}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             ("* " if i - 1 == self.place else "  ")
@@ -267,8 +248,7 @@ class Recommendation:
         chosen, best, dp_sgd = self.chosen, self.candidates[0], self.one_band
         why = f"the smallest of {self.looked_at} candidates"
         if chosen is not best:
-            saved = "less memory" if chosen.memory_copies < best.memory_copies else "fewer samples to certify"
-            why = f"within 2 % of {why}, and it needs {saved}"
+            why = f"within 2 % of {why}, and it needs less memory"
         if dp_sgd is not None and chosen.strategy.bands > 1:
             why += f"; independent noise (DP-SGD) would have about {dp_sgd.error:.3g}"
         other = next((c for c in self.candidates if not c.has_fixed_counts), None)
@@ -278,11 +258,8 @@ class Recommendation:
             )
         copies = "copy" if chosen.memory_copies == 1 else "copies"
         again = ""
-        if chosen.redrawing_ms:
-            again = (
-                f", about {chosen.redrawing_ms:.0f} ms a step more for a million parameters on one core, by "
-                f'TrainOptions(noise_memory="{chosen.noise_memory}")'
-            )
+        if chosen.matrix == INVERSE:
+            again = f', which draws noise again by TrainOptions(noise_memory="{chosen.noise_memory}")'
         return (
             f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters"
             f"{again}\n"

@@ -7,6 +7,7 @@ of the data set, which neighbours share: it has no privacy cost, and equal numbe
 """
 
 import math
+from typing import Any
 
 from jaxacct.calibration.choice import (
     COEFFICIENTS,
@@ -21,7 +22,7 @@ from jaxacct.calibration.choice import (
 from jaxacct.calibration.targets import Target, asked
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
-from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName, Mechanism
+from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.certified import bounded, one_band
 from jaxacct.recommendation.grid import (
@@ -34,18 +35,9 @@ from jaxacct.recommendation.grid import (
     why_none,
 )
 from jaxacct.recommendation.matrices import matrix
-from jaxacct.recommendation.noise_estimate import (
-    Estimates,
-    Place,
-    predicted,
-    revealed_noise,
-    table_size,
-    unit_error,
-    within_separation,
-)
+from jaxacct.recommendation.noise_estimate import Estimates, Place, revealed_noise, unit_error
 from jaxacct.recommendation.result import Recommendation, Recommended
 from jaxacct.schemes import BalancedMinSep, BallsInBins, FixedOrder, Poisson, Scheme
-from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
 from jaxacct.strategies.workload import PREFIX_SUMS, name_of
 
@@ -54,11 +46,6 @@ SIMILAR_ERROR_RATIO = 1.02  # candidates whose errors have at most this ratio: t
 LESS_NOISE = 0.95  # of revealed participations, that samples have to be worth
 NUM_SHOWN = 8
 NUM_SEPARATION_SEARCHES = 3  # numbers of bands and matrices whose separations are searched
-# Seconds on two CPU cores (tests/benchmarks/results): programs, a step of a sample, a table's number.
-COMPILE_SECONDS, STEP_SECONDS, NUMBER_SECONDS = 10.0, 7e-9, 1.6e-7
-# Of a calibration, about: noise multipliers with tables and a pilot, samples of such a pilot, and
-# verifications of the predicted length.
-NUM_PILOTS, PILOT_SAMPLES, NUM_VERIFICATIONS = 10, 8192, 2.5
 
 
 def recommend(
@@ -183,11 +170,10 @@ def recommend(
             f"scheme {scheme or 'b-min-sep'} takes too long to search at {iterations:,} iterations; "
             f"`jaxacct calibrate` with --scheme, --bands{own} and --strategy optimal certifies it without"
         )
-    say("the cost of certifying")
-    rows, place = _ranked(places, numbers)
+    rows, place = _ranked(places)
     chosen, values = rows[place], (scheme, bands, min_separation, matrix_name)
     options = dict(zip(SEARCHED, values, strict=True))
-    choice = Choice(
+    about: dict[str, Any] = dict(
         dataset_size=numbers.dataset_size,
         batch_size=numbers.batch_size,
         iterations=numbers.iterations,
@@ -203,7 +189,7 @@ def recommend(
         matrix=chosen.matrix,
         adjacency=numbers.adjacency,
     )
-    return Recommendation(rows, place, looked_at, choice)
+    return Recommendation(rows, place, looked_at, Choice(**about))
 
 
 def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, str | None, int | None]:
@@ -329,7 +315,7 @@ def _independent(scheme: Scheme, strategy, matrix_name: str, estimates, numbers:
         return None
 
 
-def _ranked(places: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended, ...], int]:
+def _ranked(places: list[Place]) -> tuple[tuple[Recommended, ...], int]:
     """Return the rows to show, smallest error first, and the place of the selected one."""
     order = sorted(places, key=lambda place: place.error)
     best_of: dict[int | str, Place] = {}
@@ -337,36 +323,23 @@ def _ranked(places: list[Place], numbers: RunNumbers) -> tuple[tuple[Recommended
         best_of.setdefault(place.strategy.named_bands, place)
         best_of.setdefault(place.scheme.name, place)
     shown = [place for place in order if place in order[:NUM_SHOWN] or place in best_of.values()]
-    budget = Budget.split(numbers.delta)
-    rows = [_priced(place, numbers, budget) for place in shown]
+    rows = [_recommended(place) for place in shown]
     similar = [row for row in rows if row.error <= SIMILAR_ERROR_RATIO * rows[0].error]
-    selected = min(similar, key=lambda row: (row.memory_copies, row.predicted_seconds))
+    selected = min(similar, key=lambda row: (row.memory_copies, row.error))
     return tuple(rows), rows.index(selected)
 
 
-def _priced(place: Place, numbers: RunNumbers, budget: Budget) -> Recommended:
-    """Return a candidate with its predicted cost of certification."""
-    n, accountant = place.scheme.iterations, place.accountant
-    if accountant is not None:
-        samples, seconds = 0.0, 1.0
-    elif not place.moments:  # all is revealed
-        samples, seconds, accountant = 0.0, 1.0, "unamplified"
-    else:
-        strategy = within_separation(place.scheme, place.strategy)
-        mechanism = Mechanism(place.scheme, strategy, place.noise_multiplier, numbers.adjacency)
-        samples, m = predicted(mechanism, numbers.epsilon, budget)
-        tables = table_size(place.scheme, strategy, m) if m > 1 else 0.0
-        drawn = NUM_PILOTS * max(PILOT_SAMPLES, samples / 10) + NUM_VERIFICATIONS * samples
-        seconds = COMPILE_SECONDS + drawn * n * STEP_SECONDS + NUM_PILOTS * tables * NUMBER_SECONDS
+def _recommended(place: Place) -> Recommended:
+    """Return a candidate; without moments all participations are revealed."""
+    accountant = place.accountant or (None if place.moments else "unamplified")
     return Recommended(
         scheme=place.scheme,
         strategy=place.strategy,
         matrix=place.matrix,
         memory_copies=0 if place.matrix == INVERSE else place.strategy.memory_copies,
         noise_multiplier=place.noise_multiplier,
-        prefix_sum_error=place.noise_multiplier**2 * unit_error(place.strategy, n, PREFIX_SUMS),
+        prefix_sum_error=place.noise_multiplier**2
+        * unit_error(place.strategy, place.scheme.iterations, PREFIX_SUMS),
         error=place.error,
-        predicted_samples=samples,
-        predicted_seconds=seconds,
         accountant=accountant,
     )

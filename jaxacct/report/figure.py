@@ -2,12 +2,11 @@
 
 import io
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxacct.common.files import check_target, write_bytes_atomically
+from jaxacct.common.files import write_bytes_atomically
 
 DARK, LIGHT = "#1f4e79", "#c55a11"
 PALETTE = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
@@ -17,7 +16,6 @@ MARKERS = "osD^vP"
 PANEL = 5.6, 4.2
 """Inches, of pictures that stand side by side."""
 _LEGEND_ROWS, _HALF_LINE = 3, 42  # rows that every panel has room for; characters of half a row
-_MARK = b"Software\0jaxacct"
 
 
 def blank(width: float, height: float):
@@ -82,25 +80,7 @@ def svg(figure) -> str:
 
 def save(figure, path) -> None:
     """Write a figure as PNG, atomically."""
-    metadata = {"Software": "jaxacct"}  # which `is_ours` looks for
-    write_bytes_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150, metadata=metadata))
-
-
-def is_ours(path) -> bool:
-    """Return whether a file is a PNG that `save` wrote."""
-    with open(path, "rb") as file:
-        head = file.read(4096)
-    return head.startswith(b"\x89PNG\r\n\x1a\n") and _MARK in head
-
-
-def check_plot(path, name: str = "plot") -> None:
-    """Check, before any work, that a picture can be written, or replaces one by jaxacct."""
-    if path is None:
-        return
-    blank(1, 1)
-    if Path(path).suffix.lower() != ".png":
-        raise ValueError(f"{name} must end in .png, got {str(path)!r}")
-    check_target(path, is_ours, "a picture by jaxacct", name, may_force=False)
+    write_bytes_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150))
 
 
 def style(index: int, colours=PALETTE, *, has_line: bool = True, has_marker: bool = False) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.report import facts, risk
 from jaxacct.report import plots as plot
-from jaxacct.report.page import ASSUMPTIONS, NOT_COVERED, STYLE, errata, escaped, listed, section, table
+from jaxacct.report.page import ASSUMPTIONS, NOT_COVERED, STYLE, escaped, listed, section, table
 from jaxacct.report.run_card import ON_TRUST, RunCard
 
 FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
@@ -94,13 +94,11 @@ def report(
     certified = proven.certified
     evidence = "\n".join(text.verdict_lines(plan.verdict, verbose=True))
     described = [(name, value, facts.TERMS.get(name, "")) for name, value in facts.whole(plan)]
-    paste = section("A sentence to paste", f"<p class=statement>{escaped(_to_paste(plan, second, run))}</p>")
     parts = [
         _first(plan, proven, fresh is not None, second),
         section("The mechanism", table(("what", "value", "what it means"), described, dim=(2,))),
         section("What an attacker can do", _risk(plan, bands) if certified else _NO_CLAIM),
         section("The run that was made", _run(plan, run)),
-        paste if certified else "",
         *_chosen(plan),
         section("Where delta goes", _budget(plan)),
         section("The evidence", f"<pre>{escaped(evidence)}</pre>"),
@@ -117,7 +115,6 @@ def report(
             "<code>proofs/errata.md</code>.</p>",
         ),
         section("What is not covered", listed(list(NOT_COVERED))),
-        section("Known errors in print", errata(plan)),
         section(
             "What was computed again, and what was drawn",
             listed([*_drawn(plan), *_second(second), *text.checked(plan.evidence, plan.choice is not None)]),
@@ -263,34 +260,6 @@ def _run(plan: Plan, card: RunCard | None) -> str:
         table(("what", "as the run's card says"), rows)
         + ("<p>Model, card and plan belong together (<code>jaxacct check-run</code>). Taken on trust:</p>")
         + listed(list(ON_TRUST))
-    )
-
-
-def _to_paste(plan: Plan, second: dict | None, run: RunCard | None) -> str:
-    """Return a sentence for a paper or a model card; every number of it is on the page."""
-    mechanism, scheme = plan.mechanism, plan.mechanism.scheme
-    batches = f"{run.steps if run else scheme.iterations:,} steps"
-    if plan.expected_batch_size is not None:
-        batches += f" with an expected batch size of {plan.expected_batch_size:.6g}"
-    data = "" if plan.dataset_size is None else f" on {plan.dataset_size:,} examples"
-    unit = text.unit_in_words(scheme, plan.reveals_all_participations)
-    how = "an analytic accountant"
-    if isinstance(plan.evidence, Sampled):
-        how = (
-            f"{plan.evidence.num_samples:,} Monte Carlo samples, delta including a failure probability of "
-            f"{plan.target.budget.failure_probability:.3g}"
-        )
-    subject = "A model would, by a run of this plan, be" if run is None else "The model was"
-    checked = ", and was checked by a second implementation" if _agrees(second) else ""
-    return (
-        f"{subject} trained{data} with differential privacy of one {unit} under {mechanism.adjacency} "
-        f"adjacency, epsilon = {exact(plan.epsilon)} and delta = {exact(plan.delta)}: {batches}, "
-        f"{scheme.name} batches, clipped gradients, noise multiplier "
-        f"{text.noise_multipliers(mechanism)}, strategy matrix ({mechanism.strategy.describe()}). "
-        f"The guarantee was certified with jaxacct "
-        f"{plan.provenance.versions.get('jaxacct', '(unknown version)')} by {how}{checked} (plan SHA-256 "
-        f"{plan.digest}). "
-        "It does not cover tuning on the same data."
     )
 
 

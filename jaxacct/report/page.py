@@ -1,10 +1,7 @@
-"""Parts of the reviewer's page: its style, tables and sections, assumptions and known errors in print."""
+"""Parts of the reviewer's page: its style, tables and sections, and assumptions."""
 
 import html
-from collections.abc import Callable
 from pathlib import Path
-
-from jaxacct.core.plan import Plan
 
 # Assumptions of a guarantee, how the code meets them, and the test that attacks them.
 ASSUMPTIONS = (
@@ -45,39 +42,6 @@ NOT_COVERED = (
 """What no plan covers, for the page and for the cards of runs."""
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-
-
-# What is printed elsewhere about such mechanisms and fails: the heading in proofs/errata.md, whether it is
-# about the plan's mechanism, and what is done here instead.
-ERRATA: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
-    (
-        "arXiv 2602.09338, theorem 6.1: users who share examples",
-        lambda plan: _has_users(plan),
-        "Only graphs that the scheme holds for are accepted; the trainer refuses others.",
-    ),
-    (
-        "arXiv 2602.09338, conjecture 6.2: algorithm 4",
-        lambda plan: _has_users(plan),
-        "Batches are not formed by algorithm 4.",
-    ),
-    (
-        "jax-privacy 2.0: norms of the last columns in the wrong order",
-        lambda plan: plan.mechanism.strategy.bands > 2 and "b-min-sep" in plan.mechanism.scheme.name,
-        "Losses are computed here, from norms in their order; do not compare with that release.",
-    ),
-)
-
-
-def _has_users(plan: Plan) -> bool:
-    return "attribution" in plan.mechanism.scheme.name
-
-
-def errata(plan: Plan) -> str:
-    """Return the known errors in print about such a mechanism, as HTML."""
-    rows = [(heading, instead) for heading, concerns, instead in ERRATA if concerns(plan)]
-    if not rows:
-        return "<p>No entry of <code>proofs/errata.md</code> is about a mechanism like this one.</p>"
-    return table(("in proofs/errata.md", "here"), rows)
 
 
 def escaped(value) -> str:

@@ -18,7 +18,6 @@ from jaxacct.core.plan import Plan
 from jaxacct.estimates.profile import Profile
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.sampling import sample_privacy_loss
 from jaxacct.report import risk
 from jaxacct.report.figure import (
     DARK,
@@ -142,25 +141,6 @@ def histogram(samples, epsilon: float | None = None):
         xlabel="privacy loss of a sample, natural log", ylabel="fraction of samples", title="privacy losses"
     )
     return finished(figure)
-
-
-def privacy_losses(mechanism: Mechanism, epsilon: float | None = None, num_samples: int = 20_000, key=None):
-    """Return the `histogram` of plain samples of the privacy loss in both directions; no guarantee.
-
-    ln P/Q under P, and ln Q/P under Q: delta covers samples beyond epsilon in both.
-
-    Args:
-      mechanism: the mechanism.
-      epsilon: marked where given.
-      num_samples: samples for each direction.
-      key: a JAX key; from the operating system by default.
-    """
-    key = randomness.checked_key(key)
-    drawn = {
-        direction: direction.sign * sample_privacy_loss(key, mechanism, num_samples, direction)
-        for direction in mechanism.directions
-    }
-    return histogram(drawn, epsilon)
 
 
 def verification(verdict: Verdict):

@@ -18,6 +18,8 @@ from jaxacct.strategies.series import quotient, sums_at_lags
 from jaxacct.strategies.stationary import ComputedColumn, norm_as_given
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
+_PENALTY = 1e4  # of squared negative entries of C, against logs
+
 
 @dataclass(frozen=True)
 class BandedInverse(ComputedColumn):
@@ -106,11 +108,30 @@ class BandedInverse(ComputedColumn):
         if bands == 1:
             return cls((1.0,), n)
 
+        error_of = workload.error_of(n, bands)
+
+        def search(tail, limits=None):
+            return scipy.optimize.minimize(
+                lambda tail: _log_error(np.append(1.0, tail), error_of, n, separation, k),
+                tail,
+                jac=True,
+                method="L-BFGS-B",
+                bounds=limits,
+                options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
+            ).x
+
         def loss(strategy: BandedInverse) -> float:
             return strategy.unit_workload_error(n, workload) * strategy.squared_sensitivity(n, separation, k)
 
-        tried = _candidates(workload.error_of(n, bands), n, bands, separation, k)
-        best = min((cls(tuple(inverse), n) for inverse in tried if _is_positive(inverse, n)), key=loss)
+        # C has no negative entry where the tail has no positive one; a zero costs no copy of the noise.
+        falling = search(_inverse_square_root(bands)[1:], [(-1.0, 0.0)] * (bands - 1))
+        falling = np.where(falling < -1e-12, falling, 0.0)
+        free, best = search(falling), cls(tuple(np.append(1.0, falling)), n)
+        for share in (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3):
+            inverse = np.append(1.0, (1 - share) * free + share * falling)
+            if (series.inverse(inverse, n) >= 0).all():
+                best = min(best, cls(tuple(inverse), n), key=loss)
+                break
         return dataclasses.replace(best, given_norm=1.0)  # the scale of a search has no meaning
 
     def noise_recursion(self) -> NoiseRecursion:
@@ -130,87 +151,18 @@ def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: 
     """Return the log of error x squared norm of C x, and its gradient in all but the first number.
 
     x has `participations` ones, `min_separation` steps apart. `C x` solves `h * y = x` as power series, so
-    `dy / dh_k = -c * y` delayed by k.
+    `dy / dh_k = -c * y` delayed by k. Negative entries of C are penalized; where C diverges the log is large.
     """
     bands = inverse.size
     error, error_gradient = error_of(inverse)
     x = np.zeros(n)
     x[: participations * min_separation : min_separation] = 1.0
-    with np.errstate(over="ignore", invalid="ignore"):  # far from a solution; NaN is then rejected
-        y = quotient(x, inverse)
-        square = np.dot(y, y)
-        square_gradient = -2 * sums_at_lags(y, quotient(y, inverse), bands)
-        value = np.log(error) + np.log(square)
-        return value, (error_gradient / error + square_gradient / square)[1:]
-
-
-# Number of entries of C that the search keeps at least 0; later ones follow the largest pole.
-_KEPT_POSITIVE = 256
-
-
-def _candidates(error_of: Callable, n: int, bands: int, min_separation: int, participations: int):
-    """Return candidate inverses (bands,); the first two have a C without negative entries.
-
-    BISR; the best with a tail of at most 0 that sums to -1 or more (C then has entries of 0 to 1, so no step
-    of the search can overflow); from there, for several participations, the best with C of at least 0.
-    """
-    start = _inverse_square_root(bands)
-    yield start
-
-    def objective(tail):
-        return _log_error(np.append(1.0, tail), error_of, n, min_separation, participations)
-
-    def search(tail, constraint, bounds=None):
-        options = {"maxiter": 500, "ftol": 1e-14}
-        optimum = scipy.optimize.minimize(
-            objective,
-            tail,
-            jac=True,
-            method="SLSQP",
-            bounds=bounds,
-            constraints=[constraint],
-            options=options,
-        ).x
-        return optimum if np.isfinite(optimum).all() else tail
-
-    ones = np.ones(bands - 1)
-    bounded = {"type": "ineq", "fun": lambda tail: 1 + tail.sum(), "jac": lambda tail: ones}
-    falling = search(start[1:], bounded, [(-1.0, 0.0)] * (bands - 1))
-    falling = np.where(falling < -1e-12, falling, 0.0)  # a zero costs no copy of the noise
-    yield np.append(1.0, falling)
-    polished = scipy.optimize.minimize(
-        objective,
-        falling,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(-1.0, 0.0)] * (bands - 1),
-        options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
-    ).x
-    yield np.append(1.0, polished)
-    if participations == 1:
-        return
-    rows = min(n, _KEPT_POSITIVE)
-
-    def entries(tail):
-        return series.inverse(np.append(1.0, tail), rows)[1:]
-
-    def slopes(tail):
-        inverse = np.append(1.0, tail)
-        moved = quotient(series.inverse(inverse, rows), inverse)
-        slope = np.zeros((rows, bands - 1))
-        for k in range(1, bands):
-            slope[k:, k - 1] = -moved[: rows - k]
-        return slope[1:]
-
-    free = search(falling, {"type": "ineq", "fun": entries, "jac": slopes})
-    # The search meets its constraints up to rounding: move back towards a feasible point until they hold.
-    for share in (0.0, 1e-12, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 0.1):
-        inverse = np.append(1.0, (1 - share) * free + share * falling)
-        if _is_positive(inverse, n):
-            yield inverse
-            return
-
-
-def _is_positive(inverse: np.ndarray, n: int) -> bool:
-    first = series.inverse(inverse, n)
-    return bool(np.isfinite(first).all() and (first >= 0).all())
+    with np.errstate(all="ignore"):
+        y, c = quotient(x, inverse), series.inverse(inverse, n)
+        square, below = np.dot(y, y), np.minimum(c, 0.0)
+        value = np.log(error) + np.log(square) + _PENALTY * np.dot(below, below)
+        gradient = error_gradient / error - 2 * sums_at_lags(y, quotient(y, inverse), bands) / square
+        gradient -= 2 * _PENALTY * sums_at_lags(below, quotient(c, inverse), bands)
+    if not (np.isfinite(value) and np.isfinite(gradient).all()):
+        return 1e3, np.zeros(bands - 1)
+    return value, gradient[1:]

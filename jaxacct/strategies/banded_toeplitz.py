@@ -172,24 +172,16 @@ class BandedToeplitz(FirstColumn):
 
     @classmethod
     def from_file(cls, path) -> "BandedToeplitz":
-        """Read coefficients from a text file, a JSON list or an .npy array of shape (bands,).
+        """Read coefficients from a text file, or a JSON list.
 
         Text has one number a line, or all numbers in one line with commas or spaces between. A truncated JSON
-        list or .npy array is refused. Text has no end mark, so truncated text reads as fewer bands.
+        list is refused. Text has no end mark, so truncated text reads as fewer bands.
 
         Raises:
           ValueError: an unreadable file, or invalid coefficients.
         """
         path = Path(path)
         try:
-            if path.suffix == ".npy":
-                with path.open("rb") as file:
-                    array = np.lib.format.read_array(file, allow_pickle=False)
-                if array.ndim == 2:
-                    raise ValueError(
-                        "coefficients must be of shape (bands,), got a matrix: use Dense(np.load(...))"
-                    )
-                return cls(array.tolist())
             text = path.read_text(encoding="utf-8")
             if text.lstrip().startswith("["):
                 return cls(json.loads(text))
@@ -199,7 +191,7 @@ class BandedToeplitz(FirstColumn):
             return cls(tuple(float(value) for value in " ".join(lines).replace(",", " ").split()))
         except OSError as error:
             raise ValueError(f"strategy file {path} cannot be read: {error.strerror}") from None
-        except (ValueError, TypeError, EOFError) as error:
+        except (ValueError, TypeError) as error:
             raise ValueError(f"strategy file {path}: {error}") from None
 
     def save(self, path) -> None:

@@ -101,7 +101,7 @@ class BufferedToeplitz(ComputedColumn):
     ) -> "BufferedToeplitz":
         """Return the matrix of locally minimal error at a given unamplified sensitivity.
 
-        Minimises `(1/n) ||A C^-1||_F^2` times `squared_sensitivity`: a local minimum from several starts.
+        Minimises `(1/n) ||A C^-1||_F^2` times `squared_sensitivity`: a local minimum.
 
         Args:
           iterations: n; up to 100,000 in seconds.
@@ -124,7 +124,7 @@ class BufferedToeplitz(ComputedColumn):
         def search(start):
             return _search(start, error_of, n, separation, k)
 
-        best = min(map(search, _starts(n, buffers, separation, k)), key=lambda best: best[0])
+        best = search(_start(n, buffers))
         while best[1].size > 1:
             fewer = search(_one_fewer(*best[1:]))
             if fewer[0] > best[0] + _MIN_ERROR_REDUCTION:
@@ -209,28 +209,11 @@ def _shifted_sums(series: np.ndarray, separation: int, times: int) -> np.ndarray
     return sums.ravel()[:n]
 
 
-def _starts(n: int, buffers: int, separation: int, participations: int):
-    """Yield (decays, weights) to start from: decays log-spaced, weights near the square root of sums.
-
-    With many participations a matrix nearer to the identity is best.
-    """
-    k = np.arange(1, n)
-    root = np.cumprod((2 * k - 1) / (2 * k))
-    at = np.unique(np.geomspace(1, n - 1, 200).astype(int)) - 1
-    for longest in dict.fromkeys((n, separation)):
-        decays = (
-            1 - np.geomspace(1 / (longest + 1), 0.6, buffers)
-            if buffers > 1
-            else np.array([1 - (longest + 1) ** -0.5])
-        )
-        importance = np.sqrt(at + 1.0)
-        fit = decays ** at[:, None]
-        weights = scipy.optimize.nnls(importance[:, None] * fit, importance * root[at])[0]
-        weights = np.maximum(weights, 1e-4)
-        weights *= min(1.0, 0.9 / weights.sum())
-        yield decays, weights
-        if participations > 1:
-            yield decays, weights / np.sqrt(participations)
+def _start(n: int, buffers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (decays, weights) to start from: log-spaced, and near those of the square root of sums."""
+    decays = 1 - (np.geomspace(1 / (n + 1), 0.6, buffers) if buffers > 1 else np.array([(n + 1) ** -0.5]))
+    weights = np.sqrt(1 - decays)
+    return decays, 0.9 * weights / weights.sum()
 
 
 def _one_fewer(decays: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz
-from jaxacct.cli.commands.bench import SETTINGS, measure
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, sample_privacy_loss
 from jaxacct.kernels.likelihoods import gpu_recurrence
 from jaxacct.kernels.table import first_values
+from tests.benchmarks import throughput
 from tests.benchmarks.results import record
 from tests.benchmarks.steps import fits, peer, plain_and_private
 from train.noise import recursion
@@ -51,9 +51,8 @@ def least(run, calls: int = 10) -> float:
 
 
 def draws():
-    """Yield a row for each setting: the recurrence as a kernel and as a scan, and `jaxacct bench`."""
-    rates = measure(8 * SAMPLES)["settings"]
-    for n, b, size, batch, *_ in SETTINGS:
+    """Yield a row for each setting: the recurrence as a kernel and as a scan, and plain draws."""
+    for n, b, size, batch, *_ in throughput.SETTINGS:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         path, times = scheme.table.path, []
         ratios = 2 * jax.random.normal(jax.random.key(0), (n, SAMPLES))
@@ -61,8 +60,10 @@ def draws():
         for recurrence in (gpu_recurrence.kernel_values, first_values):
             program = jax.jit(lambda r, run=recurrence, table=table: run(r, *table))
             times.append(1e3 * least(functools.partial(program, ratios), 3) / SAMPLES)
-        of_bench = [f"{row['samples_per_second']:,.0f}" for row in rates if row["iterations"] == n]
-        yield n, b, *(f"{us:.4f}" for us in times), f"{times[1] / times[0]:.0f}", *of_bench
+        mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), 0.47)
+        draw = functools.partial(sample_privacy_loss, jax.random.key(0), mechanism)
+        rate = throughput.rate(lambda samples, draw=draw: np.asarray(draw(samples)), 8 * SAMPLES)
+        yield n, b, *(f"{us:.4f}" for us in times), f"{times[1] / times[0]:.0f}", f"{rate:,.0f}"
 
 
 def noise():
@@ -112,9 +113,9 @@ def steps():
 TABLES = {
     "gpu_draws": (
         draws, "Draws of the privacy loss on a GPU, and the Pallas kernel beside the scan", 81,
-        ["n", "b", "kernel, us a sample", "scan", "times", "plain draws a second", "two replicas"],
-        "The recurrence alone as one Triton kernel and as a `lax.scan`, of 32,768 samples; `jaxacct bench` "
-        "with 262,144.",
+        ["n", "b", "kernel, us a sample", "scan", "times", "plain draws a second"],
+        "The recurrence alone as one Triton kernel and as a `lax.scan`, of 32,768 samples; draws "
+        "of 262,144.",
     ),
     "gpu_noise": (
         noise, "Correlated noise on a GPU", 82,

@@ -1382,8 +1382,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/calibration/choice.py",
-        '"epsilon": (self.epsilon, epsilon)',
-        '"epsilon": (epsilon, epsilon)',
+        '"epsilon": plan.epsilon',
+        '"epsilon": choice.epsilon',
         PLAN,
     ),
     Mutant(
@@ -1521,8 +1521,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/recommendation/matrices.py",
-        "        return sigma**2 * unit_error(strategy, n, workload), strategy\n",
-        "        return -(sigma**2) * unit_error(strategy, n, workload), strategy\n",
+        "        return nearest**2 * unit_error(strategy, n, workload), strategy\n",
+        "        return -(nearest**2) * unit_error(strategy, n, workload), strategy\n",
         CHOOSING,
     ),
     # Balls-in-bins between two bounds.

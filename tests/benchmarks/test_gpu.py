@@ -3,13 +3,12 @@
 import functools
 
 from jaxacct.kernels.likelihoods import gpu_recurrence
-from tests.benchmarks import gpu
+from tests.benchmarks import gpu, throughput
 
 
 def test_draws_are_measured(monkeypatch):
     setting = (40, 4, 3000, 50, 1.0, 2.0)
-    monkeypatch.setattr(gpu, "SETTINGS", (setting,))
-    monkeypatch.setattr("jaxacct.cli.commands.bench.SETTINGS", (setting,))
+    monkeypatch.setattr(throughput, "SETTINGS", (setting,))
     monkeypatch.setattr(gpu, "SAMPLES", 128)
     by_interpreter = functools.partial(gpu_recurrence.kernel_values, interpret=True)
     monkeypatch.setattr(gpu_recurrence, "kernel_values", by_interpreter)

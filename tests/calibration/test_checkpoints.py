@@ -1,6 +1,5 @@
 """A search is continued only by a call whose answer it is: every argument of `calibrate` names it."""
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 from jaxacct import BandedToeplitz, BMinSep
 from jaxacct.calibration import route
-from jaxacct.calibration.grid import Grid
 from jaxacct.calibration.pilots import Pilots
 from tests.calibrating import calibrate
 
@@ -36,7 +34,6 @@ CHANGES: list[dict[str, Any]] = [
     dict(max_samples=90_000),
     dict(rule="fixed"),
     dict(proposal="plain"),
-    dict(failure_fraction=0.02),
     dict(estimate=2.0),
 ]
 
@@ -61,7 +58,7 @@ def state_of(tmp_path, monkeypatch):
 
     # Candidates below the bound are verified, of which pilots allow the third.
     monkeypatch.setattr(route, "verify_claim", verified)
-    monkeypatch.setattr(Grid, "bound", lambda grid, *_: round(math.log(2.7, grid.step)))
+    monkeypatch.setattr(route, "smallest_bound", lambda of, *_: 0.3 if of.missing == "delta" else 2.7)
     monkeypatch.setattr(
         route.Route, "_bound", lambda _, claim: SimpleNamespace(claim=claim, flaws=(), **vars(claim))
     )

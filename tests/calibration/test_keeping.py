@@ -1,6 +1,5 @@
 """`calibrate` keeps what is given and selects the rest as `recommend` does; one band only when asked for."""
 
-import re
 import time
 from typing import Any
 
@@ -16,7 +15,7 @@ from jaxacct import (
     prefix_sum_error,
     recommend,
 )
-from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, choice_from_json, choice_of, copies_of
+from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, choice_of, copies_of
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.cli.commands import calibrate as command
@@ -73,7 +72,7 @@ def asked(monkeypatch, tmp_path):
         ("--memory-copies 0", dict(memory_copies=0)),
         ("--strategy optimal-inverse", dict(strategy="optimal-inverse")),
         ("--bands 2 --memory-copies 3", dict(bands=2, memory_copies=3)),
-        ("--proposal plain --noise-multiplier 3 --max-samples 90000", {}),
+        ("--proposal plain --noise-multiplier 3 --max-samples 90000", dict(scheme="b-min-sep")),
         ("--max-batch-size 30", dict(scheme="b-min-sep")),
         ("--rule fixed --checkpoint-dir here", {}),
         ("--adjacency add-or-remove-one", dict(adjacency="add-or-remove-one")),
@@ -85,7 +84,7 @@ def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, capsys
     found = recommend(**SMALL, **given)
     assert (scheme, strategy) == (found.chosen.scheme, found.chosen.strategy)
     steering = options["options"]
-    assert options["choice"] == found.choice and steering.estimate == found.chosen.noise_multiplier
+    assert steering.estimate == found.chosen.noise_multiplier
     assert options["dataset_size"] == 80 and options["target"].point == (0.5, 1e-2)
     if words.startswith(("--scheme b-min-sep", "--min-separation 2", "--proposal", "--noise-multiplier")):
         assert strategy.bands > 1  # it was one band
@@ -93,27 +92,6 @@ def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, capsys
         if f"--{name.replace('_', '-')}" in words:
             assert (options | vars(steering))[name] == value
     assert capsys.readouterr().out == f"{found.why()}\n\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "scheme"),
-    [
-        ("--cold-start", BMinSep(12, 4, 0.2, warm_start=False)),
-        ("--scheme b-min-sep --cold-start", BMinSep(12, 4, 0.2, warm_start=False)),
-        (
-            "--scheme truncated-b-min-sep --truncate-to 20",
-            jaxacct.TruncatedBMinSep(12, 4, 0.2, max_batch_size=20, dataset_size=80),
-        ),
-    ],
-)
-def test_what_no_search_covers_is_selected_as_for_b_min_sep(words, scheme, asked, capsys):
-    found = recommend(**SMALL, scheme="b-min-sep")
-    kept, strategy, options = asked(*SIZES, *words.split())
-    assert kept == scheme
-    assert kept.min_separation == found.chosen.scheme.min_separation == 4
-    assert strategy == BandedToeplitz(found.chosen.strategy.coefficients) and strategy.bands > 1
-    # The plan does not say that a search chose it: the search was for another scheme.
-    assert options.get("choice") is None and "selected as for b-min-sep" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -152,6 +130,8 @@ def test_where_nothing_is_left_to_select_nothing_is_searched(
         [*RATE, "--strategy", "square-root"],
         [*RATE, "--noise-multiplier", "2"],
         [*SIZES, "--strategy", "bisr"],
+        [*SIZES, "--cold-start"],
+        [*SIZES, "--scheme", "truncated-b-min-sep", "--truncate-to", "20"],
         ["--dataset-size", "80", "--batch-size", "2", "--iterations", "12"]
         + ["--scheme", "multi-attribution", "--examples-per-user", "2"],
         [*SIZES, "--accountant", "unamplified"],
@@ -263,13 +243,8 @@ def test_no_copies_are_those_of_noise_that_is_drawn_again(asked, capsys):
         assert {row.memory_copies for row in found.candidates} == {found.choice.memory_copies} == {0}
         assert all(redrawn.check(row.strategy).of_inverse for row in found.candidates)
         assert "it keeps 0 copies of the parameters" in found.why()
-        assert choice_from_json(found.choice.to_json()) == found.choice
     assert cli.run(["recommend", *SIZES, "--epsilon", "8", "--delta", "1e-2", "--memory-copies", "0"]) == 0
     text = capsys.readouterr().out
-    assert re.search(
-        r"0 copies of the parameters, about [1-9]\d* ms a step more for a million parameters on one core, by",
-        text,
-    )
     assert 'TrainOptions(noise_memory="recompute")' in text and " --strategy optimal-inverse " in text
 
 
@@ -280,5 +255,5 @@ def test_the_command_of_the_readme_with_one_option_more(words, asked):
     sizes = "--dataset-size 50000 --batch-size 200 --iterations 1000".split()
     scheme, strategy, options = asked(*sizes, *words.split(), target="--epsilon 8 --delta 1e-5".split())
     error = prefix_sum_error(strategy, iterations=1000, noise_multiplier=options["options"].estimate)
-    separation = 64 if "b-min-sep" in words else 16  # 16 with a fixed number of participations
+    separation = 16 if "--noise" in words else 64  # 16 with a fixed number of participations
     assert (scheme.min_separation, strategy.bands) == (separation, 16) and error < 13

@@ -14,7 +14,7 @@ from scipy import stats
 from jaxacct import NonFiniteLossError, Plan
 from jaxacct.cli import main as cli
 from jaxacct.cli import output
-from jaxacct.cli.commands import bench, recommend
+from jaxacct.cli.commands import recommend
 from jaxacct.cli.problem import Problem
 from jaxacct.report.facts import describe
 from jaxacct.statistics.lines import KINDS
@@ -88,8 +88,6 @@ def test_json_is_one_object_and_nothing_else(capsys):
     assert found["low"] <= found["value"] <= found["high"]
     assert run(*command, "--delta", "1e-2", "--samples", "2000", "--json") == 0
     assert json.loads(capsys.readouterr().out)["quantity"] == "epsilon"
-    assert run("strategy", "--iterations", "100", "--bands", "4", "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)["coefficients"]) == 4
 
 
 def test_what_is_infinite_is_null_in_json(capsys):
@@ -117,17 +115,6 @@ def test_an_estimate_says_so(capsys):
         == 0
     )
     assert "estimate, not a guarantee" in capsys.readouterr().out
-
-
-def test_strategy_file_round_trip(tmp_path, capsys):
-    path = tmp_path / "c.txt"
-    assert run("strategy", "--iterations", "100", "--bands", "4", "--out", path) == 0
-    command = ["strategy", "--iterations", "100", "--json"]
-    capsys.readouterr()
-    assert run(*command, "--bands", "4") == 0
-    direct = json.loads(capsys.readouterr().out)
-    assert run(*command, "--strategy", path) == 0
-    assert json.loads(capsys.readouterr().out) == direct
 
 
 def test_not_certified_exits_1_and_says_why(capsys):
@@ -176,7 +163,6 @@ def test_bad_input_is_one_line_and_exit_2(capsys, tmp_path, monkeypatch):
             "epsilon or delta must be given",
         ),
         (["show", "/no/such/plan.json"], "plan /no/such/plan.json cannot be read"),
-        (["strategy", "--iterations", "10", "--bands", "0"], "bands must be"),
     ]:
         monkeypatch.chdir(tmp_path)
         assert run(*arguments) == 2
@@ -195,24 +181,6 @@ def test_bad_coefficients(coefficients, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_bench_reports_rates(capsys, monkeypatch):
-    monkeypatch.setattr(bench, "SETTINGS", ((60, 6, 3000, 50, 1.0, 2.0),))
-    assert run("bench", "--samples", "256", "--json") == 0
-    rates = json.loads(capsys.readouterr().out)
-    assert len(rates["settings"]) == 2
-    assert all(row["samples_per_second"] > 0 for row in rates["settings"])
-    # Of the whole process: other tests of this one count, so a limit is for a process of its own.
-    assert rates["peak_memory_mb"] > 100
-
-
-@pytest.mark.slow
-def test_bench_keeps_to_the_memory_promised_on_a_cpu():
-    command = [sys.executable, "-m", "jaxacct", "bench", "--samples", "256", "--json"]
-    rates = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert len(rates["settings"]) == 2 * len(bench.SETTINGS)
-    assert rates["peak_memory_mb"] < 4096
-
-
 @pytest.mark.parametrize("steps", ["50k", "5e4", "50000", "50_000", "0.05M"])
 def test_numbers_as_people_write_them(steps, monkeypatch):
     """As a word of its own and after an equals sign; a number of decimals may be written so too."""
@@ -228,7 +196,7 @@ def test_numbers_as_people_write_them(steps, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], pytest.param(["strategy", "--iterations", "9", "--bands", "2"], marks=pytest.mark.slow)],
+    [["--help"], pytest.param(["spent", "--event", "1,1,1", "--delta", ".1"], marks=pytest.mark.slow)],
 )
 def test_a_closed_pipe(arguments):
     """As with `| head`: no traceback and no line."""

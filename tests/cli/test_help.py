@@ -13,7 +13,7 @@ from jaxacct.cli.usage import SYNONYMS, parse
 from jaxacct.common.progress import console
 
 COMMANDS = [[name] for name in cli.COMMANDS]
-COMMANDS += [["tradeoff", name] for name in ("convert", "general", "last-iterate")]
+COMMANDS += [["tradeoff", name] for name in ("general", "last-iterate")]
 
 
 def printed(arguments, capsys) -> str:

@@ -39,12 +39,8 @@ LINES = [
     (f"calibrate {BOTH} --workload speed", "workload must be prefix-sum, or a list", "got 'speed'"),
     (f"calibrate {BOTH} --workload momentum:2", "momentum must be from 0 to below 1, got 2.0"),
     (f"recommend {BOTH} --workload warmup:100", "warmup must be below iterations 60, got 100"),
-    (f"recommend {BOTH} --loader random", '"random" for --loader. Choose from: "poisson-like"'),
-    (f"recommend {BOTH} --loader shuffled --scheme poisson", "scheme must not be given together with"),
     (f"recommend {BOTH} --strategy bisr", "strategy must be optimal", "got 'bisr'"),
-    (f"recommend {BOTH} --plot x.pdf", "plot must end in .png, got 'x.pdf'"),
     # Proposals.
-    (f"calibrate {BOTH} --proposal replicas:50", "at most 8 replicas with b-min-sep", "'replicas:50'"),
     (f"calibrate {BOTH} --proposal replicas:65", "proposal must be replicas:2..64, got 'replicas:65'"),
     (f"calibrate {BOTH} --proposal replicas:1", "proposal must be replicas:2..64, got 'replicas:1'"),
     (f"calibrate {BOTH} --proposal plain:2", "proposal must be plain, got 'plain:2'"),
@@ -53,18 +49,11 @@ LINES = [
         "proposal must be of plain, replicas",
         "got 'composed-replicas:2'",
     ),
-    (f"calibrate {BOTH} --proposal truncated", "truncated is for truncated-b-min-sep only, got scheme b-min"),
     (f"calibrate {BOTH} --proposal pairs:3,0", "proposal must be pairs:4..48,0..1, got 'pairs:3,0'"),
-    (
-        f"calibrate {BOTH} --proposal replicas:3 --scheme balanced-min-sep",
-        "proposal must have at most 2 replicas with balanced-min-sep, got 'replicas:3'",
-    ),
     # How a plan is certified.
     (f"calibrate {BOTH} --accountant rdp", '"rdp" for --accountant. Choose from: "analytic"'),
     (f"calibrate {BOTH} --accountant pld --rule fixed", "rule must not be given together with accountant"),
     (f"calibrate {BOTH} --adjacency add", '"add" for --adjacency. Choose from: "zero-out"'),
-    (f"calibrate {BOTH} --plot plan.gif", "plot must end in .png, got 'plan.gif'"),
-    (f"calibrate {BOTH} --plot x.png --out x.png", "plot must be another file than out, both were 'x.png'"),
     (f"calibrate {BOTH} --checkpoint-dir other.json", "checkpoint_dir must be a folder, got the file other"),
     (
         f"calibrate {BOTH} --scheme truncated-b-min-sep --truncate-to 0 --bands 2",
@@ -88,7 +77,6 @@ LINES = [
     ("report other.json --out r.html", "plan must have the schema 'jaxacct-plan', got 'another'"),
     ("check nowhere.json", "plan nowhere.json cannot be read"),
     ("verify other.json --replay --rule fixed", "rule must not be given together with replay"),
-    ("tradeoff convert --mu -1 --delta 1e-5", "mu must be at least 0, got -1.0"),
     (
         "tradeoff general --dataset-size 50k --num-epochs 0 --epsilon 3 --delta 1e-5",
         "num_epochs must be an integer of at least 1, got 0",
@@ -116,7 +104,6 @@ CALLS = [
     (lambda: calibrate(mu=1.0), "target must be one of", "given were epsilon, delta, mu"),
     (lambda: calibrate(max_batch_size=0), "max_batch_size must be an integer of at least 1, got 0"),
     (lambda: calibrate(grid_ratio=1.0), "grid_ratio must be in [1.00001, 2], got 1.0"),
-    (lambda: calibrate(failure_fraction=2.0), "failure_fraction must be", "got 2.0"),
     (lambda: calibrate(rule="soon"), "rule must be one of anytime, fixed, got 'soon'"),
     (lambda: calibrate(proposal="pairs:9"), "proposal must be pairs:4..48,0..1, got 'pairs:9'"),
     (lambda: calibrate(accountant="rdp"), "accountant must be one of analytic, unamplified", "got 'rdp'"),

@@ -32,7 +32,7 @@ def test_events_of_the_command_line_are_those_of_the_function(capsys):
 
 
 def test_an_estimate_of_a_run_together_with_events(capsys, monkeypatch):
-    """Epsilon, delta and the risk are those of the run and all events."""
+    """Epsilon and delta are those of the run and all events."""
     run = "--scheme poisson --bands 1 --sampling-probability 0.1 --iterations 5 --noise-multiplier 2"
     given, seen = ["estimate", *run.split()], []
 
@@ -40,21 +40,20 @@ def test_an_estimate_of_a_run_together_with_events(capsys, monkeypatch):
         seen.append(compose_with)
         raise ValueError("seen")
 
-    for name in ("estimate_epsilon", "estimate_delta", "privacy_profile"):
+    for name in ("estimate_epsilon", "estimate_delta"):
         monkeypatch.setattr(f"jaxacct.cli.commands.estimate.{name}", spy)
     event = ["--event", "4,1,1", "--event", '{"kind": "ZCDpEvent", "rho": 0.02}']
-    for target in ("--delta 1e-5", "--epsilon 1", "--fpr 0.1"):
+    for target in ("--delta 1e-5", "--epsilon 1"):
         assert cli.run([*given, *target.split(), *event]) == 2
         assert cli.run([*given, *target.split()]) == 2
     import dp_accounting as dp
 
-    assert seen == [history.joined([(4.0, 1.0, 1), dp.dp_event.ZCDpEvent(0.02)]), None] * 3
+    assert seen == [history.joined([(4.0, 1.0, 1), dp.dp_event.ZCDpEvent(0.02)]), None] * 2
     monkeypatch.undo()
     capsys.readouterr()
     for rest, line in [
         ("--event 1,2", "event must be NOISE,RATE,STEPS or JSON of an event, got '1,2'"),
         ("--event 1,2,5", "events[0] must be an event that can be composed"),
-        ("--event 1,0.1,5 --plot x.png", "plot must not be given together with event"),
         (
             "--event 1,0.1,5 --adjacency replace-one",
             "compose_with must not be given with replace-one adjacency",

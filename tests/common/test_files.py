@@ -28,28 +28,15 @@ def test_a_link_is_written_through_and_stays_one(tmp_path):
     assert not target.is_symlink() and sorted(p.name for p in tmp_path.iterdir()) == ["folder", "link.json"]
 
 
-def test_a_device_stays_a_device(tmp_path):
+def test_nothing_but_a_plain_file_is_replaced(tmp_path):
     """A pipe in place of /dev/null, which a test had better not lose."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_atomically(pipe, "text")
-    assert os.read(reader, 10) == b"text"
-    os.close(reader)
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-    write_atomically("/dev/null", "text")
-    check_target("/dev/null", None, "")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-
-
-def test_standard_output_is_written_to_where_it_is(tmp_path):
-    """Redirected to a file: after what was printed before, the file neither cut nor replaced."""
-    out = tmp_path / "out.txt"
-    code = "from jaxacct.common.files import write_atomically as w; print('a'); "
-    code += "w('/dev/stdout', 'b\\n'); print('c')"
-    with open(out, "w") as file:
-        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
-    assert out.read_text() == "a\nb\nc\n"
+    with pytest.raises(OSError, match="not a plain file"):
+        write_atomically(pipe, "text")
+    with pytest.raises(ValueError, match=r"out must be a file, .*pipe' is a device or a pipe"):
+        check_target(pipe, None, "")
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_modes(tmp_path):
@@ -68,23 +55,23 @@ def test_modes(tmp_path):
 
 def test_only_files_of_the_same_kind_are_replaced_unless_forced(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    coefficients, other, empty = (tmp_path / name for name in ("c", "other", "empty"))
-    coefficients.write_text("1\n0.5\n")
+    first, other, empty = (tmp_path / name for name in ("first", "other", "empty"))
     other.write_text("a thesis")
     empty.write_text("")
+    given = "--scheme poisson --sampling-probability 0.1 --iterations 9 --epsilon 2 --delta 1e-3".split()
 
-    def strategy(*more):
+    def calibrate(*more):
         with pytest.raises(SystemExit) as caught:
-            cli.main(["strategy", "--iterations", "9", "--bands", "3", *more])
+            cli.main(["calibrate", *given, "--accountant", "unamplified", *more])
         return caught.value.code
 
-    assert strategy("--out", "other") == 2
+    assert calibrate("--out", "other") == 2
     assert other.read_text() == "a thesis"
-    for path in (coefficients, empty):
-        assert strategy("--out", path.name) == 0
-        assert len(path.read_text().split()) == 3
-    assert strategy("--out", "other", "--force") == 0
-    assert other.read_text() == coefficients.read_text()
+    for path in (first, first, empty):
+        assert calibrate("--out", path.name) == 0
+        assert files.holds_schema(path, "jaxacct-plan")
+    assert calibrate("--out", "other", "--force") == 0
+    assert files.holds_schema(other, "jaxacct-plan")
     plan, result = tmp_path / "plan", tmp_path / "result"
     plan.write_text(json.dumps({"schema": "jaxacct-plan"}))
     result.write_text(json.dumps({"schema": "jaxacct-result"}))

@@ -239,7 +239,7 @@ def ladder(monkeypatch, verdict, covered=lambda mechanism: True, fallback=100):
     def claim(self, exponent):
         return claim_of(self, exponent) if covered(self.problem.at(self.step**exponent)) else None
 
-    monkeypatch.setattr(Grid, "bound", lambda *arguments: math.log(bound) / math.log(1.0005))
+    monkeypatch.setattr(route, "smallest_bound", lambda *arguments: bound)
     monkeypatch.setattr(Grid, "claim", claim)
     monkeypatch.setattr(route.Route, "selected", lambda *arguments: (10, 1000))
     # So weak a target that the bound holds at the fallback.

@@ -23,7 +23,6 @@ from jaxacct import (
     BMinSep,
     Mechanism,
     Poisson,
-    delta_curve,
     estimate_delta,
     estimate_epsilon,
     privacy_profile,
@@ -103,18 +102,17 @@ def test_the_profile_is_covered_in_300_runs():
 
 
 def test_intervals_grow_with_confidence(key):
-    """From the same draws: strictly, as those of `delta_curve` did the opposite."""
+    """From the same draws, strictly."""
     intervals = []
     for confidence in (0.2, 0.95, 1 - 1e-12):
         options: dict[str, Any] = dict(confidence=confidence, num_samples=512, key=key)
-        curve = delta_curve(Poisson(1, 1.0), BandedToeplitz.identity(), [1.0, 2.0], 1.0, **options)
         delta, epsilon = (
             estimate_delta(MECHANISM, 0.5, **options),
             estimate_epsilon(MECHANISM, 1e-5, **options),
         )
         bands = privacy_profile(MECHANISM, [0.1, 0.5], **options)
-        low = [*curve.low, delta.low, epsilon.low, *bands.lower]
-        high = [*curve.high, delta.high, epsilon.high, *bands.upper]
+        low = [delta.low, epsilon.low, *bands.lower]
+        high = [delta.high, epsilon.high, *bands.upper]
         intervals.append((low, high))
     lows, highs = np.array(intervals).transpose(1, 0, 2)
     assert np.all(np.diff(lows, axis=0) <= 0) and np.all(np.diff(highs, axis=0) >= 0)

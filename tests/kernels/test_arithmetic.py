@@ -38,7 +38,6 @@ calls = {
     "estimate_epsilon": lambda: jaxacct.estimate_epsilon(mechanism, plan.delta, num_samples=10),
     "privacy_profile": lambda: jaxacct.privacy_profile(mechanism, [1.0], num_samples=10),
     "fit": lambda: fit(plan, {"w": np.zeros(1)}, lambda params, row: 0.0, np.zeros(4)),
-    "delta_curve": lambda: jaxacct.delta_curve(*pair, [1.0], 1.0, num_samples=10),
 }
 for name, call in calls.items():
     try:

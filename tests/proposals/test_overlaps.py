@@ -20,7 +20,6 @@ from jaxacct import (
     prefix_sum_error,
 )
 from jaxacct.accountants import unamplified
-from jaxacct.cli.main import main
 from jaxacct.strategies import Dense, Workload, by_name, strategy_from_json, worst_pattern
 from jaxacct.strategies.banded_inverse import _log_error
 from tests.oracles import enumeration
@@ -166,17 +165,6 @@ def test_by_name_for_the_most_participations():
     assert cyclic == by_name("optimal-inverse", 3, BallsInBins(12, 3))
     assert cyclic == BandedInverse.optimal(iterations=12, bands=3, min_separation=3, participations=4)
     assert by_name("optimal-inverse", 3, Poisson(12, 0.05)) == BandedInverse((1.0,), 12)
-
-
-def test_command_line(capsys):
-    """One participation unless a separation is given."""
-    for extra, separation, k in ([[], 12, 1], [["--min-separation", "3"], 3, 4]):
-        command = "strategy --iterations 12 --bands 3 --strategy optimal-inverse --json".split()
-        with pytest.raises(SystemExit) as stop:
-            main([*command, *extra])
-        assert stop.value.code == 0
-        wanted = BandedInverse.optimal(iterations=12, bands=3, min_separation=separation, participations=k)
-        assert json.loads(capsys.readouterr().out)["coefficients"] == wanted.array.tolist()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from jaxacct.kernels import randomness
 from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.recommendation import noise_estimate
 from jaxacct.recommendation.matrices import amplified_matrix
-from jaxacct.recommendation.noise_estimate import _root_and_slope, log_moment
+from jaxacct.recommendation.noise_estimate import by_moment, log_moment
 from jaxacct.recommendation.search import SIMILAR_ERROR_RATIO, recommend
 from jaxacct.schemes.replicas import b_min_sep, balls_in_bins
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
@@ -200,7 +200,7 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
         recommend(**numbers, strategy="buffered", min_separation=1)
 
 
-def test_what_is_chosen_is_within_two_percent_and_cheapest(found):
+def test_what_is_chosen_is_within_two_percent_and_keeps_least(found):
     best = found.candidates[0]
     assert [c.prefix_sum_error for c in found.candidates] == sorted(
         c.prefix_sum_error for c in found.candidates
@@ -214,7 +214,6 @@ def test_what_is_chosen_is_within_two_percent_and_cheapest(found):
     for row in found.candidates:
         at = jaxacct.prefix_sum_error(row.strategy, iterations=12, noise_multiplier=row.noise_multiplier)
         assert row.prefix_sum_error == at
-        assert row.predicted_samples > 0 and row.predicted_seconds > 0
 
 
 @pytest.mark.parametrize("name", ["momentum:0.9", "weight-decay:0.3,linear"])
@@ -277,22 +276,6 @@ def test_fixed_numbers_of_participations_are_ranked_beside_the_others():
     assert "epochwise-allocation" not in {row.scheme.name for row in other.candidates}
 
 
-@pytest.mark.parametrize("scheme", ["balls-in-bins", "epochwise-allocation"])
-def test_whole_steps_of_an_epoch_may_have_smaller_batches(scheme):
-    """59 of 600 examples: epochs of 11 steps, expected batches of 54.5; the plan's choice says 59."""
-    numbers = dict(dataset_size=600, batch_size=59, iterations=20, epsilon=4.0, delta=1e-4)
-    found = recommend(**numbers, scheme=scheme, strategy="square-root", bands=2)
-    row, target = found.chosen, (4.0, 1e-4, 600)
-    assert not found.choice.flaws(row.scheme, row.strategy, *target)
-    longer = dataclasses.replace(row.scheme, **{_steps(row.scheme): 12})
-    assert found.choice.flaws(longer, row.strategy, *target)
-
-
-def _steps(scheme) -> str:
-    """Name of the field with the steps of an epoch."""
-    return "epoch_steps" if scheme.name == "epochwise-allocation" else "cycle_length"
-
-
 def test_at_most_one_participation_takes_any_matrix():
     """0.8 expected participations: a buffered matrix with amplification."""
     found = recommend(
@@ -300,7 +283,7 @@ def test_at_most_one_participation_takes_any_matrix():
     )
     chosen = found.chosen
     assert chosen.scheme == BalancedMinSep(400, 400, 0.8) and chosen.matrix == "buffered"
-    assert chosen.accountant is None and 0 < chosen.predicted_samples < 1e6
+    assert chosen.accountant is None
     assert "at most one participation, 2 buffers (BLT)" in chosen.describe()
     banded = [row for row in found.candidates if row.matrix != "buffered"]
     assert chosen.error < 0.5 * min(row.error for row in banded)
@@ -399,7 +382,7 @@ def test_poisson_is_what_its_accountant_says():
 
 
 def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
-    """An interrupted `calibrate --checkpoint-dir` has to choose what it chose before."""
+    """Anybody can repeat a search."""
 
     def drawn(*_):
         raise AssertionError("a key was made")
@@ -496,18 +479,24 @@ def test_sums_over_tuples_of_phases_need_no_table():
 
 
 @pytest.mark.parametrize(
-    ("f", "root"),
+    ("log_z", "root"),
     [
-        (lambda x: math.exp(-3 * x) - 2, -math.log(2) / 3),
-        (lambda x: math.inf if x < 1 else 2 - x, 2.0),
-        (lambda x: -1.0, math.log(0.05)),
-        (lambda x: 5 - math.expm1(x) ** 3, math.log1p(5 ** (1 / 3))),
+        (lambda sigma: sigma**-4.0, 1.0),
+        (lambda sigma: 16 * sigma**-3.0, 16 ** (1 / 3)),
+        (lambda sigma: math.inf if sigma < 2 else 27 * sigma**-2.0, math.sqrt(27)),
+        (lambda sigma: 0.0, 0.05),
     ],
 )
-def test_the_root_of_a_falling_function(f, root):
+def test_the_noise_of_a_moment(log_z, root, monkeypatch):
+    """Where ln Z_2 is mu^2 = 1, in a few evaluations, each of which may take a second."""
     asked = []
-    assert _root_and_slope(lambda x: asked.append(x) or f(x), 0.0, -2.0)[0] == pytest.approx(root, abs=2e-4)
-    assert len(asked) < 30
+    monkeypatch.setattr(
+        noise_estimate,
+        "log_moment",
+        lambda mechanism, m: asked.append(m) or log_z(mechanism.noise_multiplier),
+    )
+    at = by_moment(Poisson(1, 0.5), BandedToeplitz.identity(), 2, 1.0)
+    assert at == pytest.approx(root, rel=2e-3) and len(asked) < 8
 
 
 def test_recommend_on_the_command_line(found, capsys):

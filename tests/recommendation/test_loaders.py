@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -29,6 +28,12 @@ from jaxacct.recommendation import noise_estimate, result
 RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e-5)
 
 
+@dataclasses.dataclass(frozen=True)
+class Certified:
+    noise_multiplier: float
+    choice: dict | None = None
+
+
 def exit_code(*arguments) -> int:
     with pytest.raises(SystemExit) as stopped:
         main(list(arguments))
@@ -42,11 +47,10 @@ def test_candidates_have_the_noise_that_is_certified(separation):
     assert found.one_band is not None and found.chosen.error < found.one_band.error
     for each in found.candidates:
         assert isinstance(each.scheme, FixedOrder) and each.scheme.steps_per_epoch == 10
-        assert each.predicted_samples == 0 and each.accountant == "unamplified"
+        assert each.accountant == "unamplified"
         if each.matrix != "buffered" and each.strategy.bands > separation:
             assert isinstance(each.strategy, Toeplitz)
-    plan = calibrate(found.chosen.scheme, found.chosen.strategy, epsilon=4.0, delta=1e-5, choice=found.choice,
-                     dataset_size=500)  # fmt: skip
+    plan = calibrate(found.chosen.scheme, found.chosen.strategy, epsilon=4.0, delta=1e-5, dataset_size=500)
     least = unamplified.noise_multiplier_for(plan.mechanism, 4.0, plan.target.budget.delta)
     assert found.chosen.noise_multiplier <= least * (1 + 1e-3)
     assert least <= plan.noise_multiplier <= 1.011 * least
@@ -66,29 +70,15 @@ def test_no_two_candidates_have_the_same_number_of_buffers():
 NUMBERS = "--dataset-size 500 --batch-size 50 --iterations 30 --epsilon 4 --delta 1e-5".split()
 
 
-@pytest.mark.parametrize(
-    ("loader", "adjacency"),
-    [pytest.param("shuffled", "replace-one", marks=pytest.mark.slow), ("fixed", "add-or-remove-one")],
-)
-def test_the_command_says_how_to_certify_and_what_sampling_saves(loader, adjacency, capsys):
-    """At the noise of the adjacency and in the same memory, as text and as JSON."""
-    options = [*NUMBERS, "--loader", loader, "--adjacency", adjacency, "--memory-copies", "3"]
+def test_the_command_says_how_to_certify(capsys):
+    """At the noise of the adjacency, as text and as JSON."""
+    given = "--scheme fixed-order --min-separation 10"
+    options = [*NUMBERS, *given.split(), "--adjacency", "add-or-remove-one", "--memory-copies", "3"]
     assert exit_code("recommend", *options) == 0
     said = capsys.readouterr().out
-    assert f"--scheme fixed-order --min-separation {dict(shuffled=1, fixed=10)[loader]} " in said
-    assert f"--adjacency {adjacency} --out plan.json" in said
-    drawn = recommend(**RUN, memory_copies=3, adjacency=adjacency)
-    own = recommend(**RUN, scheme="fixed-order", min_separation=dict(shuffled=1, fixed=10)[loader],
-                    memory_copies=3, adjacency=adjacency)  # fmt: skip
-    less = 1 - drawn.chosen.error / own.chosen.error
-    assert less > 0.3 and drawn.chosen.memory_copies <= 3
-    assert adjacency != "replace-one" or not drawn.chosen.has_fixed_counts  # few samples are not proven there
-    assert f"batches at random ({drawn.chosen.describe()}): error about {drawn.chosen.error:.3g}, " in said
-    assert f"{less:.0%} less" in said
+    assert f"{given} " in said and "--adjacency add-or-remove-one --out plan.json" in said
     assert exit_code("recommend", *options, "--json") == 0
-    stored = json.loads(capsys.readouterr().out)
-    assert stored["batches_at_random"] == drawn.chosen.to_json()
-    assert stored["choice"]["adjacency"] == adjacency and own.choice.command().endswith(adjacency)
+    assert json.loads(capsys.readouterr().out)["choice"]["adjacency"] == "add-or-remove-one"
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "fixed-order"])
@@ -116,14 +106,12 @@ def test_replace_one_is_ranked_at_its_own_noise(scheme):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--loader fixed --scheme poisson", "scheme must not be given together with --loader fixed"),
-        ("--loader shuffled --strategy amplified", "strategy must be optimal, square-root, buffered"),
-        ("--loader shuffled --strategy buffered --memory-copies 2", "memory_copies must be at least 3"),
-        ("--loader other", "loader"),
+        ("--strategy amplified", "strategy must be optimal, square-root, buffered"),
+        ("--strategy buffered --memory-copies 2", "memory_copies must be at least 3"),
     ],
 )
-def test_bad_loaders(options, said, capsys):
-    assert exit_code("recommend", *NUMBERS, *options.split()) == 2
+def test_bad_matrices_of_a_fixed_order(options, said, capsys):
+    assert exit_code("recommend", *NUMBERS, "--scheme", "fixed-order", *options.split()) == 2
     assert said in capsys.readouterr().err
 
 
@@ -138,7 +126,8 @@ def test_one_band_is_the_sampler_with_the_least_certified_noise():
         and found.chosen.noise_multiplier < rows["balls-in-bins"].noise_multiplier
     )
     plan = found.calibrate()
-    assert plan.evidence == Bound("pld") and plan.noise_multiplier == found.chosen.noise_multiplier
+    assert plan.evidence == Bound("pld")
+    assert plan.noise_multiplier == pytest.approx(found.chosen.noise_multiplier, rel=1e-3)
     events = PoissonSampledDpEvent(1e-3, GaussianDpEvent(plan.noise_multiplier))
     assert 0.97e-7 < PLDAccountant().compose(events, 10_000).get_delta(1.0) < 1.003e-7
     # The other one's noise is certified, too.
@@ -177,7 +166,7 @@ def test_a_bound_is_said_before_any_estimate(scheme, accountant, monkeypatch):
     if scheme is not None:
         plan = found.calibrate(CalibrationOptions(accountant="analytic"))
         assert plan.evidence == Bound(accountant) and plan.mechanism.strategy.bands == 4
-        assert plan.noise_multiplier == found.chosen.noise_multiplier
+        assert plan.noise_multiplier == pytest.approx(found.chosen.noise_multiplier, rel=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +185,7 @@ def as_if_certified(found, excesses, monkeypatch) -> list:
         if scheme.name == "poisson":
             return real(scheme, strategy, **options)
         excess = excesses[min(len(asked), len(excesses)) - 1]
-        return SimpleNamespace(noise_multiplier=excess * rows[0].noise_multiplier)
+        return Certified(excess * rows[0].noise_multiplier)
 
     monkeypatch.setattr(result, "calibrate", calibrated)
     return asked, shares
@@ -242,7 +231,7 @@ def test_a_candidate_that_cannot_be_certified_leaves_the_plan_as_it_is(small, mo
     def calibrated(scheme, strategy, **options):
         if (scheme, strategy) != (small.chosen.scheme, small.chosen.strategy):
             return real(scheme, strategy, **options | {"max_batch_size": 1})
-        return SimpleNamespace(noise_multiplier=20 * small.chosen.noise_multiplier)
+        return Certified(20 * small.chosen.noise_multiplier)
 
     monkeypatch.setattr(result, "calibrate", calibrated)
     plan = small.calibrate(progress=lambda *report: said.append(report[0]))

@@ -12,12 +12,10 @@ import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, recommend
 from jaxacct.accountants.tradeoff import EpsilonDelta, Gaussian
-from jaxacct.cli.main import main
 from jaxacct.common import progress
 from jaxacct.core.text import verdict_lines
 from jaxacct.estimates.profile import Profile
 from jaxacct.report import plots as plot
-from jaxacct.report.figure import check_plot, is_ours
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from tests.stored_plans import KINDS, whole
 
@@ -55,15 +53,7 @@ def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
     assert plot.verification(whole("analytic").verdict) is None
 
 
-def test_delta_pays_for_losses_beyond_epsilon_in_both_directions(key):
-    """One Gaussian of mean 1 and deviation 1: both losses are N(1/2, 1), the mirrored ones too."""
-    once = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 1.0)
-    figure = plot.privacy_losses(once, 1.0, num_samples=4096, key=key)
-    for outline in figure.axes[0].patches:
-        heights, edges, _ = outline.get_data()
-        mean = heights @ (edges[1:] + edges[:-1]) / 2
-        # Five standard errors, and half a bin.
-        assert abs(mean - 0.5) < 5 / 64 + np.diff(edges)[0] / 2
+def test_losses_of_the_evidence_have_their_mean():
     direction = lines_of(plot.losses(drawn()))
     for name, sign in (("remove", 1), ("add", -1)):
         counts = dict(getattr(getattr(drawn().evidence, name), "loss_counts", ()))
@@ -122,69 +112,7 @@ def test_the_chosen_candidate_is_marked(found):
     assert drawn == len(found.candidates)
 
 
-def test_a_picture_replaces_a_picture_of_ours_and_nothing_else(tmp_path):
-    ours, other = tmp_path / "ours.png", tmp_path / "photo.png"
-    plot.save(plot.blank(1, 1), ours)
-    other.write_bytes(b"\x89PNG\r\n\x1a\n my holidays")
-    check_plot(ours)
-    assert is_ours(ours) and not is_ours(other)
-    with pytest.raises(
-        ValueError, match=r"plot must be new or a picture by jaxacct, .*photo\.png' is another file$"
-    ):
-        check_plot(other)
-
-
-def run(capsys, *words):
-    with pytest.raises(SystemExit) as stop:
-        main([*words])
-    return stop.value.code, *capsys.readouterr()
-
-
-def test_commands_draw_what_they_found(capsys, tmp_path):
-    plan, picture = tmp_path / "plan.json", tmp_path / "picture.png"
-    drawn().save(plan)
-    numbers = "--dataset-size 100 --batch-size 10 --iterations 12 --epsilon 2 --delta 1e-3".split()
-    for words in (
-        ["show", str(plan)],
-        ["strategy", "--iterations", "12", "--bands", "3"],
-        ["recommend", *numbers, "--memory-copies", "2"],
-        ["calibrate", *numbers, "--bands", "1", "--accountant", "unamplified"],
-        [
-            "estimate",
-            *numbers[:6],
-            "--bands",
-            "1",
-            "--noise-multiplier",
-            "1",
-            "--epsilon",
-            "2",
-            "--samples",
-            "256",
-        ],
-    ):
-        code, out, err = run(capsys, *words, "--plot", str(picture))
-        assert code == 0 and out and is_ours(picture)
-        assert all("certified without samples" in line for line in err.splitlines())
-        picture.unlink()
-    analytic = tmp_path / "analytic.json"
-    whole("analytic").save(analytic)
-    foreign = tmp_path / "foreign.png"
-    foreign.write_bytes(plan.read_bytes())
-    for words, match in (
-        (["show", str(plan), "--plot", str(foreign)], "plot must be new or a picture by jaxacct"),
-        (["show", str(plan), "--plot", "plan.gif"], "plot must end in .png, got 'plan.gif'"),
-        (["calibrate", *numbers, "--out", "a.png", "--plot", "a.png"], "plot must be another file than out"),
-        (["verify", str(analytic), "--plot", str(picture)], "plot must not be given for an analytic plan"),
-        (
-            ["verify", str(plan), "--replay", "--plot", str(picture)],
-            "plot must not be given together with replay",
-        ),
-    ):
-        code, out, err = run(capsys, *words)
-        assert code == 2 and not out and match in err and err.count("\n") == 1 and not picture.exists()
-
-
-def test_without_matplotlib_it_is_refused_in_one_line_before_the_work(capsys, tmp_path, monkeypatch):
+def test_without_matplotlib_a_figure_is_refused_in_one_line(monkeypatch):
     real = builtins.__import__
 
     def without(name, *rest, **options):
@@ -193,14 +121,8 @@ def test_without_matplotlib_it_is_refused_in_one_line_before_the_work(capsys, tm
         return real(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    picture = tmp_path / "a.png"
-    code, out, err = run(capsys, "strategy", "--iterations", "12", "--bands", "3", "--plot", str(picture))
-    assert (code, out, err) == (
-        2,
-        "",
-        "jaxacct: plot needs matplotlib: pip install 'jaxacct[plot]'\n",
-    )
-    assert not picture.exists()
+    with pytest.raises(ValueError, match=r"^plot needs matplotlib: pip install 'jaxacct\[plot\]'$"):
+        plot.blank(1, 1)
 
 
 def test_a_notebook_shows_figures_and_plans():

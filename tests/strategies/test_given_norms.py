@@ -179,5 +179,3 @@ def test_every_command_names_both_numbers(plan_file, capsys):
         assert has_the_certified_noise(shown(text), first_column(COLUMN), plan.noise_multiplier)
         assert f"{plan.noise_multiplier!r} for C divided by 1.22474487" in text
     assert json.loads(out.read_text())["claim"]["strategy"]["given_norm"] == pytest.approx(1.5**0.5)
-    assert run(["strategy", "--iterations", "6", "--strategy", str(plan_file / "c.txt")]) == 0
-    assert "divided by 1.22474487" in capsys.readouterr().out

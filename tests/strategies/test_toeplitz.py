@@ -195,9 +195,7 @@ def test_files(tmp_path):
     assert BandedToeplitz.from_file(path) == strategy
     (tmp_path / "c.json").write_text(json.dumps(list(strategy.coefficients)))
     assert BandedToeplitz.from_file(tmp_path / "c.json") == strategy
-    np.save(tmp_path / "c.npy", strategy.array)
-    assert BandedToeplitz.from_file(tmp_path / "c.npy") == strategy
-    assert {file.name for file in tmp_path.iterdir()} == {"c.txt", "c.json", "c.npy"}
+    assert {file.name for file in tmp_path.iterdir()} == {"c.txt", "c.json"}
     for text in ("1, 0.5,0.375\n", "1 0.5 0.375", "1,\n0.5,\n0.375\n", "1\n0.5\n\n0.375"):
         path.write_text(text)
         assert BandedToeplitz.from_file(path).coefficients == BandedToeplitz((1, 0.5, 0.375)).coefficients
@@ -209,7 +207,7 @@ def test_the_example_of_a_dense_matrix(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(guide.split("```python\n")[1].split("```")[0], {})
     assert "epsilon" in capsys.readouterr().out.lower()
-    with pytest.raises(ValueError, match=r"got a matrix: use Dense\(np\.load\(\.\.\.\)\)$"):
+    with pytest.raises(ValueError, match=r"^strategy file .*matrix\.npy: "):
         BandedToeplitz.from_file(tmp_path / "matrix.npy")
 
 
@@ -226,8 +224,6 @@ def test_bad_files(tmp_path):
         ("c.json", b"[1.0, 0.5", "delimiter"),
         ("c.json", b"[[1.0]]", "shape"),
         ("c.json", b"[true]", "list of numbers"),
-        ("c.npy", b"", "EOF"),
-        ("c.npy", b"not an array", "magic"),
     ]:
         path = tmp_path / name
         path.write_bytes(content)
@@ -235,22 +231,6 @@ def test_bad_files(tmp_path):
             BandedToeplitz.from_file(path)
         assert str(caught.value).startswith(f"strategy file {path}: ")
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kept", [5, 40, 130, 160])
-def test_truncated_array(tmp_path, kept):
-    path = tmp_path / "c.npy"
-    np.save(path, BandedToeplitz.square_root(5).array)
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"strategy file .*c\.npy"):
-        BandedToeplitz.from_file(path)
-
-
-@pytest.mark.parametrize("array", [np.float64(1.0), np.eye(2)[None], np.array([1.0, 1j])])
-def test_wrong_array(tmp_path, array):
-    np.save(tmp_path / "c.npy", array)
-    with pytest.raises(ValueError, match=r"c\.npy: coefficients must be"):
-        BandedToeplitz.from_file(tmp_path / "c.npy")
 
 
 def test_unreadable_file(tmp_path):

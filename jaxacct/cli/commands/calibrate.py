@@ -15,11 +15,12 @@ from jaxacct.common import validate
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import AdjacencyName
+from jaxacct.proposals import registry
 from jaxacct.report.facts import describe
 
 DIGITS = 1440
 """Examples of the data set that `jaxacct train` has without a download."""
-Search: Any = options_of(CalibrationOptions, ("executor", "failure_fraction", "estimate"))
+Search: Any = options_of(CalibrationOptions, ("executor", "estimate"))
 
 
 def command(
@@ -32,7 +33,6 @@ def command(
     max_batch_size: Integer | None = None,
     memory_copies: Integer | None = None,
     search: Annotated[Search | None, OfSearch] = None,
-    plot: str | None = None,
     force: bool = False,
     verbose: bool = False,
     json: bool = False,
@@ -62,18 +62,18 @@ def command(
       max_batch_size: truncate larger batches to this size, and account for it.
       memory_copies: for the selection, maximum copies of the parameters that training may keep for the noise,
         as many as bands; 16 by default. 0 is for noise that is drawn again.
-      plot: write what the plan implies for delta at other epsilons to this PNG.
       force: let --out replace a file that is not a plan.
       verbose: print also all budget items, the proposal distribution, and which fields were recomputed.
       json: print the plan as one JSON object.
     """
     asked = target or TargetOptions()
     goal = asked.target()
-    if problem.scheme is None and max_batch_size is not None:  # fixed numbers of participations have none
-        problem = dataclasses.replace(problem, scheme="b-min-sep")
     options = CalibrationOptions(**({} if search is None else vars(search)))
     if options.proposal is not None:
-        problem = problem.for_proposal(options.proposal)
+        registry.check_name(options.proposal, False)
+    # Fixed numbers of participations have no truncated batches and few proposals.
+    if problem.scheme is None and (max_batch_size, options.proposal) != (None, None):
+        problem = dataclasses.replace(problem, scheme="b-min-sep")
     is_searched = options.accountant is None and goal.missing is None and problem.is_searched
     if noise_multiplier is None:
         goal.point  # noqa: B018 - one of both alone is refused
@@ -84,8 +84,7 @@ def command(
     how: dict[str, Any] = dict(
         noise_multiplier=noise_multiplier, max_batch_size=max_batch_size, adjacency=adjacency
     )
-    output.check_out(out, output.PLAN, force)
-    output.check_plot(plot, out)
+    output.check_out(out, force)
     if memory_copies is not None and not is_searched:
         raise ValueError(
             "memory_copies must not be given where nothing is selected: that takes an open choice, "
@@ -93,22 +92,16 @@ def command(
         )
     with watch() as progress:
         how |= dict(options=options, progress=progress)
-        recommendation = None
         if is_searched:
-            recommendation, scheme, strategy = problem.choose(
+            recommendation = problem.choose(
                 memory_copies=memory_copies, adjacency=adjacency, progress=progress, target=goal
             )
-            is_covered = scheme == recommendation.chosen.scheme
             if not json:
-                how_found = "" if is_covered else f"\nfor {scheme!r}: selected as for b-min-sep"
-                print(f"{recommendation.why()}{how_found}\n", flush=True)
-            recommendation = recommendation if is_covered else None
+                print(f"{recommendation.why()}\n", flush=True)
+            plan = recommendation.calibrate(**how)
         else:
             scheme, strategy = problem.build(goal if goal.missing is None else None)
-        if recommendation is None:
             plan = calibrate(scheme, strategy, target=goal, dataset_size=problem.dataset_size, **how)
-        else:
-            plan = recommendation.calibrate(**how)
     # The result is printed before it is written, and written even where it cannot be printed: neither a full
     # disk nor a closed output loses it.
     try:
@@ -120,7 +113,6 @@ def command(
     finally:
         if out:
             plan.save(out)
-    output.draw(plot, "profile", plan)
     if not json:
         print(f"\n{_next_steps(plan, out)}")
     return 0

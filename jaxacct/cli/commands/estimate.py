@@ -1,10 +1,7 @@
 """`jaxacct estimate`."""
 
 import dataclasses
-import math
 from typing import Annotated, Any
-
-import numpy as np
 
 from jaxacct.accountants.history import joined
 from jaxacct.cli import output
@@ -15,11 +12,7 @@ from jaxacct.common import validate
 from jaxacct.common.progress import watch
 from jaxacct.core.text import noise_multipliers
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
-from jaxacct.estimates.profile import privacy_profile
 from jaxacct.mechanisms.mechanism import AdjacencyName, Mechanism
-from jaxacct.report.risk import interval_of_tests, true_positive_rate
-
-_POINTS = 31
 
 
 def command(
@@ -28,15 +21,13 @@ def command(
     problem: Annotated[Problem, Flat],
     epsilon: Number | None = None,
     delta: Number | None = None,
-    fpr: Number | None = None,
     adjacency: AdjacencyName = "zero-out",
     event: Events = (),
     samples: Integer | None = None,
     confidence: Number = 0.95,
-    plot: str | None = None,
     json: bool = False,
 ) -> int:
-    r"""Estimate delta at an epsilon, epsilon at a delta, or the risk. An estimate is not a guarantee.
+    r"""Estimate delta at an epsilon, or epsilon at a delta. An estimate is not a guarantee.
 
     For example:
 
@@ -49,37 +40,27 @@ def command(
       noise_multiplier: noise standard deviation per unit of clip norm.
       epsilon: estimate delta here; delta at 0 is the advantage of the best membership test.
       delta: estimate epsilon here.
-      fpr: estimate the true positive rate of the best membership test with this false positive rate.
       adjacency: neighbouring data set: the example's gradients are zero, the example is absent, or another
         example is in its place.
       event: estimate the run together with this event; as of `spent`, may be repeated.
       samples: samples for each direction, 100,000 by default; none by default where an accountant is exact,
         as for Poisson sampling with one band.
       confidence: of the interval.
-      plot: write plain samples of the privacy loss, and where epsilon lies among them, to this PNG.
       json: print one JSON object.
     """
-    if [epsilon, delta, fpr].count(None) != 2:
-        raise ValueError("epsilon or delta must be given, or fpr, and only one of them")
-    if fpr is not None:
-        validate.open_probability("fpr", fpr)
-        output.refuse("together with fpr", plot=plot)
+    if (epsilon is None) == (delta is None):
+        raise ValueError("epsilon or delta must be given, and only one of them")
     if problem.sampling_probability is not None and problem.scheme != "truncated-b-min-sep":
         output.refuse("together with sampling_probability", dataset_size=problem.dataset_size)
     validate.positive_number("noise_multiplier", noise_multiplier)
     if samples is not None:
         validate.positive_integer("samples", samples)
     validate.open_probability("confidence", confidence)
-    output.check_plot(plot)
     composed = joined(parsed(event)) if event else None
-    if event:
-        output.refuse("together with event", plot=plot)
     with watch() as progress:
         options: dict[str, Any] = dict(num_samples=samples, confidence=confidence, progress=progress)
         options["compose_with"] = composed
         mechanism = Mechanism(*problem.build(), noise_multiplier, adjacency)
-        if fpr is not None:
-            return _show_risk(mechanism, fpr, options, json)
         if epsilon is not None:
             estimate, given = estimate_delta(mechanism, epsilon, **options), {"epsilon": epsilon}
         else:
@@ -101,24 +82,4 @@ def command(
         print(f"{value}, {ends}\n{kind}: {parts}")
         if mechanism.strategy.given_norm != 1:
             print(f"noise multiplier {noise_multipliers(mechanism)}")
-    drawn = [] if samples is None else [samples]
-    output.draw(plot, "privacy_losses", mechanism, estimate.value if epsilon is None else epsilon, *drawn)
-    return 0
-
-
-def _show_risk(mechanism: Mechanism, fpr: float, options: dict[str, Any], as_json: bool) -> int:
-    """Print the true positive rate of the best test at a false positive rate, with its interval."""
-    grid = np.linspace(0, -math.log(fpr), _POINTS)  # beyond, e^epsilon fpr is above 1
-    bands = privacy_profile(mechanism, grid, **options)
-    (low,), (value,) = interval_of_tests(bands, [fpr])
-    high = float(true_positive_rate(bands.epsilons, bands.upper, fpr))
-    fields = {"value": float(value), "low": float(low), "high": high, "confidence": bands.confidence}
-    tested = {"kind": "estimate", "fpr": fpr, "quantity": "tpr", **fields, "num_samples": bands.num_samples}
-    text = (
-        f"estimate, not a guarantee: true positive rate {value:.4g} at false positive rate {fpr:g}, "
-        f"{100 * bands.confidence:g}% interval [{low:.4g}, {high:.4g}]"
-    )
-    if mechanism.strategy.given_norm != 1:
-        text += f"\nnoise multiplier {noise_multipliers(mechanism)}"
-    output.show(tested if as_json else text, as_json)
     return 0

@@ -1,15 +1,14 @@
 """`jaxacct recommend`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from jaxacct.calibration.choice import COEFFICIENTS, MATRICES, SearchedScheme
-from jaxacct.cli.output import check_plot, draw, refuse, show
+from jaxacct.cli.output import show
 from jaxacct.cli.problem import TargetOptions, coefficients
 from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
 from jaxacct.common.progress import watch
 from jaxacct.common.records import exact
 from jaxacct.mechanisms.mechanism import AdjacencyName
-from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.search import recommend
 
 
@@ -20,14 +19,12 @@ def command(
     iterations: Annotated[Integer, OfRun],
     target: Annotated[TargetOptions | None, OfTarget] = None,
     memory_copies: Integer | None = None,
-    loader: Literal["poisson-like", "shuffled", "fixed"] = "poisson-like",
     scheme: SearchedScheme | None = None,
     bands: Integer | None = None,
     min_separation: Integer | None = None,
     strategy: str | None = None,
     workload: str = "prefix-sum",
     adjacency: AdjacencyName = "zero-out",
-    plot: str | None = None,
     json: bool = False,
 ) -> int:
     r"""Rank schemes, separations, bands and matrices by error at estimated noise; certify none.
@@ -49,10 +46,8 @@ def command(
       memory_copies: maximum copies of the parameters that training may keep for the noise: as many as bands,
         and one more than twice the buffers; 16 by default. 0 is for noise that is drawn again: matrices with
         a banded inverse.
-      loader: what your loader makes: batches at random (poisson-like), epochs that are shuffled anew, or
-        epochs of one fixed order; the scheme of the last two is fixed-order.
       scheme: poisson, b-min-sep and, where these are best, schemes with a fixed number of participations by
-        default.
+        default; fixed-order for batches of your own loader.
       bands: of the strategy matrix, or buffers.
       min_separation: steps between participations.
       strategy: optimal, square-root, amplified (optimal at the noise needed with sampling), optimal-inverse,
@@ -62,19 +57,13 @@ def command(
         or linear, warmup:100, with commas between. That of your optimizer follows accuracy more closely where
         banded and buffered matrices compete.
       adjacency: rank at the noise that this one needs; see `jaxacct calibrate`.
-      plot: write error against memory of the candidates to this PNG.
       json: print one JSON object.
     """
     target = target or TargetOptions()
     asked = target.target()
-    check_plot(plot)
     run: dict[str, Any] = dict(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
     run |= dict(workload=workload, adjacency=adjacency, target=asked)
     matrix: Any = strategy
-    if loader != "poisson-like":
-        refuse(f"together with --loader {loader}", scheme=scheme, min_separation=min_separation)
-        order = fixed_order.options_of(loader, dataset_size, batch_size)
-        scheme, min_separation = order["scheme"], order["min_separation"]
     if strategy is not None and strategy not in MATRICES:
         matrix = coefficients(strategy, bands, MATRICES)
     with watch() as progress:
@@ -93,13 +82,8 @@ def command(
         options = f"{recommendation.chosen.options()} --workload {recommendation.choice.workload} {target}"
     numbers = f"--dataset-size {dataset_size} --batch-size {exact(batch_size)} --iterations {iterations}"
     calibration = f"jaxacct calibrate {numbers} {options}{recommendation.choice.adjacency_option}"
-    draw(plot, "recommendation", recommendation)
-    drawn = None
-    if loader != "poisson-like":
-        drawn = recommend(**run, memory_copies=recommendation.choice.memory_copies).chosen
     if json:
-        switched = {} if drawn is None else {"batches_at_random": drawn.to_json()}
-        show(recommendation.to_json() | {"command": calibration} | switched, True)
+        show(recommendation.to_json() | {"command": calibration}, True)
         return 0
     aim = f"advantage {exact(recommendation.choice.delta)}"
     if recommendation.choice.epsilon:
@@ -107,15 +91,10 @@ def command(
     words = asked.in_words(recommendation.choice.epsilon, recommendation.choice.delta)
     if words is not None:
         print(f"{words}\n")
-    saved = ""
-    if drawn is not None:
-        less = 1 - drawn.error / recommendation.chosen.error
-        change = f"{abs(less):.0%} {'less' if less >= 0 else 'more'}"
-        saved = f"\n\nbatches at random ({drawn.describe()}): error about {drawn.error:.3g}, {change}"
     print(
         f"Estimates, not guarantees, for {aim} over {iterations:,} steps with "
         f"batches of about {exact(batch_size)} of {dataset_size:,} examples:\n\n"
         f"{recommendation.table()}\n\n{recommendation.why()}\n\n"
-        f"certify it: {calibration} --out plan.json{saved}"
+        f"certify it: {calibration} --out plan.json"
     )
     return 0

@@ -11,7 +11,6 @@ from jaxacct.common import files, validate
 from jaxacct.common.progress import watch
 from jaxacct.core.plan import Plan
 from jaxacct.report import html, risk
-from jaxacct.report.registry import FILL_IN, entry
 from jaxacct.report.run_card import RunCard, read_plan
 
 
@@ -21,7 +20,6 @@ def command(
     *,
     out: str,
     run: str | None = None,
-    registry: str | None = None,
     no_verify: bool = False,
     draws: Integer = html.DRAWS,
     check: bool = False,
@@ -41,8 +39,6 @@ def command(
       out: HTML file to write; it needs no other file and loads nothing.
       run: folder of a run of this plan: the page then says what was run, and how the model is known to be
         its own.
-      registry: write an entry for the registry of DP deployments (registry.opendp.org) to this JSON file; it
-        marks what only the publisher has.
       no_verify: draw no fresh samples to verify the plan; the page says so on top.
       draws: fresh samples for each direction, for estimates of the risk with intervals; 0 for none.
       check: run `jaxacct check` as well; the page says whether both implementations agree.
@@ -50,7 +46,6 @@ def command(
       json: print one JSON object: certified, out, and the certified risk; with --check also its result.
     """
     files.check_target(out, None if force else html.is_report, "a report")
-    files.check_target(registry, _is_entry, "an entry of the registry", "registry", may_force=False)
     loaded = read_plan(plan)
     if not isinstance(loaded, Plan):
         raise ValueError(
@@ -75,8 +70,6 @@ def command(
     summary: dict[str, Any] = {"certified": certified, "out": out}
     if loaded.is_sampled:
         summary["verified"] = None if fresh is None else fresh.certified
-    if registry is not None and certified:
-        files.write_atomically(registry, files.to_json(entry(loaded, card), indent=1) + "\n")
     if second is not None:
         summary["check"] = second
     if certified:
@@ -87,7 +80,3 @@ def command(
     show(summary if json else f"{said}\n{out} written", json)
     agrees = second is None or second["verdict"] in ("certified", "not covered")
     return 0 if certified and agrees else 1
-
-
-def _is_entry(path: Path) -> bool:
-    return FILL_IN in path.read_text(encoding="utf-8", errors="replace")

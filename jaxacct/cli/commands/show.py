@@ -6,7 +6,7 @@ from jaxacct.report.facts import describe
 from jaxacct.report.run_card import read_plan
 
 
-def command(plan: str, /, *, plot: str | None = None, verbose: bool = False, json: bool = False) -> int:
+def command(plan: str, /, *, verbose: bool = False, json: bool = False) -> int:
     """Print a plan after checking it.
 
     For example:
@@ -16,20 +16,17 @@ def command(plan: str, /, *, plot: str | None = None, verbose: bool = False, jso
 
     Args:
       plan: file written by calibrate, by `jaxacct tradeoff` or by training with DiceSGD.
-      plot: write what the plan implies for delta at other epsilons to this PNG.
       verbose: print also all budget items, the proposal distribution, and which fields were recomputed.
       json: print it as one JSON object.
     """
-    output.check_plot(plot)
     loaded = read_plan(plan)
     if not isinstance(loaded, Plan):
         from jaxacct.cli.commands.tradeoff import tell
 
-        output.refuse(f"for a plan of {loaded.schema}", plot=plot, verbose=verbose)
+        output.refuse(f"for a plan of {loaded.schema}", verbose=verbose)
         terms = getattr(loaded, "terms", None)
         computed = {} if terms is None else terms.to_json()
         tell({"statement": loaded.statement(), **computed, "steps": loaded.iterations}, json)
         return 0
     output.show(loaded.to_json() if json else describe(loaded, verbose), json)
-    output.draw(plot, "profile", loaded)
     return 0

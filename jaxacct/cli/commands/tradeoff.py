@@ -1,91 +1,18 @@
-"""`jaxacct tradeoff`: evaluate, convert and calibrate trade-off functions, and with --plot draw them."""
+"""`jaxacct tradeoff`: evaluate and calibrate runs that trade-off functions account for."""
 
-import dataclasses
 import math
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
-from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu, gdp_to_zcdp
-from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta, Subsampled
-from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD, generic_group_epsilon
+from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import GeneralDPSGD
 from jaxacct.accountants.tradeoff.last_iterate.losses import logistic_conditions
 from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
 from jaxacct.cli.output import show
 from jaxacct.cli.usage import Flat, Integer, Number, new_app, options_of
-from jaxacct.common import files, validate
+from jaxacct.common import files
 from jaxacct.common.records import exact
-from jaxacct.report import figure as plots
 
-app = new_app("tradeoff", "Trade-off functions: convert, generalised DP-SGD, last iterates.")
-
-
-@app.command(name="convert")
-def convert_command(
-    *,
-    mu: Number | None = None,
-    epsilon: Number | None = None,
-    delta: Number | None = None,
-    sampling_prob: Number = 1.0,
-    compositions: Integer = 1,
-    group: Integer = 1,
-    alpha: Number | None = None,
-    plot: str | None = None,
-    json: bool = False,
-) -> int:
-    """Convert between mu-GDP, (epsilon, delta), RDP and zCDP; subsampled, composed or for a group.
-
-    For example:
-
-        jaxacct tradeoff convert --mu 1 --delta 1e-5
-        jaxacct tradeoff convert --epsilon 2 --delta 1e-5
-
-    Args:
-      mu: of a Gaussian mechanism; or the largest mu for --epsilon and --delta.
-      epsilon: with --mu, delta is evaluated here.
-      delta: with --mu, epsilon is evaluated here.
-      sampling_prob: share of a fixed-size sample without replacement.
-      compositions: how often the mechanism runs.
-      group: records that may differ.
-      alpha: type I error at which f is evaluated.
-      plot: write the trade-off curve with its (epsilon, delta) alternative to this PNG.
-      json: print one JSON object.
-    """
-    plots.check_plot(plot)
-    if mu is None:
-        if epsilon is None or delta is None:
-            raise ValueError("mu, or epsilon and delta, must be given")
-        if (sampling_prob, compositions, group) != (1.0, 1, 1):
-            raise ValueError("mu must be given with sampling_prob, compositions or group")
-        mu = float(gdp_mu(epsilon, delta))
-    validate.positive_integer("compositions", compositions)
-    validate.positive_integer("group", group)
-    one: TradeOff = Gaussian(mu)
-    if sampling_prob != 1:
-        one = Subsampled(one, sampling_prob)
-    curve = one.power(compositions)
-    if group > 1:
-        curve = curve.group(group)
-    values: dict[str, Any] = {"mu": mu, "sampling_prob": sampling_prob, "compositions": compositions}
-    if group > 1:
-        values["group"] = group
-    if isinstance(curve, Gaussian):
-        values |= {"composed_mu": float(curve.mu), "zcdp_rho": gdp_to_zcdp(curve.mu)}
-    if epsilon is not None:
-        values |= {"epsilon": epsilon, "delta_at_epsilon": float(curve.delta(epsilon))}
-    if delta is not None:
-        values |= {"delta": delta, "epsilon_at_delta": float(curve.epsilon(delta))}
-    if alpha is not None:
-        values |= {"alpha": alpha, "type_ii_error": float(curve(alpha))}
-    values["kind"] = "exact" if isinstance(curve, Gaussian) else "certified"
-    if plot:
-        lines = {"f": curve}
-        if delta is not None:
-            level = float(curve.epsilon(delta))
-            lines[f"(epsilon {level:.3g}, delta {delta:g})"] = EpsilonDelta(level, delta)
-        plots.save(plots.tradeoff_figure(lines, "Trade-off function"), plot)
-    tell(values, json)
-    return 0
+app = new_app("tradeoff", "Plans of generalised DP-SGD and of last iterates.")
 
 
 General: Any = options_of(GeneralDPSGD, num_microbatches=1, microbatch_size=1, sampling="shuffling")
@@ -98,7 +25,6 @@ def general_command(
     run: Annotated[General, Flat],
     sigma: Number | None = None,
     epsilon: Number | None = None,
-    plot: str | None = None,
     out: str | None = None,
     json: bool = False,
 ) -> int:
@@ -113,11 +39,10 @@ def general_command(
       delta: target or where epsilon is evaluated.
       sigma: noise std over 2 x clip norm, to evaluate.
       epsilon: target, to calibrate sigma.
-      plot: write the trade-off curves to this PNG.
       out: with epsilon, write the plan here, for `jaxacct train`.
       json: print one JSON object.
     """
-    _check(plot, out, GeneralPlan, "sigma", sigma, epsilon)
+    _check(out, GeneralPlan, "sigma", sigma, epsilon)
     mechanism = GeneralDPSGD(**vars(run))
     if epsilon is not None:
         plan = GeneralPlan.calibrate(epsilon, delta, **vars(mechanism))
@@ -126,8 +51,6 @@ def general_command(
             plan.save(out)
     assert sigma is not None
     found_epsilon = float(mechanism.epsilon(delta, sigma))
-    per_record = math.sqrt(dataclasses.replace(mechanism, group_size=1).most()) / sigma
-    worst = mechanism.worst_case(sigma)
     values = {
         "epsilon": found_epsilon,
         "delta": delta,
@@ -135,22 +58,9 @@ def general_command(
         "noise_multiplier": 2 * sigma,
         "noise_of_the_mean_term": mechanism.relative_noise(sigma),
         "clip": mechanism.clip,
-        "mean_squared_sensitivity": mechanism.pmf().mean,
-        "max_mu": float(worst.mu),
-        "epsilon_of_largest_mu": float(worst.epsilon(delta)),
-        "epsilon_by_generic_group_rule": generic_group_epsilon(delta, per_record, mechanism.group_size),
         **mechanism.terms().to_json(),
         "warnings": mechanism.warnings(found_epsilon, delta),
     }
-    if plot:
-        lines = {
-            "participations, sampling revealed": mechanism.curve(sigma),
-            "largest number of participations": worst,
-            f"(epsilon {found_epsilon:.3g}, delta {delta:g})": EpsilonDelta(found_epsilon, delta),
-        }
-        if mechanism.group_size > 1:
-            lines["generic group rule"] = Gaussian(per_record * mechanism.group_size)
-        plots.save(plots.tradeoff_figure(lines, f"{mechanism.clip} clipping, {mechanism.sampling}"), plot)
     tell(values, json)
     return 0
 
@@ -172,7 +82,6 @@ def last_iterate_command(
     clip_norm: Number | None = None,
     noise_std: Number | None = None,
     epsilon: Number | None = None,
-    plot: str | None = None,
     out: str | None = None,
     json: bool = False,
 ) -> int:
@@ -193,11 +102,10 @@ def last_iterate_command(
       clip_norm: with two classes, the norm that gradients are clipped to.
       noise_std: on the mean gradient of a batch, to evaluate.
       epsilon: target, to calibrate noise_std.
-      plot: write the trade-off curves to this PNG.
       out: with epsilon, write the plan here, for `jaxacct train`.
       json: print one JSON object.
     """
-    _check(plot, out, LastIteratePlan, "noise_std", noise_std, epsilon)
+    _check(out, LastIteratePlan, "noise_std", noise_std, epsilon)
     given = vars(run) | dict(batch_size=run.num_examples if method == "gd" else run.batch_size)
     if (run.batch_size is None) != (method == "gd"):
         raise ValueError("batch_size must be given for cgd and sgd, and not for gd")
@@ -215,22 +123,12 @@ def last_iterate_command(
     best = bound.best(delta) if method == "sgd" else bound
     values = {"method": method, "noise_std": noise_std, "delta": delta}
     values |= {"epsilon": float(best.epsilon(delta)), "theorem": best.theorem, "window": best.window}
-    if method == "sgd":
-        values |= {"epsilon_by_bound": bound.epsilons(delta)}
-        lines: dict[str, Any] = {one.theorem: one.tradeoff for one in bound.bounds}
-    else:
-        by_bound = {name: float(Gaussian(mu).epsilon(delta)) for name, mu in bound.compared.items()}
-        values |= {"mu": bound.mu, "epsilon_by_bound": by_bound, "epsilon_by_renyi": bound.rdp_epsilon(delta)}
-        lines = {name: Gaussian(mu) for name, mu in bound.compared.items()}
-    if plot:
-        plots.save(plots.tradeoff_figure(lines, f"noisy {method}, last iterate"), plot)
     tell(values | {"note": bound.note, **bound.terms.to_json()}, json)
     return 0
 
 
-def _check(plot, out: str | None, plan, name: str, noise: float | None, epsilon: float | None) -> None:
+def _check(out: str | None, plan, name: str, noise: float | None, epsilon: float | None) -> None:
     """Refuse noise beside epsilon, plans of given noise, and files that are no such plan."""
-    plots.check_plot(plot)
     if (noise is None) == (epsilon is None):
         raise ValueError(f"{name} (to evaluate) or epsilon (to calibrate) must be given, and not both")
     if out is not None and noise is not None:

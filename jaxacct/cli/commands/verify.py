@@ -22,7 +22,6 @@ def command(
     max_samples: Integer | None = None,
     rule: Literal["anytime", "fixed"] | None = None,
     proposal: str | None = None,
-    plot: str | None = None,
     replay: bool = False,
     verbose: bool = False,
     json: bool = False,
@@ -43,17 +42,15 @@ def command(
       max_samples: maximum samples for each direction; by default two million, or 8 times those of the plan.
       rule: stop as soon as the evidence suffices (anytime, the default), or draw a fixed number of samples.
       proposal: use this proposal distribution, such as plain.
-      plot: write how the evidence grew with the samples to this PNG.
       verbose: print also all budget items and the proposal distribution.
       json: print the verdict as one JSON object.
     """
-    how = dict(max_samples=max_samples, rule=rule, proposal=proposal, plot=plot)
+    how = dict(max_samples=max_samples, rule=rule, proposal=proposal)
     if max_samples is not None:
         validate.positive_integer("max_samples", max_samples)
     if replay:
         fresh = dict(verbose=verbose, checkpoint_dir=checkpoint_dir)
         output.refuse("together with replay", **how, **fresh)
-    output.check_plot(plot)
     loaded = Plan.load(plan)
     if replay:
         return _replay(loaded, json)
@@ -66,7 +63,6 @@ def command(
         options = dict(checkpoint=checkpoint, progress=progress)
         verdict = loaded.verify(rule=rule or "anytime", max_samples=max_samples, proposal=proposal, **options)
     output.show_verdict(verdict, verbose, json)
-    output.draw(plot, "verification", verdict)
     return 0 if verdict.certified else 1
 
 

@@ -1,4 +1,4 @@
-"""`jaxacct tradeoff`: numbers, one-line refusals, pictures."""
+"""`jaxacct tradeoff`: numbers, one-line refusals, plans."""
 
 import json
 
@@ -21,17 +21,6 @@ CYCLIC += ["--smoothness", "32.5", "--strong-convexity", ".002", "--delta", "1e-
 CYCLIC += ["--batch-size", "1500"]
 
 
-def test_convert(capsys):
-    code, out, _ = run(capsys, "convert", "--mu", "1", "--delta", "1e-5", "--epsilon", "1", "--json")
-    found = json.loads(out)
-    assert code == 0 and found["epsilon_at_delta"] == pytest.approx(4.37717810)
-    assert found["delta_at_epsilon"] == pytest.approx(0.12693674) and found["kind"] == "exact"
-    code, out, _ = run(capsys, "convert", "--epsilon", "8", "--delta", "1e-5", "--json")
-    assert json.loads(out)["mu"] == pytest.approx(1.66603060)
-    code, out, _ = run(capsys, "convert", "--mu", ".5", "--group", "3", "--alpha", ".05", "--json")
-    assert json.loads(out)["type_ii_error"] == pytest.approx(0.5575867798)
-
-
 def test_general_evaluates_and_calibrates(capsys):
     code, out, _ = run(capsys, *GENERAL, "--sigma", "2", "--json")
     found = json.loads(out)
@@ -42,32 +31,21 @@ def test_general_evaluates_and_calibrates(capsys):
     assert json.loads(out)["sigma"] == pytest.approx(2.0, rel=1e-4)
 
 
-def test_last_iterate(capsys, tmp_path):
-    picture = tmp_path / "curve.png"
-    code, out, _ = run(capsys, *CYCLIC, "--noise-std", ".01", "--json", "--plot", str(picture))
+def test_last_iterate(capsys):
+    code, out, _ = run(capsys, *CYCLIC, "--noise-std", ".01", "--json")
     found = json.loads(out)
     assert code == 0 and found["epsilon"] == pytest.approx(4.339159, rel=1e-6)
     assert found["theorem"] == "theorem 4.5" and found["adversary"] == "last-iterate"
-    assert picture.read_bytes()[:4] == b"\x89PNG"
     code, out, _ = run(capsys, *CYCLIC, "--epsilon", "4.339159", "--json")
     assert json.loads(out)["noise_std"] == pytest.approx(0.01, rel=1e-5)
 
 
 def test_bad_input_is_one_line_and_2(capsys):
     for words, name in [
-        (["nope"], 'Unknown command "nope". Available commands: convert, general, last-iterate.'),
+        (["nope"], 'Unknown command "nope". Available commands: general, last-iterate.'),
         ([*GENERAL, "--nonsense", "3"], "Unknown option: --nonsense"),
-        (["convert", "--mu", "x"], "--mu"),
         (["last-iterate"], "METHOD"),
         (["last-iterate", "gd"], "--delta"),
-        (["convert"], "mu"),
-        (["convert", "--mu", "-1"], "mu"),
-        (["convert", "--mu", "nan", "--delta", ".1"], "mu"),
-        (["convert", "--mu", "1", "--delta", "0"], "delta"),
-        (["convert", "--mu", "1", "--epsilon", "-1"], "epsilon"),
-        (["convert", "--mu", "1", "--group", "0"], "group"),
-        (["convert", "--mu", "1", "--compositions", "0"], "compositions"),
-        (["convert", "--epsilon", "1", "--delta", ".1", "--group", "2"], "mu"),
         ([*GENERAL], "sigma"),
         ([*GENERAL, "--sigma", "0"], "sigma"),
         ([*GENERAL, "--sigma", "2", "--epsilon", "2"], "sigma"),
@@ -79,17 +57,9 @@ def test_bad_input_is_one_line_and_2(capsys):
         ([*CYCLIC[:-3], "5", *CYCLIC[-2:], "--noise-std", "1"], "whole epochs"),
         ([*CYCLIC, "--noise-std", "1", "--diameter", "0"], "diameter"),
         ([*CYCLIC[:-1], "7", "--noise-std", "1"], "batch_size"),
-        ([*CYCLIC, "--noise-std", "1", "--plot", "/nowhere/x.png"], "plot"),
     ]:
         code, out, err = run(capsys, *words)
         assert code == 2 and out == "" and err.count("\n") == 1 and name in err
-
-
-def test_a_picture_replaces_no_other_file(capsys, tmp_path):
-    mine = tmp_path / "thesis.txt"
-    mine.write_text("words")
-    code, _, err = run(capsys, "convert", "--mu", "1", "--plot", str(mine))
-    assert code == 2 and "plot" in err and mine.read_text() == "words"
 
 
 def test_alone_it_prints_its_help(capsys):

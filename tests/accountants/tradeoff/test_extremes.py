@@ -14,7 +14,6 @@ import pytest
 
 from jaxacct import individual
 from jaxacct.accountants import tradeoff
-from jaxacct.accountants.tradeoff.generalized_dpsgd.batch_clipping import generic_group_epsilon
 from jaxacct.cli.commands import tradeoff as command
 from jaxacct.cli.usage import parse
 from jaxacct.individual import filters
@@ -87,7 +86,6 @@ TABLE = {
     "gdp_epsilon": (tradeoff.gdp_epsilon, dict(delta=DELTA, mu=(*ANY, math.inf))),
     "gdp_mu": (tradeoff.gdp_mu, dict(epsilon=ANY, delta=DELTA)),
     "group_gdp": (tradeoff.group_gdp, dict(mu=ANY, g=COUNT)),
-    "generic group": (generic_group_epsilon, dict(delta=DELTA, mu=ANY, group_size=COUNT)),
     "dp_tradeoff": (tradeoff.dp_tradeoff, dict(alpha=SHARE, epsilon=(*ANY, math.inf), delta=SHARE)),
     "subsampled f": (tradeoff.subsampled_gdp_tradeoff, dict(alpha=SHARE, mu=ANY, sampling_prob=SHARE)),
     "limit": (tradeoff.subsampled_gdp_clt, dict(p=SHARE, steps=COUNT, mu=ANY)),
@@ -349,7 +347,6 @@ def test_what_weights_fall_short_of_1_is_lost():
         "general --dataset-size 100 --num-epochs 2 --delta 1e-5 --epsilon 1e308",
         "general --dataset-size 100 --num-epochs 2 --delta 1e-5 --sigma 1e-160",
         "general --dataset-size 9 --num-epochs 112589990684262 --delta 1e-5 --sigma 1 --sampling subsampling",
-        "convert --mu 1 --delta 1e-5 --sampling-prob .1 --group 1000000",
         "last-iterate gd --num-examples 10 --steps 5 --stepsize 1e-300 --grad-sensitivity 1 --smoothness 1 "
         "--diameter 1 --noise-std 1 --delta 1e-5",
         "last-iterate sgd --num-examples 10 --steps 5 --batch-size 2 --stepsize .1 --grad-sensitivity 1 "
@@ -374,3 +371,8 @@ def test_what_is_not_a_number_is_not_printed(capsys):
         with pytest.raises(ValueError, match="must be a number, got NaN"):
             command.tell(found, False)
     assert capsys.readouterr().out == ""
+
+
+def test_a_group_that_has_no_curve_is_refused():
+    with pytest.raises(ValueError, match="size must be at most 1000, got 1000000"):
+        tradeoff.Subsampled(tradeoff.Gaussian(1.0), 0.1).group(1_000_000)

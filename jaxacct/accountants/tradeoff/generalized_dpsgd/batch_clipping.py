@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon
 from jaxacct.accountants.tradeoff.curves.parametric import GaussianMixture
 from jaxacct.accountants.tradeoff.curves.terms import Terms, sampling_revealed
 from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
@@ -196,8 +195,3 @@ def calibrate_sigma(
             f"target_delta must be one that sigma {math.exp(_MAX_LOG):.3g} reaches, got {delta!r}"
         )
     return math.exp(high)
-
-
-def generic_group_epsilon(delta: float, mu: float, group_size: int) -> float:
-    """Return epsilon by `G_{g mu}`: the cost of group privacy without the mechanism's own distribution."""
-    return float(gdp_epsilon(delta, mu * group_size))
