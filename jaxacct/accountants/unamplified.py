@@ -48,15 +48,15 @@ def sensitivity(mechanism: Mechanism) -> float:
     scheme = mechanism.scheme
     if scheme.patterns is not None:
         square = worst_pattern.squared_sensitivity(mechanism.strategy, scheme.patterns)
-        return mechanism.gradient_distance * math.sqrt(square)
-    cross = cross_term(mechanism)
-    square = scheme.squared_sensitivity(cross)
-    if cross > 0 and not scheme.examples_overlap:
-        # Such schemes have counts of up to `examples_per_unit`, `min_separation` steps apart or more.
-        counted = mechanism.strategy.squared_sensitivity(
-            scheme.iterations, scheme.min_separation, scheme.max_participations
-        )
-        square = min(square, scheme.examples_per_unit**2 * counted)
+    else:
+        cross = cross_term(mechanism)
+        square = scheme.squared_sensitivity(cross)
+        if cross > 0 and not scheme.examples_overlap:
+            # Such schemes have counts of up to `examples_per_unit`, `min_separation` steps apart or more.
+            counted = mechanism.strategy.squared_sensitivity(
+                scheme.iterations, scheme.min_separation, scheme.max_participations
+            )
+            square = min(square, scheme.examples_per_unit**2 * counted)
     return mechanism.gradient_distance * math.sqrt(square)
 
 
