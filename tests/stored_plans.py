@@ -14,7 +14,7 @@ from jaxacct.common.files import to_json
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound, Sampled
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.hockey_stick import sparse_counts
+from jaxacct.statistics.hockey_stick import dense_counts, sparse_counts
 
 FOLDER = Path(__file__).parent / "fixtures/plans"
 KINDS = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -23,14 +23,6 @@ DROP = object()
 
 
 @functools.cache
-def dense_counts(sparse, size: int) -> np.ndarray:
-    """Return (size,) int64 counts from (index, count) pairs."""
-    counts = np.zeros(size, np.int64)
-    for index, count in sparse:
-        counts[index] = count
-    return counts
-
-
 def whole(kind: str) -> Plan:
     """The stored plan of one kind."""
     return Plan.load(FOLDER / f"{kind}.json")

@@ -70,8 +70,6 @@ LINES = [
     ),
     # Other commands.
     (f"estimate {RUN} --bands 2 --epsilon 1 --noise-multiplier 0", "noise_multiplier must be", "got 0.0"),
-    (f"estimate {RUN} --bands 2 --fpr 1 --noise-multiplier 1", "fpr must be in (0, 1), got 1.0"),
-    (f"estimate {RUN} --bands 2 --fpr 0.1 --epsilon 1 --noise-multiplier 1", "only one of them"),
     (f"estimate {RUN} --epsilon 1 --noise-multiplier 1", "bands must be given here"),
     ("report other.json --out nowhere/r.html", "out must be in a folder that exists, got 'nowhere/r.html'"),
     ("report other.json --out r.html", "plan must have the schema 'jaxacct-plan', got 'another'"),
