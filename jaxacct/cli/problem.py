@@ -17,10 +17,7 @@ from jaxacct.recommendation.result import Recommendation
 from jaxacct.recommendation.search import recommend
 from jaxacct.schemes import (
     SCHEMES,
-    BalancedMinSep,
     BMinSep,
-    CustomScheme,
-    FixedOrder,
     Poisson,
     Scheme,
     TruncatedBMinSep,
@@ -29,16 +26,6 @@ from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.strategies import NAMES, BandedToeplitz, Strategy, by_name, ending, workload_named
 
 SchemeName: Any = Literal[tuple(SCHEMES)]  # pyrefly: ignore[invalid-literal]
-MAX_ORDERS = {
-    name: 8 for name in SCHEME_NAMES if name not in (Poisson.name, FixedOrder.name, CustomScheme.name)
-}
-MAX_ORDERS[BalancedMinSep.name] = 2
-"""Scheme -> the most replicas that it ever has tables for at a separation above 1; a test compares them."""
-_PROPOSALS_OF = {
-    "truncated": (TruncatedBMinSep.name,),
-    "example-replicas": ("independent-attribution",),
-}
-"""Proposal families of few schemes -> those."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,16 +126,8 @@ class Problem:
     def for_proposal(self, name: str) -> "Problem":
         """Return the problem with a scheme that has such replicas, where the scheme is open."""
         spec = registry.check_name(name, False)
-        order = spec.parameters[0] if spec.family in ("replicas", "inflated-replicas") else 0
-        if self.scheme is None and order > MAX_ORDERS[BalancedMinSep.name]:
-            return dataclasses.replace(self, scheme=BMinSep.name).for_proposal(name)
-        scheme = BMinSep.name if self.scheme is None else self.scheme
-        if scheme not in _PROPOSALS_OF.get(spec.family, (scheme,)):
-            only = " and ".join(_PROPOSALS_OF[spec.family])
-            raise ValueError(f"proposal {name} is for {only} only, got scheme {scheme}")
-        max_order = MAX_ORDERS.get(scheme, order)
-        if order > max_order and 1 not in (self.bands, self.min_separation):
-            raise ValueError(f"proposal must have at most {max_order} replicas with {scheme}, got {name!r}")
+        if spec.family == "truncated" and self.scheme != TruncatedBMinSep.name:
+            raise ValueError(f"proposal {name} is for truncated-b-min-sep only, got scheme {self.scheme}")
         return self
 
     @property

@@ -111,6 +111,7 @@ def first_reached(read, goal, low, high, most: int):
     `read` maps places to words that do not fall; `goal` are words, and `most` bounds high - low. The search
     is unrolled, as every turn of a loop costs as much as the whole of it.
     """
+
     def turn(k, low):
         after = low + (1 << (most.bit_length() - 1 - k))
         return jnp.where((after <= high) & below(read(jnp.minimum(after, high) - 1), goal), after, low)

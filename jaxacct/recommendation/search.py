@@ -355,7 +355,7 @@ def _priced(place: Place, numbers: RunNumbers, budget: Budget) -> Recommended:
         strategy = within_separation(place.scheme, place.strategy)
         mechanism = Mechanism(place.scheme, strategy, place.noise_multiplier, numbers.adjacency)
         samples, m = predicted(mechanism, numbers.epsilon, budget)
-        tables = table_size(place.scheme, strategy, m) if m > 1 else 0.0
+        tables = table_size(place.scheme, strategy) if m > 1 else 0.0
         drawn = NUM_PILOTS * max(PILOT_SAMPLES, samples / 10) + NUM_VERIFICATIONS * samples
         seconds = COMPILE_SECONDS + drawn * n * STEP_SECONDS + NUM_PILOTS * tables * NUMBER_SECONDS
     return Recommended(

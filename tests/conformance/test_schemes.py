@@ -18,10 +18,8 @@ import pytest
 
 from jaxacct import BandedToeplitz, CalibrationOptions, Mechanism, calibrate, privacy_loss
 from jaxacct.accountants import ACCOUNTANTS, AccountantName
-from jaxacct.cli.problem import MAX_ORDERS
 from jaxacct.core.evidence import RULES, RuleName
 from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName
-from jaxacct.proposals.families.replicas import max_replicas
 from jaxacct.schemes import (
     SCHEMES,
     BalancedMinSep,
@@ -198,15 +196,6 @@ def test_names_in_types_are_those_of_the_registries():
     assert hints["accountant"] == AccountantName | None
     assert (hints["rule"], hints["adjacency"]) == (RuleName, AdjacencyName)
     assert ADJACENCIES == typing.get_args(AdjacencyName) and RULES == typing.get_args(RuleName)
-
-
-def test_orders_that_the_command_line_accepts_are_those_with_tables():
-    for name, most in MAX_ORDERS.items():
-        for size in (16, 64):
-            numbers = Numbers(iterations=8, separation=2, dataset_size=size, batch_size=4.0)
-            mechanism = Mechanism(SCHEMES[name].from_numbers(numbers), BandedToeplitz.identity(), 1.0)
-            found = max_replicas(mechanism)
-            assert 2 <= found <= most, name
 
 
 # By option: a value, and what the refusal names.

@@ -11,8 +11,7 @@ from jaxacct.common import validate
 from jaxacct.common.progress import watch
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals import base
-from jaxacct.proposals.families.replicas import replica_proposal
+from jaxacct.proposals import base, registry
 from jaxacct.schemes import BMinSep
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies import BandedToeplitz
@@ -48,13 +47,13 @@ def command(*, samples: Integer = 8192, json: bool = False) -> int:
 
 def measure(samples: int) -> dict:
     """Return samples per second of plain and two-replica draws, compile time and peak memory."""
-    rows = []
+    rows, spec = [], base.ProposalSpec("replicas", (2,))
     for n, b, size, batch, sigma, epsilon in SETTINGS:
         scheme = BMinSep.from_batch_size(dataset_size=size, batch_size=batch, iterations=n, min_separation=b)
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(b), sigma)
         for proposal in (
             base.plain(mechanism, Direction.REMOVE),
-            replica_proposal(mechanism, 2, epsilon),
+            registry.build(base.Setting(mechanism, epsilon, Direction.REMOVE, None), spec),
         ):
             rows.append(
                 {"iterations": n, "bands": b, "noise_multiplier": sigma, "proposal": proposal.name}
