@@ -16,7 +16,7 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.families.replicas import log_normalizer, max_replicas
+from jaxacct.proposals.families.replicas import log_normalizer
 
 MAX_SECOND_MOMENT = 100.0  # maximum second moment of the likelihood ratio that `reserve` allows
 
@@ -64,6 +64,4 @@ def covers(mechanism: Mechanism, epsilon: float) -> bool:
     _validate.epsilon(epsilon)
     if mechanism.scheme.log_probability_of_none() == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
         return True
-    if max_replicas(mechanism) < 2:
-        return False
-    return bool(log_normalizer(mechanism, 2) <= np.log(MAX_SECOND_MOMENT))
+    return bool(log_normalizer(mechanism) <= np.log(MAX_SECOND_MOMENT))

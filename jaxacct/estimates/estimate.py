@@ -302,8 +302,8 @@ def best_proposal(
 
 
 def _preferred(proposal: Proposal):
-    """Sort by scale; of equal scales plain draws come last."""
-    return proposal.log_scale, proposal.name == "plain"
+    """Sort by scale and time; of equal ones plain draws come last."""
+    return proposal.log_scale + math.log(proposal.cost), proposal.name == "plain"
 
 
 def draw_samples(proposal: Proposal, key, num_samples: int, progress: Progress | None = None) -> Draws:

@@ -111,7 +111,9 @@ def first_reached(read, goal, low, high, most: int):
     `read` maps places to words that do not fall; `goal` are words, and `most` bounds high - low. The search
     is unrolled, as every turn of a loop costs as much as the whole of it.
     """
-    for stride in (2**k for k in range(most.bit_length() - 1, -1, -1)):
-        after = low + stride
-        low = jnp.where((after <= high) & below(read(jnp.minimum(after, high) - 1), goal), after, low)
-    return low
+
+    def turn(k, low):
+        after = low + (1 << (most.bit_length() - 1 - k))
+        return jnp.where((after <= high) & below(read(jnp.minimum(after, high) - 1), goal), after, low)
+
+    return lax.fori_loop(0, most.bit_length(), turn, low)

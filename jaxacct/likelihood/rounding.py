@@ -164,10 +164,9 @@ def sizes(mechanism, delta_v, replicas, share) -> Size:
         number = scheme.parts[1]
         times = number if scheme.sums.times == 1 else 1
         largest, above = times * log_coincidence(mechanism, number) - math.log(reserve), reserve
-    elif scheme.replicas is not None and mechanism.strategy.is_toeplitz:
+    elif (module := scheme.replicas(mechanism)) is not None:
         # P(f > e^t) <= E_P f e^-t = Z_2 e^-t; where f is bounded by f+, E_P f+ <= E_Q f+^2, which Z_2 bounds.
-        if scheme.replicas.max_replicas(mechanism) >= 2:
-            largest, above = scheme.replicas.log_normalizer(mechanism, 2) - math.log(reserve), reserve
+        largest, above = module.log_normalizer(mechanism) - math.log(reserve), reserve
     if not largest < most:
         largest, above = most, 0.0
     drawn = replicas * reach_of(scheme, count) * scheme.sums.times * (1.5 if _mixed(scheme) else 1)
@@ -178,9 +177,10 @@ def log_coincidence(mechanism, power: int) -> float:
     """Return `ln E e^{power <C x, C x'> / sigma^2}` of one example's vectors x, x'; inf without tables."""
     one, _ = mechanism.scheme.parts
     sharper = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(power))
-    if not sharper.is_stationary or one.replicas.max_replicas(sharper) < 2:
+    module = one.replicas(sharper) if sharper.is_stationary else None
+    if module is None:
         return math.inf
-    log_moment = one.replicas.log_normalizer(sharper, 2)
+    log_moment = module.log_normalizer(sharper)
     return log_moment if log_moment < math.inf else math.inf  # for NaN, too
 
 

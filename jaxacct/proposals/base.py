@@ -134,6 +134,8 @@ class Proposal:
     """The same with weights rounded down, for lower bounds; None where rounding is in `rounding_lines`."""
     log_weight_at: Callable[[np.ndarray], np.ndarray] | None = None
     """Function that returns ln w of losses, monotone; None where weights depend on more than the loss."""
+    cost: float = 1.0
+    """Time of a draw over that of a plain one, approximately."""
     words: int = 1
     """Number of the method that makes draws from random words; a resumed run must have the same one."""
 

@@ -35,7 +35,7 @@ def candidates(
     *,
     composed: Composed | None = None,
 ) -> list[Candidate]:
-    """Return every proposal for one direction, cheapest first.
+    """Return every proposal for one direction, fastest first.
 
     The prediction models terms as coin flips: an overestimate, the same for all, so that only the scales
     decide.
@@ -61,7 +61,7 @@ def candidates(
         if theta > 0
     ]
     # Of equals the first, simpler one: `sorted` is stable and plain comes first.
-    return sorted(priced, key=lambda candidate: candidate.predicted_samples)
+    return sorted(priced, key=lambda candidate: candidate.predicted_samples * candidate.proposal.cost)
 
 
 def proposals_at(

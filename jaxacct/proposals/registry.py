@@ -17,7 +17,6 @@ from jaxacct.statistics.hockey_stick import Direction
 
 _REMOVE, _BOTH = (Direction.REMOVE,), (Direction.REMOVE, Direction.ADD)
 _ALL = (ZERO_OUT, REPLACE_ONE)
-_ORDERS = range(2, 65)
 
 
 class Family(NamedTuple):
@@ -30,19 +29,15 @@ class Family(NamedTuple):
     """Values of each parameter; a mechanism may have fewer of them."""
     adjacencies: tuple[str, ...] = (ZERO_OUT,)
     """Of the dominating pairs (`Mechanism.pair_adjacency`) that it draws from."""
-    also: tuple[tuple[int, ...], ...] = ()
-    """Parameters outside of the ranges."""
+    optional: int = 0
+    """Number of the last parameters that may be left out."""
 
 
 # Of proposals with the same predicted cost the first one is chosen.
 FAMILIES: dict[str, Family] = {
     "plain": Family("base", _BOTH, (False, True), (), _ALL),
-    "replicas": Family("families.replicas", _REMOVE, (False,), (_ORDERS,), _ALL),
-    "example-replicas": Family("families.example_replicas", _REMOVE, (False,), (_ORDERS,)),
-    "inflated-replicas": Family("families.inflated", _REMOVE, (False,), (_ORDERS, range(2, 33))),
-    "pairs": Family("families.pairs", _REMOVE, (False,), (range(4, 49), range(2)), also=((1, 1),)),
+    "replicas": Family("families.replicas", _REMOVE, (False, True), (range(1, 49), range(2, 33)), _ALL, 1),
     "truncated": Family("families.truncated", _BOTH, (False,), ()),
-    "composed-replicas": Family("families.composed_replicas", _REMOVE, (True,), (_ORDERS,)),
 }
 
 
@@ -77,8 +72,9 @@ def _known(spec: ProposalSpec) -> tuple[ProposalSpec, Family]:
     if family is None:
         raise ValueError(f"proposal family must be one of {', '.join(FAMILIES)}, got {spec.family!r:.80}")
     allowed = family.parameters
-    known = len(spec.parameters) == len(allowed) and all(map(operator.contains, allowed, spec.parameters))
-    if not known and spec.parameters not in family.also:
+    number = len(spec.parameters)
+    fits = len(allowed) - family.optional <= number <= len(allowed)
+    if not (fits and all(map(operator.contains, allowed, spec.parameters))):
         ranges = ",".join(f"{r.start}..{r.stop - 1}" for r in allowed)
         raise ValueError(f"proposal must be {spec.family}{ranges and f':{ranges}'}, got {str(spec)!r}")
     return spec, family

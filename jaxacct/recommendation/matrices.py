@@ -53,7 +53,7 @@ def amplified_matrix(
     bands = validate.positive_integer("bands", bands)
     validate.one_of("scheme", scheme.name, SCHEME_NAMES)
     BandedToeplitz.square_root(bands).check(scheme)
-    if table_size(scheme, BandedToeplitz.square_root(bands), 2) > MAX_TABLE_SIZE:
+    if table_size(scheme, BandedToeplitz.square_root(bands)) > MAX_TABLE_SIZE:
         raise ValueError(
             f"min_separation must be smaller for strategy amplified, got {scheme.min_separation}"
         )
@@ -69,7 +69,7 @@ def _amplified(bands: int, scheme: Scheme, workload: Workload, mu: float) -> Str
     """
     n, most = scheme.iterations, scheme.max_participations
     root = ending(BandedToeplitz.square_root(bands), scheme)
-    if bands == 1 or table_size(scheme, root, 2) > MAX_TABLE_SIZE:
+    if bands == 1 or table_size(scheme, root) > MAX_TABLE_SIZE:
         return root
     noise = by_moment(scheme, root, 2, mu)
     repeats, nearest = sorted({*doublings(1, most), most}), noise

@@ -1,7 +1,7 @@
 """Estimates of the noise multiplier that a candidate needs, without samples; no guarantee.
 
 With f the likelihood ratio and Q the distribution without the example, the moments `Z_m = E_Q f^m` are known
-exactly for two and three replicas (proofs/proposals.md). A Gaussian mechanism of sensitivity mu has
+for two and, of b-min-sep and Poisson sampling, for three replicas. A Gaussian mechanism of sensitivity mu has
 `ln Z_m = m (m - 1) mu^2 / 2`, so for each m there is a noise multiplier s_m at which Z_m is that of the
 Gaussian mechanism that just meets the target. The truth lies on the line through (2, s_2) and (3, s_3) at an
 order that depends on epsilon and delta, and hardly on the candidate; Poisson sampling of independent noise,
@@ -21,8 +21,10 @@ from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bou
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, Mechanism
 from jaxacct.proposals.families import replicas
+from jaxacct.recommendation.third_moments import log_third_moment
 from jaxacct.schemes import BalancedMinSep, BMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.schemes.replicas import aged
+from jaxacct.schemes.replicas.table import entries, log_normalizer_about
 from jaxacct.statistics import roots
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, workload_error
 
@@ -33,7 +35,7 @@ MAX_THIRD_TABLE_SIZE = 1e8  # of third moments, which end early: a few seconds
 # and the ratio of a similar candidate, which is right to 3 %, the error is so many times the smallest.
 COSTLY_THIRD_TABLE_SIZE, FAR_BEHIND = 5e6, 1.06
 MAX_ORDER = 20.0
-SHORT_RUN = 1024  # steps of a run whose moments are not worth extrapolating
+SHORT_RUN = 512  # steps of a run whose moments are not worth extrapolating
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,8 +94,7 @@ class Estimates:
     Attributes:
       mu: sensitivity per unit of noise of the Gaussian mechanism that just meets the target.
       order: m - 2 of the point on the line through s_2 and s_3, in units of s_3 - s_2.
-      ratio: of the truth to s_2 for Poisson sampling; for others where s_3 would take too long and no
-        similar mechanism has one.
+      ratio: of the truth to s_2 for Poisson sampling; for others without s_3 and a similar mechanism.
       third: s_3 over s_2 of Poisson sampling, near where others have theirs.
       target: what is asked for.
     """
@@ -130,14 +131,13 @@ class Estimates:
     ) -> Place | None:
         """Return one candidate, looked for from another; None where even its second moment takes too long.
 
-        Where s_3 would take too long the ratio to s_2 is that of the other one: Poisson sampling of
-        independent noise has up to a tenth more, and long separations would look that much worse. So it is
-        where s_3 would take long and by that ratio the error is far behind the `least` there is.
+        Without s_3 the ratio to s_2 is that of the other one. So it is where s_3 would take long and by that
+        ratio the error is far behind the `least` there is.
         """
         near = within_separation(scheme, strategy)
         if near is not strategy:
             return self._overlapping(scheme, strategy, near, matrix, workload)
-        if table_size(scheme, strategy, 2) > MAX_TABLE_SIZE:
+        if table_size(scheme, strategy) > MAX_TABLE_SIZE:
             return None
         known = like.moments if like is not None else ()
         second = by_moment(scheme, strategy, 2, self.mu, known[0] if known else 1.0)
@@ -146,9 +146,9 @@ class Estimates:
             of_zero_out = like.noise_multiplier / self.target.over_zero_out(like.scheme, like.strategy)
             ratio = of_zero_out / like.moments[0]
         noise, moments = ratio * second, (second,)
-        numbers = table_size(scheme, strategy, 3)
         behind = Place(scheme, strategy, matrix, noise, workload).error > FAR_BEHIND * least
-        if numbers <= (COSTLY_THIRD_TABLE_SIZE if like is not None and behind else MAX_THIRD_TABLE_SIZE):
+        costly = like is not None and behind
+        if third_size(scheme) <= (COSTLY_THIRD_TABLE_SIZE if costly else MAX_THIRD_TABLE_SIZE):
             start = (known[1] / known[0] if len(known) > 1 else self.third) * second
             third = by_moment(scheme, strategy, 3, self.mu, start)
             noise = second + self.order * (third - second)
@@ -226,7 +226,7 @@ def by_moment(scheme: Scheme, strategy: Strategy, m: int, mu: float, start: floa
     return math.exp(x)
 
 
-def log_moment(mechanism: Mechanism, m: int) -> float:
+def log_moment(mechanism: Mechanism, m: int = 2) -> float:
     """Return `ln Z_m`, of a long run from two shorter ones: its growth per step is constant after mixing.
 
     Two participations s steps apart forget where they began as waits of variance (1 - p) / p^2 add up to the
@@ -234,25 +234,35 @@ def log_moment(mechanism: Mechanism, m: int) -> float:
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
+    if scheme.sums.fixed_count:  # a shorter run has other counts
+        return log_normalizer_about(mechanism)
     mixing = b * (b * p) ** 2 / (1 - p) if p < 1 else math.inf
-    about = getattr(scheme.replicas, "log_normalizer_about", None)
-    table = scheme.sums.table
-    if about is not None and table is not None and table.num_left > 1:  # a shorter run has other counts
-        return about(mechanism, m)
-    if m > 2 and about is not None and 4 * mixing <= n:  # else constant growth may be temporary
-        return about(mechanism, m)
+    if m == 3:
+        return log_third_moment(mechanism, 4 * mixing <= n)  # else constant growth may be temporary
     short = max(SHORT_RUN, 8 * b, 4 * mixing)
     ends_at_n = strategy.bands > 1 and strategy.rows(n) == n
     if n <= 2 * short or scheme.sums.phases or ends_at_n:
-        return replicas.log_normalizer(mechanism, m)
+        return _log_second(mechanism)
 
     def of(steps):
         shorter = Mechanism(_shorter(scheme, steps), strategy, mechanism.noise_multiplier)
-        return replicas.log_normalizer(shorter, m)
+        return _log_second(shorter)
 
     long = math.ceil(short)
     half, whole = of(long // 2), of(long)
     return whole + (n - long) * (whole - half) / (long - long // 2)
+
+
+def _log_second(mechanism: Mechanism) -> float:
+    """Return `ln Z_2` where draws may be too inexact, too."""
+    exact = mechanism.is_upper_bound
+    return replicas.log_normalizer(mechanism) if exact else log_normalizer_about(mechanism)
+
+
+def third_size(scheme: Scheme) -> float:
+    """Return about how many numbers the third moment takes; infinite where there is none."""
+    n, b = scheme.iterations, scheme.min_separation
+    return (n + b) * b * (b + 1) / 2 if scheme.name in (BMinSep.name, Poisson.name) else math.inf
 
 
 @functools.lru_cache(maxsize=64)  # a scheme keeps its table
@@ -280,20 +290,14 @@ def replaced(rounds: int, probability: float, epsilon: float, delta: float) -> f
     return math.exp(needed(REPLACE_ONE, of_zero_out, of_zero_out + math.log(2)) - of_zero_out)
 
 
-def table_size(scheme: Scheme, strategy: Strategy, m: int) -> float:
+def table_size(scheme: Scheme, strategy: Strategy) -> float:
     """Return about how many numbers computing `Z_m` takes; infinite where there are no tables."""
     mechanism = Mechanism(scheme, strategy, 1.0)
     if float(scheme.min_separation) ** 2 > MAX_TABLE_SIZE and scheme.name != BalancedMinSep.name:
         return math.inf
-    if m > replicas.max_replicas(mechanism):
+    if scheme.replicas(mechanism) is None:
         return math.inf
-    tuples = float(scheme.min_separation) ** m
     if scheme.sums.fixed_count:
-        if replicas.log_normalizer(Mechanism(scheme, BandedToeplitz.identity(), 1e3), 2) == math.inf:
+        if replicas.log_normalizer(Mechanism(scheme, BandedToeplitz.identity(), 1e3)) == math.inf:
             return math.inf  # draws would be too inexact at any noise
-        return replicas.table_samples(mechanism, m) * scheme.iterations
-    if scheme.sums.probability == 1:
-        return tuples
-    if scheme.sums.phases:
-        return max(tuples, replicas.table_samples(mechanism, m) * scheme.iterations)
-    return replicas.table_samples(mechanism, m) * scheme.iterations / 15
+    return entries(scheme.table)  # pyrefly: ignore[missing-attribute]

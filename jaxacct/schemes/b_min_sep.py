@@ -15,9 +15,7 @@ from jaxacct.schemes.poisson import log_bernoulli_product
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
-from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
-from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
-from jaxacct.schemes.replicas import poisson as poisson_replicas
+from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.table import SamplingTable
 
 
@@ -97,12 +95,9 @@ class BMinSep(ExampleScheme):
     def independent_rounds(self) -> tuple[float, int] | None:
         return (self.sampling_probability, self.iterations) if self.min_separation == 1 else None
 
-    @property
-    def replicas(self) -> ModuleType:
-        if self.min_separation == 1:
-            return poisson_replicas
-        phases_only = self.sampling_probability == 1 and self.warm_start
-        return balls_in_bins_replicas if phases_only else b_min_sep_replicas
+    def replicas(self, mechanism) -> ModuleType | None:
+        overlap = self.sampling_probability < 1 and mechanism.strategy.bands > self.min_separation
+        return aged if overlap and aged.fits(mechanism) else super().replicas(mechanism)
 
     @functools.cached_property
     def table(self) -> SamplingTable:

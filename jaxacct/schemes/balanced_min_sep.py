@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -18,9 +17,9 @@ from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import SizedScheme
 from jaxacct.schemes.protocol.structure import Sums
-from jaxacct.schemes.replicas import one_participation
-from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
+
+_MAX_ROWS = 2**22
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,6 @@ class BalancedMinSep(SizedScheme):
     def batch_rates(self) -> np.ndarray:
         return self.participation_probabilities()
 
-    @property
-    def replicas(self) -> ModuleType:
-        return one_participation if self.max_participations == 1 else table_replicas
-
     def log_probability_of_none(self) -> float:
         return self.max_participations * log_probabilities(self.keep_probability)[1]
 
@@ -123,7 +118,8 @@ class BalancedMinSep(SizedScheme):
     def table(self) -> SamplingTable:
         """An eligible example with j participations left has `columns` positions for the first of them."""
         n, k = self.iterations, self.max_participations
-        b = 1 if k == 1 else self.min_separation  # nothing follows a single participation
+        # Nothing follows a single participation: its lockout is as long as tables of two replicas allow.
+        b = max(1, min(n, _MAX_ROWS // n)) if k == 1 else self.min_separation
         left = np.arange(k + 1)
         columns = n - np.arange(n)[:, None] - (left - 1) * (b - 1)
         join = np.where(left < columns, left / np.maximum(columns, 1), np.sign(left))

@@ -8,7 +8,6 @@ import numpy as np
 from jaxacct.schemes.cyclic_poisson import RandomPhase
 from jaxacct.schemes.protocol.numbers import Numbers, participation_rate
 from jaxacct.schemes.protocol.scheme import check_fields
-from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class BallsInBins(RandomPhase):
     name: ClassVar[str] = "balls-in-bins"
     has_prefixes = True
     sampling_probability: ClassVar[float] = 1.0  # pyrefly: ignore[bad-override]
-    replicas = balls_in_bins_replicas
 
     def __post_init__(self):
         check_fields(self, "iterations", "cycle_length", probability=False)

@@ -2,12 +2,10 @@
 
 import functools
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, ClassVar
 
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.schemes.protocol.scheme import ExampleScheme
-from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 
 
@@ -46,7 +44,6 @@ class CustomScheme(ExampleScheme):
     start: Any = (1.0,)
     keep: float = 1.0
     name: ClassVar[str] = "custom"
-    replicas: ClassVar[ModuleType] = table_replicas
 
     def __post_init__(self):
         table = SamplingTable(self.join, self.lockout, self.turns, self.start, self.keep)

@@ -13,7 +13,6 @@ from jaxacct.schemes.poisson import log_bernoulli_growth
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
-from jaxacct.schemes.replicas import cyclic as cyclic_replicas
 from jaxacct.schemes.table import SamplingTable
 
 
@@ -81,7 +80,6 @@ class CyclicPoisson(RandomPhase):
     sampling_probability: float
     name: ClassVar[str] = "cyclic-poisson"
     has_prefixes = True
-    replicas = cyclic_replicas
     options: ClassVar = {"separation": "cycle_length"}
 
     def __post_init__(self):

@@ -15,7 +15,6 @@ from jaxacct.kernels.likelihoods import epochs
 from jaxacct.schemes.balls_in_bins import BallsInBins
 from jaxacct.schemes.protocol.scheme import SizedScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
-from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 
 
@@ -39,7 +38,6 @@ class EpochwiseAllocation(SizedScheme):
     epoch_steps: int
     min_separation: int = 1
     name: ClassVar[str] = "epochwise-allocation"
-    replicas = table_replicas
     options: ClassVar = {"separation": "min_separation"}
 
     def __post_init__(self):

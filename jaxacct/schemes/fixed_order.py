@@ -139,6 +139,9 @@ class FixedOrder(ExampleScheme):
             raise ValueError(f"batches must be given: epochs have {self.steps_per_epoch} steps, not {steps}")
         return Epochs(dataset_size, size, steps, anew=self.min_separation == 1)
 
+    def replicas(self, mechanism) -> None:
+        return None
+
     # -- No distribution: nothing is random ------------------------------------------------------------------
 
     def _refuse(self, *arguments, **options) -> NoReturn:

@@ -11,7 +11,6 @@ from jaxacct.kernels.recurrence import log_probabilities, softplus, tree_sum
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
-from jaxacct.schemes.replicas import poisson as poisson_replicas
 from jaxacct.schemes.table import SamplingTable
 
 
@@ -29,7 +28,6 @@ class Poisson(ExampleScheme):
     name: ClassVar[str] = "poisson"
     has_prefixes = True
     supports_truncation = True
-    replicas = poisson_replicas
 
     def __post_init__(self):
         check_fields(self, "iterations")

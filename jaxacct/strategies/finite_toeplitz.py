@@ -6,7 +6,6 @@ columns end at row n: their norms are smaller, and the overlap of two of them de
 later one from the end.
 """
 
-import types
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -105,7 +104,7 @@ class FiniteToeplitz(FirstColumn):
 def ending(strategy: Strategy, scheme) -> Strategy:
     """Return the n x n matrix for a banded Toeplitz one, where it matters; else the strategy itself.
 
-    It matters for n up to `MAX_STEPS_PER_BAND` (bands - 1), if as many replicas have tables. Fixed-order
+    It matters for n up to `MAX_STEPS_PER_BAND` (bands - 1). Fixed-order
     batches are accounted for by it anyway; there the columns of a banded matrix may overlap.
     """
     if not isinstance(strategy, BandedToeplitz):
@@ -118,15 +117,5 @@ def ending(strategy: Strategy, scheme) -> Strategy:
         )
     n, bands = scheme.iterations, strategy.bands
     if bands <= n <= MAX_STEPS_PER_BAND * (bands - 1):
-        finite = FiniteToeplitz(strategy.coefficients, n, strategy.given_norm)
-        if _max_replicas(scheme, finite) >= _max_replicas(scheme, strategy):
-            return finite
+        return FiniteToeplitz(strategy.coefficients, n, strategy.given_norm)
     return strategy
-
-
-def _max_replicas(scheme, strategy: Strategy) -> int:
-    if scheme.replicas is None:
-        return 1
-    return scheme.replicas.max_replicas(
-        types.SimpleNamespace(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
-    )

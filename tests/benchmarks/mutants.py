@@ -87,7 +87,7 @@ LATTICE_OF_X, REDRAWN = (
 )
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
-PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/pairs.py"
+PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/replicas.py"
 INDEPENDENT = "jaxacct/schemes/users/independent_attribution.py"
 LOWER_ENDS = "tests/proposals/test_lower_ends.py"
 PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/kernels/test_programs.py"
@@ -115,12 +115,16 @@ MIXTURES, PROTOCOL = "tests/statistics/test_gaussian_mixtures.py", "tests/confor
 
 MUTANTS = [
     # Replicas in pairs, mean overlaps.
-    Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1)", "noise_multiplier / math.sqrt(m - 2)", PAIRS),
+    Mutant(IN_PAIRS, "noise_multiplier / math.sqrt(m - 1))", "noise_multiplier / math.sqrt(m - 2))", PAIRS),
     Mutant(
         "jaxacct/proposals/families/pair_weights.py", "_log_mean_exp(-apart)", "_log_mean_exp(apart)", PAIRS
     ),
-    Mutant(IN_PAIRS, "(m - number) * others", "(m - 1) * others", PAIRS),
-    Mutant(IN_PAIRS, "log_scale(log_z, m / number, other)", "log_scale(log_z, m, other)", PAIRS),
+    Mutant(
+        IN_PAIRS,
+        "log_scale(log_z, m / number, epsilon + floor)",
+        "log_scale(log_z, m, epsilon + floor)",
+        PAIRS,
+    ),
     Mutant(
         INDEPENDENT,
         "self.examples_per_user - 1 + left) * norms",
@@ -390,9 +394,9 @@ MUTANTS = [
         ACCOUNTANTS,
     ),
     Mutant(
-        "jaxacct/core/truncation.py",
-        "if max_replicas(mechanism) < 2:\n        return False",
-        "if max_replicas(mechanism) < 2:\n        return True",
+        "jaxacct/proposals/families/replicas.py",
+        "return math.inf if module is None",
+        "return 0.0 if module is None",
         "tests/core/test_truncation.py",
     ),
     Mutant(SUMS_OF_X, "if 0 <= found <= 1 else 1.0", "if 0 <= found <= 1 else 0.0", ALLOCATION),
@@ -471,8 +475,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/core/truncation.py",
-        "return bool(log_normalizer(mechanism, 2) <=",
-        "return bool(log_normalizer(mechanism, 2) / 10 <=",
+        "return bool(log_normalizer(mechanism) <=",
+        "return bool(log_normalizer(mechanism) / 10 <=",
         "tests/core/test_truncation.py",
     ),
     Mutant(
@@ -514,20 +518,20 @@ MUTANTS = [
     # Proposals.
     Mutant(
         "jaxacct/proposals/families/replicas.py",
-        "m * math.log((m - 1) / m)",
-        "math.log((m - 1) / m)",
+        "m * math.log((m - 1) / m) + (1 - m) * epsilon",
+        "math.log((m - 1) / m) + (1 - m) * epsilon",
         "tests/proposals/test_proposals.py tests/conformance/test_proposals.py",
     ),
     Mutant(
         "jaxacct/proposals/families/replicas.py",
-        '(1 - tables["m"]) * log_f)',
-        '(2 - tables["m"]) * log_f)',
+        "(number - m) * log_f)",
+        "(number + 1 - m) * log_f)",
         "tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/example_replicas.py",
-        "log_scale(log_z, m / number, setting.epsilon)",
-        "log_scale(log_z, m, setting.epsilon)",
+        "jaxacct/proposals/families/replicas.py",
+        "counts - first, tables",
+        "counts, tables",
         "tests/conformance/test_proposals.py",
     ),
     # Kernels.
@@ -646,7 +650,7 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/replicas/table.py",
-        "if not min(starts, share) >= MIN_OUTCOME or not event > 0:",
+        "if not share >= MIN_OUTCOME or not event > 0:",
         "if False:",
         TABLES,
     ),
@@ -1363,22 +1367,16 @@ MUTANTS = [
         FINITE,
     ),
     Mutant(
-        "jaxacct/schemes/replicas/b_min_sep.py",
-        "of_row(min(n - 1 - i, len(attraction) - 1))",
-        "of_row(min(n - i, len(attraction) - 1))",
+        "jaxacct/schemes/replicas/table_weights.py",
+        "end, wait = min(n - 1 - i, len(pulled) - 1), waits[i]",
+        "end, wait = min(n - i, len(pulled) - 1), waits[i]",
         FINITE,
     ),
     Mutant(
-        "jaxacct/schemes/replicas/balls_in_bins.py",
-        "np.where(times > 0, log_attraction[from_end, lag], 0.0)",
-        "np.where(times > 0, log_attraction[-1, lag], 0.0)",
-        FINITE,
-    ),
-    Mutant(
-        "jaxacct/schemes/replicas/cyclic.py",
-        "if near else far_from_end[j]",
-        "if False else far_from_end[j]",
-        FINITE,
+        "jaxacct/schemes/replicas/table_weights.py",
+        "left**2 + kept**2 * (met[end] - 1)",
+        "left**2 * met[end]",
+        "tests/schemes/test_table.py",
     ),
     Mutant(
         "jaxacct/calibration/choice.py",
@@ -1595,25 +1593,25 @@ MUTANTS = [
         INFLATED,
     ),
     Mutant(
-        "jaxacct/proposals/families/inflated.py",
+        "jaxacct/proposals/families/replicas.py",
         "(math.exp(min(epsilon, 700.0)) - none)",
         "math.exp(min(epsilon, 700.0))",
         INFLATED,
     ),
     Mutant(
         "jaxacct/proposals/families/replicas.py",
-        'loss - tables["m"] * others',
-        'loss - (tables["m"] - 1) * others',
+        "(loss - m * log_f if times > 1",
+        "(loss - (m - 1) * log_f if times > 1",
         "tests/proposals/test_inflated.py tests/conformance/test_proposals.py",
     ),
     Mutant(
-        "jaxacct/proposals/families/replicas.py",
+        "jaxacct/proposals/families/replica_lines.py",
         "recurrence + replicas * sum(drawn.errors)",
         "recurrence + sum(drawn.errors) * 0",
         INFLATED,
     ),
     Mutant(
-        "jaxacct/proposals/families/inflated.py",
+        "jaxacct/proposals/families/replica_lines.py",
         "math.log(rare) + math.log(share) + log_min_ratio",
         "math.log(rare) + math.log(share)",
         INFLATED,

@@ -150,9 +150,8 @@ NO_PROPOSALS = [
     "",
     "replicas",
     "replicas:x",
-    "replicas:2,3",
+    "replicas:2,33",
     "half-space",
-    "composed-replicas:2",
     "Plain",
 ]
 
@@ -171,9 +170,9 @@ def test_an_invalid_proposal_is_refused_before_any_work(name, monkeypatch, capsy
 
 
 def test_names_of_proposals_that_exist_pass():
-    for name in ("plain", "replicas:2", "pairs:16,0", "inflated-replicas:2,3"):
+    for name in ("plain", "replicas:2", "replicas:16", "replicas:2,3"):
         registry.check_name(name, False)
-    registry.check_name("composed-replicas:2", True)
+    registry.check_name("replicas:2", True)
 
 
 def test_a_recommendation_calibrates_itself():

@@ -19,12 +19,11 @@ from jaxacct import checker
 from jaxacct.core import verify
 from jaxacct.likelihood import loss as losses
 from jaxacct.proposals import registry, threshold
-from jaxacct.schemes.replicas import b_min_sep, table
+from jaxacct.schemes.replicas import table
 
 PACKAGE = Path(jaxacct.__file__).parent
-B_MIN_SEP, CYCLIC, BINS = (f"schemes/replicas/{name}.py" for name in ("b_min_sep", "cyclic", "balls_in_bins"))
 REPLICAS, STATIONARY = "proposals/families/replicas.py", "strategies/stationary.py"
-TABLES = "schemes/replicas/table.py"
+TABLES, WEIGHTS = "schemes/replicas/table.py", "schemes/replicas/table_weights.py"
 THRESHOLD, BOUNDS, LOSS = "proposals/threshold.py", "statistics/bounds.py", "likelihood/loss.py"
 
 # (scheme, bands, sigma, epsilon, claimed delta, options); the divergence is 1.25 to 1.5 times the delta.
@@ -73,17 +72,15 @@ MISTAKES = [
     Mistake(REPLICAS, "m * math.log((m - 1) / m)", "2 * m * math.log((m - 1) / m)", "b-min-sep"),
     Mistake(REPLICAS, "log_normalizer - math.log(m - 1)", "math.log(2 / 3) - math.log(m - 1)", "b-min-sep"),
     Mistake(REPLICAS, "+ (1 - m) * epsilon", "+ (1 - m) * (epsilon + 1)", "b-min-sep"),
+    Mistake(TABLES, "return math.log(total) if 0 <", "return math.log(total) / 2 if 0 <", "b-min-sep"),
+    Mistake(WEIGHTS, "lift = math.exp(log_lift(mechanism))", "lift = 0.5", "b-min-sep"),
     Mistake(
-        B_MIN_SEP, "log_z = float(np.log(total)) + log_rest", "log_z = float(np.log(total)) / 2", "b-min-sep"
-    ),
-    Mistake(B_MIN_SEP, "lifted = p * np.exp(log_lift(mechanism, m))", "lifted = 0.5 * p", "b-min-sep"),
-    Mistake(
-        CYCLIC,
-        "attraction = np.exp(log_attractions(mechanism))",
-        "attraction = np.exp(0 * log_attractions(mechanism))",
+        WEIGHTS,
+        "scheme.table, np.exp(log_attractions(mechanism))",
+        "scheme.table, np.exp(0 * log_attractions(mechanism))",
         "cyclic",
     ),
-    Mistake(BINS, "return math.log(total) - m", "return math.log(total) - (m + 0.5)", "bins"),
+    Mistake(TABLES, "return math.log(total) if 0 <", "return math.log(total) - 0.5 if 0 <", "bins"),
     Mistake(
         THRESHOLD, "math.exp(min(100.0, math.log(left)", "2 * math.exp(min(100.0, math.log(left)", "finite"
     ),
@@ -183,7 +180,7 @@ def test_the_checker_sees_every_planted_mistake(mistake, tmp_path):
 def _less_normalizer(module):
     def plant(monkeypatch):
         honest = module.log_normalizer
-        monkeypatch.setattr(module, "log_normalizer", lambda mechanism, m: honest(mechanism, m) - 1.0)
+        monkeypatch.setattr(module, "log_normalizer", lambda mechanism: honest(mechanism) - 1.0)
 
     return plant
 
@@ -217,7 +214,7 @@ EPOCHS_20 = jaxacct.EpochwiseAllocation(20, 6, 3)
     "plant, scheme, sigma, epsilon, delta, adjacency",
     [
         _row("threshold", _twice_the_threshold, FEW, 2.4, 1.0, 2e-3, marks=SLOW),
-        _row("normalizer", _less_normalizer(b_min_sep), FEW, 2.4, 1.0, 2e-3, marks=SLOW),
+        _row("normalizer", _less_normalizer(table), FEW, 2.4, 1.0, 2e-3, marks=SLOW),
         _row("balanced", _less_normalizer(table), BALANCED_20, 1.6, 2.0, 1.05e-4, marks=SLOW),
         _row("epochwise", _less_normalizer(table), EPOCHS_20, 1.1, 4.0, 3.4e-4),
         _row("replace-one", _nothing_in_its_place, FEW, 2.4, 2.0, 3.8e-3, "replace-one"),

@@ -41,15 +41,10 @@ LINES = [
     (f"recommend {BOTH} --workload warmup:100", "warmup must be below iterations 60, got 100"),
     (f"recommend {BOTH} --strategy bisr", "strategy must be optimal", "got 'bisr'"),
     # Proposals.
-    (f"calibrate {BOTH} --proposal replicas:65", "proposal must be replicas:2..64, got 'replicas:65'"),
-    (f"calibrate {BOTH} --proposal replicas:1", "proposal must be replicas:2..64, got 'replicas:1'"),
+    (f"calibrate {BOTH} --proposal replicas:65", "must be replicas:1..48,2..32, got 'replicas:65'"),
     (f"calibrate {BOTH} --proposal plain:2", "proposal must be plain, got 'plain:2'"),
-    (
-        f"calibrate {BOTH} --proposal composed-replicas:2",
-        "proposal must be of plain, replicas",
-        "got 'composed-replicas:2'",
-    ),
-    (f"calibrate {BOTH} --proposal pairs:3,0", "proposal must be pairs:4..48,0..1, got 'pairs:3,0'"),
+    (f"calibrate {BOTH} --proposal truncated", "truncated is for truncated-b-min-sep only, got scheme b-min"),
+    (f"calibrate {BOTH} --proposal pairs:3,0", "proposal family must be one of plain, replicas, truncated"),
     # How a plan is certified.
     (f"calibrate {BOTH} --accountant rdp", '"rdp" for --accountant. Choose from: "analytic"'),
     (f"calibrate {BOTH} --accountant pld --rule fixed", "rule must not be given together with accountant"),
@@ -103,7 +98,7 @@ CALLS = [
     (lambda: calibrate(max_batch_size=0), "max_batch_size must be an integer of at least 1, got 0"),
     (lambda: calibrate(grid_ratio=1.0), "grid_ratio must be in [1.00001, 2], got 1.0"),
     (lambda: calibrate(rule="soon"), "rule must be one of anytime, fixed, got 'soon'"),
-    (lambda: calibrate(proposal="pairs:9"), "proposal must be pairs:4..48,0..1, got 'pairs:9'"),
+    (lambda: calibrate(proposal="pairs:9"), "proposal family must be one of plain, replicas"),
     (lambda: calibrate(accountant="rdp"), "accountant must be one of analytic, unamplified", "got 'rdp'"),
     (lambda: calibrate(adjacency="add"), "adjacency must be one of zero-out", "got 'add'"),
     (lambda: calibrate(checkpoint_dir="other.json"), "checkpoint_dir must be a folder, got the file other"),

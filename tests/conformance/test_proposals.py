@@ -6,7 +6,6 @@ A new proposal shows up in `candidates`; the test fails until its kind is in `KI
 import dataclasses
 import functools
 import math
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -41,14 +40,10 @@ KINDS = {
     "plain": REMOVE + ADD,
     "replicas": REMOVE,
     "replicas where columns overlap": REMOVE,
-    "example-replicas": REMOVE,
-    "inflated-replicas": REMOVE,
-    "pairs": REMOVE,
+    "replicas of more than two vectors": REMOVE,
+    "replicas of one of a user's examples": REMOVE,
+    "replicas at an inflated probability": REMOVE,
     "truncated": REMOVE + ADD,
-}
-# Families that are not offered for MECHANISMS, with the tests of the same requirements.
-ELSEWHERE = {
-    "composed-replicas": "tests/core/test_composed.py",
 }
 EACH = [(direction, name) for name, directions in KINDS.items() for direction in directions]
 MECHANISMS = [
@@ -66,8 +61,16 @@ EPSILONS = (0.2, 3.0)
 
 
 def kind(proposal) -> str:
-    overlap = proposal.mechanism.is_upper_bound and proposal.replicas > 1
-    return proposal.spec.family + " where columns overlap" * overlap
+    spec, mechanism = proposal.spec, proposal.mechanism
+    if spec.family != "replicas":
+        return spec.family
+    if mechanism.is_upper_bound:
+        return "replicas where columns overlap"
+    if mechanism.scheme.parts is not None:
+        return "replicas of one of a user's examples"
+    if len(spec.parameters) > 1:
+        return "replicas at an inflated probability"
+    return "replicas of more than two vectors" if spec.parameters[0] > 2 else "replicas"
 
 
 def offered():
@@ -89,9 +92,7 @@ def one_of_each() -> dict:
 
 def test_every_kind_is_offered_and_known():
     assert set(one_of_each()) == set(EACH)
-    assert set(FAMILIES) <= {*KINDS, *ELSEWHERE} and not ELSEWHERE.keys() & {*KINDS}
-    for family, where in ELSEWHERE.items():
-        assert family in (Path(__file__).parents[2] / where).read_text()
+    assert set(FAMILIES) <= {*KINDS}
 
 
 def bound_of_overlapping_columns(mechanism, epsilon: float) -> float:

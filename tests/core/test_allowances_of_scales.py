@@ -13,7 +13,7 @@ from jaxacct.common.files import Checkpoint
 from jaxacct.core import verify as verifying
 from jaxacct.core.verify import Run, Stop
 from jaxacct.proposals.base import Draws, Setting, plain
-from jaxacct.proposals.families import composed_replicas, overlaps, truncated
+from jaxacct.proposals.families import overlaps, replicas, truncated
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed
@@ -33,8 +33,8 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
         Composed(gaussian_profile(), 1e-4),
         Mechanism(Poisson(40, 0.05), SMALL.strategy.identity(), 1.5),
     )
-    found = composed_replicas.build(Setting(mechanism, 1.0, Direction.REMOVE, whole), 2)
-    log_z = mechanism.scheme.replicas.log_normalizer(mechanism, 2)
+    found = replicas.build(Setting(mechanism, 1.0, Direction.REMOVE, whole), 2)
+    log_z = mechanism.scheme.replicas(mechanism).log_normalizer(mechanism)
     expected = families.loss_items(mechanism, 1e-4, 2)
     margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
     expected |= families.weight_items(mechanism, 1e-4, 2, log_z, whole.end + margin)
@@ -43,7 +43,7 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
     exchanged = whole.exchanged(1.0, mechanism.scheme)
     assert 0 < exchanged != whole.left_out > 0
     expected["end of the composed profile"] = "delta", whole.left_out + exchanged
-    relative, variation = mechanism.scheme.replicas.errors(mechanism, 2)
+    relative, variation = mechanism.scheme.replicas(mechanism).errors(mechanism)
     compare(budget_lines(found, 1e-4), expected, [("relative", relative), ("total variation", variation)])
     assert found.lowest == whole.end > 0
     far = dataclasses.replace(found, lowest=500.0)
@@ -57,10 +57,10 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
 
 def test_scales_at_an_inflated_probability_are_raised():
     """Both the ratio and what is left of f lowered by 1e-9 of themselves."""
-    log_z, m, none, inflated_none, log_ratio, epsilon = 0.7, 3, 0.9, 0.5, 1.2, 0.4
-    from jaxacct.proposals.families.inflated import _log_scale
-
-    found = _log_scale(log_z, m, log_ratio, none, inflated_none, epsilon)
+    log_z, m, epsilon = 0.7, 4, 0.4
+    more, log_ratio = SMALL.scheme.inflated(2)
+    found = replicas._log_inflated_scale(SMALL, log_z, m, 2, epsilon)
+    none, inflated_none = (math.exp(one.log_probability_of_none()) for one in (SMALL.scheme, more))
     ratio = math.exp(log_ratio)
     left = inflated_none + ratio * (math.exp(epsilon) - none)
     exact = log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(left)
@@ -74,7 +74,7 @@ def test_what_overlapping_columns_lift_is_rounded_up():
     strategy = BandedToeplitz.square_root(4)
     for lift in (3.0, 1e4):
         parts = zeros, zeros, jnp.asarray([lift], jnp.float32)
-        found = float(overlaps.log_factor(BMinSep(64, 2, 0.5), strategy, arrays, *parts)[0])
+        found = float(overlaps.log_factor_of_overlaps(BMinSep(64, 2, 0.5), strategy, arrays, *parts)[0])
         assert 14 * U <= 1 + found / lift <= 18 * U
 
 

@@ -25,8 +25,8 @@ from jaxacct import (
 )
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.families.example_replicas import example_replica_lines
-from jaxacct.proposals.families.inflated import inflated_lines
+from jaxacct.proposals.families import replica_lines
+from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import SENTENCES, Item
@@ -109,7 +109,7 @@ def test_every_branch_is_among_the_settings():
 @pytest.fixture
 def forget():
     """Lines are kept by mechanism, which does not say how many tables fit."""
-    caches = [rounding.loss_lines, example_replica_lines]
+    caches = [rounding.loss_lines, replica_lines.pair_lines]
     for cache in caches:
         cache.cache_clear()
     yield
@@ -129,7 +129,8 @@ def test_items_of_bounded_likelihoods(bounded):
     for m in (1, 2):
         expected = families.loss_items(bounded, DELTA_V, m)
         compare(rounding.loss_lines(bounded, DELTA_V, m), expected)
-    compare(example_replica_lines(bounded, DELTA_V, 5, 3.0), families.example_items(bounded, DELTA_V, 5, 3.0))
+    lines = replica_lines.pair_lines(bounded, 6, 3.0, DELTA_V)
+    compare(lines, families.pair_items(bounded, DELTA_V, 6, 3.0))
 
 
 @pytest.mark.parametrize("examples", [3, 4])
@@ -138,12 +139,12 @@ def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(4, 2, True))
     mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
     assert mechanism.scheme.pair_bound is not None and mechanism.scheme.sums.times == examples
-    plain = proposal_by_name(mechanism, 1.0, "remove", "pairs:1,1")
+    plain = proposal_by_name(mechanism, 1.0, "remove", "replicas:1")
     expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V), 1)
     compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
     assert plain.relative_error == mechanism.scheme.draw_error() > 0
     for m in (6, 8):
-        found = proposal_by_name(mechanism, 1.0, "remove", f"pairs:{m},1")
+        found = proposal_by_name(mechanism, 1.0, "remove", f"replicas:{m}")
         expected = families.pair_items(mechanism, DELTA_V, m, found.log_normalizer)
         expected = families.by_pairs(mechanism, DELTA_V, expected, -(-m // examples))
         compare(budget_lines(found, DELTA_V), expected, distribution(found))
@@ -168,29 +169,12 @@ def test_items_of_replicas(setting):
         ("total variation", mechanism.scheme.draw_variation),
     ]
     compare(budget_lines(plain, DELTA_V), expected, settled)
-    for m in (2, 3) if setting not in ("counts",) else (2,):
-        drawn = proposal(setting, 1.0, "remove", f"replicas:{m}")
-        log_z = mechanism.scheme.replicas.log_normalizer(mechanism, m)
-        expected = families.loss_items(mechanism, DELTA_V, m)
-        expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
-        relative, variation = mechanism.scheme.replicas.errors(mechanism, m)
-        if mechanism.is_upper_bound:  # which of the participations are one replica's: ties of 31 bits
-            variation += m**3 * mechanism.scheme.max_participations * 2.0**-31
-        compare(
-            budget_lines(drawn, DELTA_V), expected, [("relative", relative), ("total variation", variation)]
-        )
-
-
-@pytest.mark.parametrize("m", [3, 4, 5])
-def test_items_of_powers(m):
-    setting = "two examples"
-    found = proposal(setting, 1.0, "remove", f"example-replicas:{m}")
-    one, k = SETTINGS[setting].scheme.parts
-    alone = Mechanism(one, SETTINGS[setting].strategy, SETTINGS[setting].noise_multiplier)
-    expected = families.example_items(SETTINGS[setting], DELTA_V, m, one.replicas.log_normalizer(alone, m))
-    settled = zip(("relative", "total variation"), one.replicas.errors(alone, m), strict=True)
-    compare(budget_lines(found, DELTA_V), expected, settled)
-    assert found.replicas == -(-m // k)
+    drawn = proposal(setting, 1.0, "remove", "replicas:2")
+    module = mechanism.scheme.replicas(mechanism)
+    expected = families.loss_items(mechanism, DELTA_V, 2)
+    expected |= families.weight_items(mechanism, DELTA_V, 2, module.log_normalizer(mechanism))
+    settled = zip(("relative", "total variation"), module.errors(mechanism), strict=True)
+    compare(budget_lines(drawn, DELTA_V), expected, settled)
 
 
 @pytest.mark.parametrize("p", [0.001, 0.01])
@@ -199,27 +183,18 @@ def test_items_of_two_losses(sigma, p):
     """Where Z_2 is large and where it is not, which decides how many participations count in either loss."""
     mechanism = Mechanism(IndependentAttribution(300, 4, p, 3), ROOT(4), sigma)
     for delta_v in (1e-4, 1e-9):
-        compare(
-            example_replica_lines(mechanism, delta_v, 4, 2.0),
-            families.example_items(mechanism, delta_v, 4, 2.0),
-        )
+        lines = replica_lines.pair_lines(mechanism, 4, 2.0, delta_v)
+        compare(lines, families.pair_items(mechanism, delta_v, 4, 2.0))
     one = Mechanism(BMinSep(300, 4, p), ROOT(4), sigma)
     for times in (2, 8):
-        inflated, log_ratio = one.scheme.inflated(times)
-        of_none = inflated.log_probability_of_none() - one.scheme.log_probability_of_none()
-        found = inflated_lines(
-            one, Mechanism(inflated, one.strategy, sigma), DELTA_V, 3, 2.0, min(log_ratio, of_none) - 1e-9
-        )
+        found = replica_lines.inflated_lines(one, times, 3, 2.0, DELTA_V)
         compare(found, families.inflated_items(one, DELTA_V, 3, times, 2.0))
 
 
 def test_items_of_few_participations_of_another_example():
     """They are added by a transform, however few; others as windows."""
     mechanism, times, m = SETTINGS["windows"], 3, 3
-    inflated, log_ratio = mechanism.scheme.inflated(times)
-    of_none = inflated.log_probability_of_none() - mechanism.scheme.log_probability_of_none()
-    another = Mechanism(inflated, mechanism.strategy, mechanism.noise_multiplier)
-    lines = inflated_lines(mechanism, another, DELTA_V, m, 2.0, min(log_ratio, of_none) - 1e-9)
+    lines = replica_lines.inflated_lines(mechanism, times, m, 2.0, DELTA_V)
     compare(lines, families.inflated_items(mechanism, DELTA_V, m, times, 2.0))
 
 
@@ -229,10 +204,8 @@ def test_no_number_depends_on_a_sentence(monkeypatch, forget):
     users = Mechanism(IndependentAttribution(60, 4, 0.02, 4), ROOT(4), 2.5)
 
     def amounts():
-        proposals = [proposal_by_name(users, 1.0, "remove", name) for name in ("pairs:1,1", "pairs:6,1")]
-        proposals += [
-            proposal_by_name(users, 1.0, "remove", name) for name in ("plain", "example-replicas:5")
-        ]
+        proposals = [proposal_by_name(users, 1.0, "remove", name) for name in ("replicas:1", "replicas:6")]
+        proposals.append(proposal_by_name(users, 1.0, "remove", "plain"))
         rounding.loss_lines.cache_clear()
         return [[(line.kind, line.amount) for line in budget_lines(one, DELTA_V)] for one in proposals]
 
@@ -251,29 +224,30 @@ def test_every_item_has_a_sentence_of_its_own():
 @pytest.mark.parametrize("setting", ["two examples", "transforms"])
 def test_items_of_pairs(setting):
     mechanism, m = SETTINGS[setting], 6
-    found = proposal(setting, 1.0, "remove", f"pairs:{m},0")
+    found = proposal(setting, 1.0, "remove", f"replicas:{m}")
     one, k = mechanism.scheme.parts or (mechanism.scheme, 1)
     alone = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(m - 1))
-    log_z = m / 2 * one.replicas.log_normalizer(alone, 2)
+    module = one.replicas(alone)
+    log_z = m / 2 * module.log_normalizer(alone)
     if k > 1:
         expected = families.pair_items(mechanism, DELTA_V, m, log_z)
     else:
         expected = families.loss_items(mechanism, DELTA_V, m)
         expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
-    relative, variation = one.replicas.errors(alone, 2)
-    variation = m / 2 * (variation + 2 * one.max_participations * 4 * 2.0**-31)
+    relative, variation = module.errors(alone)
+    variation *= m / 2
     compare(budget_lines(found, DELTA_V), expected,
             [("relative", (1 + relative) ** (m / 2) - 1), ("total variation", variation)])  # fmt: skip
 
 
-@pytest.mark.parametrize(("m", "times"), [(2, 4), (3, 16)])
+@pytest.mark.parametrize(("m", "times"), [(2, 4), (4, 16)])
 def test_items_of_a_inflated_example(m, times):
     mechanism = Mechanism(BMinSep(60, 2, 0.001), BandedToeplitz((2.0, 1.0)), 1.0)
-    inflated = Mechanism(mechanism.scheme.inflated(times)[0], mechanism.strategy, 1.0)
-    found = proposal_by_name(mechanism, 0.3, "remove", f"inflated-replicas:{m},{times}")
-    log_z = inflated.scheme.replicas.log_normalizer(inflated, m)
-    expected = families.inflated_items(mechanism, DELTA_V, m, times, log_z)
-    settled = zip(("relative", "total variation"), inflated.scheme.replicas.errors(inflated, m), strict=True)
+    found = proposal_by_name(mechanism, 0.3, "remove", f"replicas:{m},{times}")
+    inflated = Mechanism(mechanism.scheme.inflated(times)[0], mechanism.strategy, (m - 1) ** -0.5)
+    expected = families.inflated_items(mechanism, DELTA_V, m, times, m / 2 * log_normalizer(inflated))
+    relative, variation = inflated.scheme.replicas(inflated).errors(inflated)
+    settled = ("relative", (1 + relative) ** (m / 2) - 1), ("total variation", m / 2 * variation)
     compare(budget_lines(found, DELTA_V), expected, settled)
 
 

@@ -26,7 +26,7 @@ from jaxacct.kernels import randomness
 from jaxacct.proposals import threshold
 from jaxacct.proposals.base import Draws, ProposalSpec, Setting
 from jaxacct.proposals.candidates import candidates
-from jaxacct.proposals.families import composed_replicas as composed_proposals
+from jaxacct.proposals.families import replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
@@ -105,8 +105,8 @@ def test_without_an_end_there_are_no_replicas():
     assert composed.left_out == composed.log_max(1.0) == math.inf
     found = candidates(MECHANISMS[0], 1.0, "remove", Budget.split(1e-5), composed=composed)
     assert [candidate.proposal.name for candidate in found] == ["plain"]
-    with pytest.raises(ValueError, match="compose_with must have a profile with an end"):
-        proposal_by_name(MECHANISMS[0], 1.0, "remove", "composed-replicas:2", composed=composed)
+    with pytest.raises(ValueError, match="replicas:2 is not available for this mechanism"):
+        proposal_by_name(MECHANISMS[0], 1.0, "remove", "replicas:2", composed=composed)
     assert Composed(gaussian(2.0, 1e-6), 2e-3).left_out <= 2e-6
 
 
@@ -114,8 +114,8 @@ def test_the_weighted_term_is_bounded_and_would_not_be_with_all_of_the_profile()
     """Attack: at losses far below 0 weights grow without bound; the scale of no composition is too small."""
     loss, epsilon = np.linspace(-40, 40, 80_001), 1.0
     composed = Composed(gaussian(1.0), 1e-6)
-    for m in (2, 3):
-        proposal = composed_proposals.build(Setting(MECHANISMS[0], epsilon, Direction.REMOVE, composed), m)
+    for m in (2, 4):
+        proposal = replicas.build(Setting(MECHANISMS[0], epsilon, Direction.REMOVE, composed), m)
         log_weight = proposal.log_normalizer + (1 - m) * loss
         with np.errstate(divide="ignore"):
             drawn = log_weight + np.log(composed.above_floor(epsilon - loss)) - proposal.log_scale
@@ -129,14 +129,14 @@ def test_the_weighted_term_is_bounded_and_would_not_be_with_all_of_the_profile()
 def test_weights_are_booked_as_far_down_as_terms_reach():
     """A profile that ends late has terms at losses far below 0, where weights are e to a larger number."""
     composed = Composed(gaussian(0.3), 1e-6)
-    proposal = composed_proposals.build(Setting(MECHANISMS[2], 1.0, Direction.REMOVE, composed), 3)
-    alone = proposal_by_name(MECHANISMS[2], 1.0, "remove", "replicas:3")
+    proposal = replicas.build(Setting(MECHANISMS[2], 1.0, Direction.REMOVE, composed), 4)
+    alone = proposal_by_name(MECHANISMS[2], 1.0, "remove", "replicas:4")
     booked, before = (
         next(line.amount for line in budget_lines(found, 1e-6) if line.name == "float32 weights")
         for found in (proposal, alone)
     )
     assert composed.end > 15 and composed.above_floor(np.array([composed.end]))[0] == 0
-    assert booked >= 3 * 2**-24 * 2 * composed.end > before
+    assert booked >= 3 * 2**-24 * 3 * composed.end > before
 
 
 def randomized_response(loss: float) -> TabulatedProfile:
@@ -185,11 +185,11 @@ def test_gaussians_exchange_nothing(noise):
 
 
 def one_of_each():
-    """One proposal of each kind, with two and three replicas."""
+    """One proposal of each kind, with two and four vectors."""
     chosen = {}
     for mechanism, epsilon, direction, composed, proposal in offered():
         chosen.setdefault((direction, proposal.name), (mechanism, epsilon, direction, composed, proposal))
-    wanted = [f"remove {name}" for name in ("composed-replicas:2", "composed-replicas:3")]
+    wanted = [f"remove {name}" for name in ("replicas:2", "replicas:4")]
     return {name: chosen[tuple(name.split(" ", 1))] for name in wanted}
 
 
@@ -212,11 +212,9 @@ def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
 def test_a_weight_far_below_0_is_worth_nothing():
     """Attack: with all of the profile it is worth a whole scale. Pilots count by `Resolved`, too."""
     profile = gaussian(1.0, 1e-9)
-    proposal = composed_proposals.build(
-        Setting(MECHANISMS[0], 1.0, Direction.REMOVE, Composed(profile, 1e-6)), 3
-    )
+    proposal = replicas.build(Setting(MECHANISMS[0], 1.0, Direction.REMOVE, Composed(profile, 1e-6)), 4)
     loss = np.full(1024, -30.0)
-    draws = Draws(loss, proposal.log_normalizer - 2 * loss)
+    draws = Draws(loss, proposal.log_normalizer - 3 * loss)
     assert (threshold.Resolved(proposal, 1.0, profile, (), 0.5).terms(draws, 0.0) == 0).all()
 
 
@@ -242,7 +240,7 @@ OTHER, EPSILON = dp.GaussianDpEvent(3.0), 1.7
 def test_a_plan_is_certified_from_few_draws_and_its_evidence_is_computed_again():
     plan, _ = certified()
     seen = plan.verdict
-    assert seen.remove.proposal.startswith("composed-replicas")
+    assert seen.remove.proposal.startswith("replicas")
     offered = candidates(
         plan.mechanism, plan.epsilon, "remove", plan.target.budget, composed=plan.target.composition
     )
@@ -269,8 +267,8 @@ KEY = jax.random.key(9)
 def test_edited_evidence_is_refused():
     """Attack: with a digest to match, so that the terms and what they are of have to give it away."""
     for edit in [
-        lambda plan: with_side(plan, "remove", proposal=ProposalSpec("composed-replicas", (9,))),
-        lambda plan: with_side(plan, "remove", proposal=ProposalSpec("replicas", (2,))),
+        lambda plan: with_side(plan, "remove", proposal=ProposalSpec("replicas", (9,))),
+        lambda plan: with_side(plan, "remove", proposal=ProposalSpec("replicas", (48,))),
         lambda plan: with_side(plan, "remove", proposal=ProposalSpec("plain", ())),
         lambda plan: forged(plan, compose_with=None),
         lambda plan: dataclasses.replace(plan, claim=claim_with(plan.claim, compose_with=None)),

@@ -357,7 +357,7 @@ NOT_EXACT = {
     ),
     "examples": (
         Mechanism(IndependentAttribution(6, 2, 0.01, 2), BandedToeplitz((2.0, 1.0)), 1.0),
-        {"remove": ["plain", "example-replicas:3", "pairs:4,0"], "add": []},
+        {"remove": ["plain", "replicas:4"], "add": []},
     ),
     "cut batches": (
         Mechanism(TruncatedBMinSep(6, 2, 0.01, 2, 10), BandedToeplitz((2.0, 1.0)), 1.0),
@@ -367,11 +367,9 @@ NOT_EXACT = {
 NAMES = [
     "plain",
     "replicas:2",
-    "example-replicas:3",
-    "inflated-replicas:2,4",
-    "pairs:4,0",
-    "pairs:4,1",
-    "pairs:1,1",
+    "replicas:4",
+    "replicas:2,4",
+    "replicas:1",
     *CUT_NAMES,
 ]
 

@@ -70,7 +70,8 @@ def test_the_list_is_what_is_entered(traced):
 
 def test_no_family_is_imported_that_the_plan_does_not_use(traced):
     """Nor search, recommendation, reports, or text that people read."""
-    used = {"base", "registry", "threshold", "families", "families.replicas", "families.overlaps"}
+    used = {"base", "registry", "threshold", "families", "families.replicas"}
+    used |= {"families.overlaps", "families.pair_weights"}
     families = {name.removeprefix("jaxacct.proposals.") for name in traced["loaded"] if ".proposals." in name}
     assert families == used
     outside = ("calibration", "recommendation", "cli", "report", "estimates", "core.text")

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from jaxacct.kernels.programs import any_left
-from jaxacct.proposals.families.replicas import replica_proposal
+from tests.proposals_by_name import replica_proposal
 
 
 def halve(counts):

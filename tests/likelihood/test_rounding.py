@@ -16,7 +16,7 @@ from jaxacct import (
     Poisson,
 )
 from jaxacct.likelihood import rounding
-from jaxacct.proposals.families.example_replicas import example_replica_lines
+from jaxacct.proposals.families.replica_lines import pair_lines
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import total
@@ -185,7 +185,7 @@ def test_no_draw_is_beyond_the_bound_where_the_likelihood_is_bounded(warm, monke
 def test_no_weight_of_powers_is_beyond_its_line(scheme, sigma):
     """`ln w = ln Z + L - M L_1` of 256 draws in float32 and in float64."""
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(4), sigma)
-    lines = {line.name: line for line in example_replica_lines(mechanism, 1e-6, 3, 0.0)}
+    lines = {line.name: line for line in pair_lines(mechanism, 3, 0.0, 1e-6)}
     booked = lines["float32 weights, with the loss of one example"]
     assert booked.kind == "relative"
     found = max(measured_weight_error(jax.random.key(block), mechanism, 3) for block in range(2))
@@ -195,7 +195,7 @@ def test_no_weight_of_powers_is_beyond_its_line(scheme, sigma):
 def test_powers_book_all_that_their_weights_rest_on():
     """Lines of every kind and no second time in the terms; more replicas book more."""
     mechanism = Mechanism(IndependentAttribution(1000, 16, 0.0036, 2), BandedToeplitz.square_root(16), 3.0)
-    proposals = [proposal_by_name(mechanism, 4.0, "remove", f"example-replicas:{m}") for m in (3, 4)]
+    proposals = [proposal_by_name(mechanism, 4.0, "remove", f"replicas:{m}") for m in (4, 6)]
     few, more = (total(budget_lines(proposal, 1e-6), "relative") for proposal in proposals)
     assert 0 < few < more < 0.05
     assert {line.kind for line in budget_lines(proposals[0], 1e-6)} == {

@@ -113,9 +113,8 @@ def numbers(mechanism, m: int) -> tuple[float, float]:
 def log_z2(one, strategy, sigma: float) -> float:
     """ln Z_2 of one example; infinite without tables."""
     mechanism = Mechanism(one, strategy, sigma)
-    if not mechanism.is_stationary or one.replicas is None or one.replicas.max_replicas(mechanism) < 2:
-        return math.inf
-    found = one.replicas.log_normalizer(mechanism, 2)
+    module = one.replicas(mechanism) if mechanism.is_stationary else None
+    found = math.inf if module is None else module.log_normalizer(mechanism)
     return found if math.isfinite(found) else math.inf
 
 
@@ -129,9 +128,8 @@ def distribution_of(mechanism, delta_v: float, m: int, tau: float) -> Distributi
         one, k = scheme.parts
         by_chance = (k if scheme.sums.times == 1 else 1) * log_z2(one, strategy, sigma / math.sqrt(k))
         by_chance -= math.log(spent)
-    elif scheme.replicas is not None and strategy.is_toeplitz:
-        if scheme.replicas.max_replicas(mechanism) >= 2:
-            by_chance = scheme.replicas.log_normalizer(mechanism, 2) - math.log(spent)
+    elif (module := scheme.replicas(mechanism)) is not None:
+        by_chance = module.log_normalizer(mechanism) - math.log(spent)
     largest, above = (by_chance, spent) if by_chance < everything else (everything, 0.0)
     drawn = m * norm_of(scheme, count) * scheme.sums.times * (1.5 if has_cuts(mechanism) else 1.0)
     return Distribution(count, beyond, drawn, largest, above, score, ratio)

@@ -11,15 +11,14 @@ from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import choose_candidate
-from jaxacct.proposals.families import inflated, pairs
-from jaxacct.proposals.families.replicas import replica_proposal
+from jaxacct.proposals.families import replica_lines
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from jaxacct.strategies.stationary import adds_windows
 from tests.draws import mean_interval
 from tests.oracles import enumeration
-from tests.proposals_by_name import family_candidates, proposal_by_name
+from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
 from tests.rounding_errors import _losses, _normals, _probe
 
 
@@ -57,7 +56,7 @@ def test_the_least_ratio_of_all_participation_vectors():
 
 def exact_scale(mechanism, m, times, epsilon) -> float:
     """The largest weighted term that the minorant `g >= P0' + c (f - P0)` allows, on a grid of f."""
-    proposal = proposal_by_name(mechanism, epsilon, "remove", f"inflated-replicas:{m},{times}")
+    proposal = proposal_by_name(mechanism, epsilon, "remove", f"replicas:{m},{times}")
     scheme = mechanism.scheme
     more, log_ratio = more_often(scheme, times)
     none, inflated_none = (math.exp(one.log_probability_of_none()) for one in (scheme, more))
@@ -67,9 +66,9 @@ def exact_scale(mechanism, m, times, epsilon) -> float:
     return float(np.max(math.exp(proposal.log_normalizer) * (f - alpha) / g**m))
 
 
-@pytest.mark.parametrize(("m", "times", "epsilon"), [(2, 2, 0.1), (4, 8, 0.02), (5, 8, 1.0), (3, 20, 3.0)])
+@pytest.mark.parametrize(("m", "times", "epsilon"), [(2, 2, 0.1), (4, 8, 0.02), (6, 8, 1.0), (4, 20, 3.0)])
 def test_the_scale_is_the_largest_term_that_the_minorant_allows(m, times, epsilon):
-    proposal = proposal_by_name(SMALL, epsilon, "remove", f"inflated-replicas:{m},{times}")
+    proposal = proposal_by_name(SMALL, epsilon, "remove", f"replicas:{m},{times}")
     largest = exact_scale(SMALL, m, times, epsilon)
     assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
     assert proposal.scale_at is not None
@@ -94,10 +93,10 @@ def test_few_samples_where_participation_is_rare(key):
     """A tenth of the scale; no term above 1; the same divergence as ordinary replicas find (1e-6)."""
     epsilon, budget = 0.3, Budget.split(1e-5)
     chosen, predicted = choose_candidate(SMALL, epsilon, "remove", budget)
-    assert chosen.name == "inflated-replicas:3,8" and predicted[chosen.name] < 60_000
-    ordinary = replica_proposal(SMALL, 3, epsilon)
+    assert chosen.name == "replicas:4,8" and predicted[chosen.name] < 60_000
+    ordinary = replica_proposal(SMALL, 4, epsilon)
     assert chosen.log_scale < ordinary.log_scale - math.log(10)
-    assert min(count for name, count in predicted.items() if "inflated" not in name) > predicted[chosen.name]
+    assert min(count for name, count in predicted.items() if "," not in name) > predicted[chosen.name]
     intervals = []
     for proposal in (chosen, ordinary):
         draws = proposal.draw(key, 0, 160)
@@ -115,7 +114,7 @@ def test_few_samples_where_participation_is_rare(key):
 def test_what_is_booked_covers_both_losses(key):
     """Float32 against float64 of the same normals and counts: L, and `L - m L'` of the weights."""
     m, times = 4, 8
-    proposal = proposal_by_name(SMALL, 0.3, "remove", f"inflated-replicas:{m},{times}")
+    proposal = proposal_by_name(SMALL, 0.3, "remove", f"replicas:{m},{times}")
     lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
     margin = total(tuple(lines.values()), "epsilon")
     weight = math.log1p(lines["float32 weights, with the loss at the inflated probability"].amount)
@@ -135,48 +134,53 @@ def test_what_is_booked_covers_both_losses(key):
     assert np.max(np.abs((loss - m * other) - (exact - m * exact_other))) < weight
     # Each of m times L' has an error of about as much as L.
     assert weight > m * margin
-    # Rarer participation in the target distribution than in the drawn one: the ratio is paid for.
-    cheap, dear = (
-        inflated.inflated_lines(
-            SMALL, Mechanism(more, SMALL.strategy, 1.0), 1e-5, m, proposal.log_normalizer, r
+
+
+def sizes_at(mechanism, times, m, monkeypatch, log_ratio=None):
+    """The `Size` of the loss at the inflated probability, at a share of 2^-20, and the mechanism there."""
+    found, scheme = [], mechanism.scheme
+    more, least = more_often(scheme, times)
+    ratio = least if log_ratio is None else log_ratio
+    with monkeypatch.context() as patch:
+        patch.setattr(type(scheme), "inflated", lambda self, times: (more, ratio))
+        kept = rounding.bounded
+        patch.setattr(
+            rounding,
+            "bounded",
+            lambda at, m, size_of: found.append(size_of(2.0**-20)) or kept(at, m, size_of),
         )
-        for r in (0.0, -20.0)
-    )
-    assert total(cheap, "relative") < total(dear, "relative")
+        replica_lines.inflated_lines.cache_clear()
+        replica_lines.inflated_lines(mechanism, times, m, 2.0, 1e-5)
+        replica_lines.inflated_lines.cache_clear()
+    return found[0], Mechanism(more, mechanism.strategy, mechanism.noise_multiplier)
 
 
-def test_few_participations_are_booked_as_they_are_added():
+def test_few_participations_are_booked_as_they_are_added(monkeypatch):
     """By a transform in draws of another example; others add so few as windows, which round less."""
     long = Mechanism(BMinSep(7200, 8, 2e-5), BandedToeplitz((2.0, 1.0, 0.5)), 1.0)
     assert adds_windows(long.scheme, long.strategy, 4)
-    more, ratio = more_often(long.scheme, 3)
-    size = inflated.inflated_sizes(Mechanism(more, long.strategy, 1.0), 1e-6, 4, ratio, 2.0**-20)
+    size, _ = sizes_at(long, 3, 4, monkeypatch)
     windows = dataclasses.replace(size, transformed=False)
     errors = [rounding._score_error(long, 4, one, 1.0, 1) for one in (windows, size)]
     assert errors[0] < 0.9 * errors[1]
-    with pytest.raises(ValueError, match="participations must be more for replicas in pairs"):
-        pairs.pair_proposal(long, 4, 1.0)
 
 
-def test_vectors_that_count_are_ruled_out_under_the_target_distribution():
+def test_vectors_that_count_are_ruled_out_under_the_target_distribution(monkeypatch):
     """`P'(> k) / r`, not P'(> k): with a smaller r more participations count."""
-    scheme = BMinSep(60, 2, 0.001)
-    mechanism = Mechanism(scheme, BandedToeplitz((2.0, 1.0)), 1.0)
-    busy = Mechanism(more_often(scheme, 8)[0], mechanism.strategy, 1.0)
-    counts = [inflated.inflated_sizes(busy, 1e-5, 4, r, 2.0**-20).count for r in (0.0, -40.0)]
-    assert 1 < counts[0] < counts[1] < scheme.max_participations
+    mechanism = Mechanism(BMinSep(60, 2, 0.001), BandedToeplitz((2.0, 1.0)), 1.0)
+    (many, busy), (most, _) = (sizes_at(mechanism, 8, 4, monkeypatch, r) for r in (0.0, -40.0))
+    assert 1 < many.count < most.count < mechanism.scheme.max_participations
     allowed = math.log(1e-3 * 1e-5) + math.log(2.0**-20) - 40.0
-    assert rounding.log_count_tail(busy.scheme, counts[1] + 1) <= allowed
+    assert rounding.log_count_tail(busy.scheme, most.count + 1) <= allowed
 
 
 def test_names_and_numbers_that_there_are_not():
-    with pytest.raises(ValueError, match=r"m must be in 2\.\.8"):
-        proposal_by_name(SMALL, 1.0, "remove", "inflated-replicas:9,2")
-    with pytest.raises(ValueError, match="a proposal at 2 times its probability, got poisson"):
-        poisson = Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0)
-        proposal_by_name(poisson, 1.0, "remove", "inflated-replicas:2,2")
-    for name in ("inflated-replicas:2,1", "inflated-replicas:2,33"):
-        with pytest.raises(ValueError, match=r"proposal must be inflated-replicas:2\.\.64,2\.\.32"):
+    poisson = Mechanism(Poisson(6, 0.01), BandedToeplitz.identity(), 1.0)
+    for mechanism, name in ((SMALL, "replicas:9,2"), (poisson, "replicas:2,2"), (SMALL, "replicas:3")):
+        with pytest.raises(ValueError, match=f"proposal {name} is not available for this mechanism"):
+            proposal_by_name(mechanism, 1.0, "remove", name)
+    for name in ("replicas:2,1", "replicas:2,33", "replicas:2,3,4", "replicas"):
+        with pytest.raises(ValueError, match=r"proposal must be replicas:1\.\.48,2\.\.32"):
             proposal_by_name(SMALL, 1.0, "remove", name)
     frequent = Mechanism(BMinSep(6, 2, 0.3), BandedToeplitz((2.0, 1.0)), 1.0)
-    assert family_candidates("inflated-replicas", frequent, 1.0) == []
+    assert all(len(p.spec.parameters) == 1 for p in family_candidates("replicas", frequent, 1.0))

@@ -15,13 +15,12 @@ from jaxacct import (
 from jaxacct.estimates import estimate, interval
 from jaxacct.estimates.interval import for_lower_ends
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
-from jaxacct.proposals.families import pairs
+from jaxacct.proposals.families import replicas
 from jaxacct.proposals.families.pair_weights import log_factor, rounds
-from jaxacct.proposals.families.pairs import pair_proposal
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import total
-from tests.proposals_by_name import proposal_by_name
+from tests.proposals_by_name import proposal_by_name, replica_proposal
 
 P = 0.3
 
@@ -37,8 +36,8 @@ def bounded(examples: int, sigma: float, monkeypatch) -> Mechanism:
 def test_weights_that_are_rounded_up_have_others_for_lower_ends(monkeypatch):
     """Of replicas in pairs, of exact losses: a lower end of their own weights would be too high."""
     mechanism = Mechanism(BMinSep(4, 2, P), BandedToeplitz.identity(), 1.0)
-    distribution, asked = pair_proposal(mechanism, 4, 1.0), []
-    monkeypatch.setattr(pairs, "log_factor", lambda *args: asked.append(args[3]) or log_factor(*args))
+    distribution, asked = replica_proposal(mechanism, 4, 1.0), []
+    monkeypatch.setattr(replicas, "log_factor", lambda *args: asked.append(args[3]) or log_factor(*args))
     lower = for_lower_ends(distribution)
     assert lower.log_scale == distribution.log_scale and lower.rounded_down is None
     scheme, strategy, key = mechanism.scheme, mechanism.strategy, jax.random.key(0)
@@ -54,7 +53,7 @@ def test_weights_that_are_rounded_up_have_others_for_lower_ends(monkeypatch):
 def test_each_end_is_of_its_own_draws(monkeypatch):
     """The upper end of weights rounded up, the lower one of those rounded down."""
     mechanism, grid = Mechanism(BMinSep(4, 2, P), BandedToeplitz.identity(), 1.0), np.array([1.0])
-    chosen, asked = pair_proposal(mechanism, 4, 1.0), []
+    chosen, asked = replica_proposal(mechanism, 4, 1.0), []
     lower = for_lower_ends(chosen)
     ends = {chosen: (0.3, 0.4, 0.5), lower: (0.2, 0.3, 0.45)}
     monkeypatch.setattr(interval, "bands", lambda one, *_: np.array(ends[one])[:, None])
@@ -80,7 +79,7 @@ def test_weights_are_rounded_down():
 def test_losses_that_are_bounded_have_no_lower_end(examples, monkeypatch):
     """Attack: as if they were exact, an interval could lie above the divergence. Low is 0 instead."""
     mechanism = bounded(examples, 0.9 if examples == 2 else 1.6, monkeypatch)
-    names = ["plain", "pairs:1,1", "pairs:6,1"] if examples > 2 else ["plain", "example-replicas:3"]
+    names = ["plain", "replicas:1", "replicas:6"] if examples > 2 else ["plain", "replicas:4"]
     for name in names:
         assert for_lower_ends(proposal_by_name(mechanism, 1.0, "remove", name)) is None
     if examples == 2:
@@ -95,7 +94,7 @@ def test_losses_that_are_bounded_have_no_lower_end(examples, monkeypatch):
 
 def test_losses_by_pairs_cost_more(monkeypatch):
     by_pairs = bounded(4, 1.6, monkeypatch)
-    assert estimate.best_proposal(by_pairs, 0.2, "remove", None, None).name == "pairs:1,1"
-    (alone, pairs) = (proposal_by_name(by_pairs, 0.2, "remove", name) for name in ("plain", "pairs:1,1"))
+    assert estimate.best_proposal(by_pairs, 0.2, "remove", None, None).name == "replicas:1"
+    (alone, pairs) = (proposal_by_name(by_pairs, 0.2, "remove", name) for name in ("plain", "replicas:1"))
     booked = [total(budget_lines(distribution, 1e-9), "epsilon") for distribution in (alone, pairs)]
     assert booked[0] < booked[1] < 3 * booked[0] and alone.relative_error == pairs.relative_error > 0

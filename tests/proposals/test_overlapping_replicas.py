@@ -22,16 +22,15 @@ from jaxacct.core.verify import verify
 from jaxacct.proposals import registry
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.families import overlaps
-from jaxacct.proposals.families.replicas import _module, log_normalizer, max_replicas, replica_proposal
-from jaxacct.schemes.replicas import aged
-from jaxacct.schemes.replicas import b_min_sep as b_min_sep_replicas
-from jaxacct.schemes.replicas import balls_in_bins as balls_in_bins_replicas
+from jaxacct.proposals.families.replicas import log_normalizer
+from jaxacct.schemes.replicas import aged, table, table_weights
 from jaxacct.schemes.replicas.base import log_lift
 from jaxacct.statistics import bounds, hockey_stick
 from tests.draws import mean_interval
 from tests.kernels.test_draw_errors import cells
 from tests.oracles import enumeration
 from tests.proposals.test_proposals import draw
+from tests.proposals_by_name import replica_proposal
 from tests.schemes.test_schemes import chi_square_p_value
 
 FALSE_ALARM = 1e-6
@@ -48,10 +47,10 @@ SETTINGS = [
 SIGMA = 0.8
 
 
-def tuples_of(scheme, column, m: int):
-    """All that the proof speaks of, by enumeration over m-tuples of participation vectors.
+def tuples_of(scheme, column):
+    """All that the proof speaks of, by enumeration over pairs of participation vectors.
 
-    Returns (counts of all, counts of the first, probabilities under the drawn distribution, ln Z-bar, ln
+    Returns (counts of both, counts of the first, probabilities under the drawn distribution, ln Z-bar, ln
     factor, C).
     """
     n, b = scheme.iterations, scheme.min_separation
@@ -62,16 +61,15 @@ def tuples_of(scheme, column, m: int):
     near, far = np.where(apart < b, gram, 0.0), np.where(apart >= b, gram, 0.0)
     distribution = enumeration.pattern_distribution(scheme)
     x, p = np.array(list(distribution), float), np.array(list(distribution.values()))
-    lift = m * scheme.examples_per_unit * float(strategy.cross_terms(n, b)) / SIGMA**2
-    which = np.array(list(itertools.product(range(len(x)), repeat=m)))
+    lift = 2 * scheme.examples_per_unit * float(strategy.cross_terms(n, b)) / SIGMA**2
+    which = np.array(list(itertools.product(range(len(x)), repeat=2)))
     together, first = x[which].sum(axis=1), x[which[:, 0]]
     pulls = x @ near @ x.T
     lifted = lift * together.sum(axis=1)
-    if b_min_sep_replicas._by_age(Mechanism(scheme, strategy, SIGMA), m) and scheme.name == "b-min-sep":
+    if scheme.replicas(Mechanism(scheme, strategy, SIGMA)) is aged:
         lifted = np.array([lifts_by_age(x[i], x[j], gram[0], b) for i, j in which])
     log_weight = np.log(p)[which].sum(axis=1) + lifted
-    for i, j in itertools.combinations(range(m), 2):
-        log_weight += pulls[which[:, i], which[:, j]]
+    log_weight += pulls[which[:, 0], which[:, 1]]
     log_z = float(np.logaddexp.reduce(log_weight))
     shared = (np.einsum("ti,ij,tj->t", v, far, v) / 2 for v in (together, first))
     factor = next(shared) - next(shared) - lifted
@@ -99,45 +97,35 @@ def ages_up_to_two_separations(monkeypatch):
     """So that some are older than what is distinguished."""
     monkeypatch.setattr(aged, "_LONG_AGE", 1)
     yield
-    b_min_sep_replicas.log_normalizer.cache_clear()
-    b_min_sep_replicas.tables.cache_clear()
     aged._backward.cache_clear()
     aged.tables.cache_clear()
 
 
-def orders(scheme, column) -> list[int]:
-    mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
-    return [m for m in (2, 3) if m <= max_replicas(mechanism)]
-
-
 @pytest.mark.parametrize(("scheme", "column"), SETTINGS, ids=str)
 def test_the_density_and_the_weights_of_the_proof(scheme, column):
-    """`Z dR/dQ >= f+^m`, no factor above 1, and the factors' mean given an output is `f / f+` exactly."""
+    """`Z dR/dQ >= f+^2`, no factor above 1, and the factors' mean given an output is `f / f+` exactly."""
     strategy = Toeplitz(column)
-    for m in orders(scheme, column):
-        together, _, chance, log_z, factor, c = tuples_of(scheme, column, m)
-        assert log_normalizer(Mechanism(scheme, strategy, SIGMA), m) == pytest.approx(log_z, rel=1e-8)
-        assert factor.max() <= 1e-9
-        outputs = np.random.default_rng(0).normal(size=(30, len(c))) * 1.5 + 0.3
-        means = together @ c.T
-        ratios = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2) * chance
-        distribution = enumeration.pattern_distribution(scheme)
-        x, own = np.array(list(distribution), float), np.square(c).sum(axis=0) / 2
-        # Counts of one step are one number j: j s - j^2 / 2 of its norm.
-        above = np.exp(((outputs @ c) @ x.T - (x**2) @ own) / SIGMA**2) @ np.array(
-            list(distribution.values())
-        )
-        exact = np.exp(enumeration.log_ratio(scheme, strategy.array, SIGMA, outputs))
-        assert (ratios.sum(axis=1) * math.exp(log_z) >= above**m * (1 - 1e-9)).all()
-        weighted = (ratios @ np.exp(factor)) * math.exp(log_z)
-        np.testing.assert_allclose(weighted, exact * above ** (m - 1), rtol=1e-9)
+    together, _, chance, log_z, factor, c = tuples_of(scheme, column)
+    assert log_normalizer(Mechanism(scheme, strategy, SIGMA)) == pytest.approx(log_z, rel=1e-8)
+    assert factor.max() <= 1e-9
+    outputs = np.random.default_rng(0).normal(size=(30, len(c))) * 1.5 + 0.3
+    means = together @ c.T
+    ratios = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2) * chance
+    distribution = enumeration.pattern_distribution(scheme)
+    x, own = np.array(list(distribution), float), np.square(c).sum(axis=0) / 2
+    # Counts of one step are one number j: j s - j^2 / 2 of its norm.
+    above = np.exp(((outputs @ c) @ x.T - (x**2) @ own) / SIGMA**2) @ np.array(list(distribution.values()))
+    exact = np.exp(enumeration.log_ratio(scheme, strategy.array, SIGMA, outputs))
+    assert (ratios.sum(axis=1) * math.exp(log_z) >= above**2 * (1 - 1e-9)).all()
+    weighted = (ratios @ np.exp(factor)) * math.exp(log_z)
+    np.testing.assert_allclose(weighted, exact * above, rtol=1e-9)
 
 
 @pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), Poisson(4, 0.4)], ids=str)
 def test_a_smaller_lift_would_be_wrong(scheme):
     """A participation shares rows with the other replicas' too: kappa in place of m kappa is too little."""
     column = (1.0, 0.9, 0.8, 0.7)
-    together, first, _, _, factor, c = tuples_of(scheme, column, 2)
+    together, first, _, _, factor, c = tuples_of(scheme, column)
     kappa = float(Toeplitz(column).cross_terms(scheme.iterations, scheme.min_separation)) / SIGMA**2
     lift = scheme.examples_per_unit * kappa * together.sum(axis=1)
     far = np.where(
@@ -148,26 +136,24 @@ def test_a_smaller_lift_would_be_wrong(scheme):
     assert factor.max() <= 1e-9 and first.shape == together.shape
 
 
-# Two by their ages and three of cyclic Poisson; the others are programs of their own.
-_FAST = {(4, 3)}
+# By ages, and of cyclic Poisson by the table; the others are programs of their own.
 DRAWN = [
-    pytest.param(*setting, m, marks=() if (i, m) in _FAST else pytest.mark.slow)
+    pytest.param(*setting, marks=() if i in (0, 4) else pytest.mark.slow)
     for i, setting in enumerate(SETTINGS)
-    for m in orders(*setting)
 ]
 
 
-@pytest.mark.parametrize(("scheme", "column", "m"), DRAWN, ids=str)
-def test_drawn_counts_of_all_and_of_one(scheme, column, m, key):
+@pytest.mark.parametrize(("scheme", "column"), DRAWN, ids=str)
+def test_drawn_counts_of_all_and_of_one(scheme, column, key):
     """Chi-square over all pairs of vectors; another pairing of the same draws has pairs that cannot be."""
     mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
-    together, first, chance, *_ = tuples_of(scheme, column, m)
+    together, first, chance, *_ = tuples_of(scheme, column)
     distribution: dict[tuple[int, ...], float] = {}
     for pair, weight in zip(np.hstack([together, first]).astype(int).tolist(), chance, strict=True):
         distribution[tuple(pair)] = distribution.get(tuple(pair), 0.0) + weight
-    module = _module(mechanism)
+    module = scheme.replicas(mechanism)
     draw_with_one = jax.jit(module.draw_with_one, static_argnums=(1, 3))
-    drawn = np.hstack(draw_with_one(key, scheme, module.tables(mechanism, m), 40_000)[:2])
+    drawn = np.hstack(draw_with_one(key, scheme, module.tables(mechanism), 40_000)[:2])
     assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
     n = scheme.iterations
     mixed = np.hstack([drawn[:, :n], np.roll(drawn[:, n:], 1, axis=0)])
@@ -183,8 +169,8 @@ def test_the_factor_is_computed_from_above(scheme):
     generator = np.random.default_rng(1)
     alone, other = (generator.random((200, n)) < 0.1 for _ in range(2))
     together, alone = (alone + 1.0 * other).astype(np.float32), alone.astype(np.float32)
-    arrays = overlaps.overlap_arrays(mechanism, 2)
-    factor = jax.jit(overlaps.log_factor, static_argnums=(0, 1))
+    arrays = overlaps.overlap_arrays(mechanism)
+    factor = jax.jit(overlaps.log_factor_of_overlaps, static_argnums=(0, 1))
     found = np.asarray(factor(scheme, strategy, arrays, together, alone, together.sum(1)), float)
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     far = np.where(apart >= scheme.min_separation, strategy.column_products(n)[apart], 0.0) / SIGMA**2
@@ -218,15 +204,20 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
 
     def accepted(delta):
         registry.build.cache_clear()
-        balls_in_bins_replicas.log_normalizer.cache_clear()
-        balls_in_bins_replicas.tables.cache_clear()
+        for cache in (
+            table.log_normalizer_about,
+            table._relative_error,
+            table.tables,
+            table_weights.weights_of,
+        ):
+            cache.cache_clear()
         found = verify(mechanism, epsilon, delta, proposal="replicas:2", max_samples=40_000, key=key)
         return found.remove.certified
 
     assert not accepted(0.95 * exact)
     with monkeypatch.context() as patch:
-        for module in (balls_in_bins_replicas, overlaps):
-            patch.setattr(module, "log_lift", lambda mechanism, m: 0.0)
+        for module in (table_weights, overlaps):
+            patch.setattr(module, "log_lift", lambda mechanism: 0.0)
         assert accepted(0.95 * exact)
     assert not accepted(0.95 * exact)
 
@@ -277,15 +268,15 @@ def test_ages_draw_what_they_declare(scheme):
     """Every pair of vectors within the declared errors, lifts from below; a table 1 % off is noticed."""
     strategy = Toeplitz(TAIL)
     mechanism = Mechanism(scheme, strategy, SIGMA)
-    module = _module(mechanism)
-    relative, variation = module.errors(mechanism, 2)
+    module = scheme.replicas(mechanism)
+    relative, variation = module.errors(mechanism)
     assert 0 < relative < 1e-3 and 0 < variation < 1e-6
-    together, first, chance, *_ = tuples_of(scheme, TAIL, 2)
+    together, first, chance, *_ = tuples_of(scheme, TAIL)
     exact = {
         (tuple(x), tuple(s - x)): p
         for s, x, p in zip(together.astype(int), first.astype(int), chance, strict=True)
     }
-    arrays = module.tables(mechanism, 2)
+    arrays = module.tables(mechanism)
     after = aged._codes(mechanism).after
     np.testing.assert_array_equal(
         aged._after(np.arange(len(after)), len(after) - scheme.min_separation), after
@@ -300,7 +291,7 @@ def test_ages_draw_what_they_declare(scheme):
     for name in ("alone", "together"):
         assert excess(arrays | {name: 0.99 * arrays[name]}) > 10 * variation
     gram = strategy.column_products(scheme.iterations) / SIGMA**2
-    lift = float(overlaps.overlap_arrays(mechanism, 2)["lift"])
+    lift = float(overlaps.overlap_arrays(mechanism)["lift"])
     for (one, two), (_, lifts) in distribution_by_age(scheme, arrays).items():
         booked = lifts_by_age(np.array(one), np.array(two), gram, scheme.min_separation)
         assert booked * (1 - 1e-4) - 1e-9 <= lift * lifts <= booked * (1 + 1e-6) + 1e-9
@@ -310,8 +301,7 @@ def test_ages_make_the_scale_smaller():
     scheme = BMinSep.from_batch_size(dataset_size=1000, batch_size=20, iterations=120, min_separation=16)
     strategy = BufferedToeplitz.optimal(iterations=120, buffers=2, min_separation=16, participations=8)
     mechanism = Mechanism(scheme, strategy, 0.8)
-    lifted, _ = b_min_sep_replicas._backward(mechanism, 2, False)
-    assert 0 < log_normalizer(mechanism, 2) < lifted / 2
+    assert 0 < log_normalizer(mechanism) < table.log_normalizer_about(mechanism) / 2
     assert aged.longest_age(Mechanism(BMinSep(7200, 256, 0.01), Toeplitz((1.0, *[0.01] * 300)), 1.0)) == 0
 
 
@@ -323,7 +313,7 @@ def test_lifts_are_added_up_from_below(scheme):
     """
     mechanism = Mechanism(scheme, Toeplitz(TAIL), SIGMA)
     codes, *_ = aged._factors(mechanism)
-    exact = (codes.far[:, None] + codes.far) / log_lift(mechanism, 2)
+    exact = (codes.far[:, None] + codes.far) / log_lift(mechanism)
     lifts = np.asarray(aged.tables(mechanism)["lifts"], np.float64)
     most_rounded = (1 + 2.0**-24) ** (2 * scheme.max_participations)
     assert exact.max() > 0.1 and np.all(lifts * most_rounded <= exact)

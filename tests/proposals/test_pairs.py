@@ -26,15 +26,15 @@ from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import registry
 from jaxacct.proposals.candidates import candidates, choose_candidate
-from jaxacct.proposals.families import pair_weights, pairs
-from jaxacct.proposals.families.replicas import checked_replicas
+from jaxacct.proposals.families import pair_weights, replicas
 from jaxacct.proposals.threshold import budget_lines
+from jaxacct.schemes.replicas.base import log_attractions
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences
 from tests.draws import draws_of, mean_interval
 from tests.oracles import enumeration
-from tests.proposals_by_name import family_candidates, proposal_by_name
+from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
 
 SIGMA = 1.1
 STRATEGY = BandedToeplitz((2.0, 1.0))
@@ -94,7 +94,7 @@ def test_the_density_and_the_weights_of_the_proof(scheme):
     m = 4
     x, log_distribution, log_z, _, factor, c = every_tuple(scheme, m)
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
-    proposal = pairs.pair_proposal(Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
+    proposal = replica_proposal(Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
     assert np.exp(log_distribution).sum() == pytest.approx(1, rel=1e-9)
     assert proposal.log_normalizer == pytest.approx(log_z, rel=1e-9)
     assert factor.max() <= 1e-12
@@ -123,41 +123,32 @@ def test_less_attraction_would_be_wrong():
 
 @pytest.mark.parametrize(("scheme", "cut"), [(SMALL[0], True), (SMALL[4], False), (SMALL[6], False)])
 def test_what_draws_compute_of_their_vectors(scheme, cut):
-    """Shared rows and the factor in float32 against float64: never below, and hardly above."""
+    """Overlaps and the factor in float32 against float64: never below, and hardly above."""
     m = 4
     x, _, _, shared, factor, _ = every_tuple(scheme, m, cut=cut)
     some = np.random.default_rng(1).permutation(len(x))[:200]
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
     strategy = FiniteToeplitz(STRATEGY.coefficients, one.iterations) if cut else STRATEGY
-    attractions = jnp.asarray(pairs.log_attractions(Mechanism(one, strategy, SIGMA)), jnp.float32)
-    vectors = x[some].swapaxes(0, 1).astype(np.float32)
+    attractions = jnp.asarray(log_attractions(Mechanism(one, strategy, SIGMA)), jnp.float32)
+    vectors, n = x[some].astype(np.int64), one.iterations
+    positions, slots = np.full((len(some), m // 2, 2 * n), n, np.int32), np.arange(n)
+    counts = np.zeros((2, len(some), m // 2, 2 * n), np.float32)
+    for pair in range(m // 2):  # one after the other, in no order of time
+        positions[:, pair, :n] = np.where(vectors[:, 2 * pair : 2 * pair + 2].any(axis=1), slots, n)
+        for k in (0, 1):
+            counts[k, :, pair, :n] = vectors[:, 2 * pair + k]
 
     @jax.jit
-    def computed(vectors):
-        rows = pair_weights.shared_rows(vectors, attractions, one.max_participations)
+    def computed(positions, first, second):
+        rows = pair_weights.shared_events(positions, first, second, attractions, m, n)
         return rows, pair_weights.log_factor(rows, number, one.max_participations)
 
-    rows, found = computed(vectors)
+    flat = [part.reshape(len(some), -1) for part in (positions, *counts)]
+    rows, found = computed(*flat)
     off = ~np.eye(m, dtype=bool)
     np.testing.assert_allclose(np.asarray(rows)[off], shared[..., some][off], rtol=1e-5, atol=1e-6)
     assert (np.asarray(found) >= np.minimum(factor[some], 0)).all() and np.asarray(found).max() <= 0
     np.testing.assert_allclose(found, factor[some], atol=1e-3)
-
-
-@pytest.mark.slow
-def test_positions_are_the_same_draws_as_vectors(key):
-    """Both ways to draw, from the same key: the same sums, and what their vectors share but for rounding."""
-    mechanism, m = Mechanism(BMinSep(6, 2, 0.4), STRATEGY, SIGMA), 6
-    proposal, scheme = pairs.pair_proposal(mechanism, m, 1.0), mechanism.scheme
-    module, tables = scheme.replicas, proposal.tables()
-    (sums, shared), (same, shared_too) = (
-        jax.jit(lambda key, draw=draw: draw(module, key, scheme, tables, m, 128))(key)
-        for draw in (pairs._draw_positions, pairs._draw_vectors)
-    )
-    off = ~np.eye(m, dtype=bool)
-    np.testing.assert_array_equal(sums, same)
-    np.testing.assert_allclose(shared[off], shared_too[off], rtol=1e-6, atol=1e-7)
-    assert np.asarray(sums).max() > 2 and np.asarray(shared)[off].max() > 1
 
 
 def test_no_verdict_below_the_truth(monkeypatch, key):
@@ -166,19 +157,18 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     with jax.enable_x64(True):
         _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
 
-    monkeypatch.setattr(pairs, "NUMBERS", (4,))
-    monkeypatch.setattr(pairs, "_times", lambda proposal: 1e-9)
+    monkeypatch.setattr(replicas, "ORDERS", (4,))
     monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
 
     def accepted(delta):
         registry.build.cache_clear()
-        found = verify(mechanism, epsilon, delta, proposal="pairs:4,0", max_samples=40_000, key=key)
-        assert found.remove.proposal == "pairs:4,0"
+        found = verify(mechanism, epsilon, delta, proposal="replicas:4", max_samples=40_000, key=key)
+        assert found.remove.proposal == "replicas:4"
         return found.remove.certified
 
     assert accepted(1.1 * exact) and not accepted(0.9 * exact)
     with monkeypatch.context() as patch:
-        patch.setattr(pairs, "_sharper", lambda one, m: one)
+        patch.setattr(replicas, "sharper", lambda one, m: one)
         assert accepted(0.9 * exact)
     assert not accepted(0.9 * exact)
 
@@ -188,7 +178,7 @@ def test_a_users_draws_have_the_exact_divergence(key):
     mechanism, epsilon, m = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0), 0.5, 6
     with jax.enable_x64(True):
         _, exact, _ = divergences(mechanism.scheme, 2.0, epsilon)
-    proposal = pairs.pair_proposal(mechanism, m, epsilon)
+    proposal = replica_proposal(mechanism, m, epsilon)
     f = np.exp(epsilon + np.geomspace(1e-4, 5, 4000))
     largest = math.exp(proposal.log_normalizer) * np.max(f ** (1 - m / 2) * (1 - math.exp(epsilon) / f))
     scale = math.exp(proposal.log_scale)
@@ -226,19 +216,12 @@ def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch)
     with jax.enable_x64(True):
         _, exact, _ = divergences(scheme, 2.5, epsilon)
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(2, 2, True))
-    proposal = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,1")
+    proposal = proposal_by_name(mechanism, epsilon, "remove", "replicas:4")
     scale = math.exp(proposal.log_scale)
     terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
     low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
     assert scale * low <= 1.05 * exact and exact <= scale * high and high < 1.5 * low
-    before = proposal_by_name(mechanism, epsilon, "remove", "pairs:4,0")  # of stored plans
-    assert before.log_scale == proposal.log_scale
-    booked = [
-        sum(line.amount for line in budget_lines(p, 1e-5) if line.kind == "epsilon")
-        for p in (before, proposal)
-    ]
-    assert booked[0] < booked[1] < 3 * booked[0]
 
 
 def production(scheme, sigma: float) -> Mechanism:
@@ -254,40 +237,34 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
     ):
         mechanism = production(scheme, sigma)
         chosen, predicted = choose_candidate(mechanism, epsilon, "remove", Budget.split(1e-5))
-        assert (
-            chosen.name.split(",")[0].startswith("pairs:")
-            and predicted[chosen.name] < 10_000 < 1e7 < predicted["plain"]
-        )
+        assert chosen.spec.parameters[0] > 2 and predicted[chosen.name] < 60_000 < 1e7 < predicted["plain"]
         again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
         assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
         assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)
         # Half as many pairs are drawn, each wrong by as much as two replicas are.
-        drawn = checked_replicas(pairs._sharper(pairs._one(mechanism)[0], chosen.spec.parameters[0]), 2)
-        number = chosen.spec.parameters[0] / 2
-        assert chosen.total_variation > number * drawn.total_variation
-        assert chosen.relative_error >= number * drawn.relative_error > 0
+        m = chosen.spec.parameters[0]
+        of_pair = replicas.sharper(pair_weights.one_of(mechanism)[0], m)
+        relative, variation = of_pair.scheme.replicas(of_pair).errors(of_pair)
+        assert chosen.total_variation == m / 2 * variation
+        assert chosen.relative_error >= m / 2 * relative > 0
         # A user's own vectors have a distribution of their own given the outputs, and what is rare of it is
         # reserved.
         own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
         assert len(own) == (scheme.parts is not None)
-    assert len({p.name for p in family_candidates("pairs", mechanism, 1.0)}) > 2
+    assert len({p.name for p in family_candidates("replicas", mechanism, 1.0)}) > 2
 
 
-def test_none_where_other_replicas_are_cheap_or_float32_does_not_resolve():
-    p = 1 / (250 - 63)
-    quiet = production(BMinSep(1000, 64, p), 1.0)
+def test_no_more_than_two_where_those_need_few_samples():
+    quiet = production(BMinSep(1000, 64, 1 / (250 - 63)), 1.0)
     names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}
-    assert "replicas:2" in names and not any(name.startswith("pairs") for name in names)
-    assert family_candidates("pairs", production(BMinSep(1000, 64, p), 0.5), 1.0) == []
+    assert names == {"plain", "replicas:2"}
 
 
 def test_numbers_and_schemes_that_there_are_not():
-    mechanism = Mechanism(SMALL[6], STRATEGY, SIGMA)
-    for m in (2, 5, 50):
-        with pytest.raises(ValueError, match=rf"m must be one of \(4, .*48\) above 3, got {m}"):
-            pairs.pair_proposal(mechanism, m, 1.0)
-    with pytest.raises(ValueError, match="scheme must have replicas, truncated-b-min-sep has none"):
-        pairs.pair_proposal(Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA), 4, 1.0)
-    with pytest.raises(ValueError, match="columns that do not overlap"):
-        pairs.pair_proposal(Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 4, 1.0)
-    assert family_candidates("pairs", Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA), 1.0) == []
+    users = Mechanism(SMALL[6], STRATEGY, SIGMA)
+    cut = Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
+    overlapping = Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA)
+    for mechanism, m in ((users, 2), (users, 5), (users, 1), (cut, 4), (overlapping, 4)):
+        with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
+            replica_proposal(mechanism, m, 1.0)
+    assert [p.name for p in family_candidates("replicas", overlapping, 1.0)] == ["replicas:2"]

@@ -27,17 +27,15 @@ RARE = BMinSep(4, 2, 0.02)
 # (scheme, name of a proposal, epsilon, how near to the scale a term comes).
 FAMILIES = [
     (WARM, "replicas:2", 0.7, 1 - 1e-6),
-    (WARM, "replicas:3", 1.5, 1 - 1e-6),
+    (WARM, "replicas:4", 1.5, 1 - 1e-6),
     (COLD, "replicas:2", 0.7, 1 - 1e-6),
     (CyclicPoisson(4, 2, 0.5), "replicas:2", 0.7, 1 - 1e-6),
     (MultiAttribution(3, 2, 0.3, 2), "replicas:2", 0.7, 1 - 1e-6),
-    (RARE, "inflated-replicas:2,4", 0.1, 0.9),
-    (RARE, "inflated-replicas:3,8", 0.5, 0.6),
-    (BMinSep(4, 2, 0.02, False), "inflated-replicas:3,8", 0.5, 0.9),
-    (WARM, "pairs:4,0", 0.7, 1 - 1e-6),
-    (IndependentAttribution(3, 2, 0.3, 2), "example-replicas:3", 0.7, 0.5),
-    (IndependentAttribution(3, 2, 0.3, 2), "example-replicas:5", 1.5, 0.4),
-    (IndependentAttribution(3, 2, 0.3, 2), "pairs:4,0", 0.7, 0.5),
+    (RARE, "replicas:2,4", 0.1, 0.9),
+    (RARE, "replicas:4,8", 0.5, 0.55),
+    (BMinSep(4, 2, 0.02, False), "replicas:4,8", 0.5, 0.9),
+    (IndependentAttribution(3, 2, 0.3, 2), "replicas:4", 0.7, 0.5),
+    (IndependentAttribution(3, 2, 0.3, 2), "replicas:6", 1.5, 0.4),
 ]
 
 
@@ -46,19 +44,14 @@ def log_weight(mechanism, name: str):
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     one, number = scheme.parts or (scheme, 1)
     spec = ProposalSpec.parse(name)
-    m, pairs = spec.parameters[0], spec.family == "pairs"
-    other = one
-    if spec.family == "inflated-replicas":
-        other = scheme.inflated(spec.parameters[1])[0]
-    if pairs:
-        log_z = m / 2 * math.log(tuples.count_distribution(one, C, sigma / math.sqrt(m - 1), 2)[0])
-    else:
-        log_z = math.log(tuples.count_distribution(other, C, sigma, m)[0])
+    m, *times = spec.parameters
+    other = scheme.inflated(times[0])[0] if times else one
+    log_z = m / 2 * math.log(tuples.count_distribution(other, C, sigma / math.sqrt(m - 1), 2)[0])
 
     def of_outputs(y):
         own, others = (enumeration.log_ratio(distribution, C, sigma, y) for distribution in (scheme, other))
         # In pairs a user's own vectors share nothing with each other at best.
-        return log_z + (number * others if pairs and number > 1 else own) - m * others
+        return log_z + (number * others if number > 1 else own) - m * others
 
     return of_outputs
 

@@ -233,7 +233,7 @@ def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
     grid, together = np.array([0.0, 0.5, 1.0]), math.hypot(1 / 2, 1 / 3)
     bands = privacy_profile(mechanism, grid, num_samples=4000, compose_with="another", key=key)
     exact = [gaussian_delta(float(e), 1.0, together) for e in grid]
-    assert asked == ["another"] and bands.proposals["remove"].startswith("composed-replicas")
+    assert asked == ["another"] and bands.proposals["remove"].startswith("replicas")
     for side in bands.directions.values():
         assert np.all(side[2] >= exact) and not side[0].any()
         np.testing.assert_allclose(side[1], exact, atol=0.02)

@@ -13,10 +13,10 @@ from scipy import stats
 from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, sample_privacy_loss
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals import base
-from jaxacct.proposals.families.replicas import replica_proposal
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.oracles import enumeration
 from tests.oracles.settings import few_in_ci
+from tests.proposals_by_name import replica_proposal
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)

@@ -108,9 +108,7 @@ def test_every_sampler_is_a_table(x64):
         assert custom.min_separation == min(scheme.min_separation, scheme.iterations)
         strategy = BandedToeplitz.square_root(min(3, custom.min_separation))
         one, two = (Mechanism(kind, strategy, 0.8) for kind in (custom, scheme))
-        assert pairs.log_normalizer(one, 2) == pytest.approx(
-            scheme.replicas.log_normalizer(two, 2), rel=1e-10
-        )
+        assert pairs.log_normalizer(one) == pytest.approx(scheme.replicas(two).log_normalizer(two), rel=1e-10)
 
 
 def by_recursion(table, ratios):
@@ -209,7 +207,7 @@ def test_two_replicas_against_enumeration(scheme, key):
     strategy = BandedToeplitz.square_root(min(2, scheme.min_separation))
     mechanism = Mechanism(scheme, strategy, sigma)
     if scheme.table.never and int(scheme.table.lockout.max()) < scheme.iterations:
-        assert pairs.max_replicas(mechanism) == 1
+        assert not pairs.fits(mechanism)
         return
     columns = enumeration.strategy_matrix(
         strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
@@ -217,8 +215,8 @@ def test_two_replicas_against_enumeration(scheme, key):
     patterns, chances = patterns_of(scheme)
     outputs = patterns @ columns.T
     joint = np.outer(chances, chances) * np.exp(outputs @ outputs.T / sigma**2)
-    assert pairs.log_normalizer(mechanism, 2) == pytest.approx(math.log(joint.sum()), rel=1e-10)
-    arrays = pairs.tables(mechanism, 2)
+    assert pairs.log_normalizer(mechanism) == pytest.approx(math.log(joint.sum()), rel=1e-10)
+    arrays = pairs.tables(mechanism)
     both, one, lifts = jax.jit(lambda key, arrays: pairs.draw_with_one(key, scheme, arrays, 20_000))(
         key, arrays
     )
@@ -238,16 +236,14 @@ def overlap_of_pairs(scheme, sigma, key, samples):
     """(mean overlap of drawn pairs, its standard error, d ln Z_2 / d(1 / sigma^2) by differences)."""
     strategy = BandedToeplitz.square_root(min(3, scheme.min_separation))
     mechanism = Mechanism(scheme, strategy, sigma)
-    arrays = pairs.tables(mechanism, 2)
+    arrays = pairs.tables(mechanism)
     both, one, _ = jax.jit(lambda key, arrays: pairs.draw_with_one(key, scheme, arrays, samples))(key, arrays)
     columns = enumeration.strategy_matrix(
         strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
     )
     overlaps = np.sum((np.asarray(one) @ columns.T) * (np.asarray(both - one) @ columns.T), axis=1)
     h = 1e-4
-    up, down = (
-        pairs.log_normalizer(Mechanism(scheme, strategy, (sigma**-2 + x) ** -0.5), 2) for x in (h, -h)
-    )
+    up, down = (pairs.log_normalizer(Mechanism(scheme, strategy, (sigma**-2 + x) ** -0.5)) for x in (h, -h))
     return overlaps.mean(), overlaps.std() / math.sqrt(samples), (up - down) / (2 * h)
 
 
@@ -277,14 +273,14 @@ def test_entries_far_apart_keep_their_weights(x64):
     """Nested allocation with all steps of a class is balls-in-bins, also with 60 participations."""
     strategy = BandedToeplitz.identity()
     ours, theirs = Mechanism(LARGE[0], strategy, 3.0), Mechanism(BallsInBins(120, 2), strategy, 3.0)
-    exact = theirs.scheme.replicas.log_normalizer(theirs, 2)
-    assert pairs.log_normalizer(ours, 2) == pytest.approx(exact, rel=1e-10)
+    exact = theirs.scheme.replicas(theirs).log_normalizer(theirs)
+    assert pairs.log_normalizer(ours) == pytest.approx(exact, rel=1e-10)
 
 
 def test_outcomes_too_rare_to_draw_are_refused():
     """At small noise the pairs of 60 participations differ by e^240: no draw of 64 bits resolves that."""
-    mechanism = Mechanism(LARGE[0], BandedToeplitz.identity(), 0.5)
-    assert pairs.log_normalizer(mechanism, 2) == math.inf
+    mechanism = Mechanism(nested(120, 4, 60.0), BandedToeplitz.identity(), 0.2)
+    assert pairs.log_normalizer(mechanism) == math.inf
 
 
 @pytest.mark.parametrize(

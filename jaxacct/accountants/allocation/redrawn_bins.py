@@ -74,8 +74,7 @@ class RedrawnBins(Accountant):
         floor = _FLOOR * scheme.max_participations
         if scheme.reveals_epochs and scheme.independent_epochs:
             # k of n steps: samples certify up to 3 % less noise, but take hours where pairs have no tables.
-            pairs = scheme.replicas
-            return delta >= 2 * floor and (pairs is None or pairs.max_replicas(mechanism) == 1)
+            return delta >= 2 * floor and scheme.replicas(mechanism) is None
         return delta >= 10 * floor
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:

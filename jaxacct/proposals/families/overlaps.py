@@ -4,9 +4,9 @@ With C of more bands than the minimum separation b, `f <= f+ = sum_x p(x) e^{<x,
 participations b steps apart or more share rows, which the tables of replicas do not include:
 they give every participation a factor `e^lift` instead, at least its overlap with all later ones
 (`schemes.replicas.base.log_lift`). The actual overlap of a drawn tuple is computed, so the weight
-`Z f+^{1-m}` is multiplied by
+`Z / f+` is multiplied by
 
-    exp( far(x_1 + .. + x_m) - far(x_1) - lift (number of participations) ) <= 1,
+    exp( far(x_1 + x_2) - far(x_1) - lift (number of participations) ) <= 1,
 
 far being the overlap of all pairs b steps apart or more, over sigma^2. The mean of that factor given the
 output makes the weight that of f itself (proofs/non_banded.md, "Replicas").
@@ -25,23 +25,15 @@ from jaxacct.strategies.stationary import circulant_length
 _UNIT = 2.0**-24
 
 
-def overlap_arrays(mechanism, m: int) -> dict:
-    """Return the arrays of `log_factor` for a noise multiplier and a number of replicas."""
+def overlap_arrays(mechanism) -> dict:
+    """Return the arrays of `log_factor_of_overlaps` for a noise multiplier."""
     return {
-        "lift": jnp.float32(log_lift(mechanism, m)),
+        "lift": jnp.float32(log_lift(mechanism)),
         "precision": jnp.float32(mechanism.noise_multiplier**-2),
     }
 
 
-def overlap_variation(mechanism, m: int) -> float:
-    """Return the total variation error of the choice of one replica's participations.
-
-    It is that of ties of words of 31 bits, or of integers below m, at each participation.
-    """
-    return m * mechanism.scheme.max_participations * m**2 * 2.0**-31
-
-
-def log_factor(scheme, strategy, arrays: dict, together, alone, lifts):
+def log_factor_of_overlaps(scheme, strategy, arrays: dict, together, alone, lifts):
     """Return ln of the factor, (num_samples,) float32, rounded up and at most 0.
 
     `together` are the sums of the replicas' counts, `alone` the counts of one of them, and `lifts` those of

@@ -1,6 +1,6 @@
 """Weights of replicas that are drawn in pairs: overlaps of their vectors, and the rounds of the tournament.
 
-`families.pairs` has the proposal, proofs/proposals.md, section 2.7, the derivation.
+`families.replicas` has the proposal, proofs/proposals.md, section 2.7, the derivation.
 """
 
 import functools
@@ -11,14 +11,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels.programs import any_left
+from jaxacct.mechanisms.mechanism import Mechanism
 
 _UNIT = 2.0**-24
 
 
-def shared_events(positions, first, second, attractions, m: int, iterations: int):
-    """Return `shared_rows` from participations at positions, processed sequentially.
+def one_of(mechanism: Mechanism, times: int = 1) -> tuple[Mechanism | None, int]:
+    """Return (mechanism whose vectors are drawn, number of them whose sum is a unit's counts).
 
-    A participation overlaps the last one of every other vector; previous ones are b steps further away.
+    At an inflated probability for `times` above 1; None where there is none.
+    """
+    scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
+    if times > 1:
+        found = scheme.inflated(times) if mechanism.is_stationary else None
+        return (None if found is None else Mechanism(found[0], strategy, sigma)), 1
+    if scheme.parts is None:
+        return mechanism, 1
+    one, number = scheme.parts
+    return Mechanism(one, strategy, sigma), number
+
+
+def shared_events(positions, first, second, attractions, m: int, iterations: int):
+    """Return `X_ij`, the overlap of the i-th and the j-th vector over sigma^2: (m, m, num_samples) float32.
+
+    Participations are processed sequentially. One overlaps the last one of every other vector; previous ones
+    are b steps further away.
     `positions` are (num_samples, slots) int32, of m / 2 pairs one after the other, with equally many slots
     each; iterations and above is none. `first` and `second` say which of the pair participates there,
     float32; `attractions` are `log_attractions`.
@@ -34,7 +51,7 @@ def shared_events(positions, first, second, attractions, m: int, iterations: int
         return any_left((state[0] < slots) & (positions[:, jnp.minimum(state[0], slots - 1)] < iterations))
 
     def event(state):
-        index, last, shared = state
+        index, last, its_counts, shared = state
         step, mine = positions[:, index], pair[:, index][:, None]
         step = jnp.where(step < iterations, step, -1)[:, None]
         both = (first[:, index] * second[:, index])[:, None]
@@ -42,65 +59,25 @@ def shared_events(positions, first, second, attractions, m: int, iterations: int
         taking = jnp.where(player == 2 * mine + 1, second[:, index][:, None], taking)
         taking = jnp.where(step >= 0, taking, 0.0)
         row = attractions[jnp.clip(iterations - 1 - step, 0, ends - 1)[:, 0]]
-        met = jnp.take_along_axis(row, jnp.clip(step - last, 0, width - 1), axis=1)
+        met = jnp.take_along_axis(row, jnp.clip(step - last, 0, width - 1), axis=1) * its_counts
         shared = shared + taking[:, :, None] * met[:, None, :]
         together = (
             (player == 2 * mine)[:, :, None] & (player == 2 * mine + 1)[:, None, :] & (step >= 0)[:, :, None]
         )
         shared = shared + jnp.where(together, (both * row[:, :1])[:, :, None], 0.0)
-        return index + 1, jnp.where(taking > 0, step, last), shared
+        last = jnp.where(taking > 0, step, last)
+        return index + 1, last, jnp.where(taking > 0, taking, its_counts), shared
 
-    begun = jnp.int32(0), jnp.full((size, m), -width, jnp.int32), jnp.zeros((size, m, m), jnp.float32)
-    shared = jax.lax.while_loop(left, event, begun)[2]
+    last, counts = jnp.full((size, m), -width, jnp.int32), jnp.zeros((size, m), jnp.float32)
+    begun = jnp.int32(0), last, counts, jnp.zeros((size, m, m), jnp.float32)
+    shared = jax.lax.while_loop(left, event, begun)[3]
     return (shared + shared.swapaxes(1, 2)).transpose(1, 2, 0)
-
-
-def shared_rows(vectors, attractions, slots: int):
-    """Return `X_ij`, the overlap of the i-th and the j-th vector over sigma^2: (m, m, num_samples) float32.
-
-    Participations of one vector are b steps apart or more, so a participation of another overlaps at most two
-    of them: the first from its step on, and the last before. Sums of at most `2 slots` non-negative numbers,
-    each of a few roundings. `vectors` are (m, num_samples, iterations) counts of at most `slots`
-    participations, `attractions` the `log_attractions`.
-    """
-    (ends, width), n = attractions.shape, vectors.shape[-1]
-    b = width - 1
-    steps = jnp.arange(n, dtype=jnp.int32)
-    edge = [(0, 0), (0, 0)]
-    after = jax.lax.cummin(jnp.where(vectors > 0, steps, n + b), axis=2, reverse=True)
-    after = jnp.pad(after, [*edge, (0, 1)], constant_values=n + b)
-    before = jax.lax.cummax(jnp.where(vectors > 0, steps, -b), axis=2)
-    before = jnp.pad(before, [*edge, (1, 0)], constant_values=-b)
-
-    def slot(start, _):
-        place = jnp.take_along_axis(after, jnp.minimum(start, n)[..., None], axis=2)[..., 0]
-        return place + 1, place
-
-    places = jax.lax.scan(slot, jnp.zeros(vectors.shape[:2], jnp.int32), length=slots)[1]
-    places = jnp.moveaxis(places, 0, 2)  # (m, num_samples, slots), n and above for none
-    at = jnp.minimum(places, n - 1)
-    counts = jnp.where(places < n, jnp.take_along_axis(vectors, at, axis=2), 0.0)
-
-    def with_one(one):
-        later, earlier, its_counts = (part[None] for part in one)
-
-        def met(place, of_later, lag):
-            row = jnp.clip(n - 1 - of_later, 0, ends - 1)
-            its = jnp.take_along_axis(its_counts, jnp.clip(place, 0, n - 1), axis=2)
-            return attractions[row, jnp.minimum(lag, b)] * its
-
-        following = jnp.take_along_axis(later, at, axis=2)
-        preceding = jnp.take_along_axis(earlier, at, axis=2)
-        both = met(following, following, following - at) + met(preceding, at, at - preceding)
-        return (both * counts).sum(axis=2)
-
-    return jax.lax.map(with_one, (after, before, vectors))
 
 
 def log_factor(shared, number: int, slots: int, side: int = 1):
     """Return ln of the factor of a weight, (num_samples,) float32, rounded up and at most 0.
 
-    `shared` are the `shared_rows` of pairs in the rows 2 i and 2 i + 1, `number` of which are a unit's own;
+    `shared` are the `shared_events` of pairs in the rows 2 i and 2 i + 1, `number` of which are a unit's own;
     `side` -1 rounds down.
     """
     m = len(shared)

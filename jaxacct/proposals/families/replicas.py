@@ -1,227 +1,244 @@
-"""Replica proposals for the remove direction (proofs/proposals.md): m attracting participation vectors.
+"""Replica proposals (remove direction): m attracting participation vectors, drawn in pairs.
 
-`R_m` has density `Q f^m / Z_m`, `f = P/Q`. It is a mixture: pick `x_1 .. x_m` with probability proportional
-to `prod p(x_i) exp( sum_{i<j} <C x_i, C x_j> / sigma^2 )`, then `y ~ N(C (x_1 + .. + x_m), sigma^2 I)`. A
-draw has weight `Z_m f^{1-m}`, and the weighted term never exceeds
-`M_m = Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
+Let f = P/Q, `X_ij = <C x_i, C x_j> / sigma^2`, and let m vectors meet in a round-robin tournament of m - 1
+rounds. By Jensen's inequality e to the sum of all X_ij is at most the mean over rounds of e to m - 1 times
+the sum over that round's pairs. The pairs of one round are independent: two replicas at the noise multiplier
+`sigma / sqrt(m - 1)`, of normalizer Z_2. So vectors are drawn pair by pair (`Scheme.replicas`), outputs are
+`N(C (x_1 + .. + x_m), sigma^2 I)`, and a draw has the weight `Z f^{1-m} factor`, `Z = Z_2^{m/2}` and
 
-For replace-one the term is `(1 - e^{epsilon - L})_+` with another loss L of the same outputs, whose scale is
-that of zero-out at a smaller epsilon (`proposals.families.mirrored`, proofs/adjacency.md, section 3).
+    factor = e^{sum over i < j of X_ij} / mean over rounds of e^{(m - 1) sum over its pairs of X_ij}  <=  1,
 
-Where C is not banded, Z_m and f are bounded from above and a weight has one more factor, at most 1
-(`proposals.overlaps`, proofs/non_banded.md).
+which is 1 for m = 2 (proofs/proposals.md). A weighted term never exceeds
+`Z (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`.
+
+* *Units of k examples* that are drawn independently: f_1 is the likelihood ratio of one of them, and k of the
+  m > k vectors are the user's own. Their overlap is subtracted: a weight is `Z f_1^{k-m} factor e^{- their
+  overlap}`, and m / k replaces m in the scale, as `f <= f_1^k` (proofs/shared_examples.md, theorem 7).
+* *An inflated sampling probability*, for a unit that rarely participates: g is the likelihood ratio at
+  `times` the probability, of which the vectors are drawn, P0 and P0' the probabilities of no participation,
+  c a lower bound on the ratio of the probabilities of any other vector. Then `g >= P0' + c (f - P0)`, a draw
+  has the weight `Z f / g^m factor`, and a term is at most `Z (1 / (c (m - 1))) ((m - 1) / m)^m A^{1 - m}`,
+  `A = P0' + c (e^epsilon - P0)` (proofs/proposals.md, section 2.6).
+* *A composed mechanism* of privacy profile g: without its tail phi it has `w g(t) <= phi w + Z e^{(1-m)
+  epsilon} sup_t e^{(m-1) t} (g(t) - phi)_+`, and `E[phi w] = phi` is a budget item (proofs/composition.md).
+* *Replace-one*: the term has another loss of the same outputs, whose scale is that of zero-out at a smaller
+  epsilon (`proposals.families.mirrored`, proofs/adjacency.md, section 3).
+* *C that is not banded*, m = 2: Z and f are bounded from above and a weight has one more factor, at most 1
+  (`proposals.families.overlaps`, proofs/non_banded.md).
+
+m = 1 is P itself with losses of pairs of a user's examples (proofs/shared_examples.md, theorem 10).
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxacct.kernels import randomness, threefry
-from jaxacct.kernels.table import counts_at
-from jaxacct.likelihood import rounding
-from jaxacct.likelihood.loss import loss_of_scores, losses_of_mirrored
+from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
-from jaxacct.proposals.families.overlaps import log_factor, overlap_arrays, overlap_variation
-from jaxacct.schemes.replicas.base import MIN_ENTRY
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at, plain
+from jaxacct.proposals.families.overlaps import log_factor_of_overlaps, overlap_arrays
+from jaxacct.proposals.families.pair_weights import log_factor, one_of, shared_events
+from jaxacct.schemes.replicas.base import log_attractions
 from jaxacct.statistics.hockey_stick import Direction
-from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies.stationary import adds_windows
 
-
-def _module(mechanism: Mechanism):
-    module = mechanism.scheme.replicas
-    if module is None:
-        raise ValueError(f"scheme must have replicas, {mechanism.scheme.name} has none")
-    return module
-
-
-def counts_drawn_by(module) -> Callable[..., Any]:
-    """Return the `draw_counts` of a replica module."""
-    if hasattr(module, "draw_with_one"):
-        return getattr(module, "draw_counts", lambda *arguments: module.draw_with_one(*arguments)[0])
-
-    def draw_counts(key, scheme, arrays, num_samples: int):
-        positions, counts, _ = module.draw_positions_with_one(key, scheme, arrays, num_samples)
-        return counts_at(positions, counts, scheme.iterations)
-
-    return draw_counts
+ORDERS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Numbers of vectors; few, so that similar noise multipliers share a program."""
+# Target of -ln P0' for the inflation factor, and the largest factor.
+_TARGET_COUNT, _MAX_TIMES = 0.5, 32
+_LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
 
 
-def _positions_drawn_by(module) -> Callable[..., Any] | None:
-    """Return the draw of (positions, counts) of a module that draws a few steps."""
-    if hasattr(module, "draw_positions"):
-        return module.draw_positions
-    if not hasattr(module, "draw_positions_with_one"):
-        return None
-    return lambda *arguments: module.draw_positions_with_one(*arguments)[:2]
+def log_normalizer(mechanism: Mechanism, m: int = 2) -> float:
+    """Return ln Z of m vectors, an upper bound on `ln E_Q f^m`; infinite without draws of two."""
+    of_pair = sharper(mechanism, m)
+    module = of_pair.scheme.replicas(of_pair)
+    return math.inf if module is None else m / 2 * module.log_normalizer(of_pair)
 
 
-def max_replicas(mechanism: Mechanism) -> int:
-    """Return the largest order that has tables; 1 where C is not Toeplitz, or the scheme has none."""
-    if mechanism.scheme.replicas is None or not mechanism.strategy.is_toeplitz:
-        return 1
-    if mechanism.is_replace_one and mechanism.is_upper_bound:
-        return 1
-    return _module(mechanism).max_replicas(mechanism)
+def sharper(one: Mechanism, m: int) -> Mechanism:
+    """Return the mechanism where two replicas attract each other m - 1 times as much."""
+    return dataclasses.replace(one, noise_multiplier=one.noise_multiplier / math.sqrt(m - 1))
 
 
-def table_samples(mechanism: Mechanism, m: int) -> float:
-    """Return how many samples are drawn in the time that the tables of m replicas take, approximately."""
-    return _module(mechanism).table_samples(mechanism, m)
-
-
-def log_normalizer(mechanism: Mechanism, m: int) -> float:
-    """Return ln Z_m = ln E_Q f^m on the rows of the strategy, or an upper bound if C is not banded."""
-    return _module(mechanism).log_normalizer(mechanism, m)
+def cost_of(m: int) -> float:
+    """Return the time of a draw over that of a plain one, approximately."""
+    return max(1.0, m / 4)
 
 
 def log_scale(log_normalizer: float, m: float, epsilon: float) -> float:
-    """Return ln M_m: the Renyi bound on ln delta(epsilon) of order m > 1, natural logs."""
+    """Return the Renyi bound on ln delta(epsilon) of order m > 1, natural logs."""
     return log_normalizer - math.log(m - 1) + m * math.log((m - 1) / m) + (1 - m) * epsilon
 
 
-@dataclass(frozen=True)
-class Replicas:
-    """Replicas of a mechanism for which there are tables: fields shared by proposals that draw them."""
-
-    mechanism: Mechanism
-    m: int
-    module: Any
-    log_normalizer: float
-    relative_error: float
-    total_variation: float
-
-    def tables(self) -> dict:
-        """Return the tables of `draw_block`: ln Z_m and m in float32, and the arrays of the module."""
-        arrays = self.module.tables(self.mechanism, self.m)
-        known = {"log_z": jnp.float32(self.log_normalizer), "m": jnp.float32(self.m), "arrays": arrays}
-        return known | overlap_arrays(self.mechanism, self.m) if self.mechanism.is_upper_bound else known
-
-
-def checked_replicas(mechanism: Mechanism, m: int, least: int = 2) -> Replicas:
-    """Return `Replicas` of order m, at least `least`; ValueError without tables, or where Z_m overflows."""
-    module = _module(mechanism)
-    if not least <= m <= max_replicas(mechanism):
-        raise ValueError(f"m must be in {least}..{max_replicas(mechanism)} for this scheme, got {m}")
-    log_z = module.log_normalizer(mechanism, m)
-    if not math.isfinite(log_z):
-        raise ValueError(
-            f"m = {m} replicas have no tables at noise multiplier {mechanism.noise_multiplier:g}: their "
-            f"numbers are beyond float64, below {MIN_ENTRY:g} of their unit, or too inexact in float32"
-        )
-    relative_error, total_variation = module.errors(mechanism, m)
-    if mechanism.is_upper_bound:
-        total_variation += overlap_variation(mechanism, m)
-    return Replicas(mechanism, m, module, log_z, relative_error, total_variation)
+def build(setting: Setting, m: int, times: int = 1) -> Proposal | None:
+    """Return the proposal of m vectors at `times` the sampling probability; None where there is none."""
+    mechanism = setting.mechanism
+    if (m, times) == (1, 1):
+        return None if mechanism.scheme.pair_bound is None else plain_by_pairs(mechanism)
+    is_own = times == 1 and mechanism.scheme.parts is None
+    one, number = (mechanism, 1) if is_own else one_of(mechanism, times)
+    is_special = times > 1 or number > 1
+    if m not in ORDERS or m <= number or one is None:
+        return None
+    composed = setting.composed
+    if (mechanism.is_replace_one or composed is not None) and is_special:
+        return None
+    if composed is not None and composed.left_out == math.inf:  # no end is small enough to be left out
+        return None
+    if one.is_upper_bound and (m > 2 or is_special or mechanism.is_replace_one):
+        return None
+    log_z = log_normalizer(one, m)
+    return _proposal(setting, one, number, m, times, log_z) if math.isfinite(log_z) else None
 
 
-def replica_proposal(mechanism: Mechanism, m: int, epsilon: float) -> Proposal:
-    """Return the proposal R_m, m >= 2, with its scale at `epsilon`; ValueError as `checked_replicas`."""
-    drawn = checked_replicas(mechanism, m)
-    log_z = drawn.log_normalizer
-    log_floor, left_out = _floor(mechanism) if mechanism.is_replace_one else (0.0, 0.0)
-    return Proposal(
-        spec=ProposalSpec("replicas", (m,)),
+def _proposal(setting: Setting, one: Mechanism, number: int, m: int, times: int, log_z: float) -> Proposal:
+    mechanism, of_pair = setting.mechanism, sharper(one, m)
+    module: Any = of_pair.scheme.replicas(of_pair)
+    relative, variation = module.errors(of_pair)
+    composed, pairs, floor, left_out = setting.composed, m // 2, 0.0, 0.0
+    if mechanism.is_replace_one:
+        from jaxacct.proposals.families import mirrored  # only for this adjacency
+
+        floor, left_out = mirrored.floor(mechanism)
+    lowest, largest = -floor, 0.0
+    if composed is not None:
+        left_out = composed.left_out + composed.exchanged(setting.epsilon, mechanism.scheme)
+        # Terms are positive where t = epsilon - L is below the end.
+        lowest, largest = max(0.0, composed.end), composed.log_max(m - 1)
+    lines = None
+    if times > 1 or number > 1:
+        from jaxacct.proposals.families import replica_lines  # only for these
+
+        lines = functools.partial(replica_lines.pair_lines, mechanism, m, log_z)
+        if times > 1:
+            lines = functools.partial(replica_lines.inflated_lines, mechanism, times, m, log_z)
+
+    def scale_at(epsilon: float) -> float:
+        if composed is not None:
+            return log_z + (1 - m) * epsilon + largest
+        if times > 1:
+            return _log_inflated_scale(mechanism, log_z, m, times, epsilon)
+        return log_scale(log_z, m / number, epsilon + floor)
+
+    def log_weight_at(losses):
+        return log_z - losses
+
+    def tables() -> dict:
+        arrays = {"log_z": jnp.float32(log_z), "arrays": module.tables(of_pair)}
+        if one.is_upper_bound:
+            return arrays | overlap_arrays(mechanism)
+        return arrays | {"attractions": jnp.asarray(log_attractions(one), jnp.float32)} if m > 2 else arrays
+
+    by_pairs = mechanism.scheme.pair_bound is not None
+    is_function_of_loss = m == 2 and one is mechanism and not (one.is_upper_bound or one.is_replace_one)
+    drawer = functools.partial(_drawer, module, m, times, mechanism.is_replace_one, by_pairs)
+    found = Proposal(
+        spec=ProposalSpec("replicas", (m,) if times == 1 else (m, times)),
         direction=Direction.REMOVE,
         mechanism=mechanism,
-        log_scale=log_scale(log_z, m, epsilon + log_floor),
-        draw_block=_drawer_of(drawn),
-        tables=drawn.tables,
-        relative_error=drawn.relative_error,
-        total_variation=drawn.total_variation,
-        replicas=m,
+        log_scale=scale_at(setting.epsilon),
+        draw_block=_overlapping_drawer(module) if one.is_upper_bound else drawer(),
+        tables=tables,
+        relative_error=math.expm1(pairs * math.log1p(relative)),
+        total_variation=pairs * variation,
+        replicas=-(-m // number),
         left_out=left_out,
-        lowest=-log_floor,
-        profile=None,
-        scale_at=lambda other: log_scale(log_z, m, other + log_floor),
+        lowest=lowest,
+        profile=None if composed is None else composed.above_floor,
+        scale_at=scale_at,
+        rounding_lines=lines,
         log_normalizer=log_z,
-        log_weight_at=_log_weight_at(drawn),
+        log_weight_at=log_weight_at if is_function_of_loss else None,
+        # The likelihood of two examples has a state for each remaining lockout of one.
+        cost=cost_of(m) + (mechanism.scheme.min_separation / 4 if by_pairs else 0),
     )
+    if m == 2:
+        return found
+    return dataclasses.replace(found, rounded_down=dataclasses.replace(found, draw_block=drawer(side=-1)))
 
 
-def _log_weight_at(drawn: Replicas) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return ln w of losses; None for replace-one and overlapping columns."""
-    mechanism = drawn.mechanism
-    if mechanism.is_replace_one or mechanism.is_upper_bound:
-        return None
-    return lambda losses: drawn.log_normalizer + (1 - drawn.m) * losses
-
-
-def _floor(mechanism: Mechanism) -> tuple[float, float]:
-    from jaxacct.proposals.families.mirrored import floor  # only for this adjacency
-
-    return floor(mechanism)
-
-
-def build(setting: Setting, m: int) -> Proposal:
-    """Return `replica_proposal` for a setting, with its errors."""
-    return replica_proposal(setting.mechanism, m, setting.epsilon)
+def _log_inflated_scale(mechanism: Mechanism, log_z: float, m: int, times: int, epsilon: float) -> float:
+    inflated, log_ratio = mechanism.scheme.inflated(times)  # pyrefly: ignore[not-iterable]
+    none, inflated_none = (math.exp(s.log_probability_of_none()) for s in (mechanism.scheme, inflated))
+    ratio = math.exp(log_ratio) * (1 - _LOWERED)
+    min_likelihood = (inflated_none + ratio * (math.exp(min(epsilon, 700.0)) - none)) * (1 - _LOWERED)
+    return log_z - math.log(ratio * (m - 1)) + m * math.log((m - 1) / m) + (1 - m) * math.log(min_likelihood)
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
-    """Return the replica proposals worth considering, from m = 2 on; see `around_the_smallest_scale`."""
-    return around_the_smallest_scale(setting.mechanism, 2, functools.partial(build, setting), samples_needed)
+    """Return those worth considering: up to the smallest scale, or to one that needs few samples.
 
-
-def around_the_smallest_scale(
-    tabled: Mechanism,
-    first: int,
-    propose: Callable[[int], Proposal],
-    samples_needed: Callable[[Proposal], float] | None,
-) -> list[Proposal]:
-    """Proposals of the orders around the one with the smallest scale.
-
-    Orders are tried from `first` on while the tables of `tabled` fit and Z_m is finite. The scale is
-    log-convex in m, so the first increase ends the search; so does a proposal for which all samples that it
-    needs (`samples_needed`; None tries all orders) are drawn faster than the tables of one more replica are
-    built.
+    Those of one inflation factor are included where the others need more.
     """
+    found, scheme = _in_order(setting, 1, samples_needed), setting.mechanism.scheme
+    needs_few = samples_needed is not None and any(samples_needed(proposal) <= 0 for proposal in found)
+    none = -scheme.log_probability_of_none()
+    if 0 < none <= _TARGET_COUNT / 2 and not needs_few:
+        found += _in_order(setting, min(round(_TARGET_COUNT / none), _MAX_TIMES), samples_needed)
+    if scheme.pair_bound is not None and setting.composed is None:
+        found.append(plain_by_pairs(setting.mechanism))
+    return found
+
+
+def _in_order(setting: Setting, times: int, samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return proposals by m, until the scale rises, which is log-convex, or few samples are needed."""
     found: list[Proposal] = []
-    for m in range(first, max_replicas(tabled) + 1):
-        if found and samples_needed and samples_needed(found[-1]) <= table_samples(tabled, m):
-            break
-        if not math.isfinite(log_normalizer(tabled, m)):
-            break
-        found.append(propose(m))
+    for m in ORDERS:
+        proposal = build(setting, m, times)
+        if proposal is None:
+            if found:
+                break
+            continue
+        found.append(proposal)
         if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
+            break
+        if samples_needed is not None and samples_needed(proposal) <= 0:
             break
     return found
 
 
-def _drawer_of(drawn: Replicas) -> Callable[..., Draws]:
-    losses_of = losses_of_mirrored if drawn.mechanism.is_replace_one else _losses
-    if drawn.mechanism.is_upper_bound:
-        return _overlapping_drawer(drawn.module)
-    return _drawer(drawn.module, losses_of)
+@functools.cache  # one function each, so that nothing compiles twice
+def _drawer(
+    module, m: int, times: int, is_replace_one: bool, by_pairs: bool, side: int = 1
+) -> Callable[..., Draws]:
+    """Return the drawer with weights rounded up (`side` 1) or down (-1)."""
 
-
-def _losses(*arguments):
-    """(L, ln f) of zero-out, which are the same; arguments as of `loss_of_scores`."""
-    loss = loss_of_scores(*arguments)
-    return loss, loss
-
-
-@functools.cache  # one function a module, so that nothing compiles twice
-def _drawer(module, losses_of: Callable) -> Callable[..., Draws]:
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-        def drawn_by(draw):
-            return lambda counts_key, size: draw(counts_key, scheme, tables["arrays"], size)
-
-        positions = _positions_drawn_by(module)
-        m = len(tables["arrays"]["hazards"]) if hasattr(module, "draw_positions") else 2
-        if positions and adds_windows(scheme, strategy, m):
-            draw = functools.partial(draw_block_at, draw_positions=drawn_by(positions))
+        one, number = (scheme, 1) if scheme.parts is None else scheme.parts
+        one = one if times == 1 else scheme.inflated(times)[0]
+        normals_key, counts_key = threefry.split(key)
+        n, size = scheme.iterations, randomness.BLOCK_SIZE
+        normals = strategy.draw_normals(normals_key, n, size, dtype)
+        drawn = module.draw_positions_with_one(counts_key, one, tables["arrays"], m // 2 * size)
+        # All pairs of a sample in one row.
+        positions, counts, first = (
+            part.reshape(m // 2, size, -1).swapaxes(0, 1).reshape(size, -1) for part in drawn
+        )
+        windows = (positions, counts)
+        if one is not scheme or not adds_windows(scheme, strategy, m):
+            rows = jnp.arange(size)[:, None]
+            sums = jnp.zeros((size, n), jnp.float32).at[rows, positions].add(counts, mode="drop")
+            outputs, windows = strategy.scores_from_normals(normals, n, sigma, sums.astype(dtype)), ()
         else:
-            draw = functools.partial(draw_block_at, draw_counts=drawn_by(counts_drawn_by(module)))
-        loss, log_f = draw(key, scheme, strategy, sigma, dtype, loss_of=losses_of)
-        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * log_f)
+            outputs = strategy.scores_from_normals(normals, n, sigma, None)
+        at = scheme, strategy, outputs, sigma
+        if is_replace_one:
+            loss, log_f = losses_of_mirrored(*at, Direction.REMOVE, None, *windows)
+        else:
+            loss = loss_by_pairs(*at) if by_pairs else loss_of_scores(*at, Direction.REMOVE, None, *windows)
+            log_f = loss if one is scheme else loss_of_scores(one, strategy, outputs, sigma)
+        log_weight = tables["log_z"] + (loss - m * log_f if times > 1 else (number - m) * log_f)
+        if m > 2:
+            shared = shared_events(positions, first, counts - first, tables["attractions"], m, n)
+            factor = log_factor(shared, number, one.max_participations, side)
+            log_weight = log_weight + factor.astype(dtype)
+        return Draws(loss, log_weight)
 
     return draw_block
 
@@ -236,88 +253,34 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
             return drawn["counts"][0]
 
         loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts=draw_counts)
-        factor = log_factor(scheme, strategy, tables, *drawn["counts"])
-        return Draws(loss, tables["log_z"] + (1 - tables["m"]) * loss + factor.astype(dtype))
+        factor = log_factor_of_overlaps(scheme, strategy, tables, *drawn["counts"])
+        return Draws(loss, tables["log_z"] - loss + factor.astype(dtype))
 
     return draw_block
 
 
-@functools.cache  # as above
-def drawer_of_another(module, another: Callable) -> Callable[..., Draws]:
-    """Return a drawer of replicas of `another(scheme)`: weight `Z_m f / g^m`, g its likelihood ratio.
+def plain_by_pairs(mechanism: Mechanism) -> Proposal:
+    """Plain sampling with losses by pairs of examples."""
+    from jaxacct.proposals.families import replica_lines
 
-    `module` is that of the other scheme; `another` must be the same function in each call for the same
-    schemes.
-    """
-
-    def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-        other = another(scheme)
-        normals_key, counts_key = threefry.split(key)
-        n, size = scheme.iterations, randomness.BLOCK_SIZE
-        normals = strategy.draw_normals(normals_key, n, size, dtype)
-        counts = counts_drawn_by(module)(counts_key, other, tables["arrays"], size).astype(dtype)
-        drawn = strategy.scores_from_normals(normals, n, sigma, counts)
-        loss = loss_of_scores(scheme, strategy, drawn, sigma)
-        others = loss_of_scores(other, strategy, drawn, sigma)
-        return Draws(loss, tables["log_z"] + loss - tables["m"] * others)
-
-    return draw_block
-
-
-def drawn_sizes(
-    drawn: Mechanism, replicas: int, rare: float, log_rarest: float, log_max: float
-) -> rounding.Size:
-    """Return the sizes of the loss of `drawn`, whose replicas are drawn for the target of another mechanism.
-
-    Two events are excluded, each of probability `rare` under the target distribution: more participations
-    than are counted, of log probability `log_rarest` under `drawn` (-inf counts all), and a log-likelihood
-    ratio above `log_max`.
-    """
-    count, most, beyond = drawn.scheme.max_participations, drawn.scheme.max_participations, 0.0
-    if log_rarest > -math.inf:
-        count = rounding.fewest_participations(drawn.scheme, log_rarest)
-        beyond = rare if count < most else 0.0
-    noise, score, ratio = rounding.magnitudes(drawn, replicas)
-    of_all = count * (ratio + 1 / drawn.noise_multiplier**2)
-    largest, above = (log_max, rare) if log_max < of_all else (of_all, 0.0)
-    norm = replicas * math.sqrt(count)
-    return rounding.Size(count, beyond, norm, largest, above, noise, score, ratio, transformed=True)
-
-
-def lines_of_two(
-    mechanism: Mechanism,
-    delta_v: float,
-    replicas: int,
-    log_normalizer: float,
-    drawn: rounding.Bounded,
-    as_units: int,
-    section: str,
-    item: Item,
-) -> tuple[BudgetLine, ...]:
-    """Return the budget items for weights `ln Z + L - replicas L'`, L' the loss of what is drawn.
-
-    Args:
-      mechanism: the mechanism of the loss L.
-      delta_v: as for `rounding.loss_lines`.
-      replicas: of the other mechanism.
-      log_normalizer: ln Z.
-      drawn: errors of L'.
-      as_units: how many of the unit's participation vectors are in the outputs.
-      section: of proofs/rounding.md.
-      item: of the weights.
-    """
-
-    def size_of(share):
-        size = rounding.sizes(mechanism, delta_v, as_units, share)
-        return dataclasses.replace(size, drawn=drawn.size.drawn, transformed=True)
-
-    size, _, errors = rounding.bounded(mechanism, as_units, size_of)
-    rare = size.beyond + size.above + drawn.size.beyond + drawn.size.above
-    logs = abs(log_normalizer) + size.largest * mechanism.scheme.sums.times + replicas * drawn.size.largest
-    normals, transform, recurrence = errors
-    weight = normals + transform + recurrence + replicas * sum(drawn.errors) + 4 * rounding.UNIT * logs
-    return (
-        *rounding.common_lines(mechanism, errors, rare, section),
-        rounding.relative_line(item, weight, rounding.SOURCE + section),
-        *rounding.draw_lines(replicas * drawn.share, section),
+    return dataclasses.replace(
+        plain(mechanism, Direction.REMOVE),
+        spec=ProposalSpec("replicas", (1,)),
+        draw_block=_plain_by_pairs,
+        rounding_lines=functools.partial(replica_lines.plain_lines_by_pairs, mechanism),
     )
+
+
+def _plain_by_pairs(key, scheme, strategy, sigma, tables, dtype) -> Draws:
+    """Draw from P itself."""
+    del tables
+    loss = draw_block_at(
+        key,
+        scheme,
+        strategy,
+        sigma,
+        dtype,
+        draw_counts=scheme.draw_participation,
+        loss_of=lambda *arguments: loss_by_pairs(*arguments[:4]),
+    )
+    return Draws(loss, jnp.zeros_like(loss))

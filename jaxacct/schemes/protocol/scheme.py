@@ -18,6 +18,7 @@ from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.protocol.batches import Batches, FromTable
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.schemes.protocol.structure import PairBound, SideInformation, SparsePositions, Sums
+from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -229,13 +230,16 @@ class Scheme(abc.ABC):
         del times
         return None
 
+    def replicas(self, mechanism) -> ModuleType | None:
+        """Return the module of `schemes.replicas` that draws two participation vectors jointly, if any."""
+        del mechanism
+        return None
+
     batch_rates: np.ndarray | None = None
     """(iterations,) float64: `max_rate` of each step, where batches are not of one mean."""
 
     # -- Optional faster paths -----------------------------------------------------------------------------
 
-    replicas: ModuleType | None = None
-    """Module of `schemes.replicas` that draws several participation vectors jointly."""
     sparse_positions: SparsePositions | None = None
     sparse_counts: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     """(key, num_samples, direction, side) -> the draws of `draw_counts` as steps and the counts there."""
@@ -284,6 +288,9 @@ class ExampleScheme(Scheme, abstract=True):
         if log_ratios.ndim == 1:
             return self.table.log_likelihood_ratios(log_ratios[:, None])[0]
         return self.table.log_likelihood_ratios(log_ratios.T)
+
+    def replicas(self, mechanism) -> ModuleType | None:
+        return table_replicas if table_replicas.fits(mechanism) else None
 
     def draw_positions(self, key, num_samples: int) -> jax.Array:
         """Draw (num_samples, slots) int32: steps of participation, ascending; n is none."""

@@ -1,6 +1,6 @@
 """Two replicas of b-min-sep whose participations overlap at any distance.
 
-Where C has more bands than the separation b, the tables of `b_min_sep` include overlaps of pairs less than b
+Where C has more bands than the separation b, the tables of `table` include overlaps of pairs less than b
 steps apart, and give every participation one lift for all others, as large as if those were b, 2 b, .. steps
 away. Here a state has both replicas' ages, the steps since each last participated, up to G > b. So the
 overlap of a participation with the last one of each replica is exact up to there, and the lift for previous
@@ -41,6 +41,11 @@ def longest_age(mechanism: Attracting) -> int:
     n, b = mechanism.scheme.iterations, mechanism.scheme.min_separation
     age = min(n, max(2 * b, _LONG_AGE), math.isqrt(int(_MAX_NUMBERS / n)) - b)
     return age if age >= b + b // 4 else 0
+
+
+def fits(mechanism: Attracting) -> bool:
+    """Return whether columns overlap and the tables fit."""
+    return mechanism.strategy.is_toeplitz and log_lift(mechanism) > 0 and longest_age(mechanism) > 0
 
 
 class _Codes(NamedTuple):
@@ -170,7 +175,7 @@ def tables(mechanism: Attracting) -> dict:
         raise OverflowError("the tables of two replicas overflow")
     codes, *factors = _factors(mechanism)
     rounded_down = 1 - (2 * mechanism.scheme.max_participations + 8) * _UNIT
-    lifts = (codes.far / log_lift(mechanism, 2) * rounded_down).astype(np.float32)
+    lifts = (codes.far / log_lift(mechanism) * rounded_down).astype(np.float32)
     return {
         "starts": thresholds_in_order(found.starts),
         "ahead": jnp.asarray(found.ahead),

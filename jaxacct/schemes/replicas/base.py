@@ -1,22 +1,19 @@
 """Interface of replica modules.
 
-For m participation vectors together a module has:
+A module draws two participation vectors jointly (`Scheme.replicas`):
 
-* `max_replicas(mechanism)`: the largest m with tables;
-* `log_normalizer(mechanism, m)`: ln Z_m = ln E_Q f^m on the rows of the strategy, float64, inf on overflow;
-* `tables(mechanism, m)`: the arrays that `draw_counts` needs;
-* `table_samples(mechanism, m)`: how many samples are drawn in the time of the tables, approximately;
-* `errors(mechanism, m)`: (relative, total variation) errors of the drawn distribution;
-* `draw_counts(key, scheme, arrays, num_samples)`: sums of m vectors, (num_samples, iterations) float32; by
-  default the first of `draw_with_one`;
-* `draw_with_one(key, scheme, arrays, num_samples)`: the same, one of the m vectors, and the number of lifts
-  of the tables, (num_samples,) float32, rounded down;
-* `draw_positions_with_one`, where participations are few: `draw_with_one` as positions, their counts, and the
-  counts of one of the vectors, (num_samples, slots) each. It may be the only way to draw.
+* `fits(mechanism)`: whether its tables fit;
+* `log_normalizer(mechanism)`: ln Z_2 = ln E_Q f^2 on the rows of the strategy, float64, inf on overflow;
+* `errors(mechanism)`: (relative, total variation) errors of the drawn distribution;
+* `tables(mechanism)`: the arrays that draws need;
+* `draw_with_one(key, scheme, arrays, num_samples)`: sums of both vectors, (num_samples, iterations) float32,
+  one of the two, and the number of lifts of the tables, (num_samples,) float32, rounded down;
+* `draw_positions_with_one`, where columns do not overlap: the same as positions, their counts, and the counts
+  of one of the vectors, (num_samples, slots) each.
 
 Where C has more bands than the minimum separation, participations that far apart or farther attract not by
 their overlap but by its upper bound `log_lift` (proofs/non_banded.md): `log_normalizer` is then an upper
-bound on ln Z_m.
+bound on ln Z_2.
 """
 
 from typing import Any, Protocol
@@ -44,14 +41,14 @@ class Attracting(Protocol):
     def __hash__(self) -> int: ...
 
 
-def log_lift(mechanism: Attracting, m: int) -> float:
-    """Return a bound on the overlap of a participation with later ones of m replicas b steps away or more.
+def log_lift(mechanism: Attracting) -> float:
+    """Return a bound on the overlap of a participation with later ones of two replicas b steps away or more.
 
     Over sigma^2; 0 where C has no more bands than b.
     """
     scheme = mechanism.scheme
     kappa = mechanism.strategy.cross_terms(scheme.iterations, scheme.min_separation)
-    return m * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2
+    return 2 * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2
 
 
 def starts_locked_out(scheme) -> bool:

@@ -24,7 +24,7 @@ from jaxacct.kernels.exponentials import (
 )
 from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.table import SHARE_ERROR, chosen, counts_at, draw_place, shares, words_at
-from jaxacct.schemes.replicas.base import Attracting, log_lift
+from jaxacct.schemes.replicas.base import Attracting
 from jaxacct.schemes.replicas.table_weights import (
     min_chances,
     outcomes_of_one,
@@ -41,78 +41,75 @@ MIN_OUTCOME = 1e-30
 """Smallest probability of an outcome, and weight, that draws may have; smaller ones are refused."""
 _MAX_ENTRIES = 1e8
 _MAX_LOG_ERROR = 0.5  # of the density that is drawn from
+_MAX_START_ERROR = 2.0**-8  # relative, of first eligible steps
 
 
-def max_replicas(mechanism: Attracting) -> int:
-    """Return 2 where a device holds the table, units start within a lockout and columns do not overlap."""
+def fits(mechanism: Attracting) -> bool:
+    """Return whether a device holds the table, and units start within a lockout that covers all overlaps."""
     table, strategy = mechanism.scheme.table, mechanism.strategy
     longest = int(table.lockout.max())
     starts = len(table.start) <= longest and (not table.never or longest == table.iterations)
-    fits = strategy.is_toeplitz and _entries(table) <= _MAX_ENTRIES
-    return 2 if fits and starts and log_lift(mechanism, 2) == 0 else 1
+    overlaps = table.min_lockout >= min(strategy.bands, mechanism.scheme.min_separation, table.iterations)
+    return strategy.is_toeplitz and starts and overlaps and entries(table) <= _MAX_ENTRIES
 
 
-def _entries(table: SamplingTable) -> float:
+def entries(table: SamplingTable) -> float:
+    """Return the number of weights of two replicas."""
     return float(len(rows_of(table).base)) * (int(table.lockout.max()) + 1) * table.num_left**2
 
 
-def table_samples(mechanism: Attracting, m: int) -> float:
-    """Return the samples drawn in the time of the tables, approximately: an entry costs about a step."""
-    del m
-    return _entries(mechanism.scheme.table) / mechanism.scheme.iterations
-
-
-def log_normalizer(mechanism: Attracting, m: int) -> float:
+def log_normalizer(mechanism: Attracting) -> float:
     """Return ln Z_2, float64; inf where draws would be too inexact."""
-    assert m == 2
-    return log_normalizer_about(mechanism, m) if math.isfinite(_relative_error(mechanism)) else math.inf
+    return log_normalizer_about(mechanism) if math.isfinite(_relative_error(mechanism)) else math.inf
 
 
 @functools.lru_cache(maxsize=256)
-def log_normalizer_about(mechanism: Attracting, m: int) -> float:
+def log_normalizer_about(mechanism: Attracting) -> float:
     """Return ln Z_2 where draws may be too inexact, too: not for certificates; inf beyond float64."""
-    assert m == 2
     with np.errstate(over="ignore", invalid="ignore"):
         total = float(start_weights(mechanism.scheme.table, weights_of(mechanism)).sum())
     return math.log(total) if 0 < total < math.inf else math.inf
 
 
-def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
+def errors(mechanism: Attracting) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_positions` draws from."""
-    del m
     table = mechanism.scheme.table
     of_choices = table.max_outcomes * SHARE_ERROR * len(pairs_of_outcomes(table)) ** 2
-    return _relative_error(mechanism), 2 * table.draw_variation + of_choices
+    of_starts = _start_errors(mechanism)[1]
+    return _relative_error(mechanism), 2 * table.draw_variation + of_choices + of_starts
+
+
+def _start_errors(mechanism: Attracting) -> tuple[float, float]:
+    """Return (relative, total variation) errors of both first eligible steps."""
+    terms = start_weights(mechanism.scheme.table, weights_of(mechanism))
+    if len(terms) == 1:
+        return 0.0, 0.0
+    rarest = float((terms[terms > 0] / terms.sum()).min())
+    relative = SHARE_ERROR * len(terms) / rarest if rarest > 0 else math.inf
+    return (relative, 0.0) if relative < _MAX_START_ERROR else (0.0, SHARE_ERROR * len(terms) ** 2)
 
 
 @functools.lru_cache(maxsize=256)
 def _relative_error(mechanism: Attracting) -> float:
     """Return the relative error of draws; inf where it is large, or an outcome is too rare."""
     table = mechanism.scheme.table
-    if not math.isfinite(log_normalizer_about(mechanism, 2)):
+    if not math.isfinite(log_normalizer_about(mechanism)):
         return math.inf
     weights = weights_of(mechanism)
-    terms = start_weights(table, weights)
     # A comparison with NaN is false.
     if not all(part.min() >= MIN_OUTCOME and part.max() < math.inf for part in weights):
         return math.inf
     event, share = min_chances(mechanism, weights)
-    starts = float((terms[terms > 0] / terms.sum()).min())
-    if not min(starts, share) >= MIN_OUTCOME or not event > 0:
+    if not share >= MIN_OUTCOME or not event > 0:
         return math.inf
     error = 2 * table.max_outcomes * exponentials.ERROR / event
-    error += (
-        2 * exponentials.ERROR
-        + (table.iterations + 2) * 2.0**-43
-        + (SHARE_ERROR * len(terms) / starts if len(terms) > 1 else 0.0)
-    )
+    error += 2 * exponentials.ERROR + (table.iterations + 2) * 2.0**-43 + _start_errors(mechanism)[0]
     return math.expm1(error) if error < _MAX_LOG_ERROR else math.inf
 
 
 @functools.lru_cache(maxsize=1)
-def tables(mechanism: Attracting, m: int) -> dict:
+def tables(mechanism: Attracting) -> dict:
     """Return the arrays that draws need."""
-    assert m == 2
     table, weights, rows = mechanism.scheme.table, weights_of(mechanism), rows_of(mechanism.scheme.table)
     n, longest = table.iterations, int(table.lockout.max())
     waited = exponentials.integers_of(table.leaves)[np.minimum(np.arange(n + longest + 1), n)]

@@ -104,6 +104,9 @@ class TruncatedBMinSep(ExampleScheme):
 
     sparse_positions = None
 
+    def replicas(self, mechanism) -> None:
+        return None
+
     @property
     def participation_rate(self) -> float:
         """Long-run sampling rate, before truncation."""

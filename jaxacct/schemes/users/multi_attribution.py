@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import jax
@@ -96,7 +97,6 @@ class MultiAttribution(UserScheme):
 
     name: ClassVar[str] = "multi-attribution"
     examples_overlap = False
-    replicas = multi_attribution_replicas
 
     @classmethod
     def from_batch_size(
@@ -142,6 +142,9 @@ class MultiAttribution(UserScheme):
         if self.examples_per_user > 1:
             p = -math.expm1(self.examples_per_user * math.log1p(-p)) if p < 1 else 1.0
         return BMinSep(self.iterations, self.min_separation, p, self.warm_start)
+
+    def replicas(self, mechanism) -> ModuleType | None:
+        return multi_attribution_replicas if multi_attribution_replicas.fits(mechanism) else None
 
     @functools.cached_property
     def sums(self) -> Sums:

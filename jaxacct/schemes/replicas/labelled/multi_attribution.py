@@ -22,17 +22,12 @@ def _numbers(mechanism: Attracting) -> float:
     return float(n + b) * (b * (k + 1) * (k + 3) + (k + 1) ** 2) + 2.0 * b * b
 
 
-def table_samples(mechanism: Attracting, m: int) -> float:
-    """Return as for b-min-sep: a number of a table costs about five steps."""
-    return 5 * _numbers(mechanism) / mechanism.scheme.iterations
+def fits(mechanism: Attracting) -> bool:
+    """Return whether the tables of two replicas fit."""
+    return mechanism.strategy.is_toeplitz and 8 * _numbers(mechanism) <= MAX_TABLE_BYTES
 
 
-def max_replicas(mechanism: Attracting) -> int:
-    """Return 2, or 1 where the tables of two do not fit."""
-    return 2 if 8 * _numbers(mechanism) <= MAX_TABLE_BYTES else 1
-
-
-def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
+def errors(mechanism: Attracting) -> tuple[float, float]:
     """Return (relative, total variation) errors of the distribution that `draw_with_one` draws from.
 
     Every step rounds at most (k_u + 1)^2 probabilities to multiples of 2^-32, and the start 2 b.
@@ -43,13 +38,13 @@ def errors(mechanism: Attracting, m: int) -> tuple[float, float]:
 
 
 @functools.lru_cache(maxsize=64)
-def log_normalizer(mechanism: Attracting, m: int) -> float:
+def log_normalizer(mechanism: Attracting) -> float:
     """Return ln Z_2, float64; inf where it overflows."""
     return backward(_chain(mechanism))[0]
 
 
 @functools.lru_cache(maxsize=1)
-def tables(mechanism: Attracting, m: int) -> dict:
+def tables(mechanism: Attracting) -> dict:
     """Return the arrays that `draw_with_one` needs."""
     chain = _chain(mechanism)
     return walk_tables(chain, backward(chain)[1])
@@ -61,7 +56,7 @@ def _chain(mechanism: Attracting) -> Chain:
     counts, s = np.arange(k + 1), np.arange(1, b)
     with np.errstate(over="ignore", invalid="ignore"):
         attraction = attractions(mechanism)
-        distribution = scheme.count_probabilities() * np.exp(log_lift(mechanism, 2) * counts)
+        distribution = scheme.count_probabilities() * np.exp(log_lift(mechanism) * counts)
         # Powers before products: an infinite attraction to the power 0 is 1.
         pairs = (
             distribution[:, None] * distribution * attraction[:, 0, None, None] ** np.outer(counts, counts)
@@ -87,6 +82,18 @@ def _chain(mechanism: Attracting) -> Chain:
         return (after * pairs[min(n - 1 - i, len(pairs) - 1)]).reshape(-1)
 
     return Chain(scheme.timing, k + 1, alone, together)
+
+
+def draw_positions_with_one(key, scheme, arrays, num_samples: int):
+    """Return the same as `table.draw_positions_with_one`."""
+    together, alone, _ = draw_with_one(key, scheme, arrays, num_samples)
+    n, slots = scheme.iterations, 2 * scheme.max_participations
+    positions = jnp.sort(jnp.where(together > 0, jnp.arange(n, dtype=jnp.int32), n), axis=1)[:, :slots]
+    counts, mine = (
+        jnp.take_along_axis(part, positions, axis=1, mode="fill", fill_value=0.0)
+        for part in (together, alone)
+    )
+    return positions, counts, mine
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
