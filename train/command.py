@@ -26,7 +26,6 @@ from .models.networks import SmallCNN, cross_entropy
 from .optimizers import OPTIMIZERS
 from .procedures.convex import LogisticRegression
 from .procedures.protocol import TrainingPlan
-from .run.metrics import tensorboard as event_files
 from .training import TrainOptions, fit
 
 
@@ -79,9 +78,7 @@ def logistic(plan: LastIteratePlan, split: Split, chosen: dict[str, Any]) -> dic
 
 
 # Those that only Python can give, and those that are given otherwise below.
-_NOT_OF_COMMANDS = (
-    "inner has_aux wrt loss_key graph individual mesh progress callback keys clip_groups verify"
-)
+_NOT_OF_COMMANDS = "inner has_aux wrt loss_key graph individual mesh progress callback keys verify"
 Options: Any = options_of(TrainOptions, tuple(_NOT_OF_COMMANDS.split()))
 
 
@@ -95,12 +92,10 @@ def train(
     learning_rate: Number | None = None,
     clip_norm: Number | None = None,
     inner_learning_rate: Number | None = None,
-    clip_groups: Literal["layer"] | None = None,
     model_seed: Integer | None = None,
     graph: str | None = None,
     individual_epsilon: Number | None = None,
     individual_delta: Number | None = None,
-    tensorboard: str | None = None,
     options: Annotated[Options | None, Flat] = None,
     json_output: bool = False,
 ) -> int:
@@ -124,19 +119,16 @@ def train(
       clip_norm: norm that each example's gradient, or each term, is clipped to; 1 by default.
       inner_learning_rate: SGD through the records of each term instead of their mean gradient, for plans that
         clip whole terms.
-      clip_groups: "layer" clips each layer's gradient to its own norm, clip_norm / sqrt(layers).
       model_seed: of the initial parameters, which are public; 0 by default.
       graph: from `jaxacct attribution`, for an attribution plan.
       individual_epsilon: exclude every example from each step that would take its own loss past this
         (`train.individual`), for Poisson batches with independent noise. Excluded examples are private and
         not shown.
       individual_delta: delta of `individual_epsilon`.
-      tensorboard: folder for event files of the metrics of every step. Private: no guarantee covers them.
       json_output: print one JSON object and nothing else.
     """
     chosen = TrainOptions() if options is None else TrainOptions(**vars(options))
     covered = read_plan(plan)
-    callback = None if tensorboard is None else event_files(tensorboard)
     split = load(data, data_folder)
     of_model = dict(optimizer=optimizer, learning_rate=learning_rate, steps=chosen.steps)
     of_model |= dict(inner_learning_rate=inner_learning_rate, model_seed=model_seed)
@@ -147,12 +139,10 @@ def train(
     with watch() as progress:
         chosen = replace(
             chosen,
-            clip_groups=clip_groups,
             inner=recipe.pop("inner", None),
             graph=None if graph is None else Attribution.load(graph),
             individual=individual,
             progress=progress or False,
-            callback=callback,
         )
         try:
             result = fit(covered, data=split.train, clip_norm=clip_norm, out=out, options=chosen, **recipe)

@@ -1,6 +1,6 @@
 """Options of `train.fit` beside plan, model, data and optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal
@@ -12,7 +12,6 @@ from jaxacct.common import validate as _validate
 
 from .batches.graph import Attribution
 from .clipping.ghost import AUTO
-from .clipping.groups import ClipGroups
 from .individual import IndividualAccounting
 from .noise.redrawn import KEEP, RECOMPUTE
 from .procedures.step import CLIPPINGS
@@ -30,8 +29,6 @@ class TrainOptions:
       clipping: "ghost" (`train.clipping.ghost`) is much faster where parameters are many and examples short;
         gradients are scaled to slightly less than `clip_norm`. "per_example": gradients of examples. "auto":
         "ghost" where it applies and pays (`train.clipping.ghost`). For a `jaxacct.Plan`.
-      clip_groups: clip each group of parameters to a norm of its own, together at most `clip_norm`: "layer",
-        nnx filters (one a group) or a `train.clipping.groups.ClipGroups`. For a `jaxacct.Plan`.
       normalize: automatic clipping: every gradient is scaled to about `clip_norm`.
       average: decay of an exponential moving average of the parameters, in (0, 1). `evaluate` then
         receives the average, and it is what is published. It has no privacy cost. Not for a
@@ -64,7 +61,7 @@ class TrainOptions:
       progress: called with ("training", steps done, total steps); by default a bar on an interactive terminal
         or in a notebook; False for none, and for no line about the clipping.
       callback: called with (step, metrics) of every step, a few steps late. **Private**: no guarantee covers
-        the metrics (`train.run.metrics` writes them for TensorBoard).
+        the metrics.
       prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.
       elastic: continue a run on other devices, processors, compiler flags or package versions, with a
         warning: the bits are then no longer reproduced. `mesh`, `microbatch_size` and `skip_padding` may
@@ -75,7 +72,6 @@ class TrainOptions:
     steps: int | None = None
     clip: str | None = None
     clipping: Literal["auto", "ghost", "per_example"] = AUTO
-    clip_groups: str | Sequence[Any] | ClipGroups | None = None
     normalize: bool = False
     average: float | None = None
     inner: optax.GradientTransformation | None = None

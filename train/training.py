@@ -48,9 +48,8 @@ def fit(
         `jax.tree_util.Partial(loss, ...)` are arguments of the step, arrays that it closes over are literals;
         both must be public, as all variables that are not trained.
       data: pytree of arrays (dataset_size, ...), in memory or mapped from files; anything with rows by index
-        that keeps what `train.batches.sources.Source` promises (Grain, PyTorch, Hugging Face); a
-        `pyarrow.Table`; or the path of a `.parquet` file, or of a `.npz` file of arrays. All but arrays in
-        memory are checked while they are read.
+        that keeps what `train.batches.sources.Source` promises (Grain, PyTorch, Hugging Face). All but arrays
+        in memory are checked while they are read.
       optimizer: any of optax; noise is added before it. None for a `LastIteratePlan`.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
       out: folder of the run, see `train.run.folder`.

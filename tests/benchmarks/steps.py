@@ -28,7 +28,6 @@ from tests.benchmarks.training import KINDS, poisson_plan
 from tests.train.fitting import fit
 from train.models.loss import nnx_loss
 from train.noise import recursion
-from train.noise.prefetch import Ahead
 from train.optimizers import privatize
 from train.procedures.step import make_step
 
@@ -77,17 +76,15 @@ def noise_of(name: str, size: int) -> list[str] | None:
     if copies * size > MAX_KEPT:
         return None
     mechanism = Mechanism(BMinSep(STEPS, 256, 0.001), strategy, 1.0)
-    ahead = Ahead(privatize(mechanism, clip_norm=1.0, expected_batch_size=64))
+    levels = privatize(mechanism, clip_norm=1.0, expected_batch_size=64).levels
     held = [recursion.init(strategy, jnp.zeros(size), KEY)]
     kept, weights = np.ones((copies, size), np.float32), np.ones(copies, np.float32)
-    out, step = np.empty(size, np.float32), jax.jit(lambda step: step + 1)
+    out, like = np.empty(size, np.float32), jax.ShapeDtypeStruct((size,), np.float32)
+    draw = jax.jit(lambda state: recursion.draw(strategy, levels, state, like), donate_argnums=0)
 
     def ours():
-        before = held[0]
-        ahead.take(before)
-        after = before._replace(recent=None, step=step(before.step))
-        held[0] = ahead.begin(before, after, None)
-        return ahead._coming.made.result().made, held[0].recent
+        drawn, held[0] = draw(held[0])
+        return drawn, held[0].recent
 
     runs = {"ours": ours, "beside": lambda: np.matmul(weights, kept, out=out)}
     found = by_turns(runs, max(1, int(2e7 / (copies * size))))
@@ -97,7 +94,7 @@ def noise_of(name: str, size: int) -> list[str] | None:
 
 
 def noise() -> None:
-    """Correlated noise as steps are given it: key stream, normals, sum, and what is kept."""
+    """Correlated noise of a step: key stream, normals, sum, and what is kept."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes of rows
     rows = []
     for size in SIZES:
@@ -110,7 +107,7 @@ def noise() -> None:
         order=64,
         columns=["noise", "parameters", "copies kept", "ours, ms", "a pass, ms", "ratio", "ns a parameter"],
         rows=[row for row in rows if row],
-        note="Least wall time of a step's noise on its thread: key stream, normals, sum over what is kept, "
+        note="Least wall time of a step's noise: key stream, normals, sum over what is kept, "
         "and storing. A pass: NumPy's product of a vector and a float32 matrix of as many bytes as what is "
         "kept, on one core: it reads them and writes one vector. One band keeps nothing; a pass reads one "
         "vector there. Buffers write all that they keep, too.",

@@ -22,7 +22,7 @@ from train.clipping.per_example import clipped_gradient_sum
 from train.models.loss import Loss, Numbered, NumberedRows, as_loss, nnx_loss, public_key
 from train.models.saving import save_model
 from train.optimizers import privatize
-from train.procedures.dice import DiceStep
+from train.procedures.dice import dice_step
 from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -292,7 +292,7 @@ def test_other_plans_freeze_and_draw_keys_as_well():
         return np.asarray(found.params)
 
     assert (one_round(4) != one_round(5)).any()
-    step = DiceStep(PLAN, as_loss(bound, public_key(4)), optax.sgd(1.0), key=KEYS[1])
+    step = dice_step(PLAN, as_loss(bound, public_key(4)), optax.sgd(1.0), key=KEYS[1])
     batch = Numbered(rows[:4], np.arange(4, dtype=np.uint32))
     text = step.trace(step.init(jnp.zeros(3)), batch, np.ones(4, bool)).lower().as_text()
     assert "threefry" in text and "[1.0" not in text

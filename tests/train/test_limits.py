@@ -23,7 +23,7 @@ from train.individual.steps import IndividualStep
 from train.optimizers import privatize
 from train.options import TrainOptions
 from train.procedures import bandmf
-from train.procedures.dice import DiceRule, DiceStep
+from train.procedures.dice import DiceRule, dice_step
 from train.run.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -131,11 +131,11 @@ def test_dice_counts_nothing_of_an_example_whose_loss_is_not_finite():
 
     rows = jax.tree.map(lambda leaf: leaf[:4], data())
     rows |= {"more": np.float32([0, np.inf, np.nan, 0])}
-    step = DiceStep(test_dice_plan.PLAN, lost, optax.sgd(0.1), key=KEYS[1])
+    step = dice_step(test_dice_plan.PLAN, lost, optax.sgd(0.1), key=KEYS[1])
     ends = []
     for mask in ([True] * 4, [True, False, False, True]):
         state, _ = step(step.init(jax.tree.map(jnp.array, PARAMS)), rows, np.array(mask))
-        ends.append((flat(state.params), flat(state.private_dice.error)))
+        ends.append((flat(state.params), flat(state.noise.error)))
     for a, b in zip(*ends, strict=True):
         np.testing.assert_array_equal(a, b)
     assert ends[0][1].any()

@@ -5,10 +5,7 @@ runs publish. Where it is not refused, the noise of both must differ.
 """
 
 import shutil
-import threading
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -21,9 +18,7 @@ from train.batches.committed import Committed
 from train.batches.given import BatchesError
 from train.batches.sampler import Sampler, SamplerState
 from train.noise.normals import next_key
-from train.optimizers import privatize
 from train.options import TrainOptions
-from train.procedures.step import make_step
 from train.run import machine
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -171,36 +166,3 @@ def test_lines_that_were_never_finished_are_dropped(tmp_path):
     with pytest.raises(BatchesError, match="at step 2"):
         other.add(SamplerState(key, 3, "other"))
     other.close()
-
-
-def test_two_threads_on_one_step(monkeypatch):
-    """The second one is refused in one line, and the first one ends as if there had been none."""
-    private = privatize(
-        plan("poisson", dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0, key=KEYS[1]
-    )
-    step, batch = make_step(loss, private, optax.sgd(0.1)), jax.tree.map(lambda leaf: leaf[:4], data())
-    arguments = batch, np.ones(4, bool)
-    expected, _ = step(step.init(PARAMS), *arguments)
-    inside, go, found = threading.Event(), threading.Event(), []
-    real = type(step._ahead).take
-
-    def slow(self, state):
-        inside.set()
-        go.wait(30)
-        return real(self, state)
-
-    monkeypatch.setattr(type(step._ahead), "take", slow)
-    thread = threading.Thread(target=lambda: found.append(step(step.init(PARAMS), *arguments)[0]))
-    thread.start()
-    assert inside.wait(30)
-    other = step.init(PARAMS)
-    try:
-        with pytest.raises(ValueError, match="step must be called by one thread at a time") as refused:
-            go.set() if not step._in_use.locked() else None
-            step(other, *arguments)
-    finally:
-        go.set()
-        thread.join(30)
-    assert "\n" not in str(refused.value)
-    np.testing.assert_array_equal(flat(found[0].params), flat(expected.params))
-    assert jnp.isfinite(flat(step(other, *arguments)[0].params)).all()

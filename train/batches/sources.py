@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxacct.common.validate import in_one_line
-
 from . import fingerprints
 from .indexed import Indexed, as_arrays, check_kept, check_numbers, stacked
 
@@ -50,17 +48,6 @@ def as_rows(data):
     """Return the data as an object with `take(indices, size)` and `fingerprint`; ValueError for others."""
     if isinstance(data, ArrayRows | SourceRows):
         return data
-    if isinstance(data, str | os.PathLike):
-        if os.fspath(data).endswith(".npz"):
-            return ArrayRows(_archived(data))
-        from .tables import parquet_table
-
-        return SourceRows(parquet_table(data))
-    arrow = sys.modules.get("pyarrow")  # imported where there is a table
-    if arrow is not None and isinstance(data, arrow.Table):
-        from .tables import ArrowTable
-
-        return SourceRows(ArrowTable(data))
     library = sys.modules.get("datasets")
     if library is not None and isinstance(data, library.Dataset):
         data = _formatted(data)
@@ -71,17 +58,6 @@ def as_rows(data):
     if mapped and sum(leaf.nbytes for leaf in leaves) > LARGE:
         return SourceRows(MemoryMapped(data))
     return ArrayRows(data)
-
-
-def _archived(path) -> dict[str, np.ndarray]:
-    """Return the arrays of a `.npz` file by name, in memory; ValueError for other files."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # zip, zlib and header errors of a damaged file
-        raise ValueError(
-            f"data {os.fspath(path)} must be a .npz file of arrays of numbers: {in_one_line(error)}"
-        ) from None
 
 
 _ROW_FORMATS = (None, "numpy", "custom", "jax", "torch", "tensorflow")

@@ -23,10 +23,8 @@ from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid
-from .groups import Groups
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, parts_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, without_batch_groups
-from .rows_apart import OneAtATimeError
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
@@ -167,34 +165,29 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     sizes, entries = sizes_of(program.taps, of_whole), sum(leaf.size for leaf in of_whole)
     allowed, alone = _allowed(sizes, grid, size, entries, pieces, clipping.devices)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
-    groups = clipping.groups or Groups.one(len(leaves))
-    # The target in the groups' shares: the squares of these are at most its square.
-    targets = [allowed.target * (math.sqrt(limit) / 2.0**grid.bits) for limit in groups.limits(grid)]
+    target = allowed.target
 
     def accumulate(total, inputs):
         rows, real = inputs
         arrays, finite, shown = found_in(rows)
         arrays, finite = stored((arrays, finite), _all_finite, _without_infinite_rows)
         parts = parts_of(program.taps, arrays)
-        squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
-        for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
-            square, most = (sum(found) for found in zip(*norms, strict=True))
-            square = jnp.maximum(square, 0.0)
-            bound = jnp.sqrt(square + _SHARE**2 * most) * upward
-            if clipping.normalize:
-                weights.append(target / (bound + 0.01))
-            else:
-                weights.append(jnp.minimum(1 / grid.unit, target / jnp.maximum(bound, 1e-300)))
-            squares, keep = squares + square, keep & jnp.isfinite(bound)
-            long |= ~(jnp.sqrt(square) <= target * grid.unit) | ~jnp.isfinite(bound)
-        weights = [jnp.where(real & keep, each, 0.0) for each in weights]
-        weighted = [(part, weights[at]) for part, at in zip(parts, groups.of, strict=True)]
+        square, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
+        square = jnp.maximum(square, 0.0)
+        bound = jnp.sqrt(square + _SHARE**2 * most) * upward
+        if clipping.normalize:
+            weight = target / (bound + 0.01)
+        else:
+            weight = jnp.minimum(1 / grid.unit, target / jnp.maximum(bound, 1e-300))
+        keep = finite & jnp.isfinite(bound)
+        long = ~keep | ~(jnp.sqrt(square) <= target * grid.unit)
+        weight = jnp.where(real & keep, weight, 0.0)
         added = [
             (total is None and is_cut and late(part, weight)) or part.total(weight, alone > 0)
-            for (part, weight), is_cut in zip(weighted, cut, strict=True)
+            for part, is_cut in zip(parts, cut, strict=True)
         ]
         total = added if total is None else [old + new for old, new in zip(total, added, strict=True)]
-        norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
+        norms = jnp.where(keep, jnp.sqrt(square), jnp.inf).astype(jnp.float32)
         shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
         return total, (jnp.where(real, norms, 0.0), real & long, shown, records)
 
@@ -261,8 +254,6 @@ def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
         return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
     try:
         fast, scale = suits(loss, params, batch, **options)
-    except OneAtATimeError as error:
-        return Choice(PER_EXAMPLE, str(error))
     except TooCoarseError:
         return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
     if scale < MIN_SCALE:

@@ -12,7 +12,6 @@ import numpy as np
 from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from .grid import Grid
-from .groups import Groups
 from .programs import in_fast_layout, without_batch_groups
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, where_row
 
@@ -65,11 +64,11 @@ def clipped_gradient_sum(
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)
         with jax.enable_x64(x64):
             # As it is run.
-            loss = check_loss(loss, params, batch, own, has_aux, one_at_a_time=True)
+            loss = check_loss(loss, params, batch, own, has_aux)
 
         def of_each(rows):
             with jax.enable_x64(x64):
-                return jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)
+                return in_fast_layout(jax.vmap(one))(rows)
 
         def one(example):
             found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
@@ -80,7 +79,7 @@ def clipped_gradient_sum(
 
         def clipped(rows, real):
             gradients, (finite, shown) = of_each(rows)
-            how = clipping.grid, clipping.groups, clipping.normalize
+            how = clipping.grid, clipping.normalize
             _, counts, norms, long = clip_rows_to_grid(gradients, *how, real & finite)
             norms, shown = where_row(real, (norms, shown))
             return counts, norms, real & long, shown
@@ -128,66 +127,52 @@ def _square(counts) -> jax.Array:
         return sum(jax.tree.leaves(squares), jnp.zeros((), jnp.float64))
 
 
-def clip_rows_to_grid(
-    gradients, grid: Grid, groups: Groups | None = None, normalize: bool = False, counted=True
-):
-    """Return (kept, gradients in grid units, norms before, whether a group was clipped), of (rows, ...).
+def clip_rows_to_grid(gradients, grid: Grid, normalize: bool = False, counted=True):
+    """Return (kept, gradients in grid units, norms before, whether each was clipped), of (rows, ...).
 
-    Whole units, exactly of norm at most 2^bits, and of each group at most its own. A gradient is not kept,
-    and zero, where it is not `counted` ((rows,) bool) or not finite, or would be too long after scaling.
+    Whole units, exactly of norm at most 2^bits. A gradient is not kept, and zero, where it is not `counted`
+    ((rows,) bool) or not finite, or would be too long after scaling.
 
     The integers are stored, and then checked: a compiler may compute a gradient once for the check and once
     for the sum, and round it otherwise where a product and a sum become one operation. Of a difference that
     cancels, what is summed would then be thousands of times as long as what was checked.
     """
-    scale = functools.partial(_scaled_to_grid, grid=grid, groups=groups, normalize=normalize)
+    scale = functools.partial(_scaled_to_grid, grid=grid, normalize=normalize)
     counts, finite, norms, long = jax.vmap(scale)(gradients)
-    leaves, structure = jax.tree.flatten(counts)
-    groups = Groups.one(len(leaves)) if groups is None else groups
 
     def are_short(state):
-        short = jnp.ones_like(finite)
         with jax.enable_x64(True):
             # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact.
-            # It fails closed: a group that fails takes the others along.
-            for part, limit in zip(groups.split(state[1]), groups.limits(grid), strict=True):
-                short &= sum(jax.vmap(_square)(n) for n in part) <= float(limit)
-        return short
+            return jax.vmap(_square)(state[1]) <= 4.0**grid.bits
 
     def mend(state):
         short = are_short(state)
         return state[0] & short, where_row(short, state[1])
 
     kept = finite & counted
-    kept, leaves = stored((kept, where_row(kept, leaves)), lambda state: are_short(state).all(), mend)
-    return kept, jax.tree.unflatten(structure, leaves), norms, long
+    kept, counts = stored((kept, where_row(kept, counts)), lambda state: are_short(state).all(), mend)
+    return kept, counts, norms, long
 
 
-def _scaled_to_grid(gradient, grid: Grid, groups: Groups | None, normalize: bool):
+def _scaled_to_grid(gradient, grid: Grid, normalize: bool):
     """Return (one gradient in grid units, int32, unchecked; if it is finite; its norm; if it is long)."""
-    leaves, structure = jax.tree.flatten(gradient)
-    check_real("gradient", leaves)
-    groups = Groups.one(len(leaves)) if groups is None else groups
-    parts, limits = groups.split(leaves), groups.limits(grid)
+    check_real("gradient", gradient)
     with jax.enable_x64(True):
-        norms = [global_norm(part) for part in parts]
-        norm = norms[0] if len(norms) == 1 else jnp.sqrt(sum(jnp.square(each) for each in norms))
-        long, factors = jnp.zeros((), bool), []
-        for each, limit in zip(norms, limits, strict=True):
-            max_norm = math.sqrt(limit) * grid.unit
-            if normalize:
-                scale = max_norm / (each + 0.01)
-            else:
-                scale = jnp.minimum(1.0, max_norm / jnp.maximum(each, 1e-300))
-            factors.append(scale * ((1 - _SLACK) / grid.unit))
-            long |= ~(each <= max_norm)
-        scaled = [
-            jnp.trunc(g.astype(jnp.float64) * factors[at]) for g, at in zip(leaves, groups.of, strict=True)
-        ]
-        # What is too large for 32 bits stays too long.
-        counts = [jnp.clip(jnp.nan_to_num(n), -(2.0**30), 2.0**30).astype(jnp.int32) for n in scaled]
-        counts, finite = jax.tree.unflatten(structure, counts), jnp.isfinite(norm)
-        return counts, finite, jnp.where(finite, norm, jnp.inf).astype(jnp.float32), long
+        norm, max_norm = global_norm(gradient), grid.clip_norm
+        if normalize:
+            scale = max_norm / (norm + 0.01)
+        else:
+            scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-300))
+        factor = scale * ((1 - _SLACK) / grid.unit)
+
+        def count(leaf):
+            # What is too large for 32 bits stays too long.
+            whole = jnp.nan_to_num(jnp.trunc(leaf.astype(jnp.float64) * factor))
+            return jnp.clip(whole, -(2.0**30), 2.0**30).astype(jnp.int32)
+
+        finite, long = jnp.isfinite(norm), ~(norm <= max_norm)
+        shown = jnp.where(finite, norm, jnp.inf).astype(jnp.float32)
+        return jax.tree.map(count, gradient), finite, shown, long
 
 
 def global_norm(tree) -> jax.Array:

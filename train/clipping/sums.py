@@ -1,7 +1,7 @@
 """What both ways of clipping share: their options, the pieces of a batch, and checks of a loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,6 @@ from ..procedures import by_device as _by_device
 from . import one_example as _one_example
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
-from .groups import Groups
 from .programs import Traced
 
 
@@ -51,8 +50,6 @@ class Clipping:
       skip_padding: do no work for microbatches after the last real example. The run time then reveals
         their number, which is private.
       has_aux: the loss returns `(scalar, dictionary of scalars)`.
-      groups: of parameters whose gradients are clipped apart (`train.clipping.groups`), all together to
-        `grid.clip_norm` at most; `normalize` then is by group, too.
       mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
         a time. Required where any of the arrays is on several devices.
       specs: how each parameter is sharded over the mesh, and its total then; by default all are whole.
@@ -69,7 +66,6 @@ class Clipping:
     normalize: bool = False
     skip_padding: bool = False
     has_aux: bool = False
-    groups: Groups | None = None
     mesh: jax.sharding.Mesh | None = None
     specs: tuple[jax.sharding.PartitionSpec, ...] = ()
     equal_rows: bool = False
@@ -204,17 +200,14 @@ def of_one(batch):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
 
 
-def check_loss(
-    loss, params, batch, size: int, has_aux: bool = False, *, one_at_a_time: bool = False
-) -> Traced:
+def check_loss(loss, params, batch, size: int, has_aux: bool = False) -> Traced:
     """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
 
     Returns:
-      The loss as it was checked. Its examples are never `alone` unless that is allowed by `one_at_a_time`.
+      The loss as it was checked.
 
     Raises:
-      OneAtATimeError: a loss that must, where it is not allowed.
-      ValueError: any other loss that does not return one number for one example, raises, writes to its model,
+      ValueError: a loss that does not return one number for one example, raises, writes to its model,
         takes the statistics of a batch, or may mix examples.
     """
     check_real("params", params)
@@ -243,4 +236,5 @@ def check_loss(
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
     _one_example.check(program.closed.jaxpr, len(jax.tree.leaves(params)))
     gradient = jax.make_jaxpr(jax.grad(program, has_aux=has_aux))(params, of_one(batch))
-    return replace(program, alone=_rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time))
+    _rows_apart.check(gradient.jaxpr)
+    return program

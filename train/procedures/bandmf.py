@@ -15,7 +15,6 @@ from ..batches.given import GivenBatches, Present
 from ..batches.graph import Attribution, check_graph
 from ..batches.sampler import Sampler, batch_sizes
 from ..clipping.ghost import AUTO, PER_EXAMPLE, Choice, choose
-from ..clipping.groups import partition
 from ..individual.steps import follow
 from ..models.loss import numbered
 from ..optimizers import Privatizer, privatize
@@ -56,17 +55,13 @@ def train(plan: Plan, request: Request) -> Result:
             "elastic: another machine may round vectors otherwise that earlier steps were made of"
         )
     optimizer = request.given_optimizer()
-    groups = described_groups = None
-    if options.clip_groups is not None:
-        groups, described_groups = partition(params, options.clip_groups, clip_norm)
-        groups.limits(private.grid)
     shared: dict[str, Any] = dict(normalize=options.normalize, has_aux=options.has_aux)
     clipping = Choice(PER_EXAMPLE, "individual charges the gradient of each example")
     if options.individual is None:
         batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
         clipping = _clipping(request, loss, params, batch, private)
         shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping.clipping)
-        shared |= dict(groups=groups, mesh=mesh, microbatch_size=options.microbatch_size)
+        shared |= dict(mesh=mesh, microbatch_size=options.microbatch_size)
         parts: dict[str, Any] = dict(
             step=make_step(loss, private, optimizer, **shared),
             batch=batch,
@@ -94,11 +89,10 @@ def train(plan: Plan, request: Request) -> Result:
             batches=None if given is None else given.described(),
             clipping=clipping.clipping,
             normalize=options.normalize,
-            clip_groups=described_groups,
             microbatch_size=options.microbatch_size,
             noise_memory=options.noise_memory,
             layout=_by_device.layout(mesh, params),
-            individual=repr(options.individual),  # all of its fields but `continues`
+            individual=repr(options.individual),
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
@@ -110,7 +104,7 @@ PROCEDURE = Procedure(
     train,
     frozenset(
         "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding has_aux batches clipping clip_groups average noise_memory".split()
+        "skip_padding has_aux batches clipping average noise_memory".split()
     ),
 )
 
@@ -175,7 +169,6 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
 def _check_individual(options: TrainOptions) -> None:
     for name, why in (
         ("mesh", "its records are on one device"),
-        ("clip_groups", "it follows one clip norm"),
         ("skip_padding", "every example is charged"),
     ):
         if getattr(options, name) not in (None, False):

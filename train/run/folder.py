@@ -3,7 +3,7 @@
     run.json               what is run; a resumed call must describe the same (public)
     secret.json            sampler key, keyed digests of what is private, last step that was shown (mode 600)
     checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700);
-                           private_individual/: every example's own privacy loss; private_dice/: the error
+                           private_individual/: every example's own privacy loss
     private/               metrics.jsonl: loss, clipped fraction, norms: no guarantee covers these (mode 700,
                            so that size and time of the log are not visible either); batches: keyed digests
     metrics.jsonl          step, evaluation on public data; no times: they show batch sizes, which are private
@@ -42,10 +42,6 @@ from . import hosts
 
 _PRIVATE_LOG, _BATCHES = "private/metrics.jsonl", "private/batches"
 # What a run is bound to by digests under its secret key: name in secret.json -> words of the refusal.
-_PRIVATE = {
-    "data": "on other data",
-    "continues": "with other earlier losses (continues of individual)",
-}
 # What a run is bound to by digests or long lists, which say nothing to a reader: what may have changed.
 _DIGESTS = {
     "plan": "plan",
@@ -53,7 +49,6 @@ _DIGESTS = {
     "optimizer": "optimizer, or a release of JAX that traces it otherwise",
     "program": "program (model, loss, optimizer, batch, or a release of jaxacct that computes otherwise)",
     "generator": "generator of noise (a release that draws otherwise)",
-    "clip_groups": "partition of the parameters, or other norms of its parts (clip_groups)",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
 # What may change where a run continues elsewhere, and which of it shows that it does.
@@ -116,10 +111,10 @@ class RunFolder:
         self._manager.close()
         self._lock.close()
 
-    def begin(self, described: dict, key, private: dict[str, str], elastic: bool = False) -> list[int]:
+    def begin(self, described: dict, key, data: str, elastic: bool = False) -> list[int]:
         """Record a new run, or check that the stored one is the same; returns the sampler key that counts.
 
-        `described` is public; of the texts `private`, by the names of `_PRIVATE`, keyed digests are stored.
+        `described` is public; of `data`, the fingerprint of the data, a keyed digest is stored.
         With `elastic` devices and versions may differ, and with them the program: `went_on` is to be called
         once the state is restored. Another number of steps is accepted that no checkpoint is beyond: neither
         noise nor batches depend on it. Refused by a ValueError: another run; one of which something was shown
@@ -138,10 +133,9 @@ class RunFolder:
                     "must not be used twice; begin in a new folder"
                 )
             key = [int(word) for word in key]
-            digests = {name: keyed(key, text) for name, text in private.items()}
             # The secret last: as long as it is missing, nothing was drawn.
             write_atomically(run, json.dumps(described, indent=1) + "\n")
-            write_atomically(secret, json.dumps({"sampler_key": key, **digests}), secret=True)
+            write_atomically(secret, json.dumps({"sampler_key": key, "data": keyed(key, data)}), secret=True)
             return key
         stored, kept = read_json(run, "run"), read_json(secret, "secret")
         self._compare(stored, described, elastic)
@@ -149,10 +143,8 @@ class RunFolder:
             raise ValueError(
                 f"secret {secret} must hold a sampler key of four words and a digest of the data"
             )
-        for name, other in _PRIVATE.items():
-            given = keyed(kept["sampler_key"], private[name]) if name in private else None
-            if kept.get(name) != given:
-                raise ValueError(f"out {self.folder} holds a run {other}; its noise must not be used twice")
+        if kept["data"] != keyed(kept["sampler_key"], data):
+            raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
         if stored.get("steps") != described.get("steps"):
             self.note(steps=described["steps"])
         return kept["sampler_key"]

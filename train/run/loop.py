@@ -52,7 +52,6 @@ class Run:
       sampler_key: of a new run; a resumed one uses the key that it began with.
       clip_norm: which a resumed run must share, as the plan.
       described: further JSON values that it must share.
-      bound: private texts that it must share, of which only keyed digests are stored.
       loss: with `optimizer`, what it is bound to as traced, and by what it reads beside the parameters.
       optimizer: with all that is chained to it.
       clipping: printed, and part of the result.
@@ -74,7 +73,6 @@ class Run:
     sampler_key: Any
     clip_norm: float
     described: dict[str, Any] = field(default_factory=dict)
-    bound: dict[str, str] = field(default_factory=dict)
     loss: Loss | None = None
     optimizer: optax.GradientTransformation | None = None
     clipping: Choice | None = None
@@ -131,12 +129,11 @@ class Run:
             if self.loss is not None and self.optimizer is not None:
                 of_parts = self.loss, self.optimizer, state, none[0]
                 described |= traces.of_parts(*of_parts, has_aux=options.has_aux)
-            private = {"data": self.batch.rows.fingerprint()} | self.bound
 
             def begin():
                 nonlocal folder, like
                 folder = stack.enter_context(RunFolder(request.out))
-                key = folder.begin(described, sampler_key, private, options.elastic)
+                key = folder.begin(described, sampler_key, self.batch.rows.fingerprint(), options.elastic)
                 like, drawn = folder.restore(like) or (like, None)
                 if drawn is not None and drawn.key != tuple(key):
                     raise ValueError(

@@ -139,24 +139,6 @@ def test_records_are_refused_with_the_line_that_helps():
     check_numbers((), np.zeros(2, jax.numpy.bfloat16))
 
 
-def test_an_archive_of_arrays_by_its_path(tmp_path):
-    """The trained bits of its arrays; a damaged file, a text and one that needs pickle are refused."""
-    path = tmp_path / "rows.npz"
-    np.savez(path, **data())
-    plain = run(steps=2).params["w"]
-    for given in (path, str(path)):
-        np.testing.assert_array_equal(run(data=given, steps=2).params["w"], plain)
-    np.savez(tmp_path / "objects.npz", x=np.array([None] * ROWS))
-    (tmp_path / "text.npz").write_text("x")
-    (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:200])
-    for name in ("objects", "text", "cut", "missing"):
-        with pytest.raises(
-            ValueError, match=rf"{name}\.npz must be a \.npz file of arrays of numbers: "
-        ) as refused:
-            as_rows(tmp_path / f"{name}.npz")
-        assert "\n" not in str(refused.value)
-
-
 def test_a_folder_of_images_by_the_lines_of_the_guide(tmp_path, monkeypatch):
     guide = (Path(jaxacct.__file__).parent / "guides/data.md").read_text()
     lines = next(part for part in guide.split("```") if "Image.open" in part)
