@@ -56,9 +56,8 @@ def fit(
       evaluate: called with the parameters at checkpoints (with `out`) and at the end (for a `LastIteratePlan`
         only there); returns numbers by name, logged openly: it must use public data only.
       batches: loader of a plan of `jaxacct.FixedOrder`, from step 0: an iterable of ids, integer arrays
-        (batch_size,) below the plan's dataset_size, or of (ids, rows) in place of `data`, which is then None
-        (`train.batches.given`). Each batch is checked before it is trained on. By default whole epochs in
-        random order. Other plans draw their batches.
+        (batch_size,) below the plan's dataset_size (`train.batches.given`). Each batch is checked before it
+        is trained on. By default whole epochs in random order. Other plans draw their batches.
       options: everything else.
 
     Returns:
@@ -79,8 +78,7 @@ def fit(
     _validate.instance("options", options, TrainOptions, "a train.TrainOptions")
     procedure = procedure_of(plan)
     arguments.check_out(out)
-    if batches is None or data is not None:
-        arguments.check_data(data)
+    arguments.check_data(data)
     hosts.check(options, batches)
     if evaluate is not None:
         arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")

@@ -1252,8 +1252,12 @@ MUTANTS = [
     Mutant(RUN, "                folder.commit(coming)\n", "                pass\n", TWICE),
     Mutant(RUN, "(drawn.digest,) if given else ()", "()", TWICE),
     Mutant("train/batches/committed.py", "elif there != digest:", "elif False:", TWICE),
-    Mutant("train/batches/given.py", "content.update(np.ascontiguousarray", "(np.ascontiguousarray", TWICE),
-    Mutant("train/run/traces.py", "loss.at(0), has_aux", "lambda p, e: p, has_aux", TWICE),
+    Mutant(
+        "train/run/traces.py",
+        "value_and_grad(loss.at(0))",
+        "value_and_grad(lambda p, e: 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(p)))",
+        TWICE,
+    ),
     Mutant("train/procedures/step.py", "jnp.sum(mask & ~counted)", "jnp.sum(~counted)", WHOLE),
     Mutant("train/run/interrupts.py", "        asked.set()\n", "", WHOLE),
     Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", CALLS),
@@ -1662,8 +1666,8 @@ MUTANTS = [
     Mutant("train/clipping/programs.py", "        if name in _INLINED:\n", "        if name:\n", GROUPED),
     Mutant(
         "train/clipping/per_example.py",
-        "without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(",
-        "jax.value_and_grad(loss, has_aux=has_aux)(",
+        "without_batch_groups(jax.value_and_grad(loss))(",
+        "jax.value_and_grad(loss)(",
         GROUPED,
     ),
     Mutant(

@@ -3,8 +3,7 @@
     python -m tests.benchmarks.steps [noise] [steps] [memory] [loop]
 
 All kinds of a table take turns in one process; a time is the lower quartile of CPU time of all threads (least
-wall time in brackets), milliseconds, as other jobs on the machine then count for little. Wall time shows what
-the thread that computes noise takes off a step, CPU time does not.
+wall time in brackets), milliseconds, as other jobs on the machine then count for little.
 """
 
 import functools
@@ -48,16 +47,14 @@ JOBS = [
 ]  # fmt: skip
 
 
-def by_turns(runs: dict, calls: int = 1, idle=lambda: None) -> dict:
-    """(CPU, wall) milliseconds a call of each; `idle` waits for threads, whose CPU time counts."""
+def by_turns(runs: dict, calls: int = 1) -> dict:
+    """(CPU, wall) milliseconds a call of each."""
     taken = {name: [] for name in runs}
     for turn in range(TURNS + 1):
         for name, run in runs.items():
             begun = time.process_time(), time.perf_counter()
             jax.block_until_ready([run() for _ in range(calls)][-1])
-            wall = time.perf_counter()
-            idle()
-            ended = time.process_time(), wall
+            ended = time.process_time(), time.perf_counter()
             if turn:
                 taken[name].append(np.subtract(ended, begun) * 1e3 / calls)
     return {name: (np.quantile(t, 0.25, 0)[0], np.min(t, 0)[1]) for name, t in taken.items()}
@@ -144,15 +141,10 @@ def steps() -> None:
     """Steps of SGD with ghost clipping, and jax-privacy's with gradients of 8 examples at a time."""
     rows = []
     for name, size, bands in JOBS:
-        loss, params, batch, step, runs = plain_and_private(name, size, bands)
+        loss, params, batch, _, runs = plain_and_private(name, size, bands)
         if size == 64 and bands == 16 and name != "transformer":
             runs["jax-privacy"] = peer(loss, params, batch, bands)
-
-        def idle(step=step):
-            if (coming := step._ahead._coming) is not None:
-                jax.block_until_ready(coming.made.result().made)
-
-        found = by_turns(runs, 16 if size > 4 else 1, idle)
+        found = by_turns(runs, 16 if size > 4 else 1)
         rows.append([name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))])
         for kind in ("private", "jax-privacy"):
             ratios = [found[kind][i] / found["plain"][i] for i in (0, 1)] if kind in found else []

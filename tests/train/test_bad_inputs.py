@@ -228,7 +228,6 @@ BAD = {
     "normalize": (dict(normalize="yes"), "normalize must be True or False, got 'yes'"),
     "skip_padding": (dict(skip_padding=3), "skip_padding must be True, False or None, got 3"),
     "elastic": (dict(elastic=1), "elastic must be True or False, got 1"),
-    "has_aux": (dict(has_aux="loss"), "has_aux must be True or False, got 'loss'"),
     "clipping": (dict(clipping="fast"), "clipping must be one of auto, per_example, ghost, got 'fast'"),
     "individual": (
         dict(individual=True),

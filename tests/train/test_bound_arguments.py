@@ -34,7 +34,6 @@ BOUND = {
     "data": (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
     "optimizer": (dict(optimizer=optax.sgd(0.1)), "another optimizer"),
     "clip_norm": (dict(clip_norm=2.0), "another clip_norm"),
-    "clip": (dict(clip="batch"), "clip must be 'individual'"),
     "inner": (dict(inner=optax.sgd(0.1)), "inner must not be given"),  # bound below, for its kind of plan
     "microbatch_size": (dict(microbatch_size=1), "another program"),
     "normalize": (dict(normalize=True), "another normalize"),
@@ -45,7 +44,6 @@ BOUND = {
     "wrt": (dict(wrt=nnx.Param), "wrt must not be given"),  # bound below, for modules
     "loss_key": (dict(loss_key=1, loss=lambda p, e, key: loss(p, e)), "another frozen part"),
     "skip_padding": (dict(skip_padding=False), "another program"),
-    "has_aux": (dict(has_aux=True, loss=lambda p, e: (loss(p, e), {"b": p["b"]})), "another loss"),
     "clipping": (dict(clipping="ghost"), "another clipping"),
     "average": (dict(average=0.9), "another optimizer"),
     "batches": (dict(batches=[np.arange(3)]), "batches must not be given"),

@@ -19,7 +19,7 @@ from tests.train.noise.test_keys import steps
 from tests.train.plans import plan, plan_of
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
 from train.individual import IndividualAccounting
-from train.individual.steps import IndividualStep
+from train.individual.steps import individual_step
 from train.optimizers import privatize
 from train.options import TrainOptions
 from train.procedures import bandmf
@@ -31,17 +31,17 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 COVERED = plan("poisson", dataset_size=ROWS, sigma=3.0)
 
 
-def individual_step():
+def followed_step():
     private = privatize(COVERED.mechanism, clip_norm=1.0, expected_batch_size=6.0, key=KEYS[1])
     tracker = IndividualAccounting().tracker(0.1, 3.0)
     options = dict(microbatch_size=4, normalize=False)
-    return IndividualStep(loss, private, optax.sgd(0.1), tracker, tracker.init(4), **options)
+    return individual_step(loss, private, optax.sgd(0.1), tracker, tracker.init(4), **options)
 
 
 @pytest.mark.parametrize("name", ["step", "round", "dice step", "individual"])
 def test_a_step_after_the_last_one_is_nan(name):
     """The budget is spent: nothing more may be released, in a loop of one's own either."""
-    step = individual_step() if name == "individual" else steps(KEYS[1])[name]
+    step = followed_step() if name == "individual" else steps(KEYS[1])[name]
     last = 6 if name == "round" else 12
     rows = jax.tree.map(lambda leaf: leaf[:4], data())
     if name == "round":

@@ -4,7 +4,6 @@ A guarantee is for one row of the data. It holds only for a source that keeps th
 which a part is checked while a run reads (`SourceRows`).
 """
 
-import os
 import sys
 from typing import Any, Protocol
 
@@ -147,15 +146,15 @@ class MemoryMapped(Indexed):
     Rows are not checked in advance: a value that is not finite counts as zero when its gradient is clipped.
 
     Args:
-      arrays: pytree of `np.memmap`, or of paths of `.npy` files.
+      arrays: pytree of `np.memmap`, as of `np.load(path, mmap_mode="r")`.
       version: as of `Indexed`, so that files are not read whole when a run begins.
 
     Raises:
-      ValueError: no such file, other lengths, no numbers.
+      ValueError: other lengths, no numbers.
     """
 
     def __init__(self, arrays, version: str | None = None):
-        self.arrays = jax.tree.map(_opened, arrays)
+        self.arrays = arrays
         leaves = jax.tree.leaves(self.arrays)
         if _length(self.arrays) == 0:
             raise ValueError("data must have at least one row, got 0")
@@ -173,18 +172,6 @@ class MemoryMapped(Indexed):
     def fingerprint(self) -> str:
         """Return the digest of these arrays in memory, or of the version and some rows."""
         return fingerprints.of_arrays(self.arrays) if self.version is None else super().fingerprint()
-
-
-def _opened(leaf):
-    if not isinstance(leaf, str | os.PathLike):
-        return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    try:
-        found = np.load(leaf, mmap_mode="r", allow_pickle=False)
-        if not isinstance(found, np.memmap):
-            raise ValueError("it holds several")
-        return found
-    except (OSError, ValueError) as error:
-        raise ValueError(f"data file {os.fspath(leaf)} must be a .npy file of numbers: {error}") from None
 
 
 NUM_PROBES = 6

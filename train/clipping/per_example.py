@@ -55,7 +55,6 @@ def clipped_gradient_sum(
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
     clipping, x64 = Clipping(**options), jax.config.read("jax_enable_x64")
-    has_aux = clipping.has_aux
 
     def of_rows(whole, batch, mask, records):
         loss, params = _by_device.whole(whole)
@@ -64,43 +63,40 @@ def clipped_gradient_sum(
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)
         with jax.enable_x64(x64):
             # As it is run.
-            loss = check_loss(loss, params, batch, own, has_aux)
+            loss = check_loss(loss, params, batch, own)
 
         def of_each(rows):
             with jax.enable_x64(x64):
                 return in_fast_layout(jax.vmap(one))(rows)
 
         def one(example):
-            found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
-            value, aux = found if has_aux else (found, {})
-            shown = {"": value} | aux
-            shown = {name: jnp.float32(each) for name, each in shown.items()}
-            return gradient, (jnp.isfinite(value), shown)
+            value, gradient = without_batch_groups(jax.value_and_grad(loss))(params, example)
+            return gradient, (jnp.isfinite(value), jnp.float32(value))
 
         def clipped(rows, real):
-            gradients, (finite, shown) = of_each(rows)
+            gradients, (finite, losses) = of_each(rows)
             how = clipping.grid, clipping.normalize
             _, counts, norms, long = clip_rows_to_grid(gradients, *how, real & finite)
-            norms, shown = where_row(real, (norms, shown))
-            return counts, norms, real & long, shown
+            norms, losses = where_row(real, (norms, losses))
+            return counts, norms, real & long, losses
 
         def admitted(admit, rows, sampled, kept):
-            counts, norms, long, shown = clipped(rows, jnp.ones_like(sampled))
+            counts, norms, long, losses = clipped(rows, jnp.ones_like(sampled))
             squares = jax.vmap(_square)(counts)
             with jax.enable_x64(x64):
                 kept, let_in = admit(kept, squares)
             counted = sampled & let_in
-            counts, norms, shown = where_row(counted, (counts, norms, shown))
-            return counts, norms, counted & long, shown, kept
+            counts, norms, losses = where_row(counted, (counts, norms, losses))
+            return counts, norms, counted & long, losses, kept
 
         def accumulate(total, inputs):
             rows, real, kept = inputs
             if admit is None:
-                counts, norms, long, shown = clipped(rows, real)
+                counts, norms, long, losses = clipped(rows, real)
             else:
-                counts, norms, long, shown, kept = admitted(admit, rows, real, kept)
+                counts, norms, long, losses, kept = admitted(admit, rows, real, kept)
             total = jax.tree.map(lambda a, n: a + n.sum(axis=0, dtype=jnp.float64), total, counts)
-            return total, (norms, long, shown, kept)
+            return total, (norms, long, losses, kept)
 
         inputs = jax.tree.map(pieces.split, (batch, mask, records))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), params)

@@ -22,39 +22,31 @@ from .accounting import IndividualAccounting, PrivateLosses
 from .trackers import Tracker
 
 
-class IndividualStep(PrivateStep):
-    """`step(state, all rows, sampled) -> (state, info)`: the step of `make_step` on admitted examples."""
+def individual_step(
+    loss: Callable[..., jax.Array],
+    private: Privatizer,
+    optimizer: optax.GradientTransformation,
+    tracker: Tracker,
+    start,
+    **options,
+) -> PrivateStep:
+    """Return `step(state, all rows, sampled) -> (state, info)`: that of `make_step` on admitted examples."""
 
-    def __init__(
-        self,
-        loss: Callable[..., jax.Array],
-        private: Privatizer,
-        optimizer: optax.GradientTransformation,
-        tracker: Tracker,
-        start,
-        **options,
-    ):
-        self._start = start
+    def admit(records, squares):
+        with jax.enable_x64(True):
+            norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
+        return tracker.step(records, norms)
 
-        def admit(records, squares):
-            with jax.enable_x64(True):
-                norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
-            return tracker.step(records, norms)
+    def step(state: TrainState, rows, sampled, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
+        del specs  # of no mesh
+        _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
+        followed = dict(admit=admit, records=state.private_individual)
+        arguments = loss.at(state.noise.step), state.params, rows, sampled
+        found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
+        after, info = advance(private, optimizer, state, found, sampled)
+        return after._replace(private_individual=found.records), info
 
-        def step(state: TrainState, rows, sampled, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
-            del specs  # of no mesh
-            _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
-            followed = dict(admit=admit, records=state.private_individual)
-            arguments = loss.at(state.noise.step), state.params, rows, sampled
-            found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
-            after, info = advance(private, optimizer, state, found, sampled)
-            return after._replace(private_individual=found.records), info
-
-        super().__init__(step, as_loss(loss), private, optimizer)
-
-    def init(self, params) -> TrainState:
-        """Return the state before the first step."""
-        return super().init(params)._replace(private_individual=jax.tree.map(jnp.array, self._start))
+    return PrivateStep(step, as_loss(loss), private, optimizer, records=start)
 
 
 def _rounded_up(values) -> jax.Array:
@@ -105,7 +97,7 @@ def follow(
         return PrivateLosses(steps, tracker, records)
 
     return dict(
-        step=IndividualStep(loss, private, optimizer, tracker, tracker.init(size), **options),
+        step=individual_step(loss, private, optimizer, tracker, tracker.init(size), **options),
         batch=_AllRows(rows, jax.tree.map(jnp.asarray, rows.take(np.arange(size), size))),
         source_at=source_at,
         adds=individual.statement(tracker),

@@ -327,8 +327,6 @@ def _train(plan: DicePlan, request: Request) -> Result:
         clip_norm=plan.clip_norm,
         sampler_key=sampler_key,
         source_at=source_at,
-        loss=loss,
-        optimizer=optimizer,
         clipping=Choice(PER_EXAMPLE, "the error that is fed back needs the gradients of examples"),
     )
     return run.take()

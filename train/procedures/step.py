@@ -56,11 +56,9 @@ class StepInfo(NamedTuple):
     """() int32: examples that count as zero, as their loss or gradient is not finite."""
     max_norm: jax.Array
     """Largest gradient norm of the examples that count, before clipping; NaN where none does."""
-    aux: Any = None
-    """Means over the real examples of what the loss returned beside its value, by name."""
 
 
-def info_of(losses, norms, mask, clipped, aux=None) -> StepInfo:
+def info_of(losses, norms, mask, clipped) -> StepInfo:
     """Return the private log of a step.
 
     Args:
@@ -68,7 +66,6 @@ def info_of(losses, norms, mask, clipped, aux=None) -> StepInfo:
       norms: (batch,) gradient norms before clipping, not finite likewise.
       mask: (batch,) bool, sampled examples.
       clipped: share of gradients that were scaled down.
-      aux: means over the sampled examples, by name.
     """
     counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
     return StepInfo(
@@ -77,7 +74,6 @@ def info_of(losses, norms, mask, clipped, aux=None) -> StepInfo:
         jnp.nanmedian(jnp.where(mask, norms, jnp.nan)),
         jnp.sum(mask & ~counted),
         jnp.where(counted.any(), jnp.max(norms, where=counted, initial=0.0), jnp.nan),
-        aux,
     )
 
 
@@ -90,6 +86,7 @@ class PrivateStep:
       private: whose `init` begins `TrainState.noise`.
       optimizer: of the parameters.
       mesh: of the devices that it is for.
+      records: `TrainState.private_individual` of a new run.
     """
 
     def __init__(
@@ -99,9 +96,11 @@ class PrivateStep:
         private: Any,
         optimizer: optax.GradientTransformation,
         mesh: jax.sharding.Mesh | None = None,
+        records: Any = (),
     ):
         self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=4), mesh
-        self._loss, self._private, self._optimizer = loss, private, optimizer
+        self._records = records
+        self.loss, self.optimizer, self.private = loss, optimizer, private
         self._begun = False
 
     def init(self, params) -> TrainState:
@@ -114,13 +113,14 @@ class PrivateStep:
           ValueError: for an optimizer whose state never settles, or that needs more than the noisy gradient.
         """
         params = copied(params)
-        opt_state, after = begun(self._optimizer, params)
+        opt_state, after = begun(self.optimizer, params)
         for _ in range(3):
             before = [jnp.result_type(leaf) for leaf in jax.tree.leaves(opt_state)]
             if before == [leaf.dtype for leaf in jax.tree.leaves(after)]:
-                return TrainState(params, copied(self._private.init(params)), opt_state)
+                noise, records = copied(self.private.init(params)), copied(self._records)
+                return TrainState(params, noise, opt_state, records)
             opt_state = jax.tree.map(lambda leaf, to: jnp.asarray(leaf, to.dtype), opt_state, after)
-            _, after = begun(self._optimizer, params, opt_state)
+            _, after = begun(self.optimizer, params, opt_state)
         raise ValueError("optimizer must keep the dtypes of its state from step to step")
 
     def __call__(
@@ -132,21 +132,21 @@ class PrivateStep:
         a function of the state's and of the text: no two batches have the same noise.
         """
         if not self._begun:
-            self._begun, state = True, _bound_together(state, self._loss, self._mesh)
+            self._begun, state = True, _bound_together(state, self.loss, self._mesh)
         specs = _by_device.specs_of(self._mesh, state)
         if digest is not None:
-            if self._private.redraws:
+            if self.private.redraws:
                 raise ValueError("noise_memory must be 'keep' with batches: each has a noise key of its own")
             old = state.noise.key
             key = next_key(np.asarray(old), digest)
             key = jax.device_put(key, old.sharding) if getattr(old, "committed", False) else jnp.asarray(key)
             state = state._replace(noise=state.noise._replace(key=key))
-        return self._jitted(state, batch, mask, self._loss, specs)
+        return self._jitted(state, batch, mask, self.loss, specs)
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program, which draws its noise itself."""
         specs = _by_device.specs_of(self._mesh, state)
-        return self._jitted.trace(state, batch, mask, self._loss, specs)
+        return self._jitted.trace(state, batch, mask, self.loss, specs)
 
 
 def _bound_together(state, loss: Loss, mesh: jax.sharding.Mesh | None):
@@ -187,7 +187,7 @@ def make_step(
       optimizer: any; what it does is post-processing.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
       mesh: as in `train.clipping.sums.Clipping`.
-      **options: others of `Clipping`: microbatch_size, normalize, skip_padding and has_aux.
+      **options: others of `Clipping`: microbatch_size, normalize and skip_padding.
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
     if not isinstance(private, Privatizer):
@@ -248,9 +248,7 @@ def advance(
     chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    real = jnp.maximum(1, mask.sum())
-    aux = jax.tree.map(lambda leaf: leaf.sum() / real.astype(leaf.dtype), found.aux)
-    info = info_of(found.losses, found.norms, mask, found.clipped_fraction, aux)
+    info = info_of(found.losses, found.norms, mask, found.clipped_fraction)
     return _by_device.constrained(mesh, specs, TrainState(params, noise, opt_state)), info
 
 

@@ -82,7 +82,6 @@ class RunFolder:
     def __init__(self, folder):
         self.folder = Path(folder).absolute()
         self._lock = Checkpoint(self.folder, "out")
-        self._moved: tuple[dict, str] | None = None
         self._committed: Committed | None = None
         with contextlib.ExitStack() as stack:
             stack.callback(self._lock.close)  # where the rest fails
@@ -115,8 +114,8 @@ class RunFolder:
         """Record a new run, or check that the stored one is the same; returns the sampler key that counts.
 
         `described` is public; of `data`, the fingerprint of the data, a keyed digest is stored.
-        With `elastic` devices and versions may differ, and with them the program: `went_on` is to be called
-        once the state is restored. Another number of steps is accepted that no checkpoint is beyond: neither
+        With `elastic` devices and versions may differ, and with them the program: it is warned of and
+        recorded. Another number of steps is accepted that no checkpoint is beyond: neither
         noise nor batches depend on it. Refused by a ValueError: another run; one of which something was shown
         and no checkpoint is left; with `elastic`, another generator of noise, or steps that were shown.
         """
@@ -138,14 +137,23 @@ class RunFolder:
             write_atomically(secret, json.dumps({"sampler_key": key, "data": keyed(key, data)}), secret=True)
             return key
         stored, kept = read_json(run, "run"), read_json(secret, "secret")
-        self._compare(stored, described, elastic)
+        moved = self._compare(stored, described, elastic)
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(
                 f"secret {secret} must hold a sampler key of four words and a digest of the data"
             )
         if kept["data"] != keyed(kept["sampler_key"], data):
             raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
-        if stored.get("steps") != described.get("steps"):
+        if moved is not None:
+            warnings.warn(
+                f"the run in {self.folder} continues elsewhere {moved}: the same plan, data, batches, noise, "
+                "loss and optimizer, but not the same bits as where it began. The guarantee stands",
+                stacklevel=2,
+            )
+            before = {name: stored.get(name) for name in sorted(_ELASTIC)}
+            before["until"] = self._manager.latest_step() or 0
+            self.note(**described, earlier=[*stored.get("earlier", []), before])
+        elif stored.get("steps") != described.get("steps"):
             self.note(steps=described["steps"])
         return kept["sampler_key"]
 
@@ -159,12 +167,11 @@ class RunFolder:
         run = self.folder / "run.json"
         write_atomically(run, json.dumps(read_json(run, "run") | values, indent=1) + "\n")
 
-    def _compare(self, stored: dict, described: dict, elastic: bool) -> None:
-        """Refuse another run; prepare to continue elsewhere where that is allowed."""
+    def _compare(self, stored: dict, described: dict, elastic: bool) -> str | None:
+        """Refuse another run; return where and how one continues elsewhere, where that is allowed."""
         other = {name: value for name, value in described.items() if stored.get(name) != value}
         if "generator" in other and _same_numbers(stored.get("generator"), other["generator"]):
             del other["generator"]
-        other.pop("clipping_reason", None)  # a text
         reached = self._manager.latest_step() or 0
         if other.pop("steps", reached) < reached:
             raise ValueError(
@@ -182,16 +189,14 @@ class RunFolder:
                 + (hint if moved and not elastic and not set(other) - _ELASTIC else "")
             )
         if not other:
-            return
+            return None
         if self._shown() > reached:
             raise ValueError(
                 f"out {self.folder} has shown step {self._shown()} and has no checkpoint of it: elsewhere "
                 "its noise would be used twice; continue where the run began, or begin in a new folder"
             )
-        before = {name: stored.get(name) for name in sorted(_ELASTIC)}
         changes = "; ".join(f"{name} {stored.get(name)!r}, now {other[name]!r}" for name in moved)
-        earlier = [*stored.get("earlier", []), before | {"until": reached}]
-        self._moved = stored | described | {"earlier": earlier}, changes
+        return f"from step {reached} ({changes})"
 
     def _shown(self) -> int:
         """Return the last step of which something is public: an evaluation, or the model at the end."""
@@ -218,20 +223,6 @@ class RunFolder:
             step = self._manager.latest_step() or 0
             self._committed = Committed(self.folder / _BATCHES, drawn.key, step)
         self._committed.add(drawn)
-
-    def went_on(self, step: int) -> None:
-        """Warn of a run that continues elsewhere, and record it; does nothing for others."""
-        if self._moved is None:
-            return
-        described, changes = self._moved
-        self._moved = None
-        warnings.warn(
-            f"the run in {self.folder} continues elsewhere from step {step} ({changes}): the same plan, "
-            "data, batches, noise, loss and optimizer, but not the same bits as where it began. The "
-            "guarantee stands",
-            stacklevel=2,
-        )
-        write_atomically(self.folder / "run.json", json.dumps(described, indent=1) + "\n")
 
     def save(self, state, drawn: SamplerState) -> None:
         """Checkpoint the state after `drawn.step` steps, atomically; CheckpointError for a full disk, say."""

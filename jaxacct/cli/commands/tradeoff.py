@@ -194,7 +194,7 @@ def last_iterate_command(
       noise_std: on the mean gradient of a batch, to evaluate.
       epsilon: target, to calibrate noise_std.
       plot: write the trade-off curves to this PNG.
-      out: with epsilon, write the plan here, for `jaxacct train`.
+      out: with epsilon, write the plan here, for `jaxacct.train.fit`.
       json: print one JSON object.
     """
     _check(plot, out, LastIteratePlan, "noise_std", noise_std, epsilon)

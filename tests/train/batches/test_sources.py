@@ -47,7 +47,7 @@ class Formatted(Several):
 def in_files(folder, arrays):
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    return {name: folder / f"{name}.npy" for name in arrays}
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in arrays}
 
 
 SCHEMA = [("x", pa.list_(pa.float32(), 3)), ("y", pa.float32())]
@@ -143,8 +143,7 @@ def test_fingerprints_of_a_version_see_what_they_say_they_see(tmp_path, monkeypa
 
 def test_what_is_large_stays_on_the_disk(tmp_path, monkeypatch):
     """Without a version all of it is read for the fingerprint all the same."""
-    paths = in_files(tmp_path, data())
-    mapped = {name: np.load(path, mmap_mode="r") for name, path in paths.items()}
+    mapped = in_files(tmp_path, data())
     assert isinstance(as_rows(mapped), ArrayRows)
     monkeypatch.setattr(sources, "LARGE", 100)
     rows = as_rows(mapped)
@@ -342,20 +341,12 @@ def test_bad_sources():
         assert "\n" not in str(caught.value)
 
 
-def test_bad_files(tmp_path):
-    paths = in_files(tmp_path, data())
-    (tmp_path / "bad.npy").write_bytes(b"nothing")
-    np.savez(tmp_path / "two.npz", a=np.zeros(2))
-    for bad, message in (
-        (tmp_path / "bad.npy", r"bad\.npy must be a \.npy file of numbers"),
-        (tmp_path / "missing.npy", r"missing\.npy must be"),
-        (tmp_path / "two.npz", "it holds several"),
-        ({"a": paths["x"], "b": np.zeros(3)}, r"same number of rows, got \[3, 60\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            MemoryMapped(bad)
+def test_bad_arrays_and_versions(tmp_path):
+    arrays = in_files(tmp_path, data())
+    with pytest.raises(ValueError, match=r"same number of rows, got \[3, 60\]"):
+        MemoryMapped({"a": arrays["x"], "b": np.zeros(3)})
     with pytest.raises(ValueError, match="version must be a text, got 3"):
-        MemoryMapped(paths, 3)
+        MemoryMapped(arrays, 3)
     with pytest.raises(ValueError, match="version must be a text, got ''"):
         Indexed(Listed(data()), "")
     with pytest.raises(ValueError, match="must have a length and rows by index, got int"):
@@ -373,7 +364,7 @@ def test_fourteen_million_rows_start_at_once_and_in_little_memory(tmp_path):
     array.flush()
     tracemalloc.start()
     begun = time.process_time()
-    rows = as_rows(MemoryMapped(path, "2026-11"))
+    rows = as_rows(MemoryMapped(np.load(path, mmap_mode="r"), "2026-11"))
     digest = rows.fingerprint()
     found = rows.take(np.array([HUGE // 3, HUGE - 1]), 3)
     seconds, peak = time.process_time() - begun, tracemalloc.get_traced_memory()[1]

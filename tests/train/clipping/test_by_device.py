@@ -92,9 +92,7 @@ def small():
 def everything():
     """The same of the model with one of each layer: attention, LoRA, embeddings, `scan`, `remat`."""
     wanted = (nnx.Param, nnx.LoRAParam)
-    loss, params = nnx_loss(
-        made(lambda: Everything(nnx.Rngs(0))), lambda *given: of_everything(*given)[0], wanted
-    )
+    loss, params = nnx_loss(made(lambda: Everything(nnx.Rngs(0))), of_everything, wanted)
     generator = np.random.default_rng(1)
     _, _, batch, mask = small()
     batch |= {
