@@ -41,8 +41,10 @@ def swapped(step: int) -> np.ndarray:
 
 
 def last_of_epoch() -> np.ndarray:
-    """Ids that step 11, the second of its epoch, may have in place of its own."""
-    return np.setdiff1d(np.arange(20), order()[10:])[:SIZE]
+    """Ids that step 11, the second of its epoch, may have in place of its own: one of them is another."""
+    found = order()[11]
+    found[0] = np.setdiff1d(np.arange(20), order()[10:])[0]
+    return found
 
 
 def train(batches, out, **options):
@@ -95,10 +97,10 @@ def test_other_batches_of_steps_that_are_done_are_refused(tmp_path):
 
 
 def test_copies_with_other_batches_have_other_noise(tmp_path):
-    """Attack: copied before the last step, each copy with another batch: their difference was its gradient.
+    """Attack: copied before the last step, each copy with another example: the difference was its gradient.
 
-    Of independent noise each of 4 numbers has the standard deviation 100 sqrt(2) / 4; all are below .3 with
-    probability 2e-9.
+    With the same noise that is at most 2 / 4. Of independent noise each of 4 numbers has the standard
+    deviation 100 sqrt(2) / 4; all are below 1 / 2 with probability 2e-8.
     """
     other = order()
     other[11] = last_of_epoch()
@@ -107,7 +109,7 @@ def test_copies_with_other_batches_have_other_noise(tmp_path):
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
     models = [flat(train(batches, tmp_path / name).params) for name, batches in
               (("one", order()), ("copy", other))]  # fmt: skip
-    assert np.abs(models[0] - models[1]).max() > 0.3
+    assert np.abs(models[0] - models[1]).max() > 0.5
     np.testing.assert_array_equal(models[0], flat(train(order(), None).params))
 
 
