@@ -126,13 +126,8 @@ def check_out(out) -> None:
 
 def check_data(data) -> None:
     """ValueError for what has no rows by index."""
-    allowed = (
-        "data must be arrays with a row for each example, have rows by index or be a .parquet or .npz file"
-    )
-    path = isinstance(data, str | os.PathLike)
-    if path and os.fspath(data).endswith((".parquet", ".npz")):
-        return
-    if data is None or inspect.isclass(data) or path or isinstance(data, bytes):
+    allowed = "data must be arrays with a row for each example, or have rows by index"
+    if data is None or inspect.isclass(data) or isinstance(data, str | bytes | os.PathLike):
         raise ValueError(f"{allowed}, got {_shown(data)}")
     kind = type(data).__name__
     hint = _hint_of_data(data)
@@ -150,8 +145,10 @@ def _hint_of_data(data) -> str | None:
         return "stack its rows, tuple(np.stack(column) for column in zip(*data))"
     if not jax.tree_util.all_leaves([data]):
         return None  # a pytree
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"):  # of pandas, Polars
-        return "give its columns by name, {name: data[name].to_numpy() for name in data.columns}"
+    library = type(data).__module__.partition(".")[0]
+    if hasattr(data, "columns") and library != "datasets":  # of pandas, Polars, PyArrow
+        columns = "column_names" if hasattr(data, "column_names") else "columns"
+        return f"give its columns by name, {{name: data[name].to_numpy() for name in data.{columns}}}"
     if isinstance(data, Mapping) and hasattr(data, "files"):
         return "an archive of np.load; give its arrays, {name: data[name] for name in data}"
     if isinstance(data, Mapping):
@@ -159,7 +156,6 @@ def _hint_of_data(data) -> str | None:
     has_rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if not hasattr(data, "__iter__") or has_rows or hasattr(data, "__array__"):
         return None
-    library = type(data).__module__.partition(".")[0]
     given = {
         "datasets": "a data set that is loaded without streaming=True",
         "grain": "the MapDataset before to_iter_dataset(), or the data_source",

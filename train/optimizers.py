@@ -50,33 +50,19 @@ class Privatizer:
         """Standard deviation of a step's fresh noise in grid units."""
         return self.mechanism.noise_multiplier * 2.0**self.grid.bits
 
-    def update(
-        self,
-        updates,
-        state: noise.NoiseState,
-        params=None,
-        *,
-        fresh: noise.Fresh | None = None,
-        cuts=None,
-    ):
+    def update(self, updates, state: noise.NoiseState, params=None, *, cuts=None):
         """Return `(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
         `updates` is the `GridSum` of the step. One on another grid, or of another clip norm,
-        is refused; after one that is not finite all updates are NaN, as after `fresh` noise of another step.
-        `fresh` and `cuts` are those of `train.noise.recursion.draw`.
+        is refused; after one that is not finite all updates are NaN. `cuts` are those of
+        `train.noise.recursion.draw`.
         """
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
         parts = self.mechanism.strategy, self.levels, state, updates.whole
-        if self.redraws:
-            drawn, after = redrawn.draw(*parts, cuts=cuts)
-        else:
-            drawn, after = noise.draw(*parts, fresh=fresh, cuts=cuts)
+        drawn, after = (redrawn if self.redraws else noise).draw(*parts, cuts=cuts)
         end, sound = self.mechanism.scheme.iterations, updates.is_finite
-        if fresh is not None:
-            # What is kept is made of the wrong noise, too: no later step is covered.
-            sound &= fresh.are_of(state)
         covered = (state.step < end) & sound
         after = after._replace(step=jnp.where(sound, after.step, end))
         private = updates.scaled(1 / self.expected_batch_size, drawn)

@@ -1,6 +1,6 @@
 """Options of `train.fit` beside plan, model, data and optimizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal
@@ -12,7 +12,6 @@ from jaxacct.common import validate as _validate
 
 from .batches.graph import Attribution
 from .clipping.ghost import AUTO
-from .clipping.groups import ClipGroups
 from .individual import IndividualAccounting
 from .noise.redrawn import KEEP, RECOMPUTE
 from .procedures.step import CLIPPINGS
@@ -26,12 +25,9 @@ class TrainOptions:
       steps: number of steps, at most the plan's; by default all of them. A run in a folder may end earlier or
         go on later than it began with, under the same guarantee. Choose by what is public: `evaluate`, not
         `callback` or the private log.
-      clip: "individual", "batch" or "mixed", to be checked against the plan.
       clipping: "ghost" (`train.clipping.ghost`) is much faster where parameters are many and examples short;
         gradients are scaled to slightly less than `clip_norm`. "per_example": gradients of examples. "auto":
         "ghost" where it applies and pays (`train.clipping.ghost`). For a `jaxacct.Plan`.
-      clip_groups: clip each group of parameters to a norm of its own, together at most `clip_norm`: "layer",
-        nnx filters (one a group) or a `train.clipping.groups.ClipGroups`. For a `jaxacct.Plan`.
       normalize: automatic clipping: every gradient is scaled to about `clip_norm`.
       average: decay of an exponential moving average of the parameters, in (0, 1). `evaluate` then
         receives the average, and it is what is published. It has no privacy cost. Not for a
@@ -43,7 +39,6 @@ class TrainOptions:
         (proofs/adjacency.md).
       skip_padding: do not compute padded rows. The duration of a step then shows its batch size, which no
         guarantee covers. Default: True, except for truncated batches (refused), a mesh and `individual`.
-      has_aux: the loss returns (scalar, dictionary of scalars); the means are logged privately.
       wrt: nnx filter of the variables to train, by default `nnx.Param`. All others are frozen and public: no
         noise, no part in the clip norm, no copy in checkpoints; the run is bound to their values.
       loss_key: public integer or `jax.random` key, for dropout or augmentation: the loss is called with a
@@ -64,7 +59,7 @@ class TrainOptions:
       progress: called with ("training", steps done, total steps); by default a bar on an interactive terminal
         or in a notebook; False for none, and for no line about the clipping.
       callback: called with (step, metrics) of every step, a few steps late. **Private**: no guarantee covers
-        the metrics (`train.run.metrics` writes them for TensorBoard).
+        the metrics.
       prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.
       elastic: continue a run on other devices, processors, compiler flags or package versions, with a
         warning: the bits are then no longer reproduced. `mesh`, `microbatch_size` and `skip_padding` may
@@ -73,15 +68,12 @@ class TrainOptions:
     """
 
     steps: int | None = None
-    clip: str | None = None
     clipping: Literal["auto", "ghost", "per_example"] = AUTO
-    clip_groups: str | Sequence[Any] | ClipGroups | None = None
     normalize: bool = False
     average: float | None = None
     inner: optax.GradientTransformation | None = None
     microbatch_size: int | None = None
     skip_padding: bool | None = None
-    has_aux: bool = False
     wrt: Any = None
     loss_key: Any = None
     graph: Attribution | None = None
@@ -101,7 +93,7 @@ class TrainOptions:
         _validate.one_of("noise_memory", self.noise_memory, (KEEP, RECOMPUTE))
         _validate.positive_integer("checkpoint_every", self.checkpoint_every)
         _validate.positive_integer("prefetch", self.prefetch, minimum=0)
-        for name in ("normalize", "has_aux", "verify", "elastic"):
+        for name in ("normalize", "verify", "elastic"):
             _validate.instance(name, getattr(self, name), bool, "True or False")
         _validate.instance("skip_padding", self.skip_padding, (bool, NoneType), "True, False or None")
         _validate.instance("mesh", self.mesh, (jax.sharding.Mesh, NoneType), "a jax.sharding.Mesh")

@@ -48,18 +48,16 @@ def fit(
         `jax.tree_util.Partial(loss, ...)` are arguments of the step, arrays that it closes over are literals;
         both must be public, as all variables that are not trained.
       data: pytree of arrays (dataset_size, ...), in memory or mapped from files; anything with rows by index
-        that keeps what `train.batches.sources.Source` promises (Grain, PyTorch, Hugging Face); a
-        `pyarrow.Table`; or the path of a `.parquet` file, or of a `.npz` file of arrays. All but arrays in
-        memory are checked while they are read.
+        that keeps what `train.batches.sources.Source` promises (Grain, PyTorch, Hugging Face). All but arrays
+        in memory are checked while they are read.
       optimizer: any of optax; noise is added before it. None for a `LastIteratePlan`.
       clip_norm: norm that gradients, or terms, are clipped to; 1 by default.
       out: folder of the run, see `train.run.folder`.
       evaluate: called with the parameters at checkpoints (with `out`) and at the end (for a `LastIteratePlan`
         only there); returns numbers by name, logged openly: it must use public data only.
       batches: loader of a plan of `jaxacct.FixedOrder`, from step 0: an iterable of ids, integer arrays
-        (batch_size,) below the plan's dataset_size, or of (ids, rows) in place of `data`, which is then None
-        (`train.batches.given`). Each batch is checked before it is trained on. By default whole epochs in
-        random order. Other plans draw their batches.
+        (batch_size,) below the plan's dataset_size (`train.batches.given`). Each batch is checked before it
+        is trained on. By default whole epochs in random order. Other plans draw their batches.
       options: everything else.
 
     Returns:
@@ -80,8 +78,7 @@ def fit(
     _validate.instance("options", options, TrainOptions, "a train.TrainOptions")
     procedure = procedure_of(plan)
     arguments.check_out(out)
-    if batches is None or data is not None:
-        arguments.check_data(data)
+    arguments.check_data(data)
     hosts.check(options, batches)
     if evaluate is not None:
         arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")

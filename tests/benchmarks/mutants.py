@@ -48,7 +48,6 @@ SAMPLER, NOISE, CLIPPING = (
     f"tests/train/{name}.py"
     for name in ("batches/test_sampler", "noise/test_noise", "clipping/test_clipping")
 )
-DRAWN_AHEAD = "tests/train/noise/test_ahead.py"
 FOLDER, STORED, RUN = "train/run/folder.py", "train/models/saving.py", "train/run/loop.py"
 TWICE, WHOLE = "tests/train/test_noise_twice.py", "tests/train/test_whole_runs.py"
 CALLS = "tests/train/test_mutants_of_training.py"
@@ -59,7 +58,6 @@ RELEASED = "tests/train/clipping/test_released_numbers.py"
 CANCELLING, DICE = "tests/train/clipping/test_cancelling.py", "tests/train/test_dice.py"
 GPU_WORDS, GPU_TESTS = "train/noise/gpu_keystream.py", "tests/train/noise/test_gpu_keystream.py"
 LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
-GROUPS = "tests/train/clipping/test_groups.py"
 CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
 PARTICIPATION_TESTS = "tests/accountants/tradeoff/test_participation.py"
 INTERPOLATION = "tests/accountants/tradeoff/test_interpolation.py"
@@ -862,7 +860,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/per_example.py",
-        "stored((kept, where_row(kept, leaves)), lambda state: are_short(state).all(), mend)",
+        "stored((kept, where_row(kept, counts)), lambda state: are_short(state).all(), mend)",
         "mend((kept, where_row(kept, leaves)))",
         CANCELLING,
     ),
@@ -906,25 +904,22 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/per_example.py",
-        "scale = max_norm / (each + 0.01)",
-        "scale = max_norm / each",
+        "scale = max_norm / (norm + 0.01)",
+        "scale = max_norm / norm",
         CLIPPING,
     ),
-    # Clipping by group.
-    Mutant("train/clipping/groups.py", "math.floor(share * 4**grid.bits)", "4**grid.bits", GROUPS),
-    Mutant("train/clipping/groups.py", "math.floor(share *", "math.ceil(share *", GROUPS),
-    Mutant("train/clipping/groups.py", " or sum(exact) > 1", "", GROUPS),
-    Mutant("train/clipping/per_example.py", "<= float(limit)", "<= 4.0**grid.bits", GROUPS),
-    Mutant("train/clipping/per_example.py", "short &= sum(", "short = sum(", GROUPS),
-    Mutant("train/clipping/ghost.py", "weights[at]", "weights[0]", f"{GROUPS} {GHOST}"),
+    Mutant("train/clipping/per_example.py", "<= 4.0**grid.bits", "<= 8.0**grid.bits", CANCELLING),
     # Clipping without gradients of examples.
     Mutant("train/clipping/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
     Mutant("train/clipping/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
     Mutant("train/clipping/ghost.py", "depth = pieces.micro * max(", "depth = max(", GHOST),
     Mutant("train/clipping/ghost.py", "square + _SHARE**2 * most", "square", GHOST),
-    Mutant("train/clipping/ghost.py", "[], finite, ~finite", "[], real, ~finite", GHOST),
+    Mutant("train/clipping/ghost.py", "keep = finite & jnp", "keep = real & jnp", GHOST),
     Mutant(
-        "train/clipping/ghost.py", "jnp.where(real & keep, each, 0.0)", "jnp.where(keep, each, 0.0)", GHOST
+        "train/clipping/ghost.py",
+        "jnp.where(real & keep, weight, 0.0)",
+        "jnp.where(keep, weight, 0.0)",
+        GHOST,
     ),
     Mutant(
         "train/clipping/ghost.py",
@@ -990,7 +985,7 @@ MUTANTS = [
     Mutant("train/procedures/step.py", "mesh=mesh, equal_rows", "equal_rows", BY_DEVICE),
     Mutant("train/clipping/equations.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
-    Mutant("train/clipping/per_example.py", 'check_real("gradient", leaves)', "pass", GHOST),
+    Mutant("train/clipping/per_example.py", 'check_real("gradient", gradient)', "pass", GHOST),
     Mutant("train/clipping/sums.py", 'check_real("params", params)', "pass", GHOST),
     Mutant("train/clipping/uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
     Mutant(
@@ -1018,7 +1013,6 @@ MUTANTS = [
         "tests/train/noise/test_redrawn.py",
     ),
     Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", GHOST),
-    Mutant(CORRELATED, "            clip_groups=described_groups,\n", "", GROUPS),
     Mutant(
         "train/noise/normals.py",
         "chacha.blocks(key, (counter, step, 0, 0))",
@@ -1046,53 +1040,13 @@ MUTANTS = [
     Mutant("train/clipping/ghost.py", "min(pieces.micro, ROWS_IN_FLOAT32) + pieces", "1 + pieces", GHOST),
     Mutant("train/clipping/parts.py", "range(0, len(arrays[0]), ROWS_IN_FLOAT32)", "range(0, 1)", GHOST),
     Mutant("train/clipping/parts.py", "self.left.shape[1:3] == (1, 1)", "self.left.shape[1] == 1", GHOST),
-    Mutant("train/noise/keystream.py", "[0, step, 0, 0]", "[0, 0, 0, 0]", NOISE),
-    Mutant("train/noise/recursion.py", "jnp.pad(ring[:, main:], ", "jnp.pad(ring[:, : size - main], ", NOISE),
-    Mutant("train/noise/normals.py", "_places(shapes)\n    words", "_places(shapes[::-1])\n    words", NOISE),
-    Mutant("train/noise/keystream.py", "range(0, out.size, len(_ZEROS))", "range(0, 1)", NOISE),
-    Mutant("train/noise/prefetch.py", "np.array(state.key)", "np.asarray(state.key)", DRAWN_AHEAD),
-    Mutant(
-        "train/noise/prefetch.py",
-        "coming, self._coming = self._coming, None",
-        "coming = self._coming",
-        DRAWN_AHEAD,
-    ),
-    Mutant(
-        "train/noise/prefetch.py",
-        "[*jax.tree.leaves(state), jnp.zeros(())]",
-        "jax.tree.leaves(state)",
-        DRAWN_AHEAD,
-    ),
-    Mutant("train/optimizers.py", "after.step, end)", "after.step, after.step)", DRAWN_AHEAD),
-    Mutant("train/noise/prefetch.py", "self._before, self._room", "self._before, None", DRAWN_AHEAD),
-    Mutant(
-        "train/noise/prefetch.py", "state.recent, None, None)", "state.recent, None, self._room)", DRAWN_AHEAD
-    ),
+    Mutant("train/optimizers.py", "after.step, end)", "after.step, after.step)", NOISE),
     Mutant("train/noise/recursion.py", "if z.dtype != np.float64", "if False", NOISE),
-    Mutant("train/noise/recursion.py", "for at in (0, 1)]", "for at in (1, 0)]", NOISE),
-    Mutant("train/noise/recursion.py", "(low & (2**32 - 1))", "low", NOISE),
     Mutant("train/noise/recursion.py", "range(groups * _AT_A_TIME, len(ring))", "range(len(ring))", NOISE),
-    Mutant("train/noise/prefetch.py", "submit(self._store, ", "submit(lambda kept, *_: kept, ", DRAWN_AHEAD),
     Mutant("train/clipping/grid.py", "(jnp.abs(leaf) <= _MAX_SUM).all()", "True", NOISE),
     Mutant("train/clipping/grid.py", "jnp.int32) == len(conditions)", "jnp.int32) >= 0", NOISE),
     Mutant("train/clipping/grid.py", "jnp.where(fits, leaf, jnp.nan)", "jnp.where(fits, leaf, 0.0)", NOISE),
     Mutant("train/optimizers.py", "updates.is_finite", "jnp.asarray(True)", NOISE),
-    Mutant("train/noise/prefetch.py", "zip(coming.leaves, leaves, strict=True)", "[]", DRAWN_AHEAD),
-    Mutant(
-        "train/noise/prefetch.py",
-        "zip(coming.leaves, leaves, strict=True)",
-        "zip(coming.leaves[:1], leaves[:1], strict=True)",
-        DRAWN_AHEAD,
-    ),
-    Mutant(
-        "train/noise/prefetch.py",
-        "zip(coming.leaves, leaves, strict=True)",
-        "zip(coming.leaves[-1:], leaves[-1:], strict=True)",
-        DRAWN_AHEAD,
-    ),
-    Mutant("train/optimizers.py", "sound &= fresh.are_of(state)", "pass", DRAWN_AHEAD),
-    Mutant("train/noise/recursion.py", " & (state.key == self.key).all()", "", DRAWN_AHEAD),
-    Mutant("train/noise/prefetch.py", "given.step + 1 < self._iterations", "True", DRAWN_AHEAD),
     Mutant(
         "train/noise/normals.py",
         "_negated(sine, quadrant), ",
@@ -1123,12 +1077,9 @@ MUTANTS = [
     Mutant(
         "train/procedures/protocol.py", "if steps > covered:", "if steps > 2 * covered:", f"{LOOP} {BATCHES}"
     ),
-    Mutant(FOLDER, "if kept.get(name) != given:", "if False:", f"{LOOP} {BOUND}"),
-    Mutant(FOLDER, "if kept.get(name) != given:", "if given and kept.get(name) != given:", BOUND),
+    Mutant(FOLDER, 'if kept["data"] != keyed(kept["sampler_key"], data):', "if False:", f"{LOOP} {BOUND}"),
     Mutant(FOLDER, "(self.folder / name).chmod(0o700)", "pass", LOOP),
     # What a run is bound to; keys of runs; what a folder shows.
-    Mutant(FOLLOWED, '{"continues": f"{before.steps} {digest(before.records)}"}', "{}", BOUND),
-    Mutant(FOLLOWED, " {digest(before.records)}", "", BOUND),
     Mutant(
         RUN,
         "if self.before_first and not verified:",
@@ -1159,8 +1110,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/procedures/dice.py",
-        "        self._key = key\n",
-        "        self._key = key_of_run(key, ())\n",
+        "    released = DiceRule(**rule)\n",
+        "    released, key = DiceRule(**rule), key_of_run(key, ())\n",
         KEYS,
     ),
     Mutant(FOLDER, "self._manager.latest_step() is None and (shown := self._shown())", "False", KEYS),
@@ -1205,14 +1156,14 @@ MUTANTS = [
     Mutant(RUN, "not folder.has_logged(source.state.step)", "False", LIMITS),
     Mutant(
         "train/procedures/dice.py",
-        "covered = state.private_dice.count < plan.iterations",
+        "covered = state.noise.count < plan.iterations",
         "covered = True",
         LIMITS,
     ),
     Mutant(
         "train/procedures/dice.py",
-        "covered = state.private_dice.count < plan",
-        "covered = state.private_dice.count <= plan",
+        "covered = state.noise.count < plan",
+        "covered = state.noise.count <= plan",
         LIMITS,
     ),
     Mutant("train/procedures/dice.py", "real & jnp.isfinite(values)", "real", LIMITS),
@@ -1312,8 +1263,12 @@ MUTANTS = [
     Mutant(RUN, "                folder.commit(coming)\n", "                pass\n", TWICE),
     Mutant(RUN, "(drawn.digest,) if given else ()", "()", TWICE),
     Mutant("train/batches/committed.py", "elif there != digest:", "elif False:", TWICE),
-    Mutant("train/batches/given.py", "content.update(np.ascontiguousarray", "(np.ascontiguousarray", TWICE),
-    Mutant("train/run/traces.py", "loss.at(0), has_aux", "lambda p, e: p, has_aux", TWICE),
+    Mutant(
+        "train/run/traces.py",
+        "value_and_grad(loss.at(0))",
+        "value_and_grad(lambda p, e: 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(p)))",
+        TWICE,
+    ),
     Mutant("train/procedures/step.py", "jnp.sum(mask & ~counted)", "jnp.sum(~counted)", WHOLE),
     Mutant("train/run/interrupts.py", "        asked.set()\n", "", WHOLE),
     Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", CALLS),
@@ -1330,8 +1285,6 @@ MUTANTS = [
     Mutant(
         "train/batches/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS
     ),
-    Mutant("train/batches/tables.py", "    if array.null_count:\n", "    if False:\n", ROWS),
-    Mutant("train/batches/tables.py", "        if len(lengths) != 1:\n", "        if False:\n", ROWS),
     Mutant("train/batches/prefetch.py", "range(depth + 1)", "range(depth + 9)", PREFETCHED),
     Mutant("train/batches/prefetch.py", "jax.enable_x64(wide)", "jax.enable_x64(False)", PREFETCHED),
     Mutant(
@@ -1710,8 +1663,8 @@ MUTANTS = [
     Mutant("train/clipping/programs.py", "        if name in _INLINED:\n", "        if name:\n", GROUPED),
     Mutant(
         "train/clipping/per_example.py",
-        "without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(",
-        "jax.value_and_grad(loss, has_aux=has_aux)(",
+        "without_batch_groups(jax.value_and_grad(loss))(",
+        "jax.value_and_grad(loss)(",
         GROUPED,
     ),
     Mutant(
@@ -1735,15 +1688,9 @@ MUTANTS = [
     ),
     Mutant(
         APART,
-        "            if (found := why_not(inner, allowed)) is not None:\n                return found\n",
+        "            if (found := why_not(inner)) is not None:\n                return found\n",
         "            return why_not(inner)\n",
         ROWS_APART,
-    ),
-    Mutant(
-        "train/clipping/per_example.py",
-        "jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)",
-        "in_fast_layout(jax.vmap(one))(rows)",
-        "tests/train/clipping/test_one_at_a_time.py",
     ),
     Mutant(
         "train/clipping/sums.py",

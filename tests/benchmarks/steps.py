@@ -3,8 +3,7 @@
     python -m tests.benchmarks.steps [noise] [steps] [memory] [loop]
 
 All kinds of a table take turns in one process; a time is the lower quartile of CPU time of all threads (least
-wall time in brackets), milliseconds, as other jobs on the machine then count for little. Wall time shows what
-the thread that computes noise takes off a step, CPU time does not.
+wall time in brackets), milliseconds, as other jobs on the machine then count for little.
 """
 
 import functools
@@ -28,7 +27,6 @@ from tests.benchmarks.training import KINDS, poisson_plan
 from tests.train.fitting import fit
 from train.models.loss import nnx_loss
 from train.noise import recursion
-from train.noise.prefetch import Ahead
 from train.optimizers import privatize
 from train.procedures.step import make_step
 
@@ -49,16 +47,14 @@ JOBS = [
 ]  # fmt: skip
 
 
-def by_turns(runs: dict, calls: int = 1, idle=lambda: None) -> dict:
-    """(CPU, wall) milliseconds a call of each; `idle` waits for threads, whose CPU time counts."""
+def by_turns(runs: dict, calls: int = 1) -> dict:
+    """(CPU, wall) milliseconds a call of each."""
     taken = {name: [] for name in runs}
     for turn in range(TURNS + 1):
         for name, run in runs.items():
             begun = time.process_time(), time.perf_counter()
             jax.block_until_ready([run() for _ in range(calls)][-1])
-            wall = time.perf_counter()
-            idle()
-            ended = time.process_time(), wall
+            ended = time.process_time(), time.perf_counter()
             if turn:
                 taken[name].append(np.subtract(ended, begun) * 1e3 / calls)
     return {name: (np.quantile(t, 0.25, 0)[0], np.min(t, 0)[1]) for name, t in taken.items()}
@@ -77,17 +73,15 @@ def noise_of(name: str, size: int) -> list[str] | None:
     if copies * size > MAX_KEPT:
         return None
     mechanism = Mechanism(BMinSep(STEPS, 256, 0.001), strategy, 1.0)
-    ahead = Ahead(privatize(mechanism, clip_norm=1.0, expected_batch_size=64))
+    levels = privatize(mechanism, clip_norm=1.0, expected_batch_size=64).levels
     held = [recursion.init(strategy, jnp.zeros(size), KEY)]
     kept, weights = np.ones((copies, size), np.float32), np.ones(copies, np.float32)
-    out, step = np.empty(size, np.float32), jax.jit(lambda step: step + 1)
+    out, like = np.empty(size, np.float32), jax.ShapeDtypeStruct((size,), np.float32)
+    draw = jax.jit(lambda state: recursion.draw(strategy, levels, state, like), donate_argnums=0)
 
     def ours():
-        before = held[0]
-        ahead.take(before)
-        after = before._replace(recent=None, step=step(before.step))
-        held[0] = ahead.begin(before, after, None)
-        return ahead._coming.made.result().made, held[0].recent
+        drawn, held[0] = draw(held[0])
+        return drawn, held[0].recent
 
     runs = {"ours": ours, "beside": lambda: np.matmul(weights, kept, out=out)}
     found = by_turns(runs, max(1, int(2e7 / (copies * size))))
@@ -97,7 +91,7 @@ def noise_of(name: str, size: int) -> list[str] | None:
 
 
 def noise() -> None:
-    """Correlated noise as steps are given it: key stream, normals, sum, and what is kept."""
+    """Correlated noise of a step: key stream, normals, sum, and what is kept."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes of rows
     rows = []
     for size in SIZES:
@@ -110,7 +104,7 @@ def noise() -> None:
         order=64,
         columns=["noise", "parameters", "copies kept", "ours, ms", "a pass, ms", "ratio", "ns a parameter"],
         rows=[row for row in rows if row],
-        note="Least wall time of a step's noise on its thread: key stream, normals, sum over what is kept, "
+        note="Least wall time of a step's noise: key stream, normals, sum over what is kept, "
         "and storing. A pass: NumPy's product of a vector and a float32 matrix of as many bytes as what is "
         "kept, on one core: it reads them and writes one vector. One band keeps nothing; a pass reads one "
         "vector there. Buffers write all that they keep, too.",
@@ -147,15 +141,10 @@ def steps() -> None:
     """Steps of SGD with ghost clipping, and jax-privacy's with gradients of 8 examples at a time."""
     rows = []
     for name, size, bands in JOBS:
-        loss, params, batch, step, runs = plain_and_private(name, size, bands)
+        loss, params, batch, _, runs = plain_and_private(name, size, bands)
         if size == 64 and bands == 16 and name != "transformer":
             runs["jax-privacy"] = peer(loss, params, batch, bands)
-
-        def idle(step=step):
-            if (coming := step._ahead._coming) is not None:
-                jax.block_until_ready(coming.made.result().made)
-
-        found = by_turns(runs, 16 if size > 4 else 1, idle)
+        found = by_turns(runs, 16 if size > 4 else 1)
         rows.append([name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))])
         for kind in ("private", "jax-privacy"):
             ratios = [found[kind][i] / found["plain"][i] for i in (0, 1)] if kind in found else []

@@ -15,7 +15,7 @@ PATH = re.compile(r"(?:jaxacct|train|tests|notebooks|\.ci|\.github)/[\w./-]*\w/?
 PACKAGES = "|".join(sorted(path.parent.name for path in (ROOT / "jaxacct").glob("*/__init__.py")))
 NAME = re.compile(rf"(?:jaxacct|train|tests|{PACKAGES})(?:\.[A-Za-z_]\w*)+")
 # Files that a reader has, or makes by the steps of a page.
-OF_READERS = {"train.parquet", "jaxacct/schemes/NAME.py"}
+OF_READERS = {"jaxacct/schemes/NAME.py"}
 
 
 def words_of(text: str) -> list[str]:

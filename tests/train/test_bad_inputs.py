@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas
+import pyarrow
 import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
@@ -177,24 +178,24 @@ BAD = {
     "PyTorch": (dict(model=of_library("torch")), MODEL),
     "rows in a list": (
         dict(data=ROW_BY_ROW),
-        DATA
-        + ", have rows by index or be a .parquet or .npz file, got a list: stack its rows, {name: np.stack(",
+        DATA + ", or have rows by index, got a list: stack its rows, {name: np.stack(",
     ),
     "pairs in a list": (dict(data=[(x, 1.0) for x in X]), DATA),
     "pandas": (dict(data=pandas.DataFrame({"y": data()["y"]})), DATA),
+    "PyArrow": (dict(data=pyarrow.table({"y": data()["y"]})), DATA),
     "a loader": (dict(data=Loader()), DATA),
     "streaming": (dict(data=COLUMNS.to_iterable_dataset()), DATA),
     "a DatasetDict": (dict(data=datasets.DatasetDict({"train": COLUMNS})), DATA),
     "a data set of Grain": (dict(data=GRAIN.to_iter_dataset()), DATA),
     "an iterator of Grain": (dict(data=iter(GRAIN.to_iter_dataset())), DATA),
-    "no data": (dict(data=None), DATA + ", have rows by index or be a .parquet or .npz file, got None"),
+    "no data": (dict(data=None), DATA + ", or have rows by index, got None"),
     "a table's name": (
         dict(data="train.csv"),
-        DATA + ", have rows by index or be a .parquet or .npz file, got 'train.csv'",
+        DATA + ", or have rows by index, got 'train.csv'",
     ),
     "a generator": (
         dict(data=(row for row in X)),
-        DATA + ", have rows by index or be a .parquet or .npz file, got a generator: batches",
+        DATA + ", or have rows by index, got a generator: batches",
     ),
     "numbers": (dict(data=[1, 2, 3]), DATA + ", got a single number in 0"),
     "other lengths": (dict(data=(X, X[:5])), "data must be arrays with the same number of rows, got [5, 60]"),
@@ -219,7 +220,6 @@ BAD = {
     "one key": (dict(keys=3), "keys must be (sampler key, noise key), got int"),
     "no callback": (dict(callback=3), "callback must be a function, got 3"),
     "no progress": (dict(progress=3), "progress must be a function, got 3"),
-    "groups": (dict(clip_groups=3), "clip_groups must be 'layer' or a list of nnx filters, got 3"),
     "a microbatch of text": (
         dict(microbatch_size="big"),
         "microbatch_size must be an integer of at least 1, got 'big'",
@@ -228,7 +228,6 @@ BAD = {
     "normalize": (dict(normalize="yes"), "normalize must be True or False, got 'yes'"),
     "skip_padding": (dict(skip_padding=3), "skip_padding must be True, False or None, got 3"),
     "elastic": (dict(elastic=1), "elastic must be True or False, got 1"),
-    "has_aux": (dict(has_aux="loss"), "has_aux must be True or False, got 'loss'"),
     "clipping": (dict(clipping="fast"), "clipping must be one of auto, per_example, ghost, got 'fast'"),
     "individual": (
         dict(individual=True),

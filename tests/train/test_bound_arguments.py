@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import json
 import shutil
 from typing import Any
 
@@ -14,14 +13,11 @@ import pytest
 from flax import nnx
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
-from tests.train import test_individual
 from tests.train.modules import made
 from tests.train.plans import plan
-from tests.train.test_individual import DELTA, FULL, losses
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
 from train import training
 from train.batches.sampler import Sampler
-from train.clipping.groups import ClipGroups
 from train.individual import IndividualAccounting
 from train.options import TrainOptions
 from train.procedures import bandmf
@@ -30,7 +26,6 @@ from train.run import machine
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 OTHER_KEYS = (9, 9, 9, 9), KEYS[1] + 1
-CLIPPED_APART = ClipGroups([lambda path, value: "b" in path, ...])
 # Argument of `fit` -> a change that a call in the folder of another run may not make, and how it is refused.
 BOUND = {
     "plan": (dict(plan=plan(dataset_size=ROWS, sigma=1.1)), "another plan"),
@@ -39,7 +34,6 @@ BOUND = {
     "data": (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
     "optimizer": (dict(optimizer=optax.sgd(0.1)), "another optimizer"),
     "clip_norm": (dict(clip_norm=2.0), "another clip_norm"),
-    "clip": (dict(clip="batch"), "clip must be 'individual'"),
     "inner": (dict(inner=optax.sgd(0.1)), "inner must not be given"),  # bound below, for its kind of plan
     "microbatch_size": (dict(microbatch_size=1), "another program"),
     "normalize": (dict(normalize=True), "another normalize"),
@@ -50,11 +44,9 @@ BOUND = {
     "wrt": (dict(wrt=nnx.Param), "wrt must not be given"),  # bound below, for modules
     "loss_key": (dict(loss_key=1, loss=lambda p, e, key: loss(p, e)), "another frozen part"),
     "skip_padding": (dict(skip_padding=False), "another program"),
-    "has_aux": (dict(has_aux=True, loss=lambda p, e: (loss(p, e), {"b": p["b"]})), "another loss"),
     "clipping": (dict(clipping="ghost"), "another clipping"),
     "average": (dict(average=0.9), "another optimizer"),
     "batches": (dict(batches=[np.arange(3)]), "batches must not be given"),
-    "clip_groups": (dict(clip_groups=CLIPPED_APART), "another partition"),
 }
 # Argument of `fit` -> a change that such a call may make, which changes neither run nor statement.
 ELASTIC = "mesh", "microbatch_size", "skip_padding"
@@ -172,46 +164,6 @@ def test_the_inner_optimizer_is_bound(tmp_path):
     for inner in (None, optax.sgd(0.2)):
         with pytest.raises(ValueError, match="another loss"):
             run(plan=rounds, out=tmp_path, inner=inner)
-
-
-def small(individual, **options):
-    return test_individual.run(FULL, individual, **options)
-
-
-@pytest.fixture(scope="module")
-def earlier():
-    """Losses of two runs of two steps, which differ by their noise."""
-    keys = KEYS, (KEYS[0], KEYS[1] + 1)
-    return [losses(small(IndividualAccounting(1.0, DELTA), steps=2, keys=each)) for each in keys]
-
-
-@pytest.mark.parametrize(("begun", "then", "ended"), [(None, 0, True), (0, 1, False)])
-def test_other_earlier_losses_are_refused(begun, then, ended, earlier, tmp_path):
-    """Begun without them and called again with them, a folder would say that both runs keep one budget."""
-
-    def continuing(which):
-        given = None if which is None else earlier[which]
-        return IndividualAccounting(1.0, DELTA, continues=given)
-
-    options: dict[str, Any] = dict(out=tmp_path, checkpoint_every=4)
-    if ended:
-        small(continuing(begun), **options)
-    else:
-        with crash_at(Sampler, "next", 7), pytest.raises(Crash):
-            small(continuing(begun), **options)
-    for other in {then, None} - {begun}:
-        with pytest.raises(ValueError, match=r"run with other earlier losses .continues of individual") as e:
-            small(continuing(other), **options)
-        assert "\n" not in str(e.value)
-    again = small(continuing(begun), **options)
-    assert losses(again).steps == 12 + (0 if begun is None else 2)
-    assert ("taken together" in json.loads((tmp_path / "result.json").read_text())["guarantee"]) == (
-        begun is not None
-    )
-    # Nothing public is a function of them.
-    public = (tmp_path / "run.json").read_text() + (tmp_path / "result.json").read_text()
-    kept = json.loads((tmp_path / "secret.json").read_text())
-    assert ("continues" in kept) == (begun is not None) and kept.get("continues", "-" * 99) not in public
 
 
 def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path, monkeypatch):

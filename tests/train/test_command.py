@@ -6,12 +6,10 @@ import pytest
 
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
-from jaxacct.report.run_card import read_plan
 from tests.train import commands, plans
 from train.batches.sampler import BatchOverflowError
-from train.individual import IndividualAccounting
 from train.procedures.convex import LogisticRegression
-from train.procedures.protocol import Result, procedure_of
+from train.procedures.protocol import procedure_of
 from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -37,14 +35,13 @@ def test_every_kind_of_plan_has_a_procedure():
 @pytest.mark.slow
 def test_batch_clipping_from_the_command_line(tmp_path, capsys):
     GENERAL.save(tmp_path / "plan.json")
-    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--inner-learning-rate", "0.1"]
+    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run"]
     two = ["--steps", "2"]
-    code, out, _ = command(capsys, *given, *two, "--clip", "batch", "--json-output")
+    code, out, _ = command(capsys, *given, *two, "--json-output")
     found = json.loads(out)
     assert code == 0 and found["steps"] == 2 and 0 <= found["accuracy"] <= 1
     assert "batch clipping, shuffling" in found["guarantee"] and (tmp_path / "run/model").is_dir()
     for words, said in (
-        ([*two, "--clip", "individual"], "clip must be the plan's batch"),
         ([*two, "--normalize"], "normalize must not be given for a plan of general-dpsgd"),
         ([*two, "--clip-norm", "2"], "another clip_norm"),
         (["--steps", "41"], "steps must be at most the plan's 40"),
@@ -60,50 +57,15 @@ def test_dice_from_the_command_line(tmp_path, capsys):
     given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--steps", "2"]
     code, out, _ = command(capsys, *given, "--json-output")
     assert code == 0 and "DiceSGD, 4 steps of 36 examples" in json.loads(out)["guarantee"]
-    for words, said in (
-        (["--normalize"], "normalize must not be given for a plan of dice"),
-        (["--individual-epsilon", "1", "--individual-delta", "1e-5"], "individual must not be given"),
-        (["--individual-epsilon", "1"], "must be given together"),
-    ):
-        code, _, error = command(capsys, *given, *words)
-        assert code == 2 and said in error and error.count("\n") == 1
+    code, _, error = command(capsys, *given, "--normalize")
+    assert code == 2 and "normalize must not be given for a plan of dice" in error and error.count("\n") == 1
 
 
-def test_filters_of_individuals_from_the_command_line(tmp_path, capsys, monkeypatch):
-    """The two options reach `fit`; what comes back prints no individual value."""
-    seen = []
-
-    def fit(plan, *, options, **_):
-        individual = options.individual
-        seen.append(individual)
-        return Result({}, 1, {"accuracy": 0.5}, individual.statement(individual.tracker(0.5, 3.0)))
-
-    monkeypatch.setattr("train.command.fit", fit)
-    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
-    given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--individual-epsilon", "1.5"]
-    code, out, _ = command(capsys, *given, "--individual-delta", "1e-5")
-    assert code == 0 and seen == [IndividualAccounting(1.5, 1e-5)]
-    assert "(1.5, 1e-05)-differentially private for one example under zero-out adjacency" in out
-    code, _, error = command(capsys, *given)
-    assert code == 2 and error.count("\n") == 1
-
-
-def test_last_iterates_from_the_command_line(tmp_path, capsys):
-    plan = convex()
-    plan.save(tmp_path / "plan.json")
-    assert read_plan(tmp_path / "plan.json") == plan
+def test_last_iterates_are_refused_by_the_command_line(tmp_path, capsys):
+    convex().save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run"]
-    code, out, _ = command(capsys, *given, "--json-output")
-    found = json.loads(out)
-    assert code == 0 and found["steps"] == 24 and found["accuracy"] > 0.5
-    assert "last of 24 iterates" in found["guarantee"]
-    for words, said in (
-        (["--learning-rate", "1"], "learning_rate must not be given"),
-        (["--clip-norm", "1"], "clip_norm must not be given"),
-        (["--steps", "12"], "steps must be the plan's 24"),
-    ):
-        code, _, error = command(capsys, *given, *words)
-        assert code == 2 and said in error and error.count("\n") == 1
+    code, _, error = command(capsys, *given)
+    assert code == 2 and "plan must not be of last-iterate" in error and error.count("\n") == 1
     other = json.loads((tmp_path / "plan.json").read_text()) | {"noise_std": 1e-3}
     (tmp_path / "other.json").write_text(json.dumps(other))
     code, _, error = command(capsys, "--plan", tmp_path / "other.json", "--out", tmp_path / "new")

@@ -247,22 +247,6 @@ def test_the_loss_is_that_of_its_gradient(x64):
             np.testing.assert_allclose(found, gradient(loss, weights, x, np.array([y])), rtol=1e-9)
 
 
-def test_the_loss_that_a_plan_covers():
-    for loss in LOSSES:
-        covered = plan(
-            grad_sensitivity=loss.grad_sensitivity,
-            smoothness=loss.smoothness,
-            strong_convexity=loss.strong_convexity,
-        )
-        found = LogisticRegression.within(covered, loss.num_classes)
-        assert found.num_classes == loss.num_classes and found.regularization == loss.regularization
-        assert found.feature_norm == pytest.approx(loss.feature_norm, rel=1e-9)
-        for name in ("grad_sensitivity", "smoothness"):
-            assert getattr(covered, name) * (1 - 1e-9) < getattr(found, name) <= getattr(covered, name)
-    with pytest.raises(ValueError, match="plan must have the smoothness"):
-        LogisticRegression.within(plan(smoothness=0.3), 2)
-
-
 def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(tmp_path):
     """Stopped after 8 of 12 steps, a checkpoint after 6: `evaluate` never saw an iterate on the way."""
     run, seen = plan("sgd", epsilon=30.0), []

@@ -1,7 +1,5 @@
 """What a loss reads beside the parameters: frozen weights that stay out of everything, keys, no writing."""
 
-import json
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -22,7 +20,7 @@ from train.clipping.per_example import clipped_gradient_sum
 from train.models.loss import Loss, Numbered, NumberedRows, as_loss, nnx_loss, public_key
 from train.models.saving import save_model
 from train.optimizers import privatize
-from train.procedures.dice import DiceStep
+from train.procedures.dice import dice_step
 from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -292,32 +290,10 @@ def test_other_plans_freeze_and_draw_keys_as_well():
         return np.asarray(found.params)
 
     assert (one_round(4) != one_round(5)).any()
-    step = DiceStep(PLAN, as_loss(bound, public_key(4)), optax.sgd(1.0), key=KEYS[1])
+    step = dice_step(PLAN, as_loss(bound, public_key(4)), optax.sgd(1.0), key=KEYS[1])
     batch = Numbered(rows[:4], np.arange(4, dtype=np.uint32))
     text = step.trace(step.init(jnp.zeros(3)), batch, np.ones(4, bool)).lower().as_text()
     assert "threefry" in text and "[1.0" not in text
-
-
-def test_what_else_a_loss_returns_is_logged_privately_and_nowhere_else(tmp_path):
-    def with_aux(params, example):
-        error = example["x"] @ params["w"] + params["b"] - example["y"]
-        return error**2, {"absolute": jnp.abs(error), "one": 1}
-
-    found = run(loss=with_aux, has_aux=True, out=tmp_path / "run")
-    np.testing.assert_allclose(flat(found.params), flat(run().params), rtol=1e-6)
-    log = (tmp_path / "run/private/metrics.jsonl").read_text().splitlines()
-    real = [line for line in map(json.loads, log) if line["median_norm"] is not None]
-    assert real and all(line["aux.one"] == pytest.approx(1) for line in real)
-    assert all(0 < line["aux.absolute"] <= np.sqrt(line["loss"]) * (1 + 1e-6) for line in real)
-    for name in ("run.json", "result.json"):
-        assert "absolute" not in (tmp_path / "run" / name).read_text()
-    for bad in (
-        lambda p, e: p["b"],
-        lambda p, e: (p["b"], {"x": e["x"]}),
-        lambda p, e: (p["b"], {"": p["b"]}),
-    ):
-        with pytest.raises(ValueError, match=r"^loss must return \(number, dictionary of numbers"):
-            run(loss=bad, has_aux=True)
 
 
 def _sum_of(loss, rows, mask, numbers=None):

@@ -19,11 +19,11 @@ from tests.train.noise.test_keys import steps
 from tests.train.plans import plan, plan_of
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
 from train.individual import IndividualAccounting
-from train.individual.steps import IndividualStep
+from train.individual.steps import individual_step
 from train.optimizers import privatize
 from train.options import TrainOptions
 from train.procedures import bandmf
-from train.procedures.dice import DiceRule, DiceStep
+from train.procedures.dice import DiceRule, dice_step
 from train.run.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -31,17 +31,17 @@ pytestmark = pytest.mark.usefixtures("shared_programs")
 COVERED = plan("poisson", dataset_size=ROWS, sigma=3.0)
 
 
-def individual_step():
+def followed_step():
     private = privatize(COVERED.mechanism, clip_norm=1.0, expected_batch_size=6.0, key=KEYS[1])
     tracker = IndividualAccounting().tracker(0.1, 3.0)
     options = dict(microbatch_size=4, normalize=False)
-    return IndividualStep(loss, private, optax.sgd(0.1), tracker, tracker.init(4), **options)
+    return individual_step(loss, private, optax.sgd(0.1), tracker, tracker.init(4), **options)
 
 
 @pytest.mark.parametrize("name", ["step", "round", "dice step", "individual"])
 def test_a_step_after_the_last_one_is_nan(name):
     """The budget is spent: nothing more may be released, in a loop of one's own either."""
-    step = individual_step() if name == "individual" else steps(KEYS[1])[name]
+    step = followed_step() if name == "individual" else steps(KEYS[1])[name]
     last = 6 if name == "round" else 12
     rows = jax.tree.map(lambda leaf: leaf[:4], data())
     if name == "round":
@@ -131,11 +131,11 @@ def test_dice_counts_nothing_of_an_example_whose_loss_is_not_finite():
 
     rows = jax.tree.map(lambda leaf: leaf[:4], data())
     rows |= {"more": np.float32([0, np.inf, np.nan, 0])}
-    step = DiceStep(test_dice_plan.PLAN, lost, optax.sgd(0.1), key=KEYS[1])
+    step = dice_step(test_dice_plan.PLAN, lost, optax.sgd(0.1), key=KEYS[1])
     ends = []
     for mask in ([True] * 4, [True, False, False, True]):
         state, _ = step(step.init(jax.tree.map(jnp.array, PARAMS)), rows, np.array(mask))
-        ends.append((flat(state.params), flat(state.private_dice.error)))
+        ends.append((flat(state.params), flat(state.noise.error)))
     for a, b in zip(*ends, strict=True):
         np.testing.assert_array_equal(a, b)
     assert ends[0][1].any()

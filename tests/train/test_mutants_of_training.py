@@ -33,7 +33,6 @@ def test_individual_losses_of_correlated_noise_are_refused(probability):
 IGNORED = [
     (dict(skip_padding=True), "skip_padding must not be given with individual"),
     (dict(clipping="ghost"), "clipping must be 'per_example' with individual"),
-    (dict(clip_groups="layer"), "clip_groups must not be given with individual"),
     (dict(mesh=jax.make_mesh((1,), ("data",))), "mesh must not be given with individual"),
 ]
 

@@ -1,4 +1,4 @@
-"""Initial weights from a plain Orbax checkpoint and from safetensors: the same numbers, or one line."""
+"""Initial weights from safetensors: the same numbers, or one line."""
 
 import json
 import struct
@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 import safetensors.flax
 import safetensors.numpy
@@ -53,25 +52,12 @@ def weights() -> dict[str, np.ndarray]:
     return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def nested(value=lambda array: array):
+def nested():
     tree = {"layers": {"0": {}, "1": {}}}
     for name, array in weights().items():
         _, layer, kind = name.split(".")
-        tree["layers"][layer][kind] = value(array)
+        tree["layers"][layer][kind] = array
     return tree
-
-
-def orbax(path, tree):
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, jax.tree.map(jnp.asarray, tree))
-    return path
-
-
-def managed(path):
-    """As `CheckpointManager` lays it out: steps, and items in them."""
-    with ocp.CheckpointManager(path) as manager:
-        manager.save(100, args=ocp.args.StandardSave(nested()))
-    return path / "100/default"
 
 
 def in_safetensors(path, arrays=None):
@@ -79,20 +65,10 @@ def in_safetensors(path, arrays=None):
     return path
 
 
-FILES = {
-    "safetensors": lambda folder: in_safetensors(folder / "model.safetensors"),
-    "plain orbax": lambda folder: orbax(folder / "plain", nested()),
-    "linen": lambda folder: orbax(folder / "linen", {"params": nested()}),
-    "nnx state": lambda folder: orbax(folder / "state", nested(lambda array: {"value": array})),
-    "a managed step": lambda folder: managed(folder / "managed"),
-}
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_every_file_holds_the_same_weights(kind, tmp_path):
+def test_the_weights_of_a_file(tmp_path):
     model = network()
     streams = jax.random.key_data(model.dropout.rngs.key[...])
-    assert load_weights(FILES[kind](tmp_path), model) is model
+    assert load_weights(in_safetensors(tmp_path / "model.safetensors"), model) is model
     for name, array in weights().items():
         _, layer, kind = name.split(".")
         np.testing.assert_array_equal(getattr(model.layers[int(layer)], kind)[...], array)
@@ -195,18 +171,11 @@ def test_bad_files(tmp_path, monkeypatch):
     (tmp_path / "short.safetensors").write_bytes(b"xx")
     header = json.dumps({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
     (tmp_path / "cut.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 8)
-    (tmp_path / "empty").mkdir()
-    managed(tmp_path / "managed")
     for path, message in (
         ("no.safetensors", r"must be a \.safetensors file: No such file"),
         ("short.safetensors", r"must be a \.safetensors file: "),
         ("cut.safetensors", r"must be a \.safetensors file: "),
-        ("nothing", r"weights must be a \.safetensors file or the folder of an Orbax checkpoint, got "),
-        ("empty", "must be an Orbax checkpoint of one pytree: "),
-        (
-            "managed",
-            "one pytree: give the folder of one pytree in it, such as 100/default",
-        ),
+        ("nothing", r"weights must be a \.safetensors file, got "),
     ):
         with pytest.raises(ValueError, match=message) as refused:
             load_weights(tmp_path / path, network())

@@ -10,24 +10,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..models.loss import Loss, numbered
+from ..clipping.per_example import default_microbatch_size
+from ..models.loss import numbered
 
 
 class Bystanders:
     """Sums of the clipped gradients of some examples at each step, (steps, coordinates) float64 in `sums`.
 
     Computed separately from the clipping and the sums of a run: in an honest run they differ by rounding.
-    Those of the examples that are `known`, (dataset_size,) bool, are added, in some coordinates of the
-    flattened parameters, with `at_once` gradients in memory.
+
+    Args:
+      setting: a `train.audit.canaries.Setting`.
+      known: (dataset_size,) bool, the examples.
+      coordinates: of the flattened parameters.
     """
 
-    def __init__(
-        self, loss: Loss, rows, known, coordinates, *, steps: int, at_once: int, clip_norm, normalize: bool
-    ):
-        self.sums = np.zeros((steps, len(coordinates)))
-        self._loss, self._rows, self._known = loss, numbered(loss, rows), known
-        self._size, self._drawn = at_once, np.zeros(0, np.int64)
+    def __init__(self, setting, known: np.ndarray, coordinates: np.ndarray):
+        self.sums = np.zeros((setting.plan.mechanism.scheme.iterations, len(coordinates)))
+        self._loss, self._rows, self._known = setting.loss, numbered(setting.loss, setting.rows), known
+        asked = setting.options.microbatch_size or default_microbatch_size(setting.params)
+        self._size = min(setting.plan.max_batch_size, asked)
+        self._drawn = np.zeros(0, np.int64)
         self._before: tuple[int, Any] | None = None
+        clip_norm, normalize = setting.clip_norm, setting.options.normalize
 
         def total(loss, params, rows, real, step):
             def one(example, real):

@@ -19,7 +19,6 @@ from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import Mechanism
 
 from ..batches.sources import ArrayRows
-from ..clipping.per_example import default_microbatch_size
 from ..models.loss import Loss, Numbered, numbered
 from ..training import TrainOptions, fit
 from .bystanders import Bystanders
@@ -53,7 +52,7 @@ class Setting:
         """
         steps = self.plan.mechanism.scheme.iterations
         log = np.full((steps, len(coordinates)), np.nan, np.float32)
-        others = self._bystanders(canary_of == REAL, coordinates)
+        others = Bystanders(self, canary_of == REAL, coordinates)
         rows = _Rows(self.rows, canary_of, others)
         fit(
             self.plan,
@@ -72,20 +71,6 @@ class Setting:
         others.settle()
         sums = log.T * (expected / self.clip_norm) - others.sums.T / self.clip_norm
         return outputs(self.plan.mechanism, sums)
-
-    def _bystanders(self, known: np.ndarray, coordinates: np.ndarray) -> Bystanders:
-        largest, asked = self.plan.max_batch_size, self.options.microbatch_size
-        assert largest is not None
-        return Bystanders(
-            self.loss,
-            self.rows,
-            known,
-            coordinates,
-            steps=self.plan.mechanism.scheme.iterations,
-            at_once=min(largest, asked or default_microbatch_size(self.params)),
-            clip_norm=self.clip_norm,
-            normalize=self.options.normalize,
-        )
 
 
 class _Rows(ArrayRows):

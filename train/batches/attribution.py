@@ -1,6 +1,5 @@
 """`jaxacct attribution`: bounded contributions of users, and the sampling probability on their graph."""
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -30,7 +29,7 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
     Users are integers or texts; rows count the data set's examples from 0.
 
     Raises:
-      ValueError: no such file or columns, and, with the line, a missing user or two names that differ by case
+      ValueError: no such file or columns, and, with its row, a missing user or two names that differ by case
         or spaces only: each would count as one more person.
     """
     import pyarrow
@@ -54,28 +53,16 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
     for name, column in zip(columns, (users, rows), strict=True):
         if column.null_count:
             empty = column.is_null().index(True).as_py()
-            raise ValueError(f"edges {path} must have a {name} in every row, {_place(path, empty)} has none")
+            raise ValueError(f"edges {path} must have a {name} in every row, row {empty} has none")
     if not pyarrow.types.is_integer(users.type):
         # Texts by number: a few bytes an edge, whatever their length.
         encoded = users.cast(pyarrow.string()).combine_chunks().dictionary_encode()
         users = encoded.indices
         found = ambiguous_name(encoded.dictionary.to_pylist())
         if found is not None:
-            place = _place(path, users.index(found[0]).as_py())
-            raise ValueError(f"edges {path} must name every user in one way, {place} {found[1]}")
+            place = users.index(found[0]).as_py()
+            raise ValueError(f"edges {path} must name every user in one way, row {place} {found[1]}")
     return users.to_numpy(), rows.to_numpy()
-
-
-def _place(path, row: int) -> str:
-    """Return where a row of a file of edges is: its line, or its number in a Parquet file."""
-    import pyarrow
-
-    if Path(path).suffix == ".parquet":
-        return f"row {row}"
-    with pyarrow.input_stream(str(path)) as file:  # perhaps zipped
-        lines = file.read().splitlines()
-    filled = (number for number, line in enumerate(lines, 1) if line)  # as the reader skips empty ones
-    return f"line {next(itertools.islice(filled, row + 1, None), row + 2)}"
 
 
 def bound_contributions(
@@ -209,7 +196,7 @@ def prepare(
       examples_per_user: k_u, the most examples that a user keeps.
       batch_size: expected batch size.
       min_separation: b, as for `jaxacct calibrate`.
-      out: the graph, for `jaxacct train --graph`.
+      out: the graph, for `TrainOptions(graph=Attribution.load(out))`.
       scheme: of the run. The first is for graphs in which every example has one user, unless `accountant` is
         given; under the second examples are drawn independently, for any sharing.
       accountant: of the run's calibration. With one of these two multi-attribution holds where users share

@@ -14,7 +14,7 @@ class Committed:
     """Keyed digests of the batches of a run up to each step, one a line.
 
     Once a line is there, the noise of its step may have been released: who does the step again must have the
-    same batches, with the same rows where these come with them.
+    same batches.
 
     Args:
       path: of the file, made with mode 0600.
@@ -43,8 +43,8 @@ class Committed:
             self.last = drawn.step
         elif there != digest:
             raise BatchesError(
-                f"batches must be the same as before at step {drawn.step - 1}, with the same rows: its noise "
-                "may have been released, and must not be used twice"
+                f"batches must be the same as before at step {drawn.step - 1}: its noise may have been "
+                "released, and must not be used twice"
             )
 
     def flush(self) -> None:

@@ -3,10 +3,7 @@
 The certificate assumes limits on the order: the batch size, how often an example participates and how far
 apart. A loader is any iterable that begins at step 0 and yields the ids of a batch, (batch_size,) integers
 below the plan's dataset_size: a list or array of index arrays, a PyTorch or Grain `DataLoader` of ids, a
-generator. Or it yields (ids, rows), rows being a pytree of arrays (batch_size, ...), as of `tf.data`; each
-row must then be a function of its record alone, as `train.batches.sources.Source` promises. Values that are
-not finite are no reason to stop: whether a run ends would depend on one record. Such an example counts as
-zero when its gradient is clipped.
+generator.
 
 A resumed run goes through the loader again and skips what was trained on. The digest of all batches so far is
 in its checkpoints: other batches than those are refused.
@@ -14,16 +11,12 @@ in its checkpoints: other batches than those are refused.
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
-import jax
 import numpy as np
 
 from jaxacct.strategies.worst_pattern import Patterns
 
-from .indexed import check_kept, check_numbers
 from .sampler import SamplerState
-from .sources import padded
 
 
 class BatchesError(ValueError):
@@ -59,18 +52,11 @@ class GivenBatches:
         self._counts = np.zeros(dataset_size, np.int64)
         self._last = np.full(dataset_size, -1, np.int64)
         self.state = SamplerState((0, 0, 0, 0), 0, hashlib.blake2b(digest_size=16).hexdigest())
-        self._like, self._rows = None, None
-        self._next: tuple | None = self._read()
-        self._like = self._next[1]
+        self._next: np.ndarray | None = self._read()
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether batches come with their rows."""
-        return self._like is not None
-
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, int | None]:
         """Return JSON values that a resumed run must share."""
-        return {"yields": "rows" if self.has_rows else "ids", "length": self.length}
+        return {"length": self.length}
 
     def begin(self, key, drawn: SamplerState | None) -> "GivenBatches":
         """Return itself with the batches of `drawn` skipped; BatchesError where they are others."""
@@ -91,22 +77,17 @@ class GivenBatches:
           BatchesError: for one that the plan does not cover, or where there is none.
         """
         step = self.state.step
-        ids, rows = self._next if self._next is not None else self._read()
+        ids = self._read() if self._next is None else self._next
         self._next = None
-        if (rows is None) != (self._like is None):
-            raise BatchesError(f"batches must have rows in every batch or in none, step {step} differs")
         self._check(ids, step)
-        self._rows = rows
         self._counts[ids] += 1
         self._last[ids] = step
-        content = hashlib.blake2b(self.state.digest.encode() + ids.tobytes(), digest_size=16)
-        for leaf in jax.tree.leaves(rows):
-            content.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-        self.state = SamplerState(self.state.key, step + 1, content.hexdigest())
+        digest = hashlib.blake2b(self.state.digest.encode() + ids.tobytes(), digest_size=16).hexdigest()
+        self.state = SamplerState(self.state.key, step + 1, digest)
         return ids
 
-    def _read(self) -> tuple[np.ndarray, Any]:
-        """Return (ids, rows or None) of the next batch, of the right types and shapes."""
+    def _read(self) -> np.ndarray:
+        """Return the ids of the next batch, of the right type and shape."""
         step = self.state.step
         try:
             item = next(self._found)
@@ -115,18 +96,15 @@ class GivenBatches:
                 f"batches must have the {self._steps} steps of the run, ended after {step}: an iterable of "
                 "one epoch is not repeated"
             ) from None
-        ids, rows = item, None
         try:
-            if isinstance(item, tuple | list) and len(item) == 2 and np.ndim(item[0]) == 1:
-                ids, rows = item
-            ids = np.asarray(ids)
+            ids = np.asarray(item)
         except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that is no array
             ids = np.array(None)
         if ids.dtype.kind not in "iu" or ids.ndim != 1:
             if isinstance(item, tuple | list) and np.shape(item[0])[:1] == (self._batch_size,):
                 raise BatchesError(
-                    f"batches must yield ids or (ids, rows), got rows without ids at step {step}; of a "
-                    "PyTorch loader give data=loader.dataset and the ids of loader.batch_sampler"
+                    f"batches must yield ids alone, got rows at step {step}; give data= and the ids, of a "
+                    "PyTorch loader data=loader.dataset and the ids of loader.batch_sampler"
                 )
             raise BatchesError(
                 f"batches must be arrays of integer ids, got {ids.dtype} of shape {ids.shape} at step {step}"
@@ -140,26 +118,7 @@ class GivenBatches:
                 f"batches must have ids from 0 to {self._size - 1}, got {ids.min()} .. {ids.max()} at step "
                 f"{step}"
             )
-        return ids.astype(np.int64), None if rows is None else self._checked_rows(rows, step)
-
-    def _checked_rows(self, rows, step: int):
-        try:
-            rows = jax.tree.map(np.asarray, rows)
-        except (ValueError, TypeError, RuntimeError):  # of PyTorch: bfloat16, or with a gradient
-            kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(rows)})
-            raise BatchesError(
-                f"batches must have rows that NumPy reads, got {', '.join(kinds)} at step {step}"
-            ) from None
-        for path, leaf in jax.tree.leaves_with_path(rows):
-            check_numbers(path, leaf)
-            if leaf.shape[:1] != (self._batch_size,):
-                raise BatchesError(f"batches must have a row for each id, got {leaf.shape} at step {step}")
-        check_kept(rows)
-        if self._like is not None and _shapes(rows) != _shapes(self._like):
-            raise BatchesError(
-                f"batches must have rows of the same names, shapes and dtypes, step {step} differs"
-            )
-        return rows
+        return ids.astype(np.int64)
 
     def _check(self, ids: np.ndarray, step: int) -> None:
         """BatchesError where an example participates too often or too early."""
@@ -185,20 +144,6 @@ class GivenBatches:
                 f"step {step}"
             )
 
-    # -- As the data set of loaders that yield rows ---------------------------------------------------------
-
-    def __len__(self) -> int:
-        return self._size
-
-    def take(self, indices, size: int):
-        """Return the rows of the batch that `next` returned last, padded with zeros to `size`."""
-        rows = self._rows if len(indices) else jax.tree.map(lambda leaf: leaf[:0], self._like)
-        return jax.tree.map(lambda leaf: padded(leaf, size), rows)
-
-    def fingerprint(self) -> str:
-        """Return a text; the digest of the batches in the checkpoints covers their rows."""
-        return "rows come with batches"
-
 
 class Present:
     """The batches of a source, without the places from `size` on: those of absent examples."""
@@ -223,7 +168,3 @@ def _length(batches) -> int | None:
         return len(batches)  # pyrefly: ignore
     except (TypeError, NotImplementedError):
         return None
-
-
-def _shapes(rows) -> list:
-    return [(path, leaf.shape, leaf.dtype) for path, leaf in jax.tree.leaves_with_path(rows)]

@@ -48,7 +48,31 @@ def fresh_key() -> tuple[int, ...]:
     return tuple(int(word) for word in np.frombuffer(os.urandom(16), np.uint32))
 
 
-class Sampler:
+class _Batches:
+    """Batches of one run, in order, each by `_draw(step)`; those before `drawn` are drawn again."""
+
+    def __init__(self, key, drawn: SamplerState | None):
+        self.state = SamplerState(key, 0, "")
+        while drawn is not None and self.state.step < drawn.step:
+            self.next()
+        if drawn is not None and drawn != self.state:
+            raise ValueError(
+                f"state of the sampler does not replay with numpy {np.__version__}: its earlier batches were "
+                "others; resume with the plan and the version that the run began with"
+            )
+
+    def _draw(self, step: int) -> np.ndarray:
+        raise NotImplementedError
+
+    def next(self) -> np.ndarray:
+        """Return the examples of the next batch, (number,) int64."""
+        members = self._draw(self.state.step).reshape(-1).astype(np.int64)
+        digest = hashlib.blake2b(self.state.digest.encode() + members.tobytes(), digest_size=16).hexdigest()
+        self.state = SamplerState(self.state.key, self.state.step + 1, digest)
+        return members
+
+
+class Sampler(_Batches):
     """Batches of one run of a scheme over `dataset_size` examples, in order.
 
     Every example is sampled by the distribution of the scheme's participation vectors, independently of
@@ -89,19 +113,11 @@ class Sampler:
             raise ValueError(
                 f"max_batch_size must be the scheme's {scheme.batch_size_cap}, got {self.max_batch_size}"
             )
-        self._step = 0
-        self._digest = hashlib.blake2b(digest_size=16).hexdigest()
         if shared_examples is None:
             shared_examples = scheme.holds_for_shared_examples
         check_graph(scheme, graph, self.dataset_size, shared_examples)
         self._pool = scheme.batches(self.dataset_size, self._generator(_SETUP), graph)
-        while state is not None and self._step < state.step:
-            self.next()
-        if state is not None and self._digest != state.digest:
-            raise ValueError(
-                f"state of the sampler does not replay with numpy {np.__version__}: its earlier batches come "
-                "out differently; resume with the version that the run began with"
-            )
+        super().__init__(self._key, state)
 
     @classmethod
     def from_plan(
@@ -131,28 +147,19 @@ class Sampler:
             state=state,
         )
 
-    def next(self) -> np.ndarray:
-        """Return the examples of the next batch, (number,) int64; BatchOverflowError for too many."""
-        if self._step >= self.scheme.iterations:
+    def _draw(self, step: int) -> np.ndarray:
+        if step >= self.scheme.iterations:
             raise ValueError(f"the scheme has {self.scheme.iterations} steps, all drawn")
-        generator = self._generator(self._step)
-        members = self._pool.draw(self._step, generator).astype(np.int64)
+        generator = self._generator(step)
+        members = self._pool.draw(step, generator)
         if self.truncate and len(members) > self.max_batch_size:
             members = members[choose(generator, len(members), self.max_batch_size)]
-        self._step += 1
-        self._digest = hashlib.blake2b(
-            self._digest.encode() + np.sort(members).tobytes(), digest_size=16
-        ).hexdigest()
         if len(members) > self.max_batch_size:
             raise BatchOverflowError(
                 f"a batch holds more than max_batch_size {self.max_batch_size} examples: "
                 "raise max_batch_size and start anew with fresh keys"
             )
         return members
-
-    @property
-    def state(self) -> SamplerState:
-        return SamplerState(self._key, self._step, self._digest)
 
     def _generator(self, step: int) -> np.random.Generator:
         return make_generator(self._key, step)
@@ -168,23 +175,15 @@ def make_generator(key, step: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=whole, counter=step << 192))
 
 
-class Replayed:
+class Replayed(_Batches):
     """Batches that one generator draws one after the other: `draws(generator)` yields positions."""
 
     def __init__(
         self, draws: Callable[[np.random.Generator], Iterator[np.ndarray]], key, drawn: SamplerState | None
     ):
-        self._key = tuple(int(word) for word in key)
-        self._left = draws(make_generator(self._key))
-        self.state = SamplerState(self._key, 0, "")
-        while drawn is not None and self.state.step < drawn.step:
-            self.next()
-        if drawn is not None and drawn != self.state:
-            raise ValueError("state must be of this plan and key: its batches were others")
+        key = tuple(int(word) for word in key)
+        self._left = draws(make_generator(key))
+        super().__init__(key, drawn)
 
-    def next(self) -> np.ndarray:
-        """Return the records of the next step, all of its terms in a row, (records,) int64."""
-        places = next(self._left).reshape(-1).astype(np.int64)
-        digest = hashlib.blake2b(self.state.digest.encode() + places.tobytes(), digest_size=16).hexdigest()
-        self.state = SamplerState(self._key, self.state.step + 1, digest)
-        return places
+    def _draw(self, step: int) -> np.ndarray:
+        return next(self._left)

@@ -4,14 +4,11 @@ A guarantee is for one row of the data. It holds only for a source that keeps th
 which a part is checked while a run reads (`SourceRows`).
 """
 
-import os
 import sys
 from typing import Any, Protocol
 
 import jax
 import numpy as np
-
-from jaxacct.common.validate import in_one_line
 
 from . import fingerprints
 from .indexed import Indexed, as_arrays, check_kept, check_numbers, stacked
@@ -50,17 +47,6 @@ def as_rows(data):
     """Return the data as an object with `take(indices, size)` and `fingerprint`; ValueError for others."""
     if isinstance(data, ArrayRows | SourceRows):
         return data
-    if isinstance(data, str | os.PathLike):
-        if os.fspath(data).endswith(".npz"):
-            return ArrayRows(_archived(data))
-        from .tables import parquet_table
-
-        return SourceRows(parquet_table(data))
-    arrow = sys.modules.get("pyarrow")  # imported where there is a table
-    if arrow is not None and isinstance(data, arrow.Table):
-        from .tables import ArrowTable
-
-        return SourceRows(ArrowTable(data))
     library = sys.modules.get("datasets")
     if library is not None and isinstance(data, library.Dataset):
         data = _formatted(data)
@@ -71,17 +57,6 @@ def as_rows(data):
     if mapped and sum(leaf.nbytes for leaf in leaves) > LARGE:
         return SourceRows(MemoryMapped(data))
     return ArrayRows(data)
-
-
-def _archived(path) -> dict[str, np.ndarray]:
-    """Return the arrays of a `.npz` file by name, in memory; ValueError for other files."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # zip, zlib and header errors of a damaged file
-        raise ValueError(
-            f"data {os.fspath(path)} must be a .npz file of arrays of numbers: {in_one_line(error)}"
-        ) from None
 
 
 _ROW_FORMATS = (None, "numpy", "custom", "jax", "torch", "tensorflow")
@@ -171,15 +146,15 @@ class MemoryMapped(Indexed):
     Rows are not checked in advance: a value that is not finite counts as zero when its gradient is clipped.
 
     Args:
-      arrays: pytree of `np.memmap`, or of paths of `.npy` files.
+      arrays: pytree of `np.memmap`, as of `np.load(path, mmap_mode="r")`.
       version: as of `Indexed`, so that files are not read whole when a run begins.
 
     Raises:
-      ValueError: no such file, other lengths, no numbers.
+      ValueError: other lengths, no numbers.
     """
 
     def __init__(self, arrays, version: str | None = None):
-        self.arrays = jax.tree.map(_opened, arrays)
+        self.arrays = arrays
         leaves = jax.tree.leaves(self.arrays)
         if _length(self.arrays) == 0:
             raise ValueError("data must have at least one row, got 0")
@@ -197,18 +172,6 @@ class MemoryMapped(Indexed):
     def fingerprint(self) -> str:
         """Return the digest of these arrays in memory, or of the version and some rows."""
         return fingerprints.of_arrays(self.arrays) if self.version is None else super().fingerprint()
-
-
-def _opened(leaf):
-    if not isinstance(leaf, str | os.PathLike):
-        return leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    try:
-        found = np.load(leaf, mmap_mode="r", allow_pickle=False)
-        if not isinstance(found, np.memmap):
-            raise ValueError("it holds several")
-        return found
-    except (OSError, ValueError) as error:
-        raise ValueError(f"data file {os.fspath(leaf)} must be a .npy file of numbers: {error}") from None
 
 
 NUM_PROBES = 6

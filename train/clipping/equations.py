@@ -143,53 +143,32 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Lookup:
-    """`gather` or `dynamic_slice` of single entries along some axes of a table, whole along the others.
-
-    The table counts as a matrix: its rows are the entries of the axes of which single ones are taken, in
-    order, its columns the entries of the others.
-    """
+    """`gather` or `dynamic_slice` of rows of a table, along its first axis."""
 
     shape: tuple[int, ...]  # of the table
-    taken: tuple[int, ...]  # of each axis of the table: 1 or all
-    axes: tuple[int, ...]  # of the table, one an index
-    offsets: tuple[int, ...]  # axes of the result that are those of the table
+    offsets: tuple[int, ...]  # axes of the result that are those of a row
     positions: int
     clip: bool  # indices beyond the table are its nearest; else nothing is taken from there
     parameter: int = 0
 
     @property
-    def _single(self) -> tuple[int, ...]:
-        """Return the axes of which single entries are taken."""
-        return tuple(axis for axis, size in enumerate(self.shape) if self.taken[axis] < size)
-
-    @property
     def sizes(self) -> tuple[int, int, int]:
-        rows = math.prod(self.shape[axis] for axis in self._single)
-        return self.positions, rows, math.prod(self.taken)
+        return self.positions, self.shape[0], math.prod(self.shape[1:])
 
     def read(self, values) -> jax.Array:
-        """Return (..., indices) of `gather`, (indices,) of `dynamic_slice`; integers."""
-        return values[1] if values[1].ndim else jnp.stack(values[1:])
+        return values[1]
 
     def factors(self, other, cotangent) -> Picked:
-        indices = other.reshape(self.positions, len(self.axes))
-        rows, inside = jnp.zeros(self.positions, jnp.int32), jnp.ones(self.positions, bool)
-        for number, axis in enumerate(self.axes):
-            last = self.shape[axis] - self.taken[axis]
-            # Narrow integers may not hold the number of the last entry.
-            index, most = indices[:, number], min(last, jnp.iinfo(indices.dtype).max)
-            inside &= (index >= 0) & (index <= most)
-            stride = math.prod(self.shape[later] for later in self._single if later > axis)
-            rows += jnp.clip(index, 0, most).astype(jnp.int32) * (stride if last else 0)
-        rows = rows if self.clip else jnp.where(inside, rows, -1)
+        index = other.reshape(self.positions)
+        # Narrow integers may not hold the number of the last row.
+        last = min(self.shape[0] - 1, jnp.iinfo(index.dtype).max)
+        rows = jnp.clip(index, 0, last).astype(jnp.int32)
+        rows = rows if self.clip else jnp.where((index >= 0) & (index <= last), rows, -1)
         rest = [axis for axis in range(cotangent.ndim) if axis not in self.offsets]
-        cotangent = cotangent.transpose(*rest, *self.offsets)
-        return Picked(rows, cotangent.reshape(self.positions, math.prod(self.taken)))
+        return Picked(rows, cotangent.transpose(*rest, *self.offsets).reshape(self.positions, -1))
 
     def laid_out(self, gradient) -> jax.Array:
-        single = self._single
-        order = [*single, *(axis for axis in range(len(self.shape)) if axis not in single)]
-        return gradient.reshape([self.shape[axis] for axis in order]).transpose(np.argsort(order))
+        return gradient.reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -305,24 +284,22 @@ def _gather(eqn, parameter: int) -> Lookup | None:
     # `PROMISE_IN_BOUNDS` has the gradient of `FILL_OR_DROP`: nothing where the promise is broken.
     modes = lax.GatherScatterMode
     known = mode in (modes.CLIP, modes.FILL_OR_DROP, modes.PROMISE_IN_BOUNDS)
-    if numbers.operand_batching_dims or not known:
+    if numbers.operand_batching_dims or tuple(numbers.start_index_map) != (0,) or not known:
         return None
     positions = math.prod(eqn.invars[1].aval.shape[:-1])
-    axes, offsets = tuple(numbers.start_index_map), tuple(numbers.offset_dims)
-    return _lookup(eqn, parameter, axes, offsets, positions, mode == modes.CLIP)
+    return _lookup(eqn, parameter, tuple(numbers.offset_dims), positions, mode == modes.CLIP)
 
 
 def _dynamic_slice(eqn, parameter: int) -> Lookup | None:
-    axes = tuple(range(eqn.invars[0].aval.ndim))
-    return _lookup(eqn, parameter, axes, axes, 1, clip=True)
+    return _lookup(eqn, parameter, tuple(range(eqn.invars[0].aval.ndim)), 1, clip=True)
 
 
-def _lookup(eqn, parameter: int, axes, offsets, positions: int, clip: bool) -> Lookup | None:
-    shape, taken = tuple(eqn.invars[0].aval.shape), tuple(eqn.params["slice_sizes"])
-    whole = all(part in (1, size) for part, size in zip(taken, shape, strict=True))
-    if parameter != 0 or not shape or not whole or not _is_real(eqn.invars[0], eqn.outvars[0]):
+def _lookup(eqn, parameter: int, offsets, positions: int, clip: bool) -> Lookup | None:
+    shape = tuple(eqn.invars[0].aval.shape)
+    of_rows = tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
+    if parameter != 0 or not of_rows or not _is_real(eqn.invars[0], eqn.outvars[0]):
         return None
-    return Lookup(shape, taken, axes, offsets, positions, clip)
+    return Lookup(shape, offsets, positions, clip)
 
 
 KNOWN: dict[str, Callable[[Any, int], Any]] = {

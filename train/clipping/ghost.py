@@ -23,10 +23,8 @@ from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
-from .groups import Groups
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, parts_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, without_batch_groups
-from .rows_apart import OneAtATimeError
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
@@ -142,17 +140,16 @@ def ghost_gradient_sum(loss: Callable[..., jax.Array], params, batch, mask, **op
 
 
 def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64: bool):
-    """Return (float64 totals in grid units, (norms, long, auxiliary outputs)) of the rows of one device.
+    """Return (float64 totals in grid units, (norms, long, losses, records)) of the rows of one device.
 
     `whole` is (loss, params), `size` the number of rows of all devices, and `x64` the caller's flag, for the
     loss; here it is on.
     """
-    grid, has_aux = clipping.grid, clipping.has_aux
-    loss, params = whole
+    grid, (loss, params) = clipping.grid, whole
     with jax.enable_x64(x64):
         # As it is run.
         of_whole = jax.eval_shape(_by_device.whole, params)
-        program = _program(check_loss(loss, of_whole, batch, mask.shape[0], has_aux), of_whole, batch)
+        program = _program(check_loss(loss, of_whole, batch, mask.shape[0]), of_whole, batch)
     own = mask.shape[0]
     pieces = Microbatches(
         own, clipping.micro(lambda: _fitting(program, of_whole), own), clipping.skip_padding
@@ -162,41 +159,38 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     cut, leaves = [_by_device.is_shard(leaf) for leaf in shards], program.kept(shards)
 
     def found_in(rows):
-        return _found_in(program, leaves, rows, has_aux, x64)
+        with jax.enable_x64(x64):
+            each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example)))
+            return in_fast_layout(each)(rows)
 
     sizes, entries = sizes_of(program.taps, of_whole), sum(leaf.size for leaf in of_whole)
     allowed, alone = _allowed(sizes, grid, size, entries, pieces, clipping.devices)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
-    groups = clipping.groups or Groups.one(len(leaves))
-    # The target in the groups' shares: the squares of these are at most its square.
-    targets = [allowed.target * (math.sqrt(limit) / 2.0**grid.bits) for limit in groups.limits(grid)]
+    target = allowed.target
 
     def accumulate(total, inputs):
         rows, real = inputs
-        arrays, finite, shown = found_in(rows)
+        arrays, finite, losses = found_in(rows)
         arrays, finite = stored((arrays, finite), _all_finite, _without_infinite_rows)
         parts = parts_of(program.taps, arrays)
-        squares, weights, keep, long = jnp.zeros(real.shape, jnp.float64), [], finite, ~finite
-        for norms, target in zip(groups.split([part.norms() for part in parts]), targets, strict=True):
-            square, most = (sum(found) for found in zip(*norms, strict=True))
-            square = jnp.maximum(square, 0.0)
-            bound = jnp.sqrt(square + _SHARE**2 * most) * upward
-            if clipping.normalize:
-                weights.append(target / (bound + 0.01))
-            else:
-                weights.append(jnp.minimum(1 / grid.unit, target / jnp.maximum(bound, 1e-300)))
-            squares, keep = squares + square, keep & jnp.isfinite(bound)
-            long |= ~(jnp.sqrt(square) <= target * grid.unit) | ~jnp.isfinite(bound)
-        weights = [jnp.where(real & keep, each, 0.0) for each in weights]
-        weighted = [(part, weights[at]) for part, at in zip(parts, groups.of, strict=True)]
+        square, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
+        square = jnp.maximum(square, 0.0)
+        bound = jnp.sqrt(square + _SHARE**2 * most) * upward
+        if clipping.normalize:
+            weight = target / (bound + 0.01)
+        else:
+            weight = jnp.minimum(1 / grid.unit, target / jnp.maximum(bound, 1e-300))
+        keep = finite & jnp.isfinite(bound)
+        long = ~keep | ~(jnp.sqrt(square) <= target * grid.unit)
+        weight = jnp.where(real & keep, weight, 0.0)
         added = [
             (total is None and is_cut and late(part, weight)) or part.total(weight, alone > 0)
-            for (part, weight), is_cut in zip(weighted, cut, strict=True)
+            for part, is_cut in zip(parts, cut, strict=True)
         ]
         total = added if total is None else [old + new for old, new in zip(total, added, strict=True)]
-        norms = jnp.where(keep, jnp.sqrt(squares), jnp.inf).astype(jnp.float32)
-        shown = {name: jnp.where(real, number, 0.0) for name, number in shown.items()}
-        return total, (jnp.where(real, norms, 0.0), real & long, shown, records)
+        norms = jnp.where(keep, jnp.sqrt(square), jnp.inf).astype(jnp.float32)
+        norms, losses = (jnp.where(real, numbers, 0.0) for numbers in (norms, losses))
+        return total, (norms, real & long, losses, records)
 
     if pieces.number == 1:
         total, found = accumulate(None, (batch, mask))
@@ -206,13 +200,6 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
         total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
         found = jax.tree.map(pieces.join, found)
     return jax.tree.unflatten(structure, total), found
-
-
-def _found_in(program: _uses.Program, leaves, rows, has_aux: bool, x64: bool):
-    """Return `_found` of each row."""
-    with jax.enable_x64(x64):
-        each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example), has_aux))
-        return in_fast_layout(each)(rows)
 
 
 def _allowed(sizes: Sequence[Sizes], grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
@@ -238,7 +225,7 @@ def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, fl
     """
     clipping, size = Clipping(**options), np.shape(jax.tree.leaves(batch)[0])[0]
     own = _by_device.rows_of_each(size, clipping.mesh)
-    program = _program(check_loss(loss, params, batch, size, clipping.has_aux), params, batch)
+    program = _program(check_loss(loss, params, batch, size), params, batch)
     pieces = Microbatches(own, clipping.micro(lambda: _fitting(program, params), own), False)
     leaves = jax.tree.leaves(params)
     sizes, entries = sizes_of(program.taps, leaves), sum(np.size(leaf) for leaf in leaves)
@@ -261,8 +248,6 @@ def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
         return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
     try:
         fast, scale = suits(loss, params, batch, **options)
-    except OneAtATimeError as error:
-        return Choice(PER_EXAMPLE, str(error))
     except TooCoarseError:
         return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
     if scale < MIN_SCALE:
@@ -297,8 +282,8 @@ def _fitting(program: _uses.Program, params) -> int:
     return min(examples, 2 ** max(0, math.floor(math.log2(fitting))))
 
 
-def _found(program: _uses.Program, leaves, example, has_aux: bool):
-    """Of one example: what each parameter's part is made of; if its loss is finite; loss and aux by name.
+def _found(program: _uses.Program, leaves, example):
+    """Of one example: what each parameter's part is made of; if its loss is finite; its loss.
 
     That is a gradient, or what an equation is given and the cotangent of what it gives.
     """
@@ -309,19 +294,16 @@ def _found(program: _uses.Program, leaves, example, has_aux: bool):
         params = list(leaves)
         for leaf, array in zip(whole, free, strict=True):
             params[leaf] = array
-        found, beside = program.tapped(params, example, added)
-        number, aux = found if has_aux else (found, {})
-        return number, (aux, beside)
+        return program.tapped(params, example, added)
 
     free, added = [leaves[leaf] for leaf in whole], program.added()
     gradient = without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))
-    (number, (aux, beside)), (gradients, cotangents) = gradient(free, added)
+    (number, beside), (gradients, cotangents) = gradient(free, added)
     found: dict[int, Any] = dict(zip(whole, ((gradient,) for gradient in gradients), strict=True))
     for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
         found[tap.leaf] = _kept(tap, other, cotangent)
-    arrays, finite = [found[leaf] for leaf in range(len(leaves))], jnp.isfinite(number)
-    shown = {name: jnp.float32(value) for name, value in ({"": number} | aux).items()}
-    return jax.tree.map(plain, arrays), finite, shown
+    arrays = [found[leaf] for leaf in range(len(leaves))]
+    return jax.tree.map(plain, arrays), jnp.isfinite(number), jnp.float32(number)
 
 
 def _finite_rows(state) -> jax.Array:

@@ -1,12 +1,9 @@
-"""What a loss of one example may compute that its author did not mean, found in its traced program.
+"""Statistics of a batch of one, found in the traced program of a loss of one example.
 
-Statistics of a batch of one: batch norm of Keras, Haiku or Equinox takes the mean and the variance over a
-leading axis of size 1, which are not those of training or evaluation elsewhere. And draws by a key that no
-example has a part in: one dropout mask for all examples and steps. Neither costs privacy; both spoil models.
+Batch norm of Keras, Haiku or Equinox takes the mean and the variance over a leading axis of size 1, which are
+not those of training or evaluation elsewhere. That costs no privacy, and spoils models.
 """
 
-import dataclasses
-import warnings
 from typing import Any, NamedTuple
 
 from . import programs as _programs
@@ -16,8 +13,6 @@ from .rows_apart import programs_in
 _MIXING = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
 _SUMS = frozenset(("reduce_sum", "psum"))
 _ROOTS = frozenset(("rsqrt", "sqrt", "pow"))
-# Primitive -> number of its first arguments that are the key.
-_DRAWS = {"random_bits": 1, "random_gamma": 1, "threefry2x32": 2, "rng_bit_generator": 1}
 
 
 class _Value(NamedTuple):
@@ -28,80 +23,46 @@ class _Value(NamedTuple):
     """Numbers of the sums over a leading axis of size 1 that it is computed of, entry by entry."""
 
 
-@dataclasses.dataclass
-class Found:
-    """What a program was found to compute.
-
-    Attributes:
-      statistics: shape that a mean and a variance were taken of over its leading axis, of size 1; None
-        without any.
-      draw: primitive that draws by a key that is independent of the example; None without any.
-    """
-
-    statistics: tuple[int, ...] | None = None
-    draw: str | None = None
-    shapes: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    """Of the operands of sums over a leading axis of size 1."""
-
-
-def search(jaxpr, number: int) -> Found:
-    """Return what the program of a loss computes; its first `number` arguments are parameters.
+def check(jaxpr, number: int) -> None:
+    """ValueError for a loss, of `number` parameters and one example, that takes statistics of the example.
 
     A variance over a leading axis of size 1 is a root of a value of two sums over that axis, with another
     axis left: a mean over all axes is no batch norm, and a norm is of one sum.
     """
-    found = Found()
-    given = [_Value(of_example=place >= number) for place in range(len(jaxpr.invars))]
-    _walk(jaxpr, given, found)
-    return found
-
-
-def check(jaxpr, number: int) -> None:
-    """ValueError for statistics of a batch of one; a warning for draws that are the same for all examples."""
-    found = search(jaxpr, number)
-    if found.statistics is not None:
-        raise ValueError(
-            "loss must not divide by the statistics of a batch of one example, takes a mean and a variance "
-            f"over the first axis of {found.statistics}: batch norm; use group or layer norm, stored "
-            "statistics (training=False), or remove the axis where it is no batch"
-        )
-    if found.draw is not None:
-        warnings.warn(
-            f"loss draws by a key that is the same for every example and step ({found.draw}): one dropout "
-            "mask for all; TrainOptions(loss_key=0) gives the loss a key of each as its last argument",
-            stacklevel=2,
-        )
+    _walk(jaxpr, [_Value(of_example=place >= number) for place in range(len(jaxpr.invars))], [])
 
 
 def _union(values) -> _Value:
     return _Value(any(each.of_example for each in values), frozenset().union(*(each.sums for each in values)))
 
 
-def _walk(jaxpr, given: list[_Value], found: Found) -> list[_Value]:
+def _walk(jaxpr, given: list[_Value], shapes: list) -> list[_Value]:
+    """Return what the results depend on; `shapes` are those of the operands of sums so far."""
+
     def run(place, eqn, values):
         values = [each if isinstance(each, _Value) else _Value() for each in values]  # literals
-        return _step(eqn, values, found)
+        return _step(eqn, values, shapes)
 
     results = _programs.evaluate(jaxpr, [_Value()] * len(jaxpr.constvars), given, run)
     return [each if isinstance(each, _Value) else _Value() for each in results]
 
 
-def _step(eqn, values: list[_Value], found: Found) -> list[_Value]:
+def _step(eqn, values: list[_Value], shapes: list) -> list[_Value]:
     inside = programs_in(eqn.params)
     if inside:
-        return _inner(eqn, inside, values, found)
+        return _inner(eqn, inside, values, shapes)
     name, whole = eqn.primitive.name, _union(values)
-    keys = values[: _DRAWS.get(name, 0)]
-    if keys and not any(key.of_example for key in keys):
-        found.draw = name
     if name in _MIXING:
         whole = whole._replace(sums=frozenset())
     elif name in _SUMS and whole.of_example and _is_over_one(eqn):
-        number = len(found.shapes)
-        found.shapes[number] = tuple(eqn.invars[0].aval.shape)
-        whole = whole._replace(sums=whole.sums | {number})
+        whole = whole._replace(sums=whole.sums | {len(shapes)})
+        shapes.append(tuple(eqn.invars[0].aval.shape))
     elif name in _ROOTS and whole.of_example and len(whole.sums) > 1:
-        found.statistics = found.shapes[max(whole.sums)]
+        raise ValueError(
+            "loss must not divide by the statistics of a batch of one example, takes a mean and a variance "
+            f"over the first axis of {shapes[max(whole.sums)]}: batch norm; use group or layer norm, stored "
+            "statistics (training=False), or remove the axis where it is no batch"
+        )
     return [whole] * len(eqn.outvars)
 
 
@@ -112,7 +73,7 @@ def _is_over_one(eqn) -> bool:
     return 0 in axes and shape[0] == 1 and any(size > 1 for size in rest)
 
 
-def _inner(eqn, inside: list[Any], values: list[_Value], found: Found) -> list[_Value]:
+def _inner(eqn, inside: list[Any], values: list[_Value], shapes: list) -> list[_Value]:
     """Return the values of an equation that runs programs; of all arguments where their order is another."""
     if eqn.primitive.name == "cond":
         values = values[1:]
@@ -120,11 +81,11 @@ def _inner(eqn, inside: list[Any], values: list[_Value], found: Found) -> list[_
     for each in inside:
         jaxpr = getattr(each, "jaxpr", each)
         given = values if len(jaxpr.invars) == len(values) else [_union(values)] * len(jaxpr.invars)
-        outputs = _walk(jaxpr, given, found)
+        outputs = _walk(jaxpr, given, shapes)
         if eqn.primitive.name == "scan":  # what the first pass carries to the next
             consts, carry = eqn.params["num_consts"], eqn.params["num_carry"]
             carried = [_union(pair) for pair in zip(given[consts:], outputs[:carry], strict=False)]
-            outputs = _walk(jaxpr, [*given[:consts], *carried, *given[consts + carry :]], found)
+            outputs = _walk(jaxpr, [*given[:consts], *carried, *given[consts + carry :]], shapes)
         results.append(outputs)
     if any(len(outputs) != len(eqn.outvars) for outputs in results):
         return [_union([*values, *(each for outputs in results for each in outputs)])] * len(eqn.outvars)

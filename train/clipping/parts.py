@@ -7,7 +7,7 @@ in float32 where that costs little), without the gradients (proofs/released_numb
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,18 +69,6 @@ def _sizes_of(equation, leaf) -> Sizes:
     return Sizes(positions, squares, rank_one=heads == positions == 1)
 
 
-class Part(Protocol):
-    """What makes up the gradients of one parameter, examples along the first axis; float32."""
-
-    def norms(self) -> tuple[jax.Array, jax.Array]:
-        """Return (rows,) float64 squares: of the gradient's norm, and of its norm without cancellation."""
-        ...
-
-    def total(self, weights, in_float32: bool = False) -> jax.Array:
-        """Return `sum_i weights_i gradient_i`, float64; from float32 sums only where nothing cancels."""
-        ...
-
-
 def _square(array) -> jax.Array:
     return jnp.sum(jnp.square(array.astype(jnp.float64)), axis=tuple(range(1, array.ndim)))
 
@@ -110,15 +98,17 @@ def _added_in_float32(add, *arrays) -> jax.Array:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["gradient"], meta_fields=[])
 @dataclass(frozen=True)
 class Whole:
-    """Gradients written down: (rows, ...)."""
+    """Gradients written down: (rows, ...). Parts are float32, examples along the first axis."""
 
     gradient: jax.Array
 
-    def norms(self):
+    def norms(self) -> tuple[jax.Array, jax.Array]:
+        """Return (rows,) float64 squares: of the gradient's norm, and of its norm without cancellation."""
         square = _square(self.gradient)
         return square, square
 
-    def total(self, weights, in_float32=False):
+    def total(self, weights, in_float32: bool = False) -> jax.Array:
+        """Return `sum_i weights_i gradient_i`, float64; from float32 sums only where nothing cancels."""
         scaled = _weighted(weights, self.gradient)
         if in_float32:  # the outer product of 1 and itself
             return _added_in_float32(functools.partial(jnp.sum, axis=0), scaled)
@@ -160,7 +150,7 @@ class Factors:
         return self.tap.gradient(_products("bhtk,bhtn->hkn", left, right))
 
 
-def late(part: Part, weights) -> Late | None:
+def late(part: "Part", weights) -> Late | None:
     """Return the total of a parameter with an axis of passes, one pass at a time; None for other ones."""
     if not isinstance(part, Factors) or not isinstance(part.tap.equation, _equations.Stacked):
         return None
@@ -202,6 +192,9 @@ class Table:
         rows = jnp.where(self.rows >= 0, self.rows, height)
         empty = jnp.zeros((height, columns), jnp.float64)
         return self.tap.gradient(empty.at[rows].add(_weighted(weights, self.right), mode="drop"))
+
+
+Part = Whole | Factors | Table
 
 
 def parts_of(taps: Sequence[_uses.Tap], arrays) -> list[Part]:

@@ -12,7 +12,6 @@ import numpy as np
 from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from .grid import Grid
-from .groups import Groups
 from .programs import in_fast_layout, without_batch_groups
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, where_row
 
@@ -56,7 +55,6 @@ def clipped_gradient_sum(
       ValueError: bad arguments, or a loss that is not a scalar for one example.
     """
     clipping, x64 = Clipping(**options), jax.config.read("jax_enable_x64")
-    has_aux = clipping.has_aux
 
     def of_rows(whole, batch, mask, records):
         loss, params = _by_device.whole(whole)
@@ -65,43 +63,40 @@ def clipped_gradient_sum(
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)
         with jax.enable_x64(x64):
             # As it is run.
-            loss = check_loss(loss, params, batch, own, has_aux, one_at_a_time=True)
+            loss = check_loss(loss, params, batch, own)
 
         def of_each(rows):
             with jax.enable_x64(x64):
-                return jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)
+                return in_fast_layout(jax.vmap(one))(rows)
 
         def one(example):
-            found, gradient = without_batch_groups(jax.value_and_grad(loss, has_aux=has_aux))(params, example)
-            value, aux = found if has_aux else (found, {})
-            shown = {"": value} | aux
-            shown = {name: jnp.float32(each) for name, each in shown.items()}
-            return gradient, (jnp.isfinite(value), shown)
+            value, gradient = without_batch_groups(jax.value_and_grad(loss))(params, example)
+            return gradient, (jnp.isfinite(value), jnp.float32(value))
 
         def clipped(rows, real):
-            gradients, (finite, shown) = of_each(rows)
-            how = clipping.grid, clipping.groups, clipping.normalize
+            gradients, (finite, losses) = of_each(rows)
+            how = clipping.grid, clipping.normalize
             _, counts, norms, long = clip_rows_to_grid(gradients, *how, real & finite)
-            norms, shown = where_row(real, (norms, shown))
-            return counts, norms, real & long, shown
+            norms, losses = where_row(real, (norms, losses))
+            return counts, norms, real & long, losses
 
         def admitted(admit, rows, sampled, kept):
-            counts, norms, long, shown = clipped(rows, jnp.ones_like(sampled))
+            counts, norms, long, losses = clipped(rows, jnp.ones_like(sampled))
             squares = jax.vmap(_square)(counts)
             with jax.enable_x64(x64):
                 kept, let_in = admit(kept, squares)
             counted = sampled & let_in
-            counts, norms, shown = where_row(counted, (counts, norms, shown))
-            return counts, norms, counted & long, shown, kept
+            counts, norms, losses = where_row(counted, (counts, norms, losses))
+            return counts, norms, counted & long, losses, kept
 
         def accumulate(total, inputs):
             rows, real, kept = inputs
             if admit is None:
-                counts, norms, long, shown = clipped(rows, real)
+                counts, norms, long, losses = clipped(rows, real)
             else:
-                counts, norms, long, shown, kept = admitted(admit, rows, real, kept)
+                counts, norms, long, losses, kept = admitted(admit, rows, real, kept)
             total = jax.tree.map(lambda a, n: a + n.sum(axis=0, dtype=jnp.float64), total, counts)
-            return total, (norms, long, shown, kept)
+            return total, (norms, long, losses, kept)
 
         inputs = jax.tree.map(pieces.split, (batch, mask, records))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), params)
@@ -128,66 +123,52 @@ def _square(counts) -> jax.Array:
         return sum(jax.tree.leaves(squares), jnp.zeros((), jnp.float64))
 
 
-def clip_rows_to_grid(
-    gradients, grid: Grid, groups: Groups | None = None, normalize: bool = False, counted=True
-):
-    """Return (kept, gradients in grid units, norms before, whether a group was clipped), of (rows, ...).
+def clip_rows_to_grid(gradients, grid: Grid, normalize: bool = False, counted=True):
+    """Return (kept, gradients in grid units, norms before, whether each was clipped), of (rows, ...).
 
-    Whole units, exactly of norm at most 2^bits, and of each group at most its own. A gradient is not kept,
-    and zero, where it is not `counted` ((rows,) bool) or not finite, or would be too long after scaling.
+    Whole units, exactly of norm at most 2^bits. A gradient is not kept, and zero, where it is not `counted`
+    ((rows,) bool) or not finite, or would be too long after scaling.
 
     The integers are stored, and then checked: a compiler may compute a gradient once for the check and once
     for the sum, and round it otherwise where a product and a sum become one operation. Of a difference that
     cancels, what is summed would then be thousands of times as long as what was checked.
     """
-    scale = functools.partial(_scaled_to_grid, grid=grid, groups=groups, normalize=normalize)
+    scale = functools.partial(_scaled_to_grid, grid=grid, normalize=normalize)
     counts, finite, norms, long = jax.vmap(scale)(gradients)
-    leaves, structure = jax.tree.flatten(counts)
-    groups = Groups.one(len(leaves)) if groups is None else groups
 
     def are_short(state):
-        short = jnp.ones_like(finite)
         with jax.enable_x64(True):
             # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact.
-            # It fails closed: a group that fails takes the others along.
-            for part, limit in zip(groups.split(state[1]), groups.limits(grid), strict=True):
-                short &= sum(jax.vmap(_square)(n) for n in part) <= float(limit)
-        return short
+            return jax.vmap(_square)(state[1]) <= 4.0**grid.bits
 
     def mend(state):
         short = are_short(state)
         return state[0] & short, where_row(short, state[1])
 
     kept = finite & counted
-    kept, leaves = stored((kept, where_row(kept, leaves)), lambda state: are_short(state).all(), mend)
-    return kept, jax.tree.unflatten(structure, leaves), norms, long
+    kept, counts = stored((kept, where_row(kept, counts)), lambda state: are_short(state).all(), mend)
+    return kept, counts, norms, long
 
 
-def _scaled_to_grid(gradient, grid: Grid, groups: Groups | None, normalize: bool):
+def _scaled_to_grid(gradient, grid: Grid, normalize: bool):
     """Return (one gradient in grid units, int32, unchecked; if it is finite; its norm; if it is long)."""
-    leaves, structure = jax.tree.flatten(gradient)
-    check_real("gradient", leaves)
-    groups = Groups.one(len(leaves)) if groups is None else groups
-    parts, limits = groups.split(leaves), groups.limits(grid)
+    check_real("gradient", gradient)
     with jax.enable_x64(True):
-        norms = [global_norm(part) for part in parts]
-        norm = norms[0] if len(norms) == 1 else jnp.sqrt(sum(jnp.square(each) for each in norms))
-        long, factors = jnp.zeros((), bool), []
-        for each, limit in zip(norms, limits, strict=True):
-            max_norm = math.sqrt(limit) * grid.unit
-            if normalize:
-                scale = max_norm / (each + 0.01)
-            else:
-                scale = jnp.minimum(1.0, max_norm / jnp.maximum(each, 1e-300))
-            factors.append(scale * ((1 - _SLACK) / grid.unit))
-            long |= ~(each <= max_norm)
-        scaled = [
-            jnp.trunc(g.astype(jnp.float64) * factors[at]) for g, at in zip(leaves, groups.of, strict=True)
-        ]
-        # What is too large for 32 bits stays too long.
-        counts = [jnp.clip(jnp.nan_to_num(n), -(2.0**30), 2.0**30).astype(jnp.int32) for n in scaled]
-        counts, finite = jax.tree.unflatten(structure, counts), jnp.isfinite(norm)
-        return counts, finite, jnp.where(finite, norm, jnp.inf).astype(jnp.float32), long
+        norm, max_norm = global_norm(gradient), grid.clip_norm
+        if normalize:
+            scale = max_norm / (norm + 0.01)
+        else:
+            scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-300))
+        factor = scale * ((1 - _SLACK) / grid.unit)
+
+        def count(leaf):
+            # What is too large for 32 bits stays too long.
+            whole = jnp.nan_to_num(jnp.trunc(leaf.astype(jnp.float64) * factor))
+            return jnp.clip(whole, -(2.0**30), 2.0**30).astype(jnp.int32)
+
+        finite, long = jnp.isfinite(norm), ~(norm <= max_norm)
+        shown = jnp.where(finite, norm, jnp.inf).astype(jnp.float32)
+        return jax.tree.map(count, gradient), finite, shown, long
 
 
 def global_norm(tree) -> jax.Array:

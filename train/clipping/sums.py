@@ -1,7 +1,7 @@
 """What both ways of clipping share: their options, the pieces of a batch, and checks of a loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ from ..procedures import by_device as _by_device
 from . import one_example as _one_example
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
-from .groups import Groups
 from .programs import Traced
 
 
@@ -34,8 +33,6 @@ class ClippedSum(NamedTuple):
     """(batch,) float32: losses, 0 where padded."""
     clipped_fraction: jax.Array
     """Share of the real examples that count whose gradient was scaled down."""
-    aux: dict[str, jax.Array]
-    """(batch,) float32 each: what the loss returned beside its value, 0 where padded."""
     records: Any = ()
     """(batch, ...): of the examples after this step, where some were admitted."""
 
@@ -51,9 +48,6 @@ class Clipping:
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
       skip_padding: do no work for microbatches after the last real example. The run time then reveals
         their number, which is private.
-      has_aux: the loss returns `(scalar, dictionary of scalars)`.
-      groups: of parameters whose gradients are clipped apart (`train.clipping.groups`), all together to
-        `grid.clip_norm` at most; `normalize` then is by group, too.
       mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
         a time. Required where any of the arrays is on several devices.
       specs: how each parameter is sharded over the mesh, and its total then; by default all are whole.
@@ -69,8 +63,6 @@ class Clipping:
     microbatch_size: int | None = None
     normalize: bool = False
     skip_padding: bool = False
-    has_aux: bool = False
-    groups: Groups | None = None
     mesh: jax.sharding.Mesh | None = None
     specs: tuple[jax.sharding.PartitionSpec, ...] = ()
     equal_rows: bool = False
@@ -94,8 +86,7 @@ class Clipping:
         """Return the sum over a batch, each device of the mesh computing its own rows.
 
         `of_rows` is `((loss, params), batch, mask, records) -> (pytree of totals in grid units, (norms,
-        whether each is long, auxiliary outputs and the loss as "", records))` of some rows; it runs with
-        `jax_enable_x64`.
+        whether each is long, losses, records))` of some rows; it runs with `jax_enable_x64`.
         """
         _by_device.refuse_several_devices(self.mesh, params=params, batch=batch, mask=mask, records=records)
         mask = jnp.asarray(mask, bool)
@@ -113,10 +104,9 @@ class Clipping:
                 self.mesh,
                 self.specs,
             )
-            total, (norms, long, shown, records) = over_rows(loss, params, batch, mask, records)
-        losses = shown.pop("")
+            total, (norms, long, losses, records) = over_rows(loss, params, batch, mask, records)
         clipped = clipped_share(long, mask, norms, losses)
-        return ClippedSum(total, norms, losses, clipped, shown, records)
+        return ClippedSum(total, norms, losses, clipped, records)
 
 
 def clipped_share(long, mask, norms, losses) -> jax.Array:
@@ -205,17 +195,14 @@ def of_one(batch):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
 
 
-def check_loss(
-    loss, params, batch, size: int, has_aux: bool = False, *, one_at_a_time: bool = False
-) -> Traced:
+def check_loss(loss, params, batch, size: int) -> Traced:
     """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
 
     Returns:
-      The loss as it was checked. Its examples are never `alone` unless that is allowed by `one_at_a_time`.
+      The loss as it was checked.
 
     Raises:
-      OneAtATimeError: a loss that must, where it is not allowed.
-      ValueError: any other loss that does not return one number for one example, raises, writes to its model,
+      ValueError: a loss that does not return one number for one example, raises, writes to its model,
         takes the statistics of a batch, or may mix examples.
     """
     check_real("params", params)
@@ -227,14 +214,6 @@ def check_loss(
         raise WritingLossError(*error.args) from None
     except Exception as error:  # whatever the caller's function raises; the traceback shows where
         raise ValueError(error_of_loss(error, has_key=isinstance(batch, Numbered))) from error
-    if has_aux:
-        two = isinstance(shape, tuple) and len(shape) == 2 and isinstance(shape[1], dict)
-        if not two or not all(
-            isinstance(name, str) and name and getattr(number, "shape", None) == ()
-            for name, number in shape[1].items()
-        ):
-            raise ValueError("loss must return (number, dictionary of numbers by name) with has_aux")
-        shape = shape[0]
     if getattr(shape, "shape", None) != ():
         raise ValueError(
             "loss must return one number for one example (a mean over a batch has no per-example gradient), "
@@ -243,5 +222,6 @@ def check_loss(
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
     _one_example.check(program.closed.jaxpr, len(jax.tree.leaves(params)))
-    gradient = jax.make_jaxpr(jax.grad(program, has_aux=has_aux))(params, of_one(batch))
-    return replace(program, alone=_rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time))
+    gradient = jax.make_jaxpr(jax.grad(program))(params, of_one(batch))
+    _rows_apart.check(gradient.jaxpr)
+    return program

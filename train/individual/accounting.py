@@ -39,8 +39,6 @@ class IndividualAccounting:
         example of the clip norm, a public choice. Full batches have a filter of mu.
       buckets: number of distinguished norms where batches are sampled; memory is examples x buckets x 4
         bytes.
-      continues: `Result.private_individual` of an earlier run on the same data: its charges count here too,
-        and the guarantee is for both runs together. **Private.**
     """
 
     epsilon: float | None = None
@@ -48,7 +46,6 @@ class IndividualAccounting:
     readmit: bool = True
     order: int | None = None
     buckets: int = 40
-    continues: "PrivateLosses | None" = field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
         if (self.epsilon is None) != (self.delta is None):
@@ -101,14 +98,12 @@ class IndividualAccounting:
         )
         if self.epsilon is None or self.delta is None:
             return f"Every example's own privacy loss was tracked, which changes no guarantee. {private}"
-        together = "" if self.continues is None else ", this run and those that it continues taken together,"
         return (
             f"An individual filter ({tracker.describe()}) left each example out of every step that would "
-            "have taken its own loss past its budget: what is released"
-            f"{together} is also ({exact(self.epsilon)}, {exact(self.delta)})-differentially private for one "
-            "example under zero-out adjacency. Every example was charged at every step that it was not left "
-            "out of for the norm of its own clipped gradient there, whether it was in the batch or not. "
-            f"{private}"
+            "have taken its own loss past its budget: what is released is also "
+            f"({exact(self.epsilon)}, {exact(self.delta)})-differentially private for one example under "
+            "zero-out adjacency. Every example was charged at every step that it was not left out of for the "
+            f"norm of its own clipped gradient there, whether it was in the batch or not. {private}"
         )
 
 
@@ -120,13 +115,11 @@ class PrivateLosses:
       steps: of the run.
       tracker: the accountant and the filter of the run.
       records: of every example.
-      fingerprint: of the data that the records are of.
     """
 
     steps: int
     tracker: Tracker = field(repr=False)
     records: Any = field(repr=False)
-    fingerprint: str = field(repr=False)
 
     def epsilon(self, delta: float) -> np.ndarray:
         """Return (num_examples,) float64 at delta (**private**).

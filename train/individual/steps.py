@@ -14,8 +14,7 @@ from jaxacct.core.plan import Plan
 
 from ..batches.sampler import Sampler, SamplerState
 from ..clipping.per_example import clipped_gradient_sum
-from ..models.loss import Loss, as_loss, digest
-from ..noise.recursion import Fresh
+from ..models.loss import Loss, as_loss
 from ..optimizers import Privatizer
 from ..procedures import by_device as _by_device
 from ..procedures.step import PrivateStep, StepInfo, TrainState, advance
@@ -23,41 +22,31 @@ from .accounting import IndividualAccounting, PrivateLosses
 from .trackers import Tracker
 
 
-class IndividualStep(PrivateStep):
-    """`step(state, all rows, sampled) -> (state, info)`: the step of `make_step` on admitted examples."""
+def individual_step(
+    loss: Callable[..., jax.Array],
+    private: Privatizer,
+    optimizer: optax.GradientTransformation,
+    tracker: Tracker,
+    start,
+    **options,
+) -> PrivateStep:
+    """Return `step(state, all rows, sampled) -> (state, info)`: that of `make_step` on admitted examples."""
 
-    def __init__(
-        self,
-        loss: Callable[..., jax.Array],
-        private: Privatizer,
-        optimizer: optax.GradientTransformation,
-        tracker: Tracker,
-        start,
-        **options,
-    ):
-        self._start = start
+    def admit(records, squares):
+        with jax.enable_x64(True):
+            norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
+        return tracker.step(records, norms)
 
-        def admit(records, squares):
-            with jax.enable_x64(True):
-                norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
-            return tracker.step(records, norms)
+    def step(state: TrainState, rows, sampled, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
+        del specs  # of no mesh
+        _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
+        followed = dict(admit=admit, records=state.private_individual)
+        arguments = loss.at(state.noise.step), state.params, rows, sampled
+        found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
+        after, info = advance(private, optimizer, state, found, sampled)
+        return after._replace(private_individual=found.records), info
 
-        def step(
-            state: TrainState, rows, sampled, loss: Loss, fresh: Fresh | None, specs=()
-        ) -> tuple[TrainState, StepInfo]:
-            del specs  # of no mesh
-            _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
-            followed = dict(admit=admit, records=state.private_individual)
-            arguments = loss.at(state.noise.step), state.params, rows, sampled
-            found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
-            after, info = advance(private, optimizer, state, found, sampled, fresh)
-            return after._replace(private_individual=found.records), info
-
-        super().__init__(step, as_loss(loss), private, optimizer)
-
-    def init(self, params) -> TrainState:
-        """Return the state before the first step."""
-        return super().init(params)._replace(private_individual=jax.tree.map(jnp.array, self._start))
+    return PrivateStep(step, as_loss(loss), private, optimizer, records=start)
 
 
 def _rounded_up(values) -> jax.Array:
@@ -91,25 +80,13 @@ def follow(
 ) -> dict[str, Any]:
     """Return the fields of `train.run.loop.Run` for a run that follows every example.
 
-    ValueError for a plan whose steps are not independent, losses of another data set or of another tracker.
+    ValueError for a plan whose steps are not independent.
     """
     _validate.instance(
         "individual", individual, IndividualAccounting, "a train.individual.IndividualAccounting"
     )
     scheme, size = plan.mechanism.scheme, len(rows)
     tracker = individual.tracker(_probability(plan), plan.mechanism.noise_multiplier)
-    start, before = tracker.init(size), individual.continues
-    fingerprint = rows.fingerprint()
-    if before is not None:
-        _validate.instance("continues", before, PrivateLosses, "the private_individual of an earlier result")
-        if before.fingerprint != fingerprint:
-            raise ValueError("continues of individual must be of this data set, got another one")
-        if before.tracker != tracker:
-            raise ValueError(
-                "continues of individual must have this run's sampling probability, noise multiplier, buckets"
-                f" and filter, got {before.tracker}"
-            )
-        start = before.records
 
     def source_at(key, drawn: SamplerState | None) -> Sampler:
         # Batches may be as long as the data set: every gradient is computed anyway.
@@ -117,16 +94,14 @@ def follow(
 
     def report(state: TrainState, steps: int) -> PrivateLosses:
         records = jax.tree.map(np.asarray, state.private_individual)
-        earlier = 0 if before is None else before.steps
-        return PrivateLosses(steps + earlier, tracker, records, fingerprint)
+        return PrivateLosses(steps, tracker, records)
 
     return dict(
-        step=IndividualStep(loss, private, optimizer, tracker, start, **options),
+        step=individual_step(loss, private, optimizer, tracker, tracker.init(size), **options),
         batch=_AllRows(rows, jax.tree.map(jnp.asarray, rows.take(np.arange(size), size))),
         source_at=source_at,
         adds=individual.statement(tracker),
         report=report,
-        bound={} if before is None else {"continues": f"{before.steps} {digest(before.records)}"},
     )
 
 

@@ -8,13 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
-
-from jaxacct.common.validate import in_one_line
 
 from ..arguments import check_callable, check_model
 from .saving import filled, named, plain
@@ -28,12 +24,11 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
         model = load_weights("pretrained.safetensors", model, convert=renamed)
 
     Names are those of the model's variables, joined by points: `layers.0.kernel`. A point or a slash in the
-    name of a variable is `%2E` or `%2F`. A leading `params.` (linen)
-    and a trailing `.value` (nnx states) of all names of a checkpoint are dropped. Floating-point arrays are
-    cast to the dtype that the model has. Load first and call `add_lora` then: the file has no adapters.
+    name of a variable is `%2E` or `%2F`. Floating-point arrays are cast to the dtype that the model has. Load
+    first and call `add_lora` then: the file has no adapters.
 
     Args:
-      path: a `.safetensors` file, or the folder of an Orbax checkpoint of one pytree.
+      path: a `.safetensors` file.
       model: an `nnx.Module` or a pytree of parameters, of any values.
       convert: `(name in the file, array) -> (name in the model, array)`, or None to leave it out; for other
         names and layouts. The kernel of a dense layer of PyTorch, for instance, is transposed.
@@ -72,38 +67,8 @@ def _none(problem: str, names) -> None:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a file by name."""
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    if not path.is_dir():
-        raise ValueError(
-            f"weights must be a .safetensors file or the folder of an Orbax checkpoint, got {path}"
-        )
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            item = checkpointer.metadata(path).item_metadata
-            shapes = getattr(item, "tree", None)
-            if shapes is None:
-                raise ValueError("give the folder of one pytree in it, such as 100/default")
-            device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-            like = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-                shapes,
-                is_leaf=lambda leaf: hasattr(leaf, "shape"),
-            )
-            found = named(checkpointer.restore(path, like))
-    except Exception as error:  # whatever Orbax and its stores raise
-        raise ValueError(
-            f"weights {path} must be an Orbax checkpoint of one pytree: {in_one_line(error)}"
-        ) from error
-    names = list(found)
-    if all(name.endswith(".value") for name in names):
-        names = [name.removesuffix(".value") for name in names]
-    if all(name.startswith("params.") for name in names):
-        names = [name.removeprefix("params.") for name in names]
-    return {name: np.asarray(leaf) for name, leaf in zip(names, found.values(), strict=True)}
-
-
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix != ".safetensors":
+        raise ValueError(f"weights must be a .safetensors file, got {path}")
     try:
         library = importlib.import_module("safetensors.flax")
     except ImportError:

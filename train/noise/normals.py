@@ -6,8 +6,7 @@ neighbouring radii are less than 2^-20 apart; a pair lies beyond it with probabi
 `LARGEST`.
 
 The words are those of RFC 8439, so a normal depends on the key, the step and its number only, and the key is
-out of reach of any search. On CPUs the host computes them (`train.noise.keystream`), otherwise the program
-does; they are the same words.
+out of reach of any search.
 """
 
 import functools
@@ -25,7 +24,7 @@ import numpy as np
 
 from jaxacct.kernels.programs import outside_of_traces
 
-from . import chacha, gpu_keystream, keystream
+from . import chacha, gpu_keystream
 
 LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
 ARRANGEMENT = 5  # another number wherever normals of the same key go to other places than before
@@ -170,27 +169,6 @@ def normals_of(key, step, arrays: Sequence[tuple[int, ...] | Cut]) -> list[jax.A
     return found
 
 
-def words_on_the_host(
-    key: np.ndarray, step: int, shapes: Sequence[tuple[int, ...]], room: keystream.Room | None = None
-) -> list[np.ndarray]:
-    """Return the words of `normals_of`, (pairs, 2) uint64 of each array; `pairs_of` makes normals of them.
-
-    Args:
-      key: (8,) uint32.
-      step: index of the step.
-      shapes: of the arrays.
-      room: for words, by default new; no other thread may use it at the same time.
-    """
-    places, size = _places(shapes)
-    words = keystream.words(key, step, 2 * _PAIRS * _blocks(size), room)
-    return [words[place.start : place.stop + place.stop % 2].reshape(-1, 2) for place in places]
-
-
-def pairs_of(words) -> tuple[jax.Array, jax.Array]:
-    """Return normals 2i and 2i + 1 of (.., pairs, 2) uint64, float64."""
-    return _box_muller(words[..., 0], words[..., 1])
-
-
 @functools.partial(jax.jit, static_argnames="size")
 def standard_normals(key, step, size: int) -> jax.Array:
     """Return (size,) float64: independent standard normals for one step; jittable with any `jax_enable_x64`.
@@ -237,7 +215,7 @@ def _of_blocks(key, step, numbers, size: int | None = None) -> jax.Array:
     with jax.enable_x64(True):
         # Two words of 32 bits each, the first is the low one.
         words = jax.lax.bitcast_convert_type(words.reshape(-1, 2, 2), jnp.uint64)[: -(-size // 2)]
-        return jnp.stack(_apart(*pairs_of(words)), axis=1).reshape(-1)[:size]
+        return jnp.stack(_apart(*_box_muller(words[:, 0], words[:, 1])), axis=1).reshape(-1)[:size]
 
 
 def _blocks(size: int) -> int:

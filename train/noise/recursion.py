@@ -13,7 +13,6 @@ of the W are, two copies each. One band is plain DP-SGD.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -25,13 +24,11 @@ from scipy import signal
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
 from ..procedures.stored import stored
-from .keystream import Room
-from .normals import LARGEST, fresh_key, key_of_run, normals_of, pairs_of, standard_normals
+from .normals import LARGEST, fresh_key, key_of_run, normals_of, standard_normals
 
 FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
 _AT_A_TIME = 16  # kept vectors that one pass over memory adds up
-_ROW = 2**10  # pairs that are computed in one loop of known length
 
 
 class NoiseState(NamedTuple):
@@ -47,24 +44,6 @@ class NoiseState(NamedTuple):
     def __repr__(self) -> str:
         """Return the step alone: messages of errors may show a state, as that of a static argument does."""
         return f"NoiseState(step={self.step}, secret)"
-
-
-class Fresh(NamedTuple):
-    """Noise of one step, computed before it; secret."""
-
-    step: Any
-    """() int32."""
-    key: Any
-    """(8,) uint32."""
-    made: list[tuple[Any, ...]]
-    """`solve` of the step."""
-
-    def __repr__(self) -> str:
-        return f"Fresh(step={self.step}, secret)"
-
-    def are_of(self, state: NoiseState) -> jax.Array:
-        """Return () bool: whether it is this state's."""
-        return (state.step == self.step) & (state.key == self.key).all()
 
 
 def init(strategy: Strategy, params, key) -> NoiseState:
@@ -99,7 +78,7 @@ def max_levels(strategy: Strategy, iterations: int) -> float:
 
 
 def draw(
-    strategy: Strategy, levels: float, state: NoiseState, params, *, fresh: Fresh | None = None, cuts=None
+    strategy: Strategy, levels: float, state: NoiseState, params, *, cuts=None
 ) -> tuple[Any, NoiseState]:
     """Return `W_t`, a pytree like `params` in int32, and the next state; jittable, exact for any x64 flag.
 
@@ -108,19 +87,13 @@ def draw(
       levels: standard deviation of `z` in grid units, from 2^8 to `max_levels`.
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
-      fresh: the noise of this step, where it is computed already; it must be `fresh.are_of(state)`. What the
-        next state keeps is then computed by a separate call of `store`.
       cuts: parts of the parameters that `params` are, a `train.noise.normals.Cut` each; by default all.
     """
     structure = jax.tree.structure(params)
-    if fresh is not None:
-        made, recent = fresh.made, state.recent
-    else:
-        arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else cuts
-        normals = normals_of(state.key, state.step, arrays)
-        made = solve(strategy, levels, state, normals)
-        made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
-        recent = store(strategy, levels, state, made)
+    arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else cuts
+    made = solve(strategy, levels, state, normals_of(state.key, state.step, arrays))
+    made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
+    recent = store(strategy, levels, state, made)
     after = NoiseState(state.step + 1, recent, state.key)
     return jax.tree.unflatten(structure, [drawn for drawn, *_ in made]), after
 
@@ -144,61 +117,7 @@ def solve(strategy: Strategy, levels: float, state: NoiseState, normals) -> list
         stream = _stream_of(strategy)
         of_one, _ = stream.at(levels, state.step)
         both = zip([stream.fresh(levels, z) for z in normals], jax.tree.leaves(state.recent), strict=True)
-        return [of_one([fresh], ring, lambda row: [row])[0] for fresh, ring in both]
-
-
-def solve_words(strategy: Strategy, levels: float, state: NoiseState, words) -> list[list[tuple]]:
-    """Return `solve` of the normals that words make, in pieces, int64 with two numbers each (`integers_of`).
-
-    One loop over memory reads the words of a pair and what is kept, and writes both integers: normals are
-    never in memory. Loops are over rows of known length, and what is left: of other lengths XLA computes one
-    number at a time.
-
-    Args:
-      strategy: as of `draw`.
-      levels: as of `draw`.
-      state: as of `draw`.
-      words: of `train.noise.normals.words_on_the_host`.
-    """
-
-    def of_piece(each, ring, end: int):
-        def halves(row):
-            return [row[at:end:2].reshape(each.shape[:-1]) for at in (0, 1)]
-
-        pair = [stream.fresh(levels, z) for z in pairs_of(each)]
-        if stream.writes_two:
-            both = _stored(_packed(*pair))
-            pair = [both.astype(jnp.int32), (both >> 32).astype(jnp.int32)]
-        return tuple(_packed(*numbers) for numbers in zip(*of_one(pair, ring, halves), strict=True))
-
-    def of_array(each, ring):
-        size = math.prod(ring.shape[1:])
-        ring, main = ring.reshape(len(ring), size), size // (2 * _ROW) * 2 * _ROW
-        found, rest = [], jnp.pad(ring[:, main:], [(0, 0), (0, size % 2)])
-        if main:
-            found.append(of_piece(each[: main // 2].reshape(-1, _ROW, 2), ring, main))
-        if main < size or not size:
-            found.append(of_piece(each[main // 2 :], rest, rest.shape[1]))
-        return found
-
-    with jax.enable_x64(True):
-        stream = _stream_of(strategy)
-        of_one, _ = stream.at(levels, state.step)
-        return [of_array(*each) for each in zip(words, jax.tree.leaves(state.recent), strict=True)]
-
-
-def integers_of(pieces: list[tuple], shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Return `solve` of one array, int32 of this shape, of its pieces by `solve_words`; waits for them.
-
-    Processors must store low halves first.
-    """
-    found = []
-    for each in zip(*pieces, strict=True):
-        each = [np.asarray(piece).astype("<i8", copy=False).reshape(-1) for piece in each]
-        if len(each) > 1:
-            each = [np.concatenate(each, out=Room().of(8 * sum(map(len, each))).view("<i8"))]
-        found.append(each[0].view("<i4")[: math.prod(shape)].reshape(shape))
-    return tuple(found)
+        return [of_one(*each) for each in both]
 
 
 def store(strategy: Strategy, levels: float, state: NoiseState, made: list[tuple[jax.Array, ...]]):
@@ -220,18 +139,12 @@ def _stored(integers):
     return stored(integers, is_sound, raised)
 
 
-def _packed(low, high) -> jax.Array:
-    """Return two whole numbers of 32 bits as one of 64: XLA computes several results one number at a time."""
-    low, high = (number.astype(jnp.int32).astype(jnp.int64) for number in (low, high))
-    return (low & (2**32 - 1)) | (high << 32)
-
-
 class LastVectors:
     """The last few `W` (or `z`, where the inverse is banded) in a ring."""
 
     def __init__(self, recursion: NoiseRecursion):
         self.c, self.of_inverse = recursion
-        self.kept, self.writes_two = recursion.copies, self.of_inverse
+        self.kept = recursion.copies
 
     def reach(self, iterations: int) -> float:
         """Return the largest 32-bit number per unit of `levels` and of the largest normal."""
@@ -262,22 +175,19 @@ class LastVectors:
     def at(self, levels: float, step):
         """Return `solve` and `store`.
 
-        `solve`: (parts of `fresh`, ring, what splits a row) -> for each part (W, stored values);
-        `store`: (ring, the same of the whole) -> the next ring.
+        `solve`: (`fresh`, ring) -> (W, and what is stored where that is something else);
+        `store`: (ring, the same) -> the next ring.
         """
         (place, _, weights), inverse = self.slots(step), self.of_inverse
 
-        def solve_part(fresh, earlier):
+        def solve(fresh, ring):
+            earlier = _weighted_sum(weights, ring)
             if not inverse:
                 return (jnp.round(fresh + earlier).astype(jnp.int32),)
             # Halves, one value in 128, are rounded up: to even numbers, noise would be even with probability
             # 0.504, and its parity reveal that of the sum.
             drawn = jnp.floor(fresh.astype(jnp.float64) / FRACTION + earlier + 0.5)
             return drawn.astype(jnp.int32), fresh
-
-        def solve(parts, ring, split):
-            sums = _weighted_sums(weights, ring, split)
-            return [solve_part(*each) for each in zip(parts, sums, strict=True)]
 
         def store(ring, *made):
             return jax.lax.dynamic_update_index_in_dim(ring, made[-1], place, 0) if self.kept else ring
@@ -290,8 +200,6 @@ class _RunningSums:
 
     The first is a whole number of units, the second the remainder in 2^-31 of a unit.
     """
-
-    writes_two = False  # kinds of integers a step
 
     def __init__(self, recursion: BufferedRecursion):
         self.recursion = recursion
@@ -314,13 +222,9 @@ class _RunningSums:
             whole, fraction = (parts[i].astype(jnp.float64) for i in (j, j + len(buffers)))
             return (whole + fraction * _FINE) * units[j]
 
-        def solve_part(z, parts):
+        def solve(z, parts):
             earlier = sum(weights[j] * summed(parts, j) for j in buffers)
             return (jnp.round((levels / first) * z - earlier).astype(jnp.int32),)
-
-        def solve(normals, parts, split):
-            rows = zip(*(split(parts[i]) for i in range(len(parts))), strict=True)
-            return [solve_part(*each) for each in zip(normals, rows, strict=True)]
 
         def store(parts, drawn):
             for j in buffers:
@@ -341,8 +245,8 @@ def _stream_of(strategy: Strategy):
     return LastVectors(recursion)
 
 
-def _weighted_sums(weights, ring, split):
-    """Return each part's sum over the first axis, in float64 and without a float64 copy of the ring."""
+def _weighted_sum(weights, ring) -> jax.Array:
+    """Return the sum over the first axis, in float64 and without a float64 copy of the ring."""
     groups = len(ring) // _AT_A_TIME
 
     def add(group, total):
@@ -352,11 +256,10 @@ def _weighted_sums(weights, ring, split):
         return total
 
     total = jnp.zeros(ring.shape[1:], jnp.float64)
-    parts = split(jax.lax.fori_loop(0, groups, add, total) if groups else total)
+    total = jax.lax.fori_loop(0, groups, add, total) if groups else total
     for i in range(groups * _AT_A_TIME, len(ring)):
-        pairs = zip(parts, split(ring[i]), strict=True)
-        parts = [part + weights[i] * earlier.astype(jnp.float64) for part, earlier in pairs]
-    return parts
+        total = total + weights[i] * ring[i].astype(jnp.float64)
+    return total
 
 
-__all__ = ["Fresh", "NoiseState", "draw", "fresh_key", "init", "max_levels", "standard_normals"]
+__all__ = ["NoiseState", "draw", "fresh_key", "init", "max_levels", "standard_normals"]

@@ -15,28 +15,25 @@ from ..batches.given import GivenBatches, Present
 from ..batches.graph import Attribution, check_graph
 from ..batches.sampler import Sampler, batch_sizes
 from ..clipping.ghost import AUTO, PER_EXAMPLE, Choice, choose
-from ..clipping.groups import partition
 from ..individual.steps import follow
 from ..models.loss import numbered
 from ..optimizers import Privatizer, privatize
 from ..options import TrainOptions
 from ..run import hosts
-from ..run.loop import Run, stored
+from ..run.loop import Run
 from . import by_device as _by_device
 from .protocol import Procedure, Request, Result
-from .step import CLIPPINGS, make_step
+from .step import make_step
 
 
 def train(plan: Plan, request: Request) -> Result:
     """Train under a plan of correlated noise; ValueError for whatever it does not cover."""
     mechanism, options = plan.mechanism, request.options
     mesh, graph = options.mesh, options.graph
-    if options.clip not in (None, "individual"):
-        raise ValueError(f"clip must be 'individual' for this plan, got {options.clip!r}")
     steps = request.steps(plan.mechanism.scheme.iterations)
     _, expected, largest = batch_sizes(plan)
     given = _given_batches(plan, request, steps)
-    rows = given if given is not None and given.has_rows else _rows(plan, request, graph)
+    rows = _rows(plan, request, graph)
     size = len(rows) if graph is None else None
     if graph is not None:
         expected = float(expected_batch_sizes(graph, mechanism.scheme).mean())
@@ -56,17 +53,13 @@ def train(plan: Plan, request: Request) -> Result:
             "elastic: another machine may round vectors otherwise that earlier steps were made of"
         )
     optimizer = request.given_optimizer()
-    groups = described_groups = None
-    if options.clip_groups is not None:
-        groups, described_groups = partition(params, options.clip_groups, clip_norm)
-        groups.limits(private.grid)
-    shared: dict[str, Any] = dict(normalize=options.normalize, has_aux=options.has_aux)
+    shared: dict[str, Any] = dict(normalize=options.normalize)
     clipping = Choice(PER_EXAMPLE, "individual charges the gradient of each example")
     if options.individual is None:
         batch = Rows(rows, largest if mesh is None else -(-largest // mesh.size) * mesh.size, mesh)
-        clipping = _clipping(request, loss, params, batch, private)
+        clipping = _clipping(options, loss, params, batch, private)
         shared |= dict(skip_padding=_skips_padding(plan, options), clipping=clipping.clipping)
-        shared |= dict(groups=groups, mesh=mesh, microbatch_size=options.microbatch_size)
+        shared |= dict(mesh=mesh, microbatch_size=options.microbatch_size)
         parts: dict[str, Any] = dict(
             step=make_step(loss, private, optimizer, **shared),
             batch=batch,
@@ -87,18 +80,15 @@ def train(plan: Plan, request: Request) -> Result:
         steps=steps,
         clip_norm=clip_norm,
         sampler_key=sampler_key,
-        loss=loss,
-        optimizer=optimizer,
         clipping=clipping,
         described=dict(
             batches=None if given is None else given.described(),
             clipping=clipping.clipping,
             normalize=options.normalize,
-            clip_groups=described_groups,
             microbatch_size=options.microbatch_size,
             noise_memory=options.noise_memory,
             layout=_by_device.layout(mesh, params),
-            individual=repr(options.individual),  # all of its fields but `continues`
+            individual=repr(options.individual),
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
@@ -109,15 +99,15 @@ def train(plan: Plan, request: Request) -> Result:
 PROCEDURE = Procedure(
     train,
     frozenset(
-        "optimizer clip_norm clip steps microbatch_size normalize mesh graph individual wrt loss_key "
-        "skip_padding has_aux batches clipping clip_groups average noise_memory".split()
+        "optimizer clip_norm steps microbatch_size normalize mesh graph individual wrt loss_key "
+        "skip_padding batches clipping average noise_memory".split()
     ),
 )
 
 
 def _given_batches(plan: Plan, request: Request, steps: int) -> GivenBatches | None:
     """Return the batches of the user's own loader; ValueError where the plan draws its own."""
-    scheme, data = plan.mechanism.scheme, request.data
+    scheme = plan.mechanism.scheme
     if request.batches is None:
         return None
     if scheme.patterns is None:
@@ -126,14 +116,7 @@ def _given_batches(plan: Plan, request: Request, steps: int) -> GivenBatches | N
             "with --scheme fixed-order for a loader of your own"
         )
     size, _, batch_size = batch_sizes(plan)
-    given = GivenBatches(request.batches, scheme.patterns, size, batch_size, steps)
-    if given.has_rows != (data is None):
-        raise ValueError(
-            "data must be None where batches come with their rows"
-            if given.has_rows
-            else "data must be given where batches are ids alone, or batches must be (ids, rows)"
-        )
-    return given
+    return GivenBatches(request.batches, scheme.patterns, size, batch_size, steps)
 
 
 def _source(plan: Plan, graph, size: int | None, given: GivenBatches | None, key, drawn):
@@ -154,20 +137,15 @@ def _rows(plan: Plan, request: Request, graph: Attribution | None):
     return GraphRows(request.rows(graph.dataset_size, "graph's"), graph)
 
 
-def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer) -> Choice:
-    """Return the clipping: the given one, that of the run in the folder, or a chosen one."""
-    options = request.options
+def _clipping(options: TrainOptions, loss, params, batch: "Rows", private: Privatizer) -> Choice:
+    """Return the clipping: the given one, or a chosen one."""
     if options.clipping != AUTO:
         return Choice(options.clipping, "as given")
-    found = hosts.first(lambda: stored(request.out, "clipping"))
-    if found in CLIPPINGS:
-        return Choice(found, hosts.first(lambda: stored(request.out, "clipping_reason")))
     return choose(
         loss.at(0),
         params,
         batch.take(np.zeros(0, np.int64))[0],
         grid=private.grid,
-        has_aux=options.has_aux,
         mesh=batch.mesh,
     )
 
@@ -175,7 +153,6 @@ def _clipping(request: Request, loss, params, batch: "Rows", private: Privatizer
 def _check_individual(options: TrainOptions) -> None:
     for name, why in (
         ("mesh", "its records are on one device"),
-        ("clip_groups", "it follows one clip norm"),
         ("skip_padding", "every example is charged"),
     ):
         if getattr(options, name) not in (None, False):

@@ -26,9 +26,9 @@ from jaxacct.strategies import BandedToeplitz
 from ..batches.sampler import Replayed, make_generator
 from ..clipping.ghost import choose
 from ..clipping.grid import Grid, GridSum
-from ..clipping.per_example import clip_rows_to_grid
+from ..clipping.per_example import clip_rows_to_grid, global_norm
 from ..clipping.sums import check_real
-from ..models.loss import Loss, as_loss, numbered
+from ..models.loss import as_loss, numbered
 from ..optimizers import Privatizer, privatize
 from ..run.loop import Run
 from . import by_device as _by_device
@@ -132,42 +132,29 @@ def make_round(
     the records of each term; the mean gradient by default.
     """
     private = private_rounds(plan, clip_norm=clip_norm, key=key)
-    terms = _term_loss(loss, inner)
-    return make_step(terms, private, optimizer, microbatch_size=terms_at_once)
-
-
-def _term_loss(loss: Callable[..., jax.Array], inner: optax.GradientTransformation | None) -> Loss:
-    """Return the loss whose gradient is one term."""
-    loss = as_loss(loss)
-    if inner is None:
-        return loss.wrapped(mean_gradient_term)
-    return loss.wrapped(lambda each: optimizer_term(each, inner))
+    term = mean_gradient_term if inner is None else lambda each: optimizer_term(each, inner)
+    return make_step(as_loss(loss).wrapped(term), private, optimizer, microbatch_size=terms_at_once)
 
 
 def _train(plan: GeneralPlan, request: Request) -> Result:
     """Return the procedure of a `GeneralPlan`: its sampler, its terms, its noise."""
     options = request.options
-    if options.clip not in (None, plan.run.clip):
-        raise ValueError(f"clip must be the plan's {plan.run.clip}, got {options.clip!r}")
     if options.inner is not None and plan.run.clip == "individual":
         raise ValueError("inner must not be given for individual clipping: a term is one gradient")
     rounds, rows = request.steps(plan.iterations), request.rows(plan.dataset_size)
     clip_norm = request.given_clip_norm()
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
-    optimizer = request.given_optimizer()
     step = make_round(
         plan,
         loss,
-        optimizer,
+        request.given_optimizer(),
         clip_norm=clip_norm,
         inner=options.inner,
         key=noise_key,
         terms_at_once=options.microbatch_size,
     )
-    terms = _term_loss(loss, options.inner)
     batch = _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size)
-    grid = private_rounds(plan, clip_norm=clip_norm).grid
     run = Run(
         plan=plan,
         request=request,
@@ -178,16 +165,16 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
-        loss=terms,
-        optimizer=optimizer,
         # As every step chooses.
-        clipping=choose(terms.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=grid),
+        clipping=choose(
+            step.loss.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=step.private.grid
+        ),
     )
     return run.take()
 
 
 PROCEDURE = Procedure(
-    _train, frozenset("optimizer clip_norm clip inner steps microbatch_size wrt loss_key average".split())
+    _train, frozenset("optimizer clip_norm inner steps microbatch_size wrt loss_key average".split())
 )
 
 
@@ -233,7 +220,7 @@ def clip_by_l2_norm(tree, clip_norm: float) -> Any:
         # Rounding of each entry, and of a norm.
         room = max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=0.0)
         room += sum(leaf.size for leaf in leaves) * 2.0**-52
-        norm = _scaled_norm(tree)
+        norm = global_norm(tree)
         scale = jnp.where(norm <= clip_norm, 1.0, clip_norm / norm * (1 - room))
 
         def clipped(leaf):
@@ -242,15 +229,7 @@ def clip_by_l2_norm(tree, clip_norm: float) -> Any:
             return jnp.where(jnp.abs(scaled) < smallest, 0.0, scaled).astype(leaf.dtype)
 
         nothing = functools.partial(jax.tree.map, jnp.zeros_like)
-        return stored(jax.tree.map(clipped, tree), lambda kept: _scaled_norm(kept) <= clip_norm, nothing)
-
-
-def _scaled_norm(tree) -> jax.Array:
-    """Return the global norm, float64, whose squares neither under- nor overflow."""
-    wide = [leaf.astype(jnp.float64).reshape(-1) for leaf in jax.tree.leaves(tree)]
-    flat = jnp.concatenate([jnp.zeros(1, jnp.float64), *wide])
-    largest = jnp.max(jnp.abs(flat))
-    return largest * jnp.sqrt(jnp.sum(jnp.square(flat / jnp.where(largest > 0, largest, 1.0))))
+        return stored(jax.tree.map(clipped, tree), lambda kept: global_norm(kept) <= clip_norm, nothing)
 
 
 class RoundInfo(NamedTuple):

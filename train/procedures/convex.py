@@ -59,30 +59,6 @@ class LogisticRegression:
         for name, value in logistic_conditions(*given).items():
             object.__setattr__(self, name, value)
 
-    @classmethod
-    def within(cls, plan: LastIteratePlan, num_classes: int) -> "LogisticRegression":
-        """Return the loss with the plan's strong convexity and the longest features that it covers.
-
-        Two classes are clipped where the plan's sensitivity is below what its smoothness allows.
-
-        Raises:
-          ValueError: for a plan that covers no features.
-        """
-        _validate.positive_integer("num_classes", num_classes, minimum=2)
-        binary = num_classes == 2
-        squared = (4 if binary else 2) * (plan.smoothness - plan.strong_convexity)
-        longest = plan.grad_sensitivity / 2
-        if not binary:
-            squared = min(squared, longest**2 / 2)
-        if squared <= 1 or not longest > 0:
-            raise ValueError(
-                f"plan must have the smoothness and grad_sensitivity of {num_classes} classes, has "
-                f"{plan.smoothness:g} and {plan.grad_sensitivity:g}: `jaxacct tradeoff last-iterate "
-                "--num-classes --feature-norm` computes them"
-            )
-        clip = longest if binary and longest**2 < squared else None
-        return cls(num_classes, (squared - 1) ** 0.5 * _INSIDE, plan.strong_convexity, clip)
-
     def __call__(self, weights, example):
         """Return the loss of one example `(features with their constant, label)`; its gradient is clipped."""
         x, y = example
@@ -335,21 +311,7 @@ def _pair(data):
 
 
 def _run(
-    method,
-    loss_fn,
-    data,
-    key,
-    *,
-    steps,
-    batch_size,
-    stepsize,
-    delta,
-    noise_std=None,
-    epsilon=None,
-    init=None,
-    clip_norm=None,
-    regularizer=None,
-    projection=None,
+    method, loss_fn, data, key, *, delta, noise_std=None, epsilon=None, init=None, projection=None, **run
 ) -> np.ndarray:
     if not isinstance(loss_fn, LogisticRegression):
         raise ValueError(f"loss_fn must be a LogisticRegression, got {type(loss_fn).__name__}")
@@ -357,16 +319,12 @@ def _run(
         raise ValueError("init must be None: the weights start at 0, which depends on no data")
     if (noise_std is None) == (epsilon is None):
         raise ValueError("epsilon (to calibrate) or noise_std must be given, and not both")
-    if clip_norm is not None:
-        loss_fn = replace(loss_fn, clip_norm=clip_norm)
-    if regularizer is not None:
-        loss_fn = replace(loss_fn, regularization=regularizer)
+    changed = {"clip_norm": run.pop("clip_norm", None), "regularization": run.pop("regularizer", None)}
+    loss_fn = replace(loss_fn, **{name: value for name, value in changed.items() if value is not None})
     data = _pair(data)
     if projection is not None and projection != L2Ball(getattr(projection, "radius", 1.0)):
         raise ValueError("projection must be project_l2_ball(radius), the set around 0 that a plan can name")
-    diameter = None if projection is None else projection.diameter
-    run = dict(num_examples=len(data[0]), steps=steps, batch_size=batch_size)
-    run |= dict(stepsize=stepsize, diameter=diameter)
+    run |= dict(num_examples=len(data[0]), diameter=None if projection is None else projection.diameter)
     make = LastIteratePlan.calibrate if noise_std is None else LastIteratePlan.at_noise
     given: Any = epsilon if noise_std is None else noise_std
     plan = make(given, delta, method=method, loss=loss_fn, **run)

@@ -12,7 +12,7 @@ integers with integer noise: the release is a function of what was accounted for
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -32,12 +32,11 @@ from ..clipping.programs import without_batch_groups
 from ..clipping.sums import Microbatches, check_loss, clipped_share, where_row
 from ..models.loss import Loss, as_loss, numbered
 from ..noise.normals import key_of_run, standard_normals
-from ..optimizers import begun, copied
 from ..run.loop import Run
 from . import by_device as _by_device
 from .bandmf import Rows
 from .protocol import Procedure, Request, Result
-from .step import StepInfo, info_of
+from .step import PrivateStep, StepInfo, TrainState, info_of
 from .stored import stored
 
 _BITS = 20  # the clip norm in grid units is 2^20
@@ -109,9 +108,7 @@ class DiceRule:
         """
         _by_device.refuse_several_devices(gradients=gradients, mask=mask)
         with jax.enable_x64(True):
-            kept, counts, norms, _ = clip_rows_to_grid(
-                gradients, self.grid, None, self.automatic, counted=mask
-            )
+            kept, counts, norms, _ = clip_rows_to_grid(gradients, self.grid, self.automatic, counted=mask)
             raw = jax.vmap(self._bounded)(gradients)
             # In float64 exact for the integers of a batch.
             total = functools.partial(jax.tree.map, lambda leaf: leaf.astype(jnp.float64).sum(axis=0))
@@ -169,31 +166,25 @@ def dice_aggregate(*, key=None, **rule) -> optax.GradientTransformationExtraArgs
         return released.release(state, clipped, raw)
 
     def init(params) -> DiceState:
-        return _fresh(params, key)
+        error = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
+        return DiceState(jnp.zeros((), jnp.int32), error, key_of_run(key, params))
 
     # optax's type of `update` has no state of its own kind.
     return optax.GradientTransformationExtraArgs(init, update)  # pyrefly: ignore[bad-argument-type]
 
 
-def _fresh(params, key) -> DiceState:
-    error = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
-    return DiceState(jnp.zeros((), jnp.int32), error, key_of_run(key, params))
-
-
 def _examples(updates, error, size: int, mask) -> int:
     """Return the checked number of rows; static."""
-    leaves = jax.tree.leaves(updates)
-    rows = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
     if jax.tree.structure(updates) != jax.tree.structure(error):
         raise ValueError("updates must have the structure of the parameters that the state was made for")
-    if len(rows) != 1 or None in rows:
+    counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(updates)}
+    if len(counts) != 1 or counts == {()}:
         raise ValueError("updates must be per-example gradients with one common leading axis")
-    (count,) = rows
+    ((count,),) = counts
     if mask is None and count != size:
         raise ValueError(f"mask must be given where updates have {count} rows and batch_size is {size}")
     if mask is not None and np.shape(mask) != (count,):
         raise ValueError(f"mask must have the shape ({count},), got {np.shape(mask)}")
-    assert count is not None  # as None is not in rows
     return count
 
 
@@ -247,63 +238,33 @@ def _replaced(opt_state, *names: str):
     return jax.tree.map(zeroed, opt_state, is_leaf=lambda node: isinstance(node, DiceState))
 
 
-class DiceTrainState(NamedTuple):
-    """State from step to step."""
+def dice_step(
+    plan: DicePlan,
+    loss: Callable[..., jax.Array],
+    optimizer: optax.GradientTransformation,
+    *,
+    key=None,
+    microbatch_size: int | None = None,
+) -> PrivateStep:
+    """Return a plan's `step(state, batch, mask) -> (state, private info)`; its noise is a `DiceState`."""
+    rule = rule_of(plan)
+    micro = min(plan.max_batch_size, microbatch_size or plan.max_batch_size)
 
-    params: Any
-    opt_state: Any
-    private_dice: DiceState
-    """**Private**; checkpoints have an item of this name."""
+    def step(state: TrainState, batch, mask, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
+        del specs  # of no mesh
+        _by_device.refuse_several_devices(state=state, batch=batch, mask=mask, loss=loss)
+        loss_now = check_loss(loss.at(state.noise.count), state.params, batch, mask.shape[0])
+        (clipped, raw), values, norms = _summed(rule, loss_now, state.params, batch, mask, micro)
+        released, dice = rule.release(state.noise, clipped, raw)
+        # After the plan's last step nothing more is covered.
+        covered = state.noise.count < plan.iterations
+        released = jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), released)
+        updates, opt_state = optimizer.update(released, state.opt_state, state.params)
+        clipped = clipped_share(norms > plan.clip_norm, mask, norms, values)
+        info = info_of(values, norms, mask, clipped)
+        return TrainState(optax.apply_updates(state.params, updates), dice, opt_state), info
 
-
-class DiceStep:
-    """`step(state, batch, mask) -> (state, private info)` under a plan, jitted; `state` is donated."""
-
-    def __init__(
-        self,
-        plan: DicePlan,
-        loss: Callable[..., jax.Array],
-        optimizer: optax.GradientTransformation,
-        *,
-        key=None,
-        microbatch_size: int | None = None,
-    ):
-        rule = rule_of(plan)
-        self._key = key
-        self._optimizer = optimizer
-        micro = min(plan.max_batch_size, microbatch_size or plan.max_batch_size)
-
-        def step(state: DiceTrainState, batch, mask, loss: Loss) -> tuple[DiceTrainState, StepInfo]:
-            _by_device.refuse_several_devices(state=state, batch=batch, mask=mask, loss=loss)
-            loss_now = loss.at(state.private_dice.count)
-            loss_now = check_loss(loss_now, state.params, batch, mask.shape[0])
-            (clipped, raw), values, norms = _summed(rule, loss_now, state.params, batch, mask, micro)
-            released, dice = rule.release(state.private_dice, clipped, raw)
-            # After the plan's last step nothing more is covered.
-            covered = state.private_dice.count < plan.iterations
-            released = jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), released)
-            updates, opt_state = optimizer.update(released, state.opt_state, state.params)
-            clipped = clipped_share(norms > plan.clip_norm, mask, norms, values)
-            info = info_of(values, norms, mask, clipped)
-            return DiceTrainState(optax.apply_updates(state.params, updates), opt_state, dice), info
-
-        self._jitted, self._loss = jax.jit(step, donate_argnums=0), as_loss(loss)
-
-    def init(self, params) -> DiceTrainState:
-        """Return the state before the first step, a copy, with a noise key of its own unless one was given.
-
-        ValueError for an optimizer that needs more than the noisy gradient.
-        """
-        params = copied(params)
-        opt_state, _ = begun(self._optimizer, params)
-        return DiceTrainState(params, opt_state, copied(_fresh(params, self._key)))
-
-    def __call__(self, state, batch, mask) -> tuple[DiceTrainState, StepInfo]:
-        return self._jitted(state, batch, mask, self._loss)
-
-    def trace(self, state, batch, mask) -> jax.stages.Traced:
-        """Return the step as a program."""
-        return self._jitted.trace(state, batch, mask, self._loss)
+    return PrivateStep(step, as_loss(loss), dice_aggregate(key=key, **asdict(rule)), optimizer)
 
 
 def rule_of(plan: DicePlan) -> DiceRule:
@@ -349,7 +310,7 @@ def _train(plan: DicePlan, request: Request) -> Result:
     loss, params = request.functional()
     sampler_key, noise_key = request.keys()
     optimizer = request.given_optimizer()
-    step = DiceStep(plan, loss, optimizer, key=noise_key, microbatch_size=request.options.microbatch_size)
+    step = dice_step(plan, loss, optimizer, key=noise_key, microbatch_size=request.options.microbatch_size)
 
     def source_at(key, drawn):
         if plan.sampling == "shuffling":
@@ -366,8 +327,6 @@ def _train(plan: DicePlan, request: Request) -> Result:
         clip_norm=plan.clip_norm,
         sampler_key=sampler_key,
         source_at=source_at,
-        loss=loss,
-        optimizer=optimizer,
         clipping=Choice(PER_EXAMPLE, "the error that is fed back needs the gradients of examples"),
     )
     return run.take()

@@ -5,7 +5,6 @@ nnx model into that form. Over a mesh each device computes its own rows, and the
 What the loss reads beside the parameters (`train.models.loss`) is an argument of the program as well.
 """
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,8 +23,7 @@ from ..clipping.per_example import clipped_gradient_sum
 from ..clipping.sums import ClippedSum, Clipping
 from ..models.loss import Loss, as_loss
 from ..noise.normals import next_key
-from ..noise.prefetch import Ahead
-from ..noise.recursion import Fresh, NoiseState
+from ..noise.recursion import NoiseState
 from ..optimizers import Privatizer, begun, copied
 from . import by_device as _by_device
 
@@ -40,8 +38,8 @@ class TrainState(NamedTuple):
     """All that changes from step to step."""
 
     params: Any
-    noise: NoiseState
-    """Secret: it holds the key."""
+    noise: Any
+    """`NoiseState`, or a `train.procedures.dice.DiceState`. Secret: it holds the key."""
     opt_state: Any
     private_individual: Any = ()
     """Records of all examples, where they are followed. **Private**, an item of its own in checkpoints."""
@@ -58,11 +56,9 @@ class StepInfo(NamedTuple):
     """() int32: examples that count as zero, as their loss or gradient is not finite."""
     max_norm: jax.Array
     """Largest gradient norm of the examples that count, before clipping; NaN where none does."""
-    aux: Any = None
-    """Means over the real examples of what the loss returned beside its value, by name."""
 
 
-def info_of(losses, norms, mask, clipped, aux=None) -> StepInfo:
+def info_of(losses, norms, mask, clipped) -> StepInfo:
     """Return the private log of a step.
 
     Args:
@@ -70,7 +66,6 @@ def info_of(losses, norms, mask, clipped, aux=None) -> StepInfo:
       norms: (batch,) gradient norms before clipping, not finite likewise.
       mask: (batch,) bool, sampled examples.
       clipped: share of gradients that were scaled down.
-      aux: means over the sampled examples, by name.
     """
     counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
     return StepInfo(
@@ -79,7 +74,6 @@ def info_of(losses, norms, mask, clipped, aux=None) -> StepInfo:
         jnp.nanmedian(jnp.where(mask, norms, jnp.nan)),
         jnp.sum(mask & ~counted),
         jnp.where(counted.any(), jnp.max(norms, where=counted, initial=0.0), jnp.nan),
-        aux,
     )
 
 
@@ -87,23 +81,27 @@ class PrivateStep:
     """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated. See `make_step`.
 
     Args:
-      function: (state, batch, mask, loss, fresh, specs) -> (state, info); the last two as in `advance`.
+      function: (state, batch, mask, loss, specs) -> (state, info); the last as in `advance`.
+      loss: of one example.
+      private: whose `init` begins `TrainState.noise`.
+      optimizer: of the parameters.
       mesh: of the devices that it is for.
+      records: `TrainState.private_individual` of a new run.
     """
 
     def __init__(
         self,
         function,
         loss: Loss,
-        private: Privatizer,
+        private: Any,
         optimizer: optax.GradientTransformation,
         mesh: jax.sharding.Mesh | None = None,
+        records: Any = (),
     ):
-        self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=5), mesh
-        self._loss, self._private, self._optimizer = loss, private, optimizer
-        self._ahead = Ahead(private)
+        self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=4), mesh
+        self._records = records
+        self.loss, self.optimizer, self.private = loss, optimizer, private
         self._begun = False
-        self._in_use = threading.Lock()
 
     def init(self, params) -> TrainState:
         """Return the state before the first step, a copy, with the dtypes that every later one has.
@@ -115,55 +113,40 @@ class PrivateStep:
           ValueError: for an optimizer whose state never settles, or that needs more than the noisy gradient.
         """
         params = copied(params)
-        opt_state, after = begun(self._optimizer, params)
+        opt_state, after = begun(self.optimizer, params)
         for _ in range(3):
             before = [jnp.result_type(leaf) for leaf in jax.tree.leaves(opt_state)]
             if before == [leaf.dtype for leaf in jax.tree.leaves(after)]:
-                return TrainState(params, copied(self._private.init(params)), opt_state)
+                noise, records = copied(self.private.init(params)), copied(self._records)
+                return TrainState(params, noise, opt_state, records)
             opt_state = jax.tree.map(lambda leaf, to: jnp.asarray(leaf, to.dtype), opt_state, after)
-            _, after = begun(self._optimizer, params, opt_state)
+            _, after = begun(self.optimizer, params, opt_state)
         raise ValueError("optimizer must keep the dtypes of its state from step to step")
 
     def __call__(
         self, state: TrainState, batch, mask, digest: str | None = None
     ) -> tuple[TrainState, StepInfo]:
-        """Return the state after the step, and its private log; ValueError where two threads call at once.
+        """Return the state after the step, and its private log.
 
         With `digest`, a text that determines this batch and all before it, the noise is drawn with a new key,
         a function of the state's and of the text: no two batches have the same noise.
         """
-        if not self._in_use.acquire(blocking=False):
-            raise ValueError("step must be called by one thread at a time: make one for each thread")
-        try:
-            return self._stepped(state, batch, mask, digest)
-        finally:
-            self._in_use.release()
-
-    def _stepped(self, state: TrainState, batch, mask, digest: str | None):
         if not self._begun:
-            self._begun, state = True, _bound_together(state, self._loss, self._mesh)
+            self._begun, state = True, _bound_together(state, self.loss, self._mesh)
         specs = _by_device.specs_of(self._mesh, state)
-        if self._private.redraws:
-            if digest is not None:
-                raise ValueError("noise_memory must be 'keep' with batches: each has a noise key of its own")
-            return self._jitted(state, batch, mask, self._loss, None, specs)
         if digest is not None:
+            if self.private.redraws:
+                raise ValueError("noise_memory must be 'keep' with batches: each has a noise key of its own")
             old = state.noise.key
             key = next_key(np.asarray(old), digest)
             key = jax.device_put(key, old.sharding) if getattr(old, "committed", False) else jnp.asarray(key)
             state = state._replace(noise=state.noise._replace(key=key))
-            return self._jitted(state, batch, mask, self._loss, None, specs)
-        fresh, before = self._ahead.take(state.noise), state.noise
-        if fresh is not None:
-            # The thread writes to what is kept, at the same time.
-            state = state._replace(noise=before._replace(recent=None))
-        after, info = self._jitted(state, batch, mask, self._loss, fresh, specs)
-        return after._replace(noise=self._ahead.begin(before, after.noise, info.loss)), info
+        return self._jitted(state, batch, mask, self.loss, specs)
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program, which draws its noise itself."""
         specs = _by_device.specs_of(self._mesh, state)
-        return self._jitted.trace(state, batch, mask, self._loss, None, specs)
+        return self._jitted.trace(state, batch, mask, self.loss, specs)
 
 
 def _bound_together(state, loss: Loss, mesh: jax.sharding.Mesh | None):
@@ -204,7 +187,7 @@ def make_step(
       optimizer: any; what it does is post-processing.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
       mesh: as in `train.clipping.sums.Clipping`.
-      **options: others of `Clipping`: microbatch_size, normalize, skip_padding, has_aux and groups.
+      **options: others of `Clipping`: microbatch_size, normalize and skip_padding.
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
     if not isinstance(private, Privatizer):
@@ -224,15 +207,13 @@ def make_step(
     )
     Clipping(**shared)  # checks the options
 
-    def step(
-        state: TrainState, batch, mask, loss: Loss, fresh: Fresh | None, specs=()
-    ) -> tuple[TrainState, StepInfo]:
+    def step(state: TrainState, batch, mask, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
         _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
         given = loss.at(state.noise.step), state.params, batch
         kind = choose(*given, **shared).clipping if clipping == AUTO else clipping
         of_params = specs[: len(jax.tree.leaves(state.params))]
         found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params)
-        return advance(private, optimizer, state, found, mask, fresh, mesh, specs)
+        return advance(private, optimizer, state, found, mask, mesh, specs)
 
     return PrivateStep(step, loss, private, optimizer, mesh)
 
@@ -243,7 +224,6 @@ def advance(
     state: TrainState,
     found: ClippedSum,
     mask,
-    fresh: Fresh | None = None,
     mesh: jax.sharding.Mesh | None = None,
     specs: tuple[jax.sharding.PartitionSpec, ...] = (),
 ) -> tuple[TrainState, StepInfo]:
@@ -255,23 +235,20 @@ def advance(
       state: before the step.
       found: clipped sum.
       mask: (batch,) bool, sampled examples.
-      fresh: the step's noise, if it is computed already; without a mesh.
       mesh: devices.
       specs: sharding of each array of the state over the mesh.
     """
     chex.assert_trees_all_equal_shapes(found.total.whole, state.params)
     chex.assert_equal_shape([found.losses, found.norms, mask])
     if mesh is None:
-        gradient, noise = private.update(found.total, state.noise, fresh=fresh)
+        gradient, noise = private.update(found.total, state.noise)
     else:
         of_params = specs[: len(jax.tree.leaves(state.params))]
         gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, of_params)
     chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    real = jnp.maximum(1, mask.sum())
-    aux = jax.tree.map(lambda leaf: leaf.sum() / real.astype(leaf.dtype), found.aux)
-    info = info_of(found.losses, found.norms, mask, found.clipped_fraction, aux)
+    info = info_of(found.losses, found.norms, mask, found.clipped_fraction)
     return _by_device.constrained(mesh, specs, TrainState(params, noise, opt_state)), info
 
 

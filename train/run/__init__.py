@@ -2,5 +2,5 @@
 
 Read `loop` first (steps, checkpoints, logs, and what a resumed run is bound to), then `folder` (identity,
 secrets, checkpoints), `hosts` (several processes), `machine` and `traces` (what a resumed run compares),
-`trained`, `interrupts` and `metrics`.
+`trained` and `interrupts`.
 """

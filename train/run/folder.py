@@ -3,7 +3,7 @@
     run.json               what is run; a resumed call must describe the same (public)
     secret.json            sampler key, keyed digests of what is private, last step that was shown (mode 600)
     checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700);
-                           private_individual/: every example's own privacy loss; private_dice/: the error
+                           private_individual/: every example's own privacy loss
     private/               metrics.jsonl: loss, clipped fraction, norms: no guarantee covers these (mode 700,
                            so that size and time of the log are not visible either); batches: keyed digests
     metrics.jsonl          step, evaluation on public data; no times: they show batch sizes, which are private
@@ -42,10 +42,6 @@ from . import hosts
 
 _PRIVATE_LOG, _BATCHES = "private/metrics.jsonl", "private/batches"
 # What a run is bound to by digests under its secret key: name in secret.json -> words of the refusal.
-_PRIVATE = {
-    "data": "on other data",
-    "continues": "with other earlier losses (continues of individual)",
-}
 # What a run is bound to by digests or long lists, which say nothing to a reader: what may have changed.
 _DIGESTS = {
     "plan": "plan",
@@ -53,7 +49,6 @@ _DIGESTS = {
     "optimizer": "optimizer, or a release of JAX that traces it otherwise",
     "program": "program (model, loss, optimizer, batch, or a release of jaxacct that computes otherwise)",
     "generator": "generator of noise (a release that draws otherwise)",
-    "clip_groups": "partition of the parameters, or other norms of its parts (clip_groups)",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
 # What may change where a run continues elsewhere, and which of it shows that it does.
@@ -87,7 +82,6 @@ class RunFolder:
     def __init__(self, folder):
         self.folder = Path(folder).absolute()
         self._lock = Checkpoint(self.folder, "out")
-        self._moved: tuple[dict, str] | None = None
         self._committed: Committed | None = None
         with contextlib.ExitStack() as stack:
             stack.callback(self._lock.close)  # where the rest fails
@@ -116,12 +110,12 @@ class RunFolder:
         self._manager.close()
         self._lock.close()
 
-    def begin(self, described: dict, key, private: dict[str, str], elastic: bool = False) -> list[int]:
+    def begin(self, described: dict, key, data: str, elastic: bool = False) -> list[int]:
         """Record a new run, or check that the stored one is the same; returns the sampler key that counts.
 
-        `described` is public; of the texts `private`, by the names of `_PRIVATE`, keyed digests are stored.
-        With `elastic` devices and versions may differ, and with them the program: `went_on` is to be called
-        once the state is restored. Another number of steps is accepted that no checkpoint is beyond: neither
+        `described` is public; of `data`, the fingerprint of the data, a keyed digest is stored.
+        With `elastic` devices and versions may differ, and with them the program: it is warned of and
+        recorded. Another number of steps is accepted that no checkpoint is beyond: neither
         noise nor batches depend on it. Refused by a ValueError: another run; one of which something was shown
         and no checkpoint is left; with `elastic`, another generator of noise, or steps that were shown.
         """
@@ -138,22 +132,28 @@ class RunFolder:
                     "must not be used twice; begin in a new folder"
                 )
             key = [int(word) for word in key]
-            digests = {name: keyed(key, text) for name, text in private.items()}
             # The secret last: as long as it is missing, nothing was drawn.
             write_atomically(run, json.dumps(described, indent=1) + "\n")
-            write_atomically(secret, json.dumps({"sampler_key": key, **digests}), secret=True)
+            write_atomically(secret, json.dumps({"sampler_key": key, "data": keyed(key, data)}), secret=True)
             return key
         stored, kept = read_json(run, "run"), read_json(secret, "secret")
-        self._compare(stored, described, elastic)
+        moved = self._compare(stored, described, elastic)
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(
                 f"secret {secret} must hold a sampler key of four words and a digest of the data"
             )
-        for name, other in _PRIVATE.items():
-            given = keyed(kept["sampler_key"], private[name]) if name in private else None
-            if kept.get(name) != given:
-                raise ValueError(f"out {self.folder} holds a run {other}; its noise must not be used twice")
-        if stored.get("steps") != described.get("steps"):
+        if kept["data"] != keyed(kept["sampler_key"], data):
+            raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
+        if moved is not None:
+            warnings.warn(
+                f"the run in {self.folder} continues elsewhere {moved}: the same plan, data, batches, noise, "
+                "loss and optimizer, but not the same bits as where it began. The guarantee stands",
+                stacklevel=2,
+            )
+            before = {name: stored.get(name) for name in sorted(_ELASTIC)}
+            before["until"] = self._manager.latest_step() or 0
+            self.note(**described, earlier=[*stored.get("earlier", []), before])
+        elif stored.get("steps") != described.get("steps"):
             self.note(steps=described["steps"])
         return kept["sampler_key"]
 
@@ -167,12 +167,11 @@ class RunFolder:
         run = self.folder / "run.json"
         write_atomically(run, json.dumps(read_json(run, "run") | values, indent=1) + "\n")
 
-    def _compare(self, stored: dict, described: dict, elastic: bool) -> None:
-        """Refuse another run; prepare to continue elsewhere where that is allowed."""
+    def _compare(self, stored: dict, described: dict, elastic: bool) -> str | None:
+        """Refuse another run; return where and how one continues elsewhere, where that is allowed."""
         other = {name: value for name, value in described.items() if stored.get(name) != value}
         if "generator" in other and _same_numbers(stored.get("generator"), other["generator"]):
             del other["generator"]
-        other.pop("clipping_reason", None)  # a text
         reached = self._manager.latest_step() or 0
         if other.pop("steps", reached) < reached:
             raise ValueError(
@@ -190,16 +189,14 @@ class RunFolder:
                 + (hint if moved and not elastic and not set(other) - _ELASTIC else "")
             )
         if not other:
-            return
+            return None
         if self._shown() > reached:
             raise ValueError(
                 f"out {self.folder} has shown step {self._shown()} and has no checkpoint of it: elsewhere "
                 "its noise would be used twice; continue where the run began, or begin in a new folder"
             )
-        before = {name: stored.get(name) for name in sorted(_ELASTIC)}
         changes = "; ".join(f"{name} {stored.get(name)!r}, now {other[name]!r}" for name in moved)
-        earlier = [*stored.get("earlier", []), before | {"until": reached}]
-        self._moved = stored | described | {"earlier": earlier}, changes
+        return f"from step {reached} ({changes})"
 
     def _shown(self) -> int:
         """Return the last step of which something is public: an evaluation, or the model at the end."""
@@ -226,20 +223,6 @@ class RunFolder:
             step = self._manager.latest_step() or 0
             self._committed = Committed(self.folder / _BATCHES, drawn.key, step)
         self._committed.add(drawn)
-
-    def went_on(self, step: int) -> None:
-        """Warn of a run that continues elsewhere, and record it; does nothing for others."""
-        if self._moved is None:
-            return
-        described, changes = self._moved
-        self._moved = None
-        warnings.warn(
-            f"the run in {self.folder} continues elsewhere from step {step} ({changes}): the same plan, "
-            "data, batches, noise, loss and optimizer, but not the same bits as where it began. The "
-            "guarantee stands",
-            stacklevel=2,
-        )
-        write_atomically(self.folder / "run.json", json.dumps(described, indent=1) + "\n")
 
     def save(self, state, drawn: SamplerState) -> None:
         """Checkpoint the state after `drawn.step` steps, atomically; CheckpointError for a full disk, say."""

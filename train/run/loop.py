@@ -6,14 +6,11 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import optax
 
-from jaxacct.common.files import read_json
 from jaxacct.common.version import VERSION
 from jaxacct.report import run_card
 
@@ -22,7 +19,7 @@ from ..batches import prefetch as prefetching
 from ..batches.given import BatchesError
 from ..batches.sampler import SamplerState
 from ..clipping.ghost import Choice
-from ..models.loss import Loss, digest
+from ..models.loss import digest
 from ..procedures.by_device import specs_of
 from ..procedures.protocol import Request, Result
 from . import folder as run_folder
@@ -44,7 +41,8 @@ class Run:
       plan: what covers it.
       request: as it was asked for.
       start: -> the state before the first step.
-      step: as `procedures.step.PrivateStep`, with a call and `trace`.
+      step: a `procedures.step.PrivateStep`, or something with a call and `trace` like it. A run is bound to
+        its loss and its optimizer as traced, and to what the loss reads beside the parameters.
       batch: `batch.take(indices)` returns the step's arguments for these examples; `batch.rows` has a
         `fingerprint()`.
       steps: number of steps.
@@ -52,9 +50,6 @@ class Run:
       sampler_key: of a new run; a resumed one uses the key that it began with.
       clip_norm: which a resumed run must share, as the plan.
       described: further JSON values that it must share.
-      bound: private texts that it must share, of which only keyed digests are stored.
-      loss: with `optimizer`, what it is bound to as traced, and by what it reads beside the parameters.
-      optimizer: with all that is chained to it.
       clipping: printed, and part of the result.
       before_first: called before the first step of this call, once in a run with a folder.
       released: what is shown of the last state's parameters.
@@ -74,9 +69,6 @@ class Run:
     sampler_key: Any
     clip_norm: float
     described: dict[str, Any] = field(default_factory=dict)
-    bound: dict[str, str] = field(default_factory=dict)
-    loss: Loss | None = None
-    optimizer: optax.GradientTransformation | None = None
     clipping: Choice | None = None
     before_first: Callable[[], None] | None = None
     released: Callable[[Any], Any] = lambda params: params
@@ -90,12 +82,12 @@ class Run:
             # They stop a run where one example's loss is not finite, and at an empty batch.
             stack.enter_context(jax.debug_nans(False))
             stack.enter_context(jax.debug_infs(False))
-            state, source, folder, clipping = self._begun(stack)
+            state, source, folder = self._begun(stack)
             coming = prefetching.batches(source, self.batch, source.state.step, self.steps)
             with prefetching.ahead(coming, self.request.options.prefetch) as ready:
                 with interrupts.postponed(folder is not None) as interrupted:
                     state = self._taken(state, iter(ready), folder, interrupted)
-            return self._ended(hosts.local(state), folder, clipping)
+            return self._ended(hosts.local(state), folder)
 
     def _shared(self, state, none) -> dict[str, Any]:
         """Return JSON values that all processes must share, and a resumed run."""
@@ -109,12 +101,13 @@ class Run:
             **machine.describe(1 if mesh is None else mesh.size),
         }
 
-    def _begun(self, stack: contextlib.ExitStack) -> tuple[Any, Any, RunFolder | None, Choice | None]:
-        """Return the state and the batches that come next, the folder, which is open, and the clipping."""
+    def _begun(self, stack: contextlib.ExitStack) -> tuple[Any, Any, RunFolder | None]:
+        """Return the state, the batches that come next, and the folder, which is open."""
         request, options = self.request, self.request.options
         state, none = self.start(), self.batch.take(np.zeros(0, np.int64))
         described, folder, drawn, verified = self._shared(state, none), None, None, False
-        frozen = {} if self.loss is None else self.loss.digests()
+        loss = getattr(self.step, "loss", None)
+        frozen = {} if loss is None else loss.digests()
         # Of this process: process 0 writes it.
         mesh = getattr(self.batch, "mesh", None)
         specs, like = specs_of(mesh, state), hosts.local(state)
@@ -125,18 +118,14 @@ class Run:
             state = hosts.spread(mesh, like, specs)
         sampler_key = self.sampler_key
         if request.out is not None:
-            if self.clipping is not None:
-                described |= {"clipping_reason": self.clipping.reason}
             described |= {"frozen": frozen, "generator": run_folder.generator()}
-            if self.loss is not None and self.optimizer is not None:
-                of_parts = self.loss, self.optimizer, state, none[0]
-                described |= traces.of_parts(*of_parts, has_aux=options.has_aux)
-            private = {"data": self.batch.rows.fingerprint()} | self.bound
+            if loss is not None:
+                described |= traces.of_parts(loss, self.step.optimizer, state, none[0])
 
             def begin():
                 nonlocal folder, like
                 folder = stack.enter_context(RunFolder(request.out))
-                key = folder.begin(described, sampler_key, private, options.elastic)
+                key = folder.begin(described, sampler_key, self.batch.rows.fingerprint(), options.elastic)
                 like, drawn = folder.restore(like) or (like, None)
                 if drawn is not None and drawn.key != tuple(key):
                     raise ValueError(
@@ -149,16 +138,10 @@ class Run:
             drawn = None if at is None else SamplerState(tuple(at[0]), *at[1:])
             state = hosts.spread(mesh, like, specs)
         source = self.source_at(sampler_key, drawn)
-        if folder:
-            folder.went_on(source.state.step)
         if folder and drawn is None:
             folder.save(like, source.state)
-        clipping = self.clipping
-        if clipping is not None:
-            reason = stored(request.out, "clipping_reason")
-            clipping = clipping if reason is None else clipping._replace(reason=reason)
-            if options.progress is not False:
-                print(f"clipping: {clipping}", file=sys.stderr)
+        if self.clipping is not None and options.progress is not False:
+            print(f"clipping: {self.clipping}", file=sys.stderr)
         if source.state.step == 0:
             # What fails at the end of a run fails before its first step.
             begun = self.released(request.shown(hosts.local(state)))
@@ -175,7 +158,7 @@ class Run:
             self._log(
                 folder, source.state.step, like
             )  # interrupted between the checkpoint and its evaluation
-        return state, source, folder, clipping
+        return state, source, folder
 
     def _log(self, folder: RunFolder, step: int, state) -> None:
         """Log the evaluation at a step that may be shown."""
@@ -230,13 +213,13 @@ class Run:
             if callable(options.progress):
                 options.progress("training", done, steps)
 
-    def _ended(self, state, folder: RunFolder | None, clipping: Choice | None) -> Result:
+    def _ended(self, state, folder: RunFolder | None) -> Result:
         """Return the result of the last state, and write it to the folder."""
         params = self.released(self.request.shown(state))
         evaluation = self.request.evaluate(params) if self.request.evaluate else {}
         losses = None if self.report is None else self.report(state, self.steps)
         opt_state = getattr(state, "opt_state", None)
-        how = None if clipping is None else str(clipping)
+        how = None if self.clipping is None else str(self.clipping)
         statement = f"{self.plan.statement()} {self.adds}".strip()
         result = Result(params, self.steps, evaluation, statement, how, losses, opt_state)
         if folder:
@@ -248,18 +231,9 @@ class Run:
         return result
 
 
-def stored(out, name: str) -> Any:
-    """Return what the run in a folder began with by this name, or None."""
-    path = None if out is None else Path(out) / "run.json"
-    found = read_json(path, "run") if path is not None and path.exists() else {}
-    return found.get(name) if isinstance(found, dict) else None
-
-
 def _floats(info) -> dict[str, float | None]:
     """Numbers for JSON, which has no NaN (the median of an empty batch) and no infinity."""
-    values = hosts.local(info)._asdict()
-    values |= {f"aux.{name}": value for name, value in (values.pop("aux", None) or {}).items()}
-    return _finite({name: float(value) for name, value in values.items()})
+    return _finite({name: float(value) for name, value in hosts.local(info)._asdict().items()})
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

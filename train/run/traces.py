@@ -11,9 +11,7 @@ from ..batches import fingerprints
 from ..models.loss import Loss
 
 
-def of_parts(
-    loss: Loss, optimizer: optax.GradientTransformation, state, rows, *, has_aux: bool = False
-) -> dict[str, str]:
+def of_parts(loss: Loss, optimizer: optax.GradientTransformation, state, rows) -> dict[str, str]:
     """Return digests of the loss with its gradient and of the optimizer: what a run is bound to everywhere.
 
     Args:
@@ -21,11 +19,10 @@ def of_parts(
       optimizer: with all that is chained to it.
       state: of the run, with `params` and `opt_state`.
       rows: pytree of arrays (rows, ...): a batch.
-      has_aux: whether the loss returns more than its value.
     """
 
     def of_one(loss, params, example):
-        return jax.value_and_grad(loss.at(0), has_aux=has_aux)(params, example)
+        return jax.value_and_grad(loss.at(0))(params, example)
 
     def updated(updates, opt_state, params):
         return optimizer.update(updates, opt_state, params)

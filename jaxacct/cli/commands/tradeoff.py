@@ -102,7 +102,7 @@ def last_iterate_command(
       clip_norm: with two classes, the norm that gradients are clipped to.
       noise_std: on the mean gradient of a batch, to evaluate.
       epsilon: target, to calibrate noise_std.
-      out: with epsilon, write the plan here, for `jaxacct train`.
+      out: with epsilon, write the plan here, for `jaxacct.train.fit`.
       json: print one JSON object.
     """
     _check(out, LastIteratePlan, "noise_std", noise_std, epsilon)

@@ -54,7 +54,7 @@ def released(pull, inner=INNER) -> np.ndarray:
     """(rounds, 2) sums with their noise."""
     params = {"model": jnp.zeros(2), "log": jnp.zeros((PLAN.iterations, 2))}
     data = {"pull": np.asarray(pull, np.float32)}
-    options = dict(clip="batch", clip_norm=CLIP, inner=inner, keys=KEYS)
+    options = dict(clip_norm=CLIP, inner=inner, keys=KEYS)
     return np.asarray(fit(PLAN, params, loss, data, record(PLAN.iterations), **options).params["log"])
 
 
@@ -102,7 +102,7 @@ def test_the_attack_does_as_well_as_the_plan_allows_and_no_better():
 def clip_examples_only(monkeypatch):
     """Gradients of examples are at most C by themselves here: then nothing more is clipped."""
 
-    def broken(gradients, grid, groups=None, normalize=False, counted=None):
+    def broken(gradients, grid, normalize=False, counted=None):
         with jax.enable_x64(True):
             counts = jax.tree.map(lambda g: jnp.trunc(g.astype(jnp.float64) / grid.unit), gradients)
             counts = jax.tree.map(lambda n: n.astype(jnp.int32), counts)

@@ -270,16 +270,16 @@ def test_files(tmp_path, suffix):
 
 
 NAMES = {
-    "empty": (["ann", "", "bob"], "line 3 has '': drop it"),
-    "missing": (["ann", "bob", "nan"], "line 4 has 'nan': drop it"),
-    "missing, capital": (["NaN ", "ann", "bob"], "line 2 has 'NaN ': drop it"),
+    "empty": (["ann", "", "bob"], "row 1 has '': drop it"),
+    "missing": (["ann", "bob", "nan"], "row 2 has 'nan': drop it"),
+    "missing, capital": (["NaN ", "ann", "bob"], "row 0 has 'NaN ': drop it"),
     "case": (
         ["ann", "bob", "Ann"],
-        "line 4 has 'Ann', another has 'ann': these differ by case or spaces only",
+        "row 2 has 'Ann', another has 'ann': these differ by case or spaces only",
     ),
-    "spaces": (["ann", "bob ", "bob"], "line 4 has 'bob', another has 'bob '"),
-    "inner spaces": (["ann lee", "ann  lee", "bob"], "line 3 has 'ann  lee', another has 'ann lee'"),
-    "accents": (["zo\u00eb", "zoe\u0308", "bob"], "line 3 has 'zoe\u0308', another has 'zo\u00eb'"),
+    "spaces": (["ann", "bob ", "bob"], "row 2 has 'bob', another has 'bob '"),
+    "inner spaces": (["ann lee", "ann  lee", "bob"], "row 1 has 'ann  lee', another has 'ann lee'"),
+    "accents": (["zo\u00eb", "zoe\u0308", "bob"], "row 1 has 'zoe\u0308', another has 'zo\u00eb'"),
 }
 
 
@@ -302,14 +302,14 @@ def test_users_who_would_count_twice_are_refused_with_their_line(name, tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["", "nan", "NULL"])
-def test_a_missing_user_among_numbers_is_refused_with_its_line(missing, tmp_path):
+def test_a_missing_user_among_numbers_is_refused_with_its_row(missing, tmp_path):
     """As pandas writes a column of numbers of which one is missing."""
     path = tmp_path / "edges.csv"
     path.write_text(f"user,row\n1.0,0\n{missing},1\n2.0,2\n")
-    with pytest.raises(ValueError, match="must have a user in every row, line 3 has none"):
+    with pytest.raises(ValueError, match="must have a user in every row, row 1 has none"):
         attribution.read_edges(path)
     path.write_text(f"user,row\n1,0\n2,1\n2,{missing}\n")
-    with pytest.raises(ValueError, match="must have a row in every row, line 4 has none"):
+    with pytest.raises(ValueError, match="must have a row in every row, row 2 has none"):
         attribution.read_edges(path)
     with pytest.raises(ValueError, match="edge 1 has 'nan': drop it"):
         from_edges([1.0, float("nan"), 2.0], [0, 1, 2], dataset_size=3)

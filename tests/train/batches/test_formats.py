@@ -9,9 +9,7 @@ import pytest
 from PIL import Image
 
 import jaxacct
-from jaxacct import FixedOrder
 from tests.train.test_loop import ROWS, data, run
-from train.batches.given import GivenBatches
 from train.batches.indexed import check_numbers
 from train.batches.sources import ArrayRows, as_rows
 
@@ -78,9 +76,6 @@ WIDE = {
 }
 
 
-PATTERNS = FixedOrder(1, participations=1, min_separation=1).patterns
-
-
 class Rows:
     def __init__(self, column):
         self.column = column
@@ -93,16 +88,14 @@ class Rows:
 
 
 def test_numbers_that_32_bits_change_are_refused():
-    for kind in ["arrays", "source", "batches"]:
+    for kind in ["arrays", "source"]:
         for name in WIDE:
             column, message = WIDE[name]
             with pytest.raises(ValueError, match=f"^data must have .*{message}") as refused:
                 if kind == "arrays":
                     ArrayRows({"ids": column})
-                elif kind == "source":
-                    as_rows(Rows(column)).take(np.arange(2), 2)
                 else:
-                    GivenBatches([(np.arange(2), {"ids": column})], PATTERNS, 2, 2, 1)
+                    as_rows(Rows(column)).take(np.arange(2), 2)
             assert "\n" not in str(refused.value)
 
 
@@ -137,24 +130,6 @@ def test_records_are_refused_with_the_line_that_helps():
     with pytest.raises(ValueError, match=r"must be numbers, got \|V4 in data"):
         ArrayRows(np.zeros(2, "V4"))
     check_numbers((), np.zeros(2, jax.numpy.bfloat16))
-
-
-def test_an_archive_of_arrays_by_its_path(tmp_path):
-    """The trained bits of its arrays; a damaged file, a text and one that needs pickle are refused."""
-    path = tmp_path / "rows.npz"
-    np.savez(path, **data())
-    plain = run(steps=2).params["w"]
-    for given in (path, str(path)):
-        np.testing.assert_array_equal(run(data=given, steps=2).params["w"], plain)
-    np.savez(tmp_path / "objects.npz", x=np.array([None] * ROWS))
-    (tmp_path / "text.npz").write_text("x")
-    (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:200])
-    for name in ("objects", "text", "cut", "missing"):
-        with pytest.raises(
-            ValueError, match=rf"{name}\.npz must be a \.npz file of arrays of numbers: "
-        ) as refused:
-            as_rows(tmp_path / f"{name}.npz")
-        assert "\n" not in str(refused.value)
 
 
 def test_a_folder_of_images_by_the_lines_of_the_guide(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import shutil
 
 import grain
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -40,7 +39,6 @@ def certified(scheme=SCHEME, strategy=MATRIX, sigma=0.5):
 
 
 def run(batches, plan=None, rows="arrays", **options):
-    """fit with these rows; with `rows=None` they come with the batches."""
     rows = data() if isinstance(rows, str) else rows
     given = {name: options.pop(name, None) for name in ("out", "evaluate")}
     options = TrainOptions(keys=KEYS, **({"checkpoint_every": 5} | options))
@@ -59,18 +57,14 @@ def flat(result) -> np.ndarray:
 class StandInLoader:
     """A PyTorch `DataLoader` in what fit sees of it: tensors with `__array__`, a length, no indexing."""
 
-    def __init__(self, ids, rows=None):
-        self.ids, self.rows = ids, rows
+    def __init__(self, ids):
+        self.ids = ids
 
     def __len__(self):
         return len(self.ids)
 
     def __iter__(self):
-        for ids in self.ids:
-            if self.rows is None:
-                yield Tensor(ids)
-            else:
-                yield [Tensor(ids), {name: Tensor(each[ids]) for name, each in self.rows.items()}]
+        return map(Tensor, self.ids)
 
 
 def grain_loader(ids):
@@ -99,8 +93,7 @@ def one_key(monkeypatch):
 
 @pytest.mark.usefixtures("one_key")
 def test_all_loaders_train_the_same_bits():
-    ids, rows = shuffled(), data()
-    pairs = [(each, {name: values[each] for name, values in rows.items()}) for each in ids]
+    ids = shuffled()
     found = [
         run(ids),
         run(list(ids)),
@@ -109,47 +102,35 @@ def test_all_loaders_train_the_same_bits():
         run(grain_loader(ids)),
         run(ids.astype(np.uint16), prefetch=0),
     ]
-    with_rows = [run(each, rows=None) for each in (pairs, iter(pairs), StandInLoader(ids, rows))]
-    for other in (*found[1:], *with_rows):
+    for other in found[1:]:
         np.testing.assert_array_equal(flat(other), flat(found[0]))
     assert not np.array_equal(flat(run(shuffled(1))), flat(found[0]))
     assert "at most 3 of them" in found[0].statement
 
 
-def drawn(batches) -> tuple[np.ndarray, list, GivenBatches]:
-    """(ids, rows or None of each step, the batches) of all steps."""
+def drawn(batches) -> tuple[np.ndarray, GivenBatches]:
+    """(ids of all steps, the batches)."""
     given = given_of(batches)
-    ids, rows = [], []
-    for _ in range(STEPS):
-        ids.append(given.next())
-        rows.append(given.take(ids[-1], SIZE) if given.has_rows else None)
-    return np.array(ids), rows, given
+    return np.array([given.next() for _ in range(STEPS)]), given
 
 
 def test_a_pytorch_loader():
-    """Of ids, of ids and rows, and of a stream without a length; ours is a stand-in where it is missing."""
-    torch = pytest.importorskip("torch")
+    """Of ids, and of a stream without a length; ours is a stand-in where it is missing."""
+    pytest.importorskip("torch")
     from torch.utils import data as torch_data
 
-    ids, rows = shuffled(), data()
-    order = torch_data.DataLoader(ids.ravel().tolist(), batch_size=SIZE)
-    np.testing.assert_array_equal(drawn(order)[0], ids)
-    assert drawn(order)[2].described() == {"yields": "ids", "length": STEPS}
-    tensors = [torch.from_numpy(np.arange(ROWS)), torch.from_numpy(rows["x"])]
-    with_rows = torch_data.DataLoader(torch_data.TensorDataset(*tensors), SIZE, sampler=ids.ravel().tolist())
-    found, taken, given = drawn(with_rows)
+    ids = shuffled()
+    found, given = drawn(torch_data.DataLoader(ids.ravel().tolist(), batch_size=SIZE))
     np.testing.assert_array_equal(found, ids)
-    np.testing.assert_array_equal(np.array(taken), rows["x"][ids])
+    assert given.described() == {"length": STEPS}
 
     class Stream(torch_data.IterableDataset):
         def __iter__(self):
             return iter(ids.ravel().tolist())
 
-    found, _, given = drawn(torch_data.DataLoader(Stream(), batch_size=SIZE))
+    found, given = drawn(torch_data.DataLoader(Stream(), batch_size=SIZE))
     np.testing.assert_array_equal(found, ids)
     assert given.length is None
-    with pytest.raises(BatchesError, match="rows that NumPy reads, got Tensor at step 0"):
-        given_of([(ids[0], tensors[1][:SIZE].bfloat16())] * STEPS)
 
 
 def a_loader_of_pairs(torch):
@@ -179,9 +160,7 @@ def check_pairs(torch):
         certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(0.05), batches=ids, options=options
     )
     np.testing.assert_array_equal(flat(found), flat(run(np.array(ids))))
-    said = (
-        r"got rows without ids at step 0; of a PyTorch loader give data=loader\.dataset and the ids of loader"
-    )
+    said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
     with pytest.raises(BatchesError, match=said):
         GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
 
@@ -198,29 +177,26 @@ def test_a_pytorch_loader_of_inputs_and_labels():
 
 
 class StandInDataset:
-    """A `tf.data.Dataset` in what fit sees of it: tuples of tensors, `len` raises where it repeats."""
+    """A data set in what fit sees of it: tensors, `len` raises where it repeats."""
 
-    def __init__(self, pairs):
-        self.pairs = pairs
+    def __init__(self, ids):
+        self.ids = ids
 
     def __len__(self):
         raise TypeError("The dataset is infinite.")
 
     def __iter__(self):
         while True:
-            for ids, rows in self.pairs:
-                yield Tensor(ids), {name: Tensor(each) for name, each in rows.items()}
+            yield from map(Tensor, self.ids)
 
 
 def test_a_dataset_that_repeats_for_ever():
     """Its length is not stated; the checks of its order are those of any other."""
-    ids, rows = shuffled(), data()
-    pairs = [(each, {name: values[each] for name, values in rows.items()}) for each in ids]
-    found, taken, given = drawn(StandInDataset(pairs))
+    ids = shuffled()
+    found, given = drawn(StandInDataset(ids))
     np.testing.assert_array_equal(found, ids)
-    np.testing.assert_array_equal([each["x"] for each in taken], rows["x"][ids])
-    assert given.described() == {"yields": "rows", "length": None}
-    given = given_of(StandInDataset(pairs[:4]))  # repeats four batches of an epoch of five
+    assert given.described() == {"length": None}
+    given = given_of(StandInDataset(ids[:4]))  # repeats four batches of an epoch of five
     with pytest.raises(BatchesError, match="before step 5, as it was in step 0"):
         for _ in range(STEPS):
             given.next()
@@ -233,9 +209,9 @@ def test_ids_of_several_dtypes():
     kinds = [np.uint8, np.int64, np.uint64, ">i4", np.int8]
     mixed = [each.astype(kinds[step % len(kinds)]) for step, each in enumerate(ids)]
     mixed[3] = mixed[3].tolist()
-    found, _, given = drawn(mixed)
+    found, given = drawn(mixed)
     np.testing.assert_array_equal(found, ids)
-    assert given.state.digest == drawn(ids)[2].state.digest
+    assert given.state.digest == drawn(ids)[1].state.digest
     for wrong, said in (
         (np.array([2**63, 1, 2, 3], np.uint64), "ids from 0 to 19, got 1 .. 9223372036854775808"),
         ([0, 1.0, 2, 3], "arrays of integer ids, got float64"),
@@ -360,49 +336,6 @@ def test_limits_of_the_plan_one_step_off():
         given.next()
 
 
-def test_rows_must_have_one_shape():
-    ids, rows = shuffled(), data()
-    pairs = [(each, {name: values[each] for name, values in rows.items()}) for each in ids]
-    x = pairs[3][1]["x"]
-    for wrong, said in (
-        ({"x": x}, "same names, shapes and dtypes"),
-        (pairs[3][1] | {"x": x.astype(np.float64)}, "same names, shapes and dtypes"),
-        (pairs[3][1] | {"x": x[:2]}, "a row for each id"),
-        (None, "rows in every batch or in none"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            run([*pairs[:3], (ids[3], wrong), *pairs[4:]], rows=None)
-    with pytest.raises(ValueError, match="must be numbers"):
-        run([(each, np.array(["text"] * SIZE)) for each in ids], rows=None)
-    with pytest.raises(ValueError, match="data must be None"):
-        run(pairs)
-    with pytest.raises(ValueError, match="data must be given"):
-        run(ids, rows=None)
-
-
-@pytest.mark.usefixtures("one_key")
-def test_a_row_that_is_not_finite_counts_as_zero():
-    """Attack on replace-one: one record must not decide whether, or where, a run stops."""
-
-    def without_bias(params, example):
-        return (example["x"] @ params["w"] - example["y"]) ** 2
-
-    def train(x):
-        rows = {"x": x, "y": data()["y"] * np.isfinite(x[:, 0]) * (x[:, 0] != 0)}
-        batches = [(ids, {name: each[ids] for name, each in rows.items()}) for ids in shuffled()]
-        plan = plan_of(Mechanism(SCHEME, MATRIX, 0.5, "replace-one"), ROWS)
-        options = dict(batches=batches, options=TrainOptions(keys=KEYS))
-        return fit(plan, {"w": jnp.zeros(3)}, without_bias, None, optax.sgd(0.05), **options)
-
-    found = []
-    for number in (0.0, np.nan, np.inf):
-        x = data()["x"]
-        x[int(shuffled()[3, 1])] = number
-        found.append(flat(train(x)))
-        np.testing.assert_array_equal(found[-1], found[0])
-    assert not np.array_equal(found[0], flat(train(data()["x"])))
-
-
 def test_what_is_no_loader_is_refused_before_anything(tmp_path):
     for batches, said in (
         (7, "batches must be an iterable, got int"),
@@ -441,7 +374,7 @@ def test_a_resumed_run_skips_what_was_trained_on(tmp_path):
 
 
 def test_other_batches_on_resume_are_refused(tmp_path):
-    """Another shuffle, an earlier order of two batches, another length, rows in place of ids."""
+    """Another shuffle, an earlier order of two batches, another length."""
     interrupted(tmp_path / "run", shuffled())
     swapped = shuffled()
     swapped[[1, 2]] = swapped[[2, 1]]

@@ -13,7 +13,6 @@ from pyarrow import parquet
 from tests.train.test_loop import ROWS, data, flat, run
 from train.batches import fingerprints, sources
 from train.batches.sources import ArrayRows, Indexed, MemoryMapped, SourceRows, as_rows
-from train.batches.tables import ArrowTable
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -48,20 +47,10 @@ class Formatted(Several):
 def in_files(folder, arrays):
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    return {name: folder / f"{name}.npy" for name in arrays}
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in arrays}
 
 
-SCHEMA = pa.schema([("x", pa.list_(pa.float32(), 3)), ("y", pa.float32())])
-
-
-def arrow_table(folder, arrays, rows_a_batch=7):
-    """A table mapped from a stream file of many record batches, as Hugging Face's `datasets` keeps them."""
-    x = pa.FixedSizeListArray.from_arrays(pa.array(arrays["x"].reshape(-1)), 3)
-    table = pa.Table.from_arrays([x, pa.array(arrays["y"])], schema=SCHEMA)
-    with pa.OSFile(str(folder / "rows.arrow"), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
-        writer.write_table(table, max_chunksize=rows_a_batch)
-    return pa.ipc.open_stream(pa.memory_map(str(folder / "rows.arrow"))).read_all()
-
+SCHEMA = [("x", pa.list_(pa.float32(), 3)), ("y", pa.float32())]
 
 SOURCES = {
     "listed": lambda folder: Listed(data()),
@@ -69,7 +58,6 @@ SOURCES = {
     "grain": lambda folder: grain.MapDataset.source(Listed(data())),
     "grain-mapped": lambda folder: grain.MapDataset.source(Listed(data())).map(lambda row: dict(row)),
     "memory-mapped": lambda folder: MemoryMapped(in_files(folder, data())),
-    "arrow": lambda folder: arrow_table(folder, data()),
     "hugging-face": lambda folder: Formatted(data()),
 }
 
@@ -94,7 +82,7 @@ def test_indices_beyond_the_rows_are_refused():
 
 
 def test_training_from_a_source_ends_with_the_bits_of_arrays(tmp_path):
-    source = arrow_table(tmp_path, data())
+    source = MemoryMapped(in_files(tmp_path, data()))
     found = run(data=source, out=tmp_path / "run")
     np.testing.assert_array_equal(flat(found.params), flat(run().params))
     np.testing.assert_array_equal(flat(run(data=source, out=tmp_path / "run").params), flat(found.params))
@@ -155,8 +143,7 @@ def test_fingerprints_of_a_version_see_what_they_say_they_see(tmp_path, monkeypa
 
 def test_what_is_large_stays_on_the_disk(tmp_path, monkeypatch):
     """Without a version all of it is read for the fingerprint all the same."""
-    paths = in_files(tmp_path, data())
-    mapped = {name: np.load(path, mmap_mode="r") for name, path in paths.items()}
+    mapped = in_files(tmp_path, data())
     assert isinstance(as_rows(mapped), ArrayRows)
     monkeypatch.setattr(sources, "LARGE", 100)
     rows = as_rows(mapped)
@@ -354,73 +341,16 @@ def test_bad_sources():
         assert "\n" not in str(caught.value)
 
 
-def test_bad_files(tmp_path):
-    paths = in_files(tmp_path, data())
-    (tmp_path / "bad.npy").write_bytes(b"nothing")
-    np.savez(tmp_path / "two.npz", a=np.zeros(2))
-    for bad, message in (
-        (tmp_path / "bad.npy", r"bad\.npy must be a \.npy file of numbers"),
-        (tmp_path / "missing.npy", r"missing\.npy must be"),
-        (tmp_path / "two.npz", "it holds several"),
-        ({"a": paths["x"], "b": np.zeros(3)}, r"same number of rows, got \[3, 60\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            MemoryMapped(bad)
+def test_bad_arrays_and_versions(tmp_path):
+    arrays = in_files(tmp_path, data())
+    with pytest.raises(ValueError, match=r"same number of rows, got \[3, 60\]"):
+        MemoryMapped({"a": arrays["x"], "b": np.zeros(3)})
     with pytest.raises(ValueError, match="version must be a text, got 3"):
-        MemoryMapped(paths, 3)
+        MemoryMapped(arrays, 3)
     with pytest.raises(ValueError, match="version must be a text, got ''"):
         Indexed(Listed(data()), "")
     with pytest.raises(ValueError, match="must have a length and rows by index, got int"):
         Indexed(3)
-
-
-def test_fingerprints_of_tables(tmp_path):
-    """Every row, or a version and some; however the rows lie in record batches."""
-    table = arrow_table(tmp_path, data())
-    digest = as_rows(table).fingerprint()
-    assert digest == as_rows(table.combine_chunks()).fingerprint()
-    other = tmp_path / "other"
-    other.mkdir()
-    assert digest != as_rows(arrow_table(other, changed(30))).fingerprint()
-    assert ArrowTable(table, "a").fingerprint() != ArrowTable(table, "b").fingerprint()
-
-
-def test_columns_of_tables():
-    """Numbers, flags, lists and lists of lists; what is refused, in a line."""
-    kinds = dict(t=pa.list_(pa.int32()), b=pa.bool_(), h=pa.float16(), q=pa.list_(pa.list_(pa.int8(), 2)))
-    bad = dict(s=pa.string(), missing=pa.int64(), ragged=pa.list_(pa.int64()), hole=pa.list_(pa.int64(), 2))
-    rows = [
-        dict(
-            t=[i, i + 1, i + 2],
-            b=i % 2 == 0,
-            h=np.float16(i),
-            q=[[i, 1], [2, 3], [4, 5]],
-            s=f"w{i}",
-            missing=i or None,
-            ragged=list(range(1 + i % 2)),
-            hole=[i, None if i == 3 else 1],
-        )
-        for i in range(20)
-    ]
-    table = pa.Table.from_pylist(rows, pa.schema([*kinds.items(), *bad.items()]))
-    found = ArrowTable(table.select(list(kinds))).gather(np.array([14, 1, 7, 14]))
-    np.testing.assert_array_equal(found["t"], [[14, 15, 16], [1, 2, 3], [7, 8, 9], [14, 15, 16]])
-    assert found["b"].tolist() == [True, False, False, True] and found["q"].shape == (4, 3, 2)
-    assert found["q"][:, 0, 0].tolist() == [14, 1, 7, 14]
-    assert (found["t"].dtype, found["b"].dtype, found["h"].dtype) == (np.int32, bool, np.float16)
-    for name, message in (
-        ("s", "column s must hold numbers or lists of them, holds string"),
-        ("missing", "column missing must have a value in every row"),
-        ("ragged", "column ragged must have lists of one length, has others"),
-        ("hole", "column hole must have a value in every row"),
-    ):
-        with pytest.raises(ValueError, match=message) as caught:
-            ArrowTable(table.select([name])).gather(np.arange(20))
-        assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="column missing must have a value in every row"):
-        ArrowTable(table.select(["t", "missing"]), version="a")  # before any row is read
-    with pytest.raises(ValueError, match="at least one row, got 0"):
-        as_rows(table.slice(0, 0))
 
 
 HUGE = 14_700_000
@@ -434,7 +364,7 @@ def test_fourteen_million_rows_start_at_once_and_in_little_memory(tmp_path):
     array.flush()
     tracemalloc.start()
     begun = time.process_time()
-    rows = as_rows(MemoryMapped(path, "2026-11"))
+    rows = as_rows(MemoryMapped(np.load(path, mmap_mode="r"), "2026-11"))
     digest = rows.fingerprint()
     found = rows.take(np.array([HUGE // 3, HUGE - 1]), 3)
     seconds, peak = time.process_time() - begun, tracemalloc.get_traced_memory()[1]
@@ -444,38 +374,17 @@ def test_fourteen_million_rows_start_at_once_and_in_little_memory(tmp_path):
     assert seconds < 5 and peak < 50e6
 
 
-def test_parquet_files(tmp_path):
-    """By path, of a folder of files, and by `datasets`: the rows and the trained bits of arrays."""
-    x = pa.FixedSizeListArray.from_arrays(pa.array(data()["x"].reshape(-1)), 3)
-    table = pa.Table.from_arrays([x, pa.array(data()["y"])], schema=SCHEMA)
+def test_parquet_files_by_datasets(tmp_path):
+    """The rows and the trained bits of arrays."""
+    table = pa.table({"x": data()["x"].tolist(), "y": data()["y"]}, pa.schema(SCHEMA))
     parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
-    (tmp_path / "many.parquet").mkdir()
-    for part in range(2):
-        parquet.write_table(table.slice(part * 30, 30), tmp_path / f"many.parquet/{part}.parquet")
     mapped = datasets.Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=tmp_path / "cache")
     wanted = ArrayRows(data()).take(PLACES, 8)
-    given = str(tmp_path / "rows.parquet"), tmp_path / "rows.parquet", tmp_path / "many.parquet", mapped
-    for source in (*given, mapped.with_format("numpy")):
+    for source in (mapped, mapped.with_format("numpy")):
         rows = as_rows(source)
         found = rows.take(PLACES, 8)
         assert len(rows) == ROWS and found.keys() == wanted.keys()
         for name in wanted:
             assert found[name].dtype == wanted[name].dtype
             np.testing.assert_array_equal(found[name], wanted[name])
-    plain = flat(run(steps=3).params)
-    for source in (given[0], mapped):
-        np.testing.assert_array_equal(flat(run(data=source, steps=3).params), plain)
-
-
-def test_bad_parquet_files(tmp_path):
-    (tmp_path / "text.parquet").write_text("x,y\n1,2\n")
-    parquet.write_table(pa.table({"name": ["a", "b"]}), tmp_path / "names.parquet")
-    for name, message in (
-        ("no.parquet", "must be a Parquet file: "),
-        ("text.parquet", "must be a Parquet file: "),
-        ("names.parquet", "column name must hold numbers or lists of them, holds string: select others"),
-        ("rows.csv", r"data must be arrays, rows by index, a \.parquet or a \.npz file, got "),
-    ):
-        with pytest.raises(ValueError, match=message) as refused:
-            as_rows(tmp_path / name)
-        assert "\n" not in str(refused.value)
+    np.testing.assert_array_equal(flat(run(data=mapped, steps=3).params), flat(run(steps=3).params))

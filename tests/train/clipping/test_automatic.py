@@ -135,9 +135,11 @@ def test_a_certificate_does_not_depend_on_what_is_chosen(tmp_path, monkeypatch, 
 
 
 def test_a_run_keeps_the_kind_that_it_began_with(tmp_path, monkeypatch):
-    """Also where another release would choose otherwise; what was given goes before what was stored."""
+    """Where another release would choose otherwise the kind has to be given."""
     run(out=tmp_path, steps=4)
     monkeypatch.setattr(automatic, "MIN_ENTRIES", 10**9)
-    run(out=tmp_path, steps=4)
+    with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'"):
+        run(out=tmp_path, steps=4)
+    run(out=tmp_path, steps=4, clipping="ghost")
     with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'"):
         run(out=tmp_path, steps=4, clipping="per_example")

@@ -23,7 +23,6 @@ from tests.train.plans import plan
 from train.clipping import ghost as automatic
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import DEVICE_UNIT, Grid
-from train.clipping.groups import Groups
 from train.clipping.per_example import clipped_gradient_sum
 from train.individual import IndividualAccounting
 from train.models.loss import nnx_loss
@@ -93,9 +92,7 @@ def small():
 def everything():
     """The same of the model with one of each layer: attention, LoRA, embeddings, `scan`, `remat`."""
     wanted = (nnx.Param, nnx.LoRAParam)
-    loss, params = nnx_loss(
-        made(lambda: Everything(nnx.Rngs(0))), lambda *given: of_everything(*given)[0], wanted
-    )
+    loss, params = nnx_loss(made(lambda: Everything(nnx.Rngs(0))), of_everything, wanted)
     generator = np.random.default_rng(1)
     _, _, batch, mask = small()
     batch |= {
@@ -171,9 +168,8 @@ def all_sums():
         for sum_of in SUMS:
             # Programs round float32 gradients of this model in ways of their own.
             sums_are_those_of_one_device(everything(), micro, sum_of, slack=3)
-    halves = Groups((0, 1, 1, 0), (0.25, 0.75))
     for sum_of in SUMS:
-        for options in (dict(normalize=True), dict(groups=halves), dict(skip_padding=True)):
+        for options in (dict(normalize=True), dict(skip_padding=True)):
             sums_are_those_of_one_device(small(), 2, sum_of, **options)
     sums_are_those_of_one_device(small(), 2, admitted)
 
@@ -190,7 +186,7 @@ def admitted(loss, params, batch, mask, **options):
 
 @pytest.mark.slow
 def test_every_layer_over_four_and_eight_devices():
-    """Attention, LoRA, `scan`, every microbatch size, groups, individual accounting."""
+    """Attention, LoRA, `scan`, every microbatch size, individual accounting."""
     in_process("all_sums()")
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a batch of one and masks that all examples share: found in programs, without false alarms.
+"""Statistics of a batch of one: found in programs, without false alarms.
 
 The programs are those that batch norm of Haiku (variance as the mean of squares), Keras (of deviations) and
 Equinox (sums over a named axis of `jax.vmap`) trace to.
@@ -13,8 +13,6 @@ import pytest
 from flax import linen, nnx
 from jax import lax
 
-from tests.train.test_loop import run
-from train.clipping.one_example import search
 from train.clipping.per_example import check_loss
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
@@ -133,60 +131,4 @@ def test_other_norms_are_trained():
         loss, params, x = ALLOWED[name]()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert not check_loss(loss, params, jnp.asarray(x)[None], 1).alone
-
-
-def draws(key, shape=(5,)):
-    return jax.random.bernoulli(key, 0.5, shape)
-
-
-class Dropped(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dropout(0.5, deterministic=False)(x).sum()
-
-
-CONSTANT = {
-    "a literal": lambda params, x: (params * x * draws(jax.random.key(0))).sum(),
-    "an old key": lambda params, x: (params * x * draws(jax.random.PRNGKey(0))).sum(),
-    "of the parameters": lambda params, x: (
-        params * x * draws(jax.random.fold_in(jax.random.key(0), params[0].astype(int)))
-    ).sum(),
-    "linen": lambda params, x: Dropped().apply({}, params * x, rngs={"dropout": jax.random.key(0)}),
-    "gamma": lambda params, x: (params * x * jax.random.gamma(jax.random.key(0), 2.0)).sum(),
-    "bound": jax.tree_util.Partial(lambda key, params, x: (params * x * draws(key)).sum(), jax.random.key(0)),
-}
-
-
-def test_a_key_that_all_examples_share_is_warned_of():
-    for name in CONSTANT:
-        with pytest.warns(
-            UserWarning, match=r"^loss draws by a key that is the same for every example.*loss_key=0"
-        ):
-            check_loss(CONSTANT[name], jnp.ones(5), VECTOR[None], 1)
-
-
-def test_a_key_of_the_example_is_not():
-    def loss(params, x):
-        key = jax.random.fold_in(jax.random.key(0), lax.bitcast_convert_type(x[0], jnp.uint32))
-        return (params * x * draws(key)).sum()
-
-    program = jax.make_jaxpr(loss)(jnp.ones(5), VECTOR)
-    assert search(program.jaxpr, 1).draw is None
-
-
-def test_fit_warns_once_of_one_mask_and_never_with_a_loss_key():
-    """In a run, of a loss with a random mask, by its own key and by the key that it gets."""
-
-    def loss(params, example, key=None):
-        mask = draws(jax.random.key(0) if key is None else key, (3,))
-        return ((mask * example["x"]) @ params["w"] + params["b"] - example["y"]) ** 2
-
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("default")
-        run(loss=lambda params, example: loss(params, example), steps=1)
-        assert len([each for each in found if "draws by a key" in str(each.message)]) == 1
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("default")
-        run(loss=loss, loss_key=1, steps=1)
-        assert not [each for each in found if "draws by a key" in str(each.message)]
+            check_loss(loss, params, jnp.asarray(x)[None], 1)

@@ -5,7 +5,6 @@ near zero comes from sums of normals that are multiples of 2^-24, and a canary s
 """
 
 import functools
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from scipy import stats
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
 from train.clipping.grid import Grid, GridSum
-from train.clipping.groups import Groups
 from train.noise import recursion as noise
 from train.optimizers import privatize
 from train.procedures.step import CLIPPINGS
@@ -101,7 +99,7 @@ def test_the_same_attack_breaks_float_sums():
     assert epsilon_found(present, absent) > 5
 
 
-LEAVES = {"a": 256, "b": 512}  # of a trial; one group each
+LEAVES = {"a": 256, "b": 512}  # of a trial
 BY_STEPS = 1500  # trials
 
 
@@ -111,13 +109,12 @@ def program(kind, dtype, strategy, mistake=None):
     params = {name: jnp.zeros((BY_STEPS, width), dtype) for name, width in LEAVES.items()}
     mechanism = Mechanism(BMinSep(3, strategy.bands, 1.0, False), strategy, 1.0)
     private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=np.zeros(8, np.uint32))
-    groups = Groups((0, 1), (Fraction(1, 3), Fraction(2, 3)))
 
     def loss(params, example):
         return sum(jnp.sum(leaf * example.astype(dtype)) for leaf in params.values())
 
     def step(state, batch, mask):
-        options = dict(grid=private.grid, groups=groups, microbatch_size=1)
+        options = dict(grid=private.grid, microbatch_size=1)
         return private.update(CLIPPINGS[kind](loss, params, batch, mask, **options).total, state)
 
     return jax.jit(step), lambda key: noise.init(strategy, params, key), private.grid.unit
@@ -126,7 +123,7 @@ def program(kind, dtype, strategy, mistake=None):
 def stepwise(made, present: bool, key: int):
     """Integers that three steps release: (steps, trials, 768). A coordinate's sum has the canary or not.
 
-    Gradients are clipped by group, and summed with that of a public example.
+    Gradients are clipped, and summed with that of a public example.
     """
     step, first, unit = made
     batch, released = np.array([CANARY, 5e-4], np.float32), []
@@ -181,7 +178,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("kind", "dtype", "strategy"), SETTINGS)
 def test_low_bits_of_real_steps_reveal_nothing(kind, dtype, strategy):
-    """Clipping by group, gradients in bfloat16, several bands: 1,500 trials of 768 coordinates each.
+    """Gradients in bfloat16, several bands: 1,500 trials of 768 coordinates each.
 
     A share of odd numbers that a canary moves by 0.005 of all would be noticed. Halves that go to even
     numbers where z is on a grid, a banded inverse's, move it by 0.008.

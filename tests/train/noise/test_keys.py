@@ -24,7 +24,7 @@ from train.optimizers import privatize
 from train.options import TrainOptions
 from train.procedures.batch_clipping import make_round, private_round_update
 from train.procedures.convex import Iterate
-from train.procedures.dice import DiceStep, dice_sgd
+from train.procedures.dice import dice_sgd, dice_step
 from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -42,7 +42,7 @@ def steps(key=None) -> dict:
         "private": private,
         "step": make_step(loss, private, optax.sgd(0.1)),
         "round": make_round(ROUNDS, loss, optax.sgd(0.1), clip_norm=1.0, key=key),
-        "dice step": DiceStep(test_dice_plan.PLAN, loss, optax.sgd(0.1), key=key),
+        "dice step": dice_step(test_dice_plan.PLAN, loss, optax.sgd(0.1), key=key),
         "dice": dice_sgd(0.1, **fed_back, key=key),
     }
 

@@ -1,7 +1,5 @@
 """Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Me
 from jaxacct.kernels.randomness import fresh_key, key_words
 from train.batches import sampler
 from train.clipping.grid import Grid, GridSum
-from train.noise import chacha, keystream, normals
+from train.noise import chacha, normals
 from train.noise import recursion as noise
 from train.optimizers import linear_decay, privatize
 from train.procedures.step import make_step
@@ -122,56 +120,14 @@ def test_pairs_of_words(x64):
     assert np.abs(drawn).max() == pytest.approx(normals.LARGEST, rel=1e-14)  # of the smallest words
 
 
-def test_words_of_the_host_are_those_of_the_program():
-    """Of one block, of many, and on both sides of where the host begins to write anew."""
-    for blocks in (1, 10, 2 * 2**17 // 64 + 3):
-        words = keystream.words(KEY, 7, 8 * blocks)
-        np.testing.assert_array_equal(words.view(np.uint32).reshape(blocks, 16).T, words_of(blocks))
-    room = keystream.Room()
-    kept = keystream.words(KEY, 7, 80, room)
-    assert np.shares_memory(kept, keystream.words(KEY, 8, 80, room))
-    assert (kept != keystream.words(KEY, 7, 80)).any()  # written again, for step 8
-    with pytest.raises(ValueError, match="key must be 8 words of 32 bits"):
-        keystream.words(KEY[:7], 7, 80)
-    assert kept.ctypes.data % 64 == 0
+def test_words_are_those_of_another_implementation():
+    """Of one block and of many, by the `cryptography` package."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-
-def test_normals_of_the_host_are_those_of_the_program():
-    """Of any shapes; words on the host are where XLA reads them without a copy."""
-    pairs = jax.jit(normals.pairs_of)
-    for shapes in ([(13,)], [(200, 200)], [(3, 5), (), (0, 2), (17,)], []):
-        inside, outside = normals.normals_of(KEY, 7, shapes), normals.words_on_the_host(KEY, 7, shapes)
-        assert [z.shape for z in inside] == shapes
-        for a, words in zip(inside, outside, strict=True):
-            with jax.enable_x64(True):
-                drawn = np.stack(pairs(words), axis=1).reshape(-1)[: a.size]
-            np.testing.assert_allclose(a.reshape(-1), drawn, rtol=1e-12)
-            assert words.ctypes.data % 64 == 0
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        BandedToeplitz.identity(),
-        BandedToeplitz.square_root(20),
-        BandedInverse.bisr(iterations=40, bands=20),
-        BufferedToeplitz((0.9, 0.5), (0.2, 0.3), 40),
-    ],
-    ids=["one band", "bands", "inverse", "sums"],
-)
-def test_noise_of_words_is_that_of_normals(strategy):
-    """Bit for bit, of even and odd numbers of parameters; bands for several passes over memory."""
-    shapes, generator = [(1,), (2, 3), (0, 2), (9, 515), (4096,)], np.random.default_rng(1)
-    state = noise.init(strategy, [jnp.zeros(shape) for shape in shapes], KEY)
-    recent = [generator.integers(-(2**20), 2**20, leaf.shape).astype(np.int32) for leaf in state.recent]
-    state = state._replace(recent=recent, step=np.int32(7))
-    expected = jax.jit(lambda s, z: noise.solve(strategy, LEVELS, s, z))
-    made = jax.jit(functools.partial(noise.solve_words, strategy, LEVELS))
-    with jax.enable_x64(True):
-        expected = expected(state, normals.normals_of(KEY, 7, shapes))
-        found = made(state, normals.words_on_the_host(KEY, 7, shapes))
-    found = [noise.integers_of(*each) for each in zip(found, shapes, strict=True)]
-    chex.assert_trees_all_equal(found, expected)
+    cipher = Cipher(algorithms.ChaCha20(KEY.tobytes(), np.array([0, 7, 0, 0], "<u4").tobytes()), mode=None)
+    words = np.frombuffer(cipher.encryptor().update(bytes(64 * 4099)), np.uint32).reshape(-1, 16).T
+    for blocks in (1, 10, 4099):
+        np.testing.assert_array_equal(words_of(blocks), words[:, :blocks])
 
 
 def test_normals_that_lost_bits_on_their_way_are_refused():
