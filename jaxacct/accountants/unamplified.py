@@ -47,8 +47,8 @@ def sensitivity(mechanism: Mechanism) -> float:
     """
     scheme = mechanism.scheme
     if scheme.patterns is not None:
-        square = worst_pattern.squared_sensitivity(mechanism.strategy, scheme.patterns)
-        return mechanism.gradient_distance * math.sqrt(square)
+        upper = worst_pattern.squared_sensitivity(mechanism.strategy, scheme.patterns)
+        return mechanism.gradient_distance * math.sqrt(upper)
     cross = cross_term(mechanism)
     square = scheme.squared_sensitivity(cross)
     if cross > 0 and not scheme.examples_overlap:
