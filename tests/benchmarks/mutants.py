@@ -360,7 +360,7 @@ MUTANTS = [
         "jaxacct/accountants/pld.py", "max(cross_term(mechanism), overlap)", "cross_term(mechanism)", PROTOCOL
     ),
     Mutant("jaxacct/statistics/gaussian_mixtures.py", "mass = waiting + one", "mass = one", MIXTURES),
-    Mutant("jaxacct/statistics/gaussian_mixtures.py", "+ tails * error + TINY", "+ TINY", MIXTURES),
+    Mutant("jaxacct/statistics/gaussian_mixtures.py", "+ tails * error + TINY", "+ TINY", OF_LOSSES),
     Mutant(
         "jaxacct/statistics/gaussian_mixtures.py",
         "np.exp(np.minimum(losses + logs, 0.0))",
@@ -1503,7 +1503,7 @@ MUTANTS = [
         CURVES,
         "_on_the_line(*falling), _on_the_line(*falling[::-1])",
         "_on_the_line(*falling), _on_the_line(*falling)",
-        SPENT,
+        PEERS,
     ),
     Mutant(
         SUMS_OF_X,
