@@ -1688,9 +1688,15 @@ MUTANTS = [
     ),
     Mutant(
         APART,
-        "            if (found := why_not(inner)) is not None:\n                return found\n",
-        "            return why_not(inner)\n",
+        "            if (found := why_not(inner, allowed)) is not None:\n                return found\n",
+        "            return why_not(inner, allowed)\n",
         ROWS_APART,
+    ),
+    Mutant(
+        "train/clipping/per_example.py",
+        "jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)",
+        "in_fast_layout(jax.vmap(one))(rows)",
+        "tests/train/clipping/test_one_at_a_time.py",
     ),
     Mutant(
         "train/clipping/sums.py",

@@ -472,6 +472,21 @@ def linen_graph_network():
 
 
 @model
+def linen_mixture_of_experts():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = linen.Embed(TOKENS, WIDTH)(x)[0]
+            expert = jnp.argmax(linen.Dense(4)(x), -1)
+            order = jnp.argsort(expert)
+            kernels = self.param("experts", linen.initializers.normal(0.1), (4, WIDTH, WIDTH))
+            y = lax.ragged_dot(x[order], kernels, jnp.bincount(expert, length=4))
+            return linen.Dense(CLASSES)((x + y[jnp.argsort(order)]).mean(0))[None]
+
+    return classifier(Net(), texts())
+
+
+@model
 def nnx_lora():
     class Net(nnx.Module):
         def __init__(self, rngs):

@@ -25,6 +25,7 @@ from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, parts_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, without_batch_groups
+from .rows_apart import OneAtATimeError
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
@@ -248,6 +249,8 @@ def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
         return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
     try:
         fast, scale = suits(loss, params, batch, **options)
+    except OneAtATimeError as error:
+        return Choice(PER_EXAMPLE, str(error))
     except TooCoarseError:
         return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
     if scale < MIN_SCALE:

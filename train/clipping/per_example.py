@@ -63,11 +63,11 @@ def clipped_gradient_sum(
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)
         with jax.enable_x64(x64):
             # As it is run.
-            loss = check_loss(loss, params, batch, own)
+            loss = check_loss(loss, params, batch, own, one_at_a_time=True)
 
         def of_each(rows):
             with jax.enable_x64(x64):
-                return in_fast_layout(jax.vmap(one))(rows)
+                return jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)
 
         def one(example):
             value, gradient = without_batch_groups(jax.value_and_grad(loss))(params, example)

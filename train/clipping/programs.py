@@ -54,10 +54,12 @@ class Traced:
     Attributes:
       closed: its program, of the leaves of both.
       structure: of what it returns.
+      alone: of a loss of (params, example), whether examples are computed one at a time.
     """
 
     closed: core.ClosedJaxpr
     structure: Any
+    alone: bool = False
 
     @classmethod
     def of(cls, function, one, other) -> tuple["Traced", Any]:

@@ -1,9 +1,10 @@
 """Whether a loss of one example stays one of one example when `jax.vmap` computes many of them together.
 
 `jax.vmap` replaces each primitive of a traced program by that primitive's rule for batches. The tables below
-list the primitives of JAX whose rule computes a row from that row alone. Every other primitive is refused: a
-callback, a foreign kernel or a custom rule receives all rows, a collective reads the other rows of its axis,
-and generators other than threefry draw the bits of a batch from its first row's key. One example could then
+list the primitives of JAX whose rule computes a row from that row alone. Of the others a few (`_alone`) are
+computed one example at a time, without a rule for batches. Every other primitive is refused: a callback, a
+foreign kernel or a custom rule receives all rows, a collective reads the other rows of its axis, and
+generators other than threefry draw the bits of a batch from its first row's key. One example could then
 change what others contribute, and clipping would not bound it.
 
 `regularized_incomplete_beta` is not in the tables: JAX iterates it until all rows have converged. The tables
@@ -12,6 +13,7 @@ replaced, and a loss that computes otherwise when it is traced again.
 """
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +58,10 @@ PROGRAMS = """
 """Names of primitives that run programs, each of which must keep rows apart in turn."""
 
 
+class OneAtATimeError(ValueError):
+    """A loss with a primitive that keeps examples apart only where they are computed one after the other."""
+
+
 _THREEFRY = "threefry2x32"
 _MESH = AbstractMesh((1,), ("x",), axis_types=(AxisType.Explicit,))
 _EXPLICIT = NamedSharding(_MESH, PartitionSpec())
@@ -81,11 +87,40 @@ def _tables() -> tuple[frozenset, frozenset]:
     return apart - running, running
 
 
-def check(jaxpr) -> None:
-    """ValueError for a program that may mix rows."""
+@functools.cache
+def _alone() -> frozenset:
+    """Return primitives of JAX whose rules for batches are not known to keep rows apart, functions all.
+
+    One example after the other, they have no other rows. Callbacks and foreign kernels may keep a state, and
+    are refused.
+    """
+    ragged = _of(lambda x: lax.ragged_dot(x[None, None], x[None, None, None], jnp.ones(1, int)))
+    return _public("approx_top_k regularized_incomplete_beta") | (ragged - _tables()[0] - _tables()[1])
+
+
+def check(jaxpr, *, one_at_a_time: bool) -> bool:
+    """Return whether examples must be computed one at a time, with a warning of what that costs.
+
+    Raises:
+      OneAtATimeError: a program that must, where that is not allowed.
+      ValueError: any other program that may mix rows.
+    """
     why = why_not(jaxpr)
-    if why is not None:
+    if why is None:
+        return False
+    if why_not(jaxpr, _alone()) is not None:
         raise ValueError(f"loss must keep examples apart: {why}")
+    name = why.split()[0]
+    if not one_at_a_time:
+        raise OneAtATimeError(
+            f"loss must keep examples apart, {name} does one at a time: clipping must be 'per_example'"
+        )
+    warnings.warn(
+        f"loss uses {name}, which is not known to keep the examples of a batch apart: they are computed one "
+        "at a time, and a step takes as long as its examples one after the other",
+        stacklevel=2,
+    )
+    return True
 
 
 def _public(names: str) -> frozenset:
@@ -99,8 +134,8 @@ def _of(function) -> frozenset:
     return frozenset(eqn.primitive for eqn in jax.make_jaxpr(function)(0.0).jaxpr.eqns)
 
 
-def why_not(jaxpr) -> str | None:
-    """Return a clause on what in a traced program may mix rows; None where nothing does."""
+def why_not(jaxpr, allowed: frozenset = frozenset()) -> str | None:
+    """Return a clause on what in a traced program may mix rows; None where nothing but `allowed` does."""
     threefry = jax.random.key(0, impl=_THREEFRY).dtype
     apart, running = _tables()
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -109,7 +144,7 @@ def why_not(jaxpr) -> str | None:
             if kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key) and kind != threefry:
                 return f"keys of {kind} draw for a whole batch at once; use those of threefry2x32"
         inside = programs_in(eqn.params)
-        known = eqn.primitive in apart or (inside and eqn.primitive in running)
+        known = eqn.primitive in apart | allowed or (inside and eqn.primitive in running)
         # A sum over an axis that the loss itself has named; with a name it would be over the examples.
         own = eqn.primitive is primitives.psum_p and all(type(axis) is int for axis in eqn.params["axes"])
         if not (known or own):
@@ -118,7 +153,7 @@ def why_not(jaxpr) -> str | None:
                 "compute it before training, as part of the data, or by functions of jax.numpy and jax.nn"
             )
         for inner in inside:
-            if (found := why_not(inner)) is not None:
+            if (found := why_not(inner, allowed)) is not None:
                 return found
     return None
 

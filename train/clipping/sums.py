@@ -1,7 +1,7 @@
 """What both ways of clipping share: their options, the pieces of a batch, and checks of a loss."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -195,14 +195,15 @@ def of_one(batch):
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
 
 
-def check_loss(loss, params, batch, size: int) -> Traced:
+def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -> Traced:
     """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
 
     Returns:
-      The loss as it was checked.
+      The loss as it was checked. Its examples are never `alone` unless that is allowed by `one_at_a_time`.
 
     Raises:
-      ValueError: a loss that does not return one number for one example, raises, writes to its model,
+      OneAtATimeError: a loss that must, where it is not allowed.
+      ValueError: any other loss that does not return one number for one example, raises, writes to its model,
         takes the statistics of a batch, or may mix examples.
     """
     check_real("params", params)
@@ -223,5 +224,4 @@ def check_loss(loss, params, batch, size: int) -> Traced:
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
     _one_example.check(program.closed.jaxpr, len(jax.tree.leaves(params)))
     gradient = jax.make_jaxpr(jax.grad(program))(params, of_one(batch))
-    _rows_apart.check(gradient.jaxpr)
-    return program
+    return replace(program, alone=_rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time))
