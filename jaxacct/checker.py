@@ -395,7 +395,7 @@ class Mechanism:
             weights = np.exp(log_z + (1 - m) * loss + log_share - log_scale)
             return weights * self.terms(self.mirror(y) - loss)
 
-        name = "mirrored " * self.claim.mirrored + (f"replicas:{m}" if m == 2 else f"pairs:{m},0")
+        name = "mirrored " * self.claim.mirrored + f"replicas:{m}"
         return Proposal(name, log_scale, terms, (m + 2) / 4)
 
 

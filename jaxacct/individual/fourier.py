@@ -46,7 +46,7 @@ def subsampled_gaussian_delta(
     # The loss of the pair itself: where e^x may be close to 1 - q, that is exact for q of at least 1/2.
     with np.errstate(divide="ignore", over="ignore"):
         small = np.log(np.maximum(np.exp(np.minimum(x, 0.0)) - (1 - q), 0.0) / q)
-        usual = np.log1p(np.maximum(np.expm1(x) / q, -1.0))
+        usual = np.log1p(np.maximum(np.expm1(np.minimum(x, 500.0)) / q, -1.0)) + np.maximum(x - 500.0, 0.0)
     place = sigma * np.where((x < -0.5) & (q > 0.5), small, usual) + 0.5 / sigma
     own = special.ndtr(-sign * place)
     mixed = (1 - q) * own + q * special.ndtr(-sign * (place - 1 / sigma))

@@ -97,11 +97,12 @@ def _corners(p: Mixture, q: Mixture, remove: bool) -> tuple[np.ndarray, np.ndarr
     losses, rounding = upper - lower, first + second
     if not remove:
         losses, p, q = -losses, q, p
+    losses = losses + rounding  # at least the true one: the event at z contains the best one at this loss
     tails, error = p.beyond(z, above=remove)
     logs, log_error = q.log_beyond(z, above=remove)
     error = error + log_error + (4 + np.abs(losses)) * UNIT
-    # An inexact loss is worse than the best one by the mass between them times their distance.
-    error = error + np.expm1(np.minimum(rounding, 700.0))
+    # It is worse by the mass between the two, which is part of the tail, times their distance.
+    error = error + np.expm1(np.minimum(2 * rounding, 700.0))
     heights = np.maximum(tails - np.exp(np.minimum(losses + logs, 0.0)), 0.0) + tails * error + TINY
     if not remove:
         losses, heights = losses[::-1], heights[::-1]

@@ -127,11 +127,13 @@ class BandedInverse(ComputedColumn):
         falling = search(_inverse_square_root(bands)[1:], [(-1.0, 0.0)] * (bands - 1))
         falling = np.where(falling < -1e-12, falling, 0.0)
         free, best = search(falling), cls(tuple(np.append(1.0, falling)), n)
-        for share in (0.0, 1e-3, 1e-2, 0.03, 0.1, 0.3):
+        low, high = -1.0, 1.0  # shares of `falling`, which alone is allowed: 0 is tried first, then bisection
+        while high > 0 and high - max(low, 0.0) > 1e-6:
+            share = max(0.0, (low + high) / 2)
             inverse = np.append(1.0, (1 - share) * free + share * falling)
-            if (series.inverse(inverse, n) >= 0).all():
-                best = min(best, cls(tuple(inverse), n), key=loss)
-                break
+            allowed = (series.inverse(inverse, n) >= 0).all()
+            low, high = (low, share) if allowed else (share, high)
+            best = min(best, cls(tuple(inverse), n), key=loss) if allowed else best
         return dataclasses.replace(best, given_norm=1.0)  # the scale of a search has no meaning
 
     def noise_recursion(self) -> NoiseRecursion:

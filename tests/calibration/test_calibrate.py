@@ -200,8 +200,8 @@ def test_resumes_from_a_folder(tmp_path):
 
 def test_a_proposal_that_the_scheme_does_not_have_is_refused():
     """It was dropped in silence, and the bound released."""
-    with pytest.raises(ValueError, match=r"proposal must be one of .*plain, got 'replicas:50'"):
-        calibrate(SMALL, STRATEGY, **TARGET, options=CalibrationOptions(proposal="replicas:50"))
+    with pytest.raises(ValueError, match=r"proposal must be one of .*plain, got 'replicas:2,4'"):
+        calibrate(SMALL, STRATEGY, **TARGET, options=CalibrationOptions(proposal="replicas:2,4"))
 
 
 def test_bad_input():

@@ -69,9 +69,11 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = [
-    Mistake(REPLICAS, "m * math.log((m - 1) / m)", "2 * m * math.log((m - 1) / m)", "b-min-sep"),
+    Mistake(
+        REPLICAS, "(m - 1) / m) + (1 - m) * epsilon", "(m - 1) / m) * 2 + (1 - m) * epsilon", "b-min-sep"
+    ),
     Mistake(REPLICAS, "log_normalizer - math.log(m - 1)", "math.log(2 / 3) - math.log(m - 1)", "b-min-sep"),
-    Mistake(REPLICAS, "+ (1 - m) * epsilon", "+ (1 - m) * (epsilon + 1)", "b-min-sep"),
+    Mistake(REPLICAS, "/ m) + (1 - m) * epsilon", "/ m) + (1 - m) * (epsilon + 1)", "b-min-sep"),
     Mistake(TABLES, "return math.log(total) if 0 <", "return math.log(total) / 2 if 0 <", "b-min-sep"),
     Mistake(WEIGHTS, "lift = math.exp(log_lift(mechanism))", "lift = 0.5", "b-min-sep"),
     Mistake(

@@ -115,7 +115,7 @@ def test_factors_of_overlapping_columns_allow_for_both_transforms():
     lift = far(together) - far(alone) + 3.0
     arrays = {"lift": jnp.float32(1.0), "precision": jnp.float32(1.0)}
     rows = [jnp.asarray(part[None], jnp.float32) for part in (together, alone)]
-    factor_of = jax.jit(overlaps.log_factor, static_argnums=(0, 1))
+    factor_of = jax.jit(overlaps.log_factor_of_overlaps, static_argnums=(0, 1))
     found = float(factor_of(scheme, strategy, arrays, *rows, jnp.asarray([lift], jnp.float32))[0])
     raised = found - (far(together) - far(alone) - lift)
     wanted = allowed(together) + allowed(alone)

@@ -286,3 +286,9 @@ def test_mass_that_wraps_is_rounded_by_the_order_of_its_bound(monkeypatch):
     place = int(np.argmin(logs))
     sizes = 814 + 4 * fourier._ORDERS[place] + 2 * abs(moments[place]) + fourier._ORDERS[place]
     assert deltas[1] - deltas[0] >= math.expm1(8e-9 * sizes) * math.exp(logs[place])
+
+
+def test_the_delta_of_a_step_where_e_to_epsilon_is_beyond_float64():
+    """That of participation: noise of a fiftieth gives a loss above 1,200 wherever an example takes part."""
+    for q, epsilon in ((1.0, 720.0), (0.5, 712.0), (1e-6, 700.0)):
+        assert subsampled_gaussian_delta(q, 0.02, epsilon, "remove") == pytest.approx(q, rel=1e-9)

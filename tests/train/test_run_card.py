@@ -168,7 +168,7 @@ def test_a_report_shows_a_run_of_its_plan_and_refuses_others(honest, tmp_path, c
 
     assert report("run") == 0
     text = (tmp_path / "r.html").read_text()
-    assert RunCard.load(honest / "run").model in text and "The model was trained" in text
+    assert f"SHA-256 {RunCard.load(honest / 'run').model} of its files" in text
     assert report("other-run") == 2 and "another plan" in capsys.readouterr().err
 
 

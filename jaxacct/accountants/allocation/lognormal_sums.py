@@ -93,8 +93,9 @@ def divergence_table(
     beyond it.
     """
     thresholds = np.array([threshold_of(mixture, float(epsilon)) for epsilon in epsilons])
-    # f is above every alpha with a threshold below 0: the divergence is 1 - alpha.
-    found = np.where(thresholds > 0, 1.0, -np.expm1(np.minimum(epsilons, 0.0)) * (1 + 8 * UNIT))
+    # f is above every alpha with a threshold below 0, rounded down: the divergence is 1 - alpha.
+    below = -np.expm1(np.minimum(epsilons, 0.0)) * (1 + 8 * UNIT) + np.where(epsilons < 0, 2.0**-44, 0.0)
+    found = np.where(thresholds > 0, 1.0, below)
     used = np.flatnonzero(thresholds > 0)
     height = 1.0
     while used.size:

@@ -1,6 +1,7 @@
 """The one type: double conjugate, mixtures, subsampling, groups and composition."""
 
 import math
+from statistics import NormalDist
 
 import dp_accounting
 import numpy as np
@@ -256,3 +257,10 @@ def test_numerical_composition_around_the_closed_form(count, mu):
         assert low <= float(exact.delta(epsilon)) <= high
         assert high <= float(exact.delta(epsilon)) * 1.005
         assert epsilon * (1 - 1e-12) <= numerical.epsilon(delta) <= epsilon * 1.001
+
+
+@pytest.mark.parametrize(("alpha", "mu"), [(0.5, 10.0), (0.3, 6.0), (0.9, 6.0), (1e-9, 3.0)])
+def test_a_trade_off_value_collects_no_rounding(alpha, mu):
+    """The largest of many lines, each rounded, would be above the exact value."""
+    quantile = NormalDist().inv_cdf(alpha)
+    assert 0 <= subsampled_gdp_tradeoff(alpha, mu, 1.0) <= NormalDist().cdf(-quantile - mu) * (1 + 1e-12)

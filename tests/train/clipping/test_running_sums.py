@@ -95,7 +95,7 @@ def test_no_sum_leaves_its_32_bits(buffer):
 
         @jax.jit
         def step(ring, normal):
-            ((drawn,),) = solve([normal], ring, lambda array: [array])
+            (drawn,) = solve(normal, ring)
             return store(ring, drawn), drawn
 
         for sign in signs:

@@ -61,8 +61,10 @@ class TradeOff(abc.ABC):
         alpha = arrays.share("alpha", alpha)
 
         def value(eps):
-            steep = np.where(alpha > 0, np.exp(eps) * alpha, 0.0)
-            return 1 - np.exp(self.log_delta(eps)) - steep
+            steep, delta = np.where(alpha > 0, np.exp(eps) * alpha, 0.0), np.exp(self.log_delta(eps))
+            # Less the roundings of these operations, which the largest of many values would collect.
+            rounding = np.minimum(delta, 2.0**-50) + np.where(steep > 0, 2.0**-50 * (1 + steep), 0.0)
+            return 1 - delta - steep - rounding
 
         # Concave in e^eps: golden section.
         ratio = (5**0.5 - 1) / 2
