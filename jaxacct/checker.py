@@ -370,7 +370,7 @@ class Mechanism:
 
         yield Proposal("plain", 0.0, plain)
         least = self.log_none if self.claim.mirrored else 0.0  # of ln f(-y), or ln of what is in its place
-        for m in (2, 4, 6, 8, 12, 18, 26) if self.exact and least > -math.inf else ():
+        for m in (2, 4, 6, 8, 12, 16, 24) if self.exact and least > -math.inf else ():
             pairs = Pairs(self.dist, self.columns.gram, (m - 1) / self.sigma**2)
             if not math.isfinite(pairs.log_z):
                 return

@@ -109,7 +109,7 @@ def first_reached(read, goal, low, high, most: int):
     """Return int32: the first place from `low` on at which `read` is at or above `goal`; `high` for none.
 
     `read` maps places to words that do not fall; `goal` are words, and `most` bounds high - low. The search
-    is unrolled, as every turn of a loop costs as much as the whole of it.
+    is a loop: XLA would compute one that is unrolled again for each of its reads.
     """
 
     def turn(k, low):

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from dp_accounting import dp_event
 from scipy import stats
 
 from jaxacct import (
@@ -34,6 +35,7 @@ from jaxacct import (
     verify,
 )
 from jaxacct.accountants import analytic
+from jaxacct.accountants.composition import event_profile
 from jaxacct.calibration import pilots as pilots_module
 from jaxacct.calibration import route
 from jaxacct.calibration.grid import Grid, Problem
@@ -170,6 +172,15 @@ def test_the_fixed_rule_does_not_peek():
         assert not is_settled(fixed, clear, blocks, 0.01, (), ())
     assert is_settled(fixed, clear, 100, 0.01, (), ())
     assert is_settled(Stop(), clear, 16, 0.01, (0.5,), (1.0,))
+
+
+def test_losses_by_pairs_are_not_for_what_is_composed():
+    """The attack: evidence that names them would skip the reserve for what is composed."""
+    users = Mechanism(IndependentAttribution(64, 16, 0.001, 8), BandedToeplitz.square_root(4), 20.0)
+    composed = Composed(event_profile(dp_event.LaplaceDpEvent(1.0)), 0.079)
+    assert proposal_by_name(users, 0.9, "remove", "replicas:1").name == "replicas:1"
+    with pytest.raises(ValueError, match="proposal replicas:1 is not available"):
+        proposal_by_name(users, 0.9, "remove", "replicas:1", composed=composed)
 
 
 def test_only_plain_draws_where_what_is_composed_hides_nothing():

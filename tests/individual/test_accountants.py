@@ -289,6 +289,6 @@ def test_mass_that_wraps_is_rounded_by_the_order_of_its_bound(monkeypatch):
 
 
 def test_the_delta_of_a_step_where_e_to_epsilon_is_beyond_float64():
-    """That of participation: noise of a fiftieth gives a loss above 1,200 wherever an example takes part."""
+    """That of participation: with noise of a fiftieth the loss is above 1,200 wherever there is one."""
     for q, epsilon in ((1.0, 720.0), (0.5, 712.0), (1e-6, 700.0)):
         assert subsampled_gaussian_delta(q, 0.02, epsilon, "remove") == pytest.approx(q, rel=1e-9)

@@ -80,7 +80,9 @@ def build(setting: Setting, m: int, times: int = 1) -> Proposal | None:
     """Return the proposal of m vectors at `times` the sampling probability; None where there is none."""
     mechanism = setting.mechanism
     if (m, times) == (1, 1):
-        return None if mechanism.scheme.pair_bound is None else plain_by_pairs(mechanism)
+        # It has no reserve for what is composed (proofs/composition.md, theorem 2).
+        is_open = mechanism.scheme.pair_bound is not None and setting.composed is None
+        return plain_by_pairs(mechanism) if is_open else None
     is_own = times == 1 and mechanism.scheme.parts is None
     one, number = (mechanism, 1) if is_own else one_of(mechanism, times)
     is_special = times > 1 or number > 1
