@@ -232,12 +232,6 @@ def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
     return (high.astype(dtype) + below) * jnp.asarray(2.0**-32, dtype)
 
 
-def exponential_64(key, shape, bits=None):
-    """Draw unit exponentials in float32 from 64 bits each, with a small relative error at both ends."""
-    high, low = (bits or bits_32)(key, (2, *shape))
-    return minus_log_uniform(high, (low.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32))
-
-
 def multiply_high(a, b):
     """Return the high 32 bits of the product of uint32 arrays: floor(a b / 2^32)."""
     a_low, a_high, b_low, b_high = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
@@ -286,10 +280,10 @@ def below_64(key, threshold, shape):
     return (high < threshold[0]) | ((high == threshold[0]) & (low < threshold[1]))
 
 
-def bernoulli(key, probability: float, shape, draw_words=None):
+def bernoulli(key, probability: float, shape):
     """Draw Bernoullis, exact to half of 2^-32, or of 2^-64 for a rare side; `probability` 1 is always true.
 
-    `probability` is static; `draw_words` makes the words, `bits_32` by default.
+    `probability` is static.
     """
     if probability == 1:
         return jnp.ones(shape, bool)
@@ -298,7 +292,7 @@ def bernoulli(key, probability: float, shape, draw_words=None):
     if not 0 < threshold < 2**bits:
         raise ValueError(f"probability must be above the grid of {bits} bits, got {probability!r}")
     if bits == 32:
-        return (draw_words or bits_32)(key, shape) < number(threshold, jnp.uint32)
-    high, low = (draw_words or bits_32)(key, (2, *shape))
+        return bits_32(key, shape) < number(threshold, jnp.uint32)
+    high, low = bits_32(key, (2, *shape))
     above, below = (number(word, jnp.uint32) for word in (threshold >> 32, threshold & (2**32 - 1)))
     return (high < above) | ((high == above) & (low < below))
