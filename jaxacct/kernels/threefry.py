@@ -87,18 +87,6 @@ def bits_32(key, shape):
     return jax.random.bits(whole(key), (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
-def bits_32_each(keys, sizes) -> list:
-    """Return the flat draws of `bits_32` with each of a few keys, `sizes` of them: one loop over the rounds.
-
-    Every loop takes 25 milliseconds to lower and compile, even for a few hundred words.
-    """
-    if not _splits_are_foldings():
-        return [bits_32(key, (size,)) for key, size in zip(keys, sizes, strict=True)]
-    together = jax.random.wrap_key_data(jnp.stack([_words_of(key) for key in keys]), impl="threefry2x32")
-    words = jax.vmap(lambda key: bits_32(key, (max(sizes),)))(together)
-    return [row[:size] for row, size in zip(words, sizes, strict=True)]
-
-
 def bits_32_at_once(key, shape):
     """Return the words of `bits_32` by unrolled rounds: a quarter of the time for many, on a CPU.
 

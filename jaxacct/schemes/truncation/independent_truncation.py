@@ -8,13 +8,19 @@ independent truncation of probability `rho_i`, whose sampled example is always k
 truncated step, x_i = 1 and y_i = 0 at another (proofs/truncated_batches.md, section 3).
 """
 
+import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from jaxacct.kernels import threefry
+from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.replicas.table import draw_outcomes
+from jaxacct.schemes.table import CountsTable
 
 # Probability that more examples are ever eligible than assumed; reserved as delta.
 _RARE = 2.0**-50
@@ -29,11 +35,15 @@ class IndependentCuts:
       uncut: sampling scheme.
       chances: (iterations,) probability that a step is truncated, given all others.
       beyond: probability that the sizes of the others' batches are not covered; to be added to delta.
+      counts: of a participation at a step that is not truncated, and at one that is, in two replicas: those
+        of P, or (0, 1), those of Q up to the sign.
     """
 
     uncut: BMinSep
     chances: tuple[float, ...]
     beyond: float
+    counts: tuple[int, int] = (1, 2)
+    examples_per_unit: ClassVar[int] = 1
 
     @classmethod
     def of(cls, uncut: BMinSep, max_batch_size: int, dataset_size: int) -> "IndependentCuts":
@@ -50,6 +60,36 @@ class IndependentCuts:
         chances = scipy.stats.binom.sf(max_batch_size - 1, highest, p) * (1 + _ABOVE)
         found = np.minimum(chances, 1.0)[where]
         return cls(uncut, tuple(found.tolist()), float(exceeded[where].sum()))
+
+    @property
+    def iterations(self) -> int:
+        return self.uncut.iterations
+
+    @property
+    def min_separation(self) -> int:
+        return self.uncut.min_separation
+
+    @functools.cached_property
+    def table(self) -> CountsTable:
+        """Sampling of two replicas, which share the truncation of a step."""
+        of, chances = self.uncut.table, np.array(self.chances)
+        kinds = tuple(zip(self.counts, (1 - chances, chances), strict=True))
+        return CountsTable(of.join, of.lockout, of.turns, of.start, kinds=kinds, is_shared=True)
+
+    def draw(self, key, arrays, num_samples: int):
+        """Draw which steps are truncated, bool, and the two replicas' total counts, float32.
+
+        Both are (num_samples, iterations). `arrays` are those of the replicas of `table`, and `chances`,
+        (iterations,) uint32: `chances` of this in units of 2^-32.
+        """
+        pairs_key, cut_key = threefry.split(key)
+        steps, kinds = draw_outcomes(pairs_key, self.table, arrays["pairs"], num_samples)
+        # Separately: XLA would compute these words again for both likelihoods.
+        cut = threefry.bits_32(cut_key, (num_samples, self.iterations)) < arrays["chances"][None]
+        rows = jnp.arange(num_samples)[:, None]
+        cut = cut.at[rows, steps.T].set(kinds.max(axis=0).T == 2, mode="drop")
+        counts = jnp.asarray([0, *self.counts], jnp.float32)[kinds].sum(axis=0)
+        return cut, counts_at(steps.T, counts.T, self.iterations)
 
     def log_likelihoods(self, log_ratios, half_square_norms, cut):
         """Return `(ln P/R, ln Q/R)`, (num_samples,), given which steps are truncated, R the centred Gaussian.

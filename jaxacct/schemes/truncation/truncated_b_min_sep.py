@@ -31,7 +31,6 @@ from jaxacct.kernels.randomness import multiply_high
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.protocol.batches import Batches
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields, disjoint_participations
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import SamplingTable
@@ -145,10 +144,6 @@ class TruncatedBMinSep(ExampleScheme):
     def required_dataset_size(self) -> int:
         return self.dataset_size
 
-    def participation_probabilities(self) -> np.ndarray:
-        """Return (iterations,) float64: the probability of being sampled at each step, before truncation."""
-        return self.uncut.participation_probabilities()
-
     # -- Drawing ------------------------------------------------------------------------------------------
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
@@ -158,10 +153,6 @@ class TruncatedBMinSep(ExampleScheme):
         values, where = np.unique(rates, return_inverse=True)
         return np.array([scipy.stats.binom.sf(most, dataset_size, rate).sum() for rate in values])[where]
 
-    def draw_participation(self, key, num_samples: int):
-        """Return (num_samples, iterations) float32 of 0 and 1: sampled steps before truncation."""
-        return self.uncut.draw_participation(key, num_samples)
-
     def draw_counts(self, key, num_samples: int, direction: str, side=None):
         """Draw participation counts of the dominating pair, given the others' batch sizes r.
 
@@ -169,25 +160,19 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, corollary D.2.
         """
-        if self.sparse_counts is not None:
-            positions, counts = self.sparse_counts(key, num_samples, direction, side)
-            return counts_at(positions, counts, self.iterations)
-        batch_sizes = _required(side)
-        sampled_key, kept_key = threefry.split(key)
-        sampled = self.draw_participation(sampled_key, num_samples)
-        if not self.can_cut:  # the maximum may then exceed 32 bits
-            return sampled if Direction.of(direction) is Direction.REMOVE else jnp.zeros_like(sampled)
-        bits = threefry.bits_32(kept_key, batch_sizes.shape)
-        return sampled * self._counts(bits, batch_sizes, direction)
+        return counts_at(*self._counts_at_steps(key, num_samples, direction, side), self.iterations)
 
     @property
     def sparse_counts(self) -> Callable[..., tuple[Any, Any]] | None:
-        return self._sparse_counts if self.can_cut and self.min_separation > 1 else None
+        return self._counts_at_steps if self.can_cut and self.min_separation > 1 else None
 
-    def _sparse_counts(self, key, num_samples: int, direction: str, side=None):
+    def _counts_at_steps(self, key, num_samples: int, direction: str, side=None):
         batch_sizes, n = _required(side), self.iterations
+        if not self.can_cut:  # the maximum may then exceed 32 bits
+            drawn_from_p = Direction.of(direction) is Direction.REMOVE
+            return self.draw_positions(threefry.split(key)[0], num_samples), float(drawn_from_p)
         sampled_key, kept_key = threefry.split(key)
-        positions = self.uncut.draw_positions(sampled_key, num_samples)
+        positions = self.draw_positions(sampled_key, num_samples)
         # Only at the few steps at which the example is sampled.
         here = jnp.minimum(positions, n - 1)
         first = n * jnp.arange(num_samples, dtype=jnp.int32)[:, None]
@@ -204,21 +189,15 @@ class TruncatedBMinSep(ExampleScheme):
         when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
         return jnp.where(sizes >= self.max_batch_size, when_cut, when_whole)
 
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        return self.uncut.batches(dataset_size, generator)
-
     @property
-    def draw_variation(self) -> float:
-        return self.uncut.draw_variation
-
-    def draw_error(self) -> float:
-        """Bound the relative error of the density of `draw_counts` given the batch sizes."""
-        kept = 0.0
+    def draw_errors(self) -> tuple[float, float]:
+        """Errors of the density of `draw_counts` given the batch sizes."""
+        relative, variation = super().draw_errors
         if self.can_cut:
             # Error 2^-32 relative to B / (r+1) >= B / |D|, and to 1 - B / (r+1) >= 1 / (B+1).
             rarest = max(self.dataset_size / self.max_batch_size, self.max_batch_size + 1)
-            kept = self.max_participations * 2.0**-32 * rarest
-        return float(np.expm1(np.log1p(self.uncut.draw_error()) + kept))
+            relative = math.expm1(math.log1p(relative) + self.max_participations * 2.0**-32 * rarest)
+        return relative, variation
 
     # -- Likelihoods --------------------------------------------------------------------------------------
 
