@@ -34,16 +34,6 @@ def two_words(key, shape):
     return _rounds(first, second, counters[:size].reshape(shape), counters[size:].reshape(shape))
 
 
-def as_one(first, second):
-    """Pack two arrays of uint32 words as the bits of one complex64 array, which is not computed with."""
-    return lax.complex(*(lax.bitcast_convert_type(words, jnp.float32) for words in (first, second)))
-
-
-def as_two(both):
-    """Return the two arrays of uint32 words of `as_one`."""
-    return tuple(lax.bitcast_convert_type(part, jnp.uint32) for part in (lax.real(both), lax.imag(both)))
-
-
 @jax.jit  # traced once per shape, not once per program: a third of a program's tracing time otherwise
 def _rounds(first, second, x, y):
     """Return the words of the counters (x, y) under the key of two words; all shapes broadcast."""
@@ -187,11 +177,6 @@ def split(key, num: int = 2):
 def split_array(key, num: int):
     """Return (num,) JAX keys, those of `split`, as one array."""
     return jax.random.split(whole(key), num)
-
-
-def key_of_words(words):
-    """Return the keys of (..., 2) uint32 words: the inverse of `jax.random.key_data`."""
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def fold_in(key, number):

@@ -431,8 +431,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/truncation/independent_truncation.py",
-        "minus = -ratios - 2",
-        "minus = -ratios - 1",
+        "return of_count(2, ratios), of_count(-1, jnp.zeros_like(ratios))",
+        "return of_count(2, ratios), of_count(0, jnp.zeros_like(ratios))",
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(

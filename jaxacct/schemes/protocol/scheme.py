@@ -17,7 +17,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.protocol.batches import Batches, FromTable
 from jaxacct.schemes.protocol.numbers import Numbers
-from jaxacct.schemes.protocol.structure import PairBound, SideInformation, SparsePositions, Sums
+from jaxacct.schemes.protocol.structure import PairBound, SparsePositions, Sums
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
@@ -81,8 +81,8 @@ class Scheme(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def side_information(self) -> SideInformation | None:
-        """Adversary's view besides the outputs; without it (None) Q is a centred Gaussian."""
+    def side_information(self) -> Any:
+        """Adversary's view besides the outputs (`BatchSizes`); without it (None) Q is a centred Gaussian."""
 
     @abc.abstractmethod
     def participation_probabilities(self) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 import scipy
 
 from jaxacct.kernels import threefry
+from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.replicas.table import draw_outcomes
@@ -49,8 +50,6 @@ class IndependentCuts:
     def of(cls, uncut: BMinSep, max_batch_size: int, dataset_size: int) -> "IndependentCuts":
         """Return the pair of batches of `dataset_size` examples, the sensitive one included."""
         n, p, others = uncut.iterations, uncut.sampling_probability, dataset_size - 1
-        if max_batch_size >= dataset_size:
-            return cls(uncut, (0.0,) * n, 0.0)
         # The others are independent: the number of eligible ones at a step is binomial.
         eligible, where = np.unique(
             np.minimum(uncut.participation_probabilities() / p, 1), return_inverse=True
@@ -96,13 +95,24 @@ class IndependentCuts:
 
         Other arguments as of `TruncatedBMinSep.log_likelihoods`; exact up to rounding.
         """
-        # Time first, as in the recurrence and in the drawn truncation: one order for all.
-        ratios, cut, halves = log_ratios.T, cut.T, time_first(half_square_norms, log_ratios)
+        halves = time_first(half_square_norms, log_ratios)
+        return log_likelihoods_given(self.uncut, log_ratios.T, halves, cut.T)
+
+
+def log_likelihoods_given(uncut: BMinSep, ratios, halves, cut, log_kept=0.0, log_left_out=None):
+    """Return `(ln P/R, ln Q/R)`, (num_samples,), given which steps are truncated; all arrays time first.
+
+    Time comes first as in the recurrence, and in what is drawn. An example is kept with ln of the probability
+    `log_kept` at a truncated step; `log_left_out` is ln of the rest of it, None where that is 0.
+    """
+
+    def of_count(count, otherwise):
         # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-        twice = 2 * (ratios - halves)
-        minus = -ratios - 2 * halves
-        log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, ratios).T)
-        return log_p, self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(ratios)).T)
+        kept = log_kept + count * ratios - (count**2 - count) * halves
+        joined = kept if log_left_out is None else log_add_exp(kept, log_left_out)
+        return uncut.log_likelihood_ratios(jnp.where(cut, joined, otherwise).T)
+
+    return of_count(2, ratios), of_count(-1, jnp.zeros_like(ratios))
 
 
 def time_first(half_square_norms, log_ratios):

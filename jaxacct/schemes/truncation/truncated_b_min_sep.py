@@ -18,9 +18,8 @@ certify it where an example participates in few batches, by a pair that dominate
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,13 +27,16 @@ import scipy
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import multiply_high
-from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields, disjoint_participations
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import SamplingTable
-from jaxacct.schemes.truncation.independent_truncation import IndependentCuts, time_first
+from jaxacct.schemes.truncation.independent_truncation import (
+    IndependentCuts,
+    log_likelihoods_given,
+    time_first,
+)
 from jaxacct.schemes.truncation.truncated_batch_sizes import BatchSizes
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -160,17 +162,11 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, corollary D.2.
         """
-        return counts_at(*self._counts_at_steps(key, num_samples, direction, side), self.iterations)
+        return counts_at(*self.sparse_counts(key, num_samples, direction, side), self.iterations)
 
-    @property
-    def sparse_counts(self) -> Callable[..., tuple[Any, Any]] | None:
-        return self._counts_at_steps if self.can_cut and self.min_separation > 1 else None
-
-    def _counts_at_steps(self, key, num_samples: int, direction: str, side=None):
+    def sparse_counts(self, key, num_samples: int, direction: str, side=None):
         batch_sizes, n = _required(side), self.iterations
-        if not self.can_cut:  # the maximum may then exceed 32 bits
-            drawn_from_p = Direction.of(direction) is Direction.REMOVE
-            return self.draw_positions(threefry.split(key)[0], num_samples), float(drawn_from_p)
+        most = min(self.max_batch_size, self.dataset_size)  # of the same effect, in 32 bits
         sampled_key, kept_key = threefry.split(key)
         positions = self.draw_positions(sampled_key, num_samples)
         # Only at the few steps at which the example is sampled.
@@ -178,16 +174,12 @@ class TruncatedBMinSep(ExampleScheme):
         first = n * jnp.arange(num_samples, dtype=jnp.int32)[:, None]
         bits = threefry.bits_32_at(kept_key, num_samples * n, here + first)
         sizes = jnp.take_along_axis(batch_sizes, here, axis=1, mode="promise_in_bounds")
-        return positions, self._counts(bits, sizes, direction)
-
-    def _counts(self, bits, sizes, direction: str):
-        """Return the count of a sampled example, by 32 bits and the others' batch sizes, of one shape."""
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
         place = multiply_high(bits, sizes.astype(jnp.uint32) + 1)
-        kept = (place < self.max_batch_size).astype(jnp.float32)
+        kept = (place < most).astype(jnp.float32)
         drawn_from_p = Direction.of(direction) is Direction.REMOVE
         when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
-        return jnp.where(sizes >= self.max_batch_size, when_cut, when_whole)
+        return positions, jnp.where(sizes >= most, when_cut, when_whole)
 
     @property
     def draw_errors(self) -> tuple[float, float]:
@@ -210,26 +202,17 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """
-        of_uncut = self.uncut.log_likelihood_ratios
         if not self.can_cut:
-            return of_uncut(log_ratios), jnp.zeros(log_ratios.shape[:-1], log_ratios.dtype)
+            return self.uncut.log_likelihood_ratios(log_ratios), jnp.zeros_like(log_ratios[..., 0])
         # Time first, as in the recurrence and in the drawn batch sizes: one order for all.
         ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
         dtype, max_size = ratios.dtype, self.max_batch_size
-
         cut = sizes >= max_size
         sampled = jnp.where(cut, sizes, max_size) + 1
         log_sampled = jnp.log(sampled.astype(dtype))
         log_kept = jnp.asarray(math.log(max_size), dtype) - log_sampled
         log_left_out = jnp.log((sampled - max_size).astype(dtype)) - log_sampled
-
-        def when_cut(count):
-            # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-            kept = log_kept + count * ratios - (count**2 - count) * halves
-            return log_add_exp(kept, log_left_out)
-
-        log_p = of_uncut(jnp.where(cut, when_cut(2), ratios).T)
-        log_q = of_uncut(jnp.where(cut, when_cut(-1), jnp.zeros_like(ratios)).T)
+        log_p, log_q = log_likelihoods_given(self.uncut, ratios, halves, cut, log_kept, log_left_out)
         return log_p, jnp.where(sizes.max(axis=0) >= max_size, log_q, jnp.zeros_like(log_q))
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
