@@ -142,7 +142,7 @@ def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     plain = proposal_by_name(mechanism, 1.0, "remove", "replicas:1")
     expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V), 1)
     compare(budget_lines(plain, DELTA_V), expected, distribution(plain))
-    assert plain.relative_error == mechanism.scheme.draw_error() > 0
+    assert plain.relative_error == mechanism.scheme.draw_errors[0] > 0
     for m in (6, 8):
         found = proposal_by_name(mechanism, 1.0, "remove", f"replicas:{m}")
         expected = families.pair_items(mechanism, DELTA_V, m, found.log_normalizer)
@@ -165,8 +165,8 @@ def test_items_of_replicas(setting):
     plain = proposal(setting, 1.0, "remove", "plain")
     expected = families.loss_items(mechanism, DELTA_V)
     settled = [
-        ("relative", mechanism.scheme.draw_error()),
-        ("total variation", mechanism.scheme.draw_variation),
+        ("relative", mechanism.scheme.draw_errors[0]),
+        ("total variation", mechanism.scheme.draw_errors[1]),
     ]
     compare(budget_lines(plain, DELTA_V), expected, settled)
     drawn = proposal(setting, 1.0, "remove", "replicas:2")
@@ -260,5 +260,10 @@ def test_items_of_cut_batches(direction):
     assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)
     parts = abs(found.log_normalizer) + tilt * uncut.iterations - uncut.log_probability_of_none()
     expected = families.cut_items(mechanism, DELTA_V, parts)
-    variation = (7 * uncut.iterations + 2 * uncut.min_separation) * 2.0**-32
-    compare(budget_lines(found, DELTA_V), expected, [("relative", 0.0), ("total variation", variation)])
+    # Eight outcomes of two that are eligible, waits of both, and the coin of every step.
+    each = 8 * 2.0**-51 + (uncut.iterations + 1) * 2.0**-62
+    variation = 2 * uncut.max_participations * each + uncut.iterations * 2.0**-32
+    errors = [("relative", found.relative_error), ("total variation", variation)]
+    compare(budget_lines(found, DELTA_V), expected, errors)
+    event = 2 * uncut.max_participations * 2.0**-38
+    assert event < found.relative_error < 100 * event
