@@ -854,8 +854,8 @@ MUTANTS = [
     # Training.
     Mutant(
         "train/clipping/per_example.py",
-        "*how, real & finite)",
-        "*how, real)",
+        "counted = finite & (",
+        "counted = (",
         CLIPPING,
     ),
     Mutant(
@@ -983,7 +983,7 @@ MUTANTS = [
         BY_DEVICE,
     ),
     Mutant("train/procedures/step.py", "mesh=mesh, equal_rows", "equal_rows", BY_DEVICE),
-    Mutant("train/clipping/equations.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
+    Mutant("train/clipping/equations.py", " or not _is_real(*eqn.invars, *eqn.outvars):", ":", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", gradient)', "pass", GHOST),
     Mutant("train/clipping/sums.py", 'check_real("params", params)', "pass", GHOST),
@@ -996,7 +996,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/equations.py",
-        "Outer(*(_together(array) for array in each))",
+        "Outer(*(a.swapaxes(0, 1).reshape(a.shape[1], -1, a.shape[3]) for a in each))",
         "Outer(*(array.reshape(-1, *array.shape[2:]) for array in each))",
         "tests/train/clipping/test_nested.py",
     ),
@@ -1660,7 +1660,7 @@ MUTANTS = [
         "function",
         GROUPED,
     ),
-    Mutant("train/clipping/programs.py", "        if name in _INLINED:\n", "        if name:\n", GROUPED),
+    Mutant("train/clipping/programs.py", "if eqn.primitive.name not in _INLINED or len", "if len", GROUPED),
     Mutant(
         "train/clipping/per_example.py",
         "without_batch_groups(jax.value_and_grad(loss))(",

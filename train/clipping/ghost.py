@@ -23,7 +23,7 @@ from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
-from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, parts_of, plain, sizes_of
+from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, without_batch_groups
 from .rows_apart import OneAtATimeError
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
@@ -164,7 +164,7 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
             each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example)))
             return in_fast_layout(each)(rows)
 
-    sizes, entries = sizes_of(program.taps, of_whole), sum(leaf.size for leaf in of_whole)
+    sizes, entries = _sizes(program, of_whole), sum(leaf.size for leaf in of_whole)
     allowed, alone = _allowed(sizes, grid, size, entries, pieces, clipping.devices)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
     target = allowed.target
@@ -173,7 +173,7 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
         rows, real = inputs
         arrays, finite, losses = found_in(rows)
         arrays, finite = stored((arrays, finite), _all_finite, _without_infinite_rows)
-        parts = parts_of(program.taps, arrays)
+        parts = [part_of(program.taps.get(leaf), each) for leaf, each in enumerate(arrays)]
         square, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
         square = jnp.maximum(square, 0.0)
         bound = jnp.sqrt(square + _SHARE**2 * most) * upward
@@ -203,6 +203,10 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     return jax.tree.unflatten(structure, total), found
 
 
+def _sizes(program: _uses.Program, leaves) -> list[Sizes]:
+    return [sizes_of(program.taps.get(number), leaf) for number, leaf in enumerate(leaves)]
+
+
 def _allowed(sizes: Sequence[Sizes], grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
     """Return (`Budget`, its `alone`) of parts, of a batch of `size` rows of all devices."""
     depth = pieces.micro * max(each.terms for each in sizes) + pieces.number
@@ -229,7 +233,7 @@ def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, fl
     program = _program(check_loss(loss, params, batch, size), params, batch)
     pieces = Microbatches(own, clipping.micro(lambda: _fitting(program, params), own), False)
     leaves = jax.tree.leaves(params)
-    sizes, entries = sizes_of(program.taps, leaves), sum(np.size(leaf) for leaf in leaves)
+    sizes, entries = _sizes(program, leaves), sum(np.size(leaf) for leaf in leaves)
     fast = sum(np.size(leaf) for leaf, each in zip(leaves, sizes, strict=True) if not each.is_whole)
     allowed, _ = _allowed(sizes, clipping.grid, size, entries, pieces, clipping.devices)
     return fast / entries, allowed.target / 2.0**clipping.grid.bits
@@ -274,12 +278,10 @@ def _worth_it(equation) -> bool:
 
 def _fitting(program: _uses.Program, params) -> int:
     """As many examples as a processor is fast on with all that their gradients are made of; 2^k."""
-    taps, kept = {tap.leaf: tap.equation for tap in program.taps}, 0
-    for leaf, array in enumerate(jax.tree.leaves(params)):
-        if leaf in taps:
-            kept += _equations.num_kept(taps[leaf])
-        if leaf not in taps or is_written_down(taps[leaf]):
-            kept += array.size
+    leaves = jax.tree.leaves(params)
+    kept = sum(_equations.num_kept(tap.equation) for tap in program.taps.values())
+    sizes = zip(leaves, _sizes(program, leaves), strict=True)
+    kept += sum(leaf.size for leaf, each in sizes if each.is_whole)
     computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
     fitting = min(computed / max(1, program.computed), made_of / max(1, kept))
     return min(examples, 2 ** max(0, math.floor(math.log2(fitting))))
@@ -290,21 +292,15 @@ def _found(program: _uses.Program, leaves, example):
 
     That is a gradient, or what an equation is given and the cotangent of what it gives.
     """
-    tapped = {tap.leaf for tap in program.taps}
-    whole = [leaf for leaf in range(len(leaves)) if leaf not in tapped]
+    free = {leaf: array for leaf, array in enumerate(leaves) if leaf not in program.taps}
 
     def value(free, added):
-        params = list(leaves)
-        for leaf, array in zip(whole, free, strict=True):
-            params[leaf] = array
-        return program.tapped(params, example, added)
+        return program.tapped([free.get(leaf, array) for leaf, array in enumerate(leaves)], example, added)
 
-    free, added = [leaves[leaf] for leaf in whole], program.added()
     gradient = without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))
-    (number, beside), (gradients, cotangents) = gradient(free, added)
-    found: dict[int, Any] = dict(zip(whole, ((gradient,) for gradient in gradients), strict=True))
-    for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
-        found[tap.leaf] = _kept(tap, other, cotangent)
+    (number, beside), (gradients, cotangents) = gradient(free, program.added())
+    found: dict[int, Any] = {leaf: (array,) for leaf, array in gradients.items()}
+    found |= {leaf: _kept(tap, beside[leaf], cotangents[leaf]) for leaf, tap in program.taps.items()}
     arrays = [found[leaf] for leaf in range(len(leaves))]
     return jax.tree.map(plain, arrays), jnp.isfinite(number), jnp.float32(number)
 
