@@ -72,9 +72,11 @@ def _mnist(folder: Path) -> Split:
     def part(name: str) -> ArrayRows:
         images = _idx(folder / f"{name}-images-idx3-ubyte", 3)
         labels = _idx(folder / f"{name}-labels-idx1-ubyte", 1)
-        if images.shape[1:] != (28, 28) or len(images) != len(labels):
-            raise ValueError(f"data_folder {folder} must hold 28 x 28 images with a label each, in {name}")
-        return from_arrays(images[..., None], _labels(labels, folder / name), scale=255.0)
+        if images.shape[1:] != (28, 28) or len(images) != len(labels) or labels.max(initial=0) > 9:
+            raise ValueError(
+                f"data_folder {folder} must hold 28 x 28 images with a label 0..9 each, in {name}"
+            )
+        return from_arrays(images[..., None], labels, scale=255.0)
 
     return Split(part("train"), part("t10k"), 10)
 
@@ -94,12 +96,6 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) - first != sizes.prod():
         raise ValueError(f"data file {path} must be an idx file of {dimensions} dimensions of bytes")
     return np.frombuffer(content, np.uint8, offset=first).reshape(sizes)
-
-
-def _labels(labels, path: Path):
-    if labels.size and not 0 <= labels.min() <= labels.max() <= 9:
-        raise ValueError(f"data file {path} must have labels 0..9, got {labels.min()}..{labels.max()}")
-    return labels.astype(np.int32)
 
 
 LOADERS = {"digits": _digits, "mnist": _mnist}

@@ -144,17 +144,11 @@ def traced(loss: _programs.Traced, number: int, is_tapped: Callable[[Equation], 
     return Program(closed, taps, loss.structure, frozenset(of_example))
 
 
-def _users(jaxpr):
-    """Variable -> the (equation, argument) pairs that read it; (None, None) where it is returned."""
-    users = collections.defaultdict(list)
-    for place, eqn in enumerate(jaxpr.eqns):
-        for position, var in enumerate(eqn.invars):
-            if not hasattr(var, "val"):
-                users[var].append((place, position))
-    for var in jaxpr.outvars:
-        if not hasattr(var, "val"):
-            users[var].append((None, None))
-    return users
+def _users(jaxpr, var) -> list[tuple[Any, Any]]:
+    """Return the (equation, argument) pairs that read a variable; (None, None) where it is returned."""
+    read = ((place, eqn.invars) for place, eqn in enumerate(jaxpr.eqns))
+    found = [(place, at) for place, invars in read for at, each in enumerate(invars) if each is var]
+    return found + [(None, None) for each in jaxpr.outvars if each is var]
 
 
 def _computed(jaxpr, of_example) -> int:
@@ -169,11 +163,12 @@ def _computed(jaxpr, of_example) -> int:
 
 
 def _use(jaxpr, var, of_example) -> Tap | None:
-    users, back = _users(jaxpr), []
+    back = []
     while True:
-        if len(users[var]) != 1:
+        users = _users(jaxpr, var)
+        if len(users) != 1:
             return None
-        place, position = users[var][0]
+        place, position = users[0]
         if place is None:  # it is returned
             return None
         eqn = jaxpr.eqns[place]

@@ -74,8 +74,8 @@ def test_mnist_from_a_folder(tmp_path):
     path = tmp_path / "t10k-labels-idx1-ubyte"
     for bad, word in (
         (idx(labels)[:-1], "idx file"),
-        (idx(labels[:4]), "label each"),
-        (idx(labels + 1), "labels 0..9"),
+        (idx(labels[:4]), "label 0..9 each"),
+        (idx(labels + 1), "label 0..9 each"),
         (b"", "idx file"),
         (b"\x1f\x8b nonsense", "cannot be read"),
     ):
