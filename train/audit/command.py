@@ -143,26 +143,7 @@ def audit(
     setting = Setting(plan, functional, params, as_rows(dataset), clip_norm, options)
     # The coins are as secret as the keys.
     generator = np.random.default_rng(None if keys is None else [int(word) for word in keys[0]])
-    return _one_run(
-        setting, canaries, confidence, generator, optax.sgd(0.1) if optimizer is None else optimizer
-    )
-
-
-def _check(plan) -> None:
-    _validate.instance("plan", plan, Plan, "a jaxacct.Plan: other plans have no audit here")
-    scheme = plan.mechanism.scheme
-    if scheme.unit != "example":
-        raise ValueError(f"plan must protect examples to be audited, protects a {scheme.unit}")
-    cut = plan.truncation_delta is not None or scheme.batch_size_cap is not None
-    if cut or scheme.side_information is not None:
-        raise ValueError("plan must not truncate batches to be audited: canaries would not be independent")
-    if plan.compose_with is not None:
-        raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
-
-
-def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
-    plan, size = setting.plan, len(setting.rows)
-    by_delta = max_canaries(plan.delta, confidence, plan.epsilon)
+    size, by_delta = len(setting.rows), max_canaries(plan.delta, confidence, plan.epsilon)
     ideal = np.ones(by_delta, bool)
     if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence).lower == 0:
         raise ValueError(
@@ -181,9 +162,21 @@ def _one_run(setting: Setting, canaries: int | None, confidence: float, generato
     inside = generator.random(number) < 0.5
     canary_of = np.full(size, REAL, np.int32)
     canary_of[:number] = np.where(inside, coordinates, SILENT)
-    scores = _scores(plan, setting.outputs(canary_of, coordinates, optimizer))
+    scores = _scores(plan, setting.outputs(canary_of, coordinates, optimizer or optax.sgd(0.1)))
     guessed = one_run_bound(scores, inside, plan.delta, confidence)
     return Finding(*guessed, plan.epsilon, plan.delta, confidence, number, scores, inside)
+
+
+def _check(plan) -> None:
+    _validate.instance("plan", plan, Plan, "a jaxacct.Plan: other plans have no audit here")
+    scheme = plan.mechanism.scheme
+    if scheme.unit != "example":
+        raise ValueError(f"plan must protect examples to be audited, protects a {scheme.unit}")
+    cut = plan.truncation_delta is not None or scheme.batch_size_cap is not None
+    if cut or scheme.side_information is not None:
+        raise ValueError("plan must not truncate batches to be audited: canaries would not be independent")
+    if plan.compose_with is not None:
+        raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
 
 
 def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:

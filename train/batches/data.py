@@ -48,13 +48,7 @@ def load(name: str, folder=None) -> Split:
 
 def from_arrays(inputs, labels, scale: float = 1.0) -> ArrayRows:
     """Return a data set of images (rows, height, width, channels), over `scale`, and labels (rows,)."""
-    inputs, labels = np.asarray(inputs), np.asarray(labels, np.int32)
-    if inputs.ndim != 4 or labels.shape != inputs.shape[:1]:
-        raise ValueError(
-            "inputs must be (rows, height, width, channels) with a label a row, got "
-            f"{inputs.shape} with labels {labels.shape}"
-        )
-    return ArrayRows({"inputs": inputs.astype(np.float32) / np.float32(scale), "labels": labels})
+    return ArrayRows({"inputs": np.float32(inputs) / np.float32(scale), "labels": np.int32(labels)})
 
 
 def _digits() -> Split:

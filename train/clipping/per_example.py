@@ -77,8 +77,7 @@ def clipped_gradient_sum(
             rows, real, kept = inputs
             gradients, (finite, losses) = of_each(rows)
             counted = finite & (real if admit is None else True)  # all are charged
-            how = clipping.grid, clipping.normalize
-            _, counts, norms, long = clip_rows_to_grid(gradients, *how, counted)
+            _, counts, norms, long = clip_rows_to_grid(gradients, clipping.grid, clipping.normalize, counted)
             if admit is not None:
                 squares = jax.vmap(_square)(counts)
                 with jax.enable_x64(x64):

@@ -138,24 +138,19 @@ class Microbatches:
         return array.reshape(self.number * self.micro, *array.shape[2:])[: self.size]
 
     def accumulate(self, step, carry, inputs, real):
-        """Return `jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
-        if self.skip_padding:
-            return _scan_until_last(step, carry, inputs, real.any(axis=1))
-        return jax.lax.scan(step, carry, inputs)
+        """Return `jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding.
 
+        With `skip_padding` those of padding alone are not computed: what they return is zero.
+        """
+        if not self.skip_padding:
+            return jax.lax.scan(step, carry, inputs)
+        step, (_, one) = Traced.of(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
 
-def _scan_until_last(step, carry, inputs, is_needed):
-    """Return `jax.lax.scan` that stops after the last input that is needed; later outputs are zero."""
-    number = jnp.max(jnp.where(is_needed, jnp.arange(1, len(is_needed) + 1), 0))
-    step, (_, one) = Traced.of(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
-    outputs = jax.tree.map(lambda leaf: jnp.zeros((len(is_needed), *leaf.shape), leaf.dtype), one)
+        def perhaps(carry, both):
+            return jax.lax.cond(both[0], step, lambda carry, _: (carry, nothing), carry, both[1])
 
-    def body(i, both):
-        carry, outputs = both
-        carry, found = step(carry, jax.tree.map(lambda leaf: leaf[i], inputs))
-        return carry, jax.tree.map(lambda all, leaf: all.at[i].set(leaf), outputs, found)
-
-    return jax.lax.fori_loop(0, number, body, (carry, outputs))
+        return jax.lax.scan(perhaps, carry, (real.any(axis=1), inputs))
 
 
 def where_row(keep, tree):
