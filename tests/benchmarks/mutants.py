@@ -836,8 +836,8 @@ MUTANTS = [
     # Training.
     Mutant(
         "train/clipping/per_example.py",
-        "*how, real & finite)",
-        "*how, real)",
+        "counted = finite & (",
+        "counted = (",
         CLIPPING,
     ),
     Mutant(
@@ -942,7 +942,7 @@ MUTANTS = [
         BY_DEVICE,
     ),
     Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
-    Mutant("train/clipping/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
+    Mutant("train/clipping/ghost.py", "depth, alone, clipping.devices)", "depth, alone)", GHOST),
     Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
     Mutant(
         "train/procedures/by_device.py",
@@ -965,11 +965,11 @@ MUTANTS = [
         BY_DEVICE,
     ),
     Mutant("train/procedures/step.py", "mesh=mesh, equal_rows", "equal_rows", BY_DEVICE),
-    Mutant("train/clipping/equations.py", "if not _is_real(*eqn.invars, *eqn.outvars):", "if False:", GHOST),
+    Mutant("train/clipping/equations.py", " or not _is_real(*eqn.invars, *eqn.outvars):", ":", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", gradient)', "pass", GHOST),
     Mutant("train/clipping/sums.py", 'check_real("params", params)', "pass", GHOST),
-    Mutant("train/clipping/uses.py", "if len(users[var]) != 1:", "if not users[var]:", GHOST),
+    Mutant("train/clipping/uses.py", "if len(users) != 1:", "if not users:", GHOST),
     Mutant(
         "train/clipping/equations.py",
         "jnp.moveaxis(split, (-1, -2), (1, 2))",
@@ -978,7 +978,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/equations.py",
-        "Outer(*(_together(array) for array in each))",
+        "Outer(*(a.swapaxes(0, 1).reshape(a.shape[1], -1, a.shape[3]) for a in each))",
         "Outer(*(array.reshape(-1, *array.shape[2:]) for array in each))",
         "tests/train/clipping/test_nested.py",
     ),
@@ -1210,8 +1210,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/audit/bounds.py",
-        "(1 - confidence) / len(SHARES), None",
-        "(1 - confidence), None",
+        "(1 - confidence) / len(SHARES), []",
+        "(1 - confidence), []",
         AUDIT_BOUNDS,
     ),
     Mutant("train/audit/bounds.py", "np.argsort(-np.abs(scores)", "np.argsort(-scores", AUDIT_BOUNDS),
@@ -1226,9 +1226,9 @@ MUTANTS = [
         "jnp.round(fresh.astype(jnp.float64) / FRACTION + earlier)",
         "tests/train/clipping/test_released_numbers.py",
     ),
-    Mutant("train/audit/bystanders.py", "= indices[self._known[indices]]", "= indices", AUDIT),
-    Mutant("train/audit/bystanders.py", "loss.at(step)", "loss.at(0)", AUDIT),
-    Mutant("train/audit/bystanders.py", "norm + 0.01", "norm + 1", AUDIT),
+    Mutant("train/audit/canaries.py", "= indices[self._known[indices]]", "= indices", AUDIT),
+    Mutant("train/audit/canaries.py", "loss.at(step)", "loss.at(0)", AUDIT),
+    Mutant("train/audit/canaries.py", "norm + 0.01", "norm + 1", AUDIT),
     Mutant("train/audit/canaries.py", "- others.sums.T / self.clip_norm", "", AUDIT),
     Mutant("train/audit/canaries.py", "lfilter(column, [1.0],", "lfilter([1.0], column,", AUDIT),
     Mutant("train/audit/canaries.py", "LENGTH * clip_norm * flat", "flat", AUDIT),
@@ -1240,11 +1240,11 @@ MUTANTS = [
     ),
     Mutant(FOLDER, "if self._shown() > reached:", "if False:", ELASTIC),
     Mutant(FOLDER, "if self._committed.last < shown:", "if False:", TWICE),
-    Mutant(FOLDER, 'steps = [int(secret.get("shown", 0)), ', "steps = [0, ", TWICE),
+    Mutant(FOLDER, 'steps = [int(self._kept().get("shown", 0)), ', "steps = [0, ", TWICE),
     Mutant(FOLDER, 'if other.pop("steps", reached) < reached:', 'if other.pop("steps", 0) < 0:', WHOLE),
     Mutant(RUN, "                folder.commit(coming)\n", "                pass\n", TWICE),
     Mutant(RUN, "(drawn.digest,) if given else ()", "()", TWICE),
-    Mutant("train/batches/committed.py", "elif there != digest:", "elif False:", TWICE),
+    Mutant("train/batches/given.py", "elif there != digest:", "elif False:", TWICE),
     Mutant(
         "train/run/traces.py",
         "value_and_grad(loss.at(0))",
@@ -1642,7 +1642,7 @@ MUTANTS = [
         "function",
         GROUPED,
     ),
-    Mutant("train/clipping/programs.py", "        if name in _INLINED:\n", "        if name:\n", GROUPED),
+    Mutant("train/clipping/programs.py", "if eqn.primitive.name not in _INLINED or len", "if len", GROUPED),
     Mutant(
         "train/clipping/per_example.py",
         "without_batch_groups(jax.value_and_grad(loss))(",
@@ -1682,7 +1682,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/clipping/sums.py",
-        "_one_example.check(program.closed.jaxpr, len(jax.tree.leaves(params)))",
+        "check_statistics(program.closed.jaxpr, len(jax.tree.leaves(params)))",
         "pass",
         "tests/train/clipping/test_one_example.py",
     ),
