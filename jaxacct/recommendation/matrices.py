@@ -11,8 +11,8 @@ from jaxacct.recommendation.noise_estimate import (
     by_moment,
     gaussian_sensitivity,
     table_size,
-    unit_error,
 )
+from jaxacct.recommendation.result import unit_error
 from jaxacct.schemes import Scheme
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, by_name, ending
 from jaxacct.strategies.amplified import amplified

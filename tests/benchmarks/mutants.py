@@ -397,7 +397,7 @@ MUTANTS = [
         "return 0.0 if module is None",
         "tests/core/test_truncation.py",
     ),
-    Mutant(SUMS_OF_X, "if 0 <= found <= 1 else 1.0", "if 0 <= found <= 1 else 0.0", ALLOCATION),
+    Mutant(SUMS_OF_X, "np.minimum(1.0, bounds), 1.0)", "np.minimum(1.0, bounds), 0.0)", ALLOCATION),
     Mutant(
         "jaxacct/individual/fourier.py",
         "reserved = (infinite + np.exp",
@@ -1344,9 +1344,9 @@ MUTANTS = [
         CHOOSING,
     ),
     Mutant(
-        "jaxacct/recommendation/search.py",
-        "        error=place.error,",
-        "        error=place.noise_multiplier**2,",
+        "jaxacct/recommendation/result.py",
+        "self.scheme.iterations, self.workload)",
+        "self.scheme.iterations, PREFIX_SUMS)",
         CHOOSING,
     ),
     Mutant(
