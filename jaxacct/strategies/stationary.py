@@ -183,9 +183,7 @@ class Stationary(Strategy):
         return at_most if counted is None else counted
 
     def square_norms(self, iterations: int) -> np.ndarray:
-        cumulative = np.cumsum(self.array**2)
-        remaining = np.minimum(iterations - np.arange(iterations), self.bands)
-        return cumulative[remaining - 1]
+        return self.truncated_products(iterations, 1)[:, 0]
 
     def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
         c = np.append(self.array, np.zeros(max(0, iterations - self.bands)))[:iterations]
@@ -260,13 +258,6 @@ class Stationary(Strategy):
             spectrum = spectrum + jnp.fft.rfft(participation, length) * power.astype(spectrum.dtype)[None]
         return jnp.fft.irfft(spectrum, length)[:, :iterations]
 
-    def signal_scores(self, participation):
-        """Return `C^T C x` on the extended horizon."""
-        if self.bands == 1:
-            return participation
-        length = circulant_length(participation.shape[-1], self.bands)
-        return filtered(participation, _amplitude(self, length) ** 2, length)
-
     def output_scores(self, outputs):
         """Return `s_i = <c, y_i .. y_{i+bands-1}>`, y being zero past n."""
         length = circulant_length(outputs.shape[-1], self.bands)
@@ -275,7 +266,7 @@ class Stationary(Strategy):
     def add_signal_windows(self, scores, positions, scale, counts=None):
         """Return `scores + scale C^T C x` for few participations, each a window of 2 bands - 1 numbers.
 
-        `signal_scores` does this by two FFTs; windows avoid passes over whole rows. `positions` are
+        `scores_from_normals` does this by two FFTs; windows avoid passes over whole rows. `positions` are
         (num_samples, slots) int32, first slots first; iterations and above is no participation; `counts` are
         of their shape, 1 by default.
         """

@@ -202,6 +202,18 @@ def test_one_far_bound_against_quadrature(sigma, epsilon):
     assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
 
 
+@pytest.mark.parametrize("phases", [2, 3, 7])
+def test_two_large_ones_are_reserved_for(phases):
+    """E[S; two X or more above a top] by how many are above, at most three times."""
+    mixture, top = Mixture((Phases(phases, 1.0),)), 6.0
+    tail, weighted = scipy.special.ndtr(-math.log(top) - 0.5), scipy.special.ndtr(0.5 - math.log(top))
+    exact = 0.0
+    for above in range(2, phases + 1):
+        sizes = above * weighted / tail + (phases - above) * (1 - weighted) / (1 - tail)
+        exact += scipy.stats.binom.pmf(above, phases, tail) * sizes / phases
+    assert exact <= lognormal_sums._two_large(mixture, top) <= 3 * exact
+
+
 @pytest.mark.parametrize(("delta", "sigma"), [(1e-7, 0.7352), (1e-8, 0.7713), (1e-12, 0.907)])
 def test_small_deltas_of_twenty_epochs(delta, sigma):
     """A thousand steps an epoch, epsilon 2: at 1e-8 a public accountant needs about 0.78."""
