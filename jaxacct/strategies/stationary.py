@@ -71,29 +71,10 @@ def has_windows(scheme, strategy: Strategy) -> bool:
     return strategy.rows(scheme.iterations) == scheme.iterations + strategy.bands - 1
 
 
-@jax.custom_batching.sequential_vmap
-def _windows_one_by_one(scores, positions, counts, window, used):
-    """Add windows on a CPU: each window is a stretch of one row, changed in place."""
-    rows, padded = scores.shape[0], _with_margins(scores, window)
-
-    def add(k, padded):
-        row, slot = k % rows, k // rows
-        at = row, positions[row, slot]
-        here = lax.dynamic_slice(padded, at, (1, window.shape[0]))
-        return lax.dynamic_update_slice(padded, here + (counts[row, slot] * window)[None], at)
-
-    return lax.fori_loop(0, used * rows, add, padded)
-
-
-def _with_margins(scores, window):
-    """Pad scores on either side so that every window is whole; without windows return them as they are."""
+def _with_windows(scores, positions, counts, window, used):
+    """Add one window of every row at once, so that no two overlap; scores get margins of whole windows."""
     reach = window.shape[0] // 2
-    return jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
-
-
-def _windows_by_slot(scores, positions, counts, window, used):
-    """Add windows on other devices: one window of every row at once, so that no two overlap."""
-    rows, padded = jnp.arange(scores.shape[0])[:, None], _with_margins(scores, window)
+    rows, padded = jnp.arange(scores.shape[0])[:, None], jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
     along = jnp.arange(window.shape[0], dtype=jnp.int32)[None]
 
     def unfinished(state):
@@ -277,10 +258,7 @@ class Stationary(Strategy):
         # The last slot that any sample uses.
         used = jnp.where(counts != 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
         positions = jnp.where(positions < n, positions, n + reach).astype(jnp.int32)
-        added = lax.platform_dependent(
-            scores, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
-        )
-        return added[:, reach : reach + n]
+        return _with_windows(scores, positions, counts, window, used)[:, reach : reach + n]
 
     def gram(self, weights: np.ndarray) -> np.ndarray:
         length = circulant_length(weights.size, self.bands)

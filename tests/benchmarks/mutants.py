@@ -130,7 +130,7 @@ MUTANTS = [
         PAIRS,
     ),
     # Composition.
-    Mutant(TABLE, "np.maximum(profile(t) - floor, 0.0)", "profile(t)", COMPOSED),
+    Mutant(TABLE, "np.maximum(self.profile(t) - self._floor, 0.0)", "self.profile(t)", COMPOSED),
     Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
     Mutant(TABLE, "_LEFT_OUT * self.delta)", "self.delta)", COMPOSED),
     Mutant(THRESHOLD, "max(size.largest, lowest)", "size.largest", COMPOSED),
@@ -1309,8 +1309,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/strategies/finite_toeplitz.py",
-        "np.minimum(np.arange(c.size), c.size - d - 1)",
-        "np.minimum(np.arange(c.size) + 1, c.size - d - 1)",
+        "block)[: -self.bands - 1 : -1]",
+        "block)[-2 : -self.bands - 2 : -1]",
         FINITE,
     ),
     Mutant(
