@@ -101,17 +101,9 @@ _HOMES = {
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_MODULE_OF)
 # Modules as attributes, loaded as late; training is there where it is installed with the package.
-_MODULES = {
-    "accountants": "jaxacct.accountants",
-    "checker": "jaxacct.checker",
-    "individual": "jaxacct.individual",
-    "interoperation": "jaxacct.interoperation",
-    "plot": "jaxacct.report.plots",
-    "risk": "jaxacct.report.risk",
-    "schemes": "jaxacct.schemes",
-    "strategies": "jaxacct.strategies",
-    "train": "jaxacct.train",
-}
+_PARTS = "accountants checker individual interoperation schemes strategies train"
+_MODULES = {name: f"jaxacct.{name}" for name in _PARTS.split()}
+_MODULES |= {"plot": "jaxacct.report.plots", "risk": "jaxacct.report.risk"}
 
 
 def __getattr__(name: str):
