@@ -130,7 +130,7 @@ MUTANTS = [
         PAIRS,
     ),
     # Composition.
-    Mutant(TABLE, "np.maximum(profile(t) - floor, 0.0)", "profile(t)", COMPOSED),
+    Mutant(TABLE, "np.maximum(self.profile(t) - self._floor, 0.0)", "self.profile(t)", COMPOSED),
     Mutant(TABLE, "[ends, between, [power * logs[0]]]", "[ends]", COMPOSED),
     Mutant(TABLE, "_LEFT_OUT * self.delta)", "self.delta)", COMPOSED),
     Mutant(THRESHOLD, "max(size.largest, lowest)", "size.largest", COMPOSED),
@@ -397,7 +397,7 @@ MUTANTS = [
         "return 0.0 if module is None",
         "tests/core/test_truncation.py",
     ),
-    Mutant(SUMS_OF_X, "if 0 <= found <= 1 else 1.0", "if 0 <= found <= 1 else 0.0", ALLOCATION),
+    Mutant(SUMS_OF_X, "np.minimum(1.0, bounds), 1.0)", "np.minimum(1.0, bounds), 0.0)", ALLOCATION),
     Mutant(
         "jaxacct/individual/fourier.py",
         "reserved = (infinite + np.exp",
@@ -1291,8 +1291,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/strategies/finite_toeplitz.py",
-        "np.minimum(np.arange(c.size), c.size - d - 1)",
-        "np.minimum(np.arange(c.size) + 1, c.size - d - 1)",
+        "block)[: -self.bands - 1 : -1]",
+        "block)[-2 : -self.bands - 2 : -1]",
         FINITE,
     ),
     Mutant(
@@ -1326,9 +1326,9 @@ MUTANTS = [
         CHOOSING,
     ),
     Mutant(
-        "jaxacct/recommendation/search.py",
-        "        error=place.error,",
-        "        error=place.noise_multiplier**2,",
+        "jaxacct/recommendation/result.py",
+        "self.scheme.iterations, self.workload)",
+        "self.scheme.iterations, PREFIX_SUMS)",
         CHOOSING,
     ),
     Mutant(

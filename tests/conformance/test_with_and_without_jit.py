@@ -63,6 +63,7 @@ class TestVariants(chex.TestCase):
         noise = self.variant(functools.partial(noise_of, strategy))(WORDS)
         expected = jax.jit(noise_of, static_argnums=0)(strategy, WORDS)
         chex.assert_trees_all_close(noise, expected, rtol=1e-5, atol=1e-5)
-        signal = self.variant(strategy.signal_scores)(np.float32(test_strategies.X))
+        scores = functools.partial(test_strategies.signal_scores, strategy)
+        signal = self.variant(scores)(np.float32(test_strategies.X))
         matrix = test_strategies.extended(strategy)
         chex.assert_trees_all_close(signal, np.float32(test_strategies.X @ matrix.T @ matrix), atol=1e-5)
