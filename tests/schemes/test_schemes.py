@@ -18,7 +18,6 @@ from jaxacct import (
 from jaxacct.schemes import scheme_from_json
 from jaxacct.schemes.users import independent_attribution, multi_attribution
 from tests.oracles import enumeration
-from tests.oracles.settings import SMALL, few_in_ci
 
 FALSE_ALARM = 1e-6
 
@@ -45,28 +44,12 @@ def chi_square_p_value(drawn, distribution) -> float:
     return float(stats.chi2.sf(statistic, len(expected) - 1))
 
 
-@pytest.mark.parametrize(("scheme", "_bands"), few_in_ci({3, 15}))
-def test_drawn_distribution_is_the_enumerated_one(scheme, _bands, key):
-    drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 40_000))(key))
-    assert drawn.shape == (40_000, scheme.iterations)
-    assert drawn.dtype == np.float32
-    assert chi_square_p_value(drawn, enumeration.pattern_distribution(scheme)) > FALSE_ALARM
-
-
 def test_the_distribution_test_rejects_a_wrong_distribution(key):
     drawn = np.asarray(jax.jit(lambda k: BMinSep(8, 3, 0.3).draw_participation(k, 40_000))(key))
     wrong = enumeration.pattern_distribution(BMinSep(8, 3, 0.28))
     assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
     cold = enumeration.pattern_distribution(BMinSep(8, 3, 0.3, warm_start=False))
     assert chi_square_p_value(drawn, cold) < FALSE_ALARM
-
-
-def test_participation_probabilities():
-    for scheme, _bands in SMALL:
-        distribution = enumeration.pattern_distribution(scheme)
-        exact = sum(w * (np.array(x) > 0) for x, w in distribution.items())
-        np.testing.assert_allclose(scheme.participation_probabilities(), exact, atol=1e-12)
-        assert max(np.count_nonzero(x) for x in distribution) <= scheme.max_participations
 
 
 def test_counts_of_the_production_setting(key):
