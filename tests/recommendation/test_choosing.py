@@ -488,26 +488,6 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     assert "It has no privacy cost" in text
 
 
-def test_bad_input_is_one_line(capsys):
-    for options, message in [
-        (
-            ["calibrate", *README, *TARGET, "--memory-copies", "4", "--scheme", "poisson"],
-            "memory_copies must not be given where nothing is selected",
-        ),
-        (["calibrate", *README, *TARGET, "--memory-copies", "-1"], "memory_copies must be"),
-        (["calibrate", *README[2:], *TARGET, "--memory-copies", "4"], "dataset_size and batch_size"),
-        (["recommend", *README, *TARGET, "--bands", "9"], "bands must be at most"),
-        (["recommend", *README, *TARGET, "--scheme", "bminsep"], "b-min-sep"),
-        (["recommend", *README], "--epsilon and --delta, --advantage,"),
-        (["calibrate", *README, *TARGET, "--advantage", "0.1"], "advantage must not be given together"),
-        (["calibrate", *README, "--epsilon", "1"], "target must be one of epsilon and delta"),
-        (["calibrate", *README, "--advantage", "1"], "advantage must be in (0, 1)"),
-    ]:
-        assert run(*options) == 2
-        said = capsys.readouterr()
-        assert message in said.err and said.err.count("\n") == 1 and said.out == ""
-
-
 def test_a_zero_that_is_given_is_given():
     """It is refused for what it is, and not taken for an option that was left out."""
     problem = Problem(iterations=20, dataset_size=600, batch_size=60, bands=0, min_separation=0)
