@@ -121,7 +121,7 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
 
 @pytest.mark.parametrize(("n", "b", "bands", "warm"), [(64, 8, 2, True), (30, 40, 1, False)])
 def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
-    """At most two bands, where the peer's last columns are right (`test_the_peers_last_columns`)."""
+    """At most two bands, where the peer's last columns are right (`tests/project/test_errata.py`)."""
     scheme = TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
     strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(b)
     outputs, sizes = rng.normal(size=(5, n)), rng.integers(40, 80, (5, n)).astype(np.int32)
@@ -131,21 +131,6 @@ def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64)
     theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
     ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
-
-
-def test_the_peers_last_columns_with_cuts(x64):
-    """On three or more bands enumeration sides with us, not with jax-privacy 2.0.0."""
-    scheme, strategy = TruncatedBMinSep(6, 4, 0.3, 5, 20), BandedToeplitz.square_root(4)
-    rng = np.random.default_rng(4)
-    outputs, sizes = rng.normal(size=(5, 6)), rng.integers(0, 12, (5, 6)).astype(np.int32)
-    peer = batch_selection.BMinSepSampling(sampling_prob=0.3, iterations=6, min_sep=4, truncated_batch_size=5)
-    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
-    exact = [
-        exact_loss(scheme, strategy.coefficients, 0.8, y, r) for y, r in zip(outputs, sizes, strict=True)
-    ]
-    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
-    np.testing.assert_allclose(ours, exact, rtol=1e-11)
-    assert np.abs(np.asarray(theirs) - exact).max() > 1e-3
 
 
 @pytest.mark.parametrize(("window", "p"), [((3, 9), 0.97), ((60_000, 70_001), 0.003), ((500, 40_000), 0.5)])
