@@ -50,18 +50,22 @@ class Privatizer:
         """Standard deviation of a step's fresh noise in grid units."""
         return self.mechanism.noise_multiplier * 2.0**self.grid.bits
 
-    def update(self, updates, state: noise.NoiseState, params=None, *, cuts=None):
+    def update(self, updates, state: noise.NoiseState, params=None, *, cuts=None, normals=None):
         """Return `(sum + clip_norm sigma w_t) / expected_batch_size` in float32, and the noise after it.
 
         `updates` is the `GridSum` of the step. One on another grid, or of another clip norm,
-        is refused; after one that is not finite all updates are NaN. `cuts` are those of
+        is refused; after one that is not finite all updates are NaN. `cuts` and `normals` are those of
         `train.noise.recursion.draw`.
         """
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
         parts = self.mechanism.strategy, self.levels, state, updates.whole
-        drawn, after = (redrawn if self.redraws else noise).draw(*parts, cuts=cuts)
+        drawn, after = (
+            redrawn.draw(*parts, cuts=cuts)
+            if self.redraws
+            else noise.draw(*parts, cuts=cuts, normals=normals)
+        )
         end, sound = self.mechanism.scheme.iterations, updates.is_finite
         covered = (state.step < end) & sound
         after = after._replace(step=jnp.where(sound, after.step, end))

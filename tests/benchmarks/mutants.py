@@ -1742,6 +1742,13 @@ MUTANTS += [
     ),
 ]
 MUTANTS += [
+    Mutant("train/procedures/step.py", before, after, "tests/train/noise/test_drawn_ahead.py")
+    for before, after in (
+        ("self._drawn.noise is not noise", "self._drawn.noise is None"),
+        ("return step + 1, standard_normals", "return step, standard_normals"),
+    )
+]
+MUTANTS += [
     Mutant(path, before, after, tests)
     for (path, tests), mistakes in MISTAKES.items()
     for before, after in mistakes

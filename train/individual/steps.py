@@ -17,7 +17,7 @@ from ..clipping.per_example import clipped_gradient_sum
 from ..models.loss import Loss, as_loss
 from ..optimizers import Privatizer
 from ..procedures import by_device as _by_device
-from ..procedures.step import PrivateStep, StepInfo, TrainState, advance
+from ..procedures.step import PrivateStep, TrainState, advance
 from .accounting import IndividualAccounting, PrivateLosses
 from .trackers import Tracker
 
@@ -37,16 +37,18 @@ def individual_step(
             norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
         return tracker.step(records, norms)
 
-    def step(state: TrainState, rows, sampled, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
+    def step(state: TrainState, rows, sampled, loss: Loss, specs=(), normals=None):
         del specs  # of no mesh
         _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
         followed = dict(admit=admit, records=state.private_individual)
         arguments = loss.at(state.noise.step), state.params, rows, sampled
         found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
-        after, info = advance(private, optimizer, state, found, sampled)
+        after, info = advance(private, optimizer, state, found, sampled, normals=normals)
         return after._replace(private_individual=found.records), info
 
-    return PrivateStep(step, as_loss(loss), private, optimizer, records=start)
+    return PrivateStep(
+        step, as_loss(loss), private, optimizer, records=start, draws_ahead=not private.redraws
+    )
 
 
 def _rounded_up(values) -> jax.Array:

@@ -30,7 +30,7 @@ LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, hal
 ARRANGEMENT = 5  # another number wherever normals of the same key go to other places than before
 _PAIRS = 4  # a block of 16 words
 # Bound the memory for words, which CPUs are fast on where caches hold it.
-_BLOCKS_AT_ONCE = {"cpu": 2**11, "others": 2**18}
+_BLOCKS_AT_ONCE = {"cpu": 2**13, "others": 2**18}
 
 
 def fresh_key() -> np.ndarray:
@@ -104,6 +104,18 @@ def _places(shapes) -> tuple[list[slice], int]:
     return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)], begins[-1]
 
 
+def number_of(shapes) -> int:
+    """Return how many normals are drawn for arrays of these shapes, gaps between them included."""
+    return _places(shapes)[1]
+
+
+def split(drawn, shapes) -> list[jax.Array]:
+    """Return (`number_of(shapes)`,) float64 normals of one step as one array for each shape."""
+    places, _ = _places(shapes)
+    with jax.enable_x64(True):
+        return [drawn[place].reshape(shape) for place, shape in zip(places, shapes, strict=True)]
+
+
 class Cut(NamedTuple):
     """The numbers of one array that a device has: of each axis one of several equal parts."""
 
@@ -140,10 +152,7 @@ def normals_of(key, step, arrays: Sequence[tuple[int, ...] | Cut]) -> list[jax.A
       arrays: static shapes, or what a device has of them.
     """
     if not any(isinstance(array, Cut) for array in arrays):
-        places, size = _places(arrays)
-        with jax.enable_x64(True):
-            drawn = standard_normals(key, step, size)
-            return [drawn[place].reshape(shape) for place, shape in zip(places, arrays, strict=True)]
+        return split(standard_normals(key, step, number_of(arrays)), arrays)
     cuts = [array if isinstance(array, Cut) else Cut(array, array, (0,) * len(array)) for array in arrays]
     places, size = _places([cut.whole for cut in cuts])
     _blocks(size)

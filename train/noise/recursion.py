@@ -24,7 +24,7 @@ from scipy import signal
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
 from ..procedures.stored import stored
-from .normals import LARGEST, fresh_key, key_of_run, normals_of, standard_normals
+from .normals import LARGEST, fresh_key, key_of_run, normals_of, split, standard_normals
 
 FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -78,7 +78,7 @@ def max_levels(strategy: Strategy, iterations: int) -> float:
 
 
 def draw(
-    strategy: Strategy, levels: float, state: NoiseState, params, *, cuts=None
+    strategy: Strategy, levels: float, state: NoiseState, params, *, cuts=None, normals=None
 ) -> tuple[Any, NoiseState]:
     """Return `W_t`, a pytree like `params` in int32, and the next state; jittable, exact for any x64 flag.
 
@@ -88,10 +88,12 @@ def draw(
       state: from `init` or the call before.
       params: pytree of arrays; only shapes matter.
       cuts: parts of the parameters that `params` are, a `train.noise.normals.Cut` each; by default all.
+      normals: `standard_normals` of this state's key and step where another program drew them.
     """
     structure = jax.tree.structure(params)
     arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else cuts
-    made = solve(strategy, levels, state, normals_of(state.key, state.step, arrays))
+    vectors = normals_of(state.key, state.step, arrays) if normals is None else split(normals, arrays)
+    made = solve(strategy, levels, state, vectors)
     made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
     recent = store(strategy, levels, state, made)
     after = NoiseState(state.step + 1, recent, state.key)

@@ -5,6 +5,7 @@ nnx model into that form. Over a mesh each device computes its own rows, and the
 What the loss reads beside the parameters (`train.models.loss`) is an argument of the program as well.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from ..clipping.grid import GridSum
 from ..clipping.per_example import clipped_gradient_sum
 from ..clipping.sums import ClippedSum, Clipping
 from ..models.loss import Loss, as_loss
-from ..noise.normals import next_key
+from ..noise.normals import next_key, number_of, standard_normals
 from ..noise.recursion import NoiseState
 from ..optimizers import Privatizer, begun, copied
 from . import by_device as _by_device
@@ -32,6 +33,8 @@ CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
     PER_EXAMPLE: clipped_gradient_sum,
     GHOST: ghost_gradient_sum,
 }
+
+_MOST_AHEAD = 2**26  # parameters: their normals take half a GiB, twice
 
 
 class TrainState(NamedTuple):
@@ -77,16 +80,42 @@ def info_of(losses, norms, mask, clipped) -> StepInfo:
     )
 
 
+@functools.partial(jax.jit, static_argnames="size")
+def _draw(key, step, size: int) -> tuple[jax.Array, jax.Array]:
+    """Return the number of the next step, and the normals of this one."""
+    return step + 1, standard_normals(key, step, size)
+
+
+class _Drawn(NamedTuple):
+    """Normals for exactly the step whose state has this object; secret."""
+
+    noise: NoiseState
+    key: jax.Array
+    step: jax.Array
+    """() int32: of the next step."""
+    normals: jax.Array
+
+    def __repr__(self) -> str:
+        """Return that it is secret: messages of errors may show it."""
+        return "_Drawn(secret)"
+
+    def next(self, noise: NoiseState) -> "_Drawn":
+        """Return those of the step after, whose state has `noise`."""
+        return _Drawn(noise, self.key, *_draw(self.key, self.step, self.normals.size))
+
+
 class PrivateStep:
     """`step(state, batch, mask) -> (state, info)`, jitted; `state` is donated. See `make_step`.
 
     Args:
-      function: (state, batch, mask, loss, specs) -> (state, info); the last as in `advance`.
+      function: (state, batch, mask, loss, specs) -> (state, info); specs, and perhaps normals after them, are
+        those of `advance`.
       loss: of one example.
       private: whose `init` begins `TrainState.noise`.
       optimizer: of the parameters.
       mesh: of the devices that it is for.
       records: `TrainState.private_individual` of a new run.
+      draws_ahead: whether normals may be drawn by a program of their own, and given to `function`.
     """
 
     def __init__(
@@ -97,9 +126,12 @@ class PrivateStep:
         optimizer: optax.GradientTransformation,
         mesh: jax.sharding.Mesh | None = None,
         records: Any = (),
+        draws_ahead: bool = False,
     ):
         self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=4), mesh
-        self._records = records
+        self._records, self._draws_ahead = records, draws_ahead
+        self._drawn: _Drawn | None = None
+        self._before: jax.Array | None = None
         self.loss, self.optimizer, self.private = loss, optimizer, private
         self._begun = False
 
@@ -141,12 +173,43 @@ class PrivateStep:
             key = next_key(np.asarray(old), digest)
             key = jax.device_put(key, old.sharding) if getattr(old, "committed", False) else jnp.asarray(key)
             state = state._replace(noise=state.noise._replace(key=key))
-        return self._jitted(state, batch, mask, self.loss, specs)
+        drawn = self._drawn_for(state.noise)
+        if drawn is None:
+            return self._jitted(state, batch, mask, self.loss, specs)
+        state, info = self._jitted(state, batch, mask, self.loss, specs, drawn.normals)
+        if digest is None:
+            if self._before is not None:
+                self._before.block_until_ready()  # normals of two steps are in memory, not of all dispatched
+            self._drawn, self._before = drawn.next(state.noise), info.loss
+        return state, info
+
+    def _drawn_for(self, noise) -> "_Drawn | None":
+        """Return the normals of the step of `noise`; None where the step's own program is to draw them.
+
+        On a CPU a program of their own draws them, before the step before is done: on another core, if there
+        is one. All steps of as many parameters share it.
+        """
+        if self._drawn is None or self._drawn.noise is not noise:
+            self._drawn = None
+            # An array is traced, too, where the state is a constant of another program.
+            leaves = [*jax.tree.leaves(noise), jnp.zeros(())]
+            if not self._draws_ahead or jax.default_backend() != "cpu":
+                return None
+            if any(isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array) for leaf in leaves):
+                return None
+            size = number_of([leaf.shape[1:] for leaf in jax.tree.leaves(noise.recent)])
+            if size > _MOST_AHEAD:
+                return None
+            key = noise.key.copy()  # the state's own memory is given to the step
+            self._drawn = _Drawn(noise, key, *_draw(key, noise.step, size))
+        return self._drawn
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
-        """Return the step as a program, which draws its noise itself."""
+        """Return the step as a program."""
         specs = _by_device.specs_of(self._mesh, state)
-        return self._jitted.trace(state, batch, mask, self.loss, specs)
+        drawn = self._drawn_for(state.noise)
+        normals = () if drawn is None else (drawn.normals,)
+        return self._jitted.trace(state, batch, mask, self.loss, specs, *normals)
 
 
 def _bound_together(state, loss: Loss, mesh: jax.sharding.Mesh | None):
@@ -207,15 +270,15 @@ def make_step(
     )
     Clipping(**shared)  # checks the options
 
-    def step(state: TrainState, batch, mask, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
+    def step(state: TrainState, batch, mask, loss: Loss, specs=(), normals=None):
         _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
         given = loss.at(state.noise.step), state.params, batch
         kind = choose(*given, **shared).clipping if clipping == AUTO else clipping
         of_params = specs[: len(jax.tree.leaves(state.params))]
         found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params)
-        return advance(private, optimizer, state, found, mask, mesh, specs)
+        return advance(private, optimizer, state, found, mask, mesh, specs, normals)
 
-    return PrivateStep(step, loss, private, optimizer, mesh)
+    return PrivateStep(step, loss, private, optimizer, mesh, draws_ahead=mesh is None and not private.redraws)
 
 
 def advance(
@@ -226,6 +289,7 @@ def advance(
     mask,
     mesh: jax.sharding.Mesh | None = None,
     specs: tuple[jax.sharding.PartitionSpec, ...] = (),
+    normals=None,
 ) -> tuple[TrainState, StepInfo]:
     """Return the state after noise on the sum and the optimizer update, and the private log.
 
@@ -237,11 +301,12 @@ def advance(
       mask: (batch,) bool, sampled examples.
       mesh: devices.
       specs: sharding of each array of the state over the mesh.
+      normals: of this step, where another program drew them.
     """
     chex.assert_trees_all_equal_shapes(found.total.whole, state.params)
     chex.assert_equal_shape([found.losses, found.norms, mask])
     if mesh is None:
-        gradient, noise = private.update(found.total, state.noise)
+        gradient, noise = private.update(found.total, state.noise, normals=normals)
     else:
         of_params = specs[: len(jax.tree.leaves(state.params))]
         gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, of_params)

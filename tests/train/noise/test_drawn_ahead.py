@@ -1,0 +1,111 @@
+"""Normals drawn before their step is asked for: they are those of the state that the step is given."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.train.plans import plan
+from train.noise import recursion
+from train.optimizers import privatize
+from train.procedures.step import _draw, make_step
+
+PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+BATCH = {"x": jnp.zeros((4, 3)), "y": jnp.zeros(4)}, jnp.zeros(4, bool)
+PLAN = plan(dataset_size=60)
+
+
+def loss(params, example):
+    return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
+
+
+def step_of(seed: int):
+    """With a key of its own. No example joins a batch: each step's parameters move by its noise alone."""
+    key = np.arange(seed, seed + 8, dtype=np.uint32)
+    private = privatize(PLAN.mechanism, clip_norm=1.0, expected_batch_size=10.0, key=key)
+    return make_step(loss, private, optax.sgd(1.0))
+
+
+def drawn_in_one_program(step, steps: int) -> list[np.ndarray]:
+    """The parameters after each step, of noise that `recursion.draw` draws itself."""
+    private, state = step.private, step.private.init(PARAMS)
+    draw = jax.jit(lambda state: recursion.draw(private.mechanism.strategy, private.levels, state, PARAMS))
+    found, total = [], np.zeros(4)
+    for _ in range(steps):
+        integers, state = draw(state)
+        total = total - np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(integers)])
+        found.append(total * 2.0**-private.grid.bits / private.expected_batch_size)
+    return found
+
+
+def parameters(state) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
+
+
+def copied(state):
+    return jax.tree.map(jnp.array, state)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Two steps with keys of their own, and what each gives."""
+    return [(step, drawn_in_one_program(step, 5)) for step in map(step_of, (0, 100))]
+
+
+def test_each_state_has_its_own(steps):
+    """Attack: one step object is given the states of two runs in turns, and a state of earlier once more."""
+    (step, one), (other, two) = steps
+    ours, theirs = step.init(PARAMS), other.init(PARAMS)
+    for at in range(3):
+        ours, _ = step(ours, *BATCH)
+        theirs, _ = step(theirs, *BATCH)
+        np.testing.assert_allclose(parameters(ours), one[at], rtol=1e-5)
+        np.testing.assert_allclose(parameters(theirs), two[at], rtol=1e-5)
+    earlier = copied(ours)
+    for _ in range(2):
+        ours, _ = step(ours, *BATCH)
+    for at in (3, 4):
+        earlier, _ = step(earlier, *BATCH)
+        np.testing.assert_allclose(parameters(earlier), one[at], rtol=1e-5)
+    np.testing.assert_array_equal(parameters(earlier), parameters(ours))
+
+
+def test_another_key_or_step_in_a_state_is_followed(steps):
+    (step, _), (other, two) = steps
+    state, _ = step(step.init(PARAMS), *BATCH)
+    begun = other.init(PARAMS)
+    # As restored from a checkpoint: the same state but for its noise.
+    state, _ = step(state._replace(params=begun.params, noise=begun.noise), *BATCH)
+    np.testing.assert_allclose(parameters(state), two[0], rtol=1e-5)
+
+
+def test_in_a_program_around_it(steps):
+    """A scan draws in its own program, and leaves no part of it in the step."""
+    step, expected = steps[0]
+
+    @jax.jit
+    def scanned(state):
+        return jax.lax.scan(lambda state, _: (step(state, *BATCH)[0], None), state, length=3)[0]
+
+    np.testing.assert_allclose(parameters(scanned(step.init(PARAMS))), expected[2], rtol=1e-5)
+    state, _ = step(step.init(PARAMS), *BATCH)
+    np.testing.assert_allclose(parameters(state), expected[0], rtol=1e-5)
+
+
+def test_steps_of_as_many_parameters_share_the_program():
+    programs = []
+    for seed in (1, 2):
+        step = step_of(seed)
+        state, _ = step(step.init(PARAMS), *BATCH)
+        step(state, *BATCH)
+        programs.append(_draw._cache_size())
+    assert programs[0] == programs[1] > 0
+
+
+def test_no_message_shows_what_was_drawn(steps):
+    step, _ = steps[0]
+    state, _ = step(step.init(PARAMS), *BATCH)
+    assert state.noise.key is not None
+    shown = repr(step._drawn) + repr(step) + repr(vars(step)["_drawn"])
+    assert "secret" in shown and "Array" not in shown
