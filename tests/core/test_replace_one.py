@@ -389,6 +389,8 @@ def test_evidence_of_another_adjacency_proves_nothing(tmp_path):
     for family in ("replicas:2,2", "replicas:1"):
         with pytest.raises(ValueError, match="is not available for this mechanism"):
             resolve(plan.claim, "remove", ProposalSpec.parse(family))
+    with pytest.raises(ValueError, match="does not cover the remove direction under replace-one adjacency"):
+        resolve(plan.claim, "remove", ProposalSpec.parse("truncated"))
 
 
 def test_what_has_no_antipodal_pair_is_refused():
