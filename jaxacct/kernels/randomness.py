@@ -32,10 +32,10 @@ class Stream(enum.IntEnum):
     ADD_PILOT = 3
     ESTIMATE_PILOT = 100
     """And onwards: one for each pilot of an estimate."""
-    SEARCH = 500_000
-    """And onwards: one for each noise multiplier of a calibration's search."""
     CANDIDATE = 1_000_000
     """And onwards, and below: one for each noise multiplier that a calibration verifies."""
+    SEARCH = 2**30
+    """And onwards: one for each noise multiplier of a calibration's search."""
 
     def at(self, place: int) -> "Stream":
         """Return this stream's counterpart for the direction of that `place` (0 or 1)."""

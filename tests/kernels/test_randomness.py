@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import special, stats
 
+from jaxacct.calibration.options import MIN_RATIO
 from jaxacct.kernels import randomness, threefry
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, log_add_exp
 from jaxacct.statistics.hockey_stick import DIRECTIONS
@@ -197,9 +199,12 @@ def test_streams_keep_their_numbers():
         REMOVE_PILOT=2,
         ADD_PILOT=3,
         ESTIMATE_PILOT=100,
-        SEARCH=500_000,
         CANDIDATE=1_000_000,
+        SEARCH=2**30,
     )
+    # On the finest grid noise multipliers of .0001 to 1e12 have numbers near `CANDIDATE`, no pilot's.
+    first, last = (numbers["CANDIDATE"] + math.log(x) / math.log(MIN_RATIO) for x in (1e-4, 1e12))
+    assert numbers["ESTIMATE_PILOT"] + 10_000 < first and last < numbers["SEARCH"]
     for direction in DIRECTIONS:
         for stream in (randomness.Stream.REMOVE, randomness.Stream.REMOVE_PILOT):
             assert stream.at(direction.place).name == stream.name.replace("REMOVE", direction.name)

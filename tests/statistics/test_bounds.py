@@ -10,6 +10,7 @@ from scipy import stats
 
 from jaxacct.statistics import bounds
 from jaxacct.statistics.bounds import TERM_EDGES, Budget, bin_terms
+from jaxacct.statistics.hockey_stick import checked_counts
 from tests.draws import mean_interval
 
 FALSE_ALARM = 1e-6  # of each simulated check, over the choice of its (fixed) seed
@@ -423,3 +424,14 @@ def test_weights_of_bets_are_a_distribution(total):
     with pytest.raises(ValueError, match="of sum at most 1"):
         bounds.log_wealth(counts, 0.1, bets, np.array([0.5, total - 0.5]))
     bounds.log_wealth(counts, 0.1, bets, np.array([0.5, 0.5 + 2.0**-52]))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [((3, 5), (3, 1)), ((4, 5), (3, 1)), ((9, 1),), ((-1, 1),), ((0, 0),), ((0, 2**62),), ((0, 1.0),)],
+)
+def test_stored_counts_hide_nothing(pairs):
+    """Attack: of an index that is there twice the last count alone would be read."""
+    with pytest.raises(ValueError, match="counts must"):
+        checked_counts(pairs, 9, "counts")
+    assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]
