@@ -12,7 +12,7 @@ from jaxacct.calibration import route
 from jaxacct.calibration.pilots import Pilots
 from tests.calibrating import calibrate
 
-COMMON: dict[str, Any] = dict(scheme=BMinSep(12, 4, 0.2), strategy=BandedToeplitz.square_root(2))
+COMMON: dict[str, Any] = dict(scheme=BMinSep(12, 3, 0.3), strategy=BandedToeplitz.square_root(3))
 CALLS: dict[str, dict[str, Any]] = {
     "noise multiplier": COMMON | dict(epsilon=1.0, delta=1e-2),
     "epsilon": COMMON | dict(noise_multiplier=1.9, delta=1e-2),

@@ -12,6 +12,7 @@ from jaxacct import (
     BMinSep,
     CalibrationOptions,
     Poisson,
+    Target,
     prefix_sum_error,
     recommend,
 )
@@ -22,7 +23,7 @@ from jaxacct.cli.commands import calibrate as command
 from jaxacct.proposals import registry
 from jaxacct.recommendation import result
 from jaxacct.report import facts
-from jaxacct.strategies import ending
+from jaxacct.strategies import ending, workload_named
 from train.noise import redrawn
 
 SMALL: dict[str, Any] = dict(dataset_size=80, batch_size=10, iterations=12, epsilon=0.5, delta=1e-2)
@@ -79,9 +80,20 @@ def asked(monkeypatch, tmp_path):
         ("--adjacency replace-one", dict(adjacency="replace-one")),
     ],
 )
-def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, capsys):
+def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, monkeypatch, capsys):
+    searched = []
+
+    def search(progress=None, **numbers):
+        searched.append((numbers, recommend(**numbers)))
+        return searched[-1][1]
+
+    monkeypatch.setattr(problem_module, "recommend", search)
     scheme, strategy, options = asked(*SIZES, *words.split())
-    found = recommend(**SMALL, **given)
+    ((numbers, found),) = searched
+    wanted = {name: SMALL[name] for name in ("dataset_size", "batch_size", "iterations")} | given
+    wanted = dict(target=Target(0.5, 1e-2), workload="prefix-sum", adjacency="zero-out") | wanted
+    wanted["workload"] = workload_named(wanted["workload"], 12)
+    assert {name: value for name, value in numbers.items() if value is not None} == wanted
     assert (scheme, strategy) == (found.chosen.scheme, found.chosen.strategy)
     steering = options["options"]
     assert steering.estimate == found.chosen.noise_multiplier

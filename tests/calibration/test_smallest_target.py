@@ -29,11 +29,11 @@ from jaxacct.cli import main as cli
 from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
 
-SCHEME, STRATEGY = BMinSep(12, 4, 0.2), BandedToeplitz.square_root(2)
-NOISE = 1.9
+SCHEME, STRATEGY = BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3)
+NOISE = 2.4
 SAMPLED = dict(noise_multiplier=NOISE, key=jax.random.key(0))
 MECHANISM = Mechanism(SCHEME, STRATEGY, NOISE)
-ESTIMATE = dict(num_samples=40_000, key=jax.random.key(7), confidence=1 - 1e-6)
+ESTIMATE = dict(num_samples=12_000, key=jax.random.key(7), confidence=1 - 1e-6)
 
 
 @pytest.fixture(scope="module")

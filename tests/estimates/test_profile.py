@@ -40,15 +40,15 @@ def test_bands_hold_the_exact_profile(direction, key):
 
 
 def test_coverage_is_simultaneous():
-    """At confidence 0.8, runs in which any of six bands fails are Binomial(40, <= 0.2); false alarm 1e-6."""
+    """At confidence 0.8, runs in which any of six bands fails are Binomial(24, <= 0.2); false alarm 1e-6."""
     few = slice(None, None, 2)
     truth = {direction: exact(direction)[few] for direction in ("remove", "add")}
     wrong = 0
-    for run in range(40):
+    for run in range(24):
         found = privacy_profile(ONE, GRID[few], num_samples=1000, confidence=0.8, key=jax.random.key(run))
         bands = [(found.directions[d], truth[d]) for d in truth]
         wrong += any(np.any((t < b[0] - 1e-12) | (t > b[2] + 1e-12)) for b, t in bands)
-    assert wrong <= stats.binom.isf(FALSE_ALARM, 40, 0.2)
+    assert wrong <= stats.binom.isf(FALSE_ALARM, 24, 0.2)
 
 
 @pytest.mark.slow

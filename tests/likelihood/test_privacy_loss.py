@@ -1,6 +1,5 @@
 """privacy_loss against enumeration, jax-privacy, published values and limits."""
 
-import jax
 import numpy as np
 import pytest
 from jax_privacy import batch_selection
@@ -138,16 +137,6 @@ def test_scale_of_coefficients_does_not_matter():
     one = privacy_loss(Mechanism(BMinSep(10, 3, 0.2), BandedToeplitz((2.0, 1.0)), 1.0), outputs)
     two = privacy_loss(Mechanism(BMinSep(10, 3, 0.2), BandedToeplitz((4.0, 2.0)), 1.0), outputs)
     np.testing.assert_array_equal(one, two)
-
-
-def test_jit_and_vmap_agree_with_the_batch(x64):
-    mechanism = Mechanism(BMinSep(12, 4, 0.3), BandedToeplitz.square_root(4), 0.7)
-    outputs = np.random.default_rng(6).normal(size=(5, 12))
-    batch = privacy_loss(mechanism, outputs)
-    mapped = jax.vmap(lambda row: privacy_loss(mechanism, row))(outputs)
-    jitted = jax.jit(lambda rows: privacy_loss(mechanism, rows))(outputs)
-    np.testing.assert_allclose(mapped, batch, rtol=1e-12)
-    np.testing.assert_allclose(jitted, batch, rtol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(11,), (2, 11), (1, 1, 12), ()])

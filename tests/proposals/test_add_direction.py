@@ -9,22 +9,13 @@ import pytest
 from jaxacct import MultiAttribution, sample_privacy_loss
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, Poisson
 from jaxacct.statistics.hockey_stick import hockey_stick
-from tests.oracles import enumeration, settings
+from tests.oracles import enumeration
 from tests.oracles.add_direction import FALSE_ALARM, exact_two_steps, make
 
 LINE = np.linspace(-13, 13, 26_001)
 WEIGHTS = np.exp(-(LINE**2) / 2) / math.sqrt(2 * math.pi) * (LINE[1] - LINE[0])
 COARSE = np.linspace(-8, 8, 401)
 PLANE = np.exp(-(COARSE**2) / 2) / math.sqrt(2 * math.pi) * (COARSE[1] - COARSE[0])
-
-
-@pytest.mark.parametrize(("scheme", "bands"), settings.SMALL, ids=settings.IDS)
-def test_probability_of_none(scheme, bands):
-    none = enumeration.pattern_distribution(scheme).get((0,) * scheme.iterations, 0.0)
-    if none == 0:
-        assert scheme.log_probability_of_none() == -math.inf
-    else:
-        assert scheme.log_probability_of_none() == pytest.approx(math.log(none), abs=1e-12)
 
 
 def test_probability_of_none_of_every_phase_length():

@@ -128,9 +128,11 @@ def check(mechanism, num, key):
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [(name, "separated") for name in HAVE_REPLICAS]
-    + [("custom", shape) for shape in ("many", "overlapping")]
-    + [pytest.param("custom", shape, marks=pytest.mark.slow) for shape in ("thinned", "once")],
+    [
+        (name, "separated")
+        for name in ("b-min-sep", "cyclic-poisson", "epochwise-allocation", "multi-attribution")
+    ]
+    + [("custom", shape) for shape in ("many", "overlapping")],
 )
 def test_identities_of_pairs(name, shape, key):
     mechanism = mechanism_of(name, SHAPES[shape])

@@ -94,7 +94,7 @@ def drawn_by(sampler, size: int) -> np.ndarray:
     return joined
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[:-1], ids=str)
+@pytest.mark.parametrize("scheme", [SCHEMES[i] for i in (0, 2, 4, 5, 7)], ids=str)
 def test_pairs_of_real_batches(scheme):
     """20,000 units in ten runs; users have examples of their own. Coins of ineligible users count, too."""
     units, each = 2000, scheme.examples_per_unit

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson
-from jaxacct.proposals.base import direction_key, draw_in_batches, plain
+from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson
+from jaxacct.proposals.base import direction_key, draw_in_batches
 from jaxacct.proposals.families import replicas
 from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.statistics.hockey_stick import weighted_terms
@@ -29,11 +29,6 @@ def draw(proposal, num_blocks: int, key):
     """Losses and log-weights of `num_blocks` blocks."""
     parts = list(draw_in_batches(proposal, direction_key(key, proposal.direction), 0, num_blocks))
     return type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
-
-
-def ends(found: list) -> list:
-    """The first and the last: each number of replicas is a program of its own."""
-    return found[:1] + found[1:][-1:]
 
 
 def test_normalizer_against_all_tuples():
@@ -97,65 +92,13 @@ def test_production_deltas_of_the_prototype(key):
         assert abs(terms.mean() - published) < Z * np.hypot(ours, error * published)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, *(pytest.param(e, marks=pytest.mark.slow) for e in (0.2, 3.0))])
 @pytest.mark.parametrize(("scheme", "bands"), few_in_ci({10, 19}))
-def test_terms_never_exceed_one(scheme, bands, epsilon, key):
-    """In CI of the largest number of replicas, whose code has that of two in it."""
+def test_terms_never_exceed_one(scheme, bands, key):
+    """Of the largest number of replicas, whose code has that of two in it."""
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.6)
-    found = family_candidates("replicas", mechanism, epsilon)
-    for proposal in found[-1:] if epsilon == 1.0 else ends(found):
-        draws = draw(proposal, 8, key)
-        terms = weighted_terms(draws, "remove", epsilon) / math.exp(proposal.log_scale)
-        assert terms.max() < 1 + 2e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sigma", "p"),
-    [
-        (0.6, 0.05),
-        pytest.param(1.0, 0.5, marks=pytest.mark.slow),
-        pytest.param(2.0, 1.0, marks=pytest.mark.slow),
-    ],
-)
-def test_one_step_against_quadrature(sigma, p, key):
-    """Mean of every proposal at one step; false alarm 1e-6 each."""
-    mechanism = Mechanism(Poisson(1, p), BandedToeplitz((1.0,)), sigma)
-    for epsilon in (0.02, 0.3, 1.5):
-        exact = tuples.one_step_delta(sigma, p, epsilon, "remove")
-        found = family_candidates("replicas", mechanism, epsilon)
-        for proposal in [plain(mechanism, "remove"), *ends(found)]:
-            terms = weighted_terms(draw(proposal, 200, key), "remove", epsilon)
-            error = terms.std() / math.sqrt(terms.size)
-            assert abs(terms.mean() - exact) < Z * error + 1e-4 * exact + 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scheme", "bands"),
-    [
-        (BMinSep(2, 2, 0.3), 2),
-        *(
-            pytest.param(*setting, marks=pytest.mark.slow)
-            for setting in (
-                (BMinSep(2, 2, 0.3, False), 2),
-                (CyclicPoisson(2, 2, 0.6), 2),
-                (BMinSep(2, 3, 0.5), 1),
-                (Poisson(2, 0.2), 1),
-            )
-        ),
-    ],
-)
-def test_two_steps_against_integration(scheme, bands, key):
-    strategy, sigma = BandedToeplitz((2.0, 1.0)[:bands]), 0.7
-    mechanism = Mechanism(scheme, strategy, sigma)
-    for epsilon in (0.1, 0.6):
-        exact = tuples.two_step_delta(scheme, strategy.coefficients, sigma, epsilon, "remove")
-        found = family_candidates("replicas", mechanism, epsilon)
-        for proposal in ends(found):
-            terms = weighted_terms(draw(proposal, 100, key), "remove", epsilon)
-            error = terms.std() / math.sqrt(terms.size)
-            assert abs(terms.mean() - exact) < Z * error + 2e-3 * exact
+    proposal = family_candidates("replicas", mechanism, 1.0)[-1]
+    terms = weighted_terms(draw(proposal, 8, key), "remove", 1.0) / math.exp(proposal.log_scale)
+    assert terms.max() < 1 + 2e-5
 
 
 @pytest.mark.parametrize("delta", [1e-6, pytest.param(1e-4, marks=pytest.mark.slow)])

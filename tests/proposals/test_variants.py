@@ -1,7 +1,6 @@
 """End-to-end soundness of the variants on mechanisms of exactly known delta, and what is refused."""
 
 import jax
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -14,10 +13,8 @@ from jaxacct import (
     Plan,
     TruncatedBMinSep,
     calibrate,
-    sample_privacy_loss,
     verify,
 )
-from jaxacct.proposals.candidates import candidates
 from tests.schemes.test_truncated_b_min_sep import mixture_delta, pair_delta
 from tests.train.plans import plan as some_plan
 
@@ -73,21 +70,3 @@ def test_other_adjacencies_are_refused(tmp_path):
         match="adjacency must be one of zero-out, add-or-remove-one, replace-one, got 'replace-two'",
     ):
         Plan.from_json(stored)
-
-
-@pytest.mark.slow
-def test_one_example_a_user_is_b_min_sep(key):
-    """k_u = 1: the same losses from the same key, proposals of the same scales; k_u = 3: larger ones."""
-    strategy = BandedToeplitz.square_root(3)
-    schemes = BMinSep(30, 6, 0.02), *(MultiAttribution(30, 6, 0.02, k) for k in (1, 3))
-    plain, users, more = (Mechanism(scheme, strategy, 1.3) for scheme in schemes)
-    for direction in ("remove", "add"):
-        losses = [sample_privacy_loss(key, mechanism, 1000, direction) for mechanism in (plain, users)]
-        np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
-    found = [
-        {c.proposal.name: c.proposal.log_scale for c in candidates(m, 1.0, "remove", Budget.split(1e-3))}
-        for m in (plain, users, more)
-    ]
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
-    shared = set(found[0]) & set(found[2]) - {"plain"}
-    assert shared and all(found[2][name] > found[0][name] for name in shared)

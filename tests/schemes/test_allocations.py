@@ -43,23 +43,6 @@ def test_likelihoods_of_all_patterns(steps, x64):
         np.testing.assert_allclose(ours, np.log(np.exp(r @ patterns.T) @ weights), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("scheme", [DISTRIBUTIONS[i] for i in (0, 2)], ids=str)
-def test_likelihood_and_its_gradient(scheme, x64):
-    distribution = enumeration.pattern_distribution(scheme)
-    patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
-    r = np.random.default_rng(1).normal(0, 4, (scheme.iterations, 5))
-
-    @jax.jit
-    def run(r):
-        return *jax.vmap(jax.value_and_grad(scheme.log_likelihood_ratios))(r), scheme.log_likelihood_ratios(r)
-
-    ours, gradient, together = run(jnp.asarray(r.T))
-    terms = weights[:, None] * np.exp(patterns @ r)
-    np.testing.assert_allclose(ours, np.log(terms.sum(axis=0)), rtol=1e-10)
-    np.testing.assert_allclose(gradient, (terms / terms.sum(axis=0)).T @ patterns, atol=1e-10)
-    np.testing.assert_allclose(together, ours, rtol=1e-12)
-
-
 @pytest.mark.parametrize("scheme", DISTRIBUTIONS[1::3], ids=str)
 def test_drawn_patterns_and_batches(scheme, key):
     """All patterns, hence all marginals and pairs: what the accountant draws, and what a trainer does."""

@@ -172,7 +172,7 @@ def test_every_command_names_both_numbers(plan_file, capsys):
     plan, printed = Plan.load(out), capsys.readouterr().out
     assert run(["show", str(out)]) == 0
     texts = [printed, capsys.readouterr().out, plan.statement(), describe(plan), report(plan)]
-    assert run(["estimate", *options, "--noise-multiplier", repr(plan.noise_multiplier), "--delta", "1e-5",
+    assert run(["estimate", *options, "--noise-multiplier", repr(plan.noise_multiplier), "--epsilon", "8",
                  "--samples", "1000"]) == 0  # fmt: skip
     texts.append(capsys.readouterr().out)
     for text in texts:

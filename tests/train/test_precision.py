@@ -12,7 +12,7 @@ from flax import nnx
 
 from tests.train.modules import made
 from tests.train.plans import plan
-from tests.train.test_loop import KEYS, ROWS, flat, run
+from tests.train.test_loop import ROWS, flat, run
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -113,13 +113,6 @@ def test_physical_batches_add_up_to_the_integer(micro):
     norms = np.sqrt((x**2).sum((1, 2), keepdims=True))
     units = np.trunc(x * np.minimum(1, 0.32 / norms) * (1 - 2.0**-24) / Grid(0.32, 20).unit).astype(np.int64)
     np.testing.assert_array_equal(parts.total.units()["w"], units.sum(0))
-
-
-def test_a_run_of_physical_batches_ends_with_the_same_bits():
-    given = dict(plan=COVERED, model={"w": jnp.zeros((2, WIDTH))}, loss=linear, data=whole_numbers())
-    given |= dict(optimizer=optax.adam(0.1), clipping="per_example", clip_norm=0.32, keys=KEYS)
-    whole, parts = (run(**given, microbatch_size=size) for size in (ROWS, 4))
-    np.testing.assert_array_equal(flat(whole.params), flat(parts.params))
 
 
 @pytest.mark.parametrize("micro", [1, 7])

@@ -16,14 +16,12 @@ from tests.train.plans import plan
 from train.batches.sampler import Sampler
 from train.clipping.grid import GridSum
 from train.noise.normals import normals_of
-from train.optimizers import Privatizer
 
 KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS, STEPS, CLIP = 400, 40, 0.5
 PLAN = plan("b-min-sep", dataset_size=ROWS, iterations=STEPS, rate=0.15, separation=3, bands=3, sigma=0.5)
 SCHEME = PLAN.mechanism.scheme
 OFTEN = dataclasses.replace(SCHEME, sampling_probability=1.25 * SCHEME.sampling_probability)
-POISSON = BMinSep(STEPS, 1, SCHEME.participation_rate)
 PARAMS = {"a": jnp.zeros(500), "b": jnp.zeros(300)}
 
 
@@ -34,27 +32,6 @@ def refuted() -> set[str]:
     checks = examine(PLAN.mechanism, observed, ROWS, ROWS)
     assert len(checks) == 13
     return {check.name for check in checks if check.refuted}
-
-
-def other_updates(change):
-    """Plant a `Privatizer` whose noise after one step is that of `change(state)`."""
-
-    class Broken(Privatizer):
-        def update(self, updates, state, params=None, **_):
-            released, _ = Privatizer.update(self, updates, change(state))
-            _, after = Privatizer.update(self, updates, state)
-            return released, after
-
-    def plant(patch):
-        real = train.procedures.bandmf.privatize
-
-        def broken(mechanism, **options):
-            made = real(mechanism, **options)
-            return Broken(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
-
-        patch.setattr(train.procedures.bandmf, "privatize", broken)
-
-    return plant
 
 
 def other_mechanism(change):
@@ -81,41 +58,18 @@ def other_batches(scheme):
     return plant
 
 
-def divided_by_the_batch_size(noise_too):
-    """Plant means over the real batch, before or after noise is added."""
+def divided_by_the_batch_size(patch):
+    """Plant means over the real batch, before noise is added."""
+    real = train.procedures.step.advance
 
-    def plant(patch):
-        real = train.procedures.step.advance
+    def broken(private, optimizer, state, found, mask, *more):
+        factor = private.expected_batch_size / jnp.maximum(1, mask.sum()).astype(jnp.float32)
+        with jax.enable_x64(True):
+            whole = jax.tree.map(lambda n: n * factor.astype(jnp.float64), found.total.whole)
+        found = found._replace(total=GridSum.of(whole, found.total.grid))
+        return real(private, optimizer, state, found, mask, *more)
 
-        def broken(private, optimizer, state, found, mask, *more):
-            factor = private.expected_batch_size / jnp.maximum(1, mask.sum()).astype(jnp.float32)
-            if not noise_too:
-                with jax.enable_x64(True):
-                    whole = jax.tree.map(lambda n: n * factor.astype(jnp.float64), found.total.whole)
-                found = found._replace(total=GridSum.of(whole, found.total.grid))
-                return real(private, optimizer, state, found, mask, *more)
-
-            class Scaled:
-                def __getattr__(self, name):
-                    return getattr(private, name)
-
-                def update(self, *given, **named):
-                    released, after = private.update(*given, **named)
-                    return jax.tree.map(lambda leaf: leaf * factor.astype(jnp.float32), released), after
-
-            return real(Scaled(), optimizer, state, found, mask, *more)
-
-        patch.setattr(train.procedures.step, "advance", broken)
-
-    return plant
-
-
-def white(mechanism):
-    return Mechanism(mechanism.scheme, BandedToeplitz.identity(), mechanism.noise_multiplier)
-
-
-def more_correlated(mechanism):
-    return Mechanism(BMinSep(STEPS, 4, 0.2), BandedToeplitz.square_root(4), mechanism.noise_multiplier)
+    patch.setattr(train.procedures.step, "advance", broken)
 
 
 def less(mechanism):
@@ -133,45 +87,15 @@ def twice_the_clip_norm(patch):
     patch.setattr(train.procedures.bandmf, "privatize", broken)
 
 
-def always_the_first(state):
-    return state._replace(step=jnp.zeros_like(state.step))
-
-
-def every_second(state):
-    return state._replace(step=state.step - state.step % 2)
-
-
-PAIRS, DISTANCES = "noise: correlation of two steps", "noise: correlation at each distance of steps"
 MISTAKES = {
-    "reused at every step": (other_updates(always_the_first), {PAIRS, DISTANCES}),
-    "reused at every second step": (other_updates(every_second), {PAIRS, DISTANCES}),
-    "white": (other_mechanism(white), {PAIRS, DISTANCES}),
-    "another C": (other_mechanism(more_correlated), {DISTANCES}),
     "4 % less noise": (other_mechanism(less), {"noise: variance"}),
     "clip norm": (twice_the_clip_norm, {"canary: amplitude", "canary: amplitude at each step"}),
     "another probability": (other_batches(OFTEN), {"batches: participations in all"}),
-    "no separation": (other_batches(POISSON), {"batches: separation of participations"}),
-    "sum divided": (divided_by_the_batch_size(False), {"canary: amplitude against batch size"}),
-    "release divided": (divided_by_the_batch_size(True), {"noise: variance at each step"}),
+    "sum divided": (divided_by_the_batch_size, {"canary: amplitude against batch size"}),
 }
 
 
-# Those that other checks of the same kind find as well: test_each_check_refutes_what_it_is_for has all.
-AT_LENGTH = (
-    "reused at every step",
-    "reused at every second step",
-    "white",
-    "another C",
-    "no separation",
-    "release divided",
-)
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [None, *(pytest.param(m, marks=pytest.mark.slow if m in AT_LENGTH else ()) for m in MISTAKES)],
-    ids=str,
-)
+@pytest.mark.parametrize("mistake", [None, *MISTAKES], ids=str)
 def test_planted_mistakes_are_refuted_by_the_check_for_them_and_honest_runs_are_not(mistake, monkeypatch):
     if mistake is None:
         assert refuted() == set()

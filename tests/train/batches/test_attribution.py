@@ -315,23 +315,6 @@ def test_a_missing_user_among_numbers_is_refused_with_its_row(missing, tmp_path)
         from_edges([1.0, float("nan"), 2.0], [0, 1, 2], dataset_size=3)
 
 
-def test_names_of_a_parquet_file_are_checked(tmp_path):
-    path = tmp_path / "edges.parquet"
-    parquet.write_table(pyarrow.table({"user": ["ann", "bob", "ANN"], "row": [0, 1, 2]}), path)
-    with pytest.raises(ValueError, match="row 2 has 'ANN', another has 'ann'"):
-        attribution.read_edges(path)
-
-
-def test_many_edges():
-    """Built whole, users as large integers; each example keeps exactly the users it was given."""
-    edges, size, generator = 100_000, 20_000, np.random.default_rng(0)
-    users, rows = generator.integers(0, 10**12, edges), generator.integers(0, size, edges)
-    rows[:size] = np.arange(size)
-    graph = from_edges(users, rows, dataset_size=size)
-    assert len(graph.users) == len(np.unique(users * size + rows))  # below 2^63
-    assert graph.num_users == len(np.unique(users))
-
-
 def test_bad_input(tmp_path, capsys):
     with pytest.raises(ValueError, match="row 1 has none"):
         from_edges([0, 1], [0, 2], dataset_size=3)

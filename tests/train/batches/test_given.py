@@ -114,25 +114,6 @@ def drawn(batches) -> tuple[np.ndarray, GivenBatches]:
     return np.array([given.next() for _ in range(STEPS)]), given
 
 
-def test_a_pytorch_loader():
-    """Of ids, and of a stream without a length; ours is a stand-in where it is missing."""
-    pytest.importorskip("torch")
-    from torch.utils import data as torch_data
-
-    ids = shuffled()
-    found, given = drawn(torch_data.DataLoader(ids.ravel().tolist(), batch_size=SIZE))
-    np.testing.assert_array_equal(found, ids)
-    assert given.described() == {"length": STEPS}
-
-    class Stream(torch_data.IterableDataset):
-        def __iter__(self):
-            return iter(ids.ravel().tolist())
-
-    found, given = drawn(torch_data.DataLoader(Stream(), batch_size=SIZE))
-    np.testing.assert_array_equal(found, ids)
-    assert given.length is None
-
-
 def a_loader_of_pairs(torch):
     """A loader of (inputs, labels) without ids."""
 
@@ -151,9 +132,10 @@ def loss_of_pair(params, example):
     return loss(params, {"x": example[0], "y": example[1]})
 
 
-def check_pairs(torch):
+@pytest.mark.usefixtures("one_key")
+def test_a_loader_of_inputs_and_labels():
     """Both halves of a loader train the bits of arrays; the loader is refused with the line that helps."""
-    loader = a_loader_of_pairs(torch)
+    loader = a_loader_of_pairs(stand_in_torch.module())
     ids = [ids for _ in range(3) for ids in loader.batch_sampler][:STEPS]
     options = TrainOptions(keys=KEYS, checkpoint_every=5)
     found = fit(
@@ -163,17 +145,6 @@ def check_pairs(torch):
     said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
     with pytest.raises(BatchesError, match=said):
         GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
-
-
-@pytest.mark.usefixtures("one_key")
-def test_a_loader_of_inputs_and_labels():
-    check_pairs(stand_in_torch.module())
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_key")
-def test_a_pytorch_loader_of_inputs_and_labels():
-    check_pairs(pytest.importorskip("torch"))
 
 
 class StandInDataset:

@@ -1,10 +1,5 @@
 """A run goes on with the constants that its loss began with, however JAX keeps them."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,38 +7,8 @@ import pytest
 
 from train.batches import fingerprints
 
-# Constants of more than a few numbers are arguments of the lowered program then, and not in its text.
-APART = {"JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "1"}
 # In JAX 0.8 nothing can be lowered in this way.
 needs_apart = pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX lowers no constants apart")
-
-RESUMED = """
-import sys
-import numpy as np
-from tests.train.test_loop import run
-
-def loss(by):
-    constant = by + np.arange(300, dtype=np.float32)
-    return lambda params, example: params["b"] * (constant * example["y"]).sum() + params["w"].sum()
-
-run(out=sys.argv[1], loss=loss(1), steps=2, verify=False)
-run(out=sys.argv[1], loss=loss(1), steps=2, verify=False)
-try:
-    run(out=sys.argv[1], loss=loss(2), steps=2, verify=False)
-except ValueError as error:
-    print(error)
-"""
-
-
-@needs_apart
-@pytest.mark.slow
-def test_a_run_does_not_go_on_with_another_constant(tmp_path):
-    """In CI `test_every_constant_is_in_the_digest`, of which a run is held to be another one."""
-    command = [sys.executable, "-c", RESUMED, str(tmp_path / "run")]
-    done = subprocess.run(
-        command, env=os.environ | APART, cwd=Path(__file__).parents[3], capture_output=True, text=True
-    )
-    assert "holds a run with another loss" in done.stdout, done.stderr[-2000:]
 
 
 def programs(by):
