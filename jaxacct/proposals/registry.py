@@ -37,6 +37,7 @@ class Family(NamedTuple):
 FAMILIES: dict[str, Family] = {
     "plain": Family("base", _BOTH, (False, True), (), _ALL),
     "replicas": Family("families.replicas", _REMOVE, (False, True), (range(1, 49), range(2, 33)), _ALL, 1),
+    "joint-replicas": Family("families.joint_replicas", _REMOVE, (False,), (range(3, 9),)),
     "truncated": Family("families.truncated", _BOTH, (False,), ()),
 }
 
