@@ -159,8 +159,8 @@ def test_drawn_binomials(window, p, key):
 
     @jax.jit
     def draw(key, trials):
-        words = (_words(part, number, trials.shape) for part in jax.random.split(key))
-        return binomial_of_words(*words, trials, arrays)
+        words = [_words(part, number, trials.shape) for part in jax.random.split(key)]
+        return binomial_of_words(words, trials, arrays)
 
     trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
     drawn = np.asarray(draw(key, jnp.asarray(trials, jnp.int32)))
@@ -266,7 +266,7 @@ def test_a_tie_is_settled_by_the_low_words():
     arrays = Arrays(np.array([0]), (level,))
     words = np.array([4, 5, 5, 5, 6], np.uint32)
     low = np.array([2**32 - 1, 6 << 2, 7 << 2, 0, 0], np.uint32)
-    drawn = jax.jit(lambda one, two: binomial_of_words([one], [two], jnp.zeros(5, jnp.int32), arrays))
+    drawn = jax.jit(lambda one, two: binomial_of_words(([one], [two]), jnp.zeros(5, jnp.int32), arrays))
     assert drawn(words, low).tolist() == [0, 0, 1, 0, 1]
 
 

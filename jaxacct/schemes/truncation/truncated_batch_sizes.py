@@ -155,12 +155,12 @@ def _block(keys, pool, arrays, steps, back):
 
     words = [_words(key, len(arrays.levels), shape) for key in keys]
     if back is None:
-        return pool, binomial_of_words(*words, jnp.broadcast_to(pool, shape), arrays)
+        return pool, binomial_of_words(words, jnp.broadcast_to(pool, shape), arrays)
 
     # One array a step, the pool: further outputs make XLA compute all of it again. The sizes follow.
     def step(pool, given):
         words, at, back = given
-        pool = pool - binomial_of_words(*words, pool, arrays, 0 if at is None else at) + back
+        pool = pool - binomial_of_words(words, pool, arrays, 0 if at is None else at) + back
         return pool, pool
 
     _, pools = lax.scan(step, pool, (words, at, back), length=length)
