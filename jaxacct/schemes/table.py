@@ -263,8 +263,7 @@ class SamplingTable:
         if len(self.outcomes) == 1 or not reached.any():
             return 0.0, 0.0
         chances = np.stack([outcome.chance[reached] for outcome in self.outcomes]) / self.leaves[reached]
-        errors = [share_errors(each, len(chances)) for each in np.unique(chances, axis=1).T]
-        return max(relative for relative, _ in errors), max(variation for _, variation in errors)
+        return share_errors(chances, len(chances))
 
     @property
     def start_errors(self) -> tuple[float, float]:
