@@ -53,7 +53,7 @@ class TestVariants(chex.TestCase):
         )
         outputs = np.random.default_rng(2).normal(0.5, 1.5, (3, scheme.iterations)).astype(np.float32)
         loss = self.variant(lambda outputs: privacy_loss(Mechanism(scheme, strategy, 0.9), outputs, side))
-        one = getattr(scheme, "uncut", scheme)
+        one = getattr(scheme, "untruncated", scheme)
         exact = enumeration.log_ratio(one, strategy.coefficients, 0.9, outputs.astype(float))
         chex.assert_trees_all_close(loss(outputs), np.float32(exact), rtol=2e-5, atol=2e-5)
 
