@@ -630,8 +630,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/replicas/table_weights.py",
-        'return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, pulls)',
-        'return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, pulls**0)',
+        'return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, attractions)',
+        'return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, attractions**0)',
         TABLES,
     ),
     Mutant(
@@ -1309,8 +1309,8 @@ MUTANTS = [
     ),
     Mutant(
         "jaxacct/schemes/replicas/table_weights.py",
-        'return np.einsum("nak,nl,naa->nkl", one.chance, table.leaves, pulls)',
-        'return np.einsum("nak,nbl,nab->nkl", one.chance, one.chance, pulls)',
+        'return np.einsum("nak,nl,naa->nkl", one.chance, table.leaves, attractions)',
+        'return np.einsum("nak,nbl,nab->nkl", one.chance, one.chance, attractions)',
         "tests/proposals/test_independent_cuts.py",
     ),
     Mutant(

@@ -58,7 +58,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("size.ratio + 6 * half, 2", "size.ratio + 6 * half, 1"),
     ],
     ("jaxacct/proposals/families/truncated.py", "tests/core/test_budget_lines.py"): [
-        ("cuts.uncut.iterations - none", "cuts.uncut.iterations"),
+        ("truncation.iterations - none", "truncation.iterations"),
     ],
     ("jaxacct/proposals/threshold.py", "tests/core/test_budget_lines.py"): [
         (
