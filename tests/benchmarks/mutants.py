@@ -1502,8 +1502,8 @@ MUTANTS = [
     ),
     Mutant(
         SUMS_OF_X,
-        "return log - min(logs)",
-        "return min(logs)",
+        "@ logs - logs",
+        "@ logs - 2 * logs",
         ALLOCATION,
     ),
     Mutant(
