@@ -12,110 +12,65 @@ from jaxacct.common.version import VERSION
 
 __version__ = VERSION
 
-if TYPE_CHECKING:  # the same names, for type checkers and editors
-    from jaxacct import (  # noqa: F401
-        accountants,
-        checker,
-        individual,
-        interoperation,
-        schemes,
-        strategies,
-    )
-    from jaxacct.accountants.history import delta, epsilon
-    from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
-    from jaxacct.calibration.options import CalibrationOptions
-    from jaxacct.calibration.targets import Target
-    from jaxacct.core.check import Verdict
-    from jaxacct.core.claim import Claim, ClaimedTarget
-    from jaxacct.core.evidence import Evidence
-    from jaxacct.core.plan import Plan
-    from jaxacct.core.verify import verify
-    from jaxacct.estimates.estimate import Estimate, estimate_delta, estimate_epsilon
-    from jaxacct.estimates.profile import Profile, privacy_profile
-    from jaxacct.likelihood.loss import privacy_loss
-    from jaxacct.mechanisms.mechanism import Mechanism
-    from jaxacct.proposals.sampling import sample_privacy_loss
-    from jaxacct.recommendation.result import Recommendation, Recommended
-    from jaxacct.recommendation.search import recommend
+if TYPE_CHECKING:  # the same names, for type checkers and editors; `as` exports them
+    from jaxacct import accountants as accountants
+    from jaxacct import checker as checker
+    from jaxacct import individual as individual
+    from jaxacct import interoperation as interoperation
+    from jaxacct import schemes as schemes
+    from jaxacct import strategies as strategies
+    from jaxacct.accountants.history import delta as delta
+    from jaxacct.accountants.history import epsilon as epsilon
+    from jaxacct.calibration.calibrate import NotCertifiedError as NotCertifiedError
+    from jaxacct.calibration.calibrate import calibrate as calibrate
+    from jaxacct.calibration.options import CalibrationOptions as CalibrationOptions
+    from jaxacct.calibration.targets import Target as Target
+    from jaxacct.core.check import Verdict as Verdict
+    from jaxacct.core.claim import Claim as Claim
+    from jaxacct.core.claim import ClaimedTarget as ClaimedTarget
+    from jaxacct.core.evidence import Evidence as Evidence
+    from jaxacct.core.plan import Plan as Plan
+    from jaxacct.core.verify import verify as verify
+    from jaxacct.estimates.estimate import Estimate as Estimate
+    from jaxacct.estimates.estimate import estimate_delta as estimate_delta
+    from jaxacct.estimates.estimate import estimate_epsilon as estimate_epsilon
+    from jaxacct.estimates.profile import Profile as Profile
+    from jaxacct.estimates.profile import privacy_profile as privacy_profile
+    from jaxacct.likelihood.loss import privacy_loss as privacy_loss
+    from jaxacct.mechanisms.mechanism import Mechanism as Mechanism
+    from jaxacct.proposals.sampling import sample_privacy_loss as sample_privacy_loss
+    from jaxacct.recommendation.result import Recommendation as Recommendation
+    from jaxacct.recommendation.result import Recommended as Recommended
+    from jaxacct.recommendation.search import recommend as recommend
     from jaxacct.report import plots as plot  # noqa: F401
-    from jaxacct.report import risk  # noqa: F401
-    from jaxacct.schemes import (
-        SCHEMES,
-        BalancedMinSep,
-        BallsInBins,
-        BMinSep,
-        CustomScheme,
-        CyclicPoisson,
-        EpochwiseAllocation,
-        FixedOrder,
-        IndependentAttribution,
-        MultiAttribution,
-        Poisson,
-        TruncatedBMinSep,
-    )
-    from jaxacct.statistics.bounds import Budget
-    from jaxacct.statistics.hockey_stick import NonFiniteLossError
-    from jaxacct.strategies import (
-        BandedInverse,
-        BandedToeplitz,
-        BufferedToeplitz,
-        Dense,
-        FiniteToeplitz,
-        Toeplitz,
-        prefix_sum_error,
-    )
+    from jaxacct.report import risk as risk
+    from jaxacct.schemes import SCHEMES as SCHEMES
+    from jaxacct.schemes import BalancedMinSep as BalancedMinSep
+    from jaxacct.schemes import BallsInBins as BallsInBins
+    from jaxacct.schemes import BMinSep as BMinSep
+    from jaxacct.schemes import CustomScheme as CustomScheme
+    from jaxacct.schemes import CyclicPoisson as CyclicPoisson
+    from jaxacct.schemes import EpochwiseAllocation as EpochwiseAllocation
+    from jaxacct.schemes import FixedOrder as FixedOrder
+    from jaxacct.schemes import IndependentAttribution as IndependentAttribution
+    from jaxacct.schemes import MultiAttribution as MultiAttribution
+    from jaxacct.schemes import Poisson as Poisson
+    from jaxacct.schemes import TruncatedBMinSep as TruncatedBMinSep
+    from jaxacct.statistics.bounds import Budget as Budget
+    from jaxacct.statistics.hockey_stick import NonFiniteLossError as NonFiniteLossError
+    from jaxacct.strategies import BandedInverse as BandedInverse
+    from jaxacct.strategies import BandedToeplitz as BandedToeplitz
+    from jaxacct.strategies import BufferedToeplitz as BufferedToeplitz
+    from jaxacct.strategies import Dense as Dense
+    from jaxacct.strategies import FiniteToeplitz as FiniteToeplitz
+    from jaxacct.strategies import Toeplitz as Toeplitz
+    from jaxacct.strategies import prefix_sum_error as prefix_sum_error
 
 # Stability: names in `__all__` here and in public modules keep their meaning within a minor version, and a
 # removal is announced in the changelog one minor version ahead; all other names may change. The name of a
 # scheme, strategy or accountant never gets another meaning: a change of the mathematics is a new name. A plan
 # loads in every version with its schema version, which recomputes its guarantee, and is refused by all
 # others.
-__all__ = [
-    "SCHEMES",
-    "BMinSep",
-    "BalancedMinSep",
-    "BallsInBins",
-    "BandedInverse",
-    "BandedToeplitz",
-    "Budget",
-    "BufferedToeplitz",
-    "CalibrationOptions",
-    "Claim",
-    "ClaimedTarget",
-    "CustomScheme",
-    "CyclicPoisson",
-    "Dense",
-    "EpochwiseAllocation",
-    "Estimate",
-    "Evidence",
-    "FiniteToeplitz",
-    "FixedOrder",
-    "IndependentAttribution",
-    "Mechanism",
-    "MultiAttribution",
-    "NonFiniteLossError",
-    "NotCertifiedError",
-    "Plan",
-    "Poisson",
-    "Profile",
-    "Recommendation",
-    "Recommended",
-    "Target",
-    "Toeplitz",
-    "TruncatedBMinSep",
-    "Verdict",
-    "calibrate",
-    "delta",
-    "epsilon",
-    "estimate_delta",
-    "estimate_epsilon",
-    "prefix_sum_error",
-    "privacy_loss",
-    "privacy_profile",
-    "recommend",
-    "sample_privacy_loss",
-    "verify",
-]
 
 # Where public names live. `import jaxacct` loads none of it: the first use of a name loads its module.
 _HOMES = {
@@ -144,18 +99,11 @@ _HOMES = {
     "prefix_sum_error",
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(_MODULE_OF)
 # Modules as attributes, loaded as late; training is there where it is installed with the package.
-_MODULES = {
-    "accountants": "jaxacct.accountants",
-    "checker": "jaxacct.checker",
-    "individual": "jaxacct.individual",
-    "interoperation": "jaxacct.interoperation",
-    "plot": "jaxacct.report.plots",
-    "risk": "jaxacct.report.risk",
-    "schemes": "jaxacct.schemes",
-    "strategies": "jaxacct.strategies",
-    "train": "jaxacct.train",
-}
+_PARTS = "accountants checker individual interoperation schemes strategies train"
+_MODULES = {name: f"jaxacct.{name}" for name in _PARTS.split()}
+_MODULES |= {"plot": "jaxacct.report.plots", "risk": "jaxacct.report.risk"}
 
 
 def __getattr__(name: str):

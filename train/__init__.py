@@ -4,13 +4,13 @@ Installed as `jaxacct.train` (the extra `jaxacct[train]`); in a checkout the fol
 imports `jaxacct` and never the other way round.
 """
 
+# ruff: noqa: F401
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from .models.loss import with_params
-    from .models.saving import load_model, save_model
-    from .models.weights import load_weights
+    from .models.saving import load_model, load_weights, save_model
     from .procedures.batch_clipping import (
         aggregate,
         clip_by_l2_norm,
@@ -21,34 +21,16 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from .procedures.convex import noisy_cgd, noisy_gd, noisy_sgd, project_box, project_l2_ball
     from .training import TrainOptions, fit
 
-__all__ = [
-    "TrainOptions",
-    "aggregate",
-    "clip_by_l2_norm",
-    "epoch_batches",
-    "fit",
-    "load_model",
-    "load_weights",
-    "noisy_cgd",
-    "noisy_gd",
-    "noisy_sgd",
-    "outer_update",
-    "private_round_update",
-    "project_box",
-    "project_l2_ball",
-    "save_model",
-    "with_params",
-]
-
 # Module -> its public names; the first use of a name loads the module.
 _NAMES = {
     "procedures.batch_clipping": "aggregate clip_by_l2_norm epoch_batches outer_update private_round_update",
     "procedures.convex": "noisy_cgd noisy_gd noisy_sgd project_box project_l2_ball",
     "training": "TrainOptions fit",
     "models.loss": "with_params",
-    "models.saving": "load_model save_model",
-    "models.weights": "load_weights",
+    "models.saving": "load_model load_weights save_model",
 }
+
+__all__ = sorted(name for names in _NAMES.values() for name in names.split())
 
 
 def __getattr__(name: str):

@@ -19,12 +19,9 @@ def check_model(model) -> None:
     if isinstance(model, nnx.Module):
         return
     if inspect.isclass(model):
-        hint = (
-            f"give an instance, {model.__name__}(..., rngs=nnx.Rngs(0))"
-            if issubclass(model, nnx.Module)
-            else ""
-        )
-        raise ValueError(f"{allowed}, got the class {model.__name__}" + (hint and f": {hint}"))
+        made = f": give an instance, {model.__name__}(..., rngs=nnx.Rngs(0))"
+        hint = made if issubclass(model, nnx.Module) else ""
+        raise ValueError(f"{allowed}, got the class {model.__name__}{hint}")
     if isinstance(model, linen.Module):
         raise ValueError(
             f"{allowed}, got a linen module: give its parameters, model.init(key, x)['params'], and a loss "

@@ -13,8 +13,7 @@ from jaxacct.common import validate as _validate
 from .batches.graph import Attribution
 from .clipping.ghost import AUTO
 from .individual import IndividualAccounting
-from .noise.redrawn import KEEP, RECOMPUTE
-from .procedures.step import CLIPPINGS
+from .noise.redrawn import KEEP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +88,6 @@ class TrainOptions:
     keys: tuple | None = field(default=None, repr=False)
 
     def __post_init__(self):
-        _validate.one_of("clipping", self.clipping, (AUTO, *CLIPPINGS))
-        _validate.one_of("noise_memory", self.noise_memory, (KEEP, RECOMPUTE))
         _validate.positive_integer("checkpoint_every", self.checkpoint_every)
         _validate.positive_integer("prefetch", self.prefetch, minimum=0)
         for name in ("normalize", "verify", "elastic"):
@@ -103,8 +100,6 @@ class TrainOptions:
                 raise ValueError(f"{name} must be a function, got {value!r}")
         if self.keys is not None and not (isinstance(self.keys, tuple) and len(self.keys) == 2):
             raise ValueError(f"keys must be (sampler key, noise key), got {type(self.keys).__name__}")
-        if self.average is not None:
-            _validate.open_probability("average", self.average)
         if self.steps is not None:
             _validate.positive_integer("steps", self.steps)
         if self.microbatch_size is not None:

@@ -13,12 +13,12 @@ from jaxacct.report.run_card import read_plan
 
 from . import arguments
 from .options import TrainOptions
-from .procedures.protocol import Request, Result, TrainingPlan, procedure_of
+from .procedures.protocol import AnyPlan, Request, Result, procedure_of
 from .run import hosts
 
 
 def fit(
-    plan: TrainingPlan | str | os.PathLike,
+    plan: AnyPlan | str | os.PathLike,
     model,
     loss,
     data,

@@ -1,14 +1,13 @@
 """The best deterministic bound of `ACCOUNTANTS`: the fallback candidate that needs no samples."""
 
+import functools
 import math
 
 from jaxacct.accountants import ACCOUNTANTS, Accountant
 from jaxacct.accountants.pld import PrivacyLossDistribution, is_exact
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
-from jaxacct.statistics import roots
-
-_PRECISION = 1e-4  # relative
+from jaxacct.statistics.composed_losses import min_epsilon
 
 
 def delta_by(accountant: str, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
@@ -34,14 +33,15 @@ def epsilon_at(
 ) -> tuple[float, str | None]:
     """Return (upper bound on epsilon at `delta`, its accountant); infinity and None without one up to `most`.
 
-    The best accountant's, rounded up by at most a ten-thousandth.
+    The best accountant's, rounded up.
     """
 
-    def is_enough(epsilon):
-        return best_accountant(mechanism, epsilon, compose_with)[1] <= delta
+    @functools.cache
+    def best(epsilon: float) -> tuple[str, float]:
+        return best_accountant(mechanism, epsilon, compose_with)
 
-    end = roots.turn(is_enough, 0.0, 1.0, 0.0, most, relative=_PRECISION)[1]
-    return end, None if end == math.inf else best_accountant(mechanism, end, compose_with)[0]
+    end = min_epsilon(lambda epsilon: best(epsilon)[1], delta, most)
+    return end, None if end == math.inf else best(end)[0]
 
 
 def bound_by(

@@ -63,7 +63,7 @@ def sensitivity(mechanism: Mechanism) -> float:
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier, in place of the mechanism's, with a revealed pattern.
 
-    Rounded up, and at least 1e-3: an upper end for any search.
+    Rounded up, and at least 1e-3: an upper end for any search. Infinite where e^700 is not enough.
     """
     length = sensitivity(mechanism)
 
@@ -71,7 +71,7 @@ def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> 
         return gaussian_delta(epsilon, math.exp(log_sigma), length) <= delta
 
     min_log_noise = math.log(1e-3)
-    return math.exp(roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, math.inf, absolute=1e-12)[1])
+    return math.exp(roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, 700.0, absolute=1e-12)[1])
 
 
 def epsilon_at(mechanism: Mechanism, delta: float) -> float:

@@ -42,18 +42,17 @@ class TargetOptions:
     def target(self) -> Target:
         """Return the target, of which epsilon or delta may be missing; ValueError for none or several."""
         given = self._given()
-        names = given.keys()
+        names = frozenset(given)
         if not names:
             raise ValueError(
                 "--epsilon and --delta, --advantage, --tpr and --fpr, or --mu and --delta must be given"
             )
         if names <= {"epsilon", "delta"}:
             return asked(None, self.epsilon, self.delta)
-        for form, kind in (({"advantage"}, Target.advantage), ({"tpr", "fpr"}, Target.tpr)):
-            if names == form:
+        forms = {("advantage",): Target.advantage, ("tpr", "fpr"): Target.tpr, ("mu", "delta"): Target.mu}
+        for form, kind in forms.items():
+            if names == {*form}:
                 return kind(**given)
-        if names == {"mu", "delta"}:
-            return Target.mu(**given)
         if "advantage" in names:
             other = min(names - {"advantage"})
             raise ValueError(f"advantage must not be given together with {other}: it is a target by itself")

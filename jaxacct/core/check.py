@@ -35,11 +35,7 @@ class Outcome(enum.StrEnum):
     NOT_RUN = "not-run"
 
 
-_CERTIFIED = (
-    Outcome.WEIGHT_BOUND,
-    Outcome.MEAN_BELOW,
-    Outcome.DOMINATED,
-)
+_CERTIFIED = (Outcome.WEIGHT_BOUND, Outcome.MEAN_BELOW, Outcome.DOMINATED)
 
 
 @dataclass(frozen=True)

@@ -157,11 +157,6 @@ class Plan:
         return isinstance(self.evidence, Sampled)
 
     @property
-    def reveals_all_participations(self) -> bool:
-        """Whether the guarantee holds against an adversary who sees all participations."""
-        return self.verdict.reveals_all_participations
-
-    @property
     def holds_for_shared_examples(self) -> bool:
         """Whether the guarantee holds on graphs in which an example has several owners.
 
@@ -169,7 +164,7 @@ class Plan:
         """
         if self.mechanism.scheme.holds_for_shared_examples:
             return True
-        return self.certified and self.reveals_all_participations
+        return self.certified and self.verdict.reveals_all_participations
 
     def statement(self) -> str:
         """Return the guarantee in a sentence for a privacy review."""

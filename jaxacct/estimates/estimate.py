@@ -201,7 +201,7 @@ def estimate_epsilon(
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:
-        ends = known_epsilons(known, mechanism, delta, compose_with)
+        ends = known_epsilons(mechanism, delta, compose_with)
         return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
     composed = composition_of(compose_with, delta)

@@ -5,7 +5,6 @@ import numpy as np
 from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics.composed_losses import min_epsilon
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 
 _NUM_SAMPLES = 100_000
@@ -33,17 +32,8 @@ def known_bands(
     return dict.fromkeys(DIRECTIONS, np.stack([0 * upper, upper, upper]))
 
 
-def known_epsilons(
-    known: Accountant, mechanism: Mechanism, delta: float, compose_with=None
-) -> dict[Direction, np.ndarray]:
-    """Return (3,) of each direction: 0, and the accountant's epsilon at `delta`, as `known_bands`.
-
-    Of a composed mechanism it is that of the best accountant.
-    """
-    if compose_with is not None:
-        upper = analytic.epsilon_at(mechanism, delta, compose_with)[0]
-    else:
-        most = unamplified.epsilon_at(mechanism, delta)
-        upper = min_epsilon(lambda epsilon: known.bound_at(mechanism, epsilon), delta, most)
-        upper = min(upper, most)
+def known_epsilons(mechanism: Mechanism, delta: float, compose_with=None) -> dict[Direction, np.ndarray]:
+    """Return (3,) of each direction: 0, and the best accountant's epsilon at `delta`, as `known_bands`."""
+    most = unamplified.epsilon_at(mechanism, delta) if compose_with is None else _validate.MAX_EPSILON
+    upper = min(most, analytic.epsilon_at(mechanism, delta, compose_with, most)[0])
     return dict.fromkeys(DIRECTIONS, np.array([0.0, upper, upper]))

@@ -7,8 +7,7 @@ Each part is looked up in an alias table of 62-bit integers made in float64: the
 error.
 
 A look-up takes more time than all computation, so a window is as narrow as possible, its tables fit a cache,
-and all tables of one digit have equally many cells. The last 30 bits of a threshold matter only where 32 bits
-are a tie, once in a million draws: only then are words drawn and looked up for them (`Arrays`).
+and all tables of one digit have equally many cells.
 """
 
 import functools
@@ -60,13 +59,12 @@ class Tables(NamedTuple):
     variation: float
 
 
-def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
-    """Return Binomial(trials, p) draws: the sum of one table look-up per digit of `trials`.
+def binomial_of_words(words, low_words, trials, arrays: Arrays, at=0):
+    """Return Binomial(trials, p) draws, int32: the sum of one table look-up per digit of `trials`.
 
-    `words` and `low_words` are uniform uint32, (num_samples,) of every level; without the latter a tie goes
-    to the alias. `arrays` are of `binomial_tables`, `at` the index of the probability there; `trials` outside
-    its window are replaced by the nearest end. Returns the draws, int32, and whether each depends on
-    `low_words`.
+    `words` and `low_words` are uniform uint32, (num_samples,) of every level. `arrays` are of
+    `binomial_tables`, `at` the index of the probability there; `trials` outside its window are replaced by
+    the nearest end.
     """
     chex.assert_type([trials, *words], [jnp.int32, *[jnp.uint32] * len(words)])
     chex.assert_equal_shape([trials, *words])
@@ -74,8 +72,7 @@ def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
     places = [digits.bit_length() - 1 for digits, _ in shapes]
     window = 1 << sum(places)
     rest = jnp.clip(trials - jnp.asarray(arrays.first)[at], 0, window - 1).astype(jnp.uint32)
-    total, tie = jnp.zeros(trials.shape, jnp.int32), jnp.zeros(trials.shape, bool)
-    low_words = low_words or [None] * len(words)
+    total = jnp.zeros(trials.shape, jnp.int32)
     for number, (level, (digits, cells), word, low_word) in enumerate(
         zip(arrays.levels, shapes, words, low_words, strict=True)
     ):
@@ -86,14 +83,12 @@ def binomial_of_words(words, trials, arrays: Arrays, at=0, low_words=None):
         cell = (jnp.asarray(at, jnp.uint32) * digits + digit) * cells + own
         packed = _at(level.cells, cell)
         high, limit = word & jnp.uint32((1 << (32 - log_cells)) - 1), packed >> log_cells
-        keep, tie = high < limit, tie | (high == limit)
-        if low_word is not None:
-            keep |= (high == limit) & (low_word >> (32 - _LOW_BITS) < _at(level.low, cell))
+        keep = (high < limit) | ((high == limit) & (low_word >> (32 - _LOW_BITS) < _at(level.low, cell)))
         value = jnp.where(keep, own, packed & jnp.uint32(cells - 1)).astype(jnp.int32)
         per_digit = level.lowest.shape[1] > 1
         lowest = _at(level.lowest, at * digits + digit.astype(jnp.int32)) if per_digit else None
         total = total + value + (jnp.asarray(level.lowest)[at, 0] if lowest is None else lowest)
-    return total, tie
+    return total
 
 
 def _at(table, index):

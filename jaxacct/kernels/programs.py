@@ -25,11 +25,14 @@ _KEPT = 64
 # Options of XLA's compiler for CPUs, unless `XLA_FLAGS` sets them: AVX-512 vectors, of which XLA uses half
 # the width by default, and the LLVM optimizations that make programs faster. The bits are the same; programs
 # take 12 % less time, compilation 25 % less.
-_CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512, "xla_backend_optimization_level": 1}
 # Programs of `compiled` are called by several threads at once (`proposals.base.workers`), each on one core:
 # a third faster. In jaxlib 0.11 two Fourier transforms at once wait for each other forever where a program
 # may use all cores: each holds a core, and waits for parts of its own that no core is left for.
-_ONE_CORE = {"xla_cpu_multi_thread_eigen": False}
+_CPU_OPTIONS = {
+    "xla_cpu_prefer_vector_width": 512,
+    "xla_backend_optimization_level": 1,
+    "xla_cpu_multi_thread_eigen": False,
+}
 
 
 def outside_of_traces(function: Callable[[], Any]):
@@ -118,7 +121,7 @@ def _traced(function, fixed, tree, leaves) -> _Program:
     with jax.ensure_compile_time_eval():
         constants = [jax.device_put(each) for each in closed.consts]
     inside = jax.jit(program)
-    options = compiler_options(one_core=True) if jax.default_backend() == "cpu" else {}
+    options = compiler_options() if jax.default_backend() == "cpu" else {}
     return _Program(jax.jit(program, compiler_options=options) if options else inside, inside, constants)
 
 
@@ -135,15 +138,12 @@ def _zero():
 
 
 @functools.cache
-def compiler_options(*, one_core: bool = False) -> dict[str, int]:
-    """Return the options that are not set and that this XLA has.
-
-    Args:
-      one_core: whether the program leaves all cores but one to others (`_ONE_CORE`).
-    """
+def compiler_options() -> dict[str, int]:
+    """Return the options that are not set and that this XLA has."""
     asked = os.environ.get("XLA_FLAGS", "")
-    options = _CPU_OPTIONS | (_ONE_CORE if one_core else {})
-    return {name: value for name, value in options.items() if name not in asked and _is_known(name, value)}
+    return {
+        name: value for name, value in _CPU_OPTIONS.items() if name not in asked and _is_known(name, value)
+    }
 
 
 @functools.cache

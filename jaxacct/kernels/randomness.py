@@ -17,7 +17,6 @@ import scipy
 from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
-from jaxacct.kernels.programs import number
 from jaxacct.kernels.threefry import bits_32, folded, split, trees, two_words, whole
 
 BLOCK_SIZE = 128
@@ -232,12 +231,6 @@ def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
     return (high.astype(dtype) + below) * jnp.asarray(2.0**-32, dtype)
 
 
-def exponential_64(key, shape, bits=None):
-    """Draw unit exponentials in float32 from 64 bits each, with a small relative error at both ends."""
-    high, low = (bits or bits_32)(key, (2, *shape))
-    return minus_log_uniform(high, (low.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32))
-
-
 def multiply_high(a, b):
     """Return the high 32 bits of the product of uint32 arrays: floor(a b / 2^32)."""
     a_low, a_high, b_low, b_high = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
@@ -245,60 +238,5 @@ def multiply_high(a, b):
     return a_high * b_high + (middle >> 16) + (((middle & 0xFFFF) + a_low * b_high) >> 16)
 
 
-# Minimum probability of either side of a Bernoulli draw of 32 bits; below it a draw has 64 bits.
-_RARE = 2.0**-10
-# Below this even 64 bits have a relevant relative error, and schemes refuse it.
 MIN_PROBABILITY = 2.0**-48
-
-
-def coin_bits(probability: float) -> int:
-    """Return the number of random bits of one draw of `bernoulli`."""
-    return 32 if _RARE <= probability <= 1 - _RARE or probability == 1 else 64
-
-
-def bernoulli_error(probability: float, trials: int) -> float:
-    """Return the relative error of the density of `trials` draws of `bernoulli`.
-
-    The threshold has an error of half a step of 2^-bits: relatively `2^-(bits+1) / p` for each success and
-    `2^-(bits+1) / (1 - p)` for each failure, and there are at most `trials` of both together. ValueError for
-    a probability below `MIN_PROBABILITY`, or one that only rounds to 1.
-    """
-    if probability == 1:
-        return 0.0
-    if not MIN_PROBABILITY <= probability <= 1 - MIN_PROBABILITY:
-        raise ValueError(
-            f"probability must be 1 or within 2^-48 = {MIN_PROBABILITY:.3g} of neither end, "
-            f"got {probability!r}"
-        )
-    step = 2.0 ** -(coin_bits(probability) + 1)
-    return math.expm1(trials * max(step / probability, step / (1 - probability)))
-
-
-def thresholds_64(probabilities) -> np.ndarray:
-    """Return (2, number) uint32: high and low words of `probabilities`, in (0, 1), as multiples of 2^-64."""
-    whole = [min(round(float(p) * 2**64), 2**64 - 1) for p in probabilities]
-    return np.array([[word >> 32 for word in whole], [word & (2**32 - 1) for word in whole]], np.uint32)
-
-
-def below_64(key, threshold, shape):
-    """Draw Bernoullis, exact to 2^-64, of a probability that may be traced: (2,) words of `thresholds_64`."""
-    high, low = bits_32(key, (2, *shape))
-    return (high < threshold[0]) | ((high == threshold[0]) & (low < threshold[1]))
-
-
-def bernoulli(key, probability: float, shape, draw_words=None):
-    """Draw Bernoullis, exact to half of 2^-32, or of 2^-64 for a rare side; `probability` 1 is always true.
-
-    `probability` is static; `draw_words` makes the words, `bits_32` by default.
-    """
-    if probability == 1:
-        return jnp.ones(shape, bool)
-    bits = coin_bits(probability)
-    threshold = round(probability * 2**bits)
-    if not 0 < threshold < 2**bits:
-        raise ValueError(f"probability must be above the grid of {bits} bits, got {probability!r}")
-    if bits == 32:
-        return (draw_words or bits_32)(key, shape) < number(threshold, jnp.uint32)
-    high, low = (draw_words or bits_32)(key, (2, *shape))
-    above, below = (number(word, jnp.uint32) for word in (threshold >> 32, threshold & (2**32 - 1)))
-    return (high < above) | ((high == above) & (low < below))
+"""Below this, draws of 64 bits have a relevant relative error, and tables refuse it."""

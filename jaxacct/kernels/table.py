@@ -37,8 +37,10 @@ from jaxacct.kernels.programs import any_left, number
 from jaxacct.kernels.recurrence import compensated_step, softplus, two_sum
 
 SHARE_ERROR = 2.0**-51
-"""Bound on the error of a drawn choice's probability, over the number of its choices: of sums in float64 and
-of words (proofs/sampling_table.md, section 4)."""
+"""Bound on the error of a drawn choice's probability, beside one relative to it, over the number of choices
+(proofs/sampling_table.md, section 4)."""
+_RARE_SHARE = 2.0**-30
+"""Choices below this probability have an absolute error: as total variation."""
 
 
 class Outcome(NamedTuple):
@@ -46,8 +48,8 @@ class Outcome(NamedTuple):
 
     chance: np.ndarray
     """(n, K) float64."""
-    kept: bool
-    """Whether it is a participation."""
+    examples: int
+    """Number of the unit's examples that participate."""
     counts: bool
     """Whether one participation less is left afterwards."""
 
@@ -57,10 +59,10 @@ class Draws(NamedTuple):
 
     hazards: tuple
     """Words by (n + 1, K): -ln of the probability of waiting from step 0 on."""
-    outcomes: list
-    """Words by (n, K), for all `Outcome`s but the last: cumulative probabilities, given one of them."""
-    kept: tuple[bool, ...]
-    """Which of them are participations."""
+    outcomes: tuple
+    """Words by `Outcome` but the last, and (n, K): cumulative probabilities, given one of them."""
+    examples: tuple[int, ...]
+    """Of each of them."""
     counts: tuple[bool, ...]
     lockout: np.ndarray
     """(n,) int32, in steps."""
@@ -84,8 +86,8 @@ class Draws(NamedTuple):
         is_constant = total.shape[1] == 1 and len(total) <= 2**20 and 0 < total.min() == total.max() < 1
         return cls(
             words_of_integers(integers_of(total).ravel()),
-            [words_of(part.ravel(), 64) for part in shares(chances)[:-1]],
-            tuple(outcome.kept for outcome in outcomes),
+            words_of_shares(chances),
+            tuple(outcome.examples for outcome in outcomes),
             tuple(outcome.counts for outcome in outcomes),
             lockout.astype(np.int32),
             words_of(shares(np.asarray(start))[:-1], 64),
@@ -110,12 +112,23 @@ def shares(weights):
         return np.clip(np.where(reached[-1:] > 0, reached / reached[-1:], 1.0), 0.0, 1.0)
 
 
-def chosen(words, reached):
-    """Return int32 indices: how many of a list of words, cumulative probabilities, random words reach."""
-    found = jnp.zeros(words[0].shape, jnp.int32)
-    for each in reached:
-        found = found + jnp.where(below(words, each), 0, 1)
-    return found
+def words_of_shares(weights) -> tuple[np.ndarray, np.ndarray]:
+    """Return words of the cumulative shares but the last, (choices - 1, ..), the other axes as one."""
+    reached = shares(weights)[:-1]
+    return words_of(reached.reshape(len(reached), math.prod(reached.shape[1:])), 64)
+
+
+def share_errors(chances, number: int) -> tuple[float, float]:
+    """Return (relative, total variation) errors of one of `number` choices with these probabilities."""
+    rare = int(((chances > 0) & (chances < _RARE_SHARE)).sum())
+    least = float(chances.min(where=chances >= _RARE_SHARE, initial=1.0))
+    return SHARE_ERROR * (1 / least + number + rare), SHARE_ERROR * rare
+
+
+def chosen(words, table, place):
+    """Return int32 indices: how many rows of `words_of_shares`, at a place of each, random words reach."""
+    reached = [jnp.asarray(part).at[:, place].get(mode="promise_in_bounds") for part in table]
+    return jnp.sum(~below([word[None] for word in words], reached), axis=0, dtype=jnp.int32)
 
 
 def log_likelihood_ratios(
@@ -205,22 +218,24 @@ def thin(log_ratios, keep: float):
     return log_q + softplus(log_ratios + (log_p - log_q))
 
 
-def draw_positions(key, num_samples: int, draws: Draws):
-    """Draw (num_samples, `draws.most`) int32: steps of participation, ascending; n and above is none.
+def draw_counts(key, num_samples: int, draws: Draws):
+    """Draw (num_samples, `draws.most`) int32 steps of participation, ascending, and the examples at each.
+
+    Steps n and above are none.
 
     A unit that is eligible leaves at the first step at which the hazards of the steps since exceed a unit
     exponential; 64 bits then choose the outcome. Jittable.
     """
     n, K, most = len(draws.lockout), draws.num_left, draws.most
     hazards, outcomes, lockout = jax.tree.map(jnp.asarray, (draws.hazards, draws.outcomes, draws.lockout))
-    kept, counts = jnp.asarray(np.array(draws.kept)), jnp.asarray(np.array(draws.counts, np.int32))
+    examples, counts = (jnp.asarray(np.array(part, np.int32)) for part in (draws.examples, draws.counts))
     start_key, wait_key, which_key = threefry.split(key, 3)
 
     def unfinished(state):
         return any_left((state[0] < most) & (state[1] < n))
 
     def turn(state):
-        k, free, left, positions = state
+        k, free, left, positions, found = state
         here = step = jnp.minimum(free, n)
         if draws.longest:
             wait = exponential_words(words_at(wait_key, k, num_samples))
@@ -235,17 +250,22 @@ def draw_positions(key, num_samples: int, draws: Draws):
             high = jnp.minimum(low + places, n)
             step = first_reached(lambda at: look_up(hazards, (at + 1) * K + left), goal, low, high, places)
         at = jnp.minimum(step, n - 1)
-        reached = [look_up(part, at * K + left) for part in outcomes]
-        outcome = chosen(words_at(which_key, k, num_samples), reached) if outcomes else jnp.zeros_like(at)
-        found = jnp.where(kept[outcome], step, n)
+        words = (
+            words_at(which_key, k, num_samples) if len(draws.examples) > 1 else [at.astype(jnp.uint32)] * 2
+        )
+        outcome = chosen(words, outcomes, at * K + left)
+        positions = positions.at[k].set(jnp.where(examples[outcome] > 0, step, n))
         left = jnp.maximum(left - counts[outcome], 0)
-        return k + 1, jnp.where(step < n, step + lockout[at], n), left, positions.at[k].set(found)
+        free = jnp.where(step < n, step + lockout[at], n)
+        return k + 1, free, left, positions, found.at[k].set(examples[outcome])
 
     free = draw_place(start_key, num_samples, draws.start)
     left = jnp.full(num_samples, K - 1, jnp.int32)
     nothing = jnp.full((most, num_samples), n, jnp.int32)
-    *_, positions = lax.while_loop(unfinished, turn, (jnp.int32(0), free, left, nothing))
-    return (positions if all(draws.kept) else jnp.sort(positions, axis=0)).T
+    *_, positions, found = lax.while_loop(unfinished, turn, (jnp.int32(0), free, left, nothing, 0 * nothing))
+    if not all(draws.examples):
+        positions, found = lax.sort((positions, found), dimension=0, num_keys=1)
+    return positions.T, found.T
 
 
 def words_at(key, turn, num_samples: int):
@@ -273,4 +293,4 @@ def counts_at(positions, counts, iterations: int):
     """
     rows = jnp.arange(positions.shape[0])[:, None]
     nowhere = jnp.zeros((positions.shape[0], iterations), jnp.float32)
-    return nowhere.at[rows, positions].set(counts, mode="drop")
+    return nowhere.at[rows, positions].set(jnp.asarray(counts, jnp.float32), mode="drop")

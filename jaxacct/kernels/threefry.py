@@ -1,4 +1,4 @@
-"""Words, keys and integers of the counter-based generator Threefry-2x32-20, for use inside kernels.
+"""Words and keys of the counter-based generator Threefry-2x32-20, for use inside kernels.
 
 All have the bits of `jax.random`. `two_words` has the twenty rounds unrolled, so that XLA computes them where
 they are used; JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65 microseconds a sample at
@@ -32,16 +32,6 @@ def two_words(key, shape):
     size = math.prod(shape)
     counters = jnp.arange(2 * size, dtype=jnp.uint32)
     return _rounds(first, second, counters[:size].reshape(shape), counters[size:].reshape(shape))
-
-
-def as_one(first, second):
-    """Pack two arrays of uint32 words as the bits of one complex64 array, which is not computed with."""
-    return lax.complex(*(lax.bitcast_convert_type(words, jnp.float32) for words in (first, second)))
-
-
-def as_two(both):
-    """Return the two arrays of uint32 words of `as_one`."""
-    return tuple(lax.bitcast_convert_type(part, jnp.uint32) for part in (lax.real(both), lax.imag(both)))
 
 
 @jax.jit  # traced once per shape, not once per program: a third of a program's tracing time otherwise
@@ -85,23 +75,6 @@ def bits_32(key, shape):
     XLA compiles the rounds of threefry over one long axis in half the time it takes over several.
     """
     return jax.random.bits(whole(key), (math.prod(shape),), jnp.uint32).reshape(shape)
-
-
-def bits_32_each(keys, sizes) -> list:
-    """Return the flat draws of `bits_32` with each of a few keys, `sizes` of them: one loop over the rounds.
-
-    Every loop takes 25 milliseconds to lower and compile, even for a few hundred words.
-    """
-    if not _splits_are_foldings():
-        return [bits_32(key, (size,)) for key, size in zip(keys, sizes, strict=True)]
-    together = jax.random.wrap_key_data(jnp.stack([_words_of(key) for key in keys]), impl="threefry2x32")
-    words = jax.vmap(lambda key: bits_32(key, (max(sizes),)))(together)
-    return [row[:size] for row, size in zip(words, sizes, strict=True)]
-
-
-def drawn(words):
-    """Return a replacement of `bits_32` that gives these words, already drawn, in the requested shape."""
-    return lambda _, shape: words.reshape(shape)
 
 
 def bits_32_at_once(key, shape):
@@ -206,11 +179,6 @@ def split_array(key, num: int):
     return jax.random.split(whole(key), num)
 
 
-def key_of_words(words):
-    """Return the keys of (..., 2) uint32 words: the inverse of `jax.random.key_data`."""
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
-
-
 def fold_in(key, number):
     """Return the key of `jax.random.fold_in`, for a number below 2^32."""
     if isinstance(key, Branch) and isinstance(number, int) and 0 <= number < key.children:
@@ -231,28 +199,3 @@ def folded(words, number: int) -> list[int]:
         x = (x + keys[(injection + 1) % 3]) % 2**32
         y = (y + keys[(injection + 2) % 3] + injection + 1) % 2**32
     return [x, y]
-
-
-def integers(key, shape, below: int):
-    """Draw uniform integers 0 .. below - 1 of `shape`, int32: those of `jax.random.randint`."""
-    size = math.prod(shape)
-    return integers_of(bits_32_each(split(key), (size, size)), below).reshape(shape)
-
-
-def integers_of(words, below):
-    """Return the integers of `integers` from two uint32 `words` of its split's keys; `below` broadcasts."""
-    spans = np.asarray(below, np.uint64)
-    span = jnp.asarray(spans, jnp.uint32)
-    # 2^32 modulo `below`, as JAX computes it.
-    shift = jnp.asarray((2**16 % spans) ** 2 % 2**32 % spans, jnp.uint32)
-    return ((words[0] % span * shift + words[1] % span) % span).astype(jnp.int32)
-
-
-def integers_error(below: int) -> float:
-    """Bound the relative error of the distribution of `integers`.
-
-    Up to 2^16 nothing overflows, and 64 bits modulo `below` have an error of `below 2^-64`. Above, the low
-    word modulo `below` has an error of `below 2^-32`; the sum overflows with at most that probability, and no
-    value is then twice as likely as it should be.
-    """
-    return below * (2.0**-32 if below <= 2**16 else 2.0**-31)

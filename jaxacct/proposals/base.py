@@ -304,13 +304,12 @@ def plain(mechanism: Mechanism, direction: str) -> Proposal:
         raise ValueError(f"direction must not be {direction}: the pair of {mechanism.adjacency} is symmetric")
     scheme = mechanism.scheme
     seen = scheme.side_information
-    if seen is None:
-        relative_error, variation = scheme.draw_error(), scheme.draw_variation
-        tables, words = tuple, 1
-    else:
-        relative, variation = seen.error()
-        relative_error = (1 + scheme.draw_error()) * (1 + relative) - 1
-        variation += scheme.draw_variation
+    relative_error, variation = scheme.draw_errors
+    tables, words = tuple, 1
+    if seen is not None:
+        relative, more_variation = seen.error()
+        relative_error = (1 + relative_error) * (1 + relative) - 1
+        variation += more_variation
         tables, words = seen.tables, seen.words
     return Proposal(
         spec=PLAIN,

@@ -10,12 +10,13 @@ from jaxacct.common.progress import Progress, announce
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, scheme_of
 from jaxacct.recommendation.matrices import matrix
-from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity
+from jaxacct.recommendation.noise_estimate import gaussian_sensitivity
+from jaxacct.recommendation.result import Recommended
 from jaxacct.schemes import BallsInBins, Scheme
 from jaxacct.strategies import BandedToeplitz, ending
 
 
-def one_band(numbers: RunNumbers, name: str | None, progress: Progress | None) -> list[Place]:
+def one_band(numbers: RunNumbers, name: str | None, progress: Progress | None) -> list[Recommended]:
     """Return independent noise (DP-SGD) with every sampler whose accountant is exact, at certified noise.
 
     With the scheme of that `name` alone, if given. Other samplers may have less by estimates that no samples
@@ -27,7 +28,7 @@ def one_band(numbers: RunNumbers, name: str | None, progress: Progress | None) -
         schemes.append(scheme_of(numbers, BallsInBins.name, int(cycle), False))
     grids = fixed_counts_of(numbers, 1, (1,), 1)
     schemes += [scheme for grid in grids.values() for scheme, _ in grid]
-    places: list[Place] = []
+    places: list[Recommended] = []
     for scheme in dict.fromkeys(schemes):
         exact = analytic.exact(Mechanism(scheme, identity, 1.0, numbers.adjacency), numbers.delta)
         if exact is not None and name in (None, scheme.name):
@@ -37,7 +38,7 @@ def one_band(numbers: RunNumbers, name: str | None, progress: Progress | None) -
     return places
 
 
-def bounded(grid, matrix_name: str, numbers: RunNumbers, progress: Progress | None) -> Place | None:
+def bounded(grid, matrix_name: str, numbers: RunNumbers, progress: Progress | None) -> Recommended | None:
     """Return a candidate at the noise that an accountant certifies: what stands before any estimate.
 
     Poisson sampling of independent noise where it is among the candidates, whose accountant is exact, or else
@@ -60,7 +61,7 @@ def _certified(
     accountant: str | None,
     least: float,
     progress: Progress | None,
-) -> Place | None:
+) -> Recommended | None:
     """Return a candidate at the noise that an accountant certifies, the best one for None; report new leasts.
 
     The search begins at the least one so far.
@@ -75,4 +76,4 @@ def _certified(
     if progress and noise < least:
         found = f"noise multiplier {noise:.5g} (accountant {name}), scheme {scheme.name}"
         announce(progress, f"certified without samples: {found}, bands {strategy.named_bands}")
-    return Place(scheme, strategy, matrix_name, noise, numbers.workload, accountant=name)
+    return Recommended(scheme, strategy, matrix_name, noise, numbers.workload, accountant=name)

@@ -2,7 +2,8 @@
 
 from jaxacct.calibration.choice import INVERSE
 from jaxacct.recommendation.matrices import doublings
-from jaxacct.recommendation.noise_estimate import Place, gaussian_sensitivity, revealed_noise
+from jaxacct.recommendation.noise_estimate import gaussian_sensitivity, revealed_noise
+from jaxacct.recommendation.result import REVEALED, Recommended
 from jaxacct.strategies import by_name, ending
 
 NAMES = ("optimal", "square-root", "buffered")
@@ -11,7 +12,7 @@ MAX_BUFFERS = 4  # more are hardly better (tests/benchmarks/results/buffered.jso
 
 def places(
     scheme, numbers, memory_copies: int, max_bands: int, bands: int | None, matrix_name: str | None
-) -> list[Place]:
+) -> list[Recommended]:
     """Return all candidates of a fixed order, one band among them.
 
     Bands, or buffers, are doublings by default, and as many buffers as `memory_copies` leave room for;
@@ -36,7 +37,7 @@ def places(
         workload = {} if name == "square-root" else {"workload": numbers.workload}
         matrix = ending(by_name(name, number, scheme, **workload), scheme)
         noise = revealed_noise(scheme, matrix, numbers.adjacency, mu)
-        place = Place(scheme, matrix, name, noise, numbers.workload)
+        place = Recommended(scheme, matrix, name, noise, numbers.workload, accountant=REVEALED)
         # More buffers than are of use end as fewer: one candidate for each number.
         key = (name, matrix.named_bands) if name == "buffered" else matrix
         candidates[key] = min(place, candidates.get(key, place), key=lambda each: each.error)

@@ -6,13 +6,8 @@ import math
 from jaxacct.calibration.choice import INVERSE, SCHEME_NAMES
 from jaxacct.calibration.targets import Target
 from jaxacct.common import validate
-from jaxacct.recommendation.noise_estimate import (
-    MAX_TABLE_SIZE,
-    by_moment,
-    gaussian_sensitivity,
-    table_size,
-    unit_error,
-)
+from jaxacct.recommendation.noise_estimate import MAX_TABLE_SIZE, by_moment, gaussian_sensitivity, table_size
+from jaxacct.recommendation.result import unit_error
 from jaxacct.schemes import Scheme
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, by_name, ending
 from jaxacct.strategies.amplified import amplified

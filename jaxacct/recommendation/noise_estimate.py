@@ -11,7 +11,7 @@ for which the truth is known (`accountants.pld`), gives that order.
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,13 @@ from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bou
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, Mechanism
 from jaxacct.proposals.families import replicas
+from jaxacct.recommendation.result import REVEALED, Recommended
 from jaxacct.recommendation.third_moments import log_third_moment
 from jaxacct.schemes import BalancedMinSep, BMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.table import entries, log_normalizer_about
 from jaxacct.statistics import roots
-from jaxacct.strategies import BandedToeplitz, Strategy, Workload, workload_error
+from jaxacct.strategies import BandedToeplitz, Strategy, Workload
 
 MAX_TABLE_SIZE = 2e7  # numbers of a table of second moments, about half a second
 MAX_AGED_TABLE_SIZE = 5e7  # of overlapping columns, with ages: a few seconds for each noise multiplier
@@ -38,55 +39,6 @@ MAX_ORDER = 20.0
 SHORT_RUN = 512  # steps of a run whose moments are not worth extrapolating
 
 
-@functools.lru_cache(maxsize=256)
-def unit_error(strategy: Strategy, iterations: int, workload: Workload) -> float:
-    """Return the error at noise multiplier 1; the same for every separation."""
-    return workload_error(strategy, iterations=iterations, noise_multiplier=1.0, workload=workload)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A candidate with its estimated noise multiplier, and those of the moments that it comes from.
-
-    Where `accountant` is given, its bound certifies that noise multiplier.
-    """
-
-    scheme: Scheme
-    strategy: Strategy
-    matrix: str
-    noise_multiplier: float
-    workload: Workload
-    moments: tuple[float, ...] = ()
-    accountant: str | None = None
-
-    @property
-    def error(self) -> float:
-        """Estimated error of the workload."""
-        return self.noise_multiplier**2 * unit_error(self.strategy, self.scheme.iterations, self.workload)
-
-
-class Target(NamedTuple):
-    """The guarantee that candidates are to have."""
-
-    epsilon: float
-    delta: float
-    adjacency: str
-    rate: float
-    """Mean participations of an example in a step."""
-
-    def over_zero_out(self, scheme: Scheme, strategy: Strategy) -> float:
-        """Return about how much more noise than zero-out the adjacency needs.
-
-        It is that of Poisson sampling where the steps of a column of C are one round: certificates for 16
-        bands need 1.13 times as much where this is 1.09 and DP-SGD needs 1.02.
-        """
-        if self.adjacency != REPLACE_ONE:
-            return 1.0
-        width = min(strategy.bands, scheme.iterations)
-        probability = min(1.0, width * self.rate)
-        return replaced(math.ceil(scheme.iterations / width), probability, self.epsilon, self.delta)
-
-
 @dataclass(frozen=True)
 class Estimates:
     """How noise multipliers are estimated for one target.
@@ -96,14 +48,18 @@ class Estimates:
       order: m - 2 of the point on the line through s_2 and s_3, in units of s_3 - s_2.
       ratio: of the truth to s_2 for Poisson sampling; for others without s_3 and a similar mechanism.
       third: s_3 over s_2 of Poisson sampling, near where others have theirs.
-      target: what is asked for.
+      epsilon, delta, adjacency: the guarantee that candidates are to have.
+      rate: mean participations of an example in a step.
     """
 
     mu: float
     order: float
     ratio: float
     third: float
-    target: "Target"
+    epsilon: float
+    delta: float
+    adjacency: str
+    rate: float
 
     @staticmethod
     @functools.lru_cache(maxsize=16)
@@ -117,18 +73,30 @@ class Estimates:
         truth = second if truth is None else truth
         order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
         order = min(MAX_ORDER, max(-1.0, order))
-        target = Target(epsilon, delta, adjacency, poisson.sums.probability)
-        return Estimates(mu, order, truth / second, third / second, target)
+        target = epsilon, delta, adjacency, poisson.sums.probability
+        return Estimates(mu, order, truth / second, third / second, *target)
+
+    def over_zero_out(self, scheme: Scheme, strategy: Strategy) -> float:
+        """Return about how much more noise than zero-out the adjacency needs.
+
+        It is that of Poisson sampling where the steps of a column of C are one round: certificates for 16
+        bands need 1.13 times as much where this is 1.09 and DP-SGD needs 1.02.
+        """
+        if self.adjacency != REPLACE_ONE:
+            return 1.0
+        width = min(strategy.bands, scheme.iterations)
+        probability = min(1.0, width * self.rate)
+        return replaced(math.ceil(scheme.iterations / width), probability, self.epsilon, self.delta)
 
     def of(
         self,
         scheme: Scheme,
         strategy: Strategy,
         matrix: str,
-        like: Place | None,
+        like: Recommended | None,
         workload: Workload,
         least: float = math.inf,
-    ) -> Place | None:
+    ) -> Recommended | None:
         """Return one candidate, looked for from another; None where even its second moment takes too long.
 
         Without s_3 the ratio to s_2 is that of the other one. So it is where s_3 would take long and by that
@@ -143,10 +111,10 @@ class Estimates:
         second = by_moment(scheme, strategy, 2, self.mu, known[0] if known else 1.0)
         ratio = self.ratio
         if like is not None:
-            of_zero_out = like.noise_multiplier / self.target.over_zero_out(like.scheme, like.strategy)
+            of_zero_out = like.noise_multiplier / self.over_zero_out(like.scheme, like.strategy)
             ratio = of_zero_out / like.moments[0]
         noise, moments = ratio * second, (second,)
-        behind = Place(scheme, strategy, matrix, noise, workload).error > FAR_BEHIND * least
+        behind = Recommended(scheme, strategy, matrix, noise, workload).error > FAR_BEHIND * least
         costly = like is not None and behind
         if third_size(scheme) <= (COSTLY_THIRD_TABLE_SIZE if costly else MAX_THIRD_TABLE_SIZE):
             start = (known[1] / known[0] if len(known) > 1 else self.third) * second
@@ -157,20 +125,20 @@ class Estimates:
         if less and not math.isfinite(log_moment(Mechanism(scheme, strategy, noise), 2)):
             return None  # there are no draws to certify it by
         # Revealing the pattern is enough, whatever the line says.
-        most = revealed_noise(scheme, strategy, self.target.adjacency, self.mu)
-        noise = min(most, max(MIN_NOISE_MULTIPLIER, self.target.over_zero_out(scheme, strategy) * noise))
-        return Place(scheme, strategy, matrix, noise, workload, moments)
+        most = revealed_noise(scheme, strategy, self.adjacency, self.mu)
+        noise = min(most, max(MIN_NOISE_MULTIPLIER, self.over_zero_out(scheme, strategy) * noise))
+        return Recommended(scheme, strategy, matrix, noise, workload, moments)
 
-    def _overlapping(self, scheme, strategy, near, matrix: str, workload: Workload) -> Place | None:
+    def _overlapping(self, scheme, strategy, near, matrix: str, workload: Workload) -> Recommended | None:
         """Return a candidate whose columns overlap: that of `near`, with the greater sensitivity.
 
         Certificates of 2 and 4 bands of the inverse need 3 to 5 % more, as those of banded matrices do; 9 %
         by cyclic Poisson sampling. With fixed counts draws are worth little where columns overlap, and
         replace-one has none: the pattern is revealed.
         """
-        revealed = revealed_noise(scheme, strategy, self.target.adjacency, self.mu)
-        if self.target.adjacency == REPLACE_ONE or scheme.sums.fixed_count:
-            return Place(scheme, strategy, matrix, revealed, workload)
+        revealed = revealed_noise(scheme, strategy, self.adjacency, self.mu)
+        if self.adjacency == REPLACE_ONE or scheme.sums.fixed_count:
+            return Recommended(scheme, strategy, matrix, revealed, workload, accountant=REVEALED)
         n, separation = scheme.iterations, scheme.min_separation
         if scheme.name == BMinSep.name and scheme.sums.probability < 1:
             age = aged.longest_age(Mechanism(scheme, strategy, revealed))
@@ -181,7 +149,7 @@ class Estimates:
             return None
         overlap = float(strategy.cross_terms(n, separation).max())
         noise = min(revealed, math.sqrt(1 + 2 * overlap) * place.noise_multiplier)
-        return Place(scheme, strategy, matrix, noise, workload, place.moments)
+        return Recommended(scheme, strategy, matrix, noise, workload, place.moments)
 
 
 def within_separation(scheme: Scheme, strategy: Strategy) -> Strategy:

@@ -1,6 +1,7 @@
 """Ranked candidates, the recommended one among them, as data and as text."""
 
 import dataclasses
+import functools
 import shlex
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,20 @@ from jaxacct.common.progress import announce
 from jaxacct.core.plan import Plan
 from jaxacct.core.shares import RANKED_SHARES
 from jaxacct.schemes import Poisson, Scheme, scheme_to_json
-from jaxacct.strategies import Strategy
-from jaxacct.strategies.workload import PREFIX_SUM
+from jaxacct.strategies import Strategy, Workload, workload_error
+from jaxacct.strategies.workload import PREFIX_SUM, PREFIX_SUMS
 
 MAX_EXCESS = 1.05
 """Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
+
+REVEALED = "unamplified"
+"""Accountant of candidates whose participations are revealed."""
+
+
+@functools.lru_cache(maxsize=256)
+def unit_error(strategy: Strategy, iterations: int, workload: Workload) -> float:
+    """Return the error at noise multiplier 1; the same for every separation."""
+    return workload_error(strategy, iterations=iterations, noise_multiplier=1.0, workload=workload)
 
 
 @dataclass(frozen=True)
@@ -29,22 +39,37 @@ class Recommended:
       strategy: strategy matrix.
       matrix: "optimal", "square-root", "amplified", "optimal-inverse", "buffered", or "coefficients" for a
         given one.
-      memory_copies: copies of the parameters that training keeps for the noise, the current one included; 0
-        for an inverse, whose noise is drawn again.
       noise_multiplier: an estimate of the smallest one that can be certified.
-      prefix_sum_error: mean squared error of prefix sums at that noise multiplier, an estimate.
-      error: estimated error of the workload that candidates are ranked by; prefix sums by default.
+      workload: what candidates are ranked by; prefix sums by default.
+      moments: noise multipliers of the moments that the estimate comes from; empty without any.
       accountant: accountant that certifies it without samples in `calibrate`, or None for samples.
     """
 
     scheme: Scheme
     strategy: Strategy
     matrix: str
-    memory_copies: int
     noise_multiplier: float
-    prefix_sum_error: float
-    error: float
+    workload: Workload
+    moments: tuple[float, ...] = ()
     accountant: str | None = None
+
+    @property
+    def memory_copies(self) -> int:
+        """Copies of the parameters that training keeps for the noise, the current one included.
+
+        0 for an inverse, whose noise is drawn again.
+        """
+        return 0 if self.matrix == INVERSE else self.strategy.memory_copies
+
+    @property
+    def prefix_sum_error(self) -> float:
+        """Mean squared error of prefix sums at that noise multiplier, an estimate."""
+        return self.noise_multiplier**2 * unit_error(self.strategy, self.scheme.iterations, PREFIX_SUMS)
+
+    @property
+    def error(self) -> float:
+        """Estimated error of the workload."""
+        return self.noise_multiplier**2 * unit_error(self.strategy, self.scheme.iterations, self.workload)
 
     def error_at(self, noise_multiplier: float) -> float:
         """Return the error of the workload at another noise multiplier."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from jaxacct.calibration.choice import (
     COEFFICIENTS,
-    INVERSE,
     MATRICES,
     SCHEME_NAMES,
     SEARCHED,
@@ -35,8 +34,8 @@ from jaxacct.recommendation.grid import (
     why_none,
 )
 from jaxacct.recommendation.matrices import matrix
-from jaxacct.recommendation.noise_estimate import Estimates, Place, revealed_noise, unit_error
-from jaxacct.recommendation.result import Recommendation, Recommended
+from jaxacct.recommendation.noise_estimate import Estimates, revealed_noise
+from jaxacct.recommendation.result import REVEALED, Recommendation, Recommended
 from jaxacct.schemes import BalancedMinSep, BallsInBins, FixedOrder, Poisson, Scheme
 from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
 from jaxacct.strategies.workload import PREFIX_SUMS, name_of
@@ -207,7 +206,7 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
 
 def _buffered(
     grid, max_copies: int, buffers: int | None, numbers: RunNumbers, name, estimates
-) -> Place | None:
+) -> Recommended | None:
     """Return a buffered matrix at the largest separation, participation revealed; None without memory.
 
     Its noise is exact without samples. With at most one participation no columns overlap, and the moments are
@@ -237,12 +236,12 @@ def _buffered(
         place = estimates.of(once, strategy, "buffered", None, numbers.workload)
         if place is not None and place.noise_multiplier < LESS_NOISE * noise:
             return place
-    return Place(scheme, strategy, "buffered", noise, numbers.workload)
+    return Recommended(scheme, strategy, "buffered", noise, numbers.workload, accountant=REVEALED)
 
 
 def _with_fixed_counts(
     places, max_bands: int, separation, estimates, numbers: RunNumbers, say
-) -> list[Place]:
+) -> list[Recommended]:
     """Estimate the schemes with fixed numbers of participations where the others are best.
 
     Only the numbers of bands and the matrices of the best few are looked at.
@@ -258,15 +257,17 @@ def _with_fixed_counts(
     ]
 
 
-def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | None = None) -> list[Place]:
+def _search(
+    grid, matrices, estimates, numbers: RunNumbers, say, first: Recommended | None = None
+) -> list[Recommended]:
     """Estimate every number of bands and matrix at a middle separation, then climb from the best few.
 
     The error has one minimum in the separation: a longer lockout hides the example better, until so few
     examples are eligible that a batch nearly determines them. `first` is the result of a similar search.
     """
-    seen: dict[tuple, Place | None] = {}
+    seen: dict[tuple, Recommended | None] = {}
 
-    def at(number: int, name: str, scheme: Scheme) -> Place | None:
+    def at(number: int, name: str, scheme: Scheme) -> Recommended | None:
         key = number, name, scheme
         if key not in seen:
             say(f"separation {scheme.min_separation}, {number} bands, {name} matrix")
@@ -302,7 +303,9 @@ def _search(grid, matrices, estimates, numbers: RunNumbers, say, first: Place | 
     return list(different.values())
 
 
-def _independent(scheme: Scheme, strategy, matrix_name: str, estimates, numbers: RunNumbers) -> Place | None:
+def _independent(
+    scheme: Scheme, strategy, matrix_name: str, estimates, numbers: RunNumbers
+) -> Recommended | None:
     """Estimate independent participations beside a scheme with fixed counts; None where that cannot be.
 
     Fixed counts have no third moment: without another scheme's, estimates are 3 to 14 % larger.
@@ -315,31 +318,14 @@ def _independent(scheme: Scheme, strategy, matrix_name: str, estimates, numbers:
         return None
 
 
-def _ranked(places: list[Place]) -> tuple[tuple[Recommended, ...], int]:
+def _ranked(places: list[Recommended]) -> tuple[tuple[Recommended, ...], int]:
     """Return the rows to show, smallest error first, and the place of the selected one."""
     order = sorted(places, key=lambda place: place.error)
-    best_of: dict[int | str, Place] = {}
+    best_of: dict[int | str, Recommended] = {}
     for place in order:
         best_of.setdefault(place.strategy.named_bands, place)
         best_of.setdefault(place.scheme.name, place)
     shown = [place for place in order if place in order[:NUM_SHOWN] or place in best_of.values()]
-    rows = [_recommended(place) for place in shown]
-    similar = [row for row in rows if row.error <= SIMILAR_ERROR_RATIO * rows[0].error]
-    selected = min(similar, key=lambda row: (row.memory_copies, row.error))
-    return tuple(rows), rows.index(selected)
-
-
-def _recommended(place: Place) -> Recommended:
-    """Return a candidate; without moments all participations are revealed."""
-    accountant = place.accountant or (None if place.moments else "unamplified")
-    return Recommended(
-        scheme=place.scheme,
-        strategy=place.strategy,
-        matrix=place.matrix,
-        memory_copies=0 if place.matrix == INVERSE else place.strategy.memory_copies,
-        noise_multiplier=place.noise_multiplier,
-        prefix_sum_error=place.noise_multiplier**2
-        * unit_error(place.strategy, place.scheme.iterations, PREFIX_SUMS),
-        error=place.error,
-        accountant=accountant,
-    )
+    similar = [place for place in shown if place.error <= SIMILAR_ERROR_RATIO * shown[0].error]
+    selected = min(similar, key=lambda place: (place.memory_copies, place.error))
+    return tuple(shown), shown.index(selected)

@@ -19,16 +19,7 @@ from jaxacct.estimates.profile import Profile
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.report import risk
-from jaxacct.report.figure import (
-    DARK,
-    LIGHT,
-    PALETTE,
-    PANEL,
-    blank_axes,
-    finished,
-    style,
-    two_sided,
-)
+from jaxacct.report.figure import DARK, LIGHT, PALETTE, PANEL, blank_axes, finished, style, two_sided
 from jaxacct.report.figure import blank as blank
 from jaxacct.report.figure import save as save
 from jaxacct.report.figure import svg as svg

@@ -13,7 +13,6 @@ from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
 from jaxacct.schemes.fixed_order import FixedOrder
 from jaxacct.schemes.poisson import Poisson
 from jaxacct.schemes.protocol.scheme import Scheme, scheme_from_fields, scheme_to_json
-from jaxacct.schemes.protocol.structure import SideInformation
 from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from jaxacct.schemes.users.independent_attribution import IndependentAttribution
 from jaxacct.schemes.users.multi_attribution import MultiAttribution
@@ -53,7 +52,6 @@ __all__ = [
     "MultiAttribution",
     "Poisson",
     "Scheme",
-    "SideInformation",
     "TruncatedBMinSep",
     "scheme_from_json",
     "scheme_to_json",

@@ -13,7 +13,6 @@ import numpy as np
 from jaxacct.common import validate as _validate
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
-from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.strategies.worst_pattern import Patterns
 
 
@@ -152,12 +151,8 @@ class FixedOrder(ExampleScheme):
         )
 
     participation_probabilities = log_probability_of_none = draw_participation = _refuse
-    draw_error = log_likelihood_ratios = _refuse
-    draw_variation: ClassVar[float] = 0.0  # pyrefly: ignore[bad-override]
-
-    @property
-    def sums(self) -> Sums:
-        self._refuse()
+    log_likelihood_ratios = _refuse
+    sums = draw_errors = property(_refuse)
 
 
 class Epochs:

@@ -8,7 +8,7 @@ eligible at the next step, or, where units take turns, after the lockout as well
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -16,10 +16,9 @@ from scipy.special import logsumexp
 
 from jaxacct.common import validate
 from jaxacct.kernels import exponentials
-from jaxacct.kernels import table as kernel
 from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
-from jaxacct.kernels.table import Draws, Outcome, draw_positions, log_likelihood_ratios, thin
+from jaxacct.kernels.table import Draws, Outcome, draw_counts, log_likelihood_ratios, share_errors, thin
 
 MAX_TABLE_ENTRIES = 2**27
 """Largest number of entries of `join`."""
@@ -81,6 +80,7 @@ class SamplingTable:
     turns: bool
     start: Any
     keep: float = 1.0
+    is_shared: ClassVar[bool] = False  # pyrefly: ignore[bad-override]
 
     def __post_init__(self):
         join = validate.array("join", self.join, (1, 2))
@@ -192,11 +192,11 @@ class SamplingTable:
     def outcomes(self) -> list[Outcome]:
         """What an eligible unit may do that makes it ineligible for a lockout."""
         found = [
-            Outcome(self.keep * self.join, True, True),
-            Outcome((1 - self.keep) * self.join, False, True),
+            Outcome(self.keep * self.join, 1, True),
+            Outcome((1 - self.keep) * self.join, 0, True),
         ]
         if self.turns:
-            found.append(Outcome(1 - self.join, False, False))
+            found.append(Outcome(1 - self.join, 0, False))
         return [outcome for outcome in found if outcome.chance.any()]
 
     @functools.cached_property
@@ -235,44 +235,42 @@ class SamplingTable:
                 return jax.lax.platform_dependent(ratios, cuda=by_kernel, default=by_scan)
         return log_likelihood_ratios(ratios, *table)
 
-    def draw_positions(self, key, num_samples: int):
-        """Draw (num_samples, `max_outcomes`) int32: participations, ascending; n is none. Jittable."""
-        return draw_positions(key, num_samples, self.draws)
+    def draw_counts(self, key, num_samples: int):
+        """Draw (num_samples, `max_outcomes`) int32: participations, ascending, n is none, and their examples.
+
+        Jittable.
+        """
+        return draw_counts(key, num_samples, self.draws)
 
     @functools.cached_property
-    def draw_error(self) -> float:
-        """Relative error of the density of `draw_positions` (proofs/sampling_table.md, section 4)."""
-        reached = self.eligible_probabilities > 0
-        waits = self.max_outcomes * self.outcome_error(reached)
+    def draw_errors(self) -> tuple[float, float]:
+        """(relative, total variation) errors of `draw_counts` (proofs/sampling_table.md, section 4)."""
+        reached, leaves = self.eligible_probabilities > 0, self.leaves
+        waits = reached & (leaves > 0) & (leaves < 1)
+        of_waits = exponentials.ERROR / float(leaves.min(where=waits, initial=1.0)) if waits.any() else 0.0
+        of_kinds, rare_kinds = self.outcome_errors
         # The last wait has no outcome, and every step's hazard is rounded; with certain outcomes none waits.
-        last = exponentials.ERROR + self.iterations * 2.0**-44 if (self.leaves < 1).any() else 0.0
-        return math.expm1(min(600.0, waits + self.start_error + last))
-
-    def outcome_error(self, reached: np.ndarray) -> float:
-        """Bound the relative error of the probability of one wait and its outcome, in reached states."""
-        leaves, least = self.leaves, np.ones_like(self.join)
-        for outcome in self.outcomes:
-            share = np.where(outcome.chance > 0, outcome.chance / np.where(leaves > 0, leaves, 1.0), 1.0)
-            least = np.minimum(least, share)
-        waits = np.where(
-            reached & (leaves > 0) & (leaves < 1), exponentials.ERROR / np.maximum(leaves, 1e-300), 0
-        )
-        chosen = kernel.SHARE_ERROR * len(self.outcomes)
-        kinds = np.where(reached & (least < 1), chosen / np.maximum(least, 1e-300), 0.0)
-        return float((waits + kinds).max())
+        last = exponentials.ERROR + self.iterations * 2.0**-44 if (leaves < 1).any() else 0.0
+        of_start, rare_starts = self.start_errors
+        relative = self.max_outcomes * (of_waits + of_kinds) + of_start + last
+        variation = (self.iterations + 1) * 2.0**-62 + rare_kinds
+        return math.expm1(min(600.0, relative)), self.max_outcomes * variation + rare_starts
 
     @property
-    def draw_variation(self) -> float:
-        """Total variation error of `draw_positions`, beside `draw_error`."""
-        return self.max_outcomes * (self.iterations + 1) * 2.0**-62
+    def outcome_errors(self) -> tuple[float, float]:
+        """(relative, total variation) errors of the choice of an outcome in the worst reached state."""
+        reached = (self.eligible_probabilities > 0) & (self.leaves > 0)
+        if len(self.outcomes) == 1 or not reached.any():
+            return 0.0, 0.0
+        chances = np.stack([outcome.chance[reached] for outcome in self.outcomes]) / self.leaves[reached]
+        errors = [share_errors(each, len(chances)) for each in np.unique(chances, axis=1).T]
+        return max(relative for relative, _ in errors), max(variation for _, variation in errors)
 
     @property
-    def start_error(self) -> float:
-        """Relative error of the distribution of the first eligible step."""
-        if len(self.start) == 1 and not self.never:
-            return 0.0
-        chances = list(filter(None, (*self.start, self.never)))
-        return kernel.SHARE_ERROR * len(chances) / min(chances)
+    def start_errors(self) -> tuple[float, float]:
+        """(relative, total variation) errors of the first eligible step."""
+        number = len(self.starts)
+        return share_errors(self.starts, number) if number > 1 else (0.0, 0.0)
 
     def rounding_bound(self, count: int, largest: float, max_ratio: float, ratio_error: float) -> float:
         """Bound the float32 error of ln of a summand of the likelihood (proofs/sampling_table.md, section 3).
@@ -389,6 +387,24 @@ class SamplingTable:
         return (
             min(0.0, found - 2.0**-52 * (64 + additions) * (1 + abs(found))) if found > -math.inf else found
         )
+
+
+@dataclass(frozen=True, eq=False)
+class CountsTable(SamplingTable):
+    """Table of participations of several kinds; for draws, and for two replicas.
+
+    Attributes:
+      kinds: (number of the unit's examples, its probability given a participation, of all steps or (n,)).
+      is_shared: whether the kind is that of the step, for all who participate in it.
+    """
+
+    kinds: tuple[tuple[int, Any], ...] = ()
+    is_shared: bool = False
+
+    @functools.cached_property
+    def outcomes(self) -> list[Outcome]:
+        # Kinds of a probability that underflows stay: their attraction may be beyond float64.
+        return [Outcome(np.reshape(p, (-1, 1)) * self.join, examples, True) for examples, p in self.kinds]
 
 
 def _in_unit_interval(name: str, values: np.ndarray) -> None:

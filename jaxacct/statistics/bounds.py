@@ -166,7 +166,7 @@ def log_wealth(counts, theta, bets, weights) -> float:
     *ever* reaches 1/q with probability at most q. Non-decreasing in theta, as a factor's derivative
     is `f (1 - X) / (1 - theta)^2`. `inf` for theta >= 1; 0 without terms, for weights of sum 1.
     """
-    theta = _nonnegative("theta", theta)
+    theta = _validate.nonnegative_number("theta", theta)
     bets, weights = np.asarray(bets, float), np.asarray(weights, float)
     if not np.all((bets >= 0) & (bets <= 1)):
         raise ValueError(f"bets must be in [0, 1], got {bets.tolist()}")
@@ -251,7 +251,7 @@ def _log_wealth_above(counts, theta):
 
     `lambda = min(2^j, 1/theta)`; where capped a factor is X/theta, so none increases with theta.
     """
-    theta = _nonnegative("theta", theta)
+    theta = _validate.nonnegative_number("theta", theta)
     values, counts = _occupied(counts, _LOWER_EDGES)
     if theta >= 1 or not counts.size:
         return -math.inf if theta >= 1 else 0.0
@@ -304,12 +304,8 @@ def _mean_of(counts, edges) -> float:
 
 
 def _mean(name, value, scale):
-    return _nonnegative(name, value) / _validate.positive_number("scale", scale)
+    return _validate.nonnegative_number(name, value) / _validate.positive_number("scale", scale)
 
 
 def _log_inverse(name, q):
     return -math.log(_validate.open_probability(name, q))
-
-
-def _nonnegative(name, value):
-    return 0.0 if value == 0 else _validate.positive_number(name, value)

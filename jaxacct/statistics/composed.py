@@ -7,7 +7,6 @@ two points of a table it lies below their chord: the table is an upper bound (pr
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,15 +75,9 @@ class Composed:
         """Point t (nats) from which on the whole profile is left out."""
         return math.inf if self._end is None else float(self.profile.logs[self._end])
 
-    @functools.cached_property
-    def above_floor(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Function `(g(t) - phi)_+`, which is 0 from `end` on."""
-        profile, floor = self.profile, self._floor
-
-        def drawn(t):
-            return np.maximum(profile(t) - floor, 0.0)
-
-        return drawn
+    def above_floor(self, t) -> np.ndarray:
+        """Return `(g(t) - phi)_+`, which is 0 from `end` on."""
+        return np.maximum(self.profile(t) - self._floor, 0.0)
 
     def log_max(self, power: float) -> float:
         """Return an upper bound on ln of the largest `e^{power t} (g(t) - phi)_+`, power > 0.

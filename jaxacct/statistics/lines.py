@@ -14,42 +14,31 @@ from dataclasses import dataclass
 
 
 class Item(enum.StrEnum):
-    """Identifiers of items: code compares these, and people read `SENTENCES`."""
+    """Identifiers of items, which code compares, each with a `sentence` for people."""
 
-    NORMALS = "normals"
-    SCORES = "scores"
-    RATIO = "ratio"
-    EXTREME_RADII = "extreme-radii"
-    FAR_NOISE = "far-noise"
-    RARE_OUTPUTS = "rare-outputs"
-    OWN_RARE_OUTPUTS = "own-rare-outputs"
-    RARE_DRAWS = "rare-draws"
-    MORE_ELIGIBLE = "more-eligible"
-    WEIGHTS = "weights"
-    WEIGHTS_OF_ONE = "weights-of-one"
-    WEIGHTS_INFLATED = "weights-inflated"
-    DISTRIBUTION = "distribution"
-    PROFILE_END = "profile-end"
-    UNBOUNDED_WEIGHTS = "unbounded-weights"
+    sentence: str
 
+    def __new__(cls, identifier: str, sentence: str):
+        item = str.__new__(cls, identifier)
+        item._value_, item.sentence = identifier, sentence
+        return item
 
-SENTENCES = {
-    Item.NORMALS: "rounding of the normals",
-    Item.SCORES: "rounding of the scores",
-    Item.RATIO: "rounding of the likelihood ratio",
-    Item.EXTREME_RADII: "two extreme radii in one sample",
-    Item.FAR_NOISE: "noise far outside its range",
-    Item.RARE_OUTPUTS: "outputs of rare participations",
-    Item.OWN_RARE_OUTPUTS: "outputs of rare participations of a user's own",
-    Item.RARE_DRAWS: "draws of rare participations",
-    Item.MORE_ELIGIBLE: "more examples eligible than allowed for",
-    Item.WEIGHTS: "float32 weights",
-    Item.WEIGHTS_OF_ONE: "float32 weights, with the loss of one example",
-    Item.WEIGHTS_INFLATED: "float32 weights, with the loss at the inflated probability",
-    Item.DISTRIBUTION: "sampling distribution",
-    Item.PROFILE_END: "end of the composed profile",
-    Item.UNBOUNDED_WEIGHTS: "outputs without a bound on their weight",
-}
+    NORMALS = "normals", "rounding of the normals"
+    SCORES = "scores", "rounding of the scores"
+    RATIO = "ratio", "rounding of the likelihood ratio"
+    EXTREME_RADII = "extreme-radii", "two extreme radii in one sample"
+    FAR_NOISE = "far-noise", "noise far outside its range"
+    RARE_OUTPUTS = "rare-outputs", "outputs of rare participations"
+    OWN_RARE_OUTPUTS = "own-rare-outputs", "outputs of rare participations of a user's own"
+    RARE_DRAWS = "rare-draws", "draws of rare participations"
+    MORE_ELIGIBLE = "more-eligible", "more examples eligible than allowed for"
+    WEIGHTS = "weights", "float32 weights"
+    WEIGHTS_OF_ONE = "weights-of-one", "float32 weights, with the loss of one example"
+    WEIGHTS_INFLATED = "weights-inflated", "float32 weights, with the loss at the inflated probability"
+    DISTRIBUTION = "distribution", "sampling distribution"
+    PROFILE_END = "profile-end", "end of the composed profile"
+    UNBOUNDED_WEIGHTS = "unbounded-weights", "outputs without a bound on their weight"
+
 
 # Kinds of items, and the quantity that each one reduces.
 _OFF = {
@@ -87,7 +76,7 @@ class BudgetLine:
     @property
     def name(self) -> str:
         """Source of the error, a sentence."""
-        return SENTENCES[self.item]
+        return self.item.sentence
 
     @property
     def in_words(self) -> str:

@@ -154,10 +154,6 @@ class Strategy(abc.ABC):
             outputs = outputs + self.signal(participation.astype(outputs.dtype))
         return self.output_scores(outputs)
 
-    def signal_scores(self, participation) -> Any:
-        """Return `C^T C x` of (..., iterations) counts or weights, of the same shape and dtype."""
-        return self.output_scores(self.signal(participation))
-
     def signal(self, participation) -> Any:
         """Return `C x` of the n x n matrix, of (..., iterations) counts, of their shape and dtype."""
         raise NotImplementedError

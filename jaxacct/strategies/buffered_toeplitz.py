@@ -15,10 +15,7 @@ import numpy as np
 import scipy
 
 from jaxacct.common import validate as _validate
-from jaxacct.strategies.base import (
-    BufferedRecursion,
-    schedule_of,
-)
+from jaxacct.strategies.base import BufferedRecursion, schedule_of
 from jaxacct.strategies.series import product, quotient, sums_at_lags
 from jaxacct.strategies.stationary import ComputedColumn, checked_numbers
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked

@@ -69,21 +69,12 @@ class FiniteToeplitz(FirstColumn):
         return self.truncated_products(self.iterations, block)
 
     def products_from_end(self, block: int) -> np.ndarray:
-        c = self.array
-        products = np.zeros((c.size, block))
-        for d in range(min(block, c.size)):
-            # The column k steps before the last one has k + 1 rows; all but the last d overlap.
-            sums = np.cumsum(c[: c.size - d] * c[d:])
-            products[:, d] = sums[np.minimum(np.arange(c.size), c.size - d - 1)]
-        return products
+        return self.truncated_products(self.bands + block, block)[: -self.bands - 1 : -1]
 
     def scores_from_normals(self, normals, iterations: int, sigma, participation=None):
         """Return scores on the n rows: outputs, then their scores, by two FFTs each."""
         kind = Stationary if self.bands == 1 else Strategy
         return kind.scores_from_normals(self, normals, iterations, sigma, participation)
-
-    def signal_scores(self, participation):
-        return participation if self.bands == 1 else Strategy.signal_scores(self, participation)
 
     def signal(self, participation):
         length = circulant_length(participation.shape[-1], self.bands)

@@ -71,29 +71,10 @@ def has_windows(scheme, strategy: Strategy) -> bool:
     return strategy.rows(scheme.iterations) == scheme.iterations + strategy.bands - 1
 
 
-@jax.custom_batching.sequential_vmap
-def _windows_one_by_one(scores, positions, counts, window, used):
-    """Add windows on a CPU: each window is a stretch of one row, changed in place."""
-    rows, padded = scores.shape[0], _with_margins(scores, window)
-
-    def add(k, padded):
-        row, slot = k % rows, k // rows
-        at = row, positions[row, slot]
-        here = lax.dynamic_slice(padded, at, (1, window.shape[0]))
-        return lax.dynamic_update_slice(padded, here + (counts[row, slot] * window)[None], at)
-
-    return lax.fori_loop(0, used * rows, add, padded)
-
-
-def _with_margins(scores, window):
-    """Pad scores on either side so that every window is whole; without windows return them as they are."""
+def _with_windows(scores, positions, counts, window, used):
+    """Add one window of every row at once, so that no two overlap; scores get margins of whole windows."""
     reach = window.shape[0] // 2
-    return jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
-
-
-def _windows_by_slot(scores, positions, counts, window, used):
-    """Add windows on other devices: one window of every row at once, so that no two overlap."""
-    rows, padded = jnp.arange(scores.shape[0])[:, None], _with_margins(scores, window)
+    rows, padded = jnp.arange(scores.shape[0])[:, None], jnp.pad(scores, ((0, 0), (reach, 2 * reach + 1)))
     along = jnp.arange(window.shape[0], dtype=jnp.int32)[None]
 
     def unfinished(state):
@@ -183,9 +164,7 @@ class Stationary(Strategy):
         return at_most if counted is None else counted
 
     def square_norms(self, iterations: int) -> np.ndarray:
-        cumulative = np.cumsum(self.array**2)
-        remaining = np.minimum(iterations - np.arange(iterations), self.bands)
-        return cumulative[remaining - 1]
+        return self.truncated_products(iterations, 1)[:, 0]
 
     def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
         c = np.append(self.array, np.zeros(max(0, iterations - self.bands)))[:iterations]
@@ -260,13 +239,6 @@ class Stationary(Strategy):
             spectrum = spectrum + jnp.fft.rfft(participation, length) * power.astype(spectrum.dtype)[None]
         return jnp.fft.irfft(spectrum, length)[:, :iterations]
 
-    def signal_scores(self, participation):
-        """Return `C^T C x` on the extended horizon."""
-        if self.bands == 1:
-            return participation
-        length = circulant_length(participation.shape[-1], self.bands)
-        return filtered(participation, _amplitude(self, length) ** 2, length)
-
     def output_scores(self, outputs):
         """Return `s_i = <c, y_i .. y_{i+bands-1}>`, y being zero past n."""
         length = circulant_length(outputs.shape[-1], self.bands)
@@ -275,7 +247,7 @@ class Stationary(Strategy):
     def add_signal_windows(self, scores, positions, scale, counts=None):
         """Return `scores + scale C^T C x` for few participations, each a window of 2 bands - 1 numbers.
 
-        `signal_scores` does this by two FFTs; windows avoid passes over whole rows. `positions` are
+        `scores_from_normals` does this by two FFTs; windows avoid passes over whole rows. `positions` are
         (num_samples, slots) int32, first slots first; iterations and above is no participation; `counts` are
         of their shape, 1 by default.
         """
@@ -286,10 +258,7 @@ class Stationary(Strategy):
         # The last slot that any sample uses.
         used = jnp.where(counts != 0, jnp.arange(1, positions.shape[1] + 1, dtype=jnp.int32), 0).max()
         positions = jnp.where(positions < n, positions, n + reach).astype(jnp.int32)
-        added = lax.platform_dependent(
-            scores, positions, counts, window, used, cpu=_windows_one_by_one, default=_windows_by_slot
-        )
-        return added[:, reach : reach + n]
+        return _with_windows(scores, positions, counts, window, used)[:, reach : reach + n]
 
     def gram(self, weights: np.ndarray) -> np.ndarray:
         length = circulant_length(weights.size, self.bands)

@@ -121,8 +121,6 @@ def test_what_is_beyond_a_lattice_is_reserved(reach, monkeypatch):
     """As if lattices ended at 1.5 deviations of ln X: without the reserve the truth is above the bound."""
     exact = quadrature([0.5, 0.5, 0.5], 0, 0.5)
     mixture = Mixture((Phases(3, 0.5),))
-    for module in (lognormal_lattice, lognormal_sums):
-        monkeypatch.setattr(module, "_RESERVED", 1.0, raising=False)
     monkeypatch.setattr(lognormal_lattice, "REACH", reach)
     lognormal_sums.divergence_bound.cache_clear()
     found = lognormal_sums.divergence_bound(mixture, 0.5)
@@ -136,7 +134,9 @@ def test_a_participation_beyond_the_lattice_counts(reach, monkeypatch):
     monkeypatch.setattr(lognormal_lattice, "REACH", reach)
     mixture, threshold = Mixture((Phases(1, 0.5),)), math.exp(0.5)
     cut = lognormal_sums.Cut.at(mixture, threshold, 1.0)
-    counted, _ = lognormal_sums._best_of_tilts(mixture, threshold, cut, 2**14)
+    (bound,), _ = lognormal_sums._untilted(mixture, np.array([threshold]), cut, 2**14)
+    sums = lognormal_sums.Sums.of(mixture, cut.top + cut.rest, cut.top, 2**14)
+    counted = bound - sums.beyond(np.array([threshold]), cut.rough.tilt_to(cut.rest))[1]
     exact = gaussian(mpmath.mpf("0.5"), 0.5)
     assert exact <= counted <= 3 * exact
 

@@ -97,7 +97,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("math.expm1(pairs * math.log1p(relative))", "relative"),
     ],
     ("jaxacct/schemes/replicas/table.py", "tests/core/test_draw_error_items.py"): [
-        ("+ of_choices + of_starts", "+ of_choices"),
+        ("* of_choices + _start_errors(mechanism)[1]", "* of_choices"),
         ("2.0**-43 + _start_errors(mechanism)[0]", "2.0**-43"),
     ],
     ("jaxacct/kernels/randomness.py", "tests/core/test_budget_lines.py"): [

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr
 
-from jaxacct.accountants.allocation.redrawn_bins import redrawn_bins_noise_multiplier
+from jaxacct import BallsInBins, BandedToeplitz, EpochwiseAllocation
+from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.common import validate as _validate
+from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
 
 _EVENTS = 4001
@@ -128,8 +130,15 @@ def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: fl
     return SamplerComparison(
         _noise_at(lambda sigma: gaussian_delta(epsilon, sigma, length), delta, 1),
         _noise_at(lambda sigma: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
-        redrawn_bins_noise_multiplier(steps, epochs, epsilon, delta),
+        _noise_at(lambda sigma: redrawn_bins_delta(steps, epochs, sigma, epsilon), delta, 1),
     )
+
+
+def redrawn_bins_delta(steps: int, epochs: int, sigma: float, epsilon: float) -> float:
+    """Return the accountant's bound for `epochs` epochs of `steps` steps; one epoch is balls-in-bins."""
+    scheme = BallsInBins(steps, steps) if epochs == 1 else EpochwiseAllocation(steps * epochs, steps)
+    accountant = ACCOUNTANTS["random-allocation" if epochs == 1 else "redrawn-bins"]
+    return accountant.delta(Mechanism(scheme, BandedToeplitz.identity(), sigma), epsilon)
 
 
 def _noise_at(delta_at, delta: float, side: int) -> float:

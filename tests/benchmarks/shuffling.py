@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.accountants.allocation.redrawn_bins import redrawn_bins_delta
 from jaxacct.accountants.gaussian import gaussian_delta
 from jaxacct.report.figure import blank_axes, finished
 from jaxacct.statistics import roots
 from tests.benchmarks.results import record
-from tests.benchmarks.shuffled_bounds import SamplerComparison, shuffled_delta_lower
+from tests.benchmarks.shuffled_bounds import SamplerComparison, redrawn_bins_delta, shuffled_delta_lower
 
 DELTA = 1e-5
 # Steps of an epoch, epochs, noise multiplier.

@@ -111,7 +111,7 @@ def test_distribution_against_enumeration():
         else:
             assert log_none == -math.inf
         assert patterns.max() <= scheme.examples_per_unit
-        assert 0 <= scheme.draw_error() < 1e-2
+        assert 0 <= scheme.draw_errors[0] < 1e-2
 
 
 def test_sensitivity_covers_every_participation():
@@ -289,7 +289,7 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
     made = type("Made", (Scheme,), stated)
     abstract = "examples_per_unit max_participations side_information participation_probabilities sums "
     abstract += "max_rate expected_batch_sizes log_probability_of_none squared_sensitivity batches "
-    abstract += "draw_participation draw_error draw_variation log_likelihood_ratios from_batch_size"
+    abstract += "draw_participation draw_errors log_likelihood_ratios from_batch_size"
     assert made.__abstractmethods__ == set(abstract.split())
     with pytest.raises(TypeError, match="squared_sensitivity"):
         made()

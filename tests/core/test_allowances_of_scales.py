@@ -83,7 +83,7 @@ def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
     """What tilted cuts add up to, with the allowance for float64; the tables' own part is set to 0."""
     independent = CUT.scheme.independent_cuts
     chances, uncut = np.array(independent.chances), independent.uncut
-    monkeypatch.setattr(truncated.replicas, "log_normalizer", lambda labelled: 0.0)
+    monkeypatch.setattr(truncated.replicas, "log_normalizer", lambda of_two: 0.0)
     setting = Setting(CUT, 1.0, Direction(direction), None)
     found = truncated.build(setting)
     tilt = float(found.tables()["log_tilt"]) and -math.log1p(-uncut.sampling_probability)

@@ -25,7 +25,7 @@ from jaxacct.proposals.base import plain
 from jaxacct.proposals.families.replicas import log_normalizer
 
 U = 2.0**-24
-SHARE = 2.0**-51  # of a choice's probability, for each of its choices
+SHARE = 2.0**-51  # of a choice's probability; of its own, for each of the choices
 
 
 def product(*errors):
@@ -37,28 +37,35 @@ def waits(p, most, n, start=0.0):
     return math.expm1(most * 2.0**-38 / p + 2.0**-38 + n * 2.0**-44 + start)
 
 
+def share(number, least):
+    """Of a choice among so many, of this probability at least."""
+    return SHARE * (1 / least + number)
+
+
 DRAW_ERRORS = [
     (Poisson(40, 0.3), waits(0.3, 40, 40)),
     (Poisson(40, 1e-5), waits(1e-5, 40, 40)),
     (BMinSep(41, 4, 1.0, False), 0.0),
-    (CyclicPoisson(41, 4, 0.3), math.expm1(11 * 2 * SHARE / 0.3 + 4 * SHARE * 4)),
-    (BallsInBins(41, 4), math.expm1(4 * SHARE * 4)),
+    (CyclicPoisson(41, 4, 0.3), math.expm1(11 * share(2, 0.3) + share(4, 1 / 4))),
+    (BallsInBins(41, 4), math.expm1(share(4, 1 / 4))),
     (BMinSep(41, 4, 0.3, False), waits(0.3, 11, 41)),
-    (BMinSep(41, 4, 0.3), waits(0.3, 11, 41, 4 * SHARE * 1.9 / 0.3)),
+    (BMinSep(41, 4, 0.3), waits(0.3, 11, 41, share(4, 0.3 / 1.9))),
     # One participation is left from step 8 on, with 33 steps for it.
     (BalancedMinSep(41, 4, 3), waits(1 / 33, 3, 41)),
-    (BalancedMinSep(41, 4, 2.5), waits(1 / 33, 3, 41, 3 * 2 * SHARE * 6)),
+    (BalancedMinSep(41, 4, 2.5), waits(1 / 33, 3, 41, 3 * share(2, 1 / 6))),
     (EpochwiseAllocation(41, 8, 3), waits(1 / 8, 6, 41)),
+    # Counts 1 and 2, p^2 / (1 - (1-p)^2) for the latter.
+    (MultiAttribution(41, 4, 0.2, 2, False), waits(0.36, 11, 41, 11 * share(2, 0.04 / 0.36))),
 ]
 
 
 @pytest.mark.parametrize("scheme, expected", DRAW_ERRORS, ids=str)
 def test_errors_of_draws(scheme, expected):
-    assert scheme.draw_error() == pytest.approx(expected, rel=1e-9, abs=0)
+    assert scheme.draw_errors[0] == pytest.approx(expected, rel=1e-9, abs=0)
     at = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
     assert plain(at, "remove").relative_error == pytest.approx(expected, rel=1e-9, abs=0)
-    assert scheme.draw_variation == scheme.max_participations * (scheme.iterations + 1) * 2.0**-62
-    assert plain(at, "remove").total_variation == scheme.draw_variation
+    assert scheme.draw_errors[1] == scheme.max_participations * (scheme.iterations + 1) * 2.0**-62
+    assert plain(at, "remove").total_variation == scheme.draw_errors[1]
 
 
 def test_errors_of_batch_sizes_and_of_participations_multiply():
@@ -66,8 +73,8 @@ def test_errors_of_batch_sizes_and_of_participations_multiply():
     relative, variation = scheme.side_information.error()
     of = plain(Mechanism(scheme, BandedToeplitz.identity(), 2.5), "remove")
     assert relative > 0
-    assert of.relative_error == pytest.approx(product(relative, scheme.draw_error()), rel=1e-9)
-    assert of.total_variation == variation + scheme.draw_variation
+    assert of.relative_error == pytest.approx(product(relative, scheme.draw_errors[0]), rel=1e-9)
+    assert of.total_variation == variation + scheme.draw_errors[1]
 
 
 def one(scheme, sigma=1.5, bands=1):
@@ -79,19 +86,15 @@ def errors(scheme, sigma=1.5):
     return scheme.replicas(at).errors(at)
 
 
-def test_errors_of_modules_with_thresholds():
-    assert errors(MultiAttribution(60, 4, 0.02, 3)) == (0.0, (60 * 16 + 8) * 2.0**-32)
-
-
 def test_errors_of_first_steps_of_pairs():
     """Relative where both phases are likely; where attraction makes two phases rare, as a distance."""
-    scheme, of_choices = BallsInBins(40, 4), 10 * 3**2 * SHARE / 2
-    for sigma, has in ((3.0, (True, False)), (0.6, (False, True))):
+    scheme, of_choices = BallsInBins(40, 4), 2 * 10 * 3 * SHARE
+    for sigma, rare in ((3.0, 0), (0.6, 12)):  # two phases that differ
         relative, variation = errors(scheme, sigma)
-        of_starts = 4**2 * SHARE * (3 + math.exp(10 / sigma**2)) * 4
-        waits = math.expm1(2 * 2.0**-38 + 42 * 2.0**-43 + 2 * 10 * 2.0**-38 + has[0] * of_starts)
+        of_starts = SHARE * (16 + rare) + SHARE * (4 if rare else (3 + math.exp(10 / sigma**2)) * 4)
+        waits = math.expm1(2 * 2.0**-38 + 42 * 2.0**-43 + 2 * 10 * 2.0**-38 + of_starts)
         assert relative == pytest.approx(waits, rel=1e-2)
-        known = 2 * scheme.draw_variation + of_choices + has[1] * 4**4 * SHARE
+        known = 2 * scheme.draw_errors[1] + of_choices + rare * SHARE
         assert variation == pytest.approx(known, rel=1e-9)
 
 
@@ -102,7 +105,7 @@ def test_errors_of_pairs_of_a_table():
     least = 2 * 20 * 2.0**-38 / 0.05  # without attraction
     assert least < relative < 1.1 * least + 402 * 2.0**-48 and 0 < log_z < 0.1
     # 20 outcomes of each replica, of three in a state of two: that one, the other or both participate.
-    assert variation == pytest.approx(2 * (scheme.draw_variation + 20 * 3**2 * SHARE / 2), rel=1e-12)
+    assert variation == pytest.approx(2 * (scheme.draw_errors[1] + 20 * 3 * SHARE), rel=1e-12)
     assert errors(scheme, 0.7)[0] > 1.1 * least
 
 

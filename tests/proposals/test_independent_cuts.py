@@ -22,8 +22,9 @@ from jaxacct import (
 from jaxacct.estimates.estimate import best_proposal
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families.replicas import log_scale
+from jaxacct.proposals.families.truncated import Replicas
 from jaxacct.proposals.threshold import budget_lines
-from jaxacct.schemes.replicas.labelled import truncated as replicas
+from jaxacct.schemes.replicas import table as replicas
 from jaxacct.schemes.truncation.independent_truncation import IndependentCuts
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
@@ -157,17 +158,17 @@ def test_likelihoods_against_enumeration(scheme, bands, x64):
             assert float(ours[k]) == pytest.approx(exact, rel=1e-9, abs=1e-12)
 
 
-def distribution_of_replicas(labelled, tilted) -> tuple[dict[tuple[int, ...], float], float]:
+def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], float], float]:
     """({cuts and counts of both replicas, one after the other: probability}, ln of their mean weight)."""
-    mechanism, (one, two) = labelled.mechanism, labelled.counts
-    n = mechanism.scheme.iterations
-    dense = enumeration.strategy_matrix(mechanism.strategy.array, mechanism.strategy.rows(n), n)
+    (cuts, strategy, sigma), (one, two) = of_two, of_two.scheme.counts
+    n = cuts.iterations
+    dense = enumeration.strategy_matrix(strategy.array, strategy.rows(n), n)
     distribution: dict[tuple[int, ...], float] = {}
-    patterns = enumeration.pattern_distribution(mechanism.scheme)
+    patterns = enumeration.pattern_distribution(cuts.uncut)
     for cut, chance in all_cuts(tilted):
         count = np.where(cut, two, one)
         for (x, p_x), (z, p_z) in itertools.product(patterns.items(), repeat=2):
-            attracted = np.exp((dense @ (x * count)) @ (dense @ (z * count)) / mechanism.noise_multiplier**2)
+            attracted = np.exp((dense @ (x * count)) @ (dense @ (z * count)) / sigma**2)
             key = (*cut, *(np.add(x, z) * count).tolist())
             distribution[key] = distribution.get(key, 0.0) + chance * p_x * p_z * float(attracted)
     total_weight = sum(distribution.values())
@@ -178,20 +179,17 @@ def distribution_of_replicas(labelled, tilted) -> tuple[dict[tuple[int, ...], fl
 @pytest.mark.parametrize(("scheme", "bands"), SMALL[:3], ids=IDS[:3])
 def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
-    uncut = mechanism_of(scheme.uncut, bands, 1.2)
     chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
-    labelled = replicas.Labelled(uncut, chances, counts)
-    distribution, log_z = distribution_of_replicas(labelled, chances)
-    assert replicas.log_normalizer(labelled) == pytest.approx(log_z, rel=1e-10)
-    cut_off = dataclasses.replace(
-        uncut, strategy=FiniteToeplitz(BandedToeplitz.square_root(bands).coefficients, scheme.iterations)
-    )
-    shorter = labelled._replace(mechanism=cut_off)
+    cuts, strategy = IndependentCuts(scheme.uncut, chances, 0.0, counts), BandedToeplitz.square_root(bands)
+    of_two = Replicas(cuts, strategy, 1.2)
+    distribution, log_z = distribution_of_replicas(of_two, chances)
+    assert replicas.log_normalizer(of_two) == pytest.approx(log_z, rel=1e-10)
+    shorter = of_two._replace(strategy=FiniteToeplitz(strategy.coefficients, scheme.iterations))
     assert replicas.log_normalizer(shorter) == pytest.approx(
         distribution_of_replicas(shorter, chances)[1], rel=1e-10
     )
-    draw = jax.jit(replicas.draw, static_argnums=(1, 3))
-    cut, drawn = draw(key, scheme.uncut, replicas.tables(labelled), 40_000)
+    arrays = {"pairs": replicas.tables(of_two), "chances": np.uint32(np.array(chances) * 2.0**32)}
+    cut, drawn = jax.jit(cuts.draw, static_argnums=2)(key, arrays, 40_000)
     both = np.concatenate([np.asarray(cut).astype(int), np.rint(np.asarray(drawn)).astype(int)], axis=1)
     assert chi_square_p_value(both, distribution) > FALSE_ALARM
 

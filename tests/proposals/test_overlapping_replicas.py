@@ -27,7 +27,6 @@ from jaxacct.schemes.replicas import aged, table, table_weights
 from jaxacct.schemes.replicas.base import log_lift
 from jaxacct.statistics import bounds, hockey_stick
 from tests.draws import mean_interval
-from tests.kernels.test_draw_errors import cells
 from tests.oracles import enumeration
 from tests.proposals.test_proposals import draw
 from tests.proposals_by_name import replica_proposal
@@ -234,8 +233,9 @@ def distribution_by_age(scheme, arrays) -> dict:
         name: np.asarray(arrays[name], np.float64)
         for name in ("alone", "together", "stays", "ahead", "lifts")
     }
-    one, two = (cells(part) for part in arrays["starts"])
-    now = {((none + i, none + j), ((), ())): (one[i] * two[i, j], 0.0) for i in range(b) for j in range(b)}
+    high, low = (np.asarray(words, np.float64) for words in arrays["starts"])
+    starts = np.diff(high * 2.0**-32 + low * 2.0**-64, prepend=0.0, append=1.0).reshape(b, b)
+    now = {((none + i, none + j), ((), ())): (starts[i, j], 0.0) for i in range(b) for j in range(b)}
     for step in range(scheme.iterations):
         ahead, later = tables["ahead"][step], {}
         for ((c, d), past), (chance, lifts) in now.items():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -199,7 +200,13 @@ def test_the_next_candidate_is_certified_where_one_exceeds_its_estimate(small, e
         *(row for row in small.candidates if row.strategy.bands > 1 and row != small.chosen),
     ]
     # Errors that fall by 3 %, so that a candidate of 1.06 times the noise is behind the next one.
-    rows = [dataclasses.replace(row, error=0.97**i * small.chosen.error) for i, row in enumerate(order)]
+    noises = [
+        row.noise_multiplier * math.sqrt(0.97**i * small.chosen.error / row.error)
+        for i, row in enumerate(order)
+    ]
+    rows = [
+        dataclasses.replace(row, noise_multiplier=noise) for row, noise in zip(order, noises, strict=True)
+    ]
     found, said = dataclasses.replace(small, candidates=(*rows, small.one_band), place=0), []
     asked, shares = as_if_certified(found, excesses, monkeypatch)
     plan = found.calibrate(progress=lambda *report: said.append(report[0]))

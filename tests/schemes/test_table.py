@@ -22,7 +22,7 @@ from jaxacct.kernels.exponentials import (
     look_up,
     words_of_integers,
 )
-from jaxacct.kernels.table import draw_positions
+from jaxacct.kernels.table import draw_counts
 from jaxacct.proposals.base import plain
 from jaxacct.schemes import (
     BalancedMinSep,
@@ -331,13 +331,15 @@ def test_error_of_the_drawn_density():
     """A wait over the chance of its step, outcomes over their shares, the start over its rarest."""
     one = CustomScheme([0.25, 1.0, 0.0, 0.9], 2)
     last = 2.0**-38 + 4 * 2.0**-44
-    assert one.draw_error() == pytest.approx(math.expm1(2 * 2.0**-38 / 0.25 + last), rel=1e-9)
+    assert one.draw_errors[0] == pytest.approx(math.expm1(2 * 2.0**-38 / 0.25 + last), rel=1e-9)
     two = CustomScheme([0.25, 1.0, 0.0, 0.9], 2, start=[0.5, 0.125], keep=0.75)
-    each, choice = 2.0**-38 / 0.25 + 2 * 2.0**-51 / 0.25, 3 * 2.0**-51
-    assert two.draw_error() == pytest.approx(2 * each + choice / 0.125 + last, rel=1e-9)
-    assert two.draw_variation == 2 * 5 * 2.0**-62
+    each, unit = 2.0**-38 / 0.25 + (2 + 1 / 0.25) * 2.0**-51, 2.0**-51
+    assert two.draw_errors[0] == pytest.approx(
+        2 * each + (len(two.table.starts) + 1 / 0.125) * unit + last, rel=1e-9
+    )
+    assert two.draw_errors[1] == 2 * 5 * 2.0**-62
     at = Mechanism(two, BandedToeplitz.identity(), 1.0)
-    assert plain(at, "remove").total_variation == two.draw_variation
+    assert plain(at, "remove").total_variation == two.draw_errors[1]
 
 
 def test_exponentials_are_off_by_less_than_16_units(x64):
@@ -404,7 +406,7 @@ def test_fewer_comparisons_find_the_same_steps(scheme, key):
     n, draws = scheme.iterations, scheme.table.draws
     assert draws.constant > 0 or draws.longest < n
     found, expected = (
-        np.asarray(draw_positions(key, 2000, one)) for one in (draws, draws._replace(constant=0.0, longest=n))
+        np.asarray(draw_counts(key, 2000, one)[0]) for one in (draws, draws._replace(constant=0.0, longest=n))
     )
     np.testing.assert_array_equal(found, expected)
     assert (found < n).any()
@@ -417,5 +419,8 @@ def test_a_scheme_that_is_made_again_of_its_fields_is_the_same():
         assert dataclasses.replace(made) == made
 
 
-def test_a_start_too_rare_to_draw_has_an_error_that_certifies_nothing():
-    assert SamplingTable([0.3] * 10, 9, False, (1e-20, 1.0)).draw_error > 1e200
+def test_a_start_too_rare_to_draw_is_a_distance():
+    common, rare = (
+        SamplingTable([0.3] * 10, 9, False, (start, 1 - start)).draw_errors for start in (1e-9, 1e-20)
+    )
+    assert common[0] > 1e-7 > rare[0] and rare[1] == common[1] + 2.0**-51

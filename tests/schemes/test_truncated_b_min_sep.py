@@ -26,7 +26,7 @@ from jaxacct.cli.main import main
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
-from jaxacct.schemes.truncation.truncated_batch_sizes import _pairs_of_words, _words_of_pairs
+from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.rounding_errors import loss_margin, measured_error
@@ -141,12 +141,11 @@ def test_drawn_binomials(window, p, key):
 
     @jax.jit
     def draw(key, trials):
-        words = _words_of_pairs(_pairs_of_words(key, number, trials.shape), number)
-        return binomial_of_words(words, trials, arrays)
+        words = (_words(part, number, trials.shape) for part in jax.random.split(key))
+        return binomial_of_words(*words, trials, arrays)
 
     trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
-    drawn, tie = map(np.asarray, draw(key, jnp.asarray(trials, jnp.int32)))
-    assert tie.mean() < 1e-3
+    drawn = np.asarray(draw(key, jnp.asarray(trials, jnp.int32)))
     for most, seen in zip(trials[::50_000], np.split(drawn, 3), strict=True):
         edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
         expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
@@ -243,41 +242,14 @@ def test_alias_tables_are_exact(kind):
             assert distribution_back == row.tolist()
 
 
-def test_a_tie_is_detected_and_settled_by_the_low_words():
+def test_a_tie_is_settled_by_the_low_words():
     """One cell whose threshold is 5 2^30 + 7: words of 5 depend on the 30 bits below, no other word does."""
     level = Level(np.array([[[5 << 1 | 1, 0]]], np.uint32), np.array([[[7, 0]]], np.uint32), np.array([[0]]))
     arrays = Arrays(np.array([0]), (level,))
     words = np.array([4, 5, 5, 5, 6], np.uint32)
     low = np.array([2**32 - 1, 6 << 2, 7 << 2, 0, 0], np.uint32)
-
-    @jax.jit
-    def both(words, low):
-        none = jnp.zeros(5, jnp.int32)
-        return binomial_of_words([words], none, arrays, 0, [low]), binomial_of_words([words], none, arrays)
-
-    (drawn, tie), (without, _) = both(words, low)
-    assert drawn.tolist() == [0, 0, 1, 0, 1] and tie.tolist() == [False, True, True, True, False]
-    assert without.tolist() == [0, 1, 1, 1, 1]
-
-
-def test_steps_drawn_again_for_ties_are_the_others_as_before(key, monkeypatch):
-    """With ties in one of 16 draws, two blocks side by side are as if all were drawn with the low words."""
-    scheme = TruncatedBMinSep(7, 3, 0.3, 220, 700)
-
-    @jax.jit
-    def drawn(keys, tied_below):
-        def binomial(words, pool, arrays, at=0, low_words=None):
-            which = words[0]
-            if low_words is not None:
-                which = jnp.where(words[0] >> 28 == 0, low_words[0], words[0])
-            return pool // 4 + (which & 15).astype(jnp.int32), words[0] >> 28 < tied_below
-
-        monkeypatch.setattr("jaxacct.schemes.truncation.truncated_batch_sizes.binomial_of_words", binomial)
-        return jax.vmap(lambda key: scheme.side_information.draw(key, 9))(keys)
-
-    some, always, never = (drawn(jax.random.split(key), below) for below in (1, 16, 0))
-    np.testing.assert_array_equal(some, always)
-    assert (np.asarray(never) != always).any()
+    drawn = jax.jit(lambda one, two: binomial_of_words([one], [two], jnp.zeros(5, jnp.int32), arrays))
+    assert drawn(words, low).tolist() == [0, 0, 1, 0, 1]
 
 
 def test_words_are_those_of_jax(key):

@@ -11,7 +11,7 @@ import pytest
 from tests.train.test_command import convex
 from tests.train.test_loop import PARAMS, Crash, crash_at, flat, run
 from train import load_model
-from train.averages import average_of, averaging
+from train.optimizers import average_of, averaging
 from train.procedures.convex import LogisticRegression
 from train.run.folder import RunFolder
 

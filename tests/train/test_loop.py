@@ -21,7 +21,7 @@ from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan, plan_of
 from train import training
-from train.batches.committed import keyed
+from train.batches.given import keyed
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.noise import recursion as noise

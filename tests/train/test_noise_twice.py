@@ -14,8 +14,7 @@ from jaxacct import BufferedToeplitz, FixedOrder, Mechanism
 from tests.train.plans import plan, plan_of
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
 from train import fit
-from train.batches.committed import Committed
-from train.batches.given import BatchesError
+from train.batches.given import BatchesError, Committed
 from train.batches.sampler import Sampler, SamplerState
 from train.noise.normals import next_key
 from train.options import TrainOptions

@@ -5,6 +5,7 @@ They assume only (epsilon, delta)-DP.
 
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -15,17 +16,25 @@ SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)
 """Fractions of the canaries of one run whose coins are guessed, largest scores first."""
 
 
-def clopper_pearson(hits, trials: int, level: float):
-    """Return (low, high), each of which misses the true rate with probability at most `level`."""
+class Guessed(NamedTuple):
+    """A lower bound on epsilon, and the guesses that gave it."""
+
+    lower: float
+    """Natural log, at least 0."""
+    accuracy: float
+    """That the guesses have at least."""
+    guesses: int
+    right: int
+    """How many of them."""
+
+
+def lowest_rate(hits, trials: int, level: float) -> np.ndarray:
+    """Return rates that the true ones are below with probability at most `level` each (Clopper-Pearson)."""
     hits = np.asarray(hits, np.float64)
-    low = scipy.special.betaincinv(np.maximum(hits, 1), trials - hits + 1, level)
-    high = 1 - scipy.special.betaincinv(np.maximum(trials - hits, 1), hits + 1, level)
-    return np.where(hits > 0, low, 0.0), np.where(hits < trials, high, 1.0)
+    return np.where(hits > 0, scipy.special.betaincinv(np.maximum(hits, 1), trials - hits + 1, level), 0.0)
 
 
-def one_run_bound(
-    scores: np.ndarray, inside: np.ndarray, delta: float, confidence: float
-) -> tuple[float, dict[str, tuple[float, float]], dict[str, int]]:
+def one_run_bound(scores: np.ndarray, inside: np.ndarray, delta: float, confidence: float) -> Guessed:
     """Return a lower bound on epsilon at `delta` from the coins of one run.
 
     It is false with probability 1 - confidence. Of m fair coins the r with the largest |score| are guessed,
@@ -39,24 +48,17 @@ def one_run_bound(
       delta: at which epsilon is bounded.
       confidence: of the bound, in (0, 1).
 
-    Returns:
-      The bound (natural log, at least 0), the accuracy of its guesses as an interval (for delta 0), the
-      counts.
-
     Source: arXiv 2305.08846; the proof with this term for delta is in jaxacct/proofs/audits.md.
     """
     m, order = len(scores), np.argsort(-np.abs(scores), kind="stable")
     right = np.cumsum((np.asarray(scores) > 0)[order] == np.asarray(inside)[order])
-    level, best = (1 - confidence) / len(SHARES), None
+    level, found = (1 - confidence) / len(SHARES), []
     for share in SHARES:
         r = _guesses(m, share)
         hits = int(right[r - 1])
         lower = _max_refused(hits, r, m, delta, level)
-        if best is None or lower > best[0]:
-            accuracy = float(clopper_pearson(hits, r, level)[0])
-            best = lower, {"accuracy of guesses": (accuracy, 1.0)}, {"guesses": r, "right": hits}
-    assert best is not None
-    return best
+        found.append(Guessed(lower, float(lowest_rate(hits, r, level)), r, hits))
+    return max(found, key=lambda each: each.lower)
 
 
 def refusal(right: int, guesses: int, canaries: int, delta: float, epsilon: float) -> float:
@@ -106,7 +108,7 @@ def _guesses(canaries: int, share: float) -> int:
 
 def _max_refused(right: int, guesses: int, canaries: int, delta: float, level: float) -> float:
     """Return a lower bound on the largest epsilon refused by so many right guesses at this level; else 0."""
-    accuracy = float(clopper_pearson(right, guesses, level)[0])
+    accuracy = float(lowest_rate(right, guesses, level))
     if accuracy <= 0.5:
         return 0.0
 

@@ -5,7 +5,7 @@ A canary is an example whose gradient is 100 clip norms long and along one coord
 examples in one run of the model, loss and optimizer: each is in or silent by a coin, and the coins are
 guessed from the releases (Steinke, Nasr, Jagielski 2023, arXiv 2305.08846; jaxacct/proofs/audits.md). The
 adversary has the other examples and their participations: their contributions are subtracted
-(`train.audit.bystanders`). The releases in a canary's coordinate are scored by the privacy loss of the plan's
+(`train.audit.canaries`). The releases in a canary's coordinate are scored by the privacy loss of the plan's
 mechanism with a third of its noise, as an audit is to find too little noise.
 """
 
@@ -57,21 +57,22 @@ class Finding:
 
     Attributes:
       lower: lower bound on epsilon (natural log, at least 0), false with probability 1 - confidence.
+      accuracy: of the guesses, at least, with that confidence (Clopper-Pearson).
+      guesses, right: how many coins were guessed, and how many rightly.
       epsilon, delta: the claim of the plan.
-      confidence: of `lower`, and of the intervals together.
+      confidence: of `lower` and `accuracy` together.
       canaries: number of canaries.
-      intervals: exact (Clopper-Pearson) ones, (low, high) by name, of rates of the attack.
-      counts: the counts of these rates.
       private_scores, private_present: (trials,) float32 and bool; they reveal what was in the run.
     """
 
     lower: float
+    accuracy: float
+    guesses: int
+    right: int
     epsilon: float
     delta: float
     confidence: float
     canaries: int
-    intervals: dict[str, tuple[float, float]]
-    counts: dict[str, int]
     private_scores: np.ndarray = field(repr=False, compare=False)
     private_present: np.ndarray = field(repr=False, compare=False)
 
@@ -82,7 +83,6 @@ class Finding:
 
     def statement(self) -> str:
         """Return the result in sentences."""
-        rates = ", ".join(f"{name} [{low:.4g}, {high:.4g}]" for name, (low, high) in self.intervals.items())
         verdict = (
             f"the plan's {self.epsilon:.4g} is CONTRADICTED: something is broken"
             if self.contradicts
@@ -91,7 +91,7 @@ class Finding:
         return (
             f"one-run audit, {self.canaries} canaries: epsilon at delta {self.delta:.4g} is at least "
             f"{self.lower:.4g} with confidence {self.confidence:.10g}; {verdict}. "
-            f"Exact (Clopper-Pearson) intervals: {rates}."
+            f"{self.right} of {self.guesses} guesses were right, an accuracy of at least {self.accuracy:.4g}."
         )
 
     def to_json(self) -> dict:
@@ -143,9 +143,28 @@ def audit(
     setting = Setting(plan, functional, params, as_rows(dataset), clip_norm, options)
     # The coins are as secret as the keys.
     generator = np.random.default_rng(None if keys is None else [int(word) for word in keys[0]])
-    return _one_run(
-        setting, canaries, confidence, generator, optax.sgd(0.1) if optimizer is None else optimizer
-    )
+    size, by_delta = len(setting.rows), max_canaries(plan.delta, confidence, plan.epsilon)
+    ideal = np.ones(by_delta, bool)
+    if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence).lower == 0:
+        raise ValueError(
+            f"plan must have a smaller delta than {plan.delta:.4g} for a one-run audit to find anything at "
+            f"confidence {confidence:.10g}"
+        )
+    # By default a third of the examples stay what they are.
+    most = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
+    number = min(CANARIES, most) if canaries is None else _validate.positive_integer("canaries", canaries)
+    if not 2 <= number <= most:
+        raise ValueError(
+            f"canaries must be 2 to {most} with {size} examples, {setting.coordinates} coordinates and delta "
+            f"{plan.delta:.4g}, got {number}"
+        )
+    coordinates = quiet(setting, number)
+    inside = generator.random(number) < 0.5
+    canary_of = np.full(size, REAL, np.int32)
+    canary_of[:number] = np.where(inside, coordinates, SILENT)
+    scores = _scores(plan, setting.outputs(canary_of, coordinates, optimizer or optax.sgd(0.1)))
+    guessed = one_run_bound(scores, inside, plan.delta, confidence)
+    return Finding(*guessed, plan.epsilon, plan.delta, confidence, number, scores, inside)
 
 
 def _check(plan) -> None:
@@ -158,42 +177,6 @@ def _check(plan) -> None:
         raise ValueError("plan must not truncate batches to be audited: canaries would not be independent")
     if plan.compose_with is not None:
         raise ValueError("plan must not be composed with other releases: an audit sees this run alone")
-
-
-def _number(asked: int | None, max_number: int, of: str) -> int:
-    """Of canaries, at most `max_number`."""
-    if asked is None:
-        number = min(CANARIES, max_number)
-    else:
-        number = _validate.positive_integer("canaries", asked)
-        if number > max_number:
-            raise ValueError(f"canaries must be at most {max_number} with {of}, got {number}")
-    if number < 2:
-        raise ValueError(f"canaries must be at least 2, there is room for {number} with {of}")
-    return number
-
-
-def _one_run(setting: Setting, canaries: int | None, confidence: float, generator, optimizer) -> Finding:
-    plan, size = setting.plan, len(setting.rows)
-    by_delta = max_canaries(plan.delta, confidence, plan.epsilon)
-    ideal = np.ones(by_delta, bool)
-    if by_delta < 2 or one_run_bound(ideal * 1.0, ideal, plan.delta, confidence)[0] == 0:
-        raise ValueError(
-            f"plan must have a smaller delta than {plan.delta:.4g} for a one-run audit to find anything at "
-            f"confidence {confidence:.10g}"
-        )
-    # By default a third of the examples stay what they are.
-    max_number = min(size if canaries is not None else 2 * size // 3, setting.coordinates, by_delta)
-    of = f"{size} examples, {setting.coordinates} coordinates and delta {plan.delta:.4g}"
-    number = _number(canaries, max_number, of)
-    coordinates = quiet(setting, number)
-    inside = generator.random(number) < 0.5
-    canary_of = np.full(size, REAL, np.int32)
-    canary_of[:number] = np.where(inside, coordinates, SILENT)
-    scores = _scores(plan, setting.outputs(canary_of, coordinates, optimizer))
-    lower, intervals, counts = one_run_bound(scores, inside, plan.delta, confidence)
-    claim = plan.epsilon, plan.delta, confidence
-    return Finding(lower, *claim, number, intervals, counts, scores, inside)
 
 
 def _scores(plan: Plan, outputs: np.ndarray) -> np.ndarray:
@@ -274,13 +257,9 @@ def run(
     given = digits() if model is None else named(model)
     given |= {} if clip_norm is None else {"clip_norm": clip_norm}
     with watch(unit="steps") as progress:
-        asked: dict[str, Any] = dict(
-            canaries=canaries, confidence=confidence, microbatch_size=microbatch_size
-        )
-        try:
-            found = audit(
-                **given, plan=covered, progress=progress or False, **asked
-            )  # other plans are refused
+        asked: dict[str, Any] = dict(canaries=canaries, confidence=confidence, progress=progress or False)
+        try:  # other plans are refused
+            found = audit(**given, plan=covered, microbatch_size=microbatch_size, **asked)
         except BatchOverflowError as error:
             complain(str(error))
             return 1

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,15 +12,8 @@ from jaxacct.common import validate as _validate
 from jaxacct.schemes import IndependentAttribution, MultiAttribution
 from jaxacct.statistics import roots
 
-from .graph import (
-    Attribution,
-    ambiguous_name,
-    check_one_owner,
-    from_edges,
-    neighborhood_sizes,
-    phantoms,
-    subgraph,
-)
+from . import graph as _graph
+from .graph import Attribution, neighborhood_sizes, subgraph
 
 
 def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
@@ -33,22 +26,17 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
         or spaces only: each would count as one more person.
     """
     import pyarrow
-    from pyarrow import csv, parquet
+    from pyarrow import dataset
 
     columns = ["user", "row"]
     try:
-        if Path(path).suffix == ".parquet":
-            table = parquet.read_table(path, columns=columns)
-        else:
-            options = csv.ConvertOptions(include_columns=columns)
-            table = csv.read_csv(path, convert_options=options)
+        kind = "parquet" if Path(path).suffix == ".parquet" else "csv"
+        table = dataset.dataset(path, format=kind).to_table(columns=columns)
     except OSError as error:
         raise ValueError(f"edges {path} cannot be read: {error.strerror or error}") from None
-    except (pyarrow.ArrowException, KeyError) as error:
+    except pyarrow.ArrowException as error:
         first = _validate.in_one_line(error)
         raise ValueError(f"edges {path} must have the columns user and row: {first}") from None
-    if table.column_names != columns:
-        raise ValueError(f"edges {path} must have the columns user and row, got {table.column_names}")
     users, rows = (table.column(name) for name in columns)
     for name, column in zip(columns, (users, rows), strict=True):
         if column.null_count:
@@ -58,7 +46,7 @@ def read_edges(path) -> tuple[np.ndarray, np.ndarray]:
         # Texts by number: a few bytes an edge, whatever their length.
         encoded = users.cast(pyarrow.string()).combine_chunks().dictionary_encode()
         users = encoded.indices
-        found = ambiguous_name(encoded.dictionary.to_pylist())
+        found = _graph.ambiguous_name(encoded.dictionary.to_pylist())
         if found is not None:
             place = users.index(found[0]).as_py()
             raise ValueError(f"edges {path} must name every user in one way, row {place} {found[1]}")
@@ -104,27 +92,16 @@ def bound_contributions(
     return bounded
 
 
-class _Lockouts(NamedTuple):
-    """Distinct numbers of examples (phantoms too) that bar an example, and counts of examples with each."""
-
-    sizes: np.ndarray
-    examples: np.ndarray
-
-
-def _lockouts(graph: Attribution, examples_per_user: int) -> _Lockouts:
-    missing = phantoms(graph, examples_per_user)
-    own = graph.matrix() @ missing
-    return _Lockouts(*np.unique(neighborhood_sizes(graph) + own, return_counts=True))
+def _lockouts(graph: Attribution, examples_per_user: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return distinct numbers of examples (phantoms too) that bar an example, and how many have each."""
+    own = graph.matrix @ _graph.phantoms(graph, examples_per_user)
+    return np.unique(neighborhood_sizes(graph) + own, return_counts=True)
 
 
-def _expected(lockouts: _Lockouts, p: float, lockout_steps) -> np.ndarray:
+def _expected(lockouts: tuple[np.ndarray, np.ndarray], p: float, steps) -> np.ndarray:
     """Mean batch size after each number of steps that may have locked out."""
-    with np.errstate(divide="ignore"):
-        log_free = np.log1p(-p) if p < 1 else -math.inf
-    steps = np.atleast_1d(np.asarray(lockout_steps, float))[:, None]
-    # 0 * -inf: a step that nothing came before.
-    exponent = np.where(steps > 0, np.maximum(steps, 1) * lockouts.sizes * log_free, 0.0)
-    return p * (np.exp(exponent) * lockouts.examples).sum(axis=1)
+    sizes, examples = lockouts
+    return p * ((1.0 - p) ** np.multiply.outer(steps, sizes) @ examples)
 
 
 def expected_batch_sizes(graph: Attribution, scheme) -> np.ndarray:
@@ -136,9 +113,7 @@ def expected_batch_sizes(graph: Attribution, scheme) -> np.ndarray:
     if scheme.examples_overlap:
         return scheme.expected_batch_sizes(graph.num_examples)
     b = scheme.min_separation
-    before = np.minimum(np.arange(scheme.iterations), b - 1)
-    if scheme.warm_start:
-        before = np.full(scheme.iterations, b - 1)
+    before = np.minimum(np.arange(scheme.iterations) + scheme.warm_start * (b - 1), b - 1)
     distinct, index = np.unique(before, return_inverse=True)
     lockouts = _lockouts(graph, scheme.examples_per_user)
     return _expected(lockouts, scheme.sampling_probability, distinct)[index]
@@ -153,7 +128,7 @@ def find_sampling_probability(
     lockouts = _lockouts(graph, _validate.positive_integer("examples_per_user", examples_per_user))
 
     def size(log_p):
-        return float(_expected(lockouts, min(1.0, math.exp(log_p)), b - 1)[0])
+        return float(_expected(lockouts, min(1.0, math.exp(log_p)), b - 1))
 
     # No example's rate grows beyond 1 / (1 + (b-1) neighbours), so the largest is past the smallest of those.
     grid = np.append(np.linspace(math.log(target / graph.num_examples) - 1, 0.0, 4001)[:-1], 0.0)
@@ -205,7 +180,7 @@ def prepare(
       duplicates: use examples several times while their users have room.
       seed: of the order in which examples are visited; public.
     """
-    graph = from_edges(*read_edges(edges), dataset_size=dataset_size)
+    graph = _graph.from_edges(*read_edges(edges), dataset_size=dataset_size)
     bounded = bound_contributions(
         graph, examples_per_user, max_neighborhood=max_neighborhood, duplicates=duplicates, seed=seed
     )
@@ -220,7 +195,7 @@ def prepare(
     else:
         rule = MultiAttribution(1, min_separation, 1.0, examples_per_user)
         if accountant is None and not rule.holds_for_shared_examples:
-            check_one_owner(bounded)
+            _graph.check_one_owner(bounded)
         probability = find_sampling_probability(bounded, **sizes)
     bounded.save(out)
     largest = int(neighborhood_sizes(bounded).max())

@@ -48,13 +48,7 @@ def load(name: str, folder=None) -> Split:
 
 def from_arrays(inputs, labels, scale: float = 1.0) -> ArrayRows:
     """Return a data set of images (rows, height, width, channels), over `scale`, and labels (rows,)."""
-    inputs, labels = np.asarray(inputs), np.asarray(labels, np.int32)
-    if inputs.ndim != 4 or labels.shape != inputs.shape[:1]:
-        raise ValueError(
-            "inputs must be (rows, height, width, channels) with a label a row, got "
-            f"{inputs.shape} with labels {labels.shape}"
-        )
-    return ArrayRows({"inputs": inputs.astype(np.float32) / np.float32(scale), "labels": labels})
+    return ArrayRows({"inputs": np.float32(inputs) / np.float32(scale), "labels": np.int32(labels)})
 
 
 def _digits() -> Split:
@@ -72,9 +66,11 @@ def _mnist(folder: Path) -> Split:
     def part(name: str) -> ArrayRows:
         images = _idx(folder / f"{name}-images-idx3-ubyte", 3)
         labels = _idx(folder / f"{name}-labels-idx1-ubyte", 1)
-        if images.shape[1:] != (28, 28) or len(images) != len(labels):
-            raise ValueError(f"data_folder {folder} must hold 28 x 28 images with a label each, in {name}")
-        return from_arrays(images[..., None], _labels(labels, folder / name), scale=255.0)
+        if images.shape[1:] != (28, 28) or len(images) != len(labels) or labels.max(initial=0) > 9:
+            raise ValueError(
+                f"data_folder {folder} must hold 28 x 28 images with a label 0..9 each, in {name}"
+            )
+        return from_arrays(images[..., None], labels, scale=255.0)
 
     return Split(part("train"), part("t10k"), 10)
 
@@ -94,12 +90,6 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) - first != sizes.prod():
         raise ValueError(f"data file {path} must be an idx file of {dimensions} dimensions of bytes")
     return np.frombuffer(content, np.uint8, offset=first).reshape(sizes)
-
-
-def _labels(labels, path: Path):
-    if labels.size and not 0 <= labels.min() <= labels.max() <= 9:
-        raise ValueError(f"data file {path} must have labels 0..9, got {labels.min()}..{labels.max()}")
-    return labels.astype(np.int32)
 
 
 LOADERS = {"digits": _digits, "mnist": _mnist}

@@ -10,7 +10,9 @@ in its checkpoints: other batches than those are refused.
 """
 
 import hashlib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -126,16 +128,11 @@ class GivenBatches:
         if np.unique(ids).size < ids.size:
             raise BatchesError(f"batches must have every id once, had one twice at step {step}")
         last = self._last[ids]
-        again = np.where(last >= 0, last + p.min_separation, 0)
-        if p.steps_per_epoch is not None:
-            epoch = p.steps_per_epoch
-            again = np.maximum(again, np.where(last >= 0, (last // epoch + 1) * epoch, 0))
-        early = int(np.argmax(again))
-        if again[early] > step:
+        early = int(np.argmax(last))
+        if last[early] > max(-1, p.latest(np.array([step]), 1)[0]):
             raise BatchesError(
-                f"batches must not have id {ids[early]} before step {again[early]}, as it was in step "
-                f"{last[early]} (min_separation {p.min_separation}, steps_per_epoch {p.steps_per_epoch}), "
-                f"had it at step {step}"
+                f"batches must not have id {ids[early]} at step {step}, as it was in step {last[early]} "
+                f"(min_separation {p.min_separation}, steps_per_epoch {p.steps_per_epoch})"
             )
         often = int(np.argmax(self._counts[ids]))
         if self._counts[ids[often]] >= p.participations:
@@ -143,6 +140,58 @@ class GivenBatches:
                 f"batches must have an id {p.participations} times at most, had id {ids[often]} again at "
                 f"step {step}"
             )
+
+
+class Committed:
+    """Keyed digests of the batches of a run up to each step, one a line.
+
+    Once a line is there, the noise of its step may have been released: who does the step again must have the
+    same batches.
+
+    Args:
+      path: of the file, made with mode 0600.
+      key: of the digests: the sampler's.
+      step: of the checkpoint that the run continues from; earlier steps are bound by its own digest.
+    """
+
+    def __init__(self, path: Path, key, step: int):
+        self._path, self._key = path, key
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1  # what follows was never finished
+        os.truncate(path, whole)
+        lines = (line.split() for line in content[:whole].decode(errors="replace").splitlines())
+        found = {int(line[0]): line[1] for line in lines if len(line) == 2 and line[0].isdigit()}
+        self.last = max(found, default=0)
+        """Last step that was committed, 0 for none."""
+        self._found = {at: text for at, text in found.items() if at > step}
+
+    def add(self, drawn: SamplerState) -> None:
+        """Commit the batches up to `drawn.step`; BatchesError where others were committed."""
+        digest = keyed(self._key, drawn.digest)
+        there = self._found.pop(drawn.step, None)
+        if there is None and drawn.step > self.last:
+            os.write(self._file, f"{drawn.step} {digest}\n".encode())
+            self.last = drawn.step
+        elif there != digest:
+            raise BatchesError(
+                f"batches must be the same as before at step {drawn.step - 1}: its noise may have been "
+                "released, and must not be used twice"
+            )
+
+    def flush(self) -> None:
+        """Wait until all lines are on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def keyed(key, text: str) -> str:
+    """Return a digest that reveals nothing about the text without the key, a sampler's."""
+    words = np.array(key, np.uint32).tobytes()
+    return hashlib.blake2b(text.encode(), key=words, digest_size=16).hexdigest()
 
 
 class Present:

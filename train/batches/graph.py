@@ -4,6 +4,7 @@ The graph is public: privacy is for what the examples contain, not for whose the
 appendix C), so nothing here spends any of the guarantee.
 """
 
+import functools
 import itertools
 import unicodedata
 from collections.abc import Sequence
@@ -52,8 +53,9 @@ class Attribution:
         """Return (users,) int64: how many examples each user has."""
         return np.bincount(self.users)
 
+    @functools.cached_property
     def matrix(self) -> "scipy.sparse.csr_array":
-        """Return the (examples, users) matrix of zeros and ones."""
+        """The (examples, users) matrix of zeros and ones."""
         ones = np.ones(len(self.users), np.int8)
         return scipy.sparse.csr_array(
             (ones, self.users, self.first_user), shape=(self.num_examples, self.num_users)
@@ -61,11 +63,8 @@ class Attribution:
 
     def users_of(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (position in `examples`, user) of every edge of these examples, in order."""
-        first = self.first_user[examples]
-        lengths = self.first_user[examples + 1] - first
-        position = np.repeat(np.arange(len(examples)), lengths)
-        within = np.arange(len(position)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return position, self.users[np.repeat(first, lengths) + within]
+        some = self.matrix[examples]
+        return np.repeat(np.arange(len(examples)), np.diff(some.indptr)), some.indices
 
     def save(self, path) -> None:
         """Write all arrays to an .npz file, atomically."""
@@ -158,7 +157,7 @@ def neighborhood_sizes(graph: Attribution) -> np.ndarray:
 
     Memory is linear in the edges: pairs of examples are counted in chunks.
     """
-    matrix = graph.matrix()
+    matrix = graph.matrix
     reach = np.cumsum(matrix @ graph.examples_of_users())
     cuts = np.unique(np.searchsorted(reach, np.arange(0, reach[-1], _PAIRS_AT_ONCE)[1:]))
     transposed, ends = matrix.T.tocsr(), [0, *cuts, graph.num_examples]

@@ -29,10 +29,9 @@ class Picked(NamedTuple):
     """(positions, columns): cotangents."""
 
 
-# Members of an equation: `parameter`, the number of the argument that is the parameter; `read(values)`,
-# of its arguments what its factors are made of; `sizes`: heads, positions, inputs, outputs of an `Outer`, or
-# positions, rows, columns of a `Picked`; `factors(read, cotangent)`; `laid_out(gradient)`, in the shape of
-# the argument.
+# Members of an equation: `read(values)`, of its arguments what its factors are made of; `sizes`: heads,
+# positions, inputs (of a lookup the rows of its table), outputs; `factors(read, cotangent)`;
+# `laid_out(gradient)`, in the shape of the argument that is the parameter.
 
 
 def undone(array, back) -> jax.Array:
@@ -42,33 +41,30 @@ def undone(array, back) -> jax.Array:
     return array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Product:
     """`dot_general`: (heads, positions, inputs) times (heads, inputs, outputs), however they are laid out."""
 
+    eqn: Any
     parameter: int
-    shapes: tuple[tuple[int, ...], ...]  # of both arguments
-    contracted: tuple[tuple[int, ...], ...]
-    batched: tuple[tuple[int, ...], ...]
 
     def read(self, values) -> jax.Array:
         return values[1 - self.parameter]
 
-    def _axes(self, which: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    def _axes(self, which: int) -> tuple[list[int], list[int], list[int]]:
         """Axes of an argument: heads, contracted, the rest."""
-        heads, inputs = self.batched[which], self.contracted[which]
-        rest = set(range(len(self.shapes[which]))) - set(heads) - set(inputs)
-        return tuple(heads), tuple(inputs), tuple(sorted(rest))
+        inputs, heads = (list(axes[which]) for axes in self.eqn.params["dimension_numbers"])
+        rest = set(range(self.eqn.invars[which].aval.ndim)) - {*heads, *inputs}
+        return heads, inputs, sorted(rest)
 
-    def _sizes(self, which: int, axes) -> int:
-        return math.prod(self.shapes[which][axis] for axis in axes)
+    def _sizes(self, which: int) -> list[int]:
+        shape = self.eqn.invars[which].aval.shape
+        return [math.prod(shape[axis] for axis in axes) for axes in self._axes(which)]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        heads, inputs, positions = self._axes(1 - self.parameter)
-        outputs = self._axes(self.parameter)[2]
-        counted = [self._sizes(1 - self.parameter, axes) for axes in (heads, positions, inputs)]
-        return counted[0], counted[1], counted[2], self._sizes(self.parameter, outputs)
+        heads, inputs, positions = self._sizes(1 - self.parameter)
+        return heads, positions, inputs, self._sizes(self.parameter)[2]
 
     def factors(self, other, cotangent) -> Outer:
         heads, positions, inputs, outputs = self.sizes
@@ -79,36 +75,35 @@ class Product:
         return Outer(left, cotangent.reshape(heads, outputs, positions).swapaxes(1, 2))
 
     def laid_out(self, gradient) -> jax.Array:
-        order = sum(self._axes(self.parameter), ())
-        shape = self.shapes[self.parameter]
+        order = [axis for axes in self._axes(self.parameter) for axis in axes]
+        shape = self.eqn.invars[self.parameter].aval.shape
         return gradient.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Convolution:
     """`conv_general_dilated`: an outer product of patches and cotangents at every place, by group."""
 
-    shapes: tuple[tuple[int, ...], ...]  # of image, kernel, result
-    specs: tuple[tuple[int, ...], ...]
-    strides: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    image_dilation: tuple[int, ...]
-    kernel_dilation: tuple[int, ...]
-    groups: int
-    parameter: int = 1
+    eqn: Any
 
     def read(self, values) -> jax.Array:
         return values[0]
 
     def _canonical(self, which: int) -> tuple[int, ...]:
-        """Return a shape, its batch (or outputs) and channels before its places."""
-        return tuple(self.shapes[which][axis] for axis in self.specs[which])
+        """Return the shape of image, kernel or result: batch (or outputs) and channels before the places."""
+        shape = (*self.eqn.invars, *self.eqn.outvars)[which].aval.shape
+        return tuple(shape[axis] for axis in self.eqn.params["dimension_numbers"][which])
+
+    @property
+    def _groups(self) -> int:
+        return self.eqn.params["feature_group_count"]
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         outputs, channels, *window = self._canonical(1)
         batch, _, *places = self._canonical(2)
-        return self.groups, batch * math.prod(places), channels * math.prod(window), outputs // self.groups
+        positions = batch * math.prod(places)
+        return self._groups, positions, channels * math.prod(window), outputs // self._groups
 
     def factors(self, other, cotangent) -> Outer:
         groups, positions, inputs, outputs = self.sizes
@@ -117,31 +112,34 @@ class Convolution:
         return Outer(left.swapaxes(0, 1), right.swapaxes(0, 1))
 
     def _channels_last(self, array, which: int):
-        batch, channels, *places = self.specs[which]
+        batch, channels, *places = self.eqn.params["dimension_numbers"][which]
         return array.transpose(batch, *places, channels)
 
     def _patches(self, image):
         """Return (batch and places, groups, window, channels of a group), by moving entries only."""
-        config = [(*pad, step - 1) for pad, step in zip(self.padding, self.image_dilation, strict=True)]
+        params = self.eqn.params
+        config = [
+            (*pad, step - 1) for pad, step in zip(params["padding"], params["lhs_dilation"], strict=True)
+        ]
         image = lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *config, (0, 0, 0)])
-        window, places = self._canonical(1)[2:], self._canonical(2)[2:]
+        window, places, strides = self._canonical(1)[2:], self._canonical(2)[2:], params["window_strides"]
         seen = []
         for offset in np.ndindex(*window):
-            begin = [at * step for at, step in zip(offset, self.kernel_dilation, strict=True)]
-            end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, places, self.strides, strict=True)]
+            begin = [at * step for at, step in zip(offset, params["rhs_dilation"], strict=True)]
+            end = [b + (n - 1) * s + 1 for b, n, s in zip(begin, places, strides, strict=True)]
             first, last = (0, *begin, 0), (image.shape[0], *end, image.shape[-1])
-            part = lax.slice(image, first, last, (1, *self.strides, 1))
-            seen.append(part.reshape(-1, self.groups, image.shape[-1] // self.groups))
+            part = lax.slice(image, first, last, (1, *strides, 1))
+            seen.append(part.reshape(-1, self._groups, image.shape[-1] // self._groups))
         return jnp.stack(seen, axis=2)
 
     def laid_out(self, gradient) -> jax.Array:
         outputs, channels, *window = self._canonical(1)
-        split = gradient.reshape(self.groups, *window, channels, outputs // self.groups)
+        split = gradient.reshape(self._groups, *window, channels, outputs // self._groups)
         split = jnp.moveaxis(split, (-1, -2), (1, 2)).reshape(outputs, channels, *window)
-        return split.transpose(np.argsort(self.specs[1]))
+        return split.transpose(np.argsort(self.eqn.params["dimension_numbers"].rhs_spec))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lookup:
     """`gather` or `dynamic_slice` of rows of a table, along its first axis."""
 
@@ -149,11 +147,10 @@ class Lookup:
     offsets: tuple[int, ...]  # axes of the result that are those of a row
     positions: int
     clip: bool  # indices beyond the table are its nearest; else nothing is taken from there
-    parameter: int = 0
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.positions, self.shape[0], math.prod(self.shape[1:])
+    def sizes(self) -> tuple[int, int, int, int]:
+        return 1, self.positions, self.shape[0], math.prod(self.shape[1:])
 
     def read(self, values) -> jax.Array:
         return values[1]
@@ -171,7 +168,7 @@ class Lookup:
         return gradient.reshape(self.shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stacked:
     """An equation of a scan over parameters, one a pass: each pass is a head of its own, or several."""
 
@@ -193,7 +190,7 @@ class Stacked:
         return jax.vmap(lambda one: undone(self.inner.laid_out(one), self.back))(each)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Repeated:
     """An equation of a scan with the same parameter in every pass: the passes are positions."""
 
@@ -201,11 +198,7 @@ class Repeated:
     passes: int
 
     @property
-    def sizes(self):
-        """As of `inner`, with the positions of all passes."""
-        if is_lookup(self.inner):
-            positions, *others = self.inner.sizes
-            return self.passes * positions, *others
+    def sizes(self) -> tuple[int, int, int, int]:
         heads, positions, *others = self.inner.sizes
         return heads, self.passes * positions, *others
 
@@ -213,15 +206,11 @@ class Repeated:
         each = jax.vmap(self.inner.factors)(other, cotangent)
         if isinstance(each, Picked):
             return Picked(*(array.reshape(-1, *array.shape[2:]) for array in each))
-        return Outer(*(_together(array) for array in each))
+        # (passes, heads, positions, entries).
+        return Outer(*(a.swapaxes(0, 1).reshape(a.shape[1], -1, a.shape[3]) for a in each))
 
     def laid_out(self, gradient) -> jax.Array:
         return self.inner.laid_out(gradient)
-
-
-def _together(array) -> jax.Array:
-    """Return (passes, heads, positions, entries) as (heads, passes * positions, entries)."""
-    return array.swapaxes(0, 1).reshape(array.shape[1], -1, array.shape[3])
 
 
 def innermost(equation) -> Any:
@@ -243,11 +232,23 @@ def is_lookup(equation) -> bool:
 
 def num_kept(equation) -> int:
     """Return the number of entries of the factors of one example."""
-    if is_lookup(equation):
-        positions, _, columns = equation.sizes
-        return positions * (1 + columns)
     heads, positions, inputs, outputs = equation.sizes
-    return heads * positions * (inputs + outputs)
+    return heads * positions * ((1 if is_lookup(equation) else inputs) + outputs)
+
+
+Equation = Product | Convolution | Lookup | Stacked | Repeated
+
+
+def known(eqn, parameter: int) -> Equation | None:
+    """Return an equation of a program by the number of the argument that is a parameter; None for others."""
+    params, name = eqn.params, eqn.primitive.name
+    if name in ("gather", "dynamic_slice"):
+        return _lookup(eqn) if parameter == 0 and _is_real(eqn.invars[0], eqn.outvars[0]) else None
+    if name not in ("dot_general", "conv_general_dilated") or not _is_real(*eqn.invars, *eqn.outvars):
+        return None
+    if name == "dot_general":
+        return Product(eqn, parameter)
+    return Convolution(eqn) if parameter == 1 and params["batch_group_count"] == 1 else None
 
 
 def _is_real(*vars) -> bool:
@@ -255,59 +256,16 @@ def _is_real(*vars) -> bool:
     return all(jnp.issubdtype(var.aval.dtype, jnp.floating) for var in vars)
 
 
-def _product(eqn, parameter: int) -> Product | None:
-    if not _is_real(*eqn.invars, *eqn.outvars):
+def _lookup(eqn) -> Lookup | None:
+    params, shape = eqn.params, tuple(eqn.invars[0].aval.shape)
+    if tuple(params["slice_sizes"]) != (1, *shape[1:]):
         return None
-    contracted, batched = eqn.params["dimension_numbers"]
-    shapes = tuple(tuple(var.aval.shape) for var in eqn.invars)
-    return Product(parameter, shapes, tuple(map(tuple, contracted)), tuple(map(tuple, batched)))
-
-
-def _convolution(eqn, parameter: int) -> Convolution | None:
-    p = eqn.params
-    if parameter != 1 or p["batch_group_count"] != 1 or not _is_real(*eqn.invars, *eqn.outvars):
-        return None
-    numbers = p["dimension_numbers"]
-    return Convolution(
-        tuple(tuple(var.aval.shape) for var in (*eqn.invars, eqn.outvars[0])),
-        (tuple(numbers.lhs_spec), tuple(numbers.rhs_spec), tuple(numbers.out_spec)),
-        tuple(p["window_strides"]),
-        tuple(map(tuple, p["padding"])),
-        tuple(p["lhs_dilation"]),
-        tuple(p["rhs_dilation"]),
-        p["feature_group_count"],
-    )
-
-
-def _gather(eqn, parameter: int) -> Lookup | None:
-    numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+    if eqn.primitive.name == "dynamic_slice":
+        return Lookup(shape, tuple(range(len(shape))), 1, clip=True)
+    numbers, mode, modes = params["dimension_numbers"], params["mode"], lax.GatherScatterMode
     # `PROMISE_IN_BOUNDS` has the gradient of `FILL_OR_DROP`: nothing where the promise is broken.
-    modes = lax.GatherScatterMode
-    known = mode in (modes.CLIP, modes.FILL_OR_DROP, modes.PROMISE_IN_BOUNDS)
-    if numbers.operand_batching_dims or tuple(numbers.start_index_map) != (0,) or not known:
+    known_mode = mode in (modes.CLIP, modes.FILL_OR_DROP, modes.PROMISE_IN_BOUNDS)
+    if numbers.operand_batching_dims or tuple(numbers.start_index_map) != (0,) or not known_mode:
         return None
     positions = math.prod(eqn.invars[1].aval.shape[:-1])
-    return _lookup(eqn, parameter, tuple(numbers.offset_dims), positions, mode == modes.CLIP)
-
-
-def _dynamic_slice(eqn, parameter: int) -> Lookup | None:
-    return _lookup(eqn, parameter, tuple(range(eqn.invars[0].aval.ndim)), 1, clip=True)
-
-
-def _lookup(eqn, parameter: int, offsets, positions: int, clip: bool) -> Lookup | None:
-    shape = tuple(eqn.invars[0].aval.shape)
-    of_rows = tuple(eqn.params["slice_sizes"]) == (1, *shape[1:])
-    if parameter != 0 or not of_rows or not _is_real(eqn.invars[0], eqn.outvars[0]):
-        return None
-    return Lookup(shape, offsets, positions, clip)
-
-
-KNOWN: dict[str, Callable[[Any, int], Any]] = {
-    "dot_general": _product,
-    "conv_general_dilated": _convolution,
-    "gather": _gather,
-    "dynamic_slice": _dynamic_slice,
-}
-
-
-Equation = Product | Convolution | Lookup | Stacked | Repeated
+    return Lookup(shape, tuple(numbers.offset_dims), positions, mode == modes.CLIP)

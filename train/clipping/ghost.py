@@ -10,7 +10,7 @@ once. The clip norm is reduced by a bound on the rounding (proofs/released_numbe
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
-from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, parts_of, plain, sizes_of
+from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, without_batch_groups
 from .rows_apart import OneAtATimeError
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
@@ -150,11 +150,8 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     with jax.enable_x64(x64):
         # As it is run.
         of_whole = jax.eval_shape(_by_device.whole, params)
-        program = _program(check_loss(loss, of_whole, batch, mask.shape[0]), of_whole, batch)
-    own = mask.shape[0]
-    pieces = Microbatches(
-        own, clipping.micro(lambda: _fitting(program, of_whole), own), clipping.skip_padding
-    )
+        found = _prepared(clipping, loss, of_whole, batch, mask.shape[0], size)
+    program, pieces, sizes, allowed, alone = found
     of_whole, structure = jax.tree.flatten(of_whole)
     shards = jax.tree.leaves(params, is_leaf=_by_device.is_shard)
     cut, leaves = [_by_device.is_shard(leaf) for leaf in shards], program.kept(shards)
@@ -164,8 +161,6 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
             each = jax.vmap(lambda example: _found(program, leaves, jax.tree.leaves(example)))
             return in_fast_layout(each)(rows)
 
-    sizes, entries = sizes_of(program.taps, of_whole), sum(leaf.size for leaf in of_whole)
-    allowed, alone = _allowed(sizes, grid, size, entries, pieces, clipping.devices)
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
     target = allowed.target
 
@@ -173,7 +168,7 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
         rows, real = inputs
         arrays, finite, losses = found_in(rows)
         arrays, finite = stored((arrays, finite), _all_finite, _without_infinite_rows)
-        parts = parts_of(program.taps, arrays)
+        parts = [part_of(program.taps.get(leaf), each) for leaf, each in enumerate(arrays)]
         square, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
         square = jnp.maximum(square, 0.0)
         bound = jnp.sqrt(square + _SHARE**2 * most) * upward
@@ -203,13 +198,22 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     return jax.tree.unflatten(structure, total), found
 
 
-def _allowed(sizes: Sequence[Sizes], grid: Grid, size: int, entries: int, pieces: Microbatches, devices: int):
-    """Return (`Budget`, its `alone`) of parts, of a batch of `size` rows of all devices."""
+def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
+    """Return (program, pieces of `own` rows, sizes of parts, `Budget`, its `alone`) of `size` rows in all."""
+    program = _program(check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0]), params, batch)
+    micro = clipping.micro(lambda: _fitting(program, params), own)
+    pieces, sizes = Microbatches(own, micro, clipping.skip_padding), _sizes(program, params)
     depth = pieces.micro * max(each.terms for each in sizes) + pieces.number
     one = any(each.rank_one for each in sizes)
     alone = min(pieces.micro, ROWS_IN_FLOAT32) + pieces.number if one else 0
     alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
-    return budget(grid, entries, size, depth, alone, devices), alone
+    entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
+    allowed = budget(clipping.grid, entries, size, depth, alone, clipping.devices)
+    return program, pieces, sizes, allowed, alone
+
+
+def _sizes(program: _uses.Program, params) -> list[Sizes]:
+    return [sizes_of(program.taps.get(number), leaf) for number, leaf in enumerate(jax.tree.leaves(params))]
 
 
 def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, float]:
@@ -226,13 +230,10 @@ def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, fl
     """
     clipping, size = Clipping(**options), np.shape(jax.tree.leaves(batch)[0])[0]
     own = _by_device.rows_of_each(size, clipping.mesh)
-    program = _program(check_loss(loss, params, batch, size), params, batch)
-    pieces = Microbatches(own, clipping.micro(lambda: _fitting(program, params), own), False)
-    leaves = jax.tree.leaves(params)
-    sizes, entries = sizes_of(program.taps, leaves), sum(np.size(leaf) for leaf in leaves)
-    fast = sum(np.size(leaf) for leaf, each in zip(leaves, sizes, strict=True) if not each.is_whole)
-    allowed, _ = _allowed(sizes, clipping.grid, size, entries, pieces, clipping.devices)
-    return fast / entries, allowed.target / 2.0**clipping.grid.bits
+    _, _, sizes, allowed, _ = _prepared(clipping, loss, params, batch, own, size)
+    entries = [np.size(leaf) for leaf in jax.tree.leaves(params)]
+    fast = sum(number for number, each in zip(entries, sizes, strict=True) if not each.is_whole)
+    return fast / sum(entries), allowed.target / 2.0**clipping.grid.bits
 
 
 def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
@@ -274,12 +275,9 @@ def _worth_it(equation) -> bool:
 
 def _fitting(program: _uses.Program, params) -> int:
     """As many examples as a processor is fast on with all that their gradients are made of; 2^k."""
-    taps, kept = {tap.leaf: tap.equation for tap in program.taps}, 0
-    for leaf, array in enumerate(jax.tree.leaves(params)):
-        if leaf in taps:
-            kept += _equations.num_kept(taps[leaf])
-        if leaf not in taps or is_written_down(taps[leaf]):
-            kept += array.size
+    kept = sum(_equations.num_kept(tap.equation) for tap in program.taps.values())
+    sizes = zip(jax.tree.leaves(params), _sizes(program, params), strict=True)
+    kept += sum(leaf.size for leaf, each in sizes if each.is_whole)
     computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
     fitting = min(computed / max(1, program.computed), made_of / max(1, kept))
     return min(examples, 2 ** max(0, math.floor(math.log2(fitting))))
@@ -290,21 +288,15 @@ def _found(program: _uses.Program, leaves, example):
 
     That is a gradient, or what an equation is given and the cotangent of what it gives.
     """
-    tapped = {tap.leaf for tap in program.taps}
-    whole = [leaf for leaf in range(len(leaves)) if leaf not in tapped]
+    free = {leaf: array for leaf, array in enumerate(leaves) if leaf not in program.taps}
 
     def value(free, added):
-        params = list(leaves)
-        for leaf, array in zip(whole, free, strict=True):
-            params[leaf] = array
-        return program.tapped(params, example, added)
+        return program.tapped([free.get(leaf, array) for leaf, array in enumerate(leaves)], example, added)
 
-    free, added = [leaves[leaf] for leaf in whole], program.added()
     gradient = without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))
-    (number, beside), (gradients, cotangents) = gradient(free, added)
-    found: dict[int, Any] = dict(zip(whole, ((gradient,) for gradient in gradients), strict=True))
-    for tap, other, cotangent in zip(program.taps, beside, cotangents, strict=True):
-        found[tap.leaf] = _kept(tap, other, cotangent)
+    (number, beside), (gradients, cotangents) = gradient(free, program.added())
+    found: dict[int, Any] = {leaf: (array,) for leaf, array in gradients.items()}
+    found |= {leaf: _kept(tap, beside[leaf], cotangents[leaf]) for leaf, tap in program.taps.items()}
     arrays = [found[leaf] for leaf in range(len(leaves))]
     return jax.tree.map(plain, arrays), jnp.isfinite(number), jnp.float32(number)
 

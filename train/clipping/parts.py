@@ -5,7 +5,6 @@ in float32 where that costs little), without the gradients (proofs/released_numb
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ _SMALL = 2**13  # entries of a gradient that stays in a processor's cache
 def is_written_down(equation) -> bool:
     """Return whether a gradient costs less than inner products of positions, or these are too inexact."""
     if _equations.is_lookup(equation):
-        return equation.sizes[0] > _MAX_LOOKED_UP  # every two of them are compared
+        return equation.sizes[1] > _MAX_LOOKED_UP  # every two of them are compared
     heads, positions, inputs, outputs = equation.sizes
     products, entries = positions**2 * (inputs + outputs), inputs * outputs
     if positions > 1 and heads * entries <= _SMALL:
@@ -52,19 +51,13 @@ class Sizes(NamedTuple):
     """Whether gradients are written down."""
 
 
-def sizes_of(taps: Sequence[_uses.Tap], leaves) -> list[Sizes]:
-    """Return the sizes of the part of each parameter, an array or a shape."""
-    by_leaf = {tap.leaf: tap.equation for tap in taps}
-    return [_sizes_of(by_leaf.get(number), leaf) for number, leaf in enumerate(leaves)]
-
-
-def _sizes_of(equation, leaf) -> Sizes:
-    if equation is None or is_written_down(equation):
+def sizes_of(tap: _uses.Tap | None, leaf) -> Sizes:
+    """Return the sizes of the part of a parameter, an array or a shape."""
+    if tap is None or is_written_down(tap.equation):
         return Sizes(1, np.size(leaf), is_whole=True)
-    if _equations.is_lookup(equation):
-        positions, _, columns = equation.sizes
-        return Sizes(positions, 2 * positions * columns)
-    heads, positions, inputs, outputs = equation.sizes
+    heads, positions, inputs, outputs = tap.equation.sizes
+    if _equations.is_lookup(tap.equation):
+        return Sizes(positions, 2 * positions * outputs)
     squares = heads * (positions * (inputs + outputs) + positions**2)
     return Sizes(positions, squares, rank_one=heads == positions == 1)
 
@@ -95,7 +88,6 @@ def _added_in_float32(add, *arrays) -> jax.Array:
     return functools.reduce(jnp.add, sums)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["gradient"], meta_fields=[])
 @dataclass(frozen=True)
 class Whole:
     """Gradients written down: (rows, ...). Parts are float32, examples along the first axis."""
@@ -115,7 +107,6 @@ class Whole:
         return jnp.sum(scaled, axis=0)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["left", "right"], meta_fields=["tap"])
 @dataclass(frozen=True)
 class Factors:
     """Outer products: left (rows, heads, positions, inputs), right (rows, heads, positions, outputs)."""
@@ -171,7 +162,6 @@ def late(part: "Part", weights) -> Late | None:
     return total
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows", "right"], meta_fields=["tap"])
 @dataclass(frozen=True)
 class Table:
     """Rows of a table, -1 for none: rows (rows, positions), right (rows, positions, columns)."""
@@ -197,17 +187,12 @@ class Table:
 Part = Whole | Factors | Table
 
 
-def parts_of(taps: Sequence[_uses.Tap], arrays) -> list[Part]:
-    """Return the part of each parameter: no number is changed, they only move.
+def part_of(tap: _uses.Tap | None, arrays) -> Part:
+    """Return the part of a parameter: no number is changed, they only move.
 
-    `arrays` has for each parameter its gradient alone, or what its tap reads and the cotangent of what it
-    gives; examples along the first axis.
+    `arrays` has its gradient alone, or what its tap reads and the cotangent of what it gives; examples along
+    the first axis.
     """
-    by_leaf = {tap.leaf: tap for tap in taps}
-    return [_part_of(by_leaf.get(leaf), one) for leaf, one in enumerate(arrays)]
-
-
-def _part_of(tap: _uses.Tap | None, arrays) -> Part:
     if tap is None or is_written_down(tap.equation):
         return Whole(arrays[0])
     with jax.enable_x64(True):

@@ -73,30 +73,20 @@ def clipped_gradient_sum(
             value, gradient = without_batch_groups(jax.value_and_grad(loss))(params, example)
             return gradient, (jnp.isfinite(value), jnp.float32(value))
 
-        def clipped(rows, real):
-            gradients, (finite, losses) = of_each(rows)
-            how = clipping.grid, clipping.normalize
-            _, counts, norms, long = clip_rows_to_grid(gradients, *how, real & finite)
-            norms, losses = where_row(real, (norms, losses))
-            return counts, norms, real & long, losses
-
-        def admitted(admit, rows, sampled, kept):
-            counts, norms, long, losses = clipped(rows, jnp.ones_like(sampled))
-            squares = jax.vmap(_square)(counts)
-            with jax.enable_x64(x64):
-                kept, let_in = admit(kept, squares)
-            counted = sampled & let_in
-            counts, norms, losses = where_row(counted, (counts, norms, losses))
-            return counts, norms, counted & long, losses, kept
-
         def accumulate(total, inputs):
             rows, real, kept = inputs
-            if admit is None:
-                counts, norms, long, losses = clipped(rows, real)
-            else:
-                counts, norms, long, losses, kept = admitted(admit, rows, real, kept)
+            gradients, (finite, losses) = of_each(rows)
+            counted = finite & (real if admit is None else True)  # all are charged
+            _, counts, norms, long = clip_rows_to_grid(gradients, clipping.grid, clipping.normalize, counted)
+            if admit is not None:
+                squares = jax.vmap(_square)(counts)
+                with jax.enable_x64(x64):
+                    kept, let_in = admit(kept, squares)
+                real = real & let_in
+                counts = where_row(real, counts)
+            norms, losses = where_row(real, (norms, losses))
             total = jax.tree.map(lambda a, n: a + n.sum(axis=0, dtype=jnp.float64), total, counts)
-            return total, (norms, long, losses, kept)
+            return total, (norms, real & long, losses, kept)
 
         inputs = jax.tree.map(pieces.split, (batch, mask, records))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), params)

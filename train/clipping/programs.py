@@ -9,6 +9,7 @@ the outermost program: convolutions of a backward pass in a loop over microbatch
 without this.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,40 @@ def evaluate(jaxpr, consts, args, run):
     for place, eqn in enumerate(jaxpr.eqns):
         env.update(zip(eqn.outvars, run(place, eqn, [read(var) for var in eqn.invars]), strict=True))
     return [read(var) for var in jaxpr.outvars]
+
+
+def flow(jaxpr, given: list[frozenset], rule: Callable[[Any, list[frozenset]], list[frozenset]]) -> list:
+    """Return what each result of a program depends on, of the same of its arguments: sets of sources.
+
+    `rule` is (equation, what its arguments together depend on, for each result) -> the same for its results.
+    Equations that run programs are followed into them, loops for two passes.
+    """
+
+    def run(_, eqn, values):
+        values = [each if isinstance(each, frozenset) else frozenset() for each in values]  # else literals
+        inside = programs_in(eqn.params)
+        if eqn.primitive.name == "cond":
+            values = values[1:]
+        found = [_of_inner(eqn, getattr(each, "jaxpr", each), values, rule) for each in inside]
+        if not inside or any(len(results) != len(eqn.outvars) for results in found):
+            found = [[frozenset().union(*values, *itertools.chain(*found))] * len(eqn.outvars)]
+        return rule(eqn, [frozenset().union(*several) for several in zip(*found, strict=True)])
+
+    nothing = frozenset()
+    results = evaluate(jaxpr, [nothing] * len(jaxpr.constvars), given, run)
+    return [each if isinstance(each, frozenset) else nothing for each in results]
+
+
+def _of_inner(eqn, jaxpr, values: list[frozenset], rule) -> list[frozenset]:
+    """Return `flow` of a program that an equation runs; of all arguments where their order is another."""
+    if len(jaxpr.invars) != len(values):
+        values = [frozenset().union(*values)] * len(jaxpr.invars)
+    results = flow(jaxpr, values, rule)
+    if eqn.primitive.name == "scan":  # what the first pass carries to the next
+        first, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        carried = [a | b for a, b in zip(values[first : first + carry], results, strict=False)]
+        results = flow(jaxpr, [*values[:first], *carried, *values[first + carry :]], rule)
+    return results
 
 
 def bind(eqn, values):
@@ -191,20 +226,23 @@ def without_batch_groups(function):
 
 
 def _rewritten(function, rewrite):
-    """Return `function`, each equation of its program by `rewrite`."""
+    """Return `function`, each equation of its program by `rewrite(equation, values)`."""
+
+    def each(_, eqn, values):
+        inside = programs_in(eqn.params)
+        if eqn.primitive.name not in _INLINED or len(inside) != 1:
+            return rewrite(eqn, values)
+        return evaluate(inside[0].jaxpr, inside[0].consts, values, each)
 
     def run(*args):
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rewrite)
+        found = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), each)
         return jax.tree.unflatten(jax.tree.structure(shape), found)
 
     return run
 
 
-def _turned(_, eqn, values):
-    if eqn.primitive.name in _INLINED and len(inside := programs_in(eqn.params)) == 1:
-        inner = inside[0]
-        return evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values, _turned)
+def _turned(eqn, values):
     if eqn.primitive.name != "conv_general_dilated":
         return bind(eqn, values)
     image, kernel, result = (list(spec) for spec in eqn.params["dimension_numbers"])
@@ -226,21 +264,14 @@ def _has_batch_groups(program) -> bool:
     )
 
 
-def _ungrouped(_, eqn, values):
+def _ungrouped(eqn, values):
     inside = [inner for inner in programs_in(eqn.params) if _has_batch_groups(inner)]
+    if inside and (again := repeatable(eqn)) is not None and eqn.primitive.name != "scan":
+        return jax.checkpoint(without_batch_groups(core.jaxpr_as_fun(again)))(*values)
     if inside:
-        inner, name = inside[0], eqn.primitive.name
-
-        def run(*values):
-            consts = getattr(inner, "consts", ())
-            return evaluate(getattr(inner, "jaxpr", inner), consts, values, _ungrouped)
-
-        if name in _INLINED:
-            return run(*values)
-        if name == "remat2":
-            return jax.checkpoint(run)(*values)
         raise ValueError(
-            f"loss must not have a grouped convolution within {name}, where its gradient mixes rows"
+            f"loss must not have a grouped convolution within {eqn.primitive.name}, where its gradient mixes "
+            "rows"
         )
     groups = eqn.params.get("batch_group_count", 1)
     if groups == 1:

@@ -13,10 +13,9 @@ from jaxacct.common import validate as _validate
 
 from ..models.loss import Numbered, WritingLossError, error_of_loss, no_batch_statistics
 from ..procedures import by_device as _by_device
-from . import one_example as _one_example
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
-from .programs import Traced
+from .programs import Traced, flow
 
 
 class ClippedSum(NamedTuple):
@@ -132,35 +131,26 @@ class Microbatches:
         """Return (size, ...) to (pieces, micro, ...)."""
         array, pad = jnp.asarray(array), -self.size % self.micro
         array = jnp.concatenate([array, jnp.zeros((pad, *array.shape[1:]), array.dtype)]) if pad else array
-        if self.skip_padding:
-            return array.reshape(self.number, self.micro, *array.shape[1:])
-        # Neighbours go to different microbatches: padding is at the end, and its rows are spread over all.
-        return array.reshape(self.micro, self.number, *array.shape[1:]).swapaxes(0, 1)
+        return array.reshape(self.number, self.micro, *array.shape[1:])
 
     def join(self, array):
         """Return (pieces, micro, ...) to (size, ...)."""
-        array = array if self.skip_padding else array.swapaxes(0, 1)
         return array.reshape(self.number * self.micro, *array.shape[2:])[: self.size]
 
     def accumulate(self, step, carry, inputs, real):
-        """Return `jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding."""
-        if self.skip_padding:
-            return _scan_until_last(step, carry, inputs, real.any(axis=1))
-        return jax.lax.scan(step, carry, inputs)
+        """Return `jax.lax.scan` over the pieces; `real` (pieces, micro) says which rows are not padding.
 
+        With `skip_padding` those of padding alone are not computed: what they return is zero.
+        """
+        if not self.skip_padding:
+            return jax.lax.scan(step, carry, inputs)
+        step, (_, one) = Traced.of(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), one)
 
-def _scan_until_last(step, carry, inputs, is_needed):
-    """Return `jax.lax.scan` that stops after the last input that is needed; later outputs are zero."""
-    number = jnp.max(jnp.where(is_needed, jnp.arange(1, len(is_needed) + 1), 0))
-    step, (_, one) = Traced.of(step, carry, jax.tree.map(lambda leaf: leaf[0], inputs))
-    outputs = jax.tree.map(lambda leaf: jnp.zeros((len(is_needed), *leaf.shape), leaf.dtype), one)
+        def perhaps(carry, both):
+            return jax.lax.cond(both[0], step, lambda carry, _: (carry, nothing), carry, both[1])
 
-    def body(i, both):
-        carry, outputs = both
-        carry, found = step(carry, jax.tree.map(lambda leaf: leaf[i], inputs))
-        return carry, jax.tree.map(lambda all, leaf: all.at[i].set(leaf), outputs, found)
-
-    return jax.lax.fori_loop(0, number, body, (carry, outputs))
+        return jax.lax.scan(perhaps, carry, (real.any(axis=1), inputs))
 
 
 def where_row(keep, tree):
@@ -222,6 +212,50 @@ def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -
         )
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
-    _one_example.check(program.closed.jaxpr, len(jax.tree.leaves(params)))
+    check_statistics(program.closed.jaxpr, len(jax.tree.leaves(params)))
     gradient = jax.make_jaxpr(jax.grad(program))(params, of_one(batch))
     return replace(program, alone=_rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time))
+
+
+# After these a statistic is one of many features.
+_MIXING = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
+_SUMS = frozenset(("reduce_sum", "psum"))
+_ROOTS = frozenset(("rsqrt", "sqrt", "pow"))
+_EXAMPLE = frozenset(("example",))
+
+
+def check_statistics(jaxpr, number: int) -> None:
+    """ValueError for a loss, of `number` parameters and one example, that takes statistics of the example.
+
+    Batch norm of Keras, Haiku or Equinox takes the mean and the variance over a leading axis of size 1, which
+    are not those of training or evaluation elsewhere. That costs no privacy, and spoils models.
+
+    A variance over a leading axis of size 1 is a root of a value of two sums over that axis, with another
+    axis left: a mean over all axes is no batch norm, and a norm is of one sum.
+    """
+    shapes: list[tuple[int, ...]] = []  # of the operands of sums so far
+
+    def step(eqn, results):
+        """Add a sum over a leading axis of size 1, by its number, to what its result is computed of."""
+        name, sources = eqn.primitive.name, frozenset().union(*results)
+        if name in _MIXING:
+            return [each & _EXAMPLE for each in results]
+        if name in _SUMS and sources & _EXAMPLE and _is_over_one(eqn):
+            shapes.append(tuple(eqn.invars[0].aval.shape))
+            return [each | {len(shapes) - 1} for each in results]
+        if name in _ROOTS and sources & _EXAMPLE and len(sums := sources - _EXAMPLE) > 1:
+            raise ValueError(
+                "loss must not divide by the statistics of a batch of one example, takes a mean and a "
+                f"variance over the first axis of {shapes[max(sums)]}: batch norm; use group or layer norm, "
+                "stored statistics (training=False), or remove the axis where it is no batch"
+            )
+        return results
+
+    flow(jaxpr, [_EXAMPLE if place >= number else frozenset() for place in range(len(jaxpr.invars))], step)
+
+
+def _is_over_one(eqn) -> bool:
+    """Return whether it sums over a leading axis of size 1 and leaves an axis of more entries."""
+    shape, axes = eqn.invars[0].aval.shape, eqn.params["axes"]
+    rest = [size for axis, size in enumerate(shape) if axis not in axes]
+    return 0 in axes and shape[0] == 1 and any(size > 1 for size in rest)

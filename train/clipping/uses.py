@@ -22,7 +22,7 @@ import numpy as np
 
 from ..procedures.by_device import is_shard, whole
 from . import programs as _programs
-from .equations import KNOWN, Equation, Lookup, Repeated, Stacked, innermost, is_lookup, num_stacked, undone
+from .equations import Equation, Lookup, Repeated, Stacked, innermost, is_lookup, known, num_stacked, undone
 
 # Primitives that are replaced by the program that they call.
 _CALLS = frozenset(("jit", "pjit", "closed_call"))
@@ -53,8 +53,6 @@ class Tap(NamedTuple):
     """Inverses of the changes of shape before it, the last first."""
     result: jax.ShapeDtypeStruct
     """Of all passes, one axis a scan, the outermost first."""
-    leaf: int = -1
-    """Number of the parameter."""
 
     def gradient(self, array) -> jax.Array:
         """Return a gradient as `equation` has it, in the shape of the parameter."""
@@ -66,37 +64,35 @@ class Program:
     """A loss of one example as equations, with a result of this `structure`."""
 
     closed: Any  # the traced program of parameters and example; calls inlined
-    number: int  # of leaves of the parameters
-    taps: tuple[Tap, ...]  # at most one a leaf
+    taps: dict[int, Tap]  # by the number of the parameter
     structure: Any
+    of_example: frozenset  # results of equations, also within programs, that depend on the example
 
     @property
     def computed(self) -> int:
         """Number of entries computed from one example."""
-        jaxpr = self.closed.jaxpr
-        return _computed(jaxpr, _reached(jaxpr, jaxpr.invars[self.number :]))
+        return _computed(self.closed.jaxpr, self.of_example)
 
     def kept(self, leaves) -> list:
         """Return the parameters, gathered but for those that are gathered at their taps."""
-        passes = {tap.leaf: num_stacked(tap.equation) for tap in self.taps}
+        passes = {leaf: num_stacked(tap.equation) for leaf, tap in self.taps.items()}
         return [
             each if leaf in passes and is_shard(each) and each.is_whole_along(passes[leaf]) else whole(each)
             for leaf, each in enumerate(leaves)
         ]
 
     def tapped(self, params, example, added):
-        """Return the loss's result and the other argument of each tap's equation.
+        """Return the loss's result and the other argument of each tap's equation, by parameter.
 
         `params` and `example` are lists of leaves; `added` has an array a tap, added to the result of its
         equation. Arrays of equations in scans have an axis for the passes.
         """
-        places = {number: tap.path for number, tap in enumerate(self.taps)}
-        given = [*params, *example]
-        found, beside = self._run(self.closed, given, places, dict(enumerate(added)))
-        return jax.tree.unflatten(self.structure, found), [beside[number] for number in places]
+        paths = {leaf: tap.path for leaf, tap in self.taps.items()}
+        found, beside = self._run(self.closed, [*params, *example], paths, added)
+        return jax.tree.unflatten(self.structure, found), beside
 
     def _run(self, closed, args, paths: dict[int, tuple[int, ...]], added):
-        """Return (results of a program, what its taps read by their numbers); `paths` begin in it."""
+        """Return (results of a program, what its taps read, by parameter); `paths` begin in it."""
         beside = {}
 
         def run(place, eqn, values):
@@ -120,9 +116,9 @@ class Program:
 
         return _programs.evaluate(closed.jaxpr, closed.consts, args, run), beside
 
-    def added(self) -> list[jax.Array]:
+    def added(self) -> dict[int, jax.Array]:
         """Return zeros for `added`."""
-        return [jnp.zeros(tap.result.shape, tap.result.dtype) for tap in self.taps]
+        return {leaf: jnp.zeros(tap.result.shape, tap.result.dtype) for leaf, tap in self.taps.items()}
 
 
 def traced(loss: _programs.Traced, number: int, is_tapped: Callable[[Equation], bool]) -> Program:
@@ -132,71 +128,47 @@ def traced(loss: _programs.Traced, number: int, is_tapped: Callable[[Equation], 
         return _programs.evaluate(loss.closed.jaxpr, loss.closed.consts, leaves, _inlined)
 
     closed = jax.make_jaxpr(flat)(*[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in loss.closed.in_avals])
-    of_example = _reached(closed.jaxpr, closed.jaxpr.invars[number:])
-    found = [_use(closed.jaxpr, closed.jaxpr.invars[leaf], of_example) for leaf in range(number)]
-    uses = ((leaf, tap) for leaf, tap in enumerate(found) if tap is not None and is_tapped(tap.equation))
-    taps = tuple(tap._replace(leaf=leaf) for leaf, tap in uses)
+    jaxpr, of_example = closed.jaxpr, set()
+
+    def noted(eqn, results):
+        of_example.update(var for var, sources in zip(eqn.outvars, results, strict=True) if sources)
+        return results
+
+    given = [frozenset({"example"} if at >= number else ()) for at in range(len(jaxpr.invars))]
+    _programs.flow(jaxpr, given, noted)
+    found = {leaf: _use(jaxpr, jaxpr.invars[leaf], of_example) for leaf in range(number)}
+    taps = {leaf: tap for leaf, tap in found.items() if tap is not None and is_tapped(tap.equation)}
     # Two parameters of one equation: it is a function of both.
-    times = collections.Counter(tap.path for tap in taps)
-    return Program(closed, number, tuple(tap for tap in taps if times[tap.path] == 1), loss.structure)
+    times = collections.Counter(tap.path for tap in taps.values())
+    taps = {leaf: tap for leaf, tap in taps.items() if times[tap.path] == 1}
+    return Program(closed, taps, loss.structure, frozenset(of_example))
 
 
-def _users(jaxpr):
-    """Variable -> the (equation, argument) pairs that read it; (None, None) where it is returned."""
-    users = collections.defaultdict(list)
-    for place, eqn in enumerate(jaxpr.eqns):
-        for position, var in enumerate(eqn.invars):
-            if not hasattr(var, "val"):
-                users[var].append((place, position))
-    for var in jaxpr.outvars:
-        if not hasattr(var, "val"):
-            users[var].append((None, None))
-    return users
+def _users(jaxpr, var) -> list[tuple[Any, Any]]:
+    """Return the (equation, argument) pairs that read a variable; (None, None) where it is returned."""
+    read = ((place, eqn.invars) for place, eqn in enumerate(jaxpr.eqns))
+    found = [(place, at) for place, invars in read for at, each in enumerate(invars) if each is var]
+    return found + [(None, None) for each in jaxpr.outvars if each is var]
 
 
-def _reached(jaxpr, given) -> set:
-    """Variables that depend on the arguments in `given`."""
-    reached = set(given)
-    for eqn in jaxpr.eqns:
-        if any(not hasattr(var, "val") and var in reached for var in eqn.invars):
-            reached.update(eqn.outvars)
-    return reached
-
-
-def _reached_inside(inside, eqn, reached) -> set:
-    """Variables of the program that an equation runs that depend on what is in `reached`."""
-    pairs = zip(inside.invars, eqn.invars, strict=True)
-    given = {inner for inner, var in pairs if not hasattr(var, "val") and var in reached}
-    while True:
-        found = _reached(inside, given)
-        carried = set()
-        if eqn.primitive.name == "scan":  # what a pass hands on to the next
-            first, number = eqn.params["num_consts"], eqn.params["num_carry"]
-            handed = zip(inside.invars[first : first + number], inside.outvars, strict=False)
-            carried = {inner for inner, var in handed if not hasattr(var, "val") and var in found}
-        if carried <= given:
-            return found
-        given |= carried
-
-
-def _computed(jaxpr, reached) -> int:
+def _computed(jaxpr, of_example) -> int:
     entries = 0
     for eqn in jaxpr.eqns:
         inside = _programs.repeatable(eqn)
         if inside is None:
-            entries += sum(math.prod(var.aval.shape) for var in eqn.outvars if var in reached)
+            entries += sum(math.prod(var.aval.shape) for var in eqn.outvars if var in of_example)
         else:
-            passes = eqn.params.get("length", 1)
-            entries += passes * _computed(inside.jaxpr, _reached_inside(inside.jaxpr, eqn, reached))
+            entries += eqn.params.get("length", 1) * _computed(inside.jaxpr, of_example)
     return entries
 
 
 def _use(jaxpr, var, of_example) -> Tap | None:
-    users, back = _users(jaxpr), []
+    back = []
     while True:
-        if len(users[var]) != 1:
+        users = _users(jaxpr, var)
+        if len(users) != 1:
             return None
-        place, position = users[var][0]
+        place, position = users[0]
         if place is None:  # it is returned
             return None
         eqn = jaxpr.eqns[place]
@@ -206,12 +178,9 @@ def _use(jaxpr, var, of_example) -> Tap | None:
         back.insert(0, undo)
         var = eqn.outvars[0]
     if (inside := _programs.repeatable(eqn)) is not None:
-        found = _use(
-            inside.jaxpr, inside.jaxpr.invars[position], _reached_inside(inside.jaxpr, eqn, of_example)
-        )
+        found = _use(inside.jaxpr, inside.jaxpr.invars[position], of_example)
         return None if found is None else _in_program(eqn, place, position, found, tuple(back))
-    find = KNOWN.get(eqn.primitive.name)
-    equation = None if find is None else find(eqn, position)
+    equation = known(eqn, position)
     # A result that is the same for all examples would be stored for each; a lookup has a few integers.
     if equation is None or not (eqn.outvars[0] in of_example or isinstance(equation, Lookup)):
         return None

@@ -6,7 +6,7 @@ charged for the norm of exactly what it would add to the integer sum, whether it
 that depended on the draw, or on an old norm, would void the guarantee (proofs/individual.md, section 2).
 
 Losses of single examples are **private**: a function of the data that no guarantee covers. They are neither
-printed nor logged; they are in `Result.private_individual` and in `checkpoints/<step>/private_individual`.
+printed nor logged; they are in `Result.private_individual` and in `checkpoints/`, which is secret.
 """
 
 from .accounting import IndividualAccounting, PrivateLosses

@@ -1,25 +1,150 @@
-"""What a run keeps of every example, and what it reports of it."""
+"""What a run keeps of every example, and what it reports of it.
 
+A tracker is the accountant and the filter that follow the examples of a run. Its records are pytrees of
+arrays with one row an example, **private**. `init(num_examples)` returns records of nothing spent;
+`step(records, norms)` returns records and who is admitted, (rows,) bool, of norms in units of the clip norm,
+jittable; `epsilon` and `renyi_epsilon` return (num_examples,) float64.
+"""
+
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
 from jaxacct.individual import (
+    FilterState,
     GDPIndividualAccountant,
     IndividualGDPFilter,
     IndividualRDPFilter,
+    PLDIndividualAccountant,
     RDPIndividualAccountant,
     SigmaGrid,
     subsampled_gaussian_rdp,
 )
+from jaxacct.individual.accountants import CountState
 from jaxacct.individual.rdp import ORDERS
 
-from .trackers import FullBatches, Sampled, Tracker
-
 _MIN_NORM = 1 / 32  # as a share of the clip norm: smaller norms, but 0, are charged as this
+
+
+_MAX_POINTS = 2**21
+
+
+class Records(NamedTuple):
+    """What each example has spent (**private**): in squared mu, or at the order of a filter."""
+
+    spent: Any
+    """(num_examples,) float: see `FilterState`."""
+    rest: Any
+    """(num_examples,) float: rounding errors of the additions."""
+    active: Any
+    """(num_examples,) bool: admitted to the last step's sum, of sampled batches if sampled."""
+    counts: Any = ()
+    """(num_examples, buckets) int32, of sampled batches: steps; excluded ones are in the last, of norm 0."""
+    refused: Any = ()
+    """(num_examples,) int32, of sampled batches: number of norms that were not numbers."""
+
+    @classmethod
+    def empty(cls, num_examples: int, *counts) -> "Records":
+        """Return records of nothing spent."""
+        zeros = jnp.zeros(num_examples, jnp.float32)
+        return cls(zeros, zeros, jnp.ones(num_examples, bool), *counts)
+
+    @property
+    def filtered(self) -> FilterState:
+        return FilterState(self.spent, self.rest, self.active, 0)
+
+    @property
+    def counted(self) -> CountState:
+        return CountState(self.counts, self.refused)
+
+
+@dataclass(frozen=True)
+class FullBatches:
+    """Tracker of DP-GD: each step is Gaussian, an example's mu is exact."""
+
+    accountant: GDPIndividualAccountant
+    filter: IndividualGDPFilter | None
+
+    def init(self, num_examples: int) -> Records:
+        return Records.empty(num_examples)
+
+    def step(self, records: Records, norms) -> tuple[Records, jax.Array]:
+        if self.filter is None:
+            after = self.accountant.update(records.filtered, norms)
+        else:
+            after, _ = self.filter.step(records.filtered, norms * (1.0 / self.accountant.noise_multiplier))
+        return Records(*after[:3]), after.active
+
+    def describe(self) -> str:
+        """Describe the filter, in a clause."""
+        assert self.filter is not None
+        return f"of mu {exact(self.filter.budget_mu)}, Gaussian steps of full batches"
+
+    def epsilon(self, records: Records, delta: float) -> np.ndarray:
+        return self.accountant.epsilon(records.filtered, delta)
+
+    renyi_epsilon = epsilon  # mu is exact
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Tracker of Poisson DP-SGD: steps are counted in buckets of norms."""
+
+    accountant: RDPIndividualAccountant
+    filter: IndividualRDPFilter | None
+
+    def init(self, num_examples: int) -> Records:
+        return Records.empty(num_examples, *self.accountant.init(num_examples))
+
+    def step(self, records: Records, norms) -> tuple[Records, jax.Array]:
+        bucket, known = self.accountant.bucket_of(norms)
+        after = records.filtered
+        if self.filter is not None:
+            cost = jnp.where(known, jnp.asarray(self._costs())[bucket], jnp.nan)
+            after, active = self.filter.step(after, cost)
+            bucket = jnp.where(active, bucket, self.accountant.grid.sigmas.size - 1)  # excluded
+        counts = self.accountant.count(records.counted, bucket, known)
+        return Records(*after[:3], *counts), after.active
+
+    def _costs(self) -> np.ndarray:
+        """Return (buckets,) float32, rounded up: the divergence of a step at the filter's order."""
+        assert self.filter is not None
+        costs = subsampled_gaussian_rdp(
+            self.accountant.sampling_probability, self.accountant.charged_sigmas, (self.filter.order,)
+        )[:, 0]
+        rounded = costs.astype(np.float32)
+        return np.where(rounded < costs, np.nextafter(rounded, np.float32(np.inf)), rounded)
+
+    def describe(self) -> str:
+        """Describe the filter, in a clause."""
+        assert self.filter is not None
+        return f"Renyi divergence {exact(self.filter.budget)} at order {self.filter.order}, Poisson batches"
+
+    def epsilon(self, records: Records, delta: float) -> np.ndarray:
+        """Epsilon of the Fourier accountant: an estimate for adaptive norms."""
+        given = self.accountant
+        finest = max(float(s) for s in given.charged_sigmas if math.isfinite(s)) / given.sampling_probability
+        fixed = given.sampling_probability, given.noise_multiplier, given.clip_norm, given.grid
+        for half_width in (10.0, 40.0, 160.0):
+            points = 2 ** max(14, math.ceil(math.log2(8 * half_width * finest)))
+            bound = PLDIndividualAccountant(*fixed, half_width, min(points, _MAX_POINTS))
+            found = bound.epsilon(records.counted, delta)
+            if np.isfinite(found).all() or 2 * points > _MAX_POINTS:
+                break
+        return found
+
+    def renyi_epsilon(self, records: Records, delta: float) -> np.ndarray:
+        """Epsilon at the best order of each example, chosen afterwards: a report."""
+        return self.accountant.epsilon(records.counted, delta)
+
+
+Tracker = FullBatches | Sampled
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from ..models.loss import Loss, as_loss
 from ..optimizers import Privatizer
 from ..procedures import by_device as _by_device
 from ..procedures.step import PrivateStep, TrainState, advance
-from .accounting import IndividualAccounting, PrivateLosses
-from .trackers import Tracker
+from .accounting import IndividualAccounting, PrivateLosses, Tracker
 
 
 def individual_step(

@@ -81,12 +81,10 @@ def as_loss(loss, key=None) -> Loss:
     """
     if isinstance(loss, Loss):
         return loss
-    is_bound = isinstance(loss, jax.tree_util.Partial)
-    frozen = {"arguments": (loss.args, loss.keywords)} if is_bound else {}
+    frozen = {"arguments": loss} if isinstance(loss, jax.tree_util.Partial) else {}
 
     def function(frozen, key, params, example):
-        args, keywords = frozen.get("arguments", ((), {}))
-        call = functools.partial(loss.func, *args, **keywords) if is_bound else loss
+        call = frozen.get("arguments", loss)
         if key is None:
             return call(params, example)
         return call(params, example.example, jax.random.fold_in(key, example.number))

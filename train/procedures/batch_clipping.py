@@ -25,13 +25,12 @@ from jaxacct.strategies import BandedToeplitz
 
 from ..batches.sampler import Replayed, make_generator
 from ..clipping.ghost import choose
-from ..clipping.grid import Grid, GridSum
-from ..clipping.per_example import clip_rows_to_grid, global_norm
-from ..clipping.sums import check_real
+from ..clipping.grid import Grid
+from ..clipping.per_example import clipped_gradient_sum, global_norm
+from ..clipping.sums import ClippedSum, check_real
 from ..models.loss import as_loss, numbered
 from ..optimizers import Privatizer, privatize
 from ..run.loop import Run
-from . import by_device as _by_device
 from .protocol import Procedure, Request, Result
 from .step import PrivateStep, make_step
 from .stored import stored
@@ -64,13 +63,24 @@ def optimizer_term(
         (last, _), _ = jax.lax.scan(step, (params, inner.init(params)), rows)
         return jax.tree.map(lambda a, b: a - b, params, last)
 
+    return _term_of(moved)
+
+
+def _term_of(update: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """Return the term whose gradient is `update(params, rows)`, without derivatives of it."""
+
     def term(params, rows):
-        # Linear in params: the gradient is the movement itself, without derivatives of the steps.
-        way = jax.lax.stop_gradient(moved(params, rows))
+        way = jax.lax.stop_gradient(update(params, rows))
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(way), strict=True)
         return sum((jnp.sum(p * w) for p, w in pairs), jnp.zeros(()))
 
     return term
+
+
+def _sum_of_terms(update, params, batch, grid: Grid) -> ClippedSum:
+    """Return the sum over the rows (m, ...) of a batch of `update(params, row)`, each clipped on a grid."""
+    mask = jnp.ones(np.shape(jax.tree.leaves(batch)[0])[0], bool)
+    return clipped_gradient_sum(_term_of(update), params, batch, mask, grid=grid, microbatch_size=1)
 
 
 def epoch_batches(
@@ -260,10 +270,11 @@ def aggregate(per_group_updates, clip_norm: float, mode: str):
         raise ValueError("per_group_updates must be arrays with one common leading axis, of terms")
     if mode == "batch" and numbers != {1}:
         raise ValueError(f"mode must not be batch for {numbers.pop()} terms: it has one a round")
-    total, kept, _ = _sum_on_grid(per_group_updates, Grid(clip_norm, _BITS))
-    if not bool(kept.all()):
+    like = jax.tree.map(lambda leaf: jnp.zeros(np.shape(leaf)[1:]), per_group_updates)
+    found = _sum_of_terms(lambda _, row: row, like, per_group_updates, Grid(clip_norm, _BITS))
+    if not bool(jnp.isfinite(found.norms).all()):
         raise ValueError("per_group_updates must be finite, got NaN or infinity")
-    return total.scaled(1.0)
+    return found.total.scaled(1.0)
 
 
 def private_round_update(
@@ -283,16 +294,12 @@ def private_round_update(
       sigma: noise std over 2 C.
       diagnostics: return `RoundInfo` as well: private.
     """
-    _by_device.refuse_several_devices(params=params, batch=batch)
     terms = np.shape(jax.tree.leaves(batch)[0])[0]
     white = Mechanism(Poisson(1, 1.0), BandedToeplitz.square_root(1), 2 * sigma)
     private = privatize(white, clip_norm=clip_norm, expected_batch_size=terms, key=key)
-    # One after the other: under `jax.vmap` XLA multiplies zeros between the terms of grouped convolutions,
-    # and an infinite value of one term would spoil all others.
-    updates = jax.lax.map(lambda records: inner_fn(params, records), batch)
-    total, _, norms = _sum_on_grid(updates, private.grid)
-    released, _ = private.update(total, private.init(params))
-    return released, RoundInfo(norms, jnp.mean(norms > clip_norm)) if diagnostics else None
+    found = _sum_of_terms(inner_fn, params, batch, private.grid)
+    released, _ = private.update(found.total, private.init(params))
+    return released, RoundInfo(found.norms, jnp.mean(found.norms > clip_norm)) if diagnostics else None
 
 
 def outer_update(params, released, stepsize: float):
@@ -308,13 +315,3 @@ def outer_update(params, released, stepsize: float):
 
 
 _BITS = 20  # of the grid of `aggregate`, where no noise determines it
-
-
-@functools.partial(jax.jit, static_argnames="grid")
-def _sum_on_grid(updates, grid: Grid):
-    """Return (sum of clipped updates, (m,) whether each counted, (m,) norms before clipping)."""
-    _by_device.refuse_several_devices(updates=updates)
-    kept, counts, norms, _ = clip_rows_to_grid(updates, grid)
-    with jax.enable_x64(True):
-        total = jax.tree.map(lambda n: n.sum(axis=0, dtype=jnp.float64), counts)
-    return GridSum.of(total, grid), kept, norms

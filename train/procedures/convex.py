@@ -6,7 +6,7 @@ convex (proofs/shifted_interpolation.md). Runs in float64. The last iterate is r
 noise before it is shown; earlier ones are in checkpoints, which are secret, and nowhere else.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -99,50 +99,41 @@ class LogisticRegression:
 
 
 @dataclass(frozen=True)
-class L2Ball:
-    """The projection onto a ball, all weights as one vector."""
+class Projection:
+    """The projection onto a convex set, all weights as one vector.
 
-    radius: float
-    center: Any = 0.0
+    Attributes:
+      onto: weights -> weights in the set.
+      diameter: of the set.
+      is_named: whether it is a ball around 0, which a plan can name.
+    """
 
-    def __post_init__(self):
-        _validate.positive_number("radius", self.radius)
-
-    @property
-    def diameter(self) -> float:
-        """Diameter of the set."""
-        return 2 * self.radius
-
-    def __call__(self, weights):
-        away = weights - self.center
-        short = jnp.minimum(1.0, self.radius / jnp.maximum(jnp.linalg.norm(away.ravel()), 1e-300))
-        return self.center + away * short
-
-
-@dataclass(frozen=True)
-class Box:
-    """The projection onto `[low, high]^size`."""
-
-    low: float
-    high: float
-    size: int
-
-    def __post_init__(self):
-        if not self.low < self.high:
-            raise ValueError(f"low must be below high, got {self.low!r} and {self.high!r}")
-        _validate.positive_integer("size", self.size)
-
-    @property
-    def diameter(self) -> float:
-        """Diameter of the set."""
-        return (self.high - self.low) * self.size**0.5
+    onto: Callable[[Any], Any]
+    diameter: float
+    is_named: bool = False
 
     def __call__(self, weights):
-        return jnp.clip(weights, self.low, self.high)
+        return self.onto(weights)
 
 
-project_l2_ball = L2Ball
-project_box = Box
+def project_l2_ball(radius: float, center: Any = 0.0) -> Projection:
+    """Return the projection onto a ball."""
+    _validate.positive_number("radius", radius)
+
+    def onto(weights):
+        away = weights - center
+        short = jnp.minimum(1.0, radius / jnp.maximum(jnp.linalg.norm(away.ravel()), 1e-300))
+        return center + away * short
+
+    return Projection(onto, 2 * radius, is_named=bool(np.ndim(center) == 0 and center == 0))
+
+
+def project_box(low: float, high: float, size: int) -> Projection:
+    """Return the projection onto `[low, high]^size`."""
+    if not low < high:
+        raise ValueError(f"low must be below high, got {low!r} and {high!r}")
+    size = _validate.positive_integer("size", size)
+    return Projection(lambda weights: jnp.clip(weights, low, high), (high - low) * size**0.5)
 
 
 class Iterate(NamedTuple):
@@ -322,11 +313,10 @@ def _run(
     changed = {"clip_norm": run.pop("clip_norm", None), "regularization": run.pop("regularizer", None)}
     loss_fn = replace(loss_fn, **{name: value for name, value in changed.items() if value is not None})
     data = _pair(data)
-    if projection is not None and projection != L2Ball(getattr(projection, "radius", 1.0)):
+    if projection is not None and not getattr(projection, "is_named", False):
         raise ValueError("projection must be project_l2_ball(radius), the set around 0 that a plan can name")
     run |= dict(num_examples=len(data[0]), diameter=None if projection is None else projection.diameter)
     make = LastIteratePlan.calibrate if noise_std is None else LastIteratePlan.at_noise
     given: Any = epsilon if noise_std is None else noise_std
     plan = make(given, delta, method=method, loss=loss_fn, **run)
-    # Its `training` is an attribute of the class, which the protocol does not know.
-    return fit(plan, None, loss_fn, data, options=TrainOptions(keys=key)).params  # pyrefly: ignore[bad-argument-type]
+    return fit(plan, None, loss_fn, data, options=TrainOptions(keys=key)).params

@@ -12,7 +12,7 @@ integers with integer noise: the release is a function of what was accounted for
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
@@ -94,12 +94,6 @@ class DiceRule:
     def grid(self) -> Grid:
         """Grid on which gradients are summed."""
         return Grid(_validate.positive_number("clip_norm", self.clip_norm), _BITS)
-
-    def nothing(self, like):
-        """Return the sums over no example: (clipped, raw), pytrees like the parameters, float64."""
-        with jax.enable_x64(True):
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), like)
-            return zeros, zeros
 
     def sums(self, gradients, mask):
         """Return (clipped in grid units, raw) sums over the leading axis, and norms before clipping.
@@ -271,8 +265,7 @@ def rule_of(plan: DicePlan) -> DiceRule:
     """Return what a certified plan releases; ValueError for another."""
     if not plan.certified:
         raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
-    names = "clip_norm error_clip_norm noise_std batch_size automatic reset_every".split()
-    return DiceRule(**{name: getattr(plan, name) for name in names})
+    return DiceRule(**{each.name: getattr(plan, each.name) for each in fields(DiceRule)})
 
 
 def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
@@ -290,7 +283,8 @@ def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
 
     inputs = jax.tree.map(pieces.split, batch), pieces.split(mask)
     with jax.enable_x64(True):
-        total, (values, norms) = jax.lax.scan(accumulate, rule.nothing(params), inputs)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), params)
+        total, (values, norms) = jax.lax.scan(accumulate, (zeros, zeros), inputs)
     return total, pieces.join(values), pieces.join(norms)
 
 

@@ -4,25 +4,24 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import jax
 import optax
 from flax import nnx
 
 from jaxacct.common import validate as _validate
+from jaxacct.common.stored_plan import StoredPlan
+from jaxacct.core.plan import Plan
 
 from .. import arguments
-from ..averages import average_of, averaging
 from ..batches import sampler
 from ..batches.sources import as_rows
+from ..individual import PrivateLosses
 from ..models.loss import Loss, as_loss, nnx_loss, public_key
-from ..optimizers import copied
+from ..optimizers import average_of, averaging, copied
 from ..options import TrainOptions
 from ..run import hosts
-
-if TYPE_CHECKING:
-    from ..individual import PrivateLosses
 
 # The `training` of a plan -> the module whose PROCEDURE realises it, loaded for the first such plan.
 PROCEDURES = {
@@ -33,24 +32,8 @@ PROCEDURES = {
 }
 
 
-class TrainingPlan(Protocol):
-    """What `train.fit` needs of a plan.
-
-    Attributes:
-      training: key of `PROCEDURES`.
-      certified: whether the guarantee holds, computed again.
-      iterations: steps that the guarantee covers.
-    """
-
-    @property
-    def training(self) -> str: ...
-    @property
-    def certified(self) -> bool: ...
-    @property
-    def iterations(self) -> int: ...
-    def statement(self) -> str:
-        """Return the guarantee, with its adversary, in a sentence."""
-        ...
+AnyPlan = Plan | StoredPlan
+"""What `train.fit` takes; its `training` is a key of `PROCEDURES`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +57,7 @@ class Result:
     evaluation: dict[str, float]
     statement: str
     clipping: str | None = None
-    private_individual: "PrivateLosses | None" = field(default=None, repr=False)
+    private_individual: PrivateLosses | None = field(default=None, repr=False)
     opt_state: Any = field(default=None, repr=False)
 
 
@@ -162,7 +145,7 @@ class Procedure:
     train: Callable[[Any, Request], Result]
     supports: frozenset[str]
 
-    def check(self, plan: TrainingPlan, request: Request) -> None:
+    def check(self, plan: AnyPlan, request: Request) -> None:
         """Refuse an argument or option that is set and not supported, by a one-line ValueError."""
         for record in (request, request.options):
             for each in dataclasses.fields(record):
@@ -179,7 +162,7 @@ COMMON = frozenset(
 )
 
 
-def procedure_of(plan: TrainingPlan) -> Procedure:
+def procedure_of(plan: AnyPlan) -> Procedure:
     """Return the procedure of a plan; ValueError for something else."""
     name = getattr(plan, "training", None)
     if name not in PROCEDURES:

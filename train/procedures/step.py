@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
     """`NoiseState`, or a `train.procedures.dice.DiceState`. Secret: it holds the key."""
     opt_state: Any
     private_individual: Any = ()
-    """Records of all examples, where they are followed. **Private**, an item of its own in checkpoints."""
+    """Records of all examples, where they are followed. **Private**."""
 
 
 class StepInfo(NamedTuple):

@@ -2,8 +2,8 @@
 
     run.json               what is run; a resumed call must describe the same (public)
     secret.json            sampler key, keyed digests of what is private, last step that was shown (mode 600)
-    checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler (mode 700);
-                           private_individual/: every example's own privacy loss
+    checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler, and every example's
+                           own privacy loss where it is followed (mode 700)
     private/               metrics.jsonl: loss, clipped fraction, norms: no guarantee covers these (mode 700,
                            so that size and time of the log are not visible either); batches: keyed digests
     metrics.jsonl          step, evaluation on public data; no times: they show batch sizes, which are private
@@ -21,6 +21,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +33,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
-from ..batches.committed import Committed, keyed
+from ..batches.given import Committed, keyed
 from ..batches.sampler import SamplerState
 from ..clipping.grid import Grid
 from ..models.loss import digest
@@ -67,11 +68,6 @@ def generator() -> list[float]:
     return [*normals, float(Grid.of(of_one, 1.0).bits), float(ARRANGEMENT)]
 
 
-def _same_numbers(before, now) -> bool:
-    """Return whether the generators are the same, however a device rounds."""
-    return isinstance(before, list) and len(before) == len(now) and np.allclose(before, now, 1e-9, 1e-9)
-
-
 class CheckpointError(OSError):
     """A checkpoint could not be written or read; the one before it still stands."""
 
@@ -81,6 +77,7 @@ class RunFolder:
 
     def __init__(self, folder):
         self.folder = Path(folder).absolute()
+        self._run, self._secret = self.folder / "run.json", self.folder / "secret.json"
         self._lock = Checkpoint(self.folder, "out")
         self._committed: Committed | None = None
         with contextlib.ExitStack() as stack:
@@ -119,13 +116,12 @@ class RunFolder:
         noise nor batches depend on it. Refused by a ValueError: another run; one of which something was shown
         and no checkpoint is left; with `elastic`, another generator of noise, or steps that were shown.
         """
-        run, secret = self.folder / "run.json", self.folder / "secret.json"
         if self._manager.latest_step() is None and (shown := self._shown()):
             raise ValueError(
                 f"out {self.folder} has shown step {shown} of a run and has no checkpoints of it: training "
                 "again would release its batches with other noise; begin in a new folder"
             )
-        if not secret.exists():
+        if not self._secret.exists():
             if self._manager.latest_step() is not None:
                 raise ValueError(
                     f"out {self.folder} holds checkpoints of a run whose secret.json is gone: its noise "
@@ -133,14 +129,14 @@ class RunFolder:
                 )
             key = [int(word) for word in key]
             # The secret last: as long as it is missing, nothing was drawn.
-            write_atomically(run, json.dumps(described, indent=1) + "\n")
-            write_atomically(secret, json.dumps({"sampler_key": key, "data": keyed(key, data)}), secret=True)
+            write_atomically(self._run, json.dumps(described, indent=1) + "\n")
+            self._keep({"sampler_key": key, "data": keyed(key, data)})
             return key
-        stored, kept = read_json(run, "run"), read_json(secret, "secret")
+        stored, kept = read_json(self._run, "run"), self._kept()
         moved = self._compare(stored, described, elastic)
         if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(
-                f"secret {secret} must hold a sampler key of four words and a digest of the data"
+                f"secret {self._secret} must hold a sampler key of four words and a digest of the data"
             )
         if kept["data"] != keyed(kept["sampler_key"], data):
             raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
@@ -160,18 +156,19 @@ class RunFolder:
     @property
     def verified(self) -> bool:
         """Whether this run's plan was verified with fresh randomness."""
-        return read_json(self.folder / "run.json", "run").get("verified") is True
+        return read_json(self._run, "run").get("verified") is True
 
     def note(self, **values) -> None:
         """Add values to run.json."""
-        run = self.folder / "run.json"
-        write_atomically(run, json.dumps(read_json(run, "run") | values, indent=1) + "\n")
+        write_atomically(self._run, json.dumps(read_json(self._run, "run") | values, indent=1) + "\n")
 
     def _compare(self, stored: dict, described: dict, elastic: bool) -> str | None:
         """Refuse another run; return where and how one continues elsewhere, where that is allowed."""
         other = {name: value for name, value in described.items() if stored.get(name) != value}
-        if "generator" in other and _same_numbers(stored.get("generator"), other["generator"]):
-            del other["generator"]
+        before, now = stored.get("generator"), other.get("generator", [])
+        # The same, however a device rounds.
+        if isinstance(before, list) and len(before) == len(now) and np.allclose(before, now, 1e-9, 1e-9):
+            other.pop("generator", None)
         reached = self._manager.latest_step() or 0
         if other.pop("steps", reached) < reached:
             raise ValueError(
@@ -200,9 +197,7 @@ class RunFolder:
 
     def _shown(self) -> int:
         """Return the last step of which something is public: an evaluation, or the model at the end."""
-        path = self.folder / "secret.json"
-        secret = read_json(path, "secret") if path.exists() else {}
-        steps = [int(secret.get("shown", 0)), *(at for at, _ in _lines(self.folder / "metrics.jsonl"))]
+        steps = [int(self._kept().get("shown", 0)), *(at for at, _ in _lines(self.folder / "metrics.jsonl"))]
         if (self.folder / "model").exists() or (self.folder / "result.json").exists():
             steps.append(1)
         return max(steps)
@@ -212,10 +207,15 @@ class RunFolder:
 
         Training with these secrets again needs the file that says so.
         """
-        path = self.folder / "secret.json"
-        secret = read_json(path, "secret")
-        if int(secret.get("shown", 0)) < step:
-            write_atomically(path, json.dumps(secret | {"shown": step}), secret=True)
+        if int(self._kept().get("shown", 0)) < step:
+            self._keep(self._kept() | {"shown": step})
+
+    def _kept(self) -> dict:
+        """Return the content of secret.json."""
+        return read_json(self._secret, "secret") if self._secret.exists() else {}
+
+    def _keep(self, secret: dict) -> None:
+        write_atomically(self._secret, json.dumps(secret), secret=True)
 
     def commit(self, drawn: SamplerState) -> None:
         """Commit the batches up to `drawn.step`, as `Committed.add`, before noise of their step is drawn."""
@@ -232,10 +232,10 @@ class RunFolder:
             self._committed.flush()
         state = hosts.on_host(state)
         sampler = {"key": list(drawn.key), "step": drawn.step, "digest": drawn.digest}
-        items = {name: ocp.args.StandardSave(leaves) for name, leaves in _parts(state).items()}
-        items |= {"sampler": ocp.args.JsonSave(sampler | {"checksum": _checksum(sampler, state)})}
+        saved = ocp.args.JsonSave(sampler | {"checksum": _checksum(sampler, state)})
+        items = ocp.args.Composite(state=ocp.args.StandardSave(_leaves(state)), sampler=saved)
         try:
-            self._manager.save(drawn.step, args=ocp.args.Composite(**items))
+            self._manager.save(drawn.step, args=items)
             self._manager.wait_until_finished()
         except (OSError, ValueError) as error:
             raise CheckpointError(
@@ -254,15 +254,8 @@ class RunFolder:
             return None
         like = hosts.on_host(like)
         leaves, structure = jax.tree.flatten(like)
-
-        def shape(leaf):
-            if isinstance(leaf, np.ndarray):
-                return leaf
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-
-        parts = _parts(like)
-        items = {name: ocp.args.StandardRestore(jax.tree.map(shape, part)) for name, part in parts.items()}
-        items |= {"sampler": ocp.args.JsonRestore()}
+        expected = jax.tree.map(ocp.utils.to_shape_dtype_struct, _leaves(like))
+        items = dict(state=ocp.args.StandardRestore(expected), sampler=ocp.args.JsonRestore())
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
@@ -271,8 +264,8 @@ class RunFolder:
         checksum = kept.pop("checksum", None)
         if kept.keys() != {"key", "step", "digest"} or kept["step"] != step or not _is_key(kept["key"]):
             raise self._damaged(step, "its sampler is at another step")
-        kept_leaves = {name: _placed(leaf) for part in parts for name, leaf in found[part].items()}
-        leaves = [kept_leaves.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
+        stored = {name: _placed(leaf) for name, leaf in found["state"].items()}
+        leaves = [stored.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
         state = jax.tree.unflatten(structure, leaves)
         # Orbax notices a changed byte of its own tables, and not one of a large array.
         if checksum != _checksum(kept, state):
@@ -336,19 +329,12 @@ class RunFolder:
         write_atomically(self.folder / "result.json", json.dumps(card, indent=1) + "\n")
 
 
-def _parts(state) -> dict[str, dict]:
-    """Return the leaves of a state, numbered in order, by item of the checkpoint.
+def _leaves(state) -> dict[str, Any]:
+    """Return the leaves of a state, numbered in order, but for empty ones (the noise buffer of one band).
 
-    A field of the state called `private_...` is an item of that name.
+    Orbax refuses these, which hold nothing.
     """
-    parts: dict[str, dict] = {"state": {}}
-    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
-        name = getattr(next(iter(path), None), "name", None)
-        item = name if name and name.startswith("private_") else "state"
-        # Orbax refuses empty arrays (the noise buffer of one band), which hold nothing.
-        if leaf.size:
-            parts.setdefault(item, {})[f"{i:05d}"] = leaf
-    return parts
+    return {f"{i:05d}": leaf for i, leaf in enumerate(jax.tree.leaves(state)) if leaf.size}
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

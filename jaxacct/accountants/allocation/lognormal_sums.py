@@ -34,52 +34,44 @@ from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error
 _MIN_POINTS, _MAX_POINTS, _POINTS_A_TERM = 2**14, 2**21, 256
 # A larger epsilon counts as this; with a larger mu only the probability of participation is used.
 _MAX_EPSILON, _MAX_MU = 300.0, 15.0
-_RESERVED = 1e-4  # reserve for cut tails, relative to a rough value of the divergence
-_ATTEMPTS = 6
+_ATTEMPTS = 6  # lattices for one threshold
 _FURTHEST = 64.0  # times alpha b
-# Of tables: truncated probability over the divergence, and the step over the standard deviation of X.
+# Truncated probability over the divergence, and, of tables, the step over the standard deviation of X.
 _CUT, _STEP = 1e-9, 0.02
 # Error over the bound from which the next lattice serves, and the bound from which a table is flat.
 _MAX_ERROR, _FLOOR = 1e-3, 1e-18
+_MAX_ERROR_OF_ONE = 1e-4  # of a bound at one epsilon that no other lattice can improve
 # Of far tails: places of the sum, and of the chords; the reserve over the divergence.
 _TAIL_POINTS, _TAIL_NODES, _TWO_LARGE = 2**16, 512, 1e-5
 _THRESHOLDS = 256  # of one lattice but the first
 
 
 @functools.lru_cache(maxsize=64)
-def divergence_bound(mixture: Mixture, epsilon: float, points: int | None = None) -> float:
+def divergence_bound(mixture: Mixture, epsilon: float) -> float:
     """Return an upper bound on the divergence at an epsilon of at least 0, in [0, 1].
 
-    The lattice of sums has `points` points, a power of two; by default depending on the number of phases.
+    By the lattice of a table, then by those of far tails while they give smaller bounds.
     """
     if not mixture.phases:
         return 0.0
     participation = mixture.terms / mixture.total * (1 + 2.0**-50)  # the unit does not participate otherwise
     if any(part.mu > _MAX_MU for part in mixture.phases):
         return min(1.0, participation)
-    threshold = threshold_of(mixture, min(epsilon, _MAX_EPSILON))
-    # The truncation reserve follows from a rough lattice's result, until it no longer matters.
-    allowed = _RESERVED
+    thresholds = np.array([threshold_of(mixture, min(epsilon, _MAX_EPSILON))])
+    points = min(max(_POINTS_A_TERM * mixture.terms, _MIN_POINTS), _MAX_POINTS)
+    bounds, errors = _untilted(mixture, thresholds, Cut.at(mixture, float(thresholds[0]), _CUT), points)
+    found = 1.0
     for _ in range(_ATTEMPTS):
-        cut = Cut.at(mixture, threshold, allowed)
-        rough, reserved = _best_of_tilts(mixture, threshold, cut, _MIN_POINTS)
-        if reserved <= 20 * _RESERVED * rough or cut.top >= _FURTHEST * threshold:
+        before, found = found, min(found, float(_probabilities(bounds)[0]))
+        if errors[0] <= _MAX_ERROR_OF_ONE * found or found > 0.9 * before:
             break
-        allowed = max(min(allowed / 10, _RESERVED * rough), SMALLEST)
-    num_points = min(max(_POINTS_A_TERM * mixture.terms, _MIN_POINTS), _MAX_POINTS)
-    # pyrefly: ignore[unbound-name]
-    found = sum(_best_of_tilts(mixture, threshold, cut, points or 1 << math.ceil(math.log2(num_points))))
-    # NaN, and what is no probability, gives the trivial bound.
-    return min(max(found, SMALLEST) if 0 <= found <= 1 else 1.0, participation)
+        bounds, errors = _tail(mixture, thresholds, found, max(points, _TAIL_POINTS))
+    return min(max(found, SMALLEST), participation)
 
 
-def _best_of_tilts(mixture: Mixture, threshold: float, cut: "Cut", points: int) -> tuple[float, float]:
-    """Return the smaller bound of two tilts and its reserve, which add up to a bound on the divergence."""
-    sums_of, thresholds = Sums.of(mixture, cut.top + cut.rest, cut.top, points), np.array([threshold])
-    tilts = (0.0, max(0.0, cut.rough.tilt_to(threshold)))
-    counted = min(float(sums_of.bounds(thresholds, tilt)[0][0]) for tilt in tilts)
-    beyond, reserved = sums_of.beyond(thresholds, cut.rough.tilt_to(cut.rest))
-    return counted + float(beyond[0]), reserved
+def _probabilities(bounds: np.ndarray) -> np.ndarray:
+    """Return bounds of at most 1; NaN, and what is no probability, gives the trivial bound."""
+    return np.where(bounds >= 0, np.minimum(1.0, bounds), 1.0)
 
 
 def divergence_table(
@@ -102,9 +94,9 @@ def divergence_table(
         if height == 1:
             bounds, errors = _table(mixture, thresholds[used], cut, points)
         else:
-            bounds, errors = _tail(mixture, thresholds[used[:_THRESHOLDS]], height)
-        # NaN is no bound. A lattice whose first error is too large is the last one.
-        bounds = np.where(np.isfinite(bounds), np.minimum(1.0, bounds), 1.0)
+            bounds, errors = _tail(mixture, thresholds[used[:_THRESHOLDS]], height, _TAIL_POINTS)
+        # A lattice whose first error is too large is the last one.
+        bounds = _probabilities(bounds)
         good = np.append(errors <= _MAX_ERROR * bounds, False)
         end = int(np.argmin(good)) or bounds.size
         found[used[:end]] = np.minimum(height, bounds[:end])
@@ -266,11 +258,17 @@ class Cut:
 def _table(
     mixture: Mixture, thresholds: np.ndarray, allowed: float, points: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of all thresholds and their errors, without a tilt."""
+    """Return bounds of all thresholds of a table and their errors."""
     step = _STEP * min(math.sqrt(math.expm1(part.mu**2)) for part in mixture.phases)
     cut = Cut.at(mixture, max(float(thresholds[0]), mixture.terms), allowed, 0.4 * _MAX_POINTS * step)
-    num_points = min(max((cut.top + cut.rest) / step, points), _MAX_POINTS)
-    found = Sums.of(mixture, cut.top + cut.rest, cut.top, 1 << math.ceil(math.log2(num_points)))
+    return _untilted(mixture, thresholds, cut, min(max((cut.top + cut.rest) / step, points), _MAX_POINTS))
+
+
+def _untilted(
+    mixture: Mixture, thresholds: np.ndarray, cut: Cut, points: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of all thresholds and their errors, by a lattice of so many points or more."""
+    found = Sums.of(mixture, cut.top + cut.rest, cut.top, 1 << math.ceil(math.log2(points)))
     bounds, errors = found.bounds(thresholds, 0.0)
     beyond, reserve = found.beyond(thresholds, cut.rough.tilt_to(cut.rest))
     # A threshold near the top leaves no room for the sum of the others.
@@ -278,10 +276,13 @@ def _table(
     return bounds + beyond + reserve, errors + reserve + coarse
 
 
-def _tail(mixture: Mixture, thresholds: np.ndarray, height: float) -> tuple[np.ndarray, np.ndarray]:
+def _tail(
+    mixture: Mixture, thresholds: np.ndarray, height: float, points: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of far thresholds and their errors: no X above a top, one of them, or two and more.
 
-    Sums of X below the top are tilted; lognormals themselves have no moments to tilt by.
+    Sums of X below the top are tilted; lognormals themselves have no moments to tilt by. `height` is about
+    the bound of the first threshold.
     """
     first, terms = float(thresholds[0]), mixture.terms
     top = first * max(0.25, 1.2 / terms)
@@ -293,7 +294,7 @@ def _tail(mixture: Mixture, thresholds: np.ndarray, height: float) -> tuple[np.n
     log_cut = math.log(_CUT) + rough.log_moment(tilt)[0]
     while end < terms * top and rough.log_chernoff(end) + tilt * end > log_cut:
         end *= 1.1
-    found = Sums.of(mixture, end + 1.01 * top, top, _TAIL_POINTS)
+    found = Sums.of(mixture, end + 1.01 * top, top, 1 << math.ceil(math.log2(points)))
     steep = max(rough.tilt_to(end), 1 / end)
     bounds, errors = found.bounds(thresholds, tilt)
     reserve = math.exp(min(0.0, found.log_wrapped(steep)))

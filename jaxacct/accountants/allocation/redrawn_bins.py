@@ -15,9 +15,7 @@ import numpy as np
 from jaxacct.accountants.allocation import lognormal_sums
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
 from jaxacct.accountants.base import Accountant, why_not_identity
-from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics import roots
 from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.loss_curves import ChordCurve
 
@@ -27,23 +25,6 @@ MIN_NOISE = 1 / 15
 _SPACING, _UNIFORM, _GROWTH, _MAX_SPACING = 1 / 24, 480, 0.01, 0.02
 _MIN_SPACING, _MAX_EPSILON = 1e-5, 60.0
 _FLOOR = 1e-16  # of the divergence of an epoch, about
-
-
-def redrawn_bins_delta(steps: int, epochs: int, noise_multiplier: float, epsilon: float) -> float:
-    """Return an upper bound on delta(epsilon), both directions, every error included.
-
-    A unit participates in one of `steps` steps of an epoch, uniform and independent of other epochs. The
-    noise multiplier is in [1/15, 1e9]. The bound does not fall below about 1e-16 times `epochs`.
-    """
-    M, E = _validate.positive_integer("steps", steps), _validate.positive_integer("epochs", epochs)
-    sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
-    epsilon = _validate.epsilon(epsilon)
-    if E == 1:
-        mixture = Mixture((Phases(M, 1 / sigma),))
-        return lognormal_sums.divergence_bound(mixture, epsilon)
-    if sigma < MIN_NOISE:
-        raise ValueError(f"noise_multiplier must be at least 1/15 to be composed, got {sigma!r}")
-    return _composed(((E, M, 0),), sigma, epsilon)
 
 
 def _composed(epochs: tuple[tuple[int, int, int], ...], noise_multiplier: float, epsilon: float) -> float:
@@ -82,21 +63,6 @@ class RedrawnBins(Accountant):
         if mechanism.noise_multiplier < MIN_NOISE:
             return 1.0
         return _composed(mechanism.scheme.independent_epochs, mechanism.noise_multiplier, epsilon)
-
-
-def redrawn_bins_noise_multiplier(
-    steps: int, epochs: int, epsilon: float, delta: float, *, tolerance: float = 1e-3
-) -> float:
-    """Return the smallest noise multiplier that certifies (epsilon, delta), at most `tolerance` above it."""
-    _validate.delta(delta)
-
-    def is_enough(log_sigma: float) -> bool:
-        return redrawn_bins_delta(steps, epochs, math.exp(log_sigma), epsilon) <= delta
-
-    low, high = roots.turn(is_enough, 0.0, 0.25, -2.7, 20.0, absolute=tolerance, relative=0.0)
-    if not math.isfinite(low + high):
-        raise ValueError(f"delta must be one that a noise multiplier in [0.07, 1e8] reaches, got {delta!r}")
-    return math.exp(high)
 
 
 @functools.lru_cache(maxsize=4)

@@ -9,13 +9,7 @@ Every result has its adversary, adjacency, group size, noise convention and kind
 float64.
 """
 
-from jaxacct.accountants.tradeoff.curves.curves import (
-    Composed,
-    Gaussian,
-    TradeOff,
-    compose,
-    group_tradeoff,
-)
+from jaxacct.accountants.tradeoff.curves.curves import Composed, Gaussian, TradeOff, compose, group_tradeoff
 from jaxacct.accountants.tradeoff.curves.gaussian import (
     compose_gdp,
     dp_tradeoff,

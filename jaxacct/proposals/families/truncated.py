@@ -11,8 +11,10 @@ at least, and f_P is at least P(x = 0). So a weighted term never exceeds that of
 lowered by the log of such a floor (proofs/truncated_batches.md, theorem 4).
 """
 
+import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,10 +26,11 @@ from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.families.replicas import log_scale
-from jaxacct.schemes.replicas.labelled import truncated as replicas
+from jaxacct.schemes.replicas import table as replicas
 from jaxacct.schemes.truncation.independent_truncation import IndependentCuts
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine, Item
+from jaxacct.strategies import Strategy
 
 REPLICAS = 2
 # Below this number of plain samples these are not considered: a few minutes of two cores at n = 1000.
@@ -35,26 +38,37 @@ _FEW_SAMPLES = 1_000_000
 _SPEC = ProposalSpec("truncated", ())
 
 
+class Replicas(NamedTuple):
+    """Mechanism of two replicas whose steps are truncated independently."""
+
+    scheme: IndependentCuts
+    strategy: Strategy
+    noise_multiplier: float
+
+
 def build(setting: Setting) -> Proposal:
     """Return two replicas with independent truncation for a setting; ValueError without tables."""
     mechanism, direction = setting.mechanism, setting.direction
-    cuts, uncut = _checked_truncation(mechanism)
+    cuts = _checked_truncation(mechanism)
     none = cuts.uncut.log_probability_of_none()
     if direction == Direction.ADD:
-        labelled, log_z, log_tilt = replicas.Labelled(uncut, cuts.chances, (0, 1)), 0.0, 0.0
-        lowered = none
+        of_two = _replicas(mechanism, dataclasses.replace(cuts, counts=(0, 1)))
+        log_z, log_tilt, lowered = 0.0, 0.0, none
     else:
-        labelled, log_z, log_tilt, lowered = _remove_distribution(uncut, cuts, none)
-    log_z += replicas.log_normalizer(labelled)
+        of_two, log_z, log_tilt, lowered = _remove_distribution(mechanism, cuts, none)
+    log_z += replicas.log_normalizer(of_two)
 
     def tables():
-        arrays = replicas.tables(labelled)
+        chances = np.round(np.array(of_two.scheme.chances) * 2.0**32)
+        words = jnp.asarray(np.minimum(chances, 2.0**32 - 1), jnp.uint32)
+        arrays = {"pairs": replicas.tables(of_two), "chances": words}
         return {"log_z": jnp.float32(log_z), "log_tilt": jnp.float32(log_tilt), "arrays": arrays}
 
     # `lowered` is ln of the floor of the other side's likelihood.
     if not math.isfinite(log_z - lowered):
         raise ValueError(f"{_SPEC} overflow at noise multiplier {mechanism.noise_multiplier:g}")
     logs = abs(log_z) + log_tilt * cuts.uncut.iterations - none
+    relative, variation = replicas.errors(of_two)
 
     def scale_at(other: float) -> float:
         return log_scale(log_z, REPLICAS, other + lowered)
@@ -66,8 +80,9 @@ def build(setting: Setting) -> Proposal:
         log_scale=scale_at(setting.epsilon),
         draw_block=_DRAW[direction],
         tables=tables,
-        relative_error=0.0,
-        total_variation=replicas.total_variation(uncut),
+        relative_error=relative,
+        # Truncation of steps without a participation is drawn by 32 bits each.
+        total_variation=variation + cuts.uncut.iterations * 2.0**-32,
         replicas=REPLICAS,
         left_out=0.0,
         lowest=0.0,
@@ -79,32 +94,34 @@ def build(setting: Setting) -> Proposal:
     )
 
 
-def _checked_truncation(mechanism: Mechanism) -> tuple[IndependentCuts, Mechanism]:
-    """Return the independent truncation of a mechanism, and the mechanism without it."""
+def _checked_truncation(mechanism: Mechanism) -> IndependentCuts:
+    """Return the independent truncation of a mechanism."""
     cuts = mechanism.scheme.independent_cuts
     if cuts is None:
         raise ValueError(f"scheme must truncate batches itself, got {mechanism.scheme.name}")
     if not mechanism.is_stationary:
         raise ValueError(f"{_SPEC} needs a Toeplitz matrix with at most min_separation bands")
-    uncut = Mechanism(cuts.uncut, mechanism.strategy, mechanism.noise_multiplier)
-    if not replicas.fits(uncut):
+    if not replicas.fits(_replicas(mechanism, cuts)):
         raise ValueError(f"iterations must be fewer for the tables of {_SPEC}, got {cuts.uncut.iterations}")
-    return cuts, uncut
+    return cuts
 
 
-def _remove_distribution(uncut: Mechanism, cuts: IndependentCuts, none: float):
-    """Return (mechanism of the draws, ln of the tilt's sum, ln tilt of a truncated step, ln floor of f_Q).
+def _replicas(mechanism: Mechanism, cuts: IndependentCuts) -> Replicas:
+    return Replicas(cuts, mechanism.strategy, mechanism.noise_multiplier)
+
+
+def _remove_distribution(mechanism: Mechanism, cuts: IndependentCuts, none: float):
+    """Return (replicas that are drawn, ln of the tilt's sum, ln tilt of a truncated step, ln floor of f_Q).
 
     With the floor `(1 - p)^{|K|}` of f_Q, which tilts K, or with P(x = 0): the smaller scale.
     """
-    plain = replicas.Labelled(uncut, cuts.chances, (1, 2))
-    p, found = cuts.uncut.sampling_probability, [(plain, 0.0, 0.0, none)]
+    p, found = cuts.uncut.sampling_probability, [(_replicas(mechanism, cuts), 0.0, 0.0, none)]
     if p < 1:
         log_tilt, chances = -math.log1p(-p), np.array(cuts.chances)
         sums = np.log1p(chances * math.expm1(log_tilt))
         tilted = np.minimum(chances * np.exp(log_tilt - sums), 1.0)
-        labelled = replicas.Labelled(uncut, tuple(tilted.tolist()), (1, 2))
-        found.append((labelled, math.fsum(sums) * (1 + 1e-12), log_tilt, 0.0))
+        of_two = _replicas(mechanism, dataclasses.replace(cuts, chances=tuple(tilted.tolist())))
+        found.append((of_two, math.fsum(sums) * (1 + 1e-12), log_tilt, 0.0))
     return min(
         found,
         key=lambda distribution: replicas.log_normalizer(distribution[0]) + distribution[1] - distribution[3],
@@ -159,10 +176,12 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> Draws:
     """Draw outputs shifted by the replicas' counts, down in the add direction."""
     cuts, sign = scheme.independent_cuts, direction.sign
+    if direction == Direction.ADD:
+        cuts = dataclasses.replace(cuts, counts=(0, 1))
     normals_key, counts_key = threefry.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = strategy.draw_normals(normals_key, n, size, dtype)
-    cut, counts = replicas.draw(counts_key, cuts.uncut, tables["arrays"], size)
+    cut, counts = cuts.draw(counts_key, tables["arrays"], size)
     drawn = strategy.scores_from_normals(normals, n, sigma, sign * counts.astype(dtype))
     halves = jnp.asarray(column_norms(cuts.uncut, strategy), drawn.dtype)
     variance = jnp.asarray(sigma, drawn.dtype) ** 2

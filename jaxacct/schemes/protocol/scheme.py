@@ -17,7 +17,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.protocol.batches import Batches, FromTable
 from jaxacct.schemes.protocol.numbers import Numbers
-from jaxacct.schemes.protocol.structure import PairBound, SideInformation, SparsePositions, Sums
+from jaxacct.schemes.protocol.structure import PairBound, SparsePositions, Sums
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
@@ -81,8 +81,8 @@ class Scheme(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def side_information(self) -> SideInformation | None:
-        """Adversary's view besides the outputs; without it (None) Q is a centred Gaussian."""
+    def side_information(self) -> Any:
+        """Adversary's view besides the outputs (`BatchSizes`); without it (None) Q is a centred Gaussian."""
 
     @abc.abstractmethod
     def participation_probabilities(self) -> np.ndarray:
@@ -113,14 +113,10 @@ class Scheme(abc.ABC):
     def draw_participation(self, key, num_samples: int) -> jax.Array:
         """Draw (num_samples, iterations) float32 counts of the unit's examples at each step."""
 
-    @abc.abstractmethod
-    def draw_error(self) -> float:
-        """Bound the relative error of the density that participations are drawn from."""
-
     @property
     @abc.abstractmethod
-    def draw_variation(self) -> float:
-        """Total variation between the drawn distribution and one within `draw_error`."""
+    def draw_errors(self) -> tuple[float, float]:
+        """(relative error of a density, total variation between it and that which is drawn from)."""
 
     @abc.abstractmethod
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None) -> Any:
@@ -248,15 +244,10 @@ class Scheme(abc.ABC):
     """About how many arrays of all steps a draw goes through, plain b-min-sep being 1."""
 
 
-class ExampleScheme(Scheme, abstract=True):
-    """Scheme whose unit is one example, sampled independently of all others."""
+class TableScheme(Scheme, abstract=True):
+    """Scheme whose unit participates by a sampling table."""
 
-    unit = "example"
-    adjacencies = ("zero-out", "add-or-remove-one", "replace-one")
     examples_overlap = False
-    holds_for_shared_examples = False
-    others_are_independent = True
-    examples_per_unit = 1
     side_information = None
 
     table: SamplingTable
@@ -272,12 +263,25 @@ class ExampleScheme(Scheme, abstract=True):
     def log_probability_of_none(self) -> float:
         return self.table.log_probability_of_none
 
-    def draw_error(self) -> float:
-        return self.table.draw_error
-
     @property
-    def draw_variation(self) -> float:
-        return self.table.draw_variation
+    def draw_errors(self) -> tuple[float, float]:
+        return self.table.draw_errors
+
+    def replicas(self, mechanism) -> ModuleType | None:
+        return table_replicas if table_replicas.fits(mechanism) else None
+
+    def draw_participation(self, key, num_samples: int):
+        return counts_at(*self.table.draw_counts(key, num_samples), self.iterations)
+
+
+class ExampleScheme(TableScheme, abstract=True):
+    """Scheme whose unit is one example, sampled independently of all others."""
+
+    unit = "example"
+    adjacencies = ("zero-out", "add-or-remove-one", "replace-one")
+    holds_for_shared_examples = False
+    others_are_independent = True
+    examples_per_unit = 1
 
     @property
     def sums(self) -> Sums:
@@ -289,15 +293,9 @@ class ExampleScheme(Scheme, abstract=True):
             return self.table.log_likelihood_ratios(log_ratios[:, None])[0]
         return self.table.log_likelihood_ratios(log_ratios.T)
 
-    def replicas(self, mechanism) -> ModuleType | None:
-        return table_replicas if table_replicas.fits(mechanism) else None
-
     def draw_positions(self, key, num_samples: int) -> jax.Array:
         """Draw (num_samples, slots) int32: steps of participation, ascending; n is none."""
-        return self.table.draw_positions(key, num_samples)
-
-    def draw_participation(self, key, num_samples: int):
-        return counts_at(self.draw_positions(key, num_samples), 1, self.iterations)
+        return self.table.draw_counts(key, num_samples)[0]
 
     @property
     def sparse_positions(self) -> SparsePositions | None:

@@ -1,9 +1,8 @@
 """What a scheme states of itself: the structure of its sums, other draws and bounds, the adversary's view."""
 
-import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -64,24 +63,3 @@ class PairBound(NamedTuple):
 
     two: Any
     log_likelihood_ratios: Callable[..., jax.Array]
-
-
-class SideInformation(abc.ABC):
-    """Adversary's view besides the outputs, drawn before participations, equally under P and Q."""
-
-    name: ClassVar[str]
-    """Name of the argument of `privacy_loss` that holds it."""
-    words: ClassVar[int] = 1
-    """Version of `draw`: changes whenever the same key draws other values."""
-
-    @abc.abstractmethod
-    def tables(self) -> Any:
-        """Return the pytree of arrays that `draw` needs."""
-
-    @abc.abstractmethod
-    def draw(self, key, num_samples: int, tables) -> jax.Array:
-        """Draw (num_samples, iterations) int32; jittable."""
-
-    @abc.abstractmethod
-    def error(self) -> tuple[float, float]:
-        """Return the errors of the drawn distribution: (relative error of density, total variation)."""

@@ -19,16 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.kernels import threefry
+from jaxacct.kernels.exponentials import words_of
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.kernels.recurrence import log_probabilities
+from jaxacct.kernels.table import SHARE_ERROR, draw_place, shares
 from jaxacct.schemes.replicas.base import (
     MIN_ENTRY,
     Attracting,
-    draw_indices,
     has_room,
     log_lift,
     start_distribution,
-    thresholds_in_order,
 )
 
 _MAX_NUMBERS = 1.2e8  # maximum of the table: steps and pairs of codes, 4 bytes each
@@ -85,14 +85,14 @@ def errors(mechanism: Attracting) -> tuple[float, float]:
 
     A float32 uniform, fine near 0, is compared with sums of three float32 weights, each within a dozen
     roundings. A share has the error of the sum that it ends, over itself; the largest such ratios of all
-    states are counted. The two starts have thresholds of 2^-32, the uniforms of the three comparisons of a
+    states are counted. The starts are drawn as those of a table, the uniforms of the three comparisons of a
     step are multiples of 2^-64. No product of a factor and a weight is below `MIN_ENTRY` in the unit of its
     step, so that none is flushed.
     """
     scheme, odds = mechanism.scheme, _backward(mechanism).odds
     n, max_count = scheme.iterations, 2 * scheme.max_participations
     relative = 16 * _UNIT * (n * odds[0] + max_count * (2 + odds[1] * (1 + odds[2]) + odds[2]))
-    variation = 2 * scheme.min_separation * 2.0**-32 + 3 * n * 2.0**-64
+    variation = scheme.min_separation**2 * SHARE_ERROR + 3 * n * 2.0**-64
     return math.expm1(min(600.0, relative)), variation
 
 
@@ -177,7 +177,7 @@ def tables(mechanism: Attracting) -> dict:
     rounded_down = 1 - (2 * mechanism.scheme.max_participations + 8) * _UNIT
     lifts = (codes.far / log_lift(mechanism) * rounded_down).astype(np.float32)
     return {
-        "starts": thresholds_in_order(found.starts),
+        "starts": words_of(shares(found.starts.ravel())[:-1], 64),
         "ahead": jnp.asarray(found.ahead),
         "lifts": jnp.asarray(lifts[:, None] + lifts),
     } | {
@@ -193,8 +193,10 @@ def _after(code, none: int):
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
     """Return (sums of two participation vectors, one of them, their lifts), float32; see `replicas.base`."""
-    first_key, second_key, walk_key = threefry.split(key, 3)
-    lockout, other_lockout = draw_indices((first_key, second_key), arrays["starts"], num_samples)
+    start_key, walk_key = threefry.split(key)
+    lockout, other_lockout = jnp.divmod(
+        draw_place(start_key, num_samples, arrays["starts"]), scheme.min_separation
+    )
     uniforms = uniform_64(walk_key, (scheme.iterations, num_samples), bits=threefry.bits_32_at_once)
     size = arrays["stays"].shape[0]
     none = size - scheme.min_separation

@@ -18,14 +18,7 @@ bound on ln Z_2.
 
 from typing import Any, Protocol
 
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-
-from jaxacct.kernels import threefry
-
-# Maximum bytes of all arrays; a process peaks at about three times this, and the device keeps a third.
-MAX_TABLE_BYTES = 2.5e9
 
 
 class Attracting(Protocol):
@@ -51,11 +44,6 @@ def log_lift(mechanism: Attracting) -> float:
     return 2 * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2
 
 
-def starts_locked_out(scheme) -> bool:
-    """Return whether vectors may be locked out at the first step; the default is a warm start."""
-    return getattr(scheme, "warm_start", True) and scheme.min_separation > 1
-
-
 def start_distribution(scheme) -> np.ndarray:
     """Return (b,) float64: the stationary probabilities of being locked out for 0..b-1 more steps."""
     return stationary_lockouts(scheme.min_separation, scheme.sampling_probability)
@@ -66,34 +54,6 @@ def stationary_lockouts(b: int, p: float) -> np.ndarray:
     weights = np.full(b, p)
     weights[0] = 1.0
     return weights / (1 + (b - 1) * p)
-
-
-def thresholds_of(distribution: np.ndarray):
-    """Return uint32 `t` with index = number of `t` at or below 32 random bits; the last one is never used."""
-    cumulative = np.cumsum(distribution, axis=-1)[..., :-1]
-    return jnp.asarray(np.minimum(np.round(cumulative * 2.0**32), 2.0**32 - 1), jnp.uint32)
-
-
-def thresholds_in_order(joint: np.ndarray) -> list:
-    """Return the `thresholds_of` of indices with these joint weights: the first, the second given it, ..."""
-    found, given = [], joint
-    while given.ndim:
-        total = given.sum(axis=-1, keepdims=True)
-        found.append(thresholds_of(given / np.where(total > 0, total, 1.0)))
-        given = total[..., 0]
-    return found[::-1]
-
-
-def draw_indices(keys, thresholds, num: int) -> list:
-    """Return (num,) int32 indices, one per key: by the row of `thresholds` that previous indices select.
-
-    There is an array of `thresholds_of` for each key, with an axis for every index before.
-    """
-    drawn: list = []
-    for words, rows in zip(threefry.bits_32_each(keys, [num] * len(keys)), thresholds, strict=True):
-        at = lax.broadcast_to_rank(rows[tuple(drawn)], 2)
-        drawn.append(jnp.sum(words[:, None] >= at, axis=-1).astype(jnp.int32))
-    return drawn
 
 
 def attractions(mechanism: Attracting) -> np.ndarray:

@@ -23,10 +23,19 @@ from jaxacct.kernels.exponentials import (
     words_of_integers,
 )
 from jaxacct.kernels.programs import any_left
-from jaxacct.kernels.table import SHARE_ERROR, chosen, counts_at, draw_place, shares, words_at
+from jaxacct.kernels.table import (
+    SHARE_ERROR,
+    chosen,
+    counts_at,
+    draw_place,
+    share_errors,
+    shares,
+    words_at,
+    words_of_shares,
+)
 from jaxacct.schemes.replicas.base import Attracting
 from jaxacct.schemes.replicas.table_weights import (
-    min_chances,
+    min_event,
     outcomes_of_one,
     outcomes_of_two,
     pairs_of_outcomes,
@@ -37,11 +46,9 @@ from jaxacct.schemes.replicas.table_weights import (
 )
 from jaxacct.schemes.table import SamplingTable
 
-MIN_OUTCOME = 1e-30
-"""Smallest probability of an outcome, and weight, that draws may have; smaller ones are refused."""
+_MIN_WEIGHT = 1e-30  # smaller ones are refused
 _MAX_ENTRIES = 1e8
 _MAX_LOG_ERROR = 0.5  # of the density that is drawn from
-_MAX_START_ERROR = 2.0**-8  # relative, of first eligible steps
 
 
 def fits(mechanism: Attracting) -> bool:
@@ -54,8 +61,9 @@ def fits(mechanism: Attracting) -> bool:
 
 
 def entries(table: SamplingTable) -> float:
-    """Return the number of weights of two replicas."""
-    return float(len(rows_of(table).base)) * (int(table.lockout.max()) + 1) * table.num_left**2
+    """Return the number of weights of two replicas, with room for words of more than three outcomes."""
+    each = (int(table.lockout.max()) + 1) * table.num_left**2 * max(1, len(table.outcomes) - 2)
+    return float(len(rows_of(table).base)) * each
 
 
 def log_normalizer(mechanism: Attracting) -> float:
@@ -72,35 +80,30 @@ def log_normalizer_about(mechanism: Attracting) -> float:
 
 
 def errors(mechanism: Attracting) -> tuple[float, float]:
-    """Return (relative, total variation) errors of the distribution that `draw_positions` draws from."""
+    """Return (relative, total variation) errors of the distribution that `draw_outcomes` draws from."""
     table = mechanism.scheme.table
-    of_choices = table.max_outcomes * SHARE_ERROR * len(pairs_of_outcomes(table)) ** 2
-    of_starts = _start_errors(mechanism)[1]
-    return _relative_error(mechanism), 2 * table.draw_variation + of_choices + of_starts
+    of_choices = SHARE_ERROR * len(pairs_of_outcomes(table)) + (table.iterations + 1) * 2.0**-62
+    return _relative_error(mechanism), 2 * table.max_outcomes * of_choices + _start_errors(mechanism)[1]
 
 
 def _start_errors(mechanism: Attracting) -> tuple[float, float]:
     """Return (relative, total variation) errors of both first eligible steps."""
     terms = start_weights(mechanism.scheme.table, weights_of(mechanism))
-    if len(terms) == 1:
-        return 0.0, 0.0
-    rarest = float((terms[terms > 0] / terms.sum()).min())
-    relative = SHARE_ERROR * len(terms) / rarest if rarest > 0 else math.inf
-    return (relative, 0.0) if relative < _MAX_START_ERROR else (0.0, SHARE_ERROR * len(terms) ** 2)
+    return share_errors(terms / terms.sum(), len(terms)) if len(terms) > 1 else (0.0, 0.0)
 
 
 @functools.lru_cache(maxsize=256)
 def _relative_error(mechanism: Attracting) -> float:
-    """Return the relative error of draws; inf where it is large, or an outcome is too rare."""
+    """Return the relative error of draws; inf where it is large."""
     table = mechanism.scheme.table
     if not math.isfinite(log_normalizer_about(mechanism)):
         return math.inf
     weights = weights_of(mechanism)
     # A comparison with NaN is false.
-    if not all(part.min() >= MIN_OUTCOME and part.max() < math.inf for part in weights):
+    if not all(part.min() >= _MIN_WEIGHT and part.max() < math.inf for part in weights):
         return math.inf
-    event, share = min_chances(mechanism, weights)
-    if not share >= MIN_OUTCOME or not event > 0:
+    event = min_event(mechanism, weights)
+    if not event > 0:
         return math.inf
     error = 2 * table.max_outcomes * exponentials.ERROR / event
     error += 2 * exponentials.ERROR + (table.iterations + 2) * 2.0**-43 + _start_errors(mechanism)[0]
@@ -120,30 +123,23 @@ def tables(mechanism: Attracting) -> dict:
         return _hazards(waited[steps][..., None], weights.alone[part], weights.alone.max())
 
     def of_one(part):
-        return _words_of_shares(outcomes_of_one(mechanism, weights, part))
+        return words_of_shares(np.stack(outcomes_of_one(mechanism, weights, part)))
 
-    parts = parts_of(weights)
+    parts = parts_of(mechanism)
+    of_each = (
+        [of_one(part) for part in parts] if len(table.outcomes) > 1 else [(np.zeros((0, 1), np.uint32),) * 2]
+    )
     arrays = {
         "both": _hazards(waited[:, :, None] + waited[:, None, :], weights.both, weights.both.max()),
-        "alone": _joined([alone(part) for part in parts]),
+        "alone": [np.concatenate(words) for words in zip(*map(alone, parts), strict=True)],
+        "of_both": words_of_shares(np.stack(outcomes_of_two(mechanism, weights))),
+        "of_one": [np.concatenate(words, axis=1) for words in zip(*of_each, strict=True)],
         "starts": words_of(starts, 64),
         "base": rows.base.astype(np.int32),
         "release": rows.release.astype(np.int32),
         "lockout": table.lockout.astype(np.int32),
     }
-    of_each = [of_one(part) for part in parts if len(table.outcomes) > 1]
-    return jax.device_put(
-        arrays
-        | {
-            "of_both": _words_of_shares(outcomes_of_two(mechanism, weights)),
-            "of_one": [_joined(list(outcome)) for outcome in zip(*of_each, strict=True)],
-        }
-    )
-
-
-def _joined(parts: list) -> list[np.ndarray]:
-    """Return the words of all parts."""
-    return [np.concatenate(words) for words in zip(*parts, strict=True)]
+    return jax.device_put(arrays)
 
 
 def _hazards(waited: np.ndarray, weights: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
@@ -152,25 +148,20 @@ def _hazards(waited: np.ndarray, weights: np.ndarray, largest: float) -> tuple[n
     return words_of_integers((waited - logs + int(top)).ravel())
 
 
-def _words_of_shares(terms: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [words_of(part.ravel(), 64) for part in shares(np.stack(terms))[:-1]]
-
-
-def draw_positions_with_one(key, scheme, arrays, num_samples: int):
-    """Draw sums of two replicas as positions.
+def draw_outcomes(key, table: SamplingTable, arrays, num_samples: int):
+    """Draw outcomes of two replicas.
 
     Returns:
-      positions: (num_samples, 2 `max_outcomes`) int32, distinct and ascending; iterations is none.
-      counts: float32 of the same shape, how many of the two participate there.
-      mine: the same of the first replica alone.
+      steps: (2 `max_outcomes`, num_samples) int32, ascending, and distinct but for n, which is none.
+      numbers: (2, 2 `max_outcomes`, num_samples) int32, of each replica's outcome there; 0 is none, the first
+        of the table's outcomes is 1.
     """
-    table = scheme.table
     n, K, most, longest = table.iterations, table.num_left, 2 * table.max_outcomes, int(table.lockout.max())
-    kept = jnp.asarray([False, *(o.kept for o in table.outcomes)])
     counts = jnp.asarray([0, *(int(o.counts and K > 1) for o in table.outcomes)], jnp.int32)
     numbers = [[0 if x is None else x + 1 for x in pair] for pair in pairs_of_outcomes(table)]
     pairs = jnp.asarray(numbers, jnp.int32)
     rows, starts = rows_of(table), len(table.starts)
+    firsts = jnp.asarray([0, *map(rows.first, table.outcomes)], jnp.int32)
     start_key, wait_key, which_key = threefry.split(key, 3)
     place = draw_place(start_key, num_samples, arrays["starts"])
     first, second = place // starts, place % starts
@@ -179,7 +170,7 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
         return any_left((state[0] < most) & (state[1] < n))
 
     def turn(state):
-        k, at, row, who, f, g, positions, joined = state
+        k, at, row, who, f, g, steps, numbers = state
         wait = exponential_words(words_at(wait_key, k, num_samples))
         base, release = arrays["base"][row], arrays["release"][row]
         here, of_counts = jnp.minimum(at, release), f * K + g
@@ -205,25 +196,24 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
         is_some = step < n
         i = jnp.minimum(step, n - 1)
         words = words_at(which_key, k, num_samples)
-        reached = [look_up(each, i * K * K + of_counts) for each in arrays["of_both"]]
-        outcome = pairs[chosen(words, reached)].T
-        one = 1 + chosen(words, [look_up(each, place_of(i)) for each in arrays["of_one"]])
+        outcome = pairs[chosen(words, arrays["of_both"], i * K * K + of_counts)].T
+        one = 1 + chosen(words, arrays["of_one"], place_of(i))
         mine, other = jnp.where(single, one, outcome[0]), jnp.where(single, 0, outcome[1])
         f, g = f - counts[mine], g - counts[other]
         again = i + arrays["lockout"][i]
         # Who is eligible first, and when; the other one's row.
         left, left_too = mine > 0, other > 0
         swap = jnp.where(single, release <= again, left & ~left_too)
-        of_mine, of_other = (jnp.where(kept[which], i, rows.away + i) for which in (mine, other))
+        of_mine, of_other = firsts[mine] + i, firsts[other] + i
         at = jnp.where(single, jnp.minimum(release, again), jnp.where(left & left_too, again, i + 1))
         at = jnp.where(is_some, at, n)
         row = jnp.where(single, jnp.where(swap, of_mine, row), jnp.where(left_too, of_other, of_mine))
-        taking = jnp.stack([kept[mine], kept[other]]) & is_some[None]
-        joined = joined.at[:, k].set(jnp.where((who == 0)[None], taking, taking[::-1]))
-        positions = positions.at[k].set(jnp.where(taking.any(axis=0), step, n))
+        both_numbers = jnp.where(is_some[None], jnp.stack([mine, other]), 0)
+        numbers = numbers.at[:, k].set(jnp.where((who == 0)[None], both_numbers, both_numbers[::-1]))
+        steps = steps.at[k].set(step)
         who = jnp.where(swap, 1 - who, who)
         f, g = jnp.where(swap, g, f), jnp.where(swap, f, g)
-        return k + 1, at, row, who, f, g, positions, joined
+        return k + 1, at, row, who, f, g, steps, numbers
 
     left = jnp.full(num_samples, K - 1, jnp.int32)
     begun = (
@@ -234,15 +224,27 @@ def draw_positions_with_one(key, scheme, arrays, num_samples: int):
         left,
         left,
         jnp.full((most, num_samples), n, jnp.int32),
-        jnp.zeros((2, most, num_samples), bool),
+        jnp.zeros((2, most, num_samples), jnp.int32),
     )
-    *_, positions, joined = lax.while_loop(unfinished, turn, begun)
-    coded = 4 * positions + joined[0].astype(jnp.int32) + 2 * joined[1].astype(jnp.int32)
-    if len(table.outcomes) > 1:
-        coded = jnp.sort(coded, axis=0)
-    who = coded.T % 4
-    mine = (who % 2).astype(jnp.float32)
-    return coded.T // 4, mine + (who // 2).astype(jnp.float32), mine
+    *_, steps, numbers = lax.while_loop(unfinished, turn, begun)
+    return steps, numbers
+
+
+def draw_positions_with_one(key, scheme, arrays, num_samples: int):
+    """Draw sums of two replicas as positions.
+
+    Returns:
+      positions: (num_samples, 2 `max_outcomes`) int32, distinct and ascending; iterations is none.
+      counts: float32 of the same shape, how many examples of the two participate there.
+      mine: the same of the first replica alone.
+    """
+    table = scheme.table
+    steps, numbers = draw_outcomes(key, table, arrays, num_samples)
+    mine, other = jnp.asarray([0, *(o.examples for o in table.outcomes)], jnp.float32)[numbers]
+    if not all(o.examples for o in table.outcomes):
+        steps = jnp.where(mine + other > 0, steps, table.iterations)
+        steps, mine, other = lax.sort((steps, mine, other), dimension=0, num_keys=1)
+    return steps.T, (mine + other).T, mine.T
 
 
 def draw_with_one(key, scheme, arrays, num_samples: int):

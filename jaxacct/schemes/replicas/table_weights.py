@@ -8,11 +8,11 @@ weight is the mean of e to the attraction of what follows, so it is at least 1 a
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.kernels.table import Outcome
 from jaxacct.schemes.replicas.base import Attracting, log_attractions, log_lift
 from jaxacct.schemes.table import SamplingTable
 
@@ -36,124 +36,98 @@ class Rows(NamedTuple):
 
     base: np.ndarray
     release: np.ndarray
-    away: int
-    """First row without a participation; 0 where there are none."""
+    kinds: tuple[int, ...]
+    """Numbers of examples with which the other one left, each with a row a step."""
     starts: int
+    """First row of the first eligible steps."""
+
+    def first(self, outcome: Outcome) -> int:
+        """Return the row of an outcome at step 0."""
+        return self.kinds.index(outcome.examples) * (self.starts // len(self.kinds))
 
 
 def rows_of(table: SamplingTable) -> Rows:
     """Return the rows of a table."""
     n, longest = table.iterations, int(table.lockout.max())
     steps, starts = np.arange(n), np.arange(len(table.starts))
-    kinds = 1 if all(outcome.kept for outcome in table.outcomes) else 2
-    base = np.concatenate([*[steps] * kinds, starts - longest])
-    release = np.concatenate([*[steps + table.lockout] * kinds, starts])
-    return Rows(base, release, n if kinds == 2 else 0, kinds * n)
+    kinds = tuple(dict.fromkeys(outcome.examples for outcome in table.outcomes))
+    base = np.concatenate([*[steps] * len(kinds), starts - longest])
+    release = np.concatenate([*[steps + table.lockout] * len(kinds), starts])
+    return Rows(base, release, kinds, len(kinds) * n)
 
 
-class _Way(NamedTuple):
-    """What an eligible replica may do, for all steps.
+class _Group(NamedTuple):
+    """Outcomes of an eligible replica that lead from `before` participations left, to `after`, by kind."""
 
-    An outcome that counts leads from `before` participations left, one and more, to `after`, one less.
-    """
-
-    chance: np.ndarray  # (n, K, 1)
-    kept: bool
-    row: int  # of step 0
+    chance: np.ndarray  # (n, kinds, K)
     before: slice
     after: slice
+
+
+def _groups(mechanism: Attracting, rows: Rows) -> list[_Group]:
+    """Return the outcomes with one participation less afterwards, and the others, where counts matter."""
+    table, groups = mechanism.scheme.table, {}
+    for outcome, chance in zip(table.outcomes, _chances(mechanism), strict=True):
+        less = outcome.counts and table.num_left > 1
+        of_kind = groups.setdefault(less, np.zeros((len(chance), len(rows.kinds), chance.shape[1])))
+        of_kind[:, rows.kinds.index(outcome.examples)] += chance
+    every = slice(None)
+    return [
+        _Group(x, *((slice(1, None), slice(-1)) if less else (every, every))) for less, x in groups.items()
+    ]
+
+
+def _both_leave(table: SamplingTable, one: _Group, two: _Group, pulls: np.ndarray) -> np.ndarray:
+    """Return (n, K, K) weights of both leaving, by kinds whose attraction is `pulls`, (n, kinds, kinds)."""
+    if table.is_shared:  # the outcome of one is that of the other
+        return np.einsum("nak,nl,naa->nkl", one.chance, table.leaves, pulls)
+    return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, pulls)
 
 
 @functools.lru_cache(maxsize=1)
 def weights_of(mechanism: Attracting) -> Weights:
     """Return the weights, backwards in time; inf or NaN beyond float64."""
-    table, pulls = mechanism.scheme.table, np.exp(log_attractions(mechanism))
+    table, logs = mechanism.scheme.table, log_attractions(mechanism)
     n, K, longest = table.iterations, table.num_left, int(table.lockout.max())
-    rows, lockout = rows_of(table), table.lockout.tolist()
+    rows, lockout, width = rows_of(table), table.lockout.tolist(), min(logs.shape[1], longest + 1)
     states, places = _states_of_one(table)
     both = np.ones((n + longest + 1, K, K))
     alone = np.ones((len(rows.base), longest + 1, K, K))
-    flat = alone.reshape(-1, K, K)
-    pulled = np.ones((len(pulls), longest + 1, 1, 1))
-    width = min(pulls.shape[1], longest + 1)
-    pulled[:, :width, 0, 0] = pulls[:, :width]
-    end = np.minimum(n - 1 - np.arange(n), len(pulls) - 1)
-    if K == 1 and table.min_lockout == longest:
-        _fill_one_column(mechanism, both.reshape(-1), flat.reshape(-1), pulled[:, :, 0, 0])
-        return Weights(both, alone)
-    ways = []
-    for outcome, chance in zip(table.outcomes, _chances(mechanism), strict=True):
-        before, after = (slice(1, None), slice(-1)) if outcome.counts and K > 1 else (slice(None),) * 2
-        ways.append(_Way(chance[:, :, None], outcome.kept, 0 if outcome.kept else rows.away, before, after))
-    wait = 1 - table.leaves[:, :, None]
-    both_wait, one_waits = wait * wait.swapaxes(1, 2), [way.chance * wait.swapaxes(1, 2) for way in ways]
-    both_leave = [
-        (
-            one.chance * two.chance.swapaxes(1, 2) * (pulled[end, 0] if one.kept and two.kept else 1.0),
-            (one.before, two.before),
-            (one.after, two.after),
-        )
-        for one in ways
-        for two in ways
-    ]
+    flat, left = alone.reshape(-1, K, K), alone[: rows.starts].reshape(-1, n, longest + 1, K, K)
+    end = np.minimum(n - 1 - np.arange(n), len(logs) - 1)
+    kinds = np.array(rows.kinds)
+    pulled = np.ones((len(kinds), len(logs), len(kinds), longest + 1, 1, 1))  # by the other one's kind
+    pulled[..., :width, 0, 0] = np.exp(np.multiply.outer(np.outer(kinds, kinds), logs[:, :width])).swapaxes(
+        1, 2
+    )
+    groups, wait = _groups(mechanism, rows), 1 - table.leaves[:, :, None]
+    chances = [group.chance[..., None] for group in groups]
+    both_wait, met = wait * wait.swapaxes(1, 2), pulled[:, :, :, 0, 0, 0][:, end].swapaxes(0, 1)
+    both_leave = [(_both_leave(table, a, b, met), a, b) for a in groups for b in groups]
     for i in range(n - 1, -1, -1):
         # Both are eligible.
-        total = both_wait[i] * both[i + 1]
-        for way, chance in zip(ways, one_waits, strict=True):
-            one = chance[i, way.before] * alone[way.row + i, 1].T[way.after]
-            total[way.before] += one
-            total[:, way.before] += one.T
+        total, other_waits = both_wait[i] * both[i + 1], wait[i].T
+        then = left[:, i, 1].swapaxes(1, 2)
+        for group, chance in zip(groups, chances, strict=True):
+            one = (chance[i][:, group.before] * then[:, group.after]).sum(axis=0) * other_waits
+            total[group.before] += one
+            total[:, group.before] += one.T
         then = both[i + lockout[i]]
-        for chance, before, after in both_leave:
-            total[before] += chance[i][before] * then[after]
+        for chance, one, two in both_leave:
+            total[one.before, two.before] += chance[i, one.before, two.before] * then[one.after, two.after]
         both[i] = flat[places[i]] = total
         # One is eligible, and the other one left l steps ago, or has not started.
         for at in states[i]:
-            value = wait[i] * flat[at.ahead]
-            for way in ways:
-                then = alone[way.row + i][at.left].swapaxes(1, 2)
-                if at.longer is not None:
-                    then = np.where(at.is_longer, flat[at.longer], then)
-                chance = way.chance[i, way.before]
-                if way.kept and at.attracts:
-                    chance = chance * pulled[end[i]][at.ages]
-                value[:, way.before] += chance * then[:, way.after]
+            value, then = wait[i] * flat[at.ahead], left[:, i][:, at.left].swapaxes(2, 3)
+            if at.longer is not None:
+                then = np.where(at.is_longer, flat[at.longer], then)
+            if at.kind is not None and kinds[at.kind]:
+                then = then * pulled[at.kind, end[i]][:, at.ages]
+            for group, chance in zip(groups, chances, strict=True):
+                parts = chance[i][:, None, group.before] * then[:, :, group.after]
+                value[:, group.before] += parts.sum(axis=0)
             flat[at.here] = value
     return Weights(both, alone)
-
-
-def _fill_one_column(mechanism: Attracting, both: np.ndarray, flat: np.ndarray, pulled: np.ndarray) -> None:
-    """Fill the weights of `weights_of` in place where participations are not counted, of one lockout.
-
-    By slices of few numbers, in a third of the time: a calibration computes them for every noise multiplier.
-    """
-    table = mechanism.scheme.table
-    n, longest = table.iterations, int(table.lockout.max())
-    states, places = _states_of_one(table)
-    chances = [chance[:, 0].tolist() for chance in _chances(mechanism)]
-    ways = list(zip(table.outcomes, chances, strict=True))
-    away, size = rows_of(table).away, longest + 1
-    waits, met = (1 - table.leaves[:, 0]).tolist(), pulled[:, 0].tolist()
-    for i in range(n - 1, -1, -1):
-        end, wait = min(n - 1 - i, len(pulled) - 1), waits[i]
-        left = sum(chance[i] for _, chance in ways)
-        kept = sum(chance[i] for outcome, chance in ways if outcome.kept)
-        value = wait * wait * both[i + 1] + (left**2 + kept**2 * (met[end] - 1)) * both[i + longest]
-        for outcome, chance in ways:
-            value += 2 * wait * chance[i] * flat[(i if outcome.kept else away + i) * size + 1]
-        both[i] = flat[places[i]] = value
-        for at in states[i]:
-            values = wait * flat[at.ahead]
-            for outcome, chance in ways:
-                row = (i if outcome.kept else away + i) * size
-                then = flat[row : row + size][at.left]
-                if at.longer is not None:
-                    then = np.where(at.is_longer[:, 0, 0], flat[at.longer], then)
-                if outcome.kept and at.attracts:
-                    values += chance[i] * pulled[end, at.ages] * then
-                else:
-                    values += chance[i] * then
-            flat[at.here] = values
 
 
 class _States(NamedTuple):
@@ -164,7 +138,7 @@ class _States(NamedTuple):
       ahead: after a wait.
       left: steps until the other one is eligible, in a row.
       ages: steps since it left.
-      attracts: whether it participated.
+      kind: place in `Rows.kinds`; None where it has not started.
       longer: after the lockout of the first, where the other one is ineligible for longer; None where never.
       is_longer: where that is.
     """
@@ -173,7 +147,7 @@ class _States(NamedTuple):
     ahead: Any
     left: Any
     ages: Any
-    attracts: bool
+    kind: int | None
     longer: Any = None
     is_longer: Any = None
 
@@ -197,29 +171,29 @@ def _states_of_one(table: SamplingTable) -> tuple[list[list[_States]], list[list
 def _states_at(table: SamplingTable, rows: Rows, is_constant: bool, i: int) -> list[_States]:
     longest, starts = int(table.lockout.max()), len(table.starts)
     d, size, found = int(table.lockout[i]), longest + 1, []
-    kinds, oldest = ((0, True), (rows.away, False))[: 2 if rows.away else 1], min(longest - 1, i)
+    kinds, oldest = range(len(rows.kinds)), min(longest - 1, i)
     if is_constant:
-        for first, attracts in kinds if oldest else ():
-            start = (first + i - 1) * size + 1
+        for kind in kinds if oldest else ():
+            start = (kind * table.iterations + i - 1) * size + 1
             here, ahead = (_backwards(place, longest, oldest) for place in (start, start + 1))
             left = _backwards(longest - 1, 1, oldest)
-            found.append(_States(here, ahead, left, slice(1, oldest + 1), attracts))
+            found.append(_States(here, ahead, left, slice(1, oldest + 1), kind))
     else:
         ages = np.arange(1, oldest + 1)
         left = rows.release[i - ages] - i
         ages, left = ages[left > 0], left[left > 0]
         is_longer = (left > d)[:, None, None] if (left > d).any() else None
-        for first, attracts in kinds if ages.size else ():
-            here = (first + i - ages) * size + ages
+        for kind in kinds if ages.size else ():
+            here = (kind * table.iterations + i - ages) * size + ages
             longer = here + np.minimum(d, longest - ages) if is_longer is not None else None
-            found.append(_States(here, here + 1, np.minimum(left, d), ages, attracts, longer, is_longer))
+            found.append(_States(here, here + 1, np.minimum(left, d), ages, kind, longer, is_longer))
     if (number := starts - 1 - i) > 0:
         start = (rows.starts + i + 1) * size + longest - 1
         here, ahead = (slice(place, place + number * longest, longest) for place in (start, start + 1))
         left = np.arange(1, number + 1)
         longer = np.arange(number) * longest + start + d if number > d else None
         is_longer = (left > d)[:, None, None]
-        found.append(_States(here, ahead, np.minimum(left, d), left, False, longer, is_longer))
+        found.append(_States(here, ahead, np.minimum(left, d), left, None, longer, is_longer))
     return found
 
 
@@ -249,58 +223,55 @@ def outcomes_of_two(mechanism: Attracting, weights: Weights) -> list[np.ndarray]
     """Return the weights of the outcomes of two eligible replicas, (n, K, K) each."""
     table, rows = mechanism.scheme.table, rows_of(mechanism.scheme.table)
     chances, steps = _chances(mechanism), np.arange(table.iterations)
-    pulls = _pulls(mechanism, steps, np.zeros_like(steps))[:, None, None]
     terms = []
     for a, b in pairs_of_outcomes(table):
         ways = [1 - table.leaves if x is None else chances[x] for x in (a, b)]
-        factor = ways[0][:, :, None] * ways[1][:, None, :]
         if a is None or b is None:
             one = table.outcomes[int(b if a is None else a)]  # pyrefly: ignore[bad-argument-type]
-            left = steps if one.kept else rows.away + steps
-            then = weights.alone[left, 1].swapaxes(1, 2)  # by the counts of who left, and the other's
-            then = _after(table, then, one)
-            terms.append(factor * (then.swapaxes(1, 2) if a is None else then))
-            continue
-        then = _after(table, weights.both[steps + table.lockout], table.outcomes[a])
-        then = _after(table, then.swapaxes(1, 2), table.outcomes[b]).swapaxes(1, 2)
-        met = table.outcomes[a].kept and table.outcomes[b].kept
-        terms.append(factor * then * (pulls if met else 1.0))
+            # By the counts of who left, and the other's.
+            then = _after(table, weights.alone[rows.first(one) + steps, 1].swapaxes(1, 2), one)
+            then = then.swapaxes(1, 2) if a is None else then
+        else:
+            one, two = table.outcomes[a], table.outcomes[b]
+            then = _after(table, weights.both[steps + table.lockout], one)
+            then = _after(table, then.swapaxes(1, 2), two).swapaxes(1, 2)
+            then = then * _pulls(mechanism, steps, 0 * steps, one.examples * two.examples)[:, None, None]
+            if table.is_shared:
+                ways[1] = table.leaves * (a == b)
+        terms.append(ways[0][:, :, None] * ways[1][:, None, :] * then)
     return terms
 
 
 def outcomes_of_one(mechanism: Attracting, weights: Weights, part: slice) -> list[np.ndarray]:
     """Return the weights of the outcomes of one eligible replica in `part` of the rows of `alone`."""
     table, rows = mechanism.scheme.table, rows_of(mechanism.scheme.table)
-    if len(table.outcomes) == 1:
-        return [np.ones(1)]
     n, longest = table.iterations, int(table.lockout.max())
     number = np.arange(len(rows.base))[part, None]
     ages = np.broadcast_to(np.arange(longest + 1), (len(number), longest + 1))
     at = np.clip(rows.base[part, None] + ages, 0, n - 1)  # steps of the states
     left = np.clip(rows.release[part, None] - at, 0, longest)
     d = table.lockout[at]
-    met = np.where(number < n, _pulls(mechanism, at, ages), 1.0)[..., None, None]
+    others = np.array([*rows.kinds, 0])[np.minimum(number // n, len(rows.kinds))]
     terms = []
     for outcome, chance in zip(table.outcomes, _chances(mechanism), strict=True):
-        row = at if outcome.kept else rows.away + at
-        then = weights.alone[row, np.minimum(left, d)].swapaxes(2, 3)
+        then = weights.alone[rows.first(outcome) + at, np.minimum(left, d)].swapaxes(2, 3)
         longer = weights.alone[number, np.minimum(ages + d, longest)]
         then = _after(table, np.where((left > d)[..., None, None], longer, then), outcome)
-        terms.append(chance[at][..., None] * (met if outcome.kept else 1.0) * then)
+        met = _pulls(mechanism, at, ages, others * outcome.examples)[..., None, None]
+        terms.append(chance[at][..., None] * met * then)
     return terms
 
 
 def _chances(mechanism: Attracting) -> list[np.ndarray]:
     """Return (n, K) the probabilities of the outcomes of a table, with the lift of participations."""
-    lift = math.exp(log_lift(mechanism))
-    return [o.chance * (lift if o.kept else 1.0) for o in mechanism.scheme.table.outcomes]
+    return [o.chance * np.exp(o.examples * log_lift(mechanism)) for o in mechanism.scheme.table.outcomes]
 
 
-def _pulls(mechanism: Attracting, steps: np.ndarray, ages: np.ndarray) -> np.ndarray:
-    """Return e to the attraction of participations at `steps` to those `ages` steps before."""
-    pulls = np.exp(log_attractions(mechanism))
-    end = np.minimum(mechanism.scheme.iterations - 1 - steps, len(pulls) - 1)
-    return np.where(ages < pulls.shape[1], pulls[end, np.minimum(ages, pulls.shape[1] - 1)], 1.0)
+def _pulls(mechanism: Attracting, steps: np.ndarray, ages: np.ndarray, times) -> np.ndarray:
+    """Return e to `times` the attraction of participations at `steps` to those `ages` steps before."""
+    logs = log_attractions(mechanism)
+    end = np.minimum(mechanism.scheme.iterations - 1 - steps, len(logs) - 1)
+    return np.exp(times * np.where(ages < logs.shape[1], logs[end, np.minimum(ages, logs.shape[1] - 1)], 0.0))
 
 
 def _after(table: SamplingTable, values: np.ndarray, outcome) -> np.ndarray:
@@ -308,15 +279,16 @@ def _after(table: SamplingTable, values: np.ndarray, outcome) -> np.ndarray:
     return values[..., table.one_less, :] if outcome.counts else values
 
 
-def parts_of(weights: Weights) -> list[slice]:
+def parts_of(mechanism: Attracting) -> list[slice]:
     """Return the rows of `alone` in parts of a few million numbers, which limits memory."""
-    rows = len(weights.alone)
-    at_once = max(1, 2**22 // weights.alone[0].size)
+    table = mechanism.scheme.table
+    rows, each = len(rows_of(table).base), (int(table.lockout.max()) + 1) * table.num_left**2
+    at_once = max(1, 2**22 // (each * len(table.outcomes)))
     return [slice(first, min(first + at_once, rows)) for first in range(0, rows, at_once)]
 
 
-def min_chances(mechanism: Attracting, weights: Weights) -> tuple[float, float]:
-    """Return the smallest probabilities of an event at a step, and of an outcome given an event."""
+def min_event(mechanism: Attracting, weights: Weights) -> float:
+    """Return the smallest probability of an event at a step, in any state that has one."""
     table = mechanism.scheme.table
     rows, n, ages = rows_of(table), table.iterations, np.arange(int(table.lockout.max()))
     joins = table.leaves > 0
@@ -325,8 +297,7 @@ def min_chances(mechanism: Attracting, weights: Weights) -> tuple[float, float]:
         logs = np.log(weights.both[: n + 1])
         both = logs[:-1] - logs[1:] + waits[:, :, None] + waits[:, None, :]
         event = _min_chance(-np.expm1(-both[joins[:, :, None] | joins[:, None, :]]))
-        share = _min_share(outcomes_of_two(mechanism, weights))
-        for part in parts_of(weights):
+        for part in parts_of(mechanism):
             place = rows.base[part, None] + ages
             at = np.clip(place, 0, n - 1)
             release = np.minimum(rows.release[part, None], n)
@@ -335,15 +306,8 @@ def min_chances(mechanism: Attracting, weights: Weights) -> tuple[float, float]:
             alone = logs[:, :-1] - logs[:, 1:] + waits[at][..., None]
             is_state = is_state[..., None, None] & joins[at][..., None] & np.ones_like(alone, bool)
             event = min(event, _min_chance(-np.expm1(-alone[is_state])))
-            share = min(share, _min_share(outcomes_of_one(mechanism, weights, part)))
-    return event, share
+    return event
 
 
 def _min_chance(values: np.ndarray) -> float:
     return float(values.min(initial=1.0))
-
-
-def _min_share(terms: list[np.ndarray]) -> float:
-    """Return the smallest positive share of a term in the sum of all."""
-    total = np.sum(terms, axis=0)
-    return min(float((x / total).min(where=(x > 0) & (total > 0), initial=1.0)) for x in terms)

@@ -8,13 +8,20 @@ independent truncation of probability `rho_i`, whose sampled example is always k
 truncated step, x_i = 1 and y_i = 0 at another (proofs/truncated_batches.md, section 3).
 """
 
+import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 import scipy
 
+from jaxacct.kernels import threefry
+from jaxacct.kernels.recurrence import log_add_exp
+from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.replicas.table import draw_outcomes
+from jaxacct.schemes.table import CountsTable
 
 # Probability that more examples are ever eligible than assumed; reserved as delta.
 _RARE = 2.0**-50
@@ -29,18 +36,20 @@ class IndependentCuts:
       uncut: sampling scheme.
       chances: (iterations,) probability that a step is truncated, given all others.
       beyond: probability that the sizes of the others' batches are not covered; to be added to delta.
+      counts: of a participation at a step that is not truncated, and at one that is, in two replicas: those
+        of P, or (0, 1), those of Q up to the sign.
     """
 
     uncut: BMinSep
     chances: tuple[float, ...]
     beyond: float
+    counts: tuple[int, int] = (1, 2)
+    examples_per_unit: ClassVar[int] = 1
 
     @classmethod
     def of(cls, uncut: BMinSep, max_batch_size: int, dataset_size: int) -> "IndependentCuts":
         """Return the pair of batches of `dataset_size` examples, the sensitive one included."""
         n, p, others = uncut.iterations, uncut.sampling_probability, dataset_size - 1
-        if max_batch_size >= dataset_size:
-            return cls(uncut, (0.0,) * n, 0.0)
         # The others are independent: the number of eligible ones at a step is binomial.
         eligible, where = np.unique(
             np.minimum(uncut.participation_probabilities() / p, 1), return_inverse=True
@@ -51,18 +60,59 @@ class IndependentCuts:
         found = np.minimum(chances, 1.0)[where]
         return cls(uncut, tuple(found.tolist()), float(exceeded[where].sum()))
 
+    @property
+    def iterations(self) -> int:
+        return self.uncut.iterations
+
+    @property
+    def min_separation(self) -> int:
+        return self.uncut.min_separation
+
+    @functools.cached_property
+    def table(self) -> CountsTable:
+        """Sampling of two replicas, which share the truncation of a step."""
+        of, chances = self.uncut.table, np.array(self.chances)
+        kinds = tuple(zip(self.counts, (1 - chances, chances), strict=True))
+        return CountsTable(of.join, of.lockout, of.turns, of.start, kinds=kinds, is_shared=True)
+
+    def draw(self, key, arrays, num_samples: int):
+        """Draw which steps are truncated, bool, and the two replicas' total counts, float32.
+
+        Both are (num_samples, iterations). `arrays` are those of the replicas of `table`, and `chances`,
+        (iterations,) uint32: `chances` of this in units of 2^-32.
+        """
+        pairs_key, cut_key = threefry.split(key)
+        steps, kinds = draw_outcomes(pairs_key, self.table, arrays["pairs"], num_samples)
+        # Separately: XLA would compute these words again for both likelihoods.
+        cut = threefry.bits_32(cut_key, (num_samples, self.iterations)) < arrays["chances"][None]
+        rows = jnp.arange(num_samples)[:, None]
+        cut = cut.at[rows, steps.T].set(kinds.max(axis=0).T == 2, mode="drop")
+        counts = jnp.asarray([0, *self.counts], jnp.float32)[kinds].sum(axis=0)
+        return cut, counts_at(steps.T, counts.T, self.iterations)
+
     def log_likelihoods(self, log_ratios, half_square_norms, cut):
         """Return `(ln P/R, ln Q/R)`, (num_samples,), given which steps are truncated, R the centred Gaussian.
 
         Other arguments as of `TruncatedBMinSep.log_likelihoods`; exact up to rounding.
         """
-        # Time first, as in the recurrence and in the drawn truncation: one order for all.
-        ratios, cut, halves = log_ratios.T, cut.T, time_first(half_square_norms, log_ratios)
+        halves = time_first(half_square_norms, log_ratios)
+        return log_likelihoods_given(self.uncut, log_ratios.T, halves, cut.T)
+
+
+def log_likelihoods_given(uncut: BMinSep, ratios, halves, cut, log_kept=0.0, log_left_out=None):
+    """Return `(ln P/R, ln Q/R)`, (num_samples,), given which steps are truncated; all arrays time first.
+
+    Time comes first as in the recurrence, and in what is drawn. An example is kept with ln of the probability
+    `log_kept` at a truncated step; `log_left_out` is ln of the rest of it, None where that is 0.
+    """
+
+    def of_count(count, otherwise):
         # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-        twice = 2 * (ratios - halves)
-        minus = -ratios - 2 * halves
-        log_p = self.uncut.log_likelihood_ratios(jnp.where(cut, twice, ratios).T)
-        return log_p, self.uncut.log_likelihood_ratios(jnp.where(cut, minus, jnp.zeros_like(ratios)).T)
+        kept = log_kept + count * ratios - (count**2 - count) * halves
+        joined = kept if log_left_out is None else log_add_exp(kept, log_left_out)
+        return uncut.log_likelihood_ratios(jnp.where(cut, joined, otherwise).T)
+
+    return of_count(2, ratios), of_count(-1, jnp.zeros_like(ratios))
 
 
 def time_first(half_square_norms, log_ratios):

@@ -18,9 +18,8 @@ certify it where an example participates in few batches, by a pair that dominate
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,14 +27,16 @@ import scipy
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.randomness import multiply_high
-from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.protocol.batches import Batches
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields, disjoint_participations
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import SamplingTable
-from jaxacct.schemes.truncation.independent_truncation import IndependentCuts, time_first
+from jaxacct.schemes.truncation.independent_truncation import (
+    IndependentCuts,
+    log_likelihoods_given,
+    time_first,
+)
 from jaxacct.schemes.truncation.truncated_batch_sizes import BatchSizes
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -145,10 +146,6 @@ class TruncatedBMinSep(ExampleScheme):
     def required_dataset_size(self) -> int:
         return self.dataset_size
 
-    def participation_probabilities(self) -> np.ndarray:
-        """Return (iterations,) float64: the probability of being sampled at each step, before truncation."""
-        return self.uncut.participation_probabilities()
-
     # -- Drawing ------------------------------------------------------------------------------------------
 
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
@@ -158,10 +155,6 @@ class TruncatedBMinSep(ExampleScheme):
         values, where = np.unique(rates, return_inverse=True)
         return np.array([scipy.stats.binom.sf(most, dataset_size, rate).sum() for rate in values])[where]
 
-    def draw_participation(self, key, num_samples: int):
-        """Return (num_samples, iterations) float32 of 0 and 1: sampled steps before truncation."""
-        return self.uncut.draw_participation(key, num_samples)
-
     def draw_counts(self, key, num_samples: int, direction: str, side=None):
         """Draw participation counts of the dominating pair, given the others' batch sizes r.
 
@@ -169,56 +162,34 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, corollary D.2.
         """
-        if self.sparse_counts is not None:
-            positions, counts = self.sparse_counts(key, num_samples, direction, side)
-            return counts_at(positions, counts, self.iterations)
-        batch_sizes = _required(side)
-        sampled_key, kept_key = threefry.split(key)
-        sampled = self.draw_participation(sampled_key, num_samples)
-        if not self.can_cut:  # the maximum may then exceed 32 bits
-            return sampled if Direction.of(direction) is Direction.REMOVE else jnp.zeros_like(sampled)
-        bits = threefry.bits_32(kept_key, batch_sizes.shape)
-        return sampled * self._counts(bits, batch_sizes, direction)
+        return counts_at(*self.sparse_counts(key, num_samples, direction, side), self.iterations)
 
-    @property
-    def sparse_counts(self) -> Callable[..., tuple[Any, Any]] | None:
-        return self._sparse_counts if self.can_cut and self.min_separation > 1 else None
-
-    def _sparse_counts(self, key, num_samples: int, direction: str, side=None):
+    def sparse_counts(self, key, num_samples: int, direction: str, side=None):
         batch_sizes, n = _required(side), self.iterations
+        most = min(self.max_batch_size, self.dataset_size)  # of the same effect, in 32 bits
         sampled_key, kept_key = threefry.split(key)
-        positions = self.uncut.draw_positions(sampled_key, num_samples)
+        positions = self.draw_positions(sampled_key, num_samples)
         # Only at the few steps at which the example is sampled.
         here = jnp.minimum(positions, n - 1)
         first = n * jnp.arange(num_samples, dtype=jnp.int32)[:, None]
         bits = threefry.bits_32_at(kept_key, num_samples * n, here + first)
         sizes = jnp.take_along_axis(batch_sizes, here, axis=1, mode="promise_in_bounds")
-        return positions, self._counts(bits, sizes, direction)
-
-    def _counts(self, bits, sizes, direction: str):
-        """Return the count of a sampled example, by 32 bits and the others' batch sizes, of one shape."""
         # Kept when a uniform place among the r + 1 sampled is one of the first B_max.
         place = multiply_high(bits, sizes.astype(jnp.uint32) + 1)
-        kept = (place < self.max_batch_size).astype(jnp.float32)
+        kept = (place < most).astype(jnp.float32)
         drawn_from_p = Direction.of(direction) is Direction.REMOVE
         when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
-        return jnp.where(sizes >= self.max_batch_size, when_cut, when_whole)
-
-    def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
-        return self.uncut.batches(dataset_size, generator)
+        return positions, jnp.where(sizes >= most, when_cut, when_whole)
 
     @property
-    def draw_variation(self) -> float:
-        return self.uncut.draw_variation
-
-    def draw_error(self) -> float:
-        """Bound the relative error of the density of `draw_counts` given the batch sizes."""
-        kept = 0.0
+    def draw_errors(self) -> tuple[float, float]:
+        """Errors of the density of `draw_counts` given the batch sizes."""
+        relative, variation = super().draw_errors
         if self.can_cut:
             # Error 2^-32 relative to B / (r+1) >= B / |D|, and to 1 - B / (r+1) >= 1 / (B+1).
             rarest = max(self.dataset_size / self.max_batch_size, self.max_batch_size + 1)
-            kept = self.max_participations * 2.0**-32 * rarest
-        return float(np.expm1(np.log1p(self.uncut.draw_error()) + kept))
+            relative = math.expm1(math.log1p(relative) + self.max_participations * 2.0**-32 * rarest)
+        return relative, variation
 
     # -- Likelihoods --------------------------------------------------------------------------------------
 
@@ -231,26 +202,17 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """
-        of_uncut = self.uncut.log_likelihood_ratios
         if not self.can_cut:
-            return of_uncut(log_ratios), jnp.zeros(log_ratios.shape[:-1], log_ratios.dtype)
+            return self.uncut.log_likelihood_ratios(log_ratios), jnp.zeros_like(log_ratios[..., 0])
         # Time first, as in the recurrence and in the drawn batch sizes: one order for all.
         ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
         dtype, max_size = ratios.dtype, self.max_batch_size
-
         cut = sizes >= max_size
         sampled = jnp.where(cut, sizes, max_size) + 1
         log_sampled = jnp.log(sampled.astype(dtype))
         log_kept = jnp.asarray(math.log(max_size), dtype) - log_sampled
         log_left_out = jnp.log((sampled - max_size).astype(dtype)) - log_sampled
-
-        def when_cut(count):
-            # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-            kept = log_kept + count * ratios - (count**2 - count) * halves
-            return log_add_exp(kept, log_left_out)
-
-        log_p = of_uncut(jnp.where(cut, when_cut(2), ratios).T)
-        log_q = of_uncut(jnp.where(cut, when_cut(-1), jnp.zeros_like(ratios)).T)
+        log_p, log_q = log_likelihoods_given(self.uncut, ratios, halves, cut, log_kept, log_left_out)
         return log_p, jnp.where(sizes.max(axis=0) >= max_size, log_q, jnp.zeros_like(log_q))
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):

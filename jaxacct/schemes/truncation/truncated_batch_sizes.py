@@ -14,22 +14,18 @@ from jax import lax
 
 from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Tables, binomial_of_words, binomial_tables
-from jaxacct.kernels.programs import any_left
 from jaxacct.schemes.b_min_sep import BMinSep
-from jaxacct.schemes.protocol.structure import SideInformation
 from jaxacct.schemes.truncation.independent_truncation import binomial_quantile
 
 # Steps whose random words are drawn together, so that they fit a cache.
 _STEPS_AT_ONCE = 256
-# The bit of a state, beside those of a pool, that marks a draw as a tie.
-_TIE = np.uint32(1 << 31)
 # Probability that a pool is ever outside the window of the tables; part of the total variation.
 _OUTSIDE = 2.0**-64
 
 
 @dataclass(frozen=True)
-class BatchSizes(SideInformation):
-    """Number of other examples sampled at each step, before truncation.
+class BatchSizes:
+    """Number of other examples sampled at each step, before truncation: what the adversary sees.
 
     Attributes:
       uncut: the sampling.
@@ -39,7 +35,7 @@ class BatchSizes(SideInformation):
     uncut: BMinSep
     dataset_size: int
     name: ClassVar[str] = "batch_sizes"
-    words: ClassVar[int] = 2  # 1: tables of all digits, a past before the first step
+    words: ClassVar[int] = 2  # changes whenever the same key draws other values
 
     def tables(self) -> Any:
         """Return the pytree of arrays that `draw` looks up, made once per process, 8 bytes a cell."""
@@ -157,58 +153,24 @@ def _block(keys, pool, arrays, steps, back):
         sizes = jnp.broadcast_to(pool, shape) if back is None else jnp.concatenate([pool[None], back[:-1]])
         return (pool if back is None else back[-1]), sizes
 
-    number = len(arrays.levels)
+    words = [_words(key, len(arrays.levels), shape) for key in keys]
+    if back is None:
+        return pool, binomial_of_words(*words, jnp.broadcast_to(pool, shape), arrays)
 
-    def words_of(key):
-        return _pairs_of_words(key, number, shape)
+    # One array a step, the pool: further outputs make XLA compute all of it again. The sizes follow.
+    def step(pool, given):
+        words, at, back = given
+        pool = pool - binomial_of_words(*words, pool, arrays, 0 if at is None else at) + back
+        return pool, pool
 
-    def words_in(pairs):
-        return None if pairs is None else _words_of_pairs(pairs, number)
-
-    def run(pairs, low_pairs=None):
-        if back is None:
-            trials, words, low_words = jnp.broadcast_to(pool, shape), words_in(pairs), words_in(low_pairs)
-            sizes, tie = binomial_of_words(words, trials, arrays, 0, low_words)
-            return tie, pool, sizes
-
-        # One array a step, the pool: further outputs make XLA compute all of it again. The sizes follow
-        # from the pools, and a tie at any step is a bit.
-        def step(state, given):
-            pairs, low_pairs, at, back = given
-            words, low_words = words_in(pairs), words_in(low_pairs)
-            pool = (state & (_TIE - 1)).astype(jnp.int32)
-            size, tie = binomial_of_words(words, pool, arrays, 0 if at is None else at, low_words)
-            state = (pool - size + back).astype(jnp.uint32) | (state & _TIE) | (tie.astype(jnp.uint32) << 31)
-            return state, state
-
-        def all_steps(pool, given):
-            return lax.scan(step, pool, given, length=length)[1]
-
-        states = all_steps(pool.astype(jnp.uint32), (pairs, low_pairs, at, back))
-        pools = (states & (_TIE - 1)).astype(jnp.int32)
-        before = jnp.concatenate([pool[None], pools[:-1]])
-        return states[-1] >= _TIE, pools[-1], before + jnp.reshape(back, (length, -1)) - pools
-
-    def again(found):
-        # Keys that depend on the carry, or XLA would hoist all of this out of the loop, unconditionally.
-        never = (~any_left(found[0])).astype(jnp.uint32)
-        same = threefry.key_of_words(jax.random.key_data(keys) ^ never)
-        tie, *found = run(*map(words_of, same))
-        return jnp.zeros_like(tie), *found
-
-    # Words and look-ups that only ties need, one in a million draws: all steps again, with them.
-    return lax.while_loop(lambda found: any_left(found[0]), again, run(words_of(keys[0])))[1:]
+    _, pools = lax.scan(step, pool, (words, at, back), length=length)
+    before = jnp.concatenate([pool[None], pools[:-1]])
+    return pools[-1], before + jnp.reshape(back, (length, -1)) - pools
 
 
-def _pairs_of_words(key, number: int, shape) -> list:
-    """Return the pairs from which `_words_of_pairs` makes `number` arrays of `shape` of words."""
+def _words(key, number: int, shape) -> list:
+    """Return `number` arrays of `shape` of words."""
     pairs = threefry.two_words(key, (-(-number // 2), *shape))
-    if jax.default_backend() != "cpu":
-        return list(zip(*pairs, strict=True))
-    # A barrier as for normals (`randomness.normal_pairs`). For two arrays XLA would run all rounds twice.
-    return list(lax.optimization_barrier(threefry.as_one(*pairs)))
-
-
-def _words_of_pairs(pairs: list, number: int) -> list:
-    words = [word for pair in pairs for word in (pair if isinstance(pair, tuple) else threefry.as_two(pair))]
-    return words[:number]
+    # A barrier as for normals (`randomness.normal_pairs`).
+    pairs = lax.optimization_barrier(pairs) if jax.default_backend() == "cpu" else pairs
+    return [word for pair in zip(*pairs, strict=True) for word in pair][:number]

@@ -50,6 +50,7 @@ class IndependentAttribution(UserScheme):
 
     name: ClassVar[str] = "independent-attribution"
     examples_overlap = True
+    side_information = None
     holds_for_shared_examples = True
 
     @classmethod
@@ -122,12 +123,9 @@ class IndependentAttribution(UserScheme):
         return self.one.batches(dataset_size, generator)
 
     @property
-    def draw_variation(self) -> float:
-        return self.examples_per_user * self.one.draw_variation
-
-    def draw_error(self) -> float:
-        """Bound the relative error of the density of the participations."""
-        return math.expm1(self.examples_per_user * math.log1p(self.one.draw_error()))
+    def draw_errors(self) -> tuple[float, float]:
+        relative, variation = self.one.draw_errors
+        return math.expm1(self.examples_per_user * math.log1p(relative)), self.examples_per_user * variation
 
     def log_likelihood_ratios(self, log_ratios, norms=None, side=None):
         """Compute ln P/Q from `r_i` and overlaps `<c_i, c_{i-d}> / sigma^2`, or its bound; jittable.

@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 import jax
@@ -29,16 +28,13 @@ from jax import lax
 from scipy import special
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels import threefry
 from jaxacct.kernels.programs import number
-from jaxacct.kernels.randomness import below_64, bernoulli, bernoulli_error, thresholds_64
 from jaxacct.kernels.recurrence import log_add_exp
-from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.protocol.batches import Batches
-from jaxacct.schemes.protocol.scheme import Scheme, check_fields, disjoint_participations
+from jaxacct.schemes.protocol.scheme import Scheme, TableScheme, check_fields, disjoint_participations
 from jaxacct.schemes.protocol.structure import Sums
-from jaxacct.schemes.replicas.labelled import multi_attribution as multi_attribution_replicas
+from jaxacct.schemes.table import CountsTable
 
 # Counts up to this are unrolled in the program; more are a loop, which compiles faster.
 _WRITTEN_OUT = 16
@@ -56,7 +52,6 @@ class UserScheme(Scheme, abstract=True):
     unit: ClassVar[str] = "user"
     adjacencies = ("zero-out",)
     others_are_independent = False
-    side_information = None
     options: ClassVar = {
         "separation": "min_separation",
         "examples_per_user": "examples_per_user",
@@ -77,7 +72,7 @@ class UserScheme(Scheme, abstract=True):
 
 
 @dataclass(frozen=True)
-class MultiAttribution(UserScheme):
+class MultiAttribution(UserScheme, TableScheme):
     """Sampling of a user with `examples_per_user` examples, any number of which participate together.
 
     Attributes:
@@ -96,7 +91,6 @@ class MultiAttribution(UserScheme):
     """
 
     name: ClassVar[str] = "multi-attribution"
-    examples_overlap = False
 
     @classmethod
     def from_batch_size(
@@ -143,8 +137,11 @@ class MultiAttribution(UserScheme):
             p = -math.expm1(self.examples_per_user * math.log1p(-p)) if p < 1 else 1.0
         return BMinSep(self.iterations, self.min_separation, p, self.warm_start)
 
-    def replicas(self, mechanism) -> ModuleType | None:
-        return multi_attribution_replicas if multi_attribution_replicas.fits(mechanism) else None
+    @functools.cached_property
+    def table(self) -> CountsTable:
+        """Timing, with the counts as kinds of participations."""
+        of, kinds = self.timing.table, tuple(enumerate(self.count_weights(), 1))
+        return CountsTable(of.join, of.lockout, of.turns, of.start, kinds=kinds)
 
     @functools.cached_property
     def sums(self) -> Sums:
@@ -153,9 +150,6 @@ class MultiAttribution(UserScheme):
 
     def squared_sensitivity(self, cross: float) -> float:
         return disjoint_participations(self.max_participations, self.examples_per_user, cross)
-
-    def log_probability_of_none(self) -> float:
-        return self.timing.log_probability_of_none()
 
     @property
     def max_rate(self) -> float:
@@ -167,22 +161,10 @@ class MultiAttribution(UserScheme):
         """Whether a user's sampling never causes a lockout of another's examples."""
         return self.min_separation == 1 or self.examples_per_user == 1
 
-    @property
-    def max_participations(self) -> int:
-        return self.timing.max_participations
-
-    def participation_probabilities(self) -> np.ndarray:
-        return self.timing.participation_probabilities()
-
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
         """Return (iterations,) float64, for users with k_u examples of their own and a warm start."""
         p, lockouts = self.sampling_probability, (self.min_separation - 1) * self.examples_per_user
         return np.full(self.iterations, dataset_size * p * (1 - p) ** lockouts)
-
-    def count_probabilities(self) -> np.ndarray:
-        """Return (k_u + 1,) float64: Binomial(k_u, p), the number of a user's examples sampled at a step."""
-        counts = np.arange(self.examples_per_user + 1)
-        return scipy.stats.binom.pmf(counts, self.examples_per_user, self.sampling_probability)
 
     def count_weights(self) -> np.ndarray:
         """Return (k_u,) float64: the probabilities of the counts 1 .. k_u at a participation."""
@@ -208,70 +190,6 @@ class MultiAttribution(UserScheme):
         if graph is None:
             raise ValueError("graph must be given for multi-attribution")
         return graph.lockout_batches(self, generator)
-
-    @property
-    def draw_variation(self) -> float:
-        return self.timing.draw_variation
-
-    def draw_error(self) -> float:
-        """Bound the error of the times plus, for each participation, of the Bernoulli draws of its count."""
-        error = math.log1p(self.timing.draw_error())
-        k, p = self.examples_per_user, self.sampling_probability
-        if k > 1 and p < 1:
-            max_count = self.max_participations
-            coins = self._first_probabilities()[:-1]
-            error += sum(math.log1p(bernoulli_error(float(coin), max_count)) for coin in coins)
-            error += math.log1p(bernoulli_error(p, max_count * (k - 1)))
-        return math.expm1(error)
-
-    def draw_participation(self, key, num_samples: int):
-        """Draw (num_samples, iterations) float32 counts 0 .. k_u of the dominating pair."""
-        if self.examples_per_user == 1:
-            return self.timing.draw_participation(key, num_samples)
-        times_key, counts_key = threefry.split(key)
-        counts = self._draw_counts(counts_key, (num_samples, self.max_participations))
-        # The k-th participation of a sample takes its k-th count.
-        if self.min_separation > 1:
-            return counts_at(self.timing.draw_positions(times_key, num_samples), counts, self.iterations)
-        taking_part = self.timing.draw_participation(times_key, num_samples)
-        order = jnp.cumsum(taking_part.astype(jnp.int32), axis=1) - 1
-        return taking_part * jnp.take_along_axis(counts, jnp.maximum(order, 0), axis=1)
-
-    def _first_probabilities(self) -> np.ndarray:
-        """Return (k_u,): the probability that example l is sampled, given one of l .. k_u and none before."""
-        with np.errstate(divide="ignore"):
-            log_q = np.log1p(-self.sampling_probability)
-        left = np.arange(self.examples_per_user, 0, -1)
-        found = self.sampling_probability / -np.expm1(left * log_q)
-        found[-1] = 1.0  # without rounding
-        return found
-
-    def _draw_counts(self, key, shape):
-        """Draw Binomial(k_u, p) given that it is not 0, draw by draw, so that rare counts are exact, too."""
-        free = self.sampling_probability
-        total = jnp.zeros(shape, jnp.float32)
-        first, keys = self._first_probabilities(), threefry.split(key, self.examples_per_user)
-        if self.examples_per_user > _WRITTEN_OUT and free < 1:
-
-            def coin(total, at):
-                part, threshold = at
-                forced_key, free_key = threefry.split(part)
-                forced = below_64(forced_key, threshold, shape)
-                heads = jnp.where(total == 0, forced, bernoulli(free_key, free, shape))
-                return total + heads.astype(total.dtype), None
-
-            total, _ = jax.lax.scan(coin, total, (keys[:-1], jnp.asarray(thresholds_64(first[:-1]).T)))
-            # The last one is always sampled where none was before.
-            return total + ((total == 0) | bernoulli(keys[-1], free, shape)).astype(total.dtype)
-        for forced, part in zip(first, keys, strict=True):
-            forced_key, free_key = threefry.split(part)
-            heads = jnp.where(
-                total == 0,
-                bernoulli(forced_key, float(forced), shape),
-                bernoulli(free_key, free, shape),
-            )
-            total = total + heads.astype(total.dtype)
-        return total
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute ln P/Q, exact up to rounding; jittable.

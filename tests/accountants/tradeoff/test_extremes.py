@@ -78,8 +78,8 @@ def fitted(kind):
 
 
 EPSILON, AT = ("epsilon", 1e-5), ("delta", 1.0)
-LINES = ((), EPSILON, ("epsilon", 1e-300), AT, ("delta", 1e300), ("rdp_epsilon", 1e-5))
-PROFILE = (*LINES[1:-1], ("__call__", 0.3), ("__call__", 1e-300))
+LINES = ((), EPSILON, ("epsilon", 1e-300), AT, ("delta", 1e300))
+PROFILE = (*LINES[1:], ("__call__", 0.3), ("__call__", 1e-300))
 TABLE = {
     "gdp_tradeoff": (tradeoff.gdp_tradeoff, dict(alpha=SHARE, mu=(*ANY, math.inf))),
     "gdp_delta": (tradeoff.gdp_delta, dict(epsilon=(*ANY, math.inf), mu=(*ANY, math.inf))),

@@ -86,7 +86,7 @@ def test_figure_1():
         found = (
             bound.mu,
             bound.epsilon(1e-5),
-            bound.rdp_epsilon(1e-5),
+            rdp_to_epsilon(bound.mu**2 / 2, 1e-5),
             rdp_to_epsilon(rho, 1e-5),
             gdp_epsilon(1e-5, bound.compared["composition"]),
         )

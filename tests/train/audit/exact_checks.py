@@ -21,7 +21,7 @@ from jax.experimental import io_callback
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Scheme
-from train.audit.bounds import clopper_pearson
+from train.audit.bounds import lowest_rate
 from train.audit.canaries import LENGTH, outputs
 from train.batches.sources import ArrayRows
 from train.clipping.grid import Grid
@@ -119,7 +119,7 @@ def epsilon_lower_bound(present: np.ndarray, absent: np.ndarray, delta: float, c
         p, q = (np.sort(side) for side in (sides if above else sides[::-1]))
         hits, false = (np.searchsorted(side, threshold, side="right") for side in (p, q))
         hits, false = (len(p) - hits, len(q) - false) if above else (hits, false)
-        low, high = clopper_pearson(hits, len(p), level)[0], clopper_pearson(false, len(q), level)[1]
+        low, high = lowest_rate(hits, len(p), level), 1 - lowest_rate(len(q) - false, len(q), level)
         return np.log(np.maximum(low - delta, 1e-300) / high)
 
     thresholds = np.quantile(np.concatenate(first), np.linspace(0.02, 0.98, 97))

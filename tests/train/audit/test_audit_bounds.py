@@ -7,7 +7,7 @@ import pytest
 import scipy
 
 from train.audit.bounds import (
-    clopper_pearson,
+    lowest_rate,
     max_canaries,
     one_run_bound,
     price,
@@ -16,12 +16,10 @@ from train.audit.bounds import (
 from train.audit.command import SUSPECTED
 
 
-def test_clopper_pearson_is_exact():
-    """The bounds are where the binomial tail is the level; nothing and everything have one side."""
-    low, high = clopper_pearson(7, 20, 0.01)
-    assert scipy.stats.binom.sf(6, 20, low) == pytest.approx(0.01)
-    assert scipy.stats.binom.cdf(7, 20, high) == pytest.approx(0.01)
-    assert clopper_pearson(0, 20, 0.01)[0] == 0 and clopper_pearson(20, 20, 0.01)[1] == 1
+def test_the_lowest_rate_is_exact():
+    """It is where the binomial tail is the level; nothing right is any rate."""
+    assert scipy.stats.binom.sf(6, 20, lowest_rate(7, 20, 0.01)) == pytest.approx(0.01)
+    assert lowest_rate(0, 20, 0.01) == 0
 
 
 def response(rng, coins, epsilon, delta):

@@ -160,8 +160,8 @@ def test_what_is_released_becomes_outputs_by_the_matrix():
 
 
 REFUSED = [
-    (dict(canaries=1201), "canaries must be at most 1200 with 1200 examples, 2101 coordinates and delta"),
-    (dict(canaries=1), "canaries must be at least 2"),
+    (dict(canaries=1201), "canaries must be 2 to 1200 with 1200 examples, 2101 coordinates and delta"),
+    (dict(canaries=1), "canaries must be 2 to 1200"),
     (dict(canaries=0), "canaries must be"),
     (dict(confidence=1.0), "confidence must be"),
     (dict(clip_norm=-1.0), "clip_norm must be"),
@@ -182,7 +182,7 @@ def test_what_an_audit_does_not_see_is_refused():
     """Batches that are cut: those left out depend on who else is there."""
     assert TruncatedBMinSep.side_information is not None
     empty = {"model": {"w": jnp.zeros(1)}, "loss": loss, "dataset": given()["dataset"]}
-    with pytest.raises(ValueError, match="canaries must be at least 2, there is room for 1 with 1200"):
+    with pytest.raises(ValueError, match="canaries must be 2 to 1 with 1200"):
         audit(**empty, plan=PLAN)
 
 
@@ -201,7 +201,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     mine = ["--plan", tmp_path / "plan.json", "--model", "my_model_of_tests:mine"]
     mine += ["--out", tmp_path / "audit.json"]
     scores, there, asked = np.arange(4.0), np.array([True, False, True, False]), []
-    found = Finding(0.5, 1.0, 1e-5, 0.95, 4, {"accuracy of guesses": (0.6, 1)}, {}, scores, there)
+    found = Finding(0.5, 0.6, 3, 2, 1.0, 1e-5, 0.95, 4, scores, there)
 
     def canned(**options):
         asked.append(options)

@@ -45,10 +45,6 @@ def test_bad_arrays():
     images, labels = np.zeros((3, 2, 2, 1)), np.zeros(3)
     with pytest.raises(ValueError, match="must be finite"):
         from_arrays(np.where(np.arange(12).reshape(3, 2, 2, 1) == 5, np.nan, images), labels)
-    with pytest.raises(ValueError, match="a label a row"):
-        from_arrays(images, np.zeros(4))
-    with pytest.raises(ValueError, match="height, width, channels"):
-        from_arrays(np.zeros((3, 4)), labels)
 
 
 def test_mnist_from_a_folder(tmp_path):
@@ -74,8 +70,8 @@ def test_mnist_from_a_folder(tmp_path):
     path = tmp_path / "t10k-labels-idx1-ubyte"
     for bad, word in (
         (idx(labels)[:-1], "idx file"),
-        (idx(labels[:4]), "label each"),
-        (idx(labels + 1), "labels 0..9"),
+        (idx(labels[:4]), "label 0..9 each"),
+        (idx(labels + 1), "label 0..9 each"),
         (b"", "idx file"),
         (b"\x1f\x8b nonsense", "cannot be read"),
     ):

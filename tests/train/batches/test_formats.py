@@ -10,8 +10,7 @@ from PIL import Image
 
 import jaxacct
 from tests.train.test_loop import ROWS, data, run
-from train.batches.indexed import check_numbers
-from train.batches.sources import ArrayRows, as_rows
+from train.batches.sources import ArrayRows, as_rows, check_numbers
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 

@@ -168,7 +168,7 @@ def test_a_dataset_that_repeats_for_ever():
     np.testing.assert_array_equal(found, ids)
     assert given.described() == {"length": None}
     given = given_of(StandInDataset(ids[:4]))  # repeats four batches of an epoch of five
-    with pytest.raises(BatchesError, match="before step 5, as it was in step 0"):
+    with pytest.raises(BatchesError, match="at step 4, as it was in step 0"):
         for _ in range(STEPS):
             given.next()
     assert given.state.step == 4
@@ -221,7 +221,7 @@ def test_examples_that_are_left_over():
     ids[EPOCH - 1, :2] = left  # the last rows of the first epoch
     ids[EPOCH - 1, 2] = ids[0, 0]
     given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
-    with pytest.raises(BatchesError, match=f"before step {EPOCH}, as it was in step 0"):
+    with pytest.raises(BatchesError, match=f"at step {EPOCH - 1}, as it was in step 0"):
         for _ in range(STEPS):
             given.next()
     assert given.state.step == EPOCH - 1

@@ -5,6 +5,7 @@ Attacks are on `sum_t left_t right_t^T`, whose factors the examples are: anythin
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,7 @@ def test_every_kind_of_layer(exact_products):
     batch, mask, grid = examples(), np.arange(SIZE) < SIZE - 1, Grid(2.0, 22)
     program = ghost._program(loss, params, batch)
     paths = [name(path) for path, _ in jax.tree.leaves_with_path(params)]
-    assert {paths[tap.leaf]: type(tap.equation).__name__ for tap in program.taps} == TAPPED
+    assert {paths[leaf]: type(tap.equation).__name__ for leaf, tap in program.taps.items()} == TAPPED
     options = dict(grid=grid, microbatch_size=MICRO)
     found = jax.jit(functools.partial(ghost_gradient_sum, loss, **options))(params, batch, mask)
     # One at a time: outside of loops XLA multiplies an infinity in one row by zeros between the rows, and all
@@ -500,8 +501,12 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
 
 
 def written_down(positions: int, inputs: int, outputs: int, heads: int = 1) -> bool:
-    shapes = (heads, positions, inputs), (heads, inputs, outputs)
-    return parts.is_written_down(Product(1, shapes, ((2,), (1,)), ((0,), (0,))))
+    given = [
+        SimpleNamespace(aval=np.broadcast_to(0.0, shape))
+        for shape in ((heads, positions, inputs), (heads, inputs, outputs))
+    ]
+    eqn = SimpleNamespace(invars=given, params={"dimension_numbers": (((2,), (1,)), ((0,), (0,)))})
+    return parts.is_written_down(Product(eqn, 1))
 
 
 def test_a_gradient_is_written_down_where_that_takes_less_time():

@@ -38,7 +38,7 @@ def summed(sum_of, loss, params, batch):
 def kinds(loss, params, batch) -> set[str]:
     """Return how the parameters are used that have a fast path, and "" for the others."""
     taps = ghost._program(loss, params, batch).taps
-    found = {type(tap.equation).__name__ for tap in taps}
+    found = {type(tap.equation).__name__ for tap in taps.values()}
     return found | ({""} if len(taps) < len(jax.tree.leaves(params)) else set())
 
 
@@ -96,7 +96,7 @@ def test_the_rows_of_every_type_and_size(dtype, mode):
     """The attack of int8 and 200 rows: the number of the last row is negative in the type of the index."""
     for rows in SIZES + LARGE:
         loss, params, batch, _ = of_tables(dtype, (rows,), mode)
-        (tap,) = ghost._program(loss, params, batch).taps
+        (tap,) = ghost._program(loss, params, batch).taps.values()
         for ids in batch[str(rows)]:
             found = tap.equation.factors(jnp.asarray(ids)[:, None], jnp.zeros((ids.size, COLUMNS))).rows
             wide = ids.astype(np.int64)
@@ -175,9 +175,7 @@ def test_every_spelling():
         return example["scale"] * sum(jnp.vdot(x.ravel(), 1.0 + jnp.arange(float(x.size))) for x in found)
 
     taps = ghost._program(loss, params, batch).taps
-    assert (
-        kinds(loss, params, batch) == {"Lookup", ""} and {sorted(SPELLINGS)[tap.leaf] for tap in taps} == FAST
-    )
+    assert kinds(loss, params, batch) == {"Lookup", ""} and {sorted(SPELLINGS)[leaf] for leaf in taps} == FAST
     ours, theirs = (
         summed(sum_of, loss, params, batch) for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
     )

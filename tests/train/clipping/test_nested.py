@@ -86,12 +86,12 @@ def loss(params, example):
 
 def kinds(program):
     found = {}
-    for tap in program.taps:
+    for leaf, tap in program.taps.items():
         equation, around = tap.equation, []
         while isinstance(equation, equations.Stacked | equations.Repeated):
             around.append(type(equation).__name__)
             equation = equation.inner
-        found[sorted(PARAMS)[tap.leaf]] = type(equation).__name__, around
+        found[sorted(PARAMS)[leaf]] = type(equation).__name__, around
     return found
 
 

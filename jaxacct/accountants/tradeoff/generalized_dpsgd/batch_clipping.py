@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxacct.accountants.tradeoff.curves import arrays
-from jaxacct.accountants.tradeoff.curves.curves import Gaussian
 from jaxacct.accountants.tradeoff.curves.parametric import GaussianMixture
 from jaxacct.accountants.tradeoff.curves.terms import Terms, sampling_revealed
 from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
@@ -78,11 +77,6 @@ class GeneralDPSGD:
     def curve(self, sigma: float) -> GaussianMixture:
         """Return the exact trade-off function with the sampling revealed."""
         return mixture_curve(self.pmf(), sigma)
-
-    def worst_case(self, sigma: float) -> Gaussian:
-        """Return G of the largest c: looser, without a distribution."""
-        arrays.scale("sigma", sigma)
-        return Gaussian(math.sqrt(self.most()) / sigma)
 
     def epsilon(self, delta: float, sigma: float) -> float:
         """Return epsilon at delta."""

@@ -25,8 +25,7 @@ def draw_error(run: GeneralDPSGD) -> float:
 
     Every position is one of N values of `floor(x span / 2^64)`: relative error of at most N 2^-64.
     """
-    draws = run.num_epochs * (1 if run.sampling == "shuffling" else run.rounds_per_epoch)
-    return float(np.expm1(draws * run.group_size * run.dataset_size * 2.0**-64))
+    return float(np.expm1(_num_draws(run) * run.group_size * run.dataset_size * 2.0**-64))
 
 
 def sample_participation(
@@ -52,21 +51,22 @@ def sample_participation(
             "num_epochs or group_size must be smaller to be drawn: c^2 may be "
             f"{run.most():.4g}, int32 ends at 2^31"
         )
-    shuffled = sampling == "shuffling"
-    draws = num_epochs if shuffled else num_epochs * run.rounds_per_epoch
-    return _draw(
-        key, dataset_size, num_microbatches, microbatch_size, draws, group_size, shuffled, num_samples
-    )
+    return _draw(key, run, num_samples)
 
 
-@functools.partial(jax.jit, static_argnums=range(1, 8))
-def _draw(key, n, m, s, draws, g, shuffled, samples):
+def _num_draws(run: GeneralDPSGD) -> int:
+    """Return how often a sample draws positions: once a permutation, or once a round."""
+    return run.num_epochs * (1 if run.sampling == "shuffling" else run.rounds_per_epoch)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _draw(key, run: GeneralDPSGD, samples: int):
     def add(total, one):
         keys = threefry.split_array(threefry.fold_in(key, one), samples)
-        positions = jax.vmap(lambda k: _distinct(k, n, g))(keys)
-        return total + jax.vmap(lambda p: _squares(p, n, m, s, shuffled))(positions), None
+        positions = jax.vmap(lambda k: _distinct(k, run.dataset_size, run.group_size))(keys)
+        return total + jax.vmap(functools.partial(_squares, run))(positions), None
 
-    return jax.lax.scan(add, jnp.zeros(samples, jnp.int32), jnp.arange(draws))[0]
+    return jax.lax.scan(add, jnp.zeros(samples, jnp.int32), jnp.arange(_num_draws(run)))[0]
 
 
 def _distinct(key, n: int, g: int):
@@ -93,10 +93,10 @@ def _below(words, limit):
     return high + (low + carry < low).astype(jnp.uint32)
 
 
-def _squares(positions, n: int, m: int, s: int, shuffled: bool):
+def _squares(run: GeneralDPSGD, positions):
     """Sum over rounds of the squared number of terms with records at these positions."""
-    g = positions.shape[0]
-    inside = jnp.full(g, True) if shuffled else positions < m * s
+    n, m, s = run.dataset_size, run.num_microbatches, run.microbatch_size
+    inside = positions < (n if run.sampling == "shuffling" else m * s)
     terms = jnp.where(inside, positions // s, n)
     order = jnp.sort(terms)
     first = (order < n) & jnp.concatenate([jnp.array([True]), order[1:] != order[:-1]])
@@ -135,11 +135,9 @@ def mc_mixture_delta(
     arrays.nonnegative("epsilon", epsilon)
     arrays.scale("sigma", sigma)
     _validate.open_probability("confidence", confidence)
-    sizes = dataset_size, num_microbatches, microbatch_size, num_epochs, sampling, group_size
-    error = draw_error(GeneralDPSGD(*sizes))
-    drawn = sample_participation(
-        key, dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling, num_samples
-    )
+    sizes = dataset_size, num_microbatches, microbatch_size, num_epochs
+    drawn = sample_participation(key, *sizes, group_size, sampling, num_samples)
+    error = draw_error(GeneralDPSGD(*sizes, sampling, group_size))
     counts, times = np.unique(np.asarray(drawn), return_counts=True)
     values = np.repeat(gdp_delta(epsilon, np.sqrt(counts) / sigma), times)
     # Rounded up by more than the float64 error, as bins of terms are of exact numbers.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from jaxacct.accountants.tradeoff.curves.curves import Gaussian, TradeOff
 from jaxacct.accountants.tradeoff.curves.terms import Terms, last_iterate
-from jaxacct.accountants.tradeoff.last_iterate.renyi import rdp_to_epsilon
 
 
 class ByCurve:
@@ -58,10 +57,6 @@ class GDPBound(ByCurve):
     @property
     def curve(self) -> Gaussian:
         return Gaussian(self.mu)
-
-    def rdp_epsilon(self, delta: float) -> float:
-        """Return epsilon from the same mu through Renyi divergence: at least `epsilon`."""
-        return rdp_to_epsilon(self.mu**2 / 2, delta)
 
 
 def least(
