@@ -43,11 +43,8 @@ EVIDENCE = "tests/conformance/test_certificates.py"
 THRESHOLD = "jaxacct/proposals/threshold.py"
 LOSS_CURVES = "jaxacct/statistics/loss_curves.py"
 TABLES = "tests/schemes/test_table.py"
-DISTRIBUTIONS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
-SAMPLER, NOISE, CLIPPING = (
-    f"tests/train/{name}.py"
-    for name in ("batches/test_sampler", "noise/test_noise", "clipping/test_clipping")
-)
+SCHEMES = "tests/conformance/test_schemes.py"
+NOISE, CLIPPING = (f"tests/train/{name}.py" for name in ("noise/test_noise", "clipping/test_clipping"))
 FOLDER, STORED, RUN = "train/run/folder.py", "train/models/saving.py", "train/run/loop.py"
 TWICE, WHOLE = "tests/train/test_noise_twice.py", "tests/train/test_whole_runs.py"
 CALLS = "tests/train/test_mutants_of_training.py"
@@ -107,7 +104,7 @@ OF_LOSSES, EVENTS_COMPOSED = (
     "tests/statistics/test_composed_losses.py",
     "tests/accountants/test_composition.py",
 )
-EXTREMES, STREAMS = "tests/accountants/tradeoff/test_extremes.py", "tests/kernels/test_stream_keys.py"
+EXTREMES = "tests/accountants/tradeoff/test_extremes.py"
 SPENT = "tests/accountants/test_history.py"
 MIXTURES, PROTOCOL = "tests/statistics/test_gaussian_mixtures.py", "tests/conformance/test_accountants.py"
 
