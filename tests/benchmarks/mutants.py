@@ -387,7 +387,7 @@ MUTANTS = [
     # What a run is bound to; keys of runs; what a folder shows.
     Mutant(RUN, "if self.before_first and not verified:", "if self.before_first and source.state.step == 0:", BOUND),
     Mutant(RUN, "folder.note(verified=True)", "pass", BOUND),
-    Mutant(RUN, '            "steps": self.steps,\n', "", LOOP),
+    Mutant(RUN, '            "steps": self.steps,\n', "", WHOLE),
     Mutant("train/run/machine.py", '"flags": _flags(),', "", BOUND),
     Mutant("train/run/machine.py", '"processor": _processor(),', "", BOUND),
     Mutant("train/run/machine.py", ", {_num_threads()} threads", "", BOUND),
