@@ -31,7 +31,11 @@ class Mutant(NamedTuple):
     tests: str
 
 
-BOUNDS, GUARDS, VERIFY = ("tests/statistics/test_bounds.py", "tests/core/test_guards.py", "tests/core/test_verify.py")
+BOUNDS, GUARDS, VERIFY = (
+    "tests/statistics/test_bounds.py",
+    "tests/core/test_guards.py",
+    "tests/core/test_verify.py",
+)
 CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
     f"jaxacct/core/{name}.py" for name in ("check", "verify", "claim", "shares")
 )
@@ -59,16 +63,26 @@ PARTICIPATION_TESTS = "tests/accountants/tradeoff/test_participation.py"
 INTERPOLATION = "tests/accountants/tradeoff/test_interpolation.py"
 FINITE = "tests/strategies/test_finite_horizon.py"
 ADVANTAGE, PAPER = "tests/estimates/test_advantage.py", "tests/benchmarks/test_paper.py"
-PLAN, CHOOSING, REPORT = ("tests/core/test_plan.py", "tests/recommendation/test_choosing.py", "tests/report/test_report.py")
+PLAN, CHOOSING, REPORT = (
+    "tests/core/test_plan.py",
+    "tests/recommendation/test_choosing.py",
+    "tests/report/test_report.py",
+)
 SOURCES = "train/batches/sources.py"
 ROWS, PREFETCHED = "tests/train/batches/test_sources.py", "tests/train/batches/test_prefetch.py"
 AMPLIFIED = "tests/strategies/test_amplified.py"
 BUFFERED, SUMS = "tests/strategies/test_buffered.py", "tests/train/clipping/test_running_sums.py"
 AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
 AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
-ALLOCATION, SUMS_OF_X = ("tests/accountants/test_random_allocation.py", "jaxacct/accountants/allocation/lognormal_sums.py")
+ALLOCATION, SUMS_OF_X = (
+    "tests/accountants/test_random_allocation.py",
+    "jaxacct/accountants/allocation/lognormal_sums.py",
+)
 SHUFFLED, SHUFFLES = "tests/benchmarks/shuffled_bounds.py", "tests/benchmarks/test_shuffled.py"
-LATTICE_OF_X, REDRAWN = ("jaxacct/accountants/allocation/lognormal_lattice.py", "tests/accountants/test_redrawn_bins.py")
+LATTICE_OF_X, REDRAWN = (
+    "jaxacct/accountants/allocation/lognormal_lattice.py",
+    "tests/accountants/test_redrawn_bins.py",
+)
 ACCOUNTANTS = "tests/conformance/test_accountants.py"
 INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
 PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/replicas.py"
@@ -89,7 +103,10 @@ COMPOSED, TABLE = "tests/core/test_composed.py", "jaxacct/statistics/composed.py
 LOSSES, CURVES, TILTED = (
     f"jaxacct/statistics/{name}.py" for name in ("composed_losses", "loss_curves", "tilted_sums")
 )
-OF_LOSSES, EVENTS_COMPOSED = ("tests/statistics/test_composed_losses.py", "tests/accountants/test_composition.py")
+OF_LOSSES, EVENTS_COMPOSED = (
+    "tests/statistics/test_composed_losses.py",
+    "tests/accountants/test_composition.py",
+)
 EXTREMES, STREAMS = "tests/accountants/tradeoff/test_extremes.py", "tests/kernels/test_stream_keys.py"
 SPENT = "tests/accountants/test_history.py"
 MIXTURES, PROTOCOL = "tests/statistics/test_gaussian_mixtures.py", "tests/conformance/test_accountants.py"
