@@ -63,7 +63,7 @@ def sensitivity(mechanism: Mechanism) -> float:
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier, in place of the mechanism's, with a revealed pattern.
 
-    Rounded up, and at least 1e-3: an upper end for any search. Infinite where e^700 is not enough.
+    Rounded up, and at least 1e-3: an upper end for any search. ValueError where no noise shows such a delta.
     """
     length = sensitivity(mechanism)
 
@@ -71,7 +71,10 @@ def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> 
         return gaussian_delta(epsilon, math.exp(log_sigma), length) <= delta
 
     min_log_noise = math.log(1e-3)
-    return math.exp(roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, 700.0, absolute=1e-12)[1])
+    log_noise = roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, 700.0, absolute=1e-12)[1]
+    if log_noise == math.inf:
+        raise ValueError(f"delta must be one that float64 shows at epsilon {epsilon:g}, got {delta!r}")
+    return math.exp(log_noise)
 
 
 def epsilon_at(mechanism: Mechanism, delta: float) -> float:

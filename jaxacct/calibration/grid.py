@@ -6,6 +6,7 @@ That number is the noise multiplier, epsilon or delta: a larger one is easier to
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.common import validate
@@ -85,9 +86,12 @@ class Problem:
             return None, f"max_batch_size cannot be accounted for at noise multiplier {noise:g}"
         return Claim(mechanism, target, self.dataset_size, self.truncate_to), ""
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019
-    def target(self, epsilon: float, delta: float) -> tuple[ClaimedTarget | None, str]:
-        """Return (target of a claim, why there is none)."""
+    @functools.cached_property
+    def target(self) -> Callable[..., tuple[ClaimedTarget | None, str]]:
+        """Function (epsilon, delta) -> (target of a claim, why there is none); events have no hash."""
+        return functools.cache(self._made_target)
+
+    def _made_target(self, epsilon: float, delta: float) -> tuple[ClaimedTarget | None, str]:
         whole = ClaimedTarget(epsilon, delta, Budget.split(delta), self.compose_with)
         claim = Claim(self.at(1.0), whole, self.dataset_size, self.truncate_to)
         truncation_delta = claim.truncation_delta or 0.0

@@ -56,7 +56,7 @@ class TargetOptions:
         if "advantage" in names:
             other = min(names - {"advantage"})
             raise ValueError(f"advantage must not be given together with {other}: it is a target by itself")
-        raise ValueError(f"target must be one of {FORMS}; given were {', '.join(names)}")
+        raise ValueError(f"target must be one of {FORMS}; given were {', '.join(given)}")
 
     def _given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}

@@ -59,13 +59,14 @@ class Tables(NamedTuple):
     variation: float
 
 
-def binomial_of_words(words, low_words, trials, arrays: Arrays, at=0):
+def binomial_of_words(words, trials, arrays: Arrays, at=0):
     """Return Binomial(trials, p) draws, int32: the sum of one table look-up per digit of `trials`.
 
-    `words` and `low_words` are uniform uint32, (num_samples,) of every level. `arrays` are of
-    `binomial_tables`, `at` the index of the probability there; `trials` outside its window are replaced by
+    `words` are uniform uint32, two lists of (num_samples,) of every level, the high ones first. `arrays` are
+    of `binomial_tables`, `at` the index of the probability there; `trials` outside its window are replaced by
     the nearest end.
     """
+    words, low_words = words
     chex.assert_type([trials, *words], [jnp.int32, *[jnp.uint32] * len(words)])
     chex.assert_equal_shape([trials, *words])
     shapes = [level.cells.shape[1:] for level in arrays.levels]

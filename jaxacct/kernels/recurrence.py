@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.polynomial import Polynomial, chebyshev
 
+from jaxacct.kernels.programs import number
+
 
 def _log1p_coefficients() -> np.ndarray:
     """Return coefficients of `log(1 + t) / t` on [0, 1], Chebyshev degree 9: relative error 5e-9."""
@@ -81,21 +83,24 @@ def compensated_step(g, lost, log_input, ahead):
     return two_sum(g, softplus(log_input + (ahead - g) - lost) + lost)
 
 
-def phase_totals(values, cycle_length: int):
-    """Return sums over the steps of each phase, (cycle_length, ...), of (n, ...) values of the steps."""
-    n, samples = values.shape[0], values.shape[1:]
-    num_rounds = -(-n // cycle_length)
-    padding = [(0, num_rounds * cycle_length - n)] + [(0, 0)] * len(samples)
-    return tree_sum(jnp.pad(values, padding).reshape(num_rounds, cycle_length, *samples), axis=0)
+def log_mean_over_phases(log_ratios, probability: float, cycle_length: int, is_random: bool = True):
+    """Return `ln (1/b) sum_phase prod_k (1 - p + p e^r)` over the steps of phases, of (n, ...) log-ratios.
 
-
-def log_mean_of_phases(per_phase, each: float = 0.0, *, iterations: int):
-    """Return `ln (1/b) sum_phase e^{per_phase}` over the first axis; `each` is added for every step."""
-    cycle_length = per_phase.shape[0]
-    rounds = np.ceil((iterations - np.arange(cycle_length)).clip(0) / cycle_length)
-    rounds = rounds.reshape(-1, *[1] * (per_phase.ndim - 1))
-    per_phase = per_phase + jnp.asarray(rounds * each, per_phase.dtype)
-    return jax.nn.logsumexp(per_phase, axis=0) - float(np.log(cycle_length))
+    Of the first phase alone, unless it `is_random`. Summands `ln(1 + p/(1-p) e^r)` of one sign do not cancel
+    (proofs/rounding.md, section 3); `ln(1 - p)` is added for every step.
+    """
+    n, samples = log_ratios.shape[0], log_ratios.shape[1:]
+    (log_p, log_q), rounds = log_probabilities(probability), -(-n // cycle_length)
+    if probability < 1:
+        log_ratios = softplus(log_ratios + number(log_p - log_q, log_ratios.dtype))
+    padding = [(0, rounds * cycle_length - n)] + [(0, 0)] * len(samples)
+    totals = tree_sum(jnp.pad(log_ratios, padding).reshape(rounds, cycle_length, *samples), axis=0)
+    totals = totals if is_random else totals[:1]
+    if probability < 1:
+        steps = np.ceil((n - np.arange(len(totals))).clip(0) / cycle_length)
+        steps = steps.reshape(-1, *[1] * len(samples))
+        totals = totals + jnp.asarray(steps * log_q, totals.dtype)
+    return jax.nn.logsumexp(totals, axis=0) - float(np.log(len(totals)))
 
 
 def log_probabilities(probability: float) -> tuple[float, float]:

@@ -119,8 +119,11 @@ def words_of_shares(weights) -> tuple[np.ndarray, np.ndarray]:
 
 
 def share_errors(chances, number: int) -> tuple[float, float]:
-    """Return (relative, total variation) errors of one of `number` choices with these probabilities."""
-    rare = int(((chances > 0) & (chances < _RARE_SHARE)).sum())
+    """Return (relative, total variation) errors of one of `number` choices with these probabilities.
+
+    Choices are along the first axis; the errors hold in every state of the others.
+    """
+    rare = int(((chances > 0) & (chances < _RARE_SHARE)).sum(axis=0).max())
     least = float(chances.min(where=chances >= _RARE_SHARE, initial=1.0))
     return SHARE_ERROR * (1 / least + number + rare), SHARE_ERROR * rare
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from jaxacct.calibration.choice import INVERSE, copies_of
 from jaxacct.calibration.targets import Target
@@ -51,6 +52,11 @@ class RunNumbers:
             given=given,
             adjacency=_validate.one_of("adjacency", adjacency, ADJACENCIES),
         )
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """Arguments of schemes and of a `Choice`."""
+        return {name: getattr(self, name) for name in ("dataset_size", "batch_size", "iterations")}
 
     @property
     def cycle(self) -> float:
@@ -131,10 +137,8 @@ def scheme_of(numbers: RunNumbers, name: str | None, separation: int, given: boo
     takes = "separation" in SCHEMES[name].options
     return SCHEMES[name].from_numbers(
         Numbers(
-            iterations=numbers.iterations,
+            **numbers.run,
             separation=separation,
-            dataset_size=numbers.dataset_size,
-            batch_size=numbers.batch_size,
             min_separation=separation if takes or given else None,
         )
     )

@@ -28,6 +28,7 @@ from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.table import entries, log_normalizer_about
 from jaxacct.statistics import roots
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload
+from jaxacct.strategies.workload import PREFIX_SUMS
 
 MAX_TABLE_SIZE = 2e7  # numbers of a table of second moments, about half a second
 MAX_AGED_TABLE_SIZE = 5e7  # of overlapping columns, with ages: a few seconds for each noise multiplier
@@ -49,6 +50,7 @@ class Estimates:
       ratio: of the truth to s_2 for Poisson sampling; for others without s_3 and a similar mechanism.
       third: s_3 over s_2 of Poisson sampling, near where others have theirs.
       epsilon, delta, adjacency: the guarantee that candidates are to have.
+      workload: what they are ranked by.
       rate: mean participations of an example in a step.
     """
 
@@ -59,11 +61,18 @@ class Estimates:
     epsilon: float
     delta: float
     adjacency: str
+    workload: Workload
     rate: float
 
     @staticmethod
     @functools.lru_cache(maxsize=16)
-    def at(poisson: Scheme, epsilon: float, delta: float, adjacency: str = ZERO_OUT) -> "Estimates":
+    def at(
+        poisson: Scheme,
+        epsilon: float,
+        delta: float,
+        adjacency: str = ZERO_OUT,
+        workload: Workload = PREFIX_SUMS,
+    ) -> "Estimates":
         """Return the estimates from Poisson sampling of independent noise with the same sizes."""
         identity, mu = BandedToeplitz.identity(), gaussian_sensitivity(epsilon, delta)
         second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
@@ -73,7 +82,7 @@ class Estimates:
         truth = second if truth is None else truth
         order = (truth - second) / (third - second) if abs(third - second) > 1e-6 * second else 0.0
         order = min(MAX_ORDER, max(-1.0, order))
-        target = epsilon, delta, adjacency, poisson.sums.probability
+        target = epsilon, delta, adjacency, workload, poisson.sums.probability
         return Estimates(mu, order, truth / second, third / second, *target)
 
     def over_zero_out(self, scheme: Scheme, strategy: Strategy) -> float:
@@ -89,13 +98,7 @@ class Estimates:
         return replaced(math.ceil(scheme.iterations / width), probability, self.epsilon, self.delta)
 
     def of(
-        self,
-        scheme: Scheme,
-        strategy: Strategy,
-        matrix: str,
-        like: Recommended | None,
-        workload: Workload,
-        least: float = math.inf,
+        self, scheme: Scheme, strategy: Strategy, matrix: str, like: Recommended | None, least=math.inf
     ) -> Recommended | None:
         """Return one candidate, looked for from another; None where even its second moment takes too long.
 
@@ -104,7 +107,7 @@ class Estimates:
         """
         near = within_separation(scheme, strategy)
         if near is not strategy:
-            return self._overlapping(scheme, strategy, near, matrix, workload)
+            return self._overlapping(scheme, strategy, near, matrix)
         if table_size(scheme, strategy) > MAX_TABLE_SIZE:
             return None
         known = like.moments if like is not None else ()
@@ -114,7 +117,7 @@ class Estimates:
             of_zero_out = like.noise_multiplier / self.over_zero_out(like.scheme, like.strategy)
             ratio = of_zero_out / like.moments[0]
         noise, moments = ratio * second, (second,)
-        behind = Recommended(scheme, strategy, matrix, noise, workload).error > FAR_BEHIND * least
+        behind = Recommended(scheme, strategy, matrix, noise, self.workload).error > FAR_BEHIND * least
         costly = like is not None and behind
         if third_size(scheme) <= (COSTLY_THIRD_TABLE_SIZE if costly else MAX_THIRD_TABLE_SIZE):
             start = (known[1] / known[0] if len(known) > 1 else self.third) * second
@@ -127,9 +130,9 @@ class Estimates:
         # Revealing the pattern is enough, whatever the line says.
         most = revealed_noise(scheme, strategy, self.adjacency, self.mu)
         noise = min(most, max(MIN_NOISE_MULTIPLIER, self.over_zero_out(scheme, strategy) * noise))
-        return Recommended(scheme, strategy, matrix, noise, workload, moments)
+        return Recommended(scheme, strategy, matrix, noise, self.workload, moments)
 
-    def _overlapping(self, scheme, strategy, near, matrix: str, workload: Workload) -> Recommended | None:
+    def _overlapping(self, scheme, strategy, near, matrix: str) -> Recommended | None:
         """Return a candidate whose columns overlap: that of `near`, with the greater sensitivity.
 
         Certificates of 2 and 4 bands of the inverse need 3 to 5 % more, as those of banded matrices do; 9 %
@@ -138,18 +141,18 @@ class Estimates:
         """
         revealed = revealed_noise(scheme, strategy, self.adjacency, self.mu)
         if self.adjacency == REPLACE_ONE or scheme.sums.fixed_count:
-            return Recommended(scheme, strategy, matrix, revealed, workload, accountant=REVEALED)
+            return Recommended(scheme, strategy, matrix, revealed, self.workload, accountant=REVEALED)
         n, separation = scheme.iterations, scheme.min_separation
         if scheme.name == BMinSep.name and scheme.sums.probability < 1:
             age = aged.longest_age(Mechanism(scheme, strategy, revealed))
             if n * (separation + age) ** 2 > MAX_AGED_TABLE_SIZE:
                 return None
-        place = self.of(scheme, near, matrix, None, workload)
+        place = self.of(scheme, near, matrix, None)
         if place is None:
             return None
         overlap = float(strategy.cross_terms(n, separation).max())
         noise = min(revealed, math.sqrt(1 + 2 * overlap) * place.noise_multiplier)
-        return Recommended(scheme, strategy, matrix, noise, workload, place.moments)
+        return Recommended(scheme, strategy, matrix, noise, self.workload, place.moments)
 
 
 def within_separation(scheme: Scheme, strategy: Strategy) -> Strategy:

@@ -117,9 +117,7 @@ def recommend(
     matrix_name, max_copies, max_bands = memory_of(memory_copies, matrix_name, bands)
     if min_separation is not None:
         _validate.positive_integer("min_separation", min_separation)
-    rate = Poisson.from_batch_size(
-        dataset_size=numbers.dataset_size, batch_size=numbers.batch_size, iterations=numbers.iterations
-    )
+    rate = Poisson.from_batch_size(**numbers.run)
     fixed = scheme == FixedOrder.name
     grid = [] if fixed else grid_of(numbers, max_bands, scheme, bands, min_separation)
     if not grid and not fixed:
@@ -138,7 +136,7 @@ def recommend(
     is_settled = bool(places)
     if grid and not is_settled and matrix_name != "buffered":
         bound = bounded(grid, matrix_name or DEFAULT_MATRICES[0], numbers, progress)
-    estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency)
+    estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency, numbers.workload)
     if fixed:
         order = scheme_of(numbers, scheme, min_separation or 1, True)
         places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
@@ -172,10 +170,7 @@ def recommend(
     rows, place = _ranked(places)
     chosen, values = rows[place], (scheme, bands, min_separation, matrix_name)
     options = dict(zip(SEARCHED, values, strict=True))
-    about: dict[str, Any] = dict(
-        dataset_size=numbers.dataset_size,
-        batch_size=numbers.batch_size,
-        iterations=numbers.iterations,
+    about: dict[str, Any] = numbers.run | dict(
         epsilon=numbers.epsilon,
         delta=numbers.delta,
         memory_copies=max_copies,
@@ -233,7 +228,7 @@ def _buffered(
     if numbers.at_most_once and searched and name in (None, BalancedMinSep.name):
         n = numbers.iterations
         once = BalancedMinSep(n, n, n / numbers.cycle)
-        place = estimates.of(once, strategy, "buffered", None, numbers.workload)
+        place = estimates.of(once, strategy, "buffered", None)
         if place is not None and place.noise_multiplier < LESS_NOISE * noise:
             return place
     return Recommended(scheme, strategy, "buffered", noise, numbers.workload, accountant=REVEALED)
@@ -281,7 +276,7 @@ def _search(
             if like is None and scheme.sums.fixed_count:
                 like = _independent(scheme, made, name, estimates, numbers)
             best_error = min((place.error for place in before), default=math.inf)
-            seen[key] = estimates.of(scheme, made, name, like, numbers.workload, best_error)
+            seen[key] = estimates.of(scheme, made, name, like, best_error)
         return seen[key]
 
     firsts = []
@@ -313,7 +308,7 @@ def _independent(
     separation = max(scheme.min_separation, round(numbers.cycle / 2))
     try:
         other = scheme_of(numbers, None, separation, True)
-        return estimates.of(other, strategy, matrix_name, None, numbers.workload)
+        return estimates.of(other, strategy, matrix_name, None)
     except ValueError:
         return None
 

@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels.recurrence import log_mean_of_phases, phase_totals
-from jaxacct.schemes.poisson import log_bernoulli_product
+from jaxacct.kernels.recurrence import log_mean_over_phases
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
@@ -106,11 +105,9 @@ class BMinSep(ExampleScheme):
         return SamplingTable.constant(n, p, b, start=start)
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
-        if self.min_separation == 1:
-            return log_bernoulli_product(log_ratios, self.sampling_probability)
-        if self.sampling_probability == 1:  # only the phase is random
-            totals = phase_totals(log_ratios.T, self.min_separation)
-            return log_mean_of_phases(totals, iterations=self.iterations) if self.warm_start else totals[0]
+        b, p = self.min_separation, self.sampling_probability
+        if b == 1 or p == 1:  # Poisson sampling, or only the phase is random
+            return log_mean_over_phases(log_ratios.T, p, b, self.warm_start)
         return super().log_likelihood_ratios(log_ratios)
 
     def start_log_weights(self) -> np.ndarray:

@@ -4,12 +4,10 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels.recurrence import log_mean_of_phases, phase_totals
-from jaxacct.schemes.poisson import log_bernoulli_growth
+from jaxacct.kernels.recurrence import log_mean_over_phases
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
@@ -45,7 +43,7 @@ class RandomPhase(ExampleScheme, abstract=True):
     @property
     def sums(self) -> Sums:
         rounds, none = self.max_participations, self.log_probability_of_none()
-        return Sums(self.sampling_probability, none, rounds, self.cycle_length, phases=True)
+        return Sums(self.sampling_probability, none, rounds, self.cycle_length, phases=self.cycle_length > 1)
 
     @functools.cached_property
     def table(self) -> SamplingTable:
@@ -55,10 +53,7 @@ class RandomPhase(ExampleScheme, abstract=True):
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):
         """Compute `ln (1/b) sum_phase prod_k (1 - p + p e^r)`."""
-        if log_ratios.ndim > 1:
-            return jax.vmap(self.log_likelihood_ratios)(log_ratios)
-        growth, each = log_bernoulli_growth(log_ratios, self.sampling_probability)
-        return log_mean_of_phases(phase_totals(growth, self.cycle_length), each, iterations=self.iterations)
+        return log_mean_over_phases(log_ratios.T, self.sampling_probability, self.cycle_length)
 
 
 @dataclass(frozen=True)

@@ -263,8 +263,7 @@ class SamplingTable:
         if len(self.outcomes) == 1 or not reached.any():
             return 0.0, 0.0
         chances = np.stack([outcome.chance[reached] for outcome in self.outcomes]) / self.leaves[reached]
-        errors = [share_errors(each, len(chances)) for each in np.unique(chances, axis=1).T]
-        return max(relative for relative, _ in errors), max(variation for _, variation in errors)
+        return share_errors(chances, len(chances))
 
     @property
     def start_errors(self) -> tuple[float, float]:
@@ -312,11 +311,6 @@ class SamplingTable:
         """(n, K) float64: probability of being eligible at a step with j participations left."""
         join, lockout = self.unfolded
         rows, phases, K = join.shape
-        if K == 1 and self.turns:  # a unit has a turn in every row of its phase
-            start = np.append(self.start, np.zeros(phases - len(self.start)))
-            return np.tile(start, rows)[: self.iterations, None]
-        if K == 1:
-            return self._eligible_of_one(join.ravel().tolist(), lockout.tolist())[:, None]
         eligible = np.zeros((rows + 1, phases, K))
         if self.turns:
             eligible[0, : len(self.start), -1] = self.start
@@ -325,20 +319,9 @@ class SamplingTable:
         for i in range(rows):
             joins = eligible[i] * join[i]
             if i + lockout[i] < rows:
-                eligible[i + lockout[i], :, :-1] += joins[:, 1:]
+                eligible[i + lockout[i], :, : K - 1 or 1] += joins[:, K > 1 :]
             eligible[i + 1] += eligible[i] * (1 - join[i])
         return eligible[:rows].reshape(-1, K)[: self.iterations]
-
-    def _eligible_of_one(self, join: list[float], lockout: list[int]) -> np.ndarray:
-        """Return (n,) `eligible_probabilities` of one column without turns."""
-        n = self.iterations
-        eligible = [*np.asarray(self.start, float).tolist(), *[0.0] * (n + 1 - len(self.start))]
-        for i in range(n):
-            joins = eligible[i] * join[i]
-            if i + lockout[i] < n:
-                eligible[i + lockout[i]] += joins
-            eligible[i + 1] += eligible[i] - joins
-        return np.array(eligible[:n])
 
     @functools.cached_property
     def participation_probabilities(self) -> np.ndarray:

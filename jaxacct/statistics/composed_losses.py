@@ -60,7 +60,9 @@ def min_epsilon(bound: Callable[[float], float], delta: float, most: float) -> f
 
     @functools.cache
     def excess(epsilon: float) -> float:
-        return math.log(delta) - math.log(bound(epsilon))
+        found = bound(epsilon)
+        gap = math.log(delta) - math.log(found)
+        return gap if (gap >= 0) == (found <= delta) else delta - found  # logarithms are rounded
 
     if excess(0.0) >= 0:
         return 0.0

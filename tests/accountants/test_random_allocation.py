@@ -157,6 +157,8 @@ def test_means_of_sums_against_convolution(tilt):
     def together(*parts):
         return functools.reduce(np.convolve, parts)
 
+    for log, others in zip(sums.log_others(0.7), (together(a, a, b), together(a, a, a)), strict=True):
+        assert log == pytest.approx(math.log(others @ np.exp(0.7 * (0.3 + 0.25 * np.arange(others.size)))))
     whole = 3 / 6 * together(a * x, a, a, b) + 1 / 6 * together(b * x, a, a, a)
     weights = np.maximum(0.0, 1 - thresholds[:, None] / places.sums)
     exact, wrapped = weights @ whole[:32], whole[32:].sum()

@@ -24,7 +24,6 @@ from jaxacct.accountants.allocation.redrawn_bins import (
     epoch_curve,
 )
 from jaxacct.accountants.gaussian import gaussian_delta
-from jaxacct.calibration.grid import Problem, smallest_bound
 from jaxacct.core.evidence import Bound
 from tests.oracles import tuples
 
@@ -202,6 +201,23 @@ def test_one_far_bound_against_quadrature(sigma, epsilon):
     assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
 
 
+@pytest.mark.parametrize(
+    ("mus", "unused", "epsilon"), [((0.7, 0.5), 0, 4.0), ((1.4, 1.0), 1, 8.0), ((1.0, 0.3), 5, 5.0)]
+)
+def test_one_far_bound_of_unequal_phases_against_quadrature(mus, unused, epsilon):
+    """Where phases have two lengths, or some none: above, by at most 0.1 %."""
+    first, second = mus
+    z, step = np.linspace(-13.0, 13.0 + first, 200_000, retstep=True)
+    weights, x = np.exp(-z * z / 2) * step / math.sqrt(2 * math.pi), np.exp(first * z - first * first / 2)
+    rest, ndtr = (2 + unused) * math.exp(epsilon) - unused - x, scipy.special.ndtr
+    place = np.log(np.maximum(rest, 1e-300)) / second
+    inside = np.maximum(ndtr(second / 2 - place) - rest * ndtr(-second / 2 - place), 0.0)
+    exact = weights @ np.where(rest > 0, inside, 1 - rest) / (2 + unused)
+    mixture = Mixture((Phases(1, first), Phases(1, second)), unused)
+    found = lognormal_sums.divergence_bound(mixture, epsilon)
+    assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
+
+
 @pytest.mark.parametrize("phases", [2, 3, 7])
 def test_two_large_ones_are_reserved_for(phases):
     """E[S; two X or more above a top] by how many are above, at most three times."""
@@ -265,6 +281,7 @@ def test_noise_below_its_range_has_the_trivial_bound():
     assert redrawn_bins_delta(2, 2, 0.05, 0.0) == 1
 
 
-def test_a_delta_below_the_floor_is_not_certified():
-    problem = Problem(EpochwiseAllocation(4, 2), IDENTITY, "zero-out", epsilon=0.0, delta=1e-18)
-    assert smallest_bound(problem, "redrawn-bins", 1.01) is None
+def test_a_delta_below_the_floor_is_refused():
+    """At once: no Gaussian mechanism shows it, either."""
+    with pytest.raises(ValueError, match="delta must be one that float64 shows"):
+        calibrate(EpochwiseAllocation(4, 2), IDENTITY, target=Target.advantage(1e-18))

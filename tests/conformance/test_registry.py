@@ -87,7 +87,7 @@ def problems(kind) -> list[str]:
     if kind in NOT_RANDOM:
         return found
     scheme = made(kind)
-    reference = as_enumerated(getattr(scheme, "uncut", scheme))
+    reference = as_enumerated(getattr(scheme, "untruncated", scheme))
     if reference is None:
         return [*found, f"scheme {name!r} has no `table`, and tests/oracles/enumeration.py does not have it"]
     law = enumeration.pattern_distribution(reference)
@@ -109,7 +109,7 @@ def problems(kind) -> list[str]:
         found.append(f"the likelihood of {name!r} is not that of its distribution: log_likelihood_ratios")
     if kind in OF_GRAPHS:
         return found
-    one = as_enumerated(getattr(scheme, "one", getattr(scheme, "uncut", scheme)))
+    one = as_enumerated(getattr(scheme, "one", getattr(scheme, "untruncated", scheme)))
     if not follows(trained(scheme, UNITS, 0), enumeration.pattern_distribution(one)):
         found.append(f"the trainer's batches of {name!r} are not of its distribution: batches")
     if scheme.others_are_independent and not are_independent(scheme):

@@ -95,7 +95,7 @@ def typical_side(scheme, num):
 
 def distribution(scheme):
     """By enumeration: participation vectors, (count, iterations), and their probabilities."""
-    found = enumeration.pattern_distribution(getattr(scheme, "uncut", scheme))
+    found = enumeration.pattern_distribution(getattr(scheme, "untruncated", scheme))
     return np.array(list(found), float), np.array(list(found.values()))
 
 

@@ -81,12 +81,12 @@ def test_what_overlapping_columns_lift_is_rounded_up():
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
     """What tilted cuts add up to, with the allowance for float64; the tables' own part is set to 0."""
-    independent = CUT.scheme.independent_cuts
-    chances, uncut = np.array(independent.chances), independent.uncut
+    independent = CUT.scheme.independent_truncation
+    chances, untruncated = np.array(independent.chances), independent.untruncated
     monkeypatch.setattr(truncated.replicas, "log_normalizer", lambda of_two: 0.0)
     setting = Setting(CUT, 1.0, Direction(direction), None)
     found = truncated.build(setting)
-    tilt = float(found.tables()["log_tilt"]) and -math.log1p(-uncut.sampling_probability)
+    tilt = float(found.tables()["log_tilt"]) and -math.log1p(-untruncated.sampling_probability)
     exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
     assert exact <= found.log_normalizer <= exact * (1 + 3e-12)
     assert tilt == 0 or found.log_normalizer > exact * (1 + 0.5e-12)

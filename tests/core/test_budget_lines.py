@@ -254,16 +254,19 @@ def test_items_of_a_inflated_example(m, times):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_items_of_cut_batches(direction):
     mechanism = SETTINGS["cut"]
-    found, uncut = proposal("cut", 8.0, direction, "truncated"), mechanism.scheme.independent_cuts.uncut
+    found, untruncated = (
+        proposal("cut", 8.0, direction, "truncated"),
+        mechanism.scheme.independent_truncation.untruncated,
+    )
     # ln Z, the tilt of every cut that there may be, and the floor of the other likelihood
     tilt = 0.0 if direction == "add" else float(found.tables()["log_tilt"])
     assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)
-    parts = abs(found.log_normalizer) + tilt * uncut.iterations - uncut.log_probability_of_none()
+    parts = abs(found.log_normalizer) + tilt * untruncated.iterations - untruncated.log_probability_of_none()
     expected = families.cut_items(mechanism, DELTA_V, parts)
     # Eight outcomes of two that are eligible, waits of both, and the coin of every step.
-    each = 8 * 2.0**-51 + (uncut.iterations + 1) * 2.0**-62
-    variation = 2 * uncut.max_participations * each + uncut.iterations * 2.0**-32
+    each = 8 * 2.0**-51 + (untruncated.iterations + 1) * 2.0**-62
+    variation = 2 * untruncated.max_participations * each + untruncated.iterations * 2.0**-32
     errors = [("relative", found.relative_error), ("total variation", variation)]
     compare(budget_lines(found, DELTA_V), expected, errors)
-    event = 2 * uncut.max_participations * 2.0**-38
+    event = 2 * untruncated.max_participations * 2.0**-38
     assert event < found.relative_error < 100 * event

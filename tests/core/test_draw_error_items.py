@@ -68,6 +68,13 @@ def test_errors_of_draws(scheme, expected):
     assert plain(at, "remove").total_variation == scheme.draw_errors[1]
 
 
+def test_counts_too_rare_to_draw_are_a_distance():
+    scheme = MultiAttribution(20, 4, 0.01, 40)
+    weights = scheme.count_weights()
+    rare = int(((weights > 0) & (weights < 2.0**-30)).sum())
+    assert rare > 20 and scheme.draw_errors[1] == 5 * (21 * 2.0**-62 + rare * SHARE)
+
+
 def test_errors_of_batch_sizes_and_of_participations_multiply():
     scheme = TruncatedBMinSep(120, 4, 0.1, 50, 600)
     relative, variation = scheme.side_information.error()

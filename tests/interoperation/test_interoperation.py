@@ -251,15 +251,15 @@ def test_jax_privacys_sampler_has_the_distribution_of_the_scheme(scheme):
     assert scheme_of(selection, 600) == scheme
     examples = 30_000
     if scheme.name == "truncated-b-min-sep":
-        selection = batch_selection(scheme.uncut)
+        selection = batch_selection(scheme.untruncated)
     took_part = np.zeros((examples, scheme.iterations), np.int8)
     for step, batch in enumerate(selection.batch_iterator(examples, rng=7)):
         took_part[batch, step] = 1
     seen = collections.Counter(map(tuple, took_part.tolist()))
-    uncut = getattr(scheme, "uncut", scheme)
-    assert chi_square_quantile(seen, pattern_distribution(uncut), examples) > 1e-6
-    if getattr(uncut, "sampling_probability", 1) < 1:
-        other = dataclasses.replace(uncut, sampling_probability=uncut.sampling_probability + 0.03)
+    untruncated = getattr(scheme, "untruncated", scheme)
+    assert chi_square_quantile(seen, pattern_distribution(untruncated), examples) > 1e-6
+    if getattr(untruncated, "sampling_probability", 1) < 1:
+        other = dataclasses.replace(untruncated, sampling_probability=untruncated.sampling_probability + 0.03)
         assert chi_square_quantile(seen, pattern_distribution(other), examples) < 1e-6
 
 

@@ -91,8 +91,8 @@ def counted(mechanism, delta_v: float, tau: float) -> tuple[int, float]:
         return most(scheme), 0.0
     log_allowed = math.log(SPENT * delta_v * tau)
     if cuts:  # f is only known to be at least P(x = 0)
-        uncut = scheme.independent_cuts.uncut if cuts else scheme
-        log_allowed += uncut.log_probability_of_none()
+        untruncated = scheme.independent_truncation.untruncated if cuts else scheme
+        log_allowed += untruncated.log_probability_of_none()
     if cuts:  # two likelihoods share it
         log_allowed -= math.log(2)
     k = fewest(scheme, log_allowed)

@@ -112,6 +112,6 @@ def cut_items(mechanism, delta_v: float, log_parts: float) -> Items:
     """Two replicas with independent cuts (truncated_batches.md, sections 3 and 5)."""
     distribution, tau, found = bounded(mechanism, 2, lambda tau: distribution_of(mechanism, delta_v, 2, tau))
     made = items(mechanism, found, distribution.beyond + distribution.above)
-    made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_cuts.beyond
+    made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_truncation.beyond
     made["float32 weights"] = relative(sum(found) + 4 * U * (log_parts + 2 * distribution.largest))
     return made | ({RARE_DRAWS: ("relative", 2 * tau)} if tau else {})

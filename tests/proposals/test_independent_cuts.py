@@ -25,7 +25,7 @@ from jaxacct.proposals.families.replicas import log_scale
 from jaxacct.proposals.families.truncated import Replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import table as replicas
-from jaxacct.schemes.truncation.independent_truncation import IndependentCuts
+from jaxacct.schemes.truncation.independent_truncation import IndependentTruncation
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from tests.draws import mean_interval
@@ -53,7 +53,7 @@ def mechanism_of(scheme, bands, sigma=0.9):
 def distribution_given(scheme, cut, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
     """Theorem 2 word for word: the distribution of x (2, 1) or y (-1, 0) given which steps are cut."""
     distribution: dict[tuple[int, ...], float] = {}
-    for pattern, weight in enumeration.pattern_distribution(scheme.uncut).items():
+    for pattern, weight in enumeration.pattern_distribution(scheme.untruncated).items():
         counts = tuple(x * (when_cut if c else when_whole) for x, c in zip(pattern, cut, strict=True))
         distribution[counts] = distribution.get(counts, 0.0) + weight
     return distribution
@@ -71,7 +71,7 @@ def distribution_of_sizes(scheme) -> dict[tuple[int, ...], float]:
     for _ in range(scheme.dataset_size - 1):
         more: dict[tuple[int, ...], float] = {}
         for (r, one), (x, other) in itertools.product(
-            sizes.items(), enumeration.pattern_distribution(scheme.uncut).items()
+            sizes.items(), enumeration.pattern_distribution(scheme.untruncated).items()
         ):
             added = tuple(np.add(r, x).tolist())
             more[added] = more.get(added, 0.0) + one * other
@@ -111,7 +111,7 @@ def two_steps(scheme, cuts, strategy, sigma, epsilon, direction):
 def test_independent_cuts_dominate_the_pair_of_appendix_d(scheme, direction):
     """All others' batch sizes, exactly; and the bound is no formality: with rarer cuts it would be broken."""
     strategy, (sigma, epsilon) = BandedToeplitz.square_root(min(2, scheme.min_separation)), (0.8, 0.5)
-    cuts = scheme.independent_cuts
+    cuts = scheme.independent_truncation
     exact, bound = two_steps(scheme, cuts, strategy, sigma, epsilon, direction)
     assert 0 < exact <= bound + 1e-7
     assert bound < 5 * exact  # of batches of two; a few per cent of large ones
@@ -124,7 +124,7 @@ def test_the_chance_of_a_cut_is_the_largest_that_the_past_allows():
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=51_200, batch_size=80, iterations=1000, min_separation=64, max_batch_size=80
     )
-    cuts, p = scheme.independent_cuts, scheme.sampling_probability
+    cuts, p = scheme.independent_truncation, scheme.sampling_probability
     allowed, eligible = 2.0**-50 / 1000, 1 / (1 + 63 * p)
     most = next(k for k in range(46_000, 51_200) if stats.binom.sf(k, 51_199, eligible) <= allowed)
     exceeded = 1000 * stats.binom.sf(most, 51_199, eligible)
@@ -135,9 +135,11 @@ def test_the_chance_of_a_cut_is_the_largest_that_the_past_allows():
     # A tenth more than the batches that are cut.
     assert stats.binom.sf(79, 51_199, scheme.participation_rate) < cuts.chances[0] < 0.57
     # From a cold start everyone is eligible at first.
-    cold = IndependentCuts.of(dataclasses.replace(scheme.uncut, warm_start=False), 120, 51_200).chances
+    cold = IndependentTruncation.of(
+        dataclasses.replace(scheme.untruncated, warm_start=False), 120, 51_200
+    ).chances
     assert cold[0] >= stats.binom.sf(119, 51_199, p) and cold[0] > 2 * cold[100]
-    assert set(IndependentCuts.of(scheme.uncut, 51_200, 51_200).chances) == {0.0}
+    assert set(IndependentTruncation.of(scheme.untruncated, 51_200, 51_200).chances) == {0.0}
 
 
 @pytest.mark.parametrize(("scheme", "bands"), SMALL[::3], ids=IDS[::3])
@@ -148,7 +150,7 @@ def test_likelihoods_against_enumeration(scheme, bands, x64):
     outputs, cut = rng.normal(size=(6, n)) * 1.5, rng.random((6, n)) < 0.5
     cut[0], cut[1] = False, True
     ratios = (outputs @ dense - norms / 2) / variance
-    found = jax.jit(scheme.independent_cuts.log_likelihoods)(ratios, norms / 2 / variance, cut)
+    found = jax.jit(scheme.independent_truncation.log_likelihoods)(ratios, norms / 2 / variance, cut)
     for k, (y, steps) in enumerate(zip(outputs, cut, strict=True)):
         for ours, counts in zip(found, ((2, 1), (-1, 0)), strict=True):
             distribution = distribution_given(scheme, steps, *counts)
@@ -164,7 +166,7 @@ def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], floa
     n = cuts.iterations
     dense = enumeration.strategy_matrix(strategy.array, strategy.rows(n), n)
     distribution: dict[tuple[int, ...], float] = {}
-    patterns = enumeration.pattern_distribution(cuts.uncut)
+    patterns = enumeration.pattern_distribution(cuts.untruncated)
     for cut, chance in all_cuts(tilted):
         count = np.where(cut, two, one)
         for (x, p_x), (z, p_z) in itertools.product(patterns.items(), repeat=2):
@@ -180,7 +182,10 @@ def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], floa
 def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
     chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
-    cuts, strategy = IndependentCuts(scheme.uncut, chances, 0.0, counts), BandedToeplitz.square_root(bands)
+    cuts, strategy = (
+        IndependentTruncation(scheme.untruncated, chances, 0.0, counts),
+        BandedToeplitz.square_root(bands),
+    )
     of_two = Replicas(cuts, strategy, 1.2)
     distribution, log_z = distribution_of_replicas(of_two, chances)
     assert replicas.log_normalizer(of_two) == pytest.approx(log_z, rel=1e-10)
@@ -217,7 +222,7 @@ def max_term(mechanism, epsilon, direction, seed=0):
         proposal_by_name(mechanism, epsilon, direction, NAME),
     )
     dense = enumeration.strategy_matrix(mechanism.strategy.array, n + mechanism.strategy.bands - 1, n)
-    alpha, none = math.exp(epsilon), math.exp(scheme.uncut.log_probability_of_none())
+    alpha, none = math.exp(epsilon), math.exp(scheme.untruncated.log_probability_of_none())
     scale, worst, without = math.exp(proposal.log_scale), 0.0, 0.0
     tilt = float(proposal.tables()["log_tilt"])
     careless = math.exp(log_scale(proposal.log_normalizer, 2, epsilon))
@@ -285,7 +290,7 @@ def exact_divergence(mechanism, epsilon, direction) -> float:
         first, second = planes if direction == "remove" else planes[::-1]
         return plane_delta(first, second, mechanism.noise_multiplier, epsilon)
 
-    return sum(w * delta(cut) for cut, w in all_cuts(scheme.independent_cuts.chances))
+    return sum(w * delta(cut) for cut, w in all_cuts(scheme.independent_truncation.chances))
 
 
 def test_what_is_booked(key):
@@ -293,13 +298,17 @@ def test_what_is_booked(key):
     scheme = TruncatedBMinSep(12, 3, 0.1, 60, 600)
     mechanism, log_likelihoods = (
         mechanism_of(scheme, 3, 0.8),
-        jax.jit(scheme.independent_cuts.log_likelihoods),
+        jax.jit(scheme.independent_truncation.log_likelihoods),
     )
     for direction in ("remove", "add"):
         proposal = proposal_by_name(mechanism, 2.0, direction, NAME)
         lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
         margin, weight = total(tuple(lines.values()), "epsilon"), lines["float32 weights"].amount
-        assert lines["more examples eligible than allowed for"].amount == scheme.independent_cuts.beyond > 0
+        assert (
+            lines["more examples eligible than allowed for"].amount
+            == scheme.independent_truncation.beyond
+            > 0
+        )
         assert lines["more examples eligible than allowed for"].kind == "delta"
         n = scheme.iterations
         generator = np.random.default_rng(4)
@@ -347,9 +356,9 @@ def test_few_samples(tmp_path):
 
 
 def test_where_there_is_none():
-    uncut = mechanism_of(SMALL[0][0].uncut, 2)
+    untruncated = mechanism_of(SMALL[0][0].untruncated, 2)
     with pytest.raises(ValueError, match="scheme must truncate batches itself, got b-min-sep"):
-        proposal_by_name(uncut, 1.0, "remove", NAME)
+        proposal_by_name(untruncated, 1.0, "remove", NAME)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
         proposal_by_name(loud, 1.0, "remove", NAME)

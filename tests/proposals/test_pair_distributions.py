@@ -46,7 +46,7 @@ SOME_FAST = [
 
 
 def exact(scheme):
-    return pair_distributions(getattr(scheme, "uncut", scheme))
+    return pair_distributions(getattr(scheme, "untruncated", scheme))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_pairs_of_batch_sizes(warm, key):
     """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
     scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
     drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
-    assert min_p_value(drawn, batch_size_distributions(scheme.uncut, 14)) > FALSE_ALARM
+    assert min_p_value(drawn, batch_size_distributions(scheme.untruncated, 14)) > FALSE_ALARM
 
 
 def drawn_by(sampler, size: int) -> np.ndarray:
@@ -165,7 +165,7 @@ def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...]
 )
 def test_truncated_batches_follow_the_distribution_of_all_subsets(scheme, most):
     """By the scheme itself, or by a plan that books what truncation costs; 3,000 runs of three examples."""
-    distribution = truncated_distribution(getattr(scheme, "uncut", scheme), 3, most)
+    distribution = truncated_distribution(getattr(scheme, "untruncated", scheme), 3, most)
     drawn = [
         drawn_by(Sampler(scheme, 3, most, (run, 9, 9, 9), truncate=True), 3).reshape(-1)
         for run in range(3000)

@@ -38,7 +38,6 @@ from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.recommendation.noise_estimate import by_moment, log_moment
 from jaxacct.recommendation.search import SIMILAR_ERROR_RATIO, recommend
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
-from jaxacct.strategies.workload import PREFIX_SUMS
 from tests.benchmarks.paper.cells import estimated_errors
 from tests.oracles.enumeration import pattern_distribution
 from train.noise import recursion as noise
@@ -516,10 +515,10 @@ def test_third_moments_are_left_out_where_an_error_is_far_behind(monkeypatch):
     rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
     estimates = noise_estimate.Estimates.at(rate, **AT)
     root = ending(BandedToeplitz.square_root(4), FOURS)
-    like = estimates.of(FOURS, ending(BandedToeplitz.square_root(2), FOURS), "square-root", None, PREFIX_SUMS)
+    like = estimates.of(FOURS, ending(BandedToeplitz.square_root(2), FOURS), "square-root", None)
     assert like is not None and len(like.moments) == 2
     places = [
-        estimates.of(FOURS, root, "square-root", by, PREFIX_SUMS, least)
+        estimates.of(FOURS, root, "square-root", by, least)
         for by, least in ((like, math.inf), (like, 1e-9), (None, 1e-9))
     ]
     assert [len(place.moments) for place in places] == [2, 1, 2]
@@ -540,7 +539,7 @@ def test_no_estimate_is_above_what_a_revealed_pattern_needs(adjacency, shift):
     estimates = noise_estimate.Estimates.at(rate, **AT, adjacency=adjacency)
     strategy = ending(BandedToeplitz.square_root(2), FOURS)
     usual, far = (
-        dataclasses.replace(estimates, order=order).of(FOURS, strategy, "square-root", None, PREFIX_SUMS)
+        dataclasses.replace(estimates, order=order).of(FOURS, strategy, "square-root", None)
         for order in (estimates.order, 1e3)
     )
     assert usual.noise_multiplier < 0.99 * needed

@@ -281,6 +281,9 @@ def test_outcomes_too_rare_to_draw_are_refused():
     """At small noise the pairs of 60 participations differ by e^240: no draw of 64 bits resolves that."""
     mechanism = Mechanism(nested(120, 4, 60.0), BandedToeplitz.identity(), 0.2)
     assert pairs.log_normalizer(mechanism) == math.inf
+    # An event of probability 1e-18, which float64 cannot tell from none: Z_2 is known, draws are not.
+    mechanism = Mechanism(CustomScheme([1e-9, 1e-9, 0.5], 3), BandedToeplitz.identity(), 0.15)
+    assert pairs.log_normalizer(mechanism) == math.inf > pairs.log_normalizer_about(mechanism)
 
 
 @pytest.mark.parametrize(

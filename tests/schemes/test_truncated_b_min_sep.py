@@ -48,7 +48,7 @@ IDS = [f"{s}-{b}" for s, b in SMALL]
 def count_distribution(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
     """Corollary D.2 word for word, given batch sizes: the distribution of x (2, 1) or y (-1, 0)."""
     distribution: dict[tuple[int, ...], float] = {}
-    for pattern, weight in enumeration.pattern_distribution(scheme.uncut).items():
+    for pattern, weight in enumeration.pattern_distribution(scheme.untruncated).items():
         cut = [i for i, x in enumerate(pattern) if x and batch_sizes[i] >= scheme.max_batch_size]
         for kept in itertools.product((0, 1), repeat=len(cut)):
             counts, chance = [when_whole * x for x in pattern], weight
@@ -112,10 +112,10 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
         for y, r in zip(rng.normal(size=(6, n)), sizes, strict=True):
             ratios, half = (y @ dense - norms / 2) / sigma**2, norms / (2 * sigma**2)
             ours = log_likelihoods(ratios, half, r)
-            if scheme.can_cut:
+            if scheme.can_truncate:
                 exact = exact_log_likelihoods(scheme, dense, sigma, y, r)
                 np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
-            if (r < 10).all() or not scheme.can_cut:
+            if (r < 10).all() or not scheme.can_truncate:
                 assert ours[1] == 0
 
 
@@ -141,8 +141,8 @@ def test_drawn_binomials(window, p, key):
 
     @jax.jit
     def draw(key, trials):
-        words = (_words(part, number, trials.shape) for part in jax.random.split(key))
-        return binomial_of_words(*words, trials, arrays)
+        words = [_words(part, number, trials.shape) for part in jax.random.split(key)]
+        return binomial_of_words(words, trials, arrays)
 
     trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
     drawn = np.asarray(draw(key, jnp.asarray(trials, jnp.int32)))
@@ -248,7 +248,7 @@ def test_a_tie_is_settled_by_the_low_words():
     arrays = Arrays(np.array([0]), (level,))
     words = np.array([4, 5, 5, 5, 6], np.uint32)
     low = np.array([2**32 - 1, 6 << 2, 7 << 2, 0, 0], np.uint32)
-    drawn = jax.jit(lambda one, two: binomial_of_words([one], [two], jnp.zeros(5, jnp.int32), arrays))
+    drawn = jax.jit(lambda one, two: binomial_of_words(([one], [two]), jnp.zeros(5, jnp.int32), arrays))
     assert drawn(words, low).tolist() == [0, 0, 1, 0, 1]
 
 
@@ -411,7 +411,7 @@ def plane_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
 
 def cut_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
     """Distribution of the cut gradient sums of all steps; `gradients[k][i]` of example k at step i."""
-    patterns, distribution = enumeration.pattern_distribution(scheme.uncut), {}
+    patterns, distribution = enumeration.pattern_distribution(scheme.untruncated), {}
     for sampled in itertools.product(patterns.items(), repeat=len(gradients)):
         chance = np.prod([weight for _, weight in sampled])
         per_step = []
@@ -439,7 +439,7 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
         first, second = ({tuple(dense @ x): w for x, w in distribution.items()} for distribution in pair)
         return plane_delta(first, second, sigma, epsilon)
 
-    patterns, sizes = enumeration.pattern_distribution(scheme.uncut), {}
+    patterns, sizes = enumeration.pattern_distribution(scheme.untruncated), {}
     for (x, one), (y, other) in itertools.product(patterns.items(), repeat=2):
         total = tuple(np.add(x, y).tolist())
         sizes[total] = sizes.get(total, 0.0) + one * other
@@ -508,7 +508,7 @@ def test_from_calibration_to_batches(tmp_path, key):
     plan = calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=1.1)
     assert plan.is_sampled and plan.certified
     # Cuts cost something: noise that is enough without them is not enough.
-    assert calibrate(scheme.uncut, strategy, **target, noise_multiplier=0.7).certified
+    assert calibrate(scheme.untruncated, strategy, **target, noise_multiplier=0.7).certified
     with pytest.raises(NotCertifiedError):
         calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=0.7)
     plan.save(tmp_path / "plan.json")
@@ -539,7 +539,7 @@ def test_bad_input(capsys):
         with pytest.raises(ValueError, match="batch_sizes must be whole numbers from 0 to 2147483647, got"):
             privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.array([0, 1, 2, 3, size]))
     with pytest.raises(ValueError, match="batch_sizes must be given"):
-        privacy_loss(Mechanism(scheme.uncut, identity, 1.0), np.zeros(5), np.zeros(5))
+        privacy_loss(Mechanism(scheme.untruncated, identity, 1.0), np.zeros(5), np.zeros(5))
     with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, got 99"):
         calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=99)
     with pytest.raises(ValueError, match="max_batch_size must not be given"):

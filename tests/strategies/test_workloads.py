@@ -126,11 +126,6 @@ def test_optimal_for_a_workload(workload):
     assert inverse_loss(inverse[0]) <= least * (1 + 1e-9)
 
 
-def test_default_is_prefix_sums():
-    made = BandedInverse.optimal(iterations=N, bands=3, workload=Workload())
-    assert made == BandedInverse.optimal(iterations=N, bands=3)
-
-
 def test_bad_workload():
     for arguments, message in [
         ({"learning_rate": 0.0}, "learning_rate must be"),
@@ -169,11 +164,6 @@ def test_what_is_no_workload_is_refused(bad):
         BandedToeplitz.optimal(iterations=4, bands=2, min_separation=2, participations=1, workload=bad)
     with pytest.raises(ValueError, match=r"workload must be a jaxacct\.strategies\.Workload"):
         workload_error(BandedToeplitz.identity(), iterations=3, noise_multiplier=1.0, workload=bad)
-
-
-def test_too_many_numbers_are_refused():
-    with pytest.raises(ValueError, match="workload must have a constant learning rate for 5000 iterations"):
-        Workload(lambda t: 1.0 + t).error_of(5000, 5000)
 
 
 @pytest.mark.parametrize(

@@ -177,31 +177,6 @@ def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, never_stopped, t
     assert a == b
 
 
-OTHERS = [
-    (dict(clip_norm=2.0), "another clip_norm: 1.0, now 2.0"),
-    (dict(optimizer=optax.sgd(0.1)), "another optimizer"),
-    (dict(loss=lambda p, e: 2 * loss(p, e)), "another loss"),
-    (dict(plan=plan(dataset_size=ROWS, sigma=1.1)), "another plan"),
-    (dict(steps=11), "steps must be at least 12, as the run in .* is there, got 11"),
-    (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
-]
-
-
-@pytest.fixture(scope="module")
-def a_run(tmp_path_factory):
-    """The folder of one run that ended, which refused ones leave as it is."""
-    folder = tmp_path_factory.mktemp("run")
-    run(out=folder)
-    yield folder
-    assert run(out=folder).steps == 12
-
-
-@pytest.mark.parametrize(("options", "message"), OTHERS, ids=[m for _, m in OTHERS])
-def test_a_folder_of_another_run_is_refused(options, message, a_run):
-    with pytest.raises(ValueError, match=message):
-        run(out=a_run, **options)
-
-
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     whole = run(out=tmp_path / "whole", checkpoint_every=4)
     real, calls = RunFolder.save, []

@@ -159,7 +159,9 @@ class Rough:
         return log, mean
 
     def tilt_to(self, target: float) -> float:
-        """Return the tilt whose mean is approximately `target`."""
+        """Return the tilt whose mean is approximately `target`, or near the largest sum if that is less."""
+        # The mean without a tilt is about 1 for each X.
+        target = min(target, sum(number * (0.1 + 0.9 * float(x[-1])) for number, x, _ in self.parts))
 
         def is_past(tilt):
             return self.log_moment(tilt)[1] >= target

@@ -40,7 +40,8 @@ _FURTHEST = 64.0  # times alpha b
 _CUT, _STEP = 1e-9, 0.02
 # Error over the bound from which the next lattice serves, and the bound from which a table is flat.
 _MAX_ERROR, _FLOOR = 1e-3, 1e-18
-_MAX_ERROR_OF_ONE = 1e-4  # of a bound at one epsilon that no other lattice can improve
+# Of a bound at one epsilon: truncated probability, and the error over it that no other lattice can improve.
+_CUT_OF_ONE, _MAX_ERROR_OF_ONE = 1e-7, 1e-4
 # Of far tails: places of the sum, and of the chords; the reserve over the divergence.
 _TAIL_POINTS, _TAIL_NODES, _TWO_LARGE = 2**16, 512, 1e-5
 _THRESHOLDS = 256  # of one lattice but the first
@@ -59,7 +60,9 @@ def divergence_bound(mixture: Mixture, epsilon: float) -> float:
         return min(1.0, participation)
     thresholds = np.array([threshold_of(mixture, min(epsilon, _MAX_EPSILON))])
     points = min(max(_POINTS_A_TERM * mixture.terms, _MIN_POINTS), _MAX_POINTS)
-    bounds, errors = _untilted(mixture, thresholds, Cut.at(mixture, float(thresholds[0]), _CUT), points)
+    bounds, errors = _untilted(
+        mixture, thresholds, Cut.at(mixture, float(thresholds[0]), _CUT_OF_ONE), points
+    )
     found = 1.0
     for _ in range(_ATTEMPTS):
         before, found = found, min(found, float(_probabilities(bounds)[0]))
@@ -135,11 +138,10 @@ class Sums:
         """Return ln sum e^{tilt x} mass(x) of each distribution."""
         return [log_sum(tilt * self.lattice.places, dist.masses) for dist in self.dists]
 
-    def log_others(self, tilt: float) -> float:
-        """Return an upper bound on ln E e^{tilt S} of all X but the size-biased one."""
-        logs = self.log_masses(tilt)
-        log = sum(part.number * one for part, one in zip(self.mixture.phases, logs, strict=True))
-        return log - min(logs)  # without the smallest: an upper bound for any other choice
+    def log_others(self, tilt: float) -> np.ndarray:
+        """Return ln E e^{tilt S} of all X but one, (kinds,) for each kind of that one."""
+        logs = np.array(self.log_masses(tilt))
+        return np.array([part.number for part in self.mixture.phases]) @ logs - logs
 
     def log_wrapped(self, steep: float) -> float:
         """Return an upper bound on ln P(sum beyond the end), by Chernoff with a tilt of at least 0.
@@ -154,7 +156,7 @@ class Sums:
             for part, dist in zip(self.mixture.phases, self.dists, strict=True)
         ]
         rest = self.lattice.end - x[-1]
-        return float(np.logaddexp.reduce(logs)) + self.log_others(steep) - steep * rest + 1e-9
+        return float(np.logaddexp.reduce(logs + self.log_others(steep))) - steep * rest + 1e-9
 
     def bounds(self, thresholds: np.ndarray, tilt: float) -> tuple[np.ndarray, np.ndarray]:
         """Return upper bounds on E (1 - K/S)_+ on the lattice for every threshold K, and errors.
@@ -290,7 +292,7 @@ def _tail(
         top *= 1.1
     top = min(top, highest(mixture))
     rough = Rough.of(mixture, top)
-    tilt, end = max(0.0, rough.tilt_to(first)), 1.2 * first
+    tilt, end = max(0.0, rough.tilt_to(first)), min(1.2 * first, terms * top)
     log_cut = math.log(_CUT) + rough.log_moment(tilt)[0]
     while end < terms * top and rough.log_chernoff(end) + tilt * end > log_cut:
         end *= 1.1
@@ -348,7 +350,7 @@ def _one_large(
     errors = unit * np.sqrt(each * (means**2).sum(axis=1)) + 4 * lattice.points * UNIT * (
         means @ np.abs(nodes)
     )
-    lost = math.exp(min(0.0, sums_of.log_others(steep) - steep * lattice.end + steep * top))
+    lost = math.exp(min(0.0, sums_of.log_others(steep)[place] - steep * lattice.end + steep * top))
     last = float(tails_of(part.mu, np.array([top]))[1][0]) * (1 + error)
     errors = errors + lost * last * (1 + lattice.end / top)
     share_of = part.number / mixture.total * (1 + 1024 * UNIT * (mixture.terms + 1))  # rounded masses

@@ -15,7 +15,7 @@ steps (proofs/rounding.md, section 7).
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -47,8 +47,7 @@ def interacting_log_recurrence(
 ):
     """Return ln P/Q of the sum of `processes` independent b-min-sep vectors, (...), exact up to rounding.
 
-    Time comes first and samples last, as for `recurrence.blocked_log_recurrence`, whose numbers are static,
-    too.
+    Time comes first and samples last; numbers are static.
 
     Args:
       log_ratios: (n, ...) float, `r_i` of a single participation.
@@ -61,31 +60,6 @@ def interacting_log_recurrence(
         start.
     """
     chex.assert_axis_dimension(overlaps, -1, block)
-    options: dict[str, Any] = dict(log_p=log_p, log_q=log_q, block=block, processes=processes)
-    values, weights = log_values_at_the_start(
-        log_ratios, overlaps, start_distribution=start_distribution, **options
-    )
-    return log_mean_of_starts(values, weights)
-
-
-def log_mean_of_starts(values, log_weights: np.ndarray):
-    """Return `ln sum e^{values + log_weights}` over the first axis."""
-    terms = values + _column(log_weights, values.dtype, values.ndim - 1)
-    if len(terms) == 1:
-        return terms[0]
-    # As a tree, as there may be tens of thousands.
-    largest = lax.stop_gradient(terms.max(axis=0))
-    return largest + jnp.log(tree_sum(jnp.exp(terms - largest[None]), 0))
-
-
-def log_values_at_the_start(
-    log_ratios, overlaps, *, log_p: float, log_q: float, block: int, processes: int, start_distribution=None
-):
-    """Return the values of `interacting_log_recurrence` before the mean over the initial lockouts.
-
-    They are (starts, ...), linear in `log_ratios` and `overlaps` together where p = 1, and (starts,) float64
-    logs of their weights.
-    """
     n, samples = log_ratios.shape[0], log_ratios.shape[1:]
     num_blocks, dtype = -(-n // block), log_ratios.dtype
     # A padded step has r = 0 and no overlap, so its probabilities add up to 1.
@@ -102,17 +76,20 @@ def log_values_at_the_start(
     free = num_blocks * block * processes
     if start_distribution is None or block == 1:
         (values, lost), _ = lax.scan(remade, end, (ratios, shared), reverse=True)
-        values = values[0] + (lost[0] + jnp.asarray(free_steps(np.array(free), log_q), dtype))
-        return values[None], np.zeros(1)
+        return values[0] + (lost[0] + jnp.asarray(free_steps(np.array(free), log_q), dtype))
     later, _ = lax.scan(remade, end, (ratios[1:], shared[1:]), reverse=True)
     # The first block has virtual histories, too. Nothing beyond it refers to them.
     size = math.comb(2 * block + processes - 3, processes - 1)
     later = _Later(*(with_room(part, len(states(block, processes - 1)), size) for part in later))
     early = _block_of(one_step, moves(block, processes, 2 * block - 1), log_p, log_q, block)
     first = early(later, ratios[0], shared[0])
-    starts = starts_of(block, processes, start_distribution)
-    weights = np.log(starts.chance) + free_steps(free - starts.locked_out, log_q)
-    return first.values[starts.where], weights
+    earliest, number, chance = start_states(block, processes, np.asarray(start_distribution))
+    locked_out = states(block, processes).sum(axis=1)
+    weights = np.log(chance) + free_steps(free - locked_out, log_q)
+    terms = first.values[earliest * size + number] + _column(weights, dtype, len(samples))
+    # As a tree, as there may be tens of thousands.
+    largest = lax.stop_gradient(terms.max(axis=0))
+    return largest + jnp.log(tree_sum(jnp.exp(terms - largest[None]), 0))
 
 
 def overlaps_by_block(overlaps, n: int, block: int, dtype):
@@ -120,28 +97,6 @@ def overlaps_by_block(overlaps, n: int, block: int, dtype):
     num_blocks = -(-n // block)
     shared = jnp.broadcast_to(jnp.asarray(overlaps, dtype), (n, block))
     return jnp.pad(shared, [(0, num_blocks * block - n), (0, 0)]).reshape(num_blocks, block, block)
-
-
-class Starts(NamedTuple):
-    """Initial states of the processes, (starts,) each: number of the state, locked-out steps, probability.
-
-    `where` is the first step at which one is free times the number of states, plus its state.
-    """
-
-    where: np.ndarray
-    locked_out: np.ndarray
-    chance: np.ndarray
-
-
-def starts_of(block: int, processes: int, start_distribution) -> Starts:
-    """Return all starts of `start_distribution`, with virtual histories; all processes free without it."""
-    if start_distribution is None or block == 1:
-        return Starts(np.zeros(1, int), np.zeros(1, int), np.ones(1))
-    size = math.comb(2 * block + processes - 3, processes - 1)
-    earliest, number, chance = start_states(block, processes, np.asarray(start_distribution))
-    possible = chance > 0
-    locked_out = states(block, processes).sum(axis=1)[possible]
-    return Starts((earliest * size + number)[possible], locked_out, chance[possible])
 
 
 class _Later(NamedTuple):

@@ -27,7 +27,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.families.replicas import log_scale
 from jaxacct.schemes.replicas import table as replicas
-from jaxacct.schemes.truncation.independent_truncation import IndependentCuts
+from jaxacct.schemes.truncation.independent_truncation import IndependentTruncation
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import BudgetLine, Item
 from jaxacct.strategies import Strategy
@@ -41,7 +41,7 @@ _SPEC = ProposalSpec("truncated", ())
 class Replicas(NamedTuple):
     """Mechanism of two replicas whose steps are truncated independently."""
 
-    scheme: IndependentCuts
+    scheme: IndependentTruncation
     strategy: Strategy
     noise_multiplier: float
 
@@ -49,13 +49,13 @@ class Replicas(NamedTuple):
 def build(setting: Setting) -> Proposal:
     """Return two replicas with independent truncation for a setting; ValueError without tables."""
     mechanism, direction = setting.mechanism, setting.direction
-    cuts = _checked_truncation(mechanism)
-    none = cuts.uncut.log_probability_of_none()
+    truncation = _checked_truncation(mechanism)
+    none = truncation.untruncated.log_probability_of_none()
     if direction == Direction.ADD:
-        of_two = _replicas(mechanism, dataclasses.replace(cuts, counts=(0, 1)))
+        of_two = _replicas(mechanism, dataclasses.replace(truncation, counts=(0, 1)))
         log_z, log_tilt, lowered = 0.0, 0.0, none
     else:
-        of_two, log_z, log_tilt, lowered = _remove_distribution(mechanism, cuts, none)
+        of_two, log_z, log_tilt, lowered = _remove_distribution(mechanism, truncation, none)
     log_z += replicas.log_normalizer(of_two)
 
     def tables():
@@ -67,7 +67,7 @@ def build(setting: Setting) -> Proposal:
     # `lowered` is ln of the floor of the other side's likelihood.
     if not math.isfinite(log_z - lowered):
         raise ValueError(f"{_SPEC} overflow at noise multiplier {mechanism.noise_multiplier:g}")
-    logs = abs(log_z) + log_tilt * cuts.uncut.iterations - none
+    logs = abs(log_z) + log_tilt * truncation.iterations - none
     relative, variation = replicas.errors(of_two)
 
     def scale_at(other: float) -> float:
@@ -82,45 +82,46 @@ def build(setting: Setting) -> Proposal:
         tables=tables,
         relative_error=relative,
         # Truncation of steps without a participation is drawn by 32 bits each.
-        total_variation=variation + cuts.uncut.iterations * 2.0**-32,
+        total_variation=variation + truncation.iterations * 2.0**-32,
         replicas=REPLICAS,
         left_out=0.0,
         lowest=0.0,
         profile=None,
         scale_at=scale_at,
-        rounding_lines=lambda delta_v: truncated_lines(mechanism, float(delta_v), logs, cuts.beyond),
+        rounding_lines=lambda delta_v: truncated_lines(mechanism, float(delta_v), logs, truncation.beyond),
         log_normalizer=log_z,
         of_a_bound=True,
     )
 
 
-def _checked_truncation(mechanism: Mechanism) -> IndependentCuts:
+def _checked_truncation(mechanism: Mechanism) -> IndependentTruncation:
     """Return the independent truncation of a mechanism."""
-    cuts = mechanism.scheme.independent_cuts
-    if cuts is None:
+    truncation = mechanism.scheme.independent_truncation
+    if truncation is None:
         raise ValueError(f"scheme must truncate batches itself, got {mechanism.scheme.name}")
     if not mechanism.is_stationary:
         raise ValueError(f"{_SPEC} needs a Toeplitz matrix with at most min_separation bands")
-    if not replicas.fits(_replicas(mechanism, cuts)):
-        raise ValueError(f"iterations must be fewer for the tables of {_SPEC}, got {cuts.uncut.iterations}")
-    return cuts
+    if not replicas.fits(_replicas(mechanism, truncation)):
+        raise ValueError(f"iterations must be fewer for the tables of {_SPEC}, got {truncation.iterations}")
+    return truncation
 
 
-def _replicas(mechanism: Mechanism, cuts: IndependentCuts) -> Replicas:
-    return Replicas(cuts, mechanism.strategy, mechanism.noise_multiplier)
+def _replicas(mechanism: Mechanism, truncation: IndependentTruncation) -> Replicas:
+    return Replicas(truncation, mechanism.strategy, mechanism.noise_multiplier)
 
 
-def _remove_distribution(mechanism: Mechanism, cuts: IndependentCuts, none: float):
+def _remove_distribution(mechanism: Mechanism, truncation: IndependentTruncation, none: float):
     """Return (replicas that are drawn, ln of the tilt's sum, ln tilt of a truncated step, ln floor of f_Q).
 
     With the floor `(1 - p)^{|K|}` of f_Q, which tilts K, or with P(x = 0): the smaller scale.
     """
-    p, found = cuts.uncut.sampling_probability, [(_replicas(mechanism, cuts), 0.0, 0.0, none)]
+    p = truncation.untruncated.sampling_probability
+    found = [(_replicas(mechanism, truncation), 0.0, 0.0, none)]
     if p < 1:
-        log_tilt, chances = -math.log1p(-p), np.array(cuts.chances)
+        log_tilt, chances = -math.log1p(-p), np.array(truncation.chances)
         sums = np.log1p(chances * math.expm1(log_tilt))
         tilted = np.minimum(chances * np.exp(log_tilt - sums), 1.0)
-        of_two = _replicas(mechanism, dataclasses.replace(cuts, chances=tuple(tilted.tolist())))
+        of_two = _replicas(mechanism, dataclasses.replace(truncation, chances=tuple(tilted.tolist())))
         found.append((of_two, math.fsum(sums) * (1 + 1e-12), log_tilt, 0.0))
     return min(
         found,
@@ -163,7 +164,7 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
     mean, at a delta of 0.02 (proofs/truncated_batches.md, section 3).
     """
     mechanism = setting.mechanism
-    if mechanism.scheme.independent_cuts is None or not mechanism.is_stationary:
+    if mechanism.scheme.independent_truncation is None or not mechanism.is_stationary:
         return []
     if samples_needed is not None and samples_needed(plain(mechanism, setting.direction)) <= _FEW_SAMPLES:
         return []
@@ -175,21 +176,21 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 
 def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> Draws:
     """Draw outputs shifted by the replicas' counts, down in the add direction."""
-    cuts, sign = scheme.independent_cuts, direction.sign
+    truncation, sign = scheme.independent_truncation, direction.sign
     if direction == Direction.ADD:
-        cuts = dataclasses.replace(cuts, counts=(0, 1))
+        truncation = dataclasses.replace(truncation, counts=(0, 1))
     normals_key, counts_key = threefry.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = strategy.draw_normals(normals_key, n, size, dtype)
-    cut, counts = cuts.draw(counts_key, tables["arrays"], size)
+    is_truncated, counts = truncation.draw(counts_key, tables["arrays"], size)
     drawn = strategy.scores_from_normals(normals, n, sigma, sign * counts.astype(dtype))
-    halves = jnp.asarray(column_norms(cuts.uncut, strategy), drawn.dtype)
+    half_norms = jnp.asarray(column_norms(truncation.untruncated, strategy), drawn.dtype)
     variance = jnp.asarray(sigma, drawn.dtype) ** 2
-    ratios = (drawn - lax.broadcast_to_rank(halves, 2)) / variance
-    log_p, log_q = cuts.log_likelihoods(ratios, halves / variance, cut)
+    ratios = (drawn - lax.broadcast_to_rank(half_norms, 2)) / variance
+    log_p, log_q = truncation.log_likelihoods(ratios, half_norms / variance, is_truncated)
     if direction == Direction.ADD:
         return Draws(log_p - log_q, tables["log_z"] - log_q)
-    tilt = tables["log_tilt"] * cut.sum(axis=1).astype(dtype)
+    tilt = tables["log_tilt"] * is_truncated.sum(axis=1).astype(dtype)
     return Draws(log_p - log_q, tables["log_z"] - log_p - tilt)
 
 

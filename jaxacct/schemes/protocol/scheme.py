@@ -196,7 +196,7 @@ class Scheme(abc.ABC):
     """Batch-size cap of a scheme that truncates batches itself."""
     required_dataset_size: int | None = None
     """The only data set size that the scheme is for, if it depends on one."""
-    independent_cuts: Any = None
+    independent_truncation: Any = None
     """Dominating pair whose truncated steps are independent (`schemes.truncation.independent_truncation`)."""
     independent_rounds: tuple[float, int] | None = None
     """(probability, rounds) of Poisson steps, of each of the unit's examples by itself, that are no more

@@ -77,11 +77,11 @@ def _groups(mechanism: Attracting, rows: Rows) -> list[_Group]:
     ]
 
 
-def _both_leave(table: SamplingTable, one: _Group, two: _Group, pulls: np.ndarray) -> np.ndarray:
-    """Return (n, K, K) weights of both leaving, by kinds whose attraction is `pulls`, (n, kinds, kinds)."""
+def _both_leave(table: SamplingTable, one: _Group, two: _Group, attractions: np.ndarray) -> np.ndarray:
+    """Return (n, K, K) weights of both leaving, by kinds with `attractions`, (n, kinds, kinds)."""
     if table.is_shared:  # the outcome of one is that of the other
-        return np.einsum("nak,nl,naa->nkl", one.chance, table.leaves, pulls)
-    return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, pulls)
+        return np.einsum("nak,nl,naa->nkl", one.chance, table.leaves, attractions)
+    return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, attractions)
 
 
 @functools.lru_cache(maxsize=1)
@@ -96,13 +96,12 @@ def weights_of(mechanism: Attracting) -> Weights:
     flat, left = alone.reshape(-1, K, K), alone[: rows.starts].reshape(-1, n, longest + 1, K, K)
     end = np.minimum(n - 1 - np.arange(n), len(logs) - 1)
     kinds = np.array(rows.kinds)
-    pulled = np.ones((len(kinds), len(logs), len(kinds), longest + 1, 1, 1))  # by the other one's kind
-    pulled[..., :width, 0, 0] = np.exp(np.multiply.outer(np.outer(kinds, kinds), logs[:, :width])).swapaxes(
-        1, 2
-    )
+    attracted = np.ones((len(kinds), len(logs), len(kinds), longest + 1, 1, 1))  # by the other one's kind
+    exponents = np.multiply.outer(np.outer(kinds, kinds), logs[:, :width])
+    attracted[..., :width, 0, 0] = np.exp(exponents).swapaxes(1, 2)
     groups, wait = _groups(mechanism, rows), 1 - table.leaves[:, :, None]
     chances = [group.chance[..., None] for group in groups]
-    both_wait, met = wait * wait.swapaxes(1, 2), pulled[:, :, :, 0, 0, 0][:, end].swapaxes(0, 1)
+    both_wait, met = wait * wait.swapaxes(1, 2), attracted[:, :, :, 0, 0, 0][:, end].swapaxes(0, 1)
     both_leave = [(_both_leave(table, a, b, met), a, b) for a in groups for b in groups]
     for i in range(n - 1, -1, -1):
         # Both are eligible.
@@ -122,7 +121,7 @@ def weights_of(mechanism: Attracting) -> Weights:
             if at.longer is not None:
                 then = np.where(at.is_longer, flat[at.longer], then)
             if at.kind is not None and kinds[at.kind]:
-                then = then * pulled[at.kind, end[i]][:, at.ages]
+                then = then * attracted[at.kind, end[i]][:, at.ages]
             for group, chance in zip(groups, chances, strict=True):
                 parts = chance[i][:, None, group.before] * then[:, :, group.after]
                 value[:, group.before] += parts.sum(axis=0)
@@ -235,7 +234,8 @@ def outcomes_of_two(mechanism: Attracting, weights: Weights) -> list[np.ndarray]
             one, two = table.outcomes[a], table.outcomes[b]
             then = _after(table, weights.both[steps + table.lockout], one)
             then = _after(table, then.swapaxes(1, 2), two).swapaxes(1, 2)
-            then = then * _pulls(mechanism, steps, 0 * steps, one.examples * two.examples)[:, None, None]
+            met = _attractions(mechanism, steps, 0 * steps, one.examples * two.examples)
+            then = then * met[:, None, None]
             if table.is_shared:
                 ways[1] = table.leaves * (a == b)
         terms.append(ways[0][:, :, None] * ways[1][:, None, :] * then)
@@ -257,7 +257,7 @@ def outcomes_of_one(mechanism: Attracting, weights: Weights, part: slice) -> lis
         then = weights.alone[rows.first(outcome) + at, np.minimum(left, d)].swapaxes(2, 3)
         longer = weights.alone[number, np.minimum(ages + d, longest)]
         then = _after(table, np.where((left > d)[..., None, None], longer, then), outcome)
-        met = _pulls(mechanism, at, ages, others * outcome.examples)[..., None, None]
+        met = _attractions(mechanism, at, ages, others * outcome.examples)[..., None, None]
         terms.append(chance[at][..., None] * met * then)
     return terms
 
@@ -267,7 +267,7 @@ def _chances(mechanism: Attracting) -> list[np.ndarray]:
     return [o.chance * np.exp(o.examples * log_lift(mechanism)) for o in mechanism.scheme.table.outcomes]
 
 
-def _pulls(mechanism: Attracting, steps: np.ndarray, ages: np.ndarray, times) -> np.ndarray:
+def _attractions(mechanism: Attracting, steps: np.ndarray, ages: np.ndarray, times) -> np.ndarray:
     """Return e to `times` the attraction of participations at `steps` to those `ages` steps before."""
     logs = log_attractions(mechanism)
     end = np.minimum(mechanism.scheme.iterations - 1 - steps, len(logs) - 1)

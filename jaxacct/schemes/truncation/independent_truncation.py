@@ -29,49 +29,49 @@ _ABOVE = 1e-9  # relative, for float64 binomial tails
 
 
 @dataclass(frozen=True)
-class IndependentCuts:
+class IndependentTruncation:
     """Pair with independent truncation.
 
     Attributes:
-      uncut: sampling scheme.
+      untruncated: sampling scheme.
       chances: (iterations,) probability that a step is truncated, given all others.
       beyond: probability that the sizes of the others' batches are not covered; to be added to delta.
       counts: of a participation at a step that is not truncated, and at one that is, in two replicas: those
         of P, or (0, 1), those of Q up to the sign.
     """
 
-    uncut: BMinSep
+    untruncated: BMinSep
     chances: tuple[float, ...]
     beyond: float
     counts: tuple[int, int] = (1, 2)
     examples_per_unit: ClassVar[int] = 1
 
     @classmethod
-    def of(cls, uncut: BMinSep, max_batch_size: int, dataset_size: int) -> "IndependentCuts":
+    def of(cls, untruncated: BMinSep, max_batch_size: int, dataset_size: int) -> "IndependentTruncation":
         """Return the pair of batches of `dataset_size` examples, the sensitive one included."""
-        n, p, others = uncut.iterations, uncut.sampling_probability, dataset_size - 1
+        n, p, others = untruncated.iterations, untruncated.sampling_probability, dataset_size - 1
         # The others are independent: the number of eligible ones at a step is binomial.
         eligible, where = np.unique(
-            np.minimum(uncut.participation_probabilities() / p, 1), return_inverse=True
+            np.minimum(untruncated.participation_probabilities() / p, 1), return_inverse=True
         )
         highest = binomial_quantile(others, eligible, _RARE / n)
         exceeded = scipy.stats.binom.sf(highest, others, eligible) * (1 + _ABOVE)
         chances = scipy.stats.binom.sf(max_batch_size - 1, highest, p) * (1 + _ABOVE)
         found = np.minimum(chances, 1.0)[where]
-        return cls(uncut, tuple(found.tolist()), float(exceeded[where].sum()))
+        return cls(untruncated, tuple(found.tolist()), float(exceeded[where].sum()))
 
     @property
     def iterations(self) -> int:
-        return self.uncut.iterations
+        return self.untruncated.iterations
 
     @property
     def min_separation(self) -> int:
-        return self.uncut.min_separation
+        return self.untruncated.min_separation
 
     @functools.cached_property
     def table(self) -> CountsTable:
         """Sampling of two replicas, which share the truncation of a step."""
-        of, chances = self.uncut.table, np.array(self.chances)
+        of, chances = self.untruncated.table, np.array(self.chances)
         kinds = tuple(zip(self.counts, (1 - chances, chances), strict=True))
         return CountsTable(of.join, of.lockout, of.turns, of.start, kinds=kinds, is_shared=True)
 
@@ -81,25 +81,26 @@ class IndependentCuts:
         Both are (num_samples, iterations). `arrays` are those of the replicas of `table`, and `chances`,
         (iterations,) uint32: `chances` of this in units of 2^-32.
         """
-        pairs_key, cut_key = threefry.split(key)
+        pairs_key, truncation_key = threefry.split(key)
         steps, kinds = draw_outcomes(pairs_key, self.table, arrays["pairs"], num_samples)
         # Separately: XLA would compute these words again for both likelihoods.
-        cut = threefry.bits_32(cut_key, (num_samples, self.iterations)) < arrays["chances"][None]
+        words = threefry.bits_32(truncation_key, (num_samples, self.iterations))
+        is_truncated = words < arrays["chances"][None]
         rows = jnp.arange(num_samples)[:, None]
-        cut = cut.at[rows, steps.T].set(kinds.max(axis=0).T == 2, mode="drop")
+        is_truncated = is_truncated.at[rows, steps.T].set(kinds.max(axis=0).T == 2, mode="drop")
         counts = jnp.asarray([0, *self.counts], jnp.float32)[kinds].sum(axis=0)
-        return cut, counts_at(steps.T, counts.T, self.iterations)
+        return is_truncated, counts_at(steps.T, counts.T, self.iterations)
 
-    def log_likelihoods(self, log_ratios, half_square_norms, cut):
+    def log_likelihoods(self, log_ratios, half_square_norms, is_truncated):
         """Return `(ln P/R, ln Q/R)`, (num_samples,), given which steps are truncated, R the centred Gaussian.
 
         Other arguments as of `TruncatedBMinSep.log_likelihoods`; exact up to rounding.
         """
-        halves = time_first(half_square_norms, log_ratios)
-        return log_likelihoods_given(self.uncut, log_ratios.T, halves, cut.T)
+        half_norms = time_first(half_square_norms, log_ratios)
+        return log_likelihoods_given(self.untruncated, log_ratios.T, half_norms, is_truncated.T)
 
 
-def log_likelihoods_given(uncut: BMinSep, ratios, halves, cut, log_kept=0.0, log_left_out=None):
+def log_likelihoods_given(scheme: BMinSep, ratios, half_norms, is_truncated, log_kept=0.0, log_left_out=None):
     """Return `(ln P/R, ln Q/R)`, (num_samples,), given which steps are truncated; all arrays time first.
 
     Time comes first as in the recurrence, and in what is drawn. An example is kept with ln of the probability
@@ -108,9 +109,9 @@ def log_likelihoods_given(uncut: BMinSep, ratios, halves, cut, log_kept=0.0, log
 
     def of_count(count, otherwise):
         # A count k has k s - k^2 ||c||^2 / 2 = k (s - ||c||^2 / 2) - (k^2 - k) ||c||^2 / 2.
-        kept = log_kept + count * ratios - (count**2 - count) * halves
+        kept = log_kept + count * ratios - (count**2 - count) * half_norms
         joined = kept if log_left_out is None else log_add_exp(kept, log_left_out)
-        return uncut.log_likelihood_ratios(jnp.where(cut, joined, otherwise).T)
+        return scheme.log_likelihood_ratios(jnp.where(is_truncated, joined, otherwise).T)
 
     return of_count(2, ratios), of_count(-1, jnp.zeros_like(ratios))
 

@@ -33,7 +33,7 @@ from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields, disjoin
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.schemes.truncation.independent_truncation import (
-    IndependentCuts,
+    IndependentTruncation,
     log_likelihoods_given,
     time_first,
 )
@@ -79,7 +79,7 @@ class TruncatedBMinSep(ExampleScheme):
         max_size, size = self.max_batch_size, self.dataset_size
         if size >= 2**31:
             raise ValueError(f"dataset_size must be below 2^31 = {2**31}, got {size}")
-        mean = size * float(self.uncut.participation_probabilities().max())
+        mean = size * float(self.untruncated.participation_probabilities().max())
         if max_size < mean * (1 - 1e-12):
             raise ValueError(
                 f"max_batch_size (truncate_to) must be at least the largest expected batch size {mean:.6g}, "
@@ -89,19 +89,19 @@ class TruncatedBMinSep(ExampleScheme):
     @classmethod
     def from_batch_size(cls, *, dataset_size: int, max_batch_size: int, **sizes) -> "TruncatedBMinSep":
         """Return the scheme of expected batch size `batch_size` before truncation, as `BMinSep` does."""
-        uncut = BMinSep.from_batch_size(dataset_size=dataset_size, **sizes)
-        start = uncut.iterations, uncut.min_separation, uncut.sampling_probability
-        return cls(*start, max_batch_size, dataset_size, uncut.warm_start)
+        untruncated = BMinSep.from_batch_size(dataset_size=dataset_size, **sizes)
+        start = untruncated.iterations, untruncated.min_separation, untruncated.sampling_probability
+        return cls(*start, max_batch_size, dataset_size, untruncated.warm_start)
 
     @functools.cached_property
-    def uncut(self) -> BMinSep:
+    def untruncated(self) -> BMinSep:
         """Same sampling without a maximum, which truncation does not change."""
         return BMinSep(self.iterations, self.min_separation, self.sampling_probability, self.warm_start)
 
     @property
     def table(self) -> SamplingTable:
         """Table of the sampling before truncation."""
-        return self.uncut.table
+        return self.untruncated.table
 
     sparse_positions = None
 
@@ -111,32 +111,32 @@ class TruncatedBMinSep(ExampleScheme):
     @property
     def participation_rate(self) -> float:
         """Long-run sampling rate, before truncation."""
-        return self.uncut.participation_rate
+        return self.untruncated.participation_rate
 
     @property
-    def can_cut(self) -> bool:
+    def can_truncate(self) -> bool:
         """Whether any batch can exceed the maximum."""
         return self.max_batch_size < self.dataset_size
 
     @property
     def sums(self) -> Sums:
-        return dataclasses.replace(self.uncut.sums, max_sampled=self.dataset_size)
+        return dataclasses.replace(self.untruncated.sums, max_sampled=self.dataset_size)
 
     @property
     def side_information(self) -> BatchSizes:
-        return BatchSizes(self.uncut, self.dataset_size)
+        return BatchSizes(self.untruncated, self.dataset_size)
 
     def squared_sensitivity(self, cross: float) -> float:
         # An example may take another one's place in the batch.
-        return disjoint_participations(self.max_participations, 2 if self.can_cut else 1, cross)
+        return disjoint_participations(self.max_participations, 2 if self.can_truncate else 1, cross)
 
     def log_probability_of_none(self) -> float:
         """Return -inf: Q is a mixture, too, so P/Q has no lower bound."""
         return -math.inf
 
     @functools.cached_property
-    def independent_cuts(self) -> IndependentCuts:
-        return IndependentCuts.of(self.uncut, self.max_batch_size, self.dataset_size)
+    def independent_truncation(self) -> IndependentTruncation:
+        return IndependentTruncation.of(self.untruncated, self.max_batch_size, self.dataset_size)
 
     @property
     def batch_size_cap(self) -> int:
@@ -178,14 +178,14 @@ class TruncatedBMinSep(ExampleScheme):
         place = multiply_high(bits, sizes.astype(jnp.uint32) + 1)
         kept = (place < most).astype(jnp.float32)
         drawn_from_p = Direction.of(direction) is Direction.REMOVE
-        when_cut, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
-        return positions, jnp.where(sizes >= most, when_cut, when_whole)
+        when_truncated, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
+        return positions, jnp.where(sizes >= most, when_truncated, when_whole)
 
     @property
     def draw_errors(self) -> tuple[float, float]:
         """Errors of the density of `draw_counts` given the batch sizes."""
         relative, variation = super().draw_errors
-        if self.can_cut:
+        if self.can_truncate:
             # Error 2^-32 relative to B / (r+1) >= B / |D|, and to 1 - B / (r+1) >= 1 / (B+1).
             rarest = max(self.dataset_size / self.max_batch_size, self.max_batch_size + 1)
             relative = math.expm1(math.log1p(relative) + self.max_participations * 2.0**-32 * rarest)
@@ -202,17 +202,17 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, appendix D, the recurrences after corollary D.2. Exact up to rounding.
         """
-        if not self.can_cut:
-            return self.uncut.log_likelihood_ratios(log_ratios), jnp.zeros_like(log_ratios[..., 0])
+        if not self.can_truncate:
+            return self.untruncated.log_likelihood_ratios(log_ratios), jnp.zeros_like(log_ratios[..., 0])
         # Time first, as in the recurrence and in the drawn batch sizes: one order for all.
-        ratios, sizes, halves = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
+        ratios, sizes, half_norms = log_ratios.T, batch_sizes.T, time_first(half_square_norms, log_ratios)
         dtype, max_size = ratios.dtype, self.max_batch_size
-        cut = sizes >= max_size
-        sampled = jnp.where(cut, sizes, max_size) + 1
+        is_truncated = sizes >= max_size
+        sampled = jnp.where(is_truncated, sizes, max_size) + 1
         log_sampled = jnp.log(sampled.astype(dtype))
         log_kept = jnp.asarray(math.log(max_size), dtype) - log_sampled
-        log_left_out = jnp.log((sampled - max_size).astype(dtype)) - log_sampled
-        log_p, log_q = log_likelihoods_given(self.uncut, ratios, halves, cut, log_kept, log_left_out)
+        keeping = log_kept, jnp.log((sampled - max_size).astype(dtype)) - log_sampled
+        log_p, log_q = log_likelihoods_given(self.untruncated, ratios, half_norms, is_truncated, *keeping)
         return log_p, jnp.where(sizes.max(axis=0) >= max_size, log_q, jnp.zeros_like(log_q))
 
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None):

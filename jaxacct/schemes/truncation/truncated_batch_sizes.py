@@ -28,11 +28,11 @@ class BatchSizes:
     """Number of other examples sampled at each step, before truncation: what the adversary sees.
 
     Attributes:
-      uncut: the sampling.
+      untruncated: the sampling.
       dataset_size: number of examples |D|, the sensitive one included.
     """
 
-    uncut: BMinSep
+    untruncated: BMinSep
     dataset_size: int
     name: ClassVar[str] = "batch_sizes"
     words: ClassVar[int] = 2  # changes whenever the same key draws other values
@@ -44,9 +44,9 @@ class BatchSizes:
     @property
     def _tables(self) -> tuple[Tables | None, Tables | None]:
         """Tables of the draws from the pool; and, under a warm start, at the first b - 1 steps."""
-        p, b = self.uncut.sampling_probability, self.uncut.min_separation
+        p, b = self.untruncated.sampling_probability, self.untruncated.min_separation
         joining = binomial_tables((self._pool_window,), (p,)) if p < 1 else None
-        if not self.uncut.warm_start or b == 1:
+        if not self.untruncated.warm_start or b == 1:
             return joining, None
         return joining, binomial_tables(self._first_windows, self._first_probabilities)
 
@@ -54,17 +54,18 @@ class BatchSizes:
     def _pool_window(self) -> tuple[int, int]:
         """Range of the pool size at every step, except with probability `_OUTSIDE`."""
         # The others are independent, so the number of eligible ones is binomial.
-        eligible = np.minimum(self.uncut.participation_probabilities() / self.uncut.sampling_probability, 1)
+        of = self.untruncated
+        eligible = np.minimum(of.participation_probabilities() / of.sampling_probability, 1)
         low, high = _windows(
-            self.dataset_size - 1, np.unique(eligible), _OUTSIDE / (8 * self.uncut.iterations)
+            self.dataset_size - 1, np.unique(eligible), _OUTSIDE / (8 * self.untruncated.iterations)
         )
         return int(low.min()), int(high.max())
 
     @functools.cached_property
     def _first_windows(self) -> tuple[tuple[int, int], ...]:
         """Ranges of those not sampled before the first steps t = 0 .. b - 2, under a warm start."""
-        left = 1 - np.arange(self.uncut.min_separation - 1) * self.uncut.participation_rate
-        low, high = _windows(self.dataset_size - 1, left, _OUTSIDE / (8 * self.uncut.min_separation))
+        left = 1 - np.arange(self.untruncated.min_separation - 1) * self.untruncated.participation_rate
+        low, high = _windows(self.dataset_size - 1, left, _OUTSIDE / (8 * self.untruncated.min_separation))
         return tuple(zip(low.astype(int).tolist(), high.astype(int).tolist(), strict=True))
 
     @property
@@ -74,7 +75,7 @@ class BatchSizes:
         The stationary distribution has p / (1 + (b-1) p) for each of these steps, at most one of which
         samples an example, so given none of t it is `p / (1 + (b-1-t) p)`.
         """
-        p, b = self.uncut.sampling_probability, self.uncut.min_separation
+        p, b = self.untruncated.sampling_probability, self.untruncated.min_separation
         return tuple(p / (1 + (b - 1 - t) * p) for t in range(b - 1))
 
     def draw(self, key, num_samples: int, tables=None):
@@ -88,7 +89,7 @@ class BatchSizes:
         Source: arXiv 2602.09338, appendix D and algorithm 2. Error: `error`.
         """
         joining, first = self.tables() if tables is None else tables
-        n, b, others = self.uncut.iterations, self.uncut.min_separation, self.dataset_size - 1
+        n, b, others = self.untruncated.iterations, self.untruncated.min_separation, self.dataset_size - 1
         first_key, key = threefry.split(key)
         pool = jnp.full((num_samples,), others, jnp.int32)
         recent, sizes = jnp.zeros((b - 1, num_samples), jnp.int32), []  # of the b - 1 steps before
@@ -124,7 +125,7 @@ class BatchSizes:
         first is float64 rounding in the tables, the second their 62-bit grid, truncated tails and pools
         outside their windows.
         """
-        n, b, (joining, first) = self.uncut.iterations, self.uncut.min_separation, self._tables
+        n, b, (joining, first) = self.untruncated.iterations, self.untruncated.min_separation, self._tables
         starting = 0 if first is None else min(n, b - 1)
         relative, variation = 0.0, _OUTSIDE
         for tables, steps in ((joining, n - starting), (first, starting)):
@@ -155,12 +156,12 @@ def _block(keys, pool, arrays, steps, back):
 
     words = [_words(key, len(arrays.levels), shape) for key in keys]
     if back is None:
-        return pool, binomial_of_words(*words, jnp.broadcast_to(pool, shape), arrays)
+        return pool, binomial_of_words(words, jnp.broadcast_to(pool, shape), arrays)
 
     # One array a step, the pool: further outputs make XLA compute all of it again. The sizes follow.
     def step(pool, given):
         words, at, back = given
-        pool = pool - binomial_of_words(*words, pool, arrays, 0 if at is None else at) + back
+        pool = pool - binomial_of_words(words, pool, arrays, 0 if at is None else at) + back
         return pool, pool
 
     _, pools = lax.scan(step, pool, (words, at, back), length=length)

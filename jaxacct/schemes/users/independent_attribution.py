@@ -30,8 +30,6 @@ from jaxacct.schemes.users.multi_attribution import UserScheme
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
 MAX_NUMBERS = 140_000
-# Examples up to this are unrolled in the sampling program, more are a loop, which compiles faster.
-_WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,6 @@ class IndependentAttribution(UserScheme):
     def draw_participation(self, key, num_samples: int):
         """Return (num_samples, iterations) float32 counts 0 .. k_u."""
         keys = threefry.split(key, self.examples_per_user)
-        if self.examples_per_user <= _WRITTEN_OUT:
-            return sum(self.one.draw_participation(part, num_samples) for part in keys)
 
         def add(total, part):
             return total + self.one.draw_participation(part, num_samples), None

@@ -28,16 +28,12 @@ from jax import lax
 from scipy import special
 
 from jaxacct.common import validate as _validate
-from jaxacct.kernels.programs import number
 from jaxacct.kernels.recurrence import log_add_exp
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.protocol.batches import Batches
 from jaxacct.schemes.protocol.scheme import Scheme, TableScheme, check_fields, disjoint_participations
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import CountsTable
-
-# Counts up to this are unrolled in the program; more are a loop, which compiles faster.
-_WRITTEN_OUT = 16
 
 
 @dataclass(frozen=True)
@@ -175,12 +171,6 @@ class MultiAttribution(UserScheme, TableScheme):
         weights = np.exp(log_weights - log_weights.max())
         return weights / weights.sum()
 
-    def _log_count_weights(self) -> np.ndarray:
-        """Return ln of the `count_weights`, without trailing ones that are 0 in float64."""
-        weights = np.trim_zeros(self.count_weights(), "b")
-        with np.errstate(divide="ignore"):
-            return np.log(weights)
-
     @property
     def revealed_counts(self) -> tuple[BMinSep, np.ndarray]:
         """Timing and counts on every graph: sharing affects only the proof for hidden participations."""
@@ -211,16 +201,16 @@ class MultiAttribution(UserScheme, TableScheme):
                 "half_square_norms must be ||c_i||^2 / (2 sigma^2) for examples_per_user above 1, got None"
             )
         h = lax.broadcast_to_rank(jnp.asarray(half_square_norms, log_ratios.dtype), log_ratios.ndim)
-        log_weights = self._log_count_weights()
-        terms = [(float(w), j, j * (j - 1)) for j, w in enumerate(log_weights, 1) if w > -np.inf]
-        if len(terms) <= _WRITTEN_OUT:
-            counts = [number(w, h.dtype) + j * log_ratios - pairs * h for w, j, pairs in terms]
-            return functools.reduce(log_add_exp, counts)
+        weights = self.count_weights()
+        counts = np.flatnonzero(weights) + 1  # others are 0 in float64
+        terms = np.stack([np.log(weights[counts - 1]), counts, counts * (counts - 1)], axis=1)
 
-        def add(total, term):
-            w, j, pairs = term
-            return log_add_exp(total, w + j * log_ratios - pairs * h), None
+        def ratio(term):
+            log_weight, count, pairs = term
+            return log_weight + count * log_ratios - pairs * h
 
-        w, j, pairs = terms[0]
-        rest = jnp.asarray(terms[1:], log_ratios.dtype)
-        return jax.lax.scan(add, w + j * log_ratios - pairs * h, rest)[0]
+        def add(total, term):  # a loop, which compiles faster than many terms
+            return log_add_exp(total, ratio(term)), None
+
+        terms = jnp.asarray(terms, h.dtype)
+        return jax.lax.scan(add, ratio(terms[0]), terms[1:])[0]

@@ -172,7 +172,7 @@ def estimated_errors(
     for scheme, bands in pairs:
         say(f"{scheme.name}, separation {scheme.min_separation}, {bands} bands")
         strategy = matrix("optimal", bands, scheme, PREFIX_SUMS, estimates.mu)
-        place = estimates.of(scheme, strategy, "optimal", like, PREFIX_SUMS)
+        place = estimates.of(scheme, strategy, "optimal", like)
         like = place or like
         found.append(None if place is None else place.error)
     return found

@@ -97,30 +97,11 @@ def unused_parameter(kind):
     return of_program(sum_of(kind), unused={"0": jnp.zeros(1)})
 
 
-def of_two(run):
-    """The first sum of two batches by one program, the attacked one first."""
-    total = compiled(run)
-
-    def found(rows, mask):
-        both = jax.tree.map(lambda leaf: np.stack([leaf, leaf[::-1]]), (rows, mask))
-        return jax.tree.map(lambda leaf: leaf[0], total({"w": jnp.zeros(rows["a"].shape[1])}, *both))
-
-    return found
-
-
-def vmapped(kind):
-    return of_two(jax.vmap(sum_of(kind), (None, 0, 0)))
-
-
 def in_a_scan(kind):
     def run(params, rows, mask):
         return jax.lax.scan(lambda _, given: (None, sum_of(kind)(params, *given)), None, (rows, mask))[1]
 
     return run
-
-
-def scanned(kind):
-    return of_two(in_a_scan(kind))
 
 
 def scanned_within_vmap(kind):
@@ -153,8 +134,6 @@ WAYS = (
     empty_leaf,
     constant_rows,
     unused_parameter,
-    pytest.param(vmapped, marks=pytest.mark.slow),  # the next but one has both
-    pytest.param(scanned, marks=pytest.mark.slow),
     scanned_within_vmap,
     one_device_mesh,
     without_optimizations,

@@ -1,10 +1,10 @@
-"""When padding costs nothing, and when it must cost as much as examples."""
+"""Padding must cost as much as examples where a plan truncates batches."""
 
 import jax
 import pytest
 
 from jaxacct import Plan
-from tests.train.test_loop import ROWS, loss, plan, run
+from tests.train.test_loop import ROWS, plan, run
 from train.options import TrainOptions
 from train.procedures import bandmf
 
@@ -24,20 +24,3 @@ def test_batches_that_are_truncated_take_the_same_time_whatever_their_size(monke
     for options, message in ((dict(plan=cut), "a plan that truncates"), (dict(mesh=mesh), "with mesh")):
         with pytest.raises(ValueError, match=f"skip_padding must not be True .*{message}|{message}"):
             run(**options, skip_padding=True)
-
-
-def test_steps_of_padding_do_no_work_in_fit():
-    called = []
-
-    def counted(params, example):
-        jax.debug.callback(lambda: called.append(1))
-        return loss(params, example)
-
-    covered = plan("poisson", dataset_size=ROWS, rate=0.02, iterations=4)
-    run(plan=covered, loss=counted, microbatch_size=1)
-    jax.effects_barrier()
-    few = len(called)
-    run(plan=covered, loss=counted, microbatch_size=1, skip_padding=False)
-    jax.effects_barrier()
-    assert covered.max_batch_size is not None
-    assert few <= 20 and len(called) - few == 4 * covered.max_batch_size > 2 * few
