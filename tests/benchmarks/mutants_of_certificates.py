@@ -211,4 +211,25 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("jaxacct/proposals/base.py", "tests/core/test_composed.py"): [
         ("left_out=setting.composed.exchanged(setting.epsilon, setting.mechanism.scheme)", "left_out=0.0"),
     ],
+    ("jaxacct/schemes/replicas/joint.py", "tests/proposals/test_joint_replicas.py"): [
+        ("attraction[0] ** (j * (j - 1) // 2)", "attraction[0] ** (j // 2)"),
+        ("* attracted**j", "* attracted"),
+        ("return ways * p**j", "return p**j"),
+        ("scheme.sampling_probability < 1 and", "True and"),
+        ("type(scheme) is BMinSep", "hasattr(scheme, 'sampling_probability')"),
+        ("largest * (1 + 1e-6)", "largest * 0.9"),
+        ("return max(relative, _needed(mechanism, m)),", "return relative,"),
+        ("hazard[i, : len(part)] = np.where(share", "hazard[i, : len(part)] = 0.97 * np.where(share"),
+        ("distribution[first] * chance * reach", "distribution[first] * chance * reach[0]"),
+        ("level <= reached", "level <= hazard"),
+        ("here = jnp.minimum(at, n - 1)", "here = jnp.minimum(step, n - 1)"),
+        ("jnp.where(left > 0, left + b - 1, 0)", "left"),
+    ],
+    ("jaxacct/proposals/families/joint_replicas.py", "tests/proposals/test_joint_replicas.py"): [
+        ("mechanism.pair_adjacency != ZERO_OUT", "False"),
+        ('tables["log_z"] + (1 - tables["m"]) * loss', 'tables["log_z"] - loss'),
+        ("replicas=m,", "replicas=1,"),
+        ("log_scale=log_scale(log_z, m, setting.epsilon)", "log_scale=log_scale(log_z, m, setting.epsilon) - 1"),
+        ("and relative < 1", ""),
+    ],
 }

@@ -43,6 +43,7 @@ KINDS = {
     "replicas of more than two vectors": REMOVE,
     "replicas of one of a user's examples": REMOVE,
     "replicas at an inflated probability": REMOVE,
+    "joint-replicas": REMOVE,
     "truncated": REMOVE + ADD,
 }
 EACH = [(direction, name) for name, directions in KINDS.items() for direction in directions]
