@@ -11,9 +11,11 @@ from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechani
 from jaxacct.core.verify import verify
 from jaxacct.proposals.base import Setting
 from jaxacct.proposals.families import joint_replicas
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import joint
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.lines import Item
 from tests.draws import draws_of, mean_interval
 from tests.oracles.enumeration import pattern_distribution, strategy_matrix
 from tests.proposals_by_name import family_candidates, proposal_by_name
@@ -129,6 +131,16 @@ def test_terms_have_the_mean_of_the_divergence(scheme, coefficients, m):
         (low, high), (least, most) = found
         assert low <= most * (1 + 1e-3) and least <= high * (1 + 1e-3)
         assert high < 1.3 * low, "it could not fail"
+
+
+def test_rounding_is_that_of_m_vectors():
+    """An error of the loss moves a weight m - 1 times as much; the weight has a reserve of its own."""
+    one = mechanism(BMinSep(60, 2, 0.01), TWO)
+    found = [proposal_by_name(one, 2.0, "remove", f"joint-replicas:{m}") for m in (3, 4)]
+    assert [proposal.weight_error(0.1) for proposal in found] == pytest.approx([0.2, 0.3])
+    for proposal in found:
+        lines = {line.item: line.amount for line in budget_lines(proposal, 1e-6)}
+        assert 0 < lines[Item.WEIGHTS] < 1e-3 and lines[Item.DISTRIBUTION] > 0
 
 
 def test_a_verification_is_near_the_divergence():
