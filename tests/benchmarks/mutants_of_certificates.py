@@ -230,6 +230,5 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('tables["log_z"] + (1 - tables["m"]) * loss', 'tables["log_z"] - loss'),
         ("replicas=m,", "replicas=1,"),
         ("log_scale=log_scale(log_z, m, setting.epsilon)", "log_scale=log_scale(log_z, m, setting.epsilon) - 1"),
-        ("and relative < 1", ""),
     ],
 }

@@ -72,7 +72,7 @@ def test_draws_are_of_the_enumerated_distribution(scheme, coefficients, m, key):
 
 
 def test_errors_are_reserved():
-    """Strong attraction needs more than rounding of a walk; beyond a relative error of 1 there is none."""
+    """Strong attraction needs more than rounding of a walk; where it has no bound there is no proposal."""
     relative = [joint.errors(mechanism(BMinSep(60, 2, 0.1), TWO, sigma), 3)[0] for sigma in (3.0, 0.5, 0.3)]
     assert relative[0] < 1e-3 < relative[1] < relative[2]
     assert joint.errors(mechanism(BMinSep(60, 2, 0.1), TWO, 0.1), 3)[0] == math.inf

@@ -31,7 +31,7 @@ def build(setting: Setting, m: int) -> Proposal | None:
         return None
     log_z = joint.log_normalizer(mechanism, m)
     relative, variation = joint.errors(mechanism, m)
-    if not (math.isfinite(log_z) and relative < 1):
+    if not math.isfinite(log_z + relative):
         return None
     return Proposal(
         spec=ProposalSpec("joint-replicas", (m,)),
