@@ -31,13 +31,15 @@ class Family(NamedTuple):
     """Of the dominating pairs (`Mechanism.pair_adjacency`) that it draws from."""
     optional: int = 0
     """Number of the last parameters that may be left out."""
+    is_costly: bool = False
+    """Whether it is considered only where those before it need many samples."""
 
 
 # Of proposals with the same predicted cost the first one is chosen.
 FAMILIES: dict[str, Family] = {
     "plain": Family("base", _BOTH, (False, True), (), _ALL),
     "replicas": Family("families.replicas", _REMOVE, (False, True), (range(1, 49), range(2, 33)), _ALL, 1),
-    "joint-replicas": Family("families.joint_replicas", _REMOVE, (False,), (range(3, 9),)),
+    "joint-replicas": Family("families.joint_replicas", _REMOVE, (False,), (range(3, 9),), is_costly=True),
     "truncated": Family("families.truncated", _BOTH, (False,), ()),
 }
 
@@ -99,9 +101,9 @@ def build(setting: Setting, spec: ProposalSpec) -> Proposal:
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded = None) -> list[Proposal]:
     """Return every proposal worth considering for a setting, plain sampling first."""
-    return [
-        proposal
-        for family in FAMILIES.values()
-        if _covers(family, setting)
-        for proposal in _module(family).candidates(setting, samples_needed)
-    ]
+    found: list[Proposal] = []
+    for family in FAMILIES.values():
+        needs_few = family.is_costly and samples_needed and any(samples_needed(each) <= 0 for each in found)
+        if _covers(family, setting) and not needs_few:
+            found += _module(family).candidates(setting, samples_needed)
+    return found

@@ -55,12 +55,16 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
 def min_epsilon(bound: Callable[[float], float], delta: float, most: float) -> float:
     """Return an epsilon with `bound(epsilon) <= delta`, nearly the smallest; infinity for none up to `most`.
 
-    `bound` is a function that decreases, above 0; the result is 0 or has been evaluated.
+    `bound` is a function that decreases; the result is 0 or has been evaluated.
     """
+    if not delta > 0:
+        return math.inf
 
     @functools.cache
     def excess(epsilon: float) -> float:
         found = bound(epsilon)
+        if not found > 0:
+            return math.inf if found == 0 else -math.inf
         gap = math.log(delta) - math.log(found)
         return gap if (gap >= 0) == (found <= delta) else delta - found  # logarithms are rounded
 

@@ -290,6 +290,7 @@ def test_first_steps_of_a_run_have_spent_less():
     assert accountant == "pld" and expected <= half * (1 + 1e-6) and half <= expected * 1.001
     # No more than the run's epsilon, and without a shorter mechanism that one.
     assert epsilon_of_first_steps(mechanism, 40, delta=1e-3, largest=0.5) == (0.5, None)
+    assert epsilon_of_first_steps(mechanism, 20, delta=0.0, largest=8.0) == (8.0, None)
     balanced = Mechanism(ja.BalancedMinSep(4, 1, 2), ja.BandedToeplitz.identity(), 1.0)
     assert epsilon_of_first_steps(balanced, 1, delta=1e-3, largest=8.0) == (8.0, None)
     with pytest.raises(ValueError, match="steps must be at most the run's 40, got 41"):

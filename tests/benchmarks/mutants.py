@@ -621,6 +621,8 @@ MUTANTS += [
     for before, after in (
         ("self._drawn.noise is not noise", "self._drawn.noise is None"),
         ("return step + 1, standard_normals", "return step, standard_normals"),
+        ("        return drawn\n\n", "        return self._drawn\n\n"),
+        (" and not isinstance(info.loss, jax.core.Tracer)", ""),
     )
 ]
 MUTANTS += [

@@ -9,6 +9,7 @@ import pytest
 
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Toeplitz
 from jaxacct.core.verify import verify
+from jaxacct.proposals import registry
 from jaxacct.proposals.base import Setting
 from jaxacct.proposals.families import joint_replicas
 from jaxacct.proposals.threshold import budget_lines
@@ -105,11 +106,10 @@ def test_rare_participation_is_resolved_where_pairs_do_not():
     one = Mechanism(BMinSep(2000, 16, 1.218e-4), BandedToeplitz.square_root(16), 0.4741)
     joint_scale = min(p.log_scale for p in family_candidates("joint-replicas", one, 4.0))
     assert joint_scale < min(p.log_scale for p in family_candidates("replicas", one, 4.0)) - 7
-
-    def needed(proposal) -> float:
-        return 0.0 if proposal.log_scale < -5 else 1e6
-
-    assert family_candidates("joint-replicas", one, 4.0, needed) == [], "where pairs need few samples"
+    setting = Setting(one, 4.0, Direction.REMOVE, None)
+    for limit, expected in ((-5, False), (-12, True)):  # of what needs few samples: pairs, or four together
+        found = registry.candidates(setting, lambda proposal: 0.0 if proposal.log_scale < limit else 1e6)  # noqa: B023
+        assert any(proposal.spec.family == "joint-replicas" for proposal in found) is expected
 
 
 @pytest.mark.parametrize(

@@ -176,10 +176,12 @@ class PrivateStep:
         drawn = self._drawn_for(state.noise)
         if drawn is None:
             return self._jitted(state, batch, mask, self.loss, specs)
+        before, self._before = self._before, None
+        if before is not None:
+            before.block_until_ready()  # normals of two steps are in memory, not of all that are dispatched
         state, info = self._jitted(state, batch, mask, self.loss, specs, drawn.normals)
-        if digest is None:
-            if self._before is not None:
-                self._before.block_until_ready()  # normals of two steps are in memory, not of all dispatched
+        # In a program around it even of a known state, nothing is kept.
+        if digest is None and not isinstance(info.loss, jax.core.Tracer):
             self._drawn, self._before = drawn.next(state.noise), info.loss
         return state, info
 
@@ -189,7 +191,8 @@ class PrivateStep:
         On a CPU a program of their own draws them, before the step before is done: on another core, if there
         is one. All steps of as many parameters share it.
         """
-        if self._drawn is None or self._drawn.noise is not noise:
+        drawn = self._drawn  # read once: another thread may take steps of its own with this object
+        if drawn is None or drawn.noise is not noise:
             self._drawn = None
             # An array is traced, too, where the state is a constant of another program.
             leaves = [*jax.tree.leaves(noise), jnp.zeros(())]
@@ -201,8 +204,8 @@ class PrivateStep:
             if size > _MOST_AHEAD:
                 return None
             key = noise.key.copy()  # the state's own memory is given to the step
-            self._drawn = _Drawn(noise, key, *_draw(key, noise.step, size))
-        return self._drawn
+            self._drawn = drawn = _Drawn(noise, key, *_draw(key, noise.step, size))
+        return drawn
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:
         """Return the step as a program."""

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from jaxacct.mechanisms.mechanism import ZERO_OUT
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
-from jaxacct.proposals.families import replicas
 from jaxacct.proposals.families.replicas import log_scale
 from jaxacct.schemes.replicas import joint
 from jaxacct.statistics.hockey_stick import Direction
@@ -58,14 +57,8 @@ def build(setting: Setting, m: int) -> Proposal | None:
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
-    """Return proposals by m, until the scale rises, which is log-convex, or few samples are needed.
-
-    None where pairs need few, as their tables are a small part of these.
-    """
+    """Return proposals by m, until the scale rises, which is log-convex, or few samples are needed."""
     found: list[Proposal] = []
-    of_pairs = replicas.candidates(setting, samples_needed) if samples_needed else []
-    if samples_needed and any(samples_needed(proposal) <= 0 for proposal in of_pairs):
-        return found
     for m in ORDERS:
         proposal = build(setting, m)
         if proposal is None:

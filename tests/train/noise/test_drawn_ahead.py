@@ -1,5 +1,7 @@
 """Normals drawn before their step is asked for: they are those of the state that the step is given."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from tests.train.plans import plan
 from train.noise import recursion
 from train.optimizers import privatize
+from train.procedures import step as step_module
 from train.procedures.step import _draw, make_step
 
 PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
@@ -91,6 +94,34 @@ def test_in_a_program_around_it(steps):
     np.testing.assert_allclose(parameters(scanned(step.init(PARAMS))), expected[2], rtol=1e-5)
     state, _ = step(step.init(PARAMS), *BATCH)
     np.testing.assert_allclose(parameters(state), expected[0], rtol=1e-5)
+
+
+def test_a_trace_around_a_known_state_leaves_nothing(steps):
+    """Attack: what is kept of a step within another trace would be no array, and end the run."""
+    step, expected = steps[0]
+    state, _ = step(step.init(PARAMS), *BATCH)
+    jax.eval_shape(lambda rows: step(state, rows, BATCH[1])[0].params["w"], BATCH[0])
+    state, _ = step(state, *BATCH)
+    np.testing.assert_allclose(parameters(state), expected[1], rtol=1e-5)
+
+
+def test_a_thread_with_another_state_does_not_lend_its_normals(steps, monkeypatch):
+    """Attack: another thread takes a step with the same object after this one has drawn."""
+    (step, one), (other, two) = steps
+    theirs, state = other.init(PARAMS), step.init(PARAMS)
+
+    def interrupted(self, name, value):
+        object.__setattr__(self, name, value)
+        if name == "_drawn" and value is not None:
+            monkeypatch.undo()
+            with ThreadPoolExecutor(1) as pool:
+                after, _ = pool.submit(step, theirs, *BATCH).result()
+            np.testing.assert_allclose(parameters(after), two[0], rtol=1e-5)
+
+    monkeypatch.setattr(step_module.PrivateStep, "__setattr__", interrupted, raising=False)
+    for expected in one[:3]:
+        state, _ = step(state, *BATCH)
+        np.testing.assert_allclose(parameters(state), expected, rtol=1e-5)
 
 
 def test_steps_of_as_many_parameters_share_the_program():
