@@ -619,7 +619,7 @@ MUTANTS += [
 MUTANTS += [
     Mutant("train/procedures/step.py", before, after, "tests/train/noise/test_drawn_ahead.py")
     for before, after in (
-        ("self._drawn.noise is not noise", "self._drawn.noise is None"),
+        ("or drawn.noise is not noise", "or drawn.noise is None"),
         ("return step + 1, standard_normals", "return step, standard_normals"),
         ("        return drawn\n\n", "        return self._drawn\n\n"),
         (" and not isinstance(info.loss, jax.core.Tracer)", ""),
