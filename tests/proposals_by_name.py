@@ -1,9 +1,13 @@
 """Proposals by their specification as text, and the candidates of one family."""
 
 import importlib
+import math
 
+from jaxacct import MultiAttribution
 from jaxacct.proposals import registry
 from jaxacct.proposals.base import ProposalSpec, Setting
+from jaxacct.proposals.families.replicas import log_normalizer
+from jaxacct.schemes.replicas.table import log_normalizer_about
 from jaxacct.statistics.hockey_stick import Direction
 
 
@@ -26,3 +30,12 @@ def family_candidates(family, mechanism, epsilon, samples_needed=None, *, direct
     setting = Setting(mechanism, epsilon, Direction(direction or entry.directions[0]), composed)
     module = importlib.import_module(f"jaxacct.proposals.{entry.module}")
     return module.candidates(setting, samples_needed)
+
+
+def normalizer_of_two(mechanism) -> float:
+    """ln Z of two replicas, where weights of users' examples are beyond what draws are made of, too."""
+    found = log_normalizer(mechanism)
+    if math.isinf(found):
+        assert isinstance(mechanism.scheme, MultiAttribution) and mechanism.noise_multiplier < 0.5, mechanism
+        return log_normalizer_about(mechanism)
+    return found

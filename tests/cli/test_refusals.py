@@ -43,7 +43,10 @@ LINES = [
     # Proposals.
     (f"calibrate {BOTH} --proposal replicas:65", "must be replicas:1..48,2..32, got 'replicas:65'"),
     (f"calibrate {BOTH} --proposal plain:2", "proposal must be plain, got 'plain:2'"),
-    (f"calibrate {BOTH} --proposal pairs:3,0", "proposal family must be one of plain, replicas, truncated"),
+    (
+        f"calibrate {BOTH} --proposal pairs:3,0",
+        "proposal family must be one of plain, replicas, joint-replicas, truncated",
+    ),
     # How a plan is certified.
     (f"calibrate {BOTH} --accountant rdp", '"rdp" for --accountant. Choose from: "analytic"'),
     (f"calibrate {BOTH} --accountant pld --rule fixed", "rule must not be given together with accountant"),

@@ -86,6 +86,7 @@ def errors(mechanism: Attracting) -> tuple[float, float]:
     return _relative_error(mechanism), 2 * table.max_outcomes * of_choices + _start_errors(mechanism)[1]
 
 
+@functools.lru_cache(maxsize=256)
 def _start_errors(mechanism: Attracting) -> tuple[float, float]:
     """Return (relative, total variation) errors of both first eligible steps."""
     terms = start_weights(mechanism.scheme.table, weights_of(mechanism))

@@ -108,7 +108,7 @@ class IndependentAttribution(UserScheme):
 
     def draw_participation(self, key, num_samples: int):
         """Return (num_samples, iterations) float32 counts 0 .. k_u."""
-        keys = threefry.split(key, self.examples_per_user)
+        keys = threefry.split_array(key, self.examples_per_user)
 
         def add(total, part):
             return total + self.one.draw_participation(part, num_samples), None
