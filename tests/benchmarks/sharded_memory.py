@@ -1,0 +1,120 @@
+"""Memory of a private step by device, where parameters are whole and where they are sharded.
+
+`python -m tests.benchmarks.sharded_memory [LAYERS WIDTH WORDS]` compiles a step of a transformer (a scan of
+checkpointed layers) for eight virtual devices, without its arrays: what the compiler says, and no run.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.schemes import BMinSep
+from jaxacct.strategies import BandedInverse
+from tests.benchmarks.results import record
+from train.noise.recursion import NoiseState
+from train.optimizers import privatize
+from train.procedures.step import TrainState, make_step
+
+POSITIONS, BATCH, BANDS = 32, 16, 4
+LAYOUTS: dict[str, tuple[int, int] | None] = {
+    "one device": None,
+    "8 devices, whole": (8, 1),
+    "2 x 4": (2, 4),
+    "1 x 8": (1, 8),
+}
+P = PartitionSpec
+WHOLE = P()
+
+
+def shapes_of(layers: int, width: int, words: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a transformer's parameters, without scales."""
+    sizes = {"qkv": (1, 3), "out": (1, 1), "up": (1, 4), "down": (4, 1)}
+    each = {name: (width * rows, width * columns) for name, (rows, columns) in sizes.items()}
+    return {"table": (words, width)} | {name: (layers, *shape) for name, shape in each.items()}
+
+
+def loss(params, example):
+    """Return the cross-entropy of the next words of one example."""
+
+    @jax.checkpoint
+    def layer(x, w):
+        query, key, value = jnp.split(x @ w["qkv"], 3, -1)
+        x = x + jax.nn.softmax(query @ key.T / math.sqrt(x.shape[-1])) @ value @ w["out"]
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    layers = {name: leaf for name, leaf in params.items() if name != "table"}
+    x, _ = jax.lax.scan(layer, params["table"][example["words"]], layers)
+    return optax.softmax_cross_entropy_with_integer_labels(x @ params["table"].T, example["next"]).mean()
+
+
+def memory(shapes, layout: tuple[int, int] | None, noise_memory: str) -> Any:
+    """Return what the compiler says of a step's memory on one device."""
+    mesh = None if layout is None else Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"))
+
+    def array(shape, dtype, spec: PartitionSpec = WHOLE):
+        sharding = None if mesh is None else NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    specs = {name: P(*(None,) * (len(shape) - 1), "model") for name, shape in shapes.items()}
+    mechanism = Mechanism(BMinSep(100, BANDS, 0.1), BandedInverse.bisr(iterations=100, bands=BANDS), 1.0)
+    private = privatize(
+        mechanism, clip_norm=1.0, expected_batch_size=8, key=np.zeros(8, np.uint32), noise_memory=noise_memory
+    )
+    copies = 0 if private.redraws else mechanism.strategy.noise_copies
+    params = {name: array(shape, jnp.float32, specs[name]) for name, shape in shapes.items()}
+    kept = {n: array((copies, *shape), jnp.int32, P(None, *specs[n])) for n, shape in shapes.items()}
+    noise = NoiseState(array((), jnp.int32), kept, array((8,), jnp.uint32))
+    first, *others = jax.eval_shape(optax.adam(1e-3).init, params)
+    first = first._replace(count=array((), jnp.int32), mu=params, nu=params)
+    rows = WHOLE if mesh is None else P(mesh.axis_names)
+    words = array((BATCH, POSITIONS), jnp.int32, rows)
+    step = make_step(loss, private, optax.adam(1e-3), clipping="ghost", mesh=mesh, microbatch_size=2)
+    state = TrainState(params, noise, (first, *others))
+    traced = step.trace(state, {"words": words, "next": words}, array((BATCH,), bool, rows))
+    return traced.lower().compile().memory_analysis()
+
+
+def measured(shapes) -> Iterator[list[str]]:
+    """Yield the rows of the record."""
+    size = sum(map(math.prod, shapes.values()))
+    for name, layout in LAYOUTS.items():
+        for noise_memory in ("keep", "recompute") if layout in (None, (1, 8)) else ("keep",):
+            found = memory(shapes, layout, noise_memory)
+            sizes = found.argument_size_in_bytes, found.temp_size_in_bytes
+            yield [name, noise_memory, *(f"{each / (4 * size):.2f}" for each in sizes)]
+
+
+if __name__ == "__main__":
+    shapes = shapes_of(*(map(int, sys.argv[1:]) if sys.argv[1:] else (8, 1024, 8192)))
+    rows = []
+    for row in measured(shapes):
+        print("|", " | ".join(row), "|", flush=True)
+        rows.append(row)
+    record(
+        "sharded_memory",
+        question="Memory of a device with sharded parameters, in copies of the parameters",
+        order=66,
+        columns=["layout", "noise", "state, copies", "beyond it, copies"],
+        rows=rows,
+        note=f"A transformer of {sum(map(math.prod, shapes.values())):,} parameters, Adam, inverse of "
+        f"{BANDS} bands, batch {BATCH} of {POSITIONS} words, ghost clipping two rows at a time; by the "
+        "compiler (`memory_analysis`), for 8 virtual devices. A parameter is gathered where a layer uses it, "
+        "and again in the backward pass; its sum is made and scattered a layer at a time. That is so where a "
+        "device has one microbatch, and its parameters an axis of layers that is scanned and not cut: else "
+        "its own sum, 2 copies in float64, is whole. Each example's gradient of the tied table is written "
+        "down, and summed in float64.",
+    )
