@@ -8,13 +8,14 @@ of a tournament (`proposals.families.replicas`) have, which attract each other m
 """
 
 import functools
+import itertools
 import math
 
 import jax.numpy as jnp
 
 from jaxacct.mechanisms.mechanism import ZERO_OUT
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at
-from jaxacct.proposals.families.replicas import log_scale
+from jaxacct.proposals.families.replicas import in_order, log_scale
 from jaxacct.schemes.replicas import joint
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -57,18 +58,11 @@ def build(setting: Setting, m: int) -> Proposal | None:
 
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
-    """Return proposals by m, until the scale rises, which is log-convex, or few samples are needed."""
-    found: list[Proposal] = []
-    for m in ORDERS:
-        proposal = build(setting, m)
-        if proposal is None:
-            break
-        found.append(proposal)
-        if len(found) > 1 and found[-1].log_scale > found[-2].log_scale:
-            break
-        if samples_needed is not None and samples_needed(proposal) <= 0:
-            break
-    return found
+    """Return proposals by m, as far as there are tables; see `proposals.families.replicas.in_order`."""
+    proposals = itertools.takewhile(
+        lambda each: each is not None, map(functools.partial(build, setting), ORDERS)
+    )
+    return in_order(proposals, samples_needed)
 
 
 def _draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:

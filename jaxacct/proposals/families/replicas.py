@@ -32,7 +32,7 @@ m = 1 is P itself with losses of pairs of a user's examples (proofs/shared_examp
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -178,21 +178,27 @@ def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal
 
     Those of one inflation factor are included where the others need more.
     """
-    found, scheme = _in_order(setting, 1, samples_needed), setting.mechanism.scheme
+
+    def at(times: int) -> list[Proposal]:
+        return in_order((build(setting, m, times) for m in ORDERS), samples_needed)
+
+    found, scheme = at(1), setting.mechanism.scheme
     needs_few = samples_needed is not None and any(samples_needed(proposal) <= 0 for proposal in found)
     none = -scheme.log_probability_of_none()
     if 0 < none <= _TARGET_COUNT / 2 and not needs_few:
-        found += _in_order(setting, min(round(_TARGET_COUNT / none), _MAX_TIMES), samples_needed)
+        found += at(min(round(_TARGET_COUNT / none), _MAX_TIMES))
     if scheme.pair_bound is not None and setting.composed is None:
         found.append(plain_by_pairs(setting.mechanism))
     return found
 
 
-def _in_order(setting: Setting, times: int, samples_needed: SamplesNeeded) -> list[Proposal]:
-    """Return proposals by m, until the scale rises, which is log-convex, or few samples are needed."""
+def in_order(proposals: Iterable[Proposal | None], samples_needed: SamplesNeeded) -> list[Proposal]:
+    """Return proposals by m, until the scale rises, which is log-convex, or few samples are needed.
+
+    Orders without a proposal end them, but for the first ones.
+    """
     found: list[Proposal] = []
-    for m in ORDERS:
-        proposal = build(setting, m, times)
+    for proposal in proposals:
         if proposal is None:
             if found:
                 break
