@@ -3,7 +3,7 @@
 `Q f^m / Z_m`, f = P/Q, is a mixture: x_1 .. x_m with probability proportional to `prod p(x_i) e^{sum over
 i < j of X_ij}`, X_ij = <C x_i, C x_j> / sigma^2, then `y ~ N(C (x_1 + .. + x_m), sigma^2 I)`. A draw has the
 weight `Z_m f^{1-m}`, and a weighted term is at most `Z_m (1/(m-1)) ((m-1)/m)^m e^{(1-m) epsilon}`
-(proofs/proposals.md, section 2.7). Where participation is rare and noise small, Z_m is far below what pairs
+(proofs/proposals.md, section 2.2). Where participation is rare and noise small, Z_m is far below what pairs
 of a tournament (`proposals.families.replicas`) have, which attract each other m - 1 times as much.
 """
 

@@ -3,7 +3,7 @@
 Two vectors interact only where participations are less than `bands` apart, with the factor
 `E_d = exp(a_d / sigma^2)`, `a` the autocorrelation of the coefficients. States are those of
 `kernels.lockouts`; `U_i(state)` is the total weight from step i on (proofs/derivations.md section 9,
-proofs/proposals.md, section 2.7). Vectors are drawn event by event: waits at a rate that no hazard of the
+proofs/proposals.md, section 2.2). Vectors are drawn event by event: waits at a rate that no hazard of the
 state exceeds, thinned to the hazard of the step.
 """
 
