@@ -169,6 +169,7 @@ class Pilots:
             least, most = (share * limit for share in PILOT_SHARES)
             is_easy = total <= 1 and samples >= FEW_TERMS / theta
             is_precise = samples >= least and (total >= enough or samples >= SOME_TERMS / theta)
-            if is_easy or is_precise or total >= MANY_TERMS or samples >= most:
+            is_hopeless = total >= SOME_TERMS and math.isinf(needed)
+            if is_easy or is_precise or is_hopeless or total >= MANY_TERMS or samples >= most:
                 return needed
             self._say(claim)

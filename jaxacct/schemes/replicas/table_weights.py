@@ -8,6 +8,7 @@ weight is the mean of e to the attraction of what follows, so it is at least 1 a
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy as np
 from jaxacct.kernels.table import Outcome
 from jaxacct.schemes.replicas.base import Attracting, log_attractions, log_lift
 from jaxacct.schemes.table import SamplingTable
+
+_PADDING = 10
 
 
 class Weights(NamedTuple):
@@ -56,6 +59,14 @@ def rows_of(table: SamplingTable) -> Rows:
     return Rows(base, release, kinds, len(kinds) * n)
 
 
+def _room(table: SamplingTable) -> int:
+    """Return the length of a row of `Weights.alone` in memory.
+
+    Neighbours of a step are a row less a number apart: were it a power of two, a cache would hold few.
+    """
+    return int(table.lockout.max()) + _PADDING
+
+
 class _Group(NamedTuple):
     """Outcomes of an eligible replica that lead from `before` participations left, to `after`, by kind."""
 
@@ -92,8 +103,9 @@ def weights_of(mechanism: Attracting) -> Weights:
     rows, lockout, width = rows_of(table), table.lockout.tolist(), min(logs.shape[1], longest + 1)
     states, places = _states_of_one(table)
     both = np.ones((n + longest + 1, K, K))
-    alone = np.ones((len(rows.base), longest + 1, K, K))
-    flat, left = alone.reshape(-1, K, K), alone[: rows.starts].reshape(-1, n, longest + 1, K, K)
+    alone = np.ones((len(rows.base), _room(table), K, K))
+    flat, left = alone.reshape(-1, K, K), alone[: rows.starts].reshape(-1, n, _room(table), K, K)
+    alone = alone[:, : longest + 1]
     end = np.minimum(n - 1 - np.arange(n), len(logs) - 1)
     kinds = np.array(rows.kinds)
     attracted = np.ones((len(kinds), len(logs), len(kinds), longest + 1, 1, 1))  # by the other one's kind
@@ -138,7 +150,8 @@ def _fill_one_column(mechanism: Attracting, both, flat, attracted: np.ndarray, e
     By slices of few numbers, in a third of the time: a calibration computes them for every noise multiplier.
     """
     table, rows = mechanism.scheme.table, rows_of(mechanism.scheme.table)
-    n, size, (states, places) = table.iterations, int(table.lockout.max()) + 1, _states_of_one(table)
+    n, longest, size = table.iterations, int(table.lockout.max()), _room(table)
+    states, places = _states_of_one(table)
     kinds = range(len(rows.kinds))
     by_kind = np.zeros((n, len(kinds)))
     for outcome, chance in zip(table.outcomes, _chances(mechanism), strict=True):
@@ -148,7 +161,7 @@ def _fill_one_column(mechanism: Attracting, both, flat, attracted: np.ndarray, e
     for i in range(n - 1, -1, -1):
         wait, begins = waits[i], [(kind * n + i) * size for kind in kinds]
         alone = sum(chance * flat[begin + 1] for chance, begin in zip(chances[i], begins, strict=True))
-        value = wait * (wait * both[i + 1] + 2 * alone) + together[i] * both[i + size - 1]
+        value = wait * (wait * both[i + 1] + 2 * alone) + together[i] * both[i + longest]
         both[i] = flat[places[i]] = value
         for at in states[i]:
             values = wait * flat[at.ahead]
@@ -195,19 +208,19 @@ def _states_of_one(table: SamplingTable) -> tuple[list[list[_States]], list[list
     places: list[list[int]] = [[] for _ in range(n)]
     for row, (base, release) in enumerate(zip(rows.base.tolist(), rows.release.tolist(), strict=True)):
         if release < n:  # at n and later all weights are 1
-            places[release].append(row * (longest + 1) + release - base)
+            places[release].append(row * _room(table) + release - base)
     is_constant = bool((table.lockout == longest).all())
     return [_states_at(table, rows, is_constant, i) for i in range(n)], places
 
 
 def _states_at(table: SamplingTable, rows: Rows, is_constant: bool, i: int) -> list[_States]:
     longest, starts = int(table.lockout.max()), len(table.starts)
-    d, size, found = int(table.lockout[i]), longest + 1, []
+    d, size, found = int(table.lockout[i]), _room(table), []
     kinds, oldest = range(len(rows.kinds)), min(longest - 1, i)
     if is_constant:
         for kind in kinds if oldest else ():
             start = (kind * table.iterations + i - 1) * size + 1
-            here, ahead = (_backwards(place, longest, oldest) for place in (start, start + 1))
+            here, ahead = (_backwards(place, size - 1, oldest) for place in (start, start + 1))
             left = _backwards(longest - 1, 1, oldest)
             found.append(_States(here, ahead, left, slice(1, oldest + 1), kind))
     else:
@@ -221,9 +234,10 @@ def _states_at(table: SamplingTable, rows: Rows, is_constant: bool, i: int) -> l
             found.append(_States(here, here + 1, np.minimum(left, d), ages, kind, longer, is_longer))
     if (number := starts - 1 - i) > 0:
         start = (rows.starts + i + 1) * size + longest - 1
-        here, ahead = (slice(place, place + number * longest, longest) for place in (start, start + 1))
+        end = number * (size - 1)
+        here, ahead = (slice(place, place + end, size - 1) for place in (start, start + 1))
         left = np.arange(1, number + 1)
-        longer = np.arange(number) * longest + start + d if number > d else None
+        longer = np.arange(number) * (size - 1) + start + d if number > d else None
         is_longer = (left > d)[:, None, None]
         found.append(_States(here, ahead, np.minimum(left, d), left, None, longer, is_longer))
     return found
@@ -237,11 +251,11 @@ def _backwards(start: int, step: int, number: int) -> slice:
 
 def start_weights(table: SamplingTable, weights: Weights) -> np.ndarray:
     """Return (starts^2,) the weights of both first eligible steps."""
-    rows, longest, first = rows_of(table), int(table.lockout.max()), table.starts
-    one, two = np.indices((len(first), len(first)))
-    early, late = np.minimum(one, two), np.maximum(one, two)
-    reach = weights.alone[rows.starts + late, early - late + longest, -1, -1]
-    reach = np.where(early == late, weights.both[early, -1, -1], reach)
+    longest, first = int(table.lockout.max()), table.starts
+    reach = np.diag(weights.both[: len(first), -1, -1])
+    for late, ages in enumerate(weights.alone[rows_of(table).starts :, :longest, -1, -1]):
+        reach[late, :late] = ages[longest - late :]
+    reach += np.tril(reach, -1).T
     return (first[:, None] * first * reach).ravel()
 
 
@@ -329,18 +343,14 @@ def min_event(mechanism: Attracting, weights: Weights) -> float:
         waits = -np.log1p(-table.leaves)
         logs = np.log(weights.both[: n + 1])
         both = logs[:-1] - logs[1:] + waits[:, :, None] + waits[:, None, :]
-        event = _min_chance(-np.expm1(-both[joins[:, :, None] | joins[:, None, :]]))
+        event = both.min(where=joins[:, :, None] | joins[:, None, :], initial=math.inf)
         for part in parts_of(mechanism):
             place = rows.base[part, None] + ages
             at = np.clip(place, 0, n - 1)
             release = np.minimum(rows.release[part, None], n)
-            is_state = (ages > 0) & (place >= 0) & (place < release)
+            is_state = ((ages > 0) & (place >= 0) & (place < release))[..., None] & joins[at]
             logs = np.log(weights.alone[part])
-            alone = logs[:, :-1] - logs[:, 1:] + waits[at][..., None]
-            is_state = is_state[..., None, None] & joins[at][..., None] & np.ones_like(alone, bool)
-            event = min(event, _min_chance(-np.expm1(-alone[is_state])))
-    return event
-
-
-def _min_chance(values: np.ndarray) -> float:
-    return float(values.min(initial=1.0))
+            alone = logs[:, :-1] - logs[:, 1:]
+            alone += waits[at][..., None]
+            event = min(event, alone.min(where=is_state[..., None], initial=math.inf))
+    return -math.expm1(-event)
