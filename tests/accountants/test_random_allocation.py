@@ -86,6 +86,16 @@ def test_three_phases_against_quadrature():
     assert exact * (1 - 1e-6) <= divergence_bound(mixture, 1.0) <= 1.005 * exact
 
 
+def test_far_tails_of_two_kinds_of_phases():
+    """One X makes the divergence there; it is least where the others are at their means, 9 (Jensen)."""
+    mixture = Mixture((Phases(5, 1.0), Phases(5, 2**0.5)))
+    for epsilon in (9.0, 10.0, 11.0, 12.0):
+        rest = 10 * math.exp(epsilon) - 9
+        z = (np.log(rest) + 1) / 2**0.5
+        about = 5 * (special.ndtr(2**0.5 - z) - rest * special.ndtr(-z)) / 10
+        assert about <= divergence_bound(mixture, epsilon) <= 1.02 * about
+
+
 @pytest.mark.parametrize("mu", [0.003, 1.0, 30.0])
 def test_one_phase_is_the_gaussian_mechanism(mu):
     for epsilon in (0.01, 2.0):

@@ -297,7 +297,8 @@ def _tail(
     while end < terms * top and rough.log_chernoff(end) + tilt * end > log_cut:
         end *= 1.1
     found = Sums.of(mixture, end + 1.01 * top, top, 1 << math.ceil(math.log2(points)))
-    steep = max(rough.tilt_to(end), 1 / end)
+    # Any tilt bounds what wraps; that of the model may be too steep, as it ends at its reach.
+    steep = min((tilt, rough.tilt_to(end), 1 / end), key=found.log_wrapped)
     bounds, errors = found.bounds(thresholds, tilt)
     reserve = math.exp(min(0.0, found.log_wrapped(steep)))
     reserve += _two_large(mixture, float(found.lattice.places[-1]))
