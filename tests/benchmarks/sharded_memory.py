@@ -17,13 +17,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax_privacy
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax_privacy.matrix_factorization import toeplitz
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
-from jaxacct.strategies import BandedInverse
+from jaxacct.strategies import BandedInverse, BandedToeplitz
 from tests.benchmarks.results import record
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
@@ -88,14 +90,48 @@ def memory(shapes, layout: tuple[int, int] | None, noise_memory: str) -> Any:
     return traced.lower().compile().memory_analysis()
 
 
+def peer(shapes, layout: tuple[int, int] | None) -> Any:
+    """Return the same of jax-privacy's step under `jit`, with as many copies of kept noise.
+
+    Every array with as many axes as a parameter, or one more, has its last axis over the model axis.
+    """
+    mesh = None if layout is None else Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"))
+
+    def placed(leaf, spec: PartitionSpec | None = None):
+        spec = P(*(None,) * (leaf.ndim - 1), "model") if spec is None and leaf.ndim > 1 else spec or WHOLE
+        return leaf if mesh is None else leaf.update(sharding=NamedSharding(mesh, spec))
+
+    gradient = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=2)
+    matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BandedToeplitz.square_root(BANDS).array))
+    noisy = jax_privacy.noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
+    optimizer = optax.adam(1e-3)
+
+    def step(state, batch):
+        params, kept, moments = state
+        update, kept = noisy.update(gradient(params, batch), kept)
+        update, moments = optimizer.update(update, moments, params)
+        return optax.apply_updates(params, update), kept, moments
+
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    state = jax.eval_shape(lambda one: (one, noisy.init(one), optimizer.init(one)), params)
+    state = jax.tree.map(placed, state)
+    words = placed(jax.ShapeDtypeStruct((BATCH, POSITIONS), jnp.int32), P("data"))
+    lowered = jax.jit(step, donate_argnums=0).trace(state, {"words": words, "next": words}).lower()
+    return lowered.compile().memory_analysis()
+
+
 def measured(shapes) -> Iterator[list[str]]:
     """Yield the rows of the record."""
     size = sum(map(math.prod, shapes.values()))
     for name, layout in LAYOUTS.items():
         for noise_memory in ("keep", "recompute") if layout in (None, (1, 8)) else ("keep",):
-            found = memory(shapes, layout, noise_memory)
-            sizes = found.argument_size_in_bytes, found.temp_size_in_bytes
-            yield [name, noise_memory, *(f"{each / (4 * size):.2f}" for each in sizes)]
+            yield [name, noise_memory, *copies_of(memory(shapes, layout, noise_memory), size)]
+        yield [name, "jax-privacy", *copies_of(peer(shapes, layout), size)]
+
+
+def copies_of(found, size: int) -> list[str]:
+    """Return the memory of a step's arguments and beyond them, in copies of `size` float32 parameters."""
+    return [f"{each / (4 * size):.2f}" for each in (found.argument_size_in_bytes, found.temp_size_in_bytes)]
 
 
 if __name__ == "__main__":
