@@ -18,7 +18,6 @@ from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
-from jaxacct.statistics import roots
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 
@@ -29,7 +28,6 @@ _COMPOSED_DELTA = 1e-9
 # `estimate_epsilon` draws up to this many pilots, in streams of their own, until epsilon changes by less than
 # a fiftieth.
 _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
-_MAX_EPSILON = 1e9
 # Proposals of a bound are for divergences below this; plain draws of the mechanism resolve larger ones.
 _BOUNDED_BELOW = 1e-3
 
@@ -235,14 +233,9 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
         chosen = _distribution_at(mechanism, epsilon, direction, delta)
         return math.exp(min(chosen.log_scale, 0.0)) + chosen.left_out <= delta
 
-    if most == 0 or (most < math.inf and not is_below(most)):
+    if most == 0 or not is_below(most):
         return most
-    low, high = 0.0, most
-    if most == math.inf:
-        low, high = roots.bracket(is_below, 1.0, 1.0, lowest=0.0, highest=_MAX_EPSILON)
-        if not math.isfinite(low + high):  # at 0 or nowhere
-            return math.inf if high == math.inf else 0.0
-    return interval.last_true(lambda epsilon: not is_below(epsilon), low, high, _COARSE)[1]
+    return interval.last_true(lambda epsilon: not is_below(epsilon), 0.0, most, _COARSE)[1]
 
 
 def _distribution_near(

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, Mechanism
@@ -74,7 +75,7 @@ class Estimates:
         workload: Workload = PREFIX_SUMS,
     ) -> "Estimates":
         """Return the estimates from Poisson sampling of independent noise with the same sizes."""
-        identity, mu = BandedToeplitz.identity(), gaussian_sensitivity(epsilon, delta)
+        identity, mu = BandedToeplitz.identity(), gdp_mu(epsilon, delta)
         second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
         problem = Problem(poisson, identity, ZERO_OUT, epsilon=epsilon, delta=delta)
         # The moments of a Gaussian mechanism are exact.
@@ -163,14 +164,8 @@ def within_separation(scheme: Scheme, strategy: Strategy) -> Strategy:
     return BandedToeplitz(tuple(first))
 
 
-def gaussian_sensitivity(epsilon: float, delta: float) -> float:
-    """Return the sensitivity per unit of noise of the Gaussian mechanism that just meets a target."""
-    step = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
-    return 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
-
-
 def revealed_noise(scheme: Scheme, strategy: Strategy, adjacency: str, mu: float) -> float:
-    """Return the noise multiplier for all participations revealed; `mu` as of `gaussian_sensitivity`."""
+    """Return the noise multiplier for all participations revealed; `mu` as of `gdp_mu`."""
     sensitivity = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0, adjacency))
     return max(MIN_NOISE_MULTIPLIER, sensitivity / mu)
 

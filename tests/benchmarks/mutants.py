@@ -208,7 +208,7 @@ MUTANTS = [
     Mutant("jaxacct/accountants/composition.py", "for side in (0, 1)]", "for side in (1,)]", OF_LOSSES),
     Mutant("jaxacct/accountants/composition.py", "_steps(event.event, count * times)", "_steps(event.event, times)", EVENTS_COMPOSED),
     Mutant("jaxacct/accountants/composition.py", "-np.expm1(-positive) + np.exp", "np.exp", EVENTS_COMPOSED),
-    Mutant("jaxacct/accountants/gaussian.py", "clip(delta + error", "clip(delta - error", ACCOUNTANTS),
+    Mutant("jaxacct/accountants/tradeoff/curves/gaussian.py", "value + _ROUNDING", "value - _ROUNDING", ACCOUNTANTS),
     # Accountants.
     Mutant("jaxacct/accountants/dice_plan.py", "return bound + reserve.delta <= self.delta", "return bound <= self.delta", "tests/train/test_dice_plan.py"),
     Mutant("jaxacct/accountants/revealed_pattern.py", 'return "columns of the strategy matrix overlap" if cross_term(mechanism) else None', "return None", ACCOUNTANTS),

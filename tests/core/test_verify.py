@@ -11,7 +11,7 @@ import pytest
 from scipy import optimize, stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common.files import Checkpoint
 from jaxacct.core.check import Outcome, check, check_direction, resolve_proposal
 from jaxacct.core.claim import Claim, ClaimedTarget
@@ -28,7 +28,7 @@ EPSILON = 0.5
 
 def gaussian_with(delta: float) -> Mechanism:
     """One step, always participating: a Gaussian mechanism with exactly this delta at EPSILON."""
-    sigma = optimize.brentq(lambda s: gaussian_delta(EPSILON, s, 1.0) - delta, 0.2, 20)
+    sigma = optimize.brentq(lambda s: gdp_delta(EPSILON, 1.0 / s) - delta, 0.2, 20)
     return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
 
 
@@ -107,7 +107,7 @@ def test_accepts_below_the_line(rule):
     for seen in evidence:
         for direction in seen.directions:
             if direction.num_samples:
-                exact = gaussian_delta(EPSILON, mechanism.noise_multiplier, 1.0)
+                exact = gdp_delta(EPSILON, 1.0 / mechanism.noise_multiplier)
                 error = math.sqrt(exact / direction.num_samples)
                 assert abs(direction.estimate - exact) < 6 * error + 0.006 * exact
 
