@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accountants import unamplified
-from jaxacct.accountants.analytic import delta_by
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
 from jaxacct.calibration.options import BOUND_RATIO
@@ -27,7 +26,6 @@ from jaxacct.recommendation.third_moments import log_third_moment
 from jaxacct.schemes import BalancedMinSep, BMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.table import entries, log_normalizer_about
-from jaxacct.statistics import roots
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload
 from jaxacct.strategies.workload import PREFIX_SUMS
 
@@ -242,18 +240,13 @@ def replaced(rounds: int, probability: float, epsilon: float, delta: float) -> f
 
     Between 1 and 2, to 0.01: nearly 1 where an example rarely participates and noise is low.
     """
-
-    def needed(adjacency, low, high):
-        def is_enough(log_sigma):
-            step = Mechanism(
-                Poisson(rounds, probability), BandedToeplitz.identity(), math.exp(log_sigma), adjacency
-            )
-            return min(delta_by(name, step, epsilon) for name in ("pld", "unamplified")) <= delta
-
-        return roots.turn(is_enough, low, 0.1, math.log(MIN_NOISE_MULTIPLIER), high, absolute=5e-3)[1]
-
-    of_zero_out = needed(ZERO_OUT, 0.0, math.inf)
-    return math.exp(needed(REPLACE_ONE, of_zero_out, of_zero_out + math.log(2)) - of_zero_out)
+    poisson, identity = Poisson(rounds, probability), BandedToeplitz.identity()
+    problems = [
+        Problem(poisson, identity, adjacency, epsilon=epsilon, delta=delta)
+        for adjacency in (ZERO_OUT, REPLACE_ONE)
+    ]
+    of_zero_out, of_replace_one = (smallest_bound(problem, None, 1.005) or math.inf for problem in problems)
+    return of_replace_one / of_zero_out
 
 
 def table_size(scheme: Scheme, strategy: Strategy) -> float:
