@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates.estimate import best_proposal, composition_of, sampled_bands
@@ -88,18 +89,8 @@ def privacy_profile(
       ValueError: bad arguments.
     """
     check_composition(checked(mechanism), compose_with)
-    try:
-        grid = np.atleast_1d(np.asarray(epsilons, np.float64))
-    except (TypeError, ValueError):
-        raise ValueError(f"epsilons must be ascending, finite and at least 0, got {epsilons!r}") from None
-    if (
-        grid.ndim != 1
-        or grid.size == 0
-        or not np.isfinite(grid).all()
-        or (grid < 0).any()
-        or (np.diff(grid) <= 0).any()
-    ):
-        raise ValueError("epsilons must be ascending, finite and at least 0")
+    grid = np.atleast_1d(np.asarray(epsilons, object))  # also rows of different lengths, which are refused
+    grid = arrays.checked("epsilons", grid, "ascending, finite and at least 0", _is_grid)
     if num_samples is not None:
         _validate.positive_integer("num_samples", num_samples)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
@@ -119,6 +110,11 @@ def privacy_profile(
         bands[Direction.ADD] = np.stack([below, *others])
     lower, estimate, upper = np.maximum(bands[Direction.REMOVE], bands[Direction.ADD])
     return Profile(grid, lower, estimate, upper, bands, confidence, num_samples, names)
+
+
+def _is_grid(epsilons: np.ndarray) -> np.ndarray:
+    """Return which numbers, in one row, are finite, at least 0 and above the one before."""
+    return np.isfinite(epsilons) & (np.diff(epsilons, prepend=-1e-300) > 0) & (epsilons.ndim == 1)
 
 
 def _distributions(

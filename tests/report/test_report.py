@@ -160,14 +160,14 @@ def test_extreme_points(epsilon):
 
 def test_bad_numbers_are_refused():
     for arguments, match in [
-        ((math.nan, 0.1, 0.5), "epsilons must be in"),
-        ((-1.0, 0.1, 0.5), "epsilons must be in"),
+        ((math.nan, 0.1, 0.5), "epsilons must be at least 0"),
+        ((-1.0, 0.1, 0.5), "epsilons must be at least 0"),
         ((1.0, math.nan, 0.5), "deltas must be in"),
         ((1.0, 1.1, 0.5), "deltas must be in"),
         ((1.0, 0.1, math.nan), "false_positive_rate must be in"),
         ((1.0, 0.1, 1.5), "false_positive_rate must be in"),
         (([1.0, 2.0], 0.1, 0.5), "equally many"),
-        (([], [], 0.5), "equally many"),
+        (([], [], 0.5), "got empty"),
     ]:
         with pytest.raises(ValueError, match=match):
             risk.true_positive_rate(*arguments)
