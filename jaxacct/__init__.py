@@ -5,9 +5,7 @@ Monte Carlo with the failure probability included in delta. Estimates (`estimate
 and `recommend`, which ranks candidates for certification) have other functions and types.
 """
 
-import importlib
-
-from jaxacct.common.lazy_names import homes_of
+from jaxacct.common.lazy_names import lazy
 from jaxacct.common.version import VERSION
 
 __version__ = VERSION
@@ -18,25 +16,9 @@ __version__ = VERSION
 # loads in every version with its schema version, which recomputes its guarantee, and is refused by all
 # others.
 
-# Where public names live. `import jaxacct` loads none of it: the first use of a name loads its module.
-_MODULE_OF = homes_of(__file__)
-__all__ = sorted(_MODULE_OF)
-# Modules as attributes, loaded as late; training is there where it is installed with the package.
+# `import jaxacct` loads no public name: the first use of one loads its module. Modules are attributes, loaded as
+# late; training is there where it is installed with the package.
 _PARTS = "accountants checker individual interoperation schemes strategies train"
 _MODULES = {name: f"jaxacct.{name}" for name in _PARTS.split()}
 _MODULES |= {"plot": "jaxacct.report.plots", "risk": "jaxacct.report.risk"}
-
-
-def __getattr__(name: str):
-    if name in _MODULE_OF:
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
-    else:
-        raise AttributeError(f"module 'jaxacct' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
+__getattr__, __dir__, __all__ = lazy(__name__, __file__, _MODULES)

@@ -16,6 +16,7 @@ import scipy.signal
 import jaxacct
 from jaxacct.cli import interrupted as _interrupted
 from jaxacct.common.compilation_cache import keep_compiled_programs
+from jaxacct.common.lazy_names import homes_of
 from tests.train.plans import plan_of
 
 HEAVY = {*"jax chex numpy scipy dp_accounting orbax flax optax grain cyclopts rich".split()}
@@ -121,7 +122,7 @@ def test_public_names_are_in_one_agreement():
     # Training is no part of the checkout's package: it is there where it is installed.
     assert modules | {"train": "jaxacct.train"} == jaxacct._MODULES
     imports = {name: module for name, (module, _) in imports.items() if name not in modules}
-    assert imports == jaxacct._MODULE_OF
+    assert imports == homes_of(jaxacct.__file__)
     for name in jaxacct.__all__:
         assert getattr(jaxacct, name) is getattr(sys.modules[imports[name]], name)
     for name, module in modules.items():
