@@ -16,8 +16,8 @@ __version__ = VERSION
 # loads in every version with its schema version, which recomputes its guarantee, and is refused by all
 # others.
 
-# `import jaxacct` loads no public name: the first use of one loads its module. Modules are attributes, loaded as
-# late; training is there where it is installed with the package.
+# `import jaxacct` loads no public name: the first use of one loads its module. Modules are attributes, loaded
+# as late; training is there where it is installed with the package.
 _PARTS = "accountants checker individual interoperation schemes strategies train"
 _MODULES = {name: f"jaxacct.{name}" for name in _PARTS.split()}
 _MODULES |= {"plot": "jaxacct.report.plots", "risk": "jaxacct.report.risk"}
