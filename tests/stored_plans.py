@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from jaxacct import Plan
 from jaxacct.accountants.analytic import best_accountant
@@ -60,9 +61,7 @@ def forged(plan: Plan, **change) -> Plan:
     """
     claim = claim_with(plan.claim, **change)
     assert isinstance(plan.evidence, Sampled)
-    return dataclasses.replace(
-        plan, claim=claim, evidence=dataclasses.replace(plan.evidence, claim=claim.digest)
-    )
+    return dataclasses.replace(plan, claim=claim, evidence=structs.replace(plan.evidence, claim=claim.digest))
 
 
 def claim_with(claim: Claim, **change) -> Claim:
@@ -79,8 +78,8 @@ def claim_with(claim: Claim, **change) -> Claim:
 
 def with_side(plan: Plan, direction: str, **change) -> Plan:
     """The plan with other fields in the evidence of one direction."""
-    side = dataclasses.replace(getattr(plan.evidence, direction), **change)
-    return dataclasses.replace(plan, evidence=dataclasses.replace(plan.evidence, **{direction: side}))
+    side = structs.replace(getattr(plan.evidence, direction), **change)
+    return dataclasses.replace(plan, evidence=structs.replace(plan.evidence, **{direction: side}))
 
 
 def with_derived(plan: Plan, **fields) -> Plan:

@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 
 from jaxacct.accountants.base import Accountant, cross_term
-from jaxacct.accountants.gaussian import gaussian_deltas
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
 
@@ -69,11 +69,11 @@ def _mean_deltas(weights: np.ndarray, sigma: float, epsilon: float, max_count: i
     """Return (most,) means of the Gaussian delta given j = 1 .. most participations of 1 .. k examples."""
     k = len(weights)
     if max_count * max_count * k**4 > _MAX_CELLS:
-        return gaussian_deltas(epsilon, sigma, k * np.sqrt(np.arange(1, max_count + 1)))
+        return gdp_delta(epsilon, k * np.sqrt(np.arange(1, max_count + 1)) / sigma)
     squares = np.zeros(k * k + 1)  # the distribution of one squared count
     squares[np.arange(1, k + 1) ** 2] = weights
-    lengths = np.sqrt(np.arange(1, max_count * k * k + 1))
-    deltas = np.append(0.0, gaussian_deltas(epsilon, sigma, lengths))
+    lengths = np.sqrt(np.arange(max_count * k * k + 1))
+    deltas = gdp_delta(epsilon, lengths / sigma)
     distribution, means = np.ones(1), []
     for _ in range(max_count):
         distribution = np.convolve(distribution, squares)

@@ -9,11 +9,12 @@ import math
 
 from jaxacct.accountants.base import Accountant, cross_term
 from jaxacct.accountants.composition import composed_delta
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta, gdp_epsilon, gdp_mu
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.statistics import roots
 from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
 from jaxacct.strategies import worst_pattern
+
+_RAISED = 1 + 2.0**-50  # above the rounding of a quotient of floats
 
 
 class Unamplified(Accountant):
@@ -33,10 +34,9 @@ class Unamplified(Accountant):
         """Return None: every scheme states the sensitivity that this bound depends on."""
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
-        length = sensitivity(mechanism)
         if compose_with is None:
-            return gaussian_delta(epsilon, mechanism.noise_multiplier, length)
-        step = sampled_gaussian(mechanism.noise_multiplier / length), 1
+            return gdp_delta(epsilon, _mu(mechanism))
+        step = sampled_gaussian(mechanism.noise_multiplier / sensitivity(mechanism)), 1
         return composed_delta((step,), epsilon, compose_with)
 
 
@@ -60,29 +60,19 @@ def sensitivity(mechanism: Mechanism) -> float:
     return mechanism.gradient_distance * math.sqrt(square)
 
 
+def _mu(mechanism: Mechanism) -> float:
+    """Return the distance of the means per standard deviation of the noise, rounded up."""
+    return sensitivity(mechanism) / mechanism.noise_multiplier * _RAISED
+
+
 def noise_multiplier_for(mechanism: Mechanism, epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier, in place of the mechanism's, with a revealed pattern.
 
-    Rounded up, and at least 1e-3: an upper end for any search. ValueError where no noise shows such a delta.
+    Rounded up: an upper end for any search.
     """
-    length = sensitivity(mechanism)
-
-    def is_enough(log_sigma):
-        return gaussian_delta(epsilon, math.exp(log_sigma), length) <= delta
-
-    min_log_noise = math.log(1e-3)
-    log_noise = roots.turn(is_enough, min_log_noise, 1.0, min_log_noise, 700.0, absolute=1e-12)[1]
-    if log_noise == math.inf:
-        raise ValueError(f"delta must be one that float64 shows at epsilon {epsilon:g}, got {delta!r}")
-    return math.exp(log_noise)
+    return sensitivity(mechanism) / gdp_mu(epsilon, delta) * _RAISED**2
 
 
 def epsilon_at(mechanism: Mechanism, delta: float) -> float:
     """Return epsilon at `delta` with the participation pattern revealed, rounded up; inf beyond float64."""
-    length = sensitivity(mechanism)
-
-    def is_enough(epsilon):  # False for NaN
-        return gaussian_delta(epsilon, mechanism.noise_multiplier, length) <= delta
-
-    _, high = roots.turn(is_enough, 0.0, 1.0, 0.0, 1e300, relative=1e-12)
-    return high * (1 + 1e-9)
+    return gdp_epsilon(delta, _mu(mechanism)) * (1 + 1e-9)

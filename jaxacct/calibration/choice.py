@@ -67,27 +67,19 @@ class Choice:
 
     def command(self) -> str:
         """Return the command that repeats the search."""
-        numbers = f"--dataset-size {self.dataset_size} --batch-size {exact(self.batch_size)}"
-        target = f"--epsilon {exact(self.epsilon)} --delta {exact(self.delta)}"
-        if self.epsilon == 0:
-            target = f"--advantage {exact(self.delta)}"
         values = vars(self) | {"strategy": self.matrix}
         if self.matrix == COEFFICIENTS:  # which the plan's claim holds
             values |= {"strategy": "FILE", "bands": None}
-        kept = "".join(
-            f" --{name.replace('_', '-')} {values[name]}" for name in self.given if values[name] is not None
-        )
-        ranked = (
-            f" --workload {shlex.quote(self.workload)}" if self.workload not in (None, "prefix-sum") else ""
-        )
-        copies = f"--memory-copies {self.memory_copies}"
-        run = f"{numbers} --iterations {self.iterations} {target}"
-        return f"jaxacct recommend {run} {copies}{kept}{ranked}{self.adjacency_option}"
+        point = ("epsilon", "delta") if self.epsilon else ("delta",)
+        names = ("dataset_size", "batch_size", "iterations", *point, "memory_copies", *self.given)
+        options = options_of(**{name: values[name] for name in names}, **self.ranking)
+        return "jaxacct recommend" + (options if self.epsilon else options.replace("--delta", "--advantage"))
 
     @property
-    def adjacency_option(self) -> str:
-        """Option of `jaxacct recommend` and `calibrate` with a space before it; empty for the default."""
-        return "" if self.adjacency == ZERO_OUT else f" --adjacency {self.adjacency}"
+    def ranking(self) -> dict[str, str | None]:
+        """Options of workload and adjacency; None for the defaults."""
+        workload = None if self.workload == "prefix-sum" else self.workload
+        return {"workload": workload, "adjacency": None if self.adjacency == ZERO_OUT else self.adjacency}
 
     def statement(self) -> str:
         """Return for a privacy review: what was searched, the criterion, and that it has no privacy cost."""
@@ -109,6 +101,13 @@ class Choice:
         """Return plain JSON values, readable by `choice_of`; zero-out adjacency is not written."""
         stored = vars(self) | {"given": list(self.given)}
         return {name: value for name, value in stored.items() if (name, value) != ("adjacency", ZERO_OUT)}
+
+
+def options_of(**values) -> str:
+    """Return options of the command line, each with a space before it, but for those that are None."""
+    words = {name: exact(x) if isinstance(x, float) else shlex.quote(str(x)) for name, x in values.items()}
+    given = (name for name, value in values.items() if value is not None)
+    return "".join(f" --{name.replace('_', '-')} {words[name]}" for name in given)
 
 
 def copies_of(bands: int, matrix: str | None) -> int:

@@ -4,9 +4,9 @@ No field is derived and none is a sentence. A `Mean` names the stream of its sam
 them again.
 """
 
-import dataclasses
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
+
+import msgspec
 
 from jaxacct.common import records
 from jaxacct.proposals.base import ProposalSpec
@@ -18,8 +18,11 @@ RuleName = Literal["anytime", "fixed"]
 RULES = get_args(RuleName)
 
 
-@dataclass(frozen=True)
-class Mean:
+class _Kind(msgspec.Struct, frozen=True, tag_field="kind"):
+    """Frozen record whose JSON object has its kind beside its fields."""
+
+
+class Mean(_Kind, frozen=True, tag="mean"):
     """Samples of one proposal, for a test of the mean of their terms.
 
     Attributes:
@@ -47,8 +50,7 @@ class Mean:
         return sum(count for _, count in self.term_counts)
 
 
-@dataclass(frozen=True)
-class WeightBound:
+class WeightBound(_Kind, frozen=True, tag="weight-bound"):
     """No samples: the bound on a proposal's terms alone is below delta_v."""
 
     proposal: ProposalSpec
@@ -56,15 +58,13 @@ class WeightBound:
     num_samples: ClassVar[int] = 0
 
 
-@dataclass(frozen=True)
-class NotRun:
+class NotRun(_Kind, frozen=True, tag="not-run"):
     """No samples: the other direction was not certified."""
 
     num_samples: ClassVar[int] = 0
 
 
-@dataclass(frozen=True)
-class Dominated:
+class Dominated(_Kind, frozen=True, tag="dominated"):
     """No samples: the add direction's divergence is at most that of the remove direction."""
 
     num_samples: ClassVar[int] = 0
@@ -74,8 +74,7 @@ Side = Mean | WeightBound | NotRun | Dominated
 """Evidence of one direction."""
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(_Kind, frozen=True, tag="sampled"):
     """Evidence of both directions by samples, for the claim of that digest.
 
     `share` is that of the failure probability q that this verification may use, in (0, 1].
@@ -93,8 +92,7 @@ class Sampled:
         return self.remove.num_samples + self.add.num_samples
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(_Kind, frozen=True, tag="accountant"):
     """Evidence of both directions by an analytic accountant, which needs no samples."""
 
     accountant: str
@@ -104,54 +102,12 @@ class Bound:
 
 Evidence = Sampled | Bound
 
-_SIDES: dict[str, type] = {
-    "mean": Mean,
-    "weight-bound": WeightBound,
-    "not-run": NotRun,
-    "dominated": Dominated,
-}
-_KINDS: dict[str, type] = {"sampled": Sampled, "accountant": Bound}
-
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """Return plain JSON values, readable by `evidence_from_json`."""
-    fields = _tagged(evidence, _KINDS)
-    if isinstance(evidence, Sampled):
-        fields |= {name: _tagged(getattr(evidence, name), _SIDES) for name in ("remove", "add")}
-    return fields
-
-
-@dataclass(frozen=True)
-class _Written:
-    """Fields of `Sampled` as JSON values."""
-
-    claim: str
-    rule: str
-    share: float
-    remove: Any
-    add: Any
+    return msgspec.to_builtins(evidence)
 
 
 def evidence_from_json(data) -> Evidence:
     """Return the evidence that `evidence_to_json` wrote; ValueError for other fields."""
-    kind, fields = _untagged(data, _KINDS, "plan evidence")
-    if kind is Bound:
-        return records.read(Bound, fields, "plan evidence")
-    read = records.read(_Written, fields, "plan evidence")
-    sides = (
-        records.read(*_untagged(side, _SIDES, f"plan evidence {name}"), f"plan evidence {name}")
-        for name, side in (("remove", read.remove), ("add", read.add))
-    )
-    return Sampled(read.claim, read.rule, read.share, *sides)
-
-
-def _tagged(value, kinds: dict[str, type]) -> dict[str, Any]:
-    (kind,) = (name for name, of in kinds.items() if type(value) is of)
-    return {"kind": kind} | dataclasses.asdict(value)
-
-
-def _untagged(data, kinds: dict[str, type], name: str) -> tuple[type, dict[str, Any]]:
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{name} must have a kind of {', '.join(kinds)}, got {kind!r:.80}")
-    return kinds[kind], {field: value for field, value in data.items() if field != "kind"}
+    return records.read(Evidence, data, "plan evidence")

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
-from jaxacct.statistics import roots
 from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction, hockey_stick
 
@@ -29,7 +29,6 @@ _COMPOSED_DELTA = 1e-9
 # `estimate_epsilon` draws up to this many pilots, in streams of their own, until epsilon changes by less than
 # a fiftieth.
 _PILOTS, _PILOT_SAMPLES, _COARSE = 5, 2048, 0.02
-_MAX_EPSILON = 1e9
 # Proposals of a bound are for divergences below this; plain draws of the mechanism resolve larger ones.
 _BOUNDED_BELOW = 1e-3
 
@@ -96,46 +95,50 @@ def estimate_delta(
     """
     check_composition(checked(mechanism), compose_with)
     grid = np.array([_validate.epsilon(epsilon)])
-    known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
-    q = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
-    if known is not None and proposal is None:
-        ends = known_bands(known, mechanism, grid, compose_with)
-        return _estimate("delta", ends, dict.fromkeys(ends, known.name), confidence, 0)
-    composed = composition_of(compose_with)
 
-    def distributions(direction: Direction) -> list[tuple[Proposal, np.ndarray]]:
+    def distributions(direction, composed):
         return [(best_proposal(mechanism, epsilon, direction, proposal, composed), grid)]
 
-    options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
-    bands, names = sampled_bands(mechanism, distributions, q, composed, **options)
+    options: dict[str, Any] = dict(num_samples=num_samples, confidence=confidence, compose_with=compose_with)
+    options |= dict(key=key, progress=progress, is_drawn=proposal is not None)
+    bands, names, num_samples = bands_at(mechanism, grid, distributions, **options)
     return _estimate("delta", bands, names, confidence, num_samples)
 
 
-def sampled_bands(
+def bands_at(
     mechanism: Mechanism,
-    distributions: Callable[[Direction], list[tuple[Proposal, np.ndarray]]],
-    q: float,
-    composed: Composed | None,
+    grid: np.ndarray,
+    distributions: Callable[[Direction, Composed | None], list],
     *,
+    num_samples: int | None,
+    confidence: float,
+    compose_with,
     key,
-    num_samples: int,
     progress: Progress | None,
-) -> tuple[dict[Direction, np.ndarray], dict[str, str]]:
-    """Return ((3, points) lower, estimate and upper divergence of each direction, names of its proposals).
+    is_drawn=False,
+) -> tuple[dict[Direction, np.ndarray], dict[str, str], int]:
+    """Return ((3, points) lower, estimate and upper divergence of each direction, names by it, samples).
 
-    Each interval is wrong with probability at most q. `distributions` are a direction's proposals, each with
-    the points of the ascending grid that it serves. With a composed mechanism the upper ends hold for the
-    add direction, too.
+    By an accountant that is exact up to its grid, if there is one and nothing else asks for draws. All
+    intervals hold together with the confidence. `distributions` are the proposals of a direction with this
+    composed mechanism, each with the points of the ascending grid that it serves. With a composed mechanism
+    the upper ends hold for the add direction, too.
     """
+    known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
+    q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
+    if known is not None and not is_drawn:
+        bands = known_bands(known, mechanism, grid, compose_with)
+        return bands, dict.fromkeys(bands, known.name), 0
+    composed, key = composition_of(compose_with), randomness.checked_key(key)
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
     both: dict[Direction, np.ndarray] = {}
     names: dict[str, str] = {}
     for direction in mechanism.directions:
-        parts = distributions(direction)
+        parts = distributions(direction, composed)
         names[direction] = ", ".join(dict.fromkeys(chosen.name for chosen, _ in parts))
         bands = [_bands(chosen, points, q, draw, composed) for chosen, points in parts]
         both[direction] = np.concatenate(bands, axis=1)
-    return both, names
+    return both, names, num_samples
 
 
 def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
@@ -235,14 +238,9 @@ def proven_epsilon(mechanism: Mechanism, direction: str, delta: float) -> float:
         chosen = _distribution_at(mechanism, epsilon, direction, delta)
         return math.exp(min(chosen.log_scale, 0.0)) + chosen.left_out <= delta
 
-    if most == 0 or (most < math.inf and not is_below(most)):
+    if most == 0 or not is_below(most):
         return most
-    low, high = 0.0, most
-    if most == math.inf:
-        low, high = roots.bracket(is_below, 1.0, 1.0, lowest=0.0, highest=_MAX_EPSILON)
-        if not math.isfinite(low + high):  # at 0 or nowhere
-            return math.inf if high == math.inf else 0.0
-    return interval.last_true(lambda epsilon: not is_below(epsilon), low, high, _COARSE)[1]
+    return interval.last_true(lambda epsilon: not is_below(epsilon), 0.0, most, _COARSE)[1]
 
 
 def _distribution_near(

@@ -3,14 +3,14 @@
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
-from jaxacct.estimates.estimate import best_proposal, composition_of, sampled_bands
-from jaxacct.estimates.known import known_bands, known_or_samples
-from jaxacct.kernels import randomness
+from jaxacct.estimates.estimate import bands_at, best_proposal
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base as proposals
 from jaxacct.proposals.base import Proposal
@@ -88,30 +88,14 @@ def privacy_profile(
       ValueError: bad arguments.
     """
     check_composition(checked(mechanism), compose_with)
-    try:
-        grid = np.atleast_1d(np.asarray(epsilons, np.float64))
-    except (TypeError, ValueError):
-        raise ValueError(f"epsilons must be ascending, finite and at least 0, got {epsilons!r}") from None
-    if (
-        grid.ndim != 1
-        or grid.size == 0
-        or not np.isfinite(grid).all()
-        or (grid < 0).any()
-        or (np.diff(grid) <= 0).any()
-    ):
-        raise ValueError("epsilons must be ascending, finite and at least 0")
+    grid = np.atleast_1d(np.asarray(epsilons, object))  # also rows of different lengths, which are refused
+    grid = arrays.checked("epsilons", grid, "ascending, finite and at least 0", _is_grid)
     if num_samples is not None:
         _validate.positive_integer("num_samples", num_samples)
-    q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
-    known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
-    if known is not None:
-        bands, num_samples = known_bands(known, mechanism, grid, compose_with), 0
-        names: dict[str, str] = dict.fromkeys(bands, known.name)
-    else:
-        composed = composition_of(compose_with)
-        distributions = functools.partial(_distributions, mechanism, grid=grid, composed=composed)
-        options = dict(key=randomness.checked_key(key), num_samples=num_samples, progress=progress)
-        bands, names = sampled_bands(mechanism, distributions, q, composed, **options)
+    options: dict[str, Any] = dict(num_samples=num_samples, confidence=confidence, compose_with=compose_with)
+    options |= dict(key=key, progress=progress)
+    distributions = functools.partial(_distributions, mechanism, grid)
+    bands, names, num_samples = bands_at(mechanism, grid, distributions, **options)
     if Direction.ADD not in bands:
         below, *others = bands[Direction.REMOVE]
         if not mechanism.is_replace_one:  # not symmetric: by the best event at epsilon 0, of P at most 1 - H
@@ -121,8 +105,13 @@ def privacy_profile(
     return Profile(grid, lower, estimate, upper, bands, confidence, num_samples, names)
 
 
+def _is_grid(epsilons: np.ndarray) -> np.ndarray:
+    """Return which numbers, in one row, are finite, at least 0 and above the one before."""
+    return np.isfinite(epsilons) & (np.diff(epsilons, prepend=-1e-300) > 0) & (epsilons.ndim == 1)
+
+
 def _distributions(
-    mechanism: Mechanism, direction: str, grid: np.ndarray, composed: Composed | None
+    mechanism: Mechanism, grid: np.ndarray, direction: str, composed: Composed | None
 ) -> list[tuple[Proposal, np.ndarray]]:
     """Return proposals, each with the points it serves: replicas and plain draws, or made for their first."""
     if direction == Direction.ADD and composed is not None:

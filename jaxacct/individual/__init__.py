@@ -7,22 +7,6 @@ Sources: arXiv 2209.15596 (GDP filters, the Fourier accountant); proofs/individu
 here and which printed statements it corrects.
 """
 
-from jaxacct.accountants.tradeoff.curves.gaussian import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
-from jaxacct.individual.accountants import (
-    GDPIndividualAccountant,
-    PLDIndividualAccountant,
-    RDPIndividualAccountant,
-)
-from jaxacct.individual.blackwell import ApproximateBlackwell
-from jaxacct.individual.buckets import SigmaGrid
-from jaxacct.individual.filters import FilterState, GDPFilter, IndividualGDPFilter, IndividualRDPFilter
-from jaxacct.individual.fourier import FourierAccountant, subsampled_gaussian_delta
-from jaxacct.individual.odometer import PrivacyOdometer
-from jaxacct.individual.rdp import rdp_to_epsilon, subsampled_gaussian_rdp
+from jaxacct.common.lazy_names import lazy
 
-__all__ = [
-    "ApproximateBlackwell", "FilterState", "FourierAccountant", "GDPFilter", "GDPIndividualAccountant",
-    "IndividualGDPFilter", "IndividualRDPFilter", "PLDIndividualAccountant", "PrivacyOdometer",
-    "RDPIndividualAccountant", "SigmaGrid", "compose_gdp", "gdp_delta", "gdp_epsilon", "gdp_mu",
-    "rdp_to_epsilon", "subsampled_gaussian_delta", "subsampled_gaussian_rdp",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

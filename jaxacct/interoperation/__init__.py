@@ -1,10 +1,5 @@
 """Interoperation with other libraries: privacy loss distributions, events, samplers of jax-privacy."""
 
-from jaxacct.interoperation.events import dominating_event
-from jaxacct.interoperation.jax_privacy import batch_selection, scheme_of, strategy_of
-from jaxacct.interoperation.pessimistic_pld import PessimisticPLD, dominating_pld, pld_of_profile
+from jaxacct.common.lazy_names import lazy
 
-__all__ = [
-    "PessimisticPLD", "batch_selection", "dominating_event", "dominating_pld", "pld_of_profile",
-    "scheme_of", "strategy_of",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

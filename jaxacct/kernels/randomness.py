@@ -17,7 +17,7 @@ import scipy
 from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
-from jaxacct.kernels.threefry import bits_32, folded, split, trees, two_words, whole
+from jaxacct.kernels.threefry import bits_32, split, trees, two_words, whole
 
 BLOCK_SIZE = 128
 
@@ -77,19 +77,8 @@ def key_words(key) -> list[int]:
 
 
 def stream_key(key, stream: int):
-    """Return the key of one independent stream of a run (a direction, a pilot, ...), as `jax.random.fold_in`.
-
-    In Python where possible: JAX would compile two programs for it first, 2 % of README's job.
-    """
-    if isinstance(key, jax.core.Tracer) or not _is_one_of_threefry(key):
-        return jax.random.fold_in(key, int(stream))
-    return key_from_words(folded(key_words(key), int(stream)))
-
-
-def _is_one_of_threefry(key) -> bool:
-    if not (jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
-        return False
-    return str(jax.random.key_impl(key)) == "threefry2x32"
+    """Return the key of one independent stream of a run (a direction, a pilot, ...)."""
+    return jax.random.fold_in(key, int(stream))
 
 
 def block_trees(key, first_block: int, num_blocks: int):

@@ -184,18 +184,3 @@ def fold_in(key, number):
     if isinstance(key, Branch) and isinstance(number, int) and 0 <= number < key.children:
         return key.child(number)
     return jax.random.fold_in(whole(key), number)
-
-
-def folded(words, number: int) -> list[int]:
-    """Return the words of the key of `jax.random.fold_in`, from the two words of a key, in pure Python."""
-    if not 0 <= number < 2**32:
-        raise ValueError(f"number must be from 0 to 2^32 - 1, got {number}")
-    keys = (*words, words[0] ^ words[1] ^ 0x1BD11BDA)
-    x, y = keys[0], (number + keys[1]) % 2**32
-    for injection in range(5):
-        for left in _ROTATIONS[injection % 2]:
-            x = (x + y) % 2**32
-            y = x ^ (y << left) % 2**32 ^ y >> 32 - left
-        x = (x + keys[(injection + 1) % 3]) % 2**32
-        y = (y + keys[(injection + 2) % 3] + injection + 1) % 2**32
-    return [x, y]

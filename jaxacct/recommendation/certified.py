@@ -3,6 +3,7 @@
 import math
 
 from jaxacct.accountants import analytic
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.calibration.grid import Problem, smallest_bound
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.common import validate
@@ -10,7 +11,6 @@ from jaxacct.common.progress import Progress, announce
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, scheme_of
 from jaxacct.recommendation.matrices import matrix
-from jaxacct.recommendation.noise_estimate import gaussian_sensitivity
 from jaxacct.recommendation.result import Recommended
 from jaxacct.schemes import BallsInBins, Scheme
 from jaxacct.strategies import BandedToeplitz, ending
@@ -47,7 +47,7 @@ def bounded(grid, matrix_name: str, numbers: RunNumbers, progress: Progress | No
     scheme, number = max(
         grid, key=lambda pair: (pair[1] == 1 == pair[0].min_separation, pair[0].min_separation)
     )
-    mu = gaussian_sensitivity(numbers.epsilon, numbers.delta)
+    mu = gdp_mu(numbers.epsilon, numbers.delta)
     made = ending(numbers.given, scheme) if numbers.given is not None else None
     made = matrix(matrix_name, number, scheme, numbers.workload, mu) if made is None else made
     return _certified(scheme, made, matrix_name, numbers, None, math.inf, progress)

@@ -1,8 +1,9 @@
 """Candidates for batches in a fixed order: their noise is known exactly, and nothing is sampled."""
 
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.calibration.choice import INVERSE
 from jaxacct.recommendation.matrices import doublings
-from jaxacct.recommendation.noise_estimate import gaussian_sensitivity, revealed_noise
+from jaxacct.recommendation.noise_estimate import revealed_noise
 from jaxacct.recommendation.result import REVEALED, Recommended
 from jaxacct.strategies import by_name, ending
 
@@ -32,7 +33,7 @@ def places(
             matrices += [(name, b) for b in (doublings(2, limit) if bands is None else [min(bands, limit)])]
         elif bands is None or bands <= room:
             matrices += [(name, b) for b in (range(1, room + 1) if bands is None else [bands])]
-    mu, candidates = gaussian_sensitivity(numbers.epsilon, numbers.delta), {}
+    mu, candidates = gdp_mu(numbers.epsilon, numbers.delta), {}
     for name, number in matrices:
         workload = {} if name == "square-root" else {"workload": numbers.workload}
         matrix = ending(by_name(name, number, scheme, **workload), scheme)

@@ -3,10 +3,11 @@
 import functools
 import math
 
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.calibration.choice import INVERSE, SCHEME_NAMES
 from jaxacct.calibration.targets import Target
 from jaxacct.common import validate
-from jaxacct.recommendation.noise_estimate import MAX_TABLE_SIZE, by_moment, gaussian_sensitivity, table_size
+from jaxacct.recommendation.noise_estimate import MAX_TABLE_SIZE, by_moment, table_size
 from jaxacct.recommendation.result import unit_error
 from jaxacct.schemes import Scheme
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload, by_name, ending
@@ -16,7 +17,7 @@ from jaxacct.strategies.workload import checked as checked_workload
 
 
 def matrix(name: str, bands: int, scheme: Scheme, workload: Workload, mu: float) -> Strategy:
-    """Return the matrix of that name but "buffered"; `mu` as of `gaussian_sensitivity`."""
+    """Return the matrix of that name but "buffered"; `mu` as of `gdp_mu`."""
     if name == "amplified":
         return _amplified(bands, scheme, workload, mu)
     if name == INVERSE:
@@ -52,7 +53,7 @@ def amplified_matrix(
         raise ValueError(
             f"min_separation must be smaller for strategy amplified, got {scheme.min_separation}"
         )
-    mu = gaussian_sensitivity(*target.point)
+    mu = gdp_mu(*target.point)
     return _amplified(bands, scheme, checked_workload(workload), mu)
 
 

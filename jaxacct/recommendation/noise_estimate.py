@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accountants import unamplified
-from jaxacct.accountants.analytic import delta_by
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
 from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, Mechanism
@@ -26,7 +26,6 @@ from jaxacct.recommendation.third_moments import log_third_moment
 from jaxacct.schemes import BalancedMinSep, BMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
 from jaxacct.schemes.replicas import aged
 from jaxacct.schemes.replicas.table import entries, log_normalizer_about
-from jaxacct.statistics import roots
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload
 from jaxacct.strategies.workload import PREFIX_SUMS
 
@@ -74,7 +73,7 @@ class Estimates:
         workload: Workload = PREFIX_SUMS,
     ) -> "Estimates":
         """Return the estimates from Poisson sampling of independent noise with the same sizes."""
-        identity, mu = BandedToeplitz.identity(), gaussian_sensitivity(epsilon, delta)
+        identity, mu = BandedToeplitz.identity(), gdp_mu(epsilon, delta)
         second, third = (by_moment(poisson, identity, m, mu) for m in (2, 3))
         problem = Problem(poisson, identity, ZERO_OUT, epsilon=epsilon, delta=delta)
         # The moments of a Gaussian mechanism are exact.
@@ -163,14 +162,8 @@ def within_separation(scheme: Scheme, strategy: Strategy) -> Strategy:
     return BandedToeplitz(tuple(first))
 
 
-def gaussian_sensitivity(epsilon: float, delta: float) -> float:
-    """Return the sensitivity per unit of noise of the Gaussian mechanism that just meets a target."""
-    step = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
-    return 1 / unamplified.noise_multiplier_for(step, epsilon, delta)
-
-
 def revealed_noise(scheme: Scheme, strategy: Strategy, adjacency: str, mu: float) -> float:
-    """Return the noise multiplier for all participations revealed; `mu` as of `gaussian_sensitivity`."""
+    """Return the noise multiplier for all participations revealed; `mu` as of `gdp_mu`."""
     sensitivity = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0, adjacency))
     return max(MIN_NOISE_MULTIPLIER, sensitivity / mu)
 
@@ -247,18 +240,13 @@ def replaced(rounds: int, probability: float, epsilon: float, delta: float) -> f
 
     Between 1 and 2, to 0.01: nearly 1 where an example rarely participates and noise is low.
     """
-
-    def needed(adjacency, low, high):
-        def is_enough(log_sigma):
-            step = Mechanism(
-                Poisson(rounds, probability), BandedToeplitz.identity(), math.exp(log_sigma), adjacency
-            )
-            return min(delta_by(name, step, epsilon) for name in ("pld", "unamplified")) <= delta
-
-        return roots.turn(is_enough, low, 0.1, math.log(MIN_NOISE_MULTIPLIER), high, absolute=5e-3)[1]
-
-    of_zero_out = needed(ZERO_OUT, 0.0, math.inf)
-    return math.exp(needed(REPLACE_ONE, of_zero_out, of_zero_out + math.log(2)) - of_zero_out)
+    poisson, identity = Poisson(rounds, probability), BandedToeplitz.identity()
+    problems = [
+        Problem(poisson, identity, adjacency, epsilon=epsilon, delta=delta)
+        for adjacency in (ZERO_OUT, REPLACE_ONE)
+    ]
+    of_zero_out, of_replace_one = (smallest_bound(problem, None, 1.005) or math.inf for problem in problems)
+    return of_replace_one / of_zero_out
 
 
 def table_size(scheme: Scheme, strategy: Strategy) -> float:

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
-from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice
+from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, options_of
 from jaxacct.calibration.options import DEFAULTS, CalibrationOptions
 from jaxacct.calibration.targets import Target
 from jaxacct.common.progress import announce
@@ -101,13 +100,12 @@ class Recommended:
 
     def options(self, file: str = "FILE") -> str:
         """Return the options of `jaxacct calibrate` beside the problem's; `file` has given coefficients."""
-        takes_separation = "separation" in self.scheme.options
-        separation = f" --min-separation {self.scheme.min_separation}" if takes_separation else ""
-        by = "" if self.accountant is None else f" --accountant {self.accountant}"
-        matrix = f" --bands {self.strategy.named_bands} --strategy {self.matrix}"
+        separation = self.scheme.min_separation if "separation" in self.scheme.options else None
+        chosen: dict[str, Any] = dict(scheme=self.scheme.name, min_separation=separation)
+        chosen |= dict(bands=self.strategy.named_bands, strategy=self.matrix, accountant=self.accountant)
         if self.matrix == COEFFICIENTS:
-            matrix = f" --strategy {shlex.quote(file)}"
-        return f"--scheme {self.scheme.name}{separation}{matrix}{by}"
+            chosen |= dict(bands=None, strategy=file)
+        return options_of(**chosen).lstrip()
 
     def describe(self) -> str:
         """Return a clause for people."""

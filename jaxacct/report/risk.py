@@ -8,6 +8,7 @@ test and every epsilon, `TPR <= e^epsilon FPR + delta(epsilon)`, and with the ro
 
 import numpy as np
 
+from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.estimates.profile import Profile
 from jaxacct.statistics.hockey_stick import Direction
 
@@ -29,9 +30,7 @@ def true_positive_rate(epsilons, deltas, false_positive_rate, name: str = "false
       ValueError: for numbers outside their ranges, NaN among them.
     """
     epsilons, deltas = _points(epsilons, deltas)
-    rates = np.asarray(false_positive_rate, np.float64)
-    if not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError(f"{name} must be in [0, 1], got {false_positive_rate!r}")
+    rates = arrays.share(name, false_positive_rate)
     alpha = rates[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
         low = np.exp(epsilons) * alpha + deltas
@@ -107,12 +106,9 @@ def reconstruction(epsilons, deltas, baseline):
 
 
 def _points(epsilons, deltas) -> tuple[np.ndarray, np.ndarray]:
-    found = [np.atleast_1d(np.asarray(part, np.float64)) for part in (epsilons, deltas)]
-    if found[0].shape != found[1].shape or found[0].ndim != 1 or not found[0].size:
+    found = np.atleast_1d(arrays.nonnegative("epsilons", epsilons), arrays.share("deltas", deltas))
+    if found[0].shape != found[1].shape or found[0].ndim != 1:
         raise ValueError(f"epsilons and deltas must be equally many numbers, got {epsilons!r} and {deltas!r}")
-    for name, part, most in (("epsilons", found[0], np.inf), ("deltas", found[1], 1.0)):
-        if not np.all((part >= 0) & (part <= most)):
-            raise ValueError(f"{name} must be in [0, {most:g}], got {part!r}")
     return found[0], found[1]
 
 

@@ -6,7 +6,9 @@ mean comes from (proofs/composed_losses.md, section 4).
 
 import functools
 import math
-from typing import NamedTuple
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -64,23 +66,22 @@ def sums(products: list[list[Factor]], points: int) -> np.ndarray:
         product: np.ndarray | None = None
         for j, factor in enumerate(factors):
             if factor.count:
-                one = _power(spectrum(i, j), factor.count)
+                one = repeated(spectrum(i, j), factor.count)
                 product = one if product is None else product * one
         total += 1.0 if product is None else product
     return np.asarray(scipy.fft.irfft(total, points))
 
 
-def _power(spectrum: np.ndarray, exponent: int) -> np.ndarray:
-    """Raise by squaring: `exponent - 1` roundings at most, and no logarithm."""
-    found: np.ndarray | None = None
-    while exponent:
+def repeated(base, exponent: int, times: Callable[[Any, Any], Any] = operator.mul) -> Any:
+    """Return the product of `exponent` >= 1 copies, by squaring: `exponent - 1` roundings at most."""
+    found = None
+    while True:
         if exponent & 1:
-            found = spectrum if found is None else found * spectrum
+            found = base if found is None else times(found, base)
         exponent >>= 1
-        if exponent:
-            spectrum = spectrum * spectrum
-    assert found is not None  # the exponent is positive
-    return found
+        if not exponent:
+            return found
+        base = times(base, base)
 
 
 def tilted(masses: np.ndarray, exponents: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Draw the samples of stored evidence again from its keys, and compare histograms."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
+
+from msgspec import structs
 
 from jaxacct.common.progress import Progress
 from jaxacct.core.check import check_direction, resolve
@@ -72,7 +73,7 @@ def _replayed(plan: Plan, evidence: Sampled, direction: Direction, progress: Pro
         keep=keep,
     )
     terms, losses = map(sparse_counts, fresh)
-    again = dataclasses.replace(side, term_counts=terms, loss_counts=losses)
+    again = structs.replace(side, term_counts=terms, loss_counts=losses)
     verdict = check_direction(plan.claim, direction, again, evidence)
     moved = _moved(side.term_counts, terms) + _moved(side.loss_counts, losses)
     return Replayed(direction, side.num_samples, moved, verdict.certified)

@@ -22,7 +22,7 @@ from jaxacct import (
     calibrate,
 )
 from jaxacct.accountants import analytic, unamplified
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.calibration import route
 from jaxacct.common.files import to_json
 from jaxacct.core.evidence import Bound
@@ -40,18 +40,18 @@ def test_gaussian_delta():
             exact = stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(
                 -mu / 2 - epsilon / mu
             )
-            assert gaussian_delta(epsilon, 2.0, sensitivity) == pytest.approx(exact, rel=1e-9, abs=1e-15)
+            assert gdp_delta(epsilon, sensitivity / 2.0) == pytest.approx(exact, rel=1e-9, abs=1e-15)
 
 
 def test_published_gaussian_delta():
     """Three Gaussians of sigma sqrt(3) at epsilon 1: .126936 (PEERS.md, 3c)."""
-    assert gaussian_delta(1.0, np.sqrt(3), np.sqrt(3)) == pytest.approx(0.126936, abs=1e-6)
+    assert gdp_delta(1.0, np.sqrt(3) / np.sqrt(3)) == pytest.approx(0.126936, abs=1e-6)
 
 
 def test_the_pattern_revealed_bounds_balls_in_bins():
     mechanism = at(BallsInBins(12, 4), 2.0)
     revealed = analytic.delta_by("unamplified", mechanism, 1.0)
-    assert revealed == pytest.approx(gaussian_delta(1.0, 2.0, np.sqrt(3)), rel=1e-12)
+    assert revealed == pytest.approx(gdp_delta(1.0, np.sqrt(3) / 2.0), rel=1e-12)
     name, bound = analytic.best_accountant(mechanism, 1.0)
     assert name == "random-allocation" and bound < 0.5 * revealed
 
@@ -71,7 +71,7 @@ def test_unamplified_noise_multiplier_is_on_the_line():
         for epsilon, delta in ((0.1, 1e-9), (8.0, 1e-5), (40.0, 0.3)):
             sigma = unamplified.noise_multiplier_for(at(scheme, 1.0), epsilon, delta)
             k = np.sqrt(scheme.max_participations)
-            assert gaussian_delta(epsilon, sigma, k) == pytest.approx(delta, rel=1e-6)
+            assert gdp_delta(epsilon, k / sigma) == pytest.approx(delta, rel=1e-6)
 
 
 @pytest.mark.parametrize("accountant", ["analytic", "unamplified", "revealed-pattern", "pld"])

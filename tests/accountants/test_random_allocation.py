@@ -16,7 +16,7 @@ from jaxacct.accountants import ACCOUNTANTS, unamplified
 from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, random_allocation
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases, lattice_distribution
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.core.evidence import Bound
 from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
 
@@ -99,7 +99,7 @@ def test_far_tails_of_two_kinds_of_phases():
 @pytest.mark.parametrize("mu", [0.003, 1.0, 30.0])
 def test_one_phase_is_the_gaussian_mechanism(mu):
     for epsilon in (0.01, 2.0):
-        exact = gaussian_delta(epsilon, 1.0, mu)
+        exact = gdp_delta(epsilon, mu)
         bound = divergence_bound(Mixture((Phases(1, mu),)), epsilon)
         assert bound >= exact * (1 - 1e-9)
         if exact > 1e-9 and mu < 15:
@@ -262,7 +262,7 @@ def test_extreme_numbers_are_bounds_too():
         assert all(0 <= d <= 1 for d in deltas)
         assert all(a >= b * (1 - 1e-3) - 1e-12 for a, b in itertools.pairwise(deltas))
         for d, e in zip(deltas[:3], (1e-3, 1.0, 50.0), strict=True):
-            revealed = gaussian_delta(e, sigma, math.sqrt(scheme.max_participations))
+            revealed = gdp_delta(e, math.sqrt(scheme.max_participations) / sigma)
             assert d <= 1.01 * min(revealed, -math.expm1(least)) + 1e-12
 
 

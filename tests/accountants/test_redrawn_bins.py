@@ -23,7 +23,7 @@ from jaxacct.accountants.allocation.redrawn_bins import (
     RedrawnBins,
     epoch_curve,
 )
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.core.evidence import Bound
 from tests.oracles import tuples
 
@@ -114,7 +114,7 @@ def test_k_of_n_steps_against_enumeration(scheme):
     mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.8)
     for epsilon in (0.0, 0.5, 2.0):
         exact, found = max(k_of_n(scheme, 0.8, epsilon)), RedrawnBins().delta(mechanism, epsilon)
-        composition = gaussian_delta(epsilon, 0.8, math.sqrt(2))
+        composition = gdp_delta(epsilon, math.sqrt(2) / 0.8)
         assert exact * (1 - 4e-4) <= found < 0.97 * composition
         assert redrawn_bins_delta(2, 1, 0.8, epsilon) < exact
     assert analytic.close(mechanism, 0.1) is None, "an upper bound: samples may certify less noise"
@@ -124,7 +124,7 @@ def test_k_of_n_steps_of_a_run():
     """Groups of 250, or of 250 and 251; separations above 1 have no bound."""
     mechanism = Mechanism(BalancedMinSep(1000, 1, 4), BandedToeplitz.identity(), 0.5)
     found = RedrawnBins().delta(mechanism, 2.0)
-    assert found == redrawn_bins_delta(250, 4, 0.5, 2.0) < 0.2 * gaussian_delta(2.0, 0.5, 2.0)
+    assert found == redrawn_bins_delta(250, 4, 0.5, 2.0) < 0.2 * gdp_delta(2.0, 2.0 / 0.5)
     longer = dataclasses.replace(mechanism, scheme=BalancedMinSep(1002, 1, 4))
     assert longer.scheme.independent_epochs == ((2, 250, 0), (2, 251, 0))
     assert redrawn_bins_delta(251, 4, 0.5, 2.0) < RedrawnBins().delta(longer, 2.0) < found
@@ -157,7 +157,7 @@ def test_calibration_takes_it_without_samples():
 @pytest.mark.parametrize("epochs", [2, 9])
 def test_one_step_an_epoch_is_a_gaussian_mechanism(epochs, sigma):
     for epsilon in (0.0, 1.0, 3.0):
-        exact = gaussian_delta(epsilon, sigma, math.sqrt(epochs))
+        exact = gdp_delta(epsilon, math.sqrt(epochs) / sigma)
         if exact > 1e-5:
             assert exact <= redrawn_bins_delta(1, epochs, sigma, epsilon) <= 1.003 * exact
 
@@ -282,6 +282,6 @@ def test_noise_below_its_range_has_the_trivial_bound():
 
 
 def test_a_delta_below_the_floor_is_refused():
-    """At once: no Gaussian mechanism shows it, either."""
-    with pytest.raises(ValueError, match="delta must be one that float64 shows"):
+    """At once: no noise that a mechanism takes shows it, with the pattern revealed, either."""
+    with pytest.raises(ValueError, match="delta must be larger for any accountant, got 1e-18"):
         calibrate(EpochwiseAllocation(4, 2), IDENTITY, target=Target.advantage(1e-18))

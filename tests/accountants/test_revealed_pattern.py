@@ -8,7 +8,7 @@ from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, TruncatedBMinSep
 from jaxacct.accountants import RevealedPattern, revealed_pattern, unamplified
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.schemes import BMinSep
 from tests.oracles import enumeration, shared_examples
 
@@ -51,7 +51,7 @@ def test_mean_over_all_patterns():
                 exact = sum(w * gaussian(epsilon, np.linalg.norm(x) / sigma) for x, w in distribution.items())
                 found = revealed(scheme, sigma, epsilon)
                 assert found == pytest.approx(exact, rel=1e-6, abs=1e-15)
-                assert found <= gaussian_delta(epsilon, sigma, sensitivity(scheme)) * (1 + 1e-8)
+                assert found <= gdp_delta(epsilon, sensitivity(scheme) / sigma) * (1 + 1e-8)
 
 
 @pytest.mark.parametrize(("p", "sigma", "m"), [(1e-3, 0.5, 20_000), (0.01, 0.5, 2000), (0.05, 1.0, 200)])
@@ -67,7 +67,7 @@ def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
     scheme = MultiAttribution(300, 2, 0.05, 40)
     distribution = revealed_pattern.participation_tail(scheme.timing)
     assert distribution.size == 150
-    worst = gaussian_delta(1.0, 300.0, sensitivity(scheme))
+    worst = gdp_delta(1.0, sensitivity(scheme) / 300.0)
     assert 0 < revealed(scheme, 300.0, 1.0) <= worst
     fewer = MultiAttribution(300, 2, 0.05, 4)
     exact = revealed(fewer, 20.0, 1.0)
@@ -83,7 +83,7 @@ def test_sensitivities():
     from tests.schemes.test_truncated_b_min_sep import pair_delta
 
     exact = pair_delta(7, 0.4, 4, 0.5, 8.0, "remove")
-    assert gaussian_delta(8.0, 0.5, 1.0) < exact < gaussian_delta(8.0, 0.5, 2.0)
+    assert gdp_delta(8.0, 1.0 / 0.5) < exact < gdp_delta(8.0, 2.0 / 0.5)
     whole = TruncatedBMinSep(1, 1, 0.4, 8, 8)
     assert sensitivity(whole) == 1.0
     # Two columns of norm 1 with the product rho: |c_1 + c_2|^2 = 2 (1 + rho), and each pair counts twice.

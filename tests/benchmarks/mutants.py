@@ -208,7 +208,7 @@ MUTANTS = [
     Mutant("jaxacct/accountants/composition.py", "for side in (0, 1)]", "for side in (1,)]", OF_LOSSES),
     Mutant("jaxacct/accountants/composition.py", "_steps(event.event, count * times)", "_steps(event.event, times)", EVENTS_COMPOSED),
     Mutant("jaxacct/accountants/composition.py", "-np.expm1(-positive) + np.exp", "np.exp", EVENTS_COMPOSED),
-    Mutant("jaxacct/accountants/gaussian.py", "clip(delta + error", "clip(delta - error", ACCOUNTANTS),
+    Mutant("jaxacct/accountants/tradeoff/curves/gaussian.py", "value + _ROUNDING", "value - _ROUNDING", ACCOUNTANTS),
     # Accountants.
     Mutant("jaxacct/accountants/dice_plan.py", "return bound + reserve.delta <= self.delta", "return bound <= self.delta", "tests/train/test_dice_plan.py"),
     Mutant("jaxacct/accountants/revealed_pattern.py", 'return "columns of the strategy matrix overlap" if cross_term(mechanism) else None', "return None", ACCOUNTANTS),
@@ -228,7 +228,7 @@ MUTANTS = [
     Mutant("jaxacct/core/truncation.py", "    add = sampled if epsilon >= -math.log(none or 5e-324) else any_step\n", "    add = sampled\n", "tests/core/test_truncation.py"),
     Mutant("jaxacct/core/truncation.py", "return bool(log_normalizer(mechanism) <=", "return bool(log_normalizer(mechanism) / 10 <=", "tests/core/test_truncation.py"),
     Mutant("jaxacct/accountants/revealed_pattern.py", "left = n - 1 - (j[:, None] - 1) * b", "left = n - (j[:, None] - 1) * b", "tests/accountants/test_revealed_pattern.py"),
-    Mutant("jaxacct/accountants/revealed_pattern.py", "lengths = np.sqrt(np.arange(1, max_count * k * k + 1))", "lengths = np.sqrt(np.arange(1, max_count * k * k + 1) / k)", "tests/accountants/test_revealed_pattern.py"),
+    Mutant("jaxacct/accountants/revealed_pattern.py", "lengths = np.sqrt(np.arange(max_count * k * k + 1))", "lengths = np.sqrt(np.arange(max_count * k * k + 1) / k)", "tests/accountants/test_revealed_pattern.py"),
     Mutant("jaxacct/accountants/unamplified.py", "scheme.squared_sensitivity(cross)", "scheme.squared_sensitivity(0.0)", "tests/conformance/test_accountants.py tests/accountants/test_analytic.py tests/strategies/test_non_banded.py"),
     Mutant("jaxacct/strategies/worst_pattern.py", "range(n - 1, b - 1, -1) if rises else range((k - 1) * b, 0, -b)", "range((k - 1) * b, 0, -b)", "tests/proposals/test_overlaps.py"),
     Mutant("jaxacct/accountants/dice.py", "later * (2 * c2) ** 2 + both", "later * (2 * c2) ** 2", "tests/accountants/test_dice_accountant.py"),

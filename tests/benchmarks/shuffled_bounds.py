@@ -15,7 +15,7 @@ from scipy.special import log_ndtr
 
 from jaxacct import BallsInBins, BandedToeplitz, EpochwiseAllocation
 from jaxacct.accountants import ACCOUNTANTS
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
@@ -78,14 +78,14 @@ def shuffled_delta_upper(steps: int, noise_multiplier: float, epsilon: float) ->
     n = _validate.positive_integer("steps", steps)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
     epsilon = _validate.epsilon(epsilon)
-    best = gaussian_delta(epsilon, sigma, 1.0)
+    best = gdp_delta(epsilon, 1.0 / sigma)
     for near, far in itertools.product(_QUANTILES, _QUANTILES):
         own = 0.5 / sigma**2 + near / sigma  # epsilon_1: a loss that is rarely larger, means 1 apart
         others = 2 / sigma**2 + far * 2 / sigma  # epsilon_0: means 2 apart
         if max(own, others, epsilon) > _MAX_LOSS:
             continue
-        moved = gaussian_delta(own, sigma, 1.0) / (1 + math.exp(own))
-        rest = sum(gaussian_delta(others, sigma, distance) for distance in (1.0, 2.0)) + 2 * moved
+        moved = gdp_delta(own, 1.0 / sigma) / (1 + math.exp(own))
+        rest = sum(gdp_delta(others, distance / sigma) for distance in (1.0, 2.0)) + 2 * moved
         found = (1 + math.exp(epsilon)) * (moved + (n - 1) * math.exp(-others) / 2 * rest)
         if found < best and epsilon < own:
             found += _clones_delta(n, math.exp(-others), own, epsilon)
@@ -128,7 +128,7 @@ def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: fl
     delta = _validate.delta(delta)
     length = math.sqrt(epochs)
     return SamplerComparison(
-        _noise_at(lambda sigma: gaussian_delta(epsilon, sigma, length), delta, 1),
+        _noise_at(lambda sigma: gdp_delta(epsilon, length / sigma), delta, 1),
         _noise_at(lambda sigma: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
         _noise_at(lambda sigma: redrawn_bins_delta(steps, epochs, sigma, epsilon), delta, 1),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.report.figure import blank_axes, finished
 from jaxacct.statistics import roots
 from tests.benchmarks.results import record
@@ -29,7 +29,7 @@ def compare_epsilons(steps: int, epochs: int, sigma: float, delta: float) -> Sam
     """
     length = math.sqrt(epochs)
     return SamplerComparison(
-        _epsilon_at(lambda epsilon: gaussian_delta(epsilon, sigma, length), delta, 1),
+        _epsilon_at(lambda epsilon: gdp_delta(epsilon, length / sigma), delta, 1),
         _epsilon_at(lambda epsilon: shuffled_delta_lower(steps, sigma, epsilon), delta, -1),
         _epsilon_at(lambda epsilon: redrawn_bins_delta(steps, epochs, sigma, epsilon), delta, 1),
     )

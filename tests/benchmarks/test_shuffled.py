@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy
 
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from tests.benchmarks import shuffled_bounds as shuffled
 from tests.benchmarks.shuffling import compare_epsilons
 
@@ -49,7 +49,7 @@ def test_the_lower_bound_is_below_quadrature():
 
 def test_one_step_is_the_gaussian_mechanism():
     for epsilon in (0.0, 1.0, 3.0):
-        exact = gaussian_delta(epsilon, 0.9, 1.0)
+        exact = gdp_delta(epsilon, 1.0 / 0.9)
         assert exact * (1 - 1e-4) <= shuffled.shuffled_delta_lower(1, 0.9, epsilon) <= exact
 
 
@@ -122,7 +122,7 @@ def test_the_parts_of_the_upper_bound(g, a, sigma, own, others):
     rate = math.exp(own)
     u, v = np.maximum(p - rate * q, 0) / (1 + rate), np.maximum(q - rate * p, 0) / (1 + rate)
     near, none = p - u + v, q + u - v
-    tau = gaussian_delta(own, sigma, 1.0) / (1 + rate)
+    tau = gdp_delta(own, 1.0 / sigma) / (1 + rate)
     assert abs(near - p).sum() * cell / 2 <= tau * (1 + 1e-6) and abs(near.sum() * cell - 1) < 1e-9
     first, second = (rate * near - none) / (rate - 1), (rate * none - near) / (rate - 1)
     assert min(first.min(), second.min()) > -1e-12
@@ -130,7 +130,7 @@ def test_the_parts_of_the_upper_bound(g, a, sigma, own, others):
     np.testing.assert_allclose(w * first + (1 - w) * second, near, atol=1e-12)
     np.testing.assert_allclose((1 - w) * first + w * second, none, atol=1e-12)
     alpha = math.exp(-others) / 2
-    kappa = alpha * (gaussian_delta(others, sigma, 2.0) + gaussian_delta(others, sigma, 1.0) + 2 * tau)
+    kappa = alpha * (gdp_delta(others, 2.0 / sigma) + gdp_delta(others, 1.0 / sigma) + 2 * tau)
     assert np.maximum(alpha * (first + second) - r, 0).sum() * cell <= kappa * (1 + 1e-6)
 
 
@@ -159,7 +159,7 @@ def test_no_shuffle_is_above_the_upper_bound(other):
         bound = shuffled.shuffled_delta_upper(n, sigma, epsilon)
         for mean, error in drawn(n, sigma, epsilon, other, rng):
             assert mean <= bound + 6 * error
-    assert shuffled.shuffled_delta_upper(300, 5.0, 0.02) < 0.5 * gaussian_delta(0.02, 5.0, 1.0)
+    assert shuffled.shuffled_delta_upper(300, 5.0, 0.02) < 0.5 * gdp_delta(0.02, 1.0 / 5.0)
 
 
 @pytest.mark.parametrize("sigma", [0.7, *(pytest.param(x, marks=pytest.mark.slow) for x in (2.0, 8.0))])
@@ -168,17 +168,17 @@ def test_a_shuffle_of_one_batch_hides_nothing(sigma):
     for near in shuffled._QUANTILES:
         own = 0.5 / sigma**2 + near / sigma
         for epsilon in (own - 1e-3, own, own + 1e-3):
-            expected = gaussian_delta(epsilon, sigma, 1.0)
+            expected = gdp_delta(epsilon, 1.0 / sigma)
             assert shuffled.shuffled_delta_upper(1, sigma, epsilon) == pytest.approx(expected, rel=1e-6)
 
 
 def test_bounds_of_a_shuffle_are_in_order():
     for n, sigma, epsilon in itertools.product((1, 100, 3000), (0.6, 2.0, 6.0), (0.05, 0.5)):
-        lower, upper = shuffled.shuffled_delta_lower(n, sigma, epsilon), gaussian_delta(epsilon, sigma, 1.0)
+        lower, upper = shuffled.shuffled_delta_lower(n, sigma, epsilon), gdp_delta(epsilon, 1.0 / sigma)
         assert lower <= shuffled.shuffled_delta_upper(n, sigma, epsilon) <= upper
     # Figures of the proof page: epsilon at delta 1e-5 of 1,000 steps at sigma 4.
     assert 0.99e-5 < shuffled.shuffled_delta_upper(1000, 4.0, 0.48) < 1.2e-5
-    assert shuffled.shuffled_delta_upper(1000, 4.0, 0.49) < 1e-5 < gaussian_delta(0.92, 4.0, 1.0)
+    assert shuffled.shuffled_delta_upper(1000, 4.0, 0.49) < 1e-5 < gdp_delta(0.92, 1.0 / 4.0)
     with pytest.raises(ValueError, match="epsilon must be"):
         shuffled.shuffled_delta_upper(10, 1.0, -0.1)
 
@@ -188,6 +188,6 @@ def test_bounds_are_in_order_at_extremes(steps):
     """Tails that underflow are in the lower bound; exponents beyond float64 are in no upper one."""
     sigmas, epsilons = (1e-9, 1e-3, 0.058, 0.14, 3.0, 1e9), (0.0, 1.0, 415.6, 709.0, 1e5, 1e300)
     for sigma, epsilon in itertools.product(sigmas, epsilons):
-        known = gaussian_delta(epsilon, sigma, 1.0)
+        known = gdp_delta(epsilon, 1.0 / sigma)
         lower = shuffled.shuffled_delta_lower(steps, sigma, epsilon)
         assert lower <= shuffled.shuffled_delta_upper(steps, sigma, epsilon) <= known <= 1, (sigma, epsilon)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedToeplitz, Plan, Poisson, Target, calibrate, recommend
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.calibration import targets
 from jaxacct.cli.main import main
 from jaxacct.report import risk
@@ -72,10 +72,10 @@ def test_the_point_is_the_tangent_of_the_gaussian():
     for tpr, fpr in RATES:
         noise = 1 / (stats.norm.ppf(tpr) - stats.norm.ppf(fpr))
         epsilon, delta = Target.tpr(tpr, fpr=fpr).point
-        assert gaussian_delta(epsilon, noise, 1.0) == pytest.approx(delta, rel=1e-6)
+        assert gdp_delta(epsilon, 1.0 / noise) == pytest.approx(delta, rel=1e-6)
         for slope in (epsilon * 0.9, epsilon * 1.02):
             other, most = targets._line(math.copysign(slope, 1 - tpr - fpr), tpr, fpr)
-            assert gaussian_delta(other, noise, 1.0) > most
+            assert gdp_delta(other, 1.0 / noise) > most
 
 
 def test_a_full_batch_needs_the_noise_of_the_gaussian():

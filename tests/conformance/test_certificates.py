@@ -10,6 +10,7 @@ import typing
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from jaxacct.common.files import to_json
 from jaxacct.core import evidence as data
@@ -68,7 +69,7 @@ def test_plain_json_values_and_lines_for_people(kind):
     assert json.loads(to_json(verdict_to_json(plan.verdict)))["certified"] is True
     assert 0 < sum(delta for _, delta in budget_items(plan.verdict)) <= plan.delta
     for broken in ({"kind": "guess"}, {"kind": 1}, {}, None, [values]):
-        with pytest.raises(ValueError, match="plan evidence must have a kind"):
+        with pytest.raises(ValueError, match=r"^plan evidence[^\n]*$"):
             evidence_from_json(broken)
     for name in values:
         if name != "kind":
@@ -91,7 +92,7 @@ def test_evidence_that_no_verification_makes_is_refused(kind):
     changes += [{"margin": 0.0}, {"margin": float("nan")}, {"margin": float("inf")}, {"key": (1,)}]
     for change in changes:
         assert not with_side(plan, direction, **change).certified, change
-    evidence = dataclasses.replace(plan.evidence, rule="guess")
+    evidence = structs.replace(plan.evidence, rule="guess")
     assert not check(plan.claim, evidence).certified
 
 
@@ -100,8 +101,7 @@ def test_the_same_counts_with_less_of_q_are_not_certified():
     plan = whole("plain")
     shares = [1.0, *np.logspace(-3, -300, 6)]
     found = [
-        check(plan.claim, dataclasses.replace(plan.evidence, share=float(share))).certified
-        for share in shares
+        check(plan.claim, structs.replace(plan.evidence, share=float(share))).certified for share in shares
     ]
     assert found[0] and not found[-1] and found == sorted(found, reverse=True)
 
@@ -111,7 +111,7 @@ def test_an_unknown_evidence_is_refused():
     for evidence in (None, "certified", data.NotRun(), {"kind": "sampled"}):
         assert not check(plan.claim, evidence).certified
     for side in (None, "certified", plan.evidence):
-        assert not check(plan.claim, dataclasses.replace(plan.evidence, add=side)).certified
+        assert not check(plan.claim, structs.replace(plan.evidence, add=side)).certified
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 3])

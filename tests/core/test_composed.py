@@ -21,7 +21,7 @@ from jaxacct import (
     verify,
 )
 from jaxacct.accountants.composition import _GRID, event_profile
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_log_delta
 from jaxacct.kernels import randomness
 from jaxacct.proposals import threshold
 from jaxacct.proposals.base import Draws, ProposalSpec, Setting
@@ -50,7 +50,7 @@ MECHANISMS = [
 @functools.cache
 def gaussian(noise: float, floor: float = 0.0) -> TabulatedProfile:
     """The profile of a Gaussian, without dp-accounting; `floor` as if losses were cut off."""
-    values = np.array([gaussian_delta(float(t), noise, 1.0) for t in _GRID])
+    values = np.exp(gdp_log_delta(_GRID, 1.0 / noise))
     values = np.minimum.accumulate(np.maximum(values, floor))
     return TabulatedProfile(_GRID, np.clip(values, 0.0, 1.0), of_gaussians=True)
 

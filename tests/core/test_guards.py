@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import pytest
 from dp_accounting import dp_event
+from msgspec import structs
 from scipy import stats
 
 from jaxacct import (
@@ -620,12 +621,12 @@ def test_certified_believes_counts_alone(drawn):
 def test_a_certified_direction_does_not_carry_the_other(drawn):
     """One direction dominated, the other rejected, not run, or of another kind."""
     remove, add = drawn.evidence.remove, drawn.evidence.add
-    rejected = dataclasses.replace(remove, term_counts=((5120, remove.num_samples),))
+    rejected = structs.replace(remove, term_counts=((5120, remove.num_samples),))
     for sides in ((rejected, add), (remove, NotRun()), (NotRun(), add), (add, remove), (add, add)):
-        evidence = dataclasses.replace(drawn.evidence, remove=sides[0], add=sides[1])
+        evidence = structs.replace(drawn.evidence, remove=sides[0], add=sides[1])
         assert not check(drawn.claim, evidence).certified
     bound = WeightBound(plain(MECHANISM, "remove").spec)
-    found = check(drawn.claim, dataclasses.replace(drawn.evidence, remove=bound))
+    found = check(drawn.claim, structs.replace(drawn.evidence, remove=bound))
     assert found.flaws == ("remove: the bound on terms of plain is not below delta_v",)
 
 
@@ -633,7 +634,7 @@ def test_truncated_batches_are_not_dominated():
     """Q is a mixture: both directions are drawn, and evidence that one follows is refused."""
     plan = stored_plan("truncated")
     assert sampled_directions(plan) == ["remove", "add"] and plan.certified
-    forged = dataclasses.replace(plan.evidence, add=Dominated())
+    forged = structs.replace(plan.evidence, add=Dominated())
     found = check(plan.claim, forged)
     assert found.flaws == ("add: the add direction of truncated-b-min-sep needs samples",)
 
@@ -642,7 +643,7 @@ def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, mo
     import train.training
     from train.procedures import bandmf
 
-    other = dataclasses.replace(drawn, evidence=dataclasses.replace(drawn.evidence, claim="0" * 64))
+    other = dataclasses.replace(drawn, evidence=structs.replace(drawn.evidence, claim="0" * 64))
     with pytest.raises(ValueError, match="plan must be certified"):
         train.training.fit(other, np.zeros(1), None, np.zeros((5, 1)))
     asked = []

@@ -10,6 +10,7 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
+from msgspec import structs
 
 from jaxacct import (
     BandedToeplitz,
@@ -96,7 +97,7 @@ def test_a_rejected_direction_is_not_loaded(kind):
         with pytest.raises(ValueError, match=f"{direction}: (mean-not-below-threshold|undecided)"):
             loaded(rejected)
     for direction in ("remove", "add"):
-        evidence = dataclasses.replace(plan.evidence, **{direction: NotRun()})
+        evidence = structs.replace(plan.evidence, **{direction: NotRun()})
         with pytest.raises(ValueError, match=f"{direction}: not-run|the add direction .* is dominated"):
             loaded(dataclasses.replace(plan, evidence=evidence))
 
@@ -214,7 +215,7 @@ def test_bets_that_no_verification_makes(kind):
             assert not with_side(plan, direction, bets=bets, bet_weights=weights).certified
         other_rule = {"anytime": "fixed", "fixed": "anytime"}[plan.evidence.rule]
         for rule in (other_rule, "guess", plan.evidence.rule.upper()):
-            evidence = dataclasses.replace(plan.evidence, rule=rule)
+            evidence = structs.replace(plan.evidence, rule=rule)
             assert not dataclasses.replace(plan, evidence=evidence).certified
         # A rule that has none, where counts alone would do.
         plenty = histograms(plan, direction)

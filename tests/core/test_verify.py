@@ -1,6 +1,5 @@
 """The whole verifier: soundness just above the line, power below it, resume, evidence."""
 
-import dataclasses
 import functools
 import json
 import math
@@ -8,10 +7,11 @@ import math
 import jax
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import optimize, stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common.files import Checkpoint
 from jaxacct.core.check import Outcome, check, check_direction, resolve_proposal
 from jaxacct.core.claim import Claim, ClaimedTarget
@@ -28,7 +28,7 @@ EPSILON = 0.5
 
 def gaussian_with(delta: float) -> Mechanism:
     """One step, always participating: a Gaussian mechanism with exactly this delta at EPSILON."""
-    sigma = optimize.brentq(lambda s: gaussian_delta(EPSILON, s, 1.0) - delta, 0.2, 20)
+    sigma = optimize.brentq(lambda s: gdp_delta(EPSILON, 1.0 / s) - delta, 0.2, 20)
     return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
 
 
@@ -107,7 +107,7 @@ def test_accepts_below_the_line(rule):
     for seen in evidence:
         for direction in seen.directions:
             if direction.num_samples:
-                exact = gaussian_delta(EPSILON, mechanism.noise_multiplier, 1.0)
+                exact = gdp_delta(EPSILON, 1.0 / mechanism.noise_multiplier)
                 error = math.sqrt(exact / direction.num_samples)
                 assert abs(direction.estimate - exact) < 6 * error + 0.006 * exact
 
@@ -137,10 +137,10 @@ def test_evidence_supports_its_verdict_and_tampering_shows():
     worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
     zeros = dict(drawn.term_counts).get(0, 0)
     last = (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse))
-    moved = dataclasses.replace(drawn, term_counts=((0, zeros // 2), *worse, last))
-    fewer = dataclasses.replace(drawn, term_counts=drawn.term_counts[:-1])
+    moved = structs.replace(drawn, term_counts=((0, zeros // 2), *worse, last))
+    fewer = structs.replace(drawn, term_counts=drawn.term_counts[:-1])
     for forged in (moved, fewer):
-        assert not check(plain.claim, dataclasses.replace(plain.evidence, remove=forged)).certified
+        assert not check(plain.claim, structs.replace(plain.evidence, remove=forged)).certified
 
 
 class Interrupted(Exception):
@@ -306,10 +306,10 @@ def test_a_share_of_q_is_part_of_the_evidence():
     verdict = verify_claim(claim, Stop(max_samples=20_000), "plain", key=jax.random.key(1))
     assert verdict.certified
     found = [
-        check(claim, dataclasses.replace(verdict.evidence, share=share)).certified
+        check(claim, structs.replace(verdict.evidence, share=share)).certified
         for share in (1.0, 1e-30, 1e-200)
     ]
     assert found[0] and not found[-1]
     for share in (0.0, -1.0, 1.5, math.nan):
-        flaws = check(claim, dataclasses.replace(verdict.evidence, share=share)).flaws
+        flaws = check(claim, structs.replace(verdict.evidence, share=share)).flaws
         assert "share must be in (0, 1]" in flaws[0]

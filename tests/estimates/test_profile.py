@@ -8,7 +8,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from jaxacct import BallsInBins, BandedToeplitz, Mechanism, Poisson, privacy_profile
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from tests.oracles import tuples
 from tests.schemes.test_sampling import pld_delta
 
@@ -76,7 +76,7 @@ def test_without_correlation_nothing_is_drawn(monkeypatch):
     monkeypatch.setattr("jaxacct.estimates.estimate.draw_samples", None)
     one = Mechanism(BallsInBins(4, 1), BandedToeplitz((1.0,)), 2.0)
     found = privacy_profile(one, [0.1, 1.0, 2.0])
-    truth = [gaussian_delta(e, 1.0, 1.0) for e in found.epsilons]  # four turns at sigma 2
+    truth = [gdp_delta(e, 1.0) for e in found.epsilons]  # four turns at sigma 2
     assert found.num_samples == 0 and set(found.proposals.values()) == {"random-allocation"}
     assert np.all((found.lower == 0) & (truth <= found.upper) & (found.upper < 1.02 * np.array(truth)))
     assert np.all(np.diff(found.upper) <= 0)

@@ -198,21 +198,6 @@ def test_streams_keep_their_numbers():
         assert randomness.SearchStream(direction.place).name == direction.name
 
 
-@pytest.mark.parametrize("number", [0, 1, 500_000, 2**31, 2**32 - 1])
-def test_keys_of_streams_are_those_of_jax(number):
-    """Made by Python for a key of threefry; inside a program, and for other kinds of keys, by JAX."""
-    for words in ((0, 0), (2**32 - 1, 2**31), (7, 2**32 - 5)):
-        key = randomness.key_from_words(words)
-        expected = randomness.key_words(jax.random.fold_in(key, number))
-        assert randomness.key_words(randomness.stream_key(key, number)) == expected
-    within = jax.jit(lambda key: randomness.stream_key(key, number))(key)
-    assert randomness.key_words(within) == expected
-    other = jax.random.key(3, impl="rbg")
-    assert (randomness.stream_key(other, number) == jax.random.fold_in(other, number)).all()
-    with pytest.raises(ValueError, match="number must be from 0 to 2\\^32 - 1, got -1"):
-        randomness.stream_key(key, -1)
-
-
 def test_trees_of_blocks_are_those_of_their_keys():
     key = jax.random.key(11)
     found = randomness.block_trees(key, 2**32 - 3, 2)

@@ -195,7 +195,8 @@ def test_a_type_test_is_seen():
 
 def test_no_public_name_hides_a_module():
     """What a folder re-exports is never the module of that name by chance."""
-    for init in [*(ROOT / "jaxacct").rglob("__init__.py"), ROOT / "train" / "__init__.py"]:
+    inits = [ROOT / "train" / "__init__.pyi", *(ROOT / "jaxacct").rglob("__init__.py")]
+    for init in [*inits, *(ROOT / "jaxacct").rglob("__init__.pyi")]:
         modules = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
         names = set()
         for node in ast.walk(parsed(init)):

@@ -55,7 +55,7 @@ def test_pages_and_styles_are_listed():
         for pattern in patterns
         for path in (ROOT / name.replace(".", "/")).glob(pattern)
     }
-    for suffix in ("*.md", "*.css", "py.typed"):
+    for suffix in ("*.md", "*.css", "*.pyi", "py.typed"):
         assert {*(ROOT / "jaxacct").rglob(suffix)} <= listed, suffix
 
 

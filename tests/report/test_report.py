@@ -11,7 +11,7 @@ from scipy import stats
 
 from jaxacct import BandedToeplitz, BMinSep, Dense, Mechanism, Plan, Poisson
 from jaxacct.accountants.dice_plan import DicePlan
-from jaxacct.accountants.gaussian import gaussian_delta
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.cli.main import main
@@ -118,7 +118,7 @@ def test_the_risk_of_a_gaussian_is_that_of_its_best_test(shift):
     exact = stats.norm.cdf(stats.norm.ppf(rates) + shift)
     # Its best tests have thresholds from below -3 to above 3: epsilons up to 3 shift + shift^2 / 2.
     epsilons = np.linspace(0, 4.5 * shift + shift**2 / 2, 4000)
-    deltas = np.array([gaussian_delta(float(e), 1 / shift, 1.0) for e in epsilons])
+    deltas = np.array([gdp_delta(float(e), shift) for e in epsilons])
     found = risk.true_positive_rate(epsilons, deltas, rates)
     np.testing.assert_allclose(found[1:], exact[1:], rtol=2e-4)
     assert found[0] <= deltas[-1] + 1e-12
@@ -160,14 +160,14 @@ def test_extreme_points(epsilon):
 
 def test_bad_numbers_are_refused():
     for arguments, match in [
-        ((math.nan, 0.1, 0.5), "epsilons must be in"),
-        ((-1.0, 0.1, 0.5), "epsilons must be in"),
+        ((math.nan, 0.1, 0.5), "epsilons must be at least 0"),
+        ((-1.0, 0.1, 0.5), "epsilons must be at least 0"),
         ((1.0, math.nan, 0.5), "deltas must be in"),
         ((1.0, 1.1, 0.5), "deltas must be in"),
         ((1.0, 0.1, math.nan), "false_positive_rate must be in"),
         ((1.0, 0.1, 1.5), "false_positive_rate must be in"),
         (([1.0, 2.0], 0.1, 0.5), "equally many"),
-        (([], [], 0.5), "equally many"),
+        (([], [], 0.5), "got empty"),
     ]:
         with pytest.raises(ValueError, match=match):
             risk.true_positive_rate(*arguments)
@@ -232,12 +232,12 @@ def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
     monkeypatch.setattr("jaxacct.estimates.estimate.event_profile", other)
     grid, together = np.array([0.0, 0.5, 1.0]), math.hypot(1 / 2, 1 / 3)
     bands = privacy_profile(mechanism, grid, num_samples=4000, compose_with="another", key=key)
-    exact = [gaussian_delta(float(e), 1.0, together) for e in grid]
+    exact = [gdp_delta(float(e), together) for e in grid]
     assert asked == ["another"] and bands.proposals["remove"].startswith("replicas")
     for side in bands.directions.values():
         assert np.all(side[2] >= exact) and not side[0].any()
         np.testing.assert_allclose(side[1], exact, atol=0.02)
-    assert exact[0] - gaussian_delta(0.0, 2.0, 1.0) > 0.03  # without the other one it would be seen
+    assert exact[0] - gdp_delta(0.0, 1.0 / 2.0) > 0.03  # without the other one it would be seen
 
     def one_point(mechanism, grid, **options):
         asked.append(options["compose_with"])
@@ -285,7 +285,7 @@ def test_reconstruction_is_bounded_and_would_not_be_with_less_noise():
     error = math.sqrt(math.log(1e6) / (2 * draws))
 
     def bound(noise):
-        deltas = np.array([gaussian_delta(float(e), noise, 1.0) for e in epsilons])
+        deltas = np.array([gdp_delta(float(e), 1.0 / noise) for e in epsilons])
         return float(risk.reconstruction(epsilons, deltas, 1 / m))
 
     assert right < bound(sigma) + error and right > bound(1.35 * sigma) + error
@@ -345,7 +345,7 @@ def test_the_interval_of_the_best_test_holds_between_points_of_the_grid():
     exact = stats.norm.cdf(stats.norm.ppf(rates) + mu)
     for count, width in ((6, 1.0), (4000, 1e-3)):
         epsilons = np.linspace(0, 7, count)
-        deltas = np.array([gaussian_delta(float(e), 1 / mu, 1.0) for e in epsilons])
+        deltas = np.array([gdp_delta(float(e), mu) for e in epsilons])
         side = np.stack([deltas] * 3)
         bands = Profile(epsilons, *side, {"remove": side, "add": side}, 0.9, 1, {})
         low, middle = risk.interval_of_tests(bands, rates)
@@ -434,5 +434,5 @@ def test_no_text_of_a_plan_shows_a_trivial_advantage():
     said = describe(plan)
     assert "advantage" not in said and "0.999" not in said
     mu = float(said.split("mu ")[1].split()[0])
-    assert gaussian_delta(plan.epsilon, 1 / mu, 1.0) == pytest.approx(plan.delta, rel=0.01)
+    assert gdp_delta(plan.epsilon, mu) == pytest.approx(plan.delta, rel=0.01)
     assert {name for name, _ in facts.whole(plan)} <= set(facts.TERMS)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from jaxacct.calibration.choice import COEFFICIENTS, MATRICES, SearchedScheme
+from jaxacct.calibration.choice import COEFFICIENTS, MATRICES, SearchedScheme, options_of
 from jaxacct.cli.output import show
 from jaxacct.cli.problem import TargetOptions, coefficients
 from jaxacct.cli.usage import Integer, Number, OfRun, OfTarget
@@ -76,19 +76,20 @@ def command(
             strategy=matrix,
             progress=progress,
         )
-    options = f"{recommendation.chosen.options(strategy or '')} {target}"
-    made_for_workload = recommendation.chosen.matrix not in ("square-root", COEFFICIENTS)
-    if recommendation.choice.workload != "prefix-sum" and made_for_workload:
-        options = f"{recommendation.chosen.options()} --workload {recommendation.choice.workload} {target}"
-    numbers = f"--dataset-size {dataset_size} --batch-size {exact(batch_size)} --iterations {iterations}"
-    calibration = f"jaxacct calibrate {numbers} {options}{recommendation.choice.adjacency_option}"
+    chosen, choice = recommendation.chosen, recommendation.choice
+    ranking = choice.ranking
+    if chosen.matrix in ("square-root", COEFFICIENTS):  # which are made for no workload
+        ranking |= {"workload": None}
+    numbers = options_of(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
+    options = f"{chosen.options(strategy or '')} {target}{options_of(**ranking)}"
+    calibration = f"jaxacct calibrate{numbers} {options}"
     if json:
         show(recommendation.to_json() | {"command": calibration}, True)
         return 0
-    aim = f"advantage {exact(recommendation.choice.delta)}"
-    if recommendation.choice.epsilon:
-        aim = f"({exact(recommendation.choice.epsilon)}, {exact(recommendation.choice.delta)})"
-    words = asked.in_words(recommendation.choice.epsilon, recommendation.choice.delta)
+    aim = f"advantage {exact(choice.delta)}"
+    if choice.epsilon:
+        aim = f"({exact(choice.epsilon)}, {exact(choice.delta)})"
+    words = asked.in_words(choice.epsilon, choice.delta)
     if words is not None:
         print(f"{words}\n")
     print(

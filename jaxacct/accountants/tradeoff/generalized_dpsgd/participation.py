@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxacct.common import validate as _validate
+from jaxacct.statistics.tilted_sums import repeated
 
 SAMPLING = ("shuffling", "subsampling")
 Counted: TypeAlias = Callable[[int], Mapping[int, Any]]
@@ -253,14 +254,7 @@ def epoch_distribution(n: int, m: int, s: int, g: int, counted: Counted):
             sum(power[degree - j] * bump[j] for j in range(1, min(degree, len(bump) - 1) + 1))
             for degree in range(g + 1)
         ]
-    result: list[dict[int, Any]] = [{0: 1}] + [{} for _ in range(g)]
-    base, left = one, n // (m * s)
-    while left:
-        if left & 1:
-            result = _times(result, base, g)
-        left >>= 1
-        if left:
-            base = _times(base, base, g)
+    result = repeated(one, n // (m * s), lambda a, b: _times(a, b, g))
     return {y: Fraction(count) / math.comb(n, g) for y, count in result[g].items()}
 
 
@@ -280,14 +274,7 @@ def self_compose_pmf(a: ParticipationPMF, num_epochs: int) -> ParticipationPMF:
     # About 11 standard deviations on either side have probability above 1e-30.
     _refuse_products(*2 * [min(20 * spread, num_epochs * (values[-1] - values[0]))])
     base = a if num_epochs == 1 else _sparse(_dense(a), int(a.squared_sensitivity[0]), a.truncated_mass)
-    result, left = None, num_epochs
-    while True:
-        if left & 1:
-            result = base if result is None else compose_pmf(result, base)
-        left >>= 1
-        if not left:
-            return result  # pyrefly: ignore[bad-return]
-        base = compose_pmf(base, base)
+    return repeated(base, num_epochs, compose_pmf)
 
 
 def _times(a, b, max_degree):
