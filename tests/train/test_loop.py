@@ -71,7 +71,7 @@ def test_against_a_loop_in_plain_numpy():
     for kind in ("poisson", "b-min-sep"):
         covered = plan(kind, dataset_size=ROWS, sigma=0.3)
         ours = run(plan=covered, clip_norm=0.7)
-        sampler = Sampler.from_plan(covered, KEYS[0])
+        sampler = Sampler(covered.mechanism.scheme, ROWS, ROWS, KEYS[0])
         state = noise.init(covered.mechanism.strategy, PARAMS, KEYS[1])
         levels = 0.3 * 2.0**21
         w, rows = np.zeros(4), data()
