@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import (
     clip_rows_to_grid,
@@ -150,32 +149,6 @@ def test_padding_and_poison_contribute_exactly_zero(key):
     assert np.isinf(poisoned.norms[1])
     empty, _ = summed()(params, batch, np.zeros(SIZE, bool))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(empty._replace(total=empty.total.whole)))
-
-
-@pytest.mark.parametrize("sum_of", [clipped_gradient_sum, ghost_gradient_sum])
-def test_one_infinity_spoils_no_other_row(sum_of):
-    """Not of a grouped convolution either, whose rows XLA computes at once with zeros between them.
-
-    Outside of loops it multiplies by these zeros, and all rows are lost: 32 clip norms for one example.
-    """
-
-    def convolved(kernel, example):
-        # Twice the kernel: that is no use which `ghost` would take apart.
-        found = jax.lax.conv_general_dilated(
-            example["x"][None], 2 * kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"),
-            feature_group_count=2,
-        )  # fmt: skip
-        return example["scale"] * jnp.sum(jnp.sin(found))
-
-    generator = np.random.default_rng(0)
-    kernel = jnp.asarray(generator.normal(size=(3, 2, 4)), jnp.float32)
-    batch = {"x": np.float32(generator.normal(size=(4, 5, 4))), "scale": np.float32([1, np.inf, 1, 1])}
-    found = jax.jit(functools.partial(sum_of, convolved, grid=GRID, microbatch_size=4))
-    poisoned = found(kernel, batch, np.ones(4, bool))
-    without = found(kernel, batch, np.array([True, False, True, True]))
-    np.testing.assert_array_equal(np.isinf(poisoned.norms), [False, True, False, False])
-    chex.assert_trees_all_equal(poisoned.total, without.total)
-    assert np.any(poisoned.total.units())
 
 
 def test_memory_follows_the_microbatch(key):
