@@ -50,7 +50,7 @@ SAMPLER, NOISE, CLIPPING = (
 )
 FOLDER, STORED, RUN = "train/run/folder.py", "train/models/saving.py", "train/run/loop.py"
 TWICE, WHOLE = "tests/train/test_noise_twice.py", "tests/train/test_whole_runs.py"
-CALLS = "tests/train/test_mutants_of_training.py"
+FOLLOWED_TESTS, GRAPHS = "tests/train/test_individual.py", "tests/train/batches/test_attribution.py"
 CORRELATED, FOLLOWED = "train/procedures/bandmf.py", "train/individual/steps.py"
 BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
 LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
@@ -463,9 +463,9 @@ MUTANTS = [
     Mutant("train/run/traces.py", "value_and_grad(loss.at(0))", "value_and_grad(lambda p, e: 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(p)))", TWICE),
     Mutant("train/procedures/step.py", "jnp.sum(mask & ~counted)", "jnp.sum(~counted)", WHOLE),
     Mutant("train/run/interrupts.py", "        asked.set()\n", "", WHOLE),
-    Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", CALLS),
-    Mutant(FOLLOWED, "    if mechanism.strategy.noise_copies:", "    if False:", CALLS),
-    Mutant("train/individual/accounting.py", "best.budget, self.readmit)", "best.budget)", CALLS),
+    Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", GRAPHS),
+    Mutant(FOLLOWED, "    if mechanism.strategy.noise_copies:", "    if False:", FOLLOWED_TESTS),
+    Mutant("train/individual/accounting.py", "best.budget, self.readmit)", "best.budget)", FOLLOWED_TESTS),
     Mutant("train/run/folder.py", "(not elastic or not moved or set(other) - _ELASTIC)", "(not elastic or set(other) - _ELASTIC)", ELASTIC),
     Mutant("train/run/folder.py", "np.allclose(before, now, 1e-9, 1e-9)", "True", ELASTIC),
     Mutant("train/batches/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),

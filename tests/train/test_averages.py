@@ -64,14 +64,6 @@ def test_an_interrupted_run_keeps_its_average(tmp_path):
         run(out=tmp_path, checkpoint_every=4)
 
 
-def test_schedule_free():
-    """`optax.contrib`'s own average is a function of the optimizer's state."""
-    optimizer = optax.contrib.schedule_free_sgd(0.05, warmup_steps=2)
-    last = run(optimizer=optimizer)
-    average = optax.contrib.schedule_free_eval_params(last.opt_state, last.params)
-    assert np.any(flat(average) != flat(last.params))
-
-
 def test_the_result_has_the_optimizer_state():
     """That of optax's own updates; an average is beside it."""
     optimizer = optax.adam(0.1)

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxacct import BufferedToeplitz, Mechanism, Poisson
 from jaxacct.individual import (
     RDPIndividualAccountant,
     gdp_delta,
@@ -20,7 +21,7 @@ from jaxacct.individual import (
 )
 from jaxacct.report.run_card import RunCard
 from tests.train.fitting import fit
-from tests.train.plans import plan
+from tests.train.plans import plan, plan_of
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
@@ -273,13 +274,30 @@ REFUSED = [
     (plan(dataset_size=ROWS), {}, "join every batch independently"),
     (plan(dataset_size=ROWS, separation=1, bands=1), {"individual": "yes"}, "individual must be"),
     (FULL, dict(individual=IndividualAccounting(1.0, DELTA, order=8)), "full batches"),
-]
+    (FULL, dict(skip_padding=True), "skip_padding must not be given with individual"),
+    (FULL, dict(clipping="ghost"), "clipping must be 'per_example' with individual"),
+    (FULL, dict(mesh=jax.make_mesh((1,), ("data",))), "mesh must not be given with individual"),
+    *(
+        # Batches are independent, and only the noise of a matrix without bands is not.
+        (plan_of(Mechanism(Poisson(12, p), BufferedToeplitz((0.9, 0.4), (0.3, 0.2), 12), 3.0), ROWS), {},
+         r"needs a plan of independent noise \(one band\)")
+        for p in (1.0, 0.5)
+    ),
+]  # fmt: skip
 
 
 def test_refuses():
     for covered, options, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             run(covered, **{"individual": IndividualAccounting()} | options)
+
+
+@pytest.mark.parametrize("probability", [1.0, 0.5])
+@pytest.mark.parametrize("readmit", [True, False])
+def test_readmission_reaches_the_filter(probability, readmit):
+    """The field of the filter that a run has, of mu and of Renyi."""
+    tracker: Any = IndividualAccounting(20.0, DELTA, readmit=readmit).tracker(probability, 3.0)
+    assert tracker.filter.readmit is readmit
 
 
 def test_bad_settings():

@@ -177,26 +177,6 @@ def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, never_stopped, t
     assert a == b
 
 
-def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    whole = run(out=tmp_path / "whole", checkpoint_every=4)
-    real, calls = RunFolder.save, []
-
-    def full(self, state, drawn):
-        calls.append(1)
-        if len(calls) == 3:
-            monkeypatch.setattr(
-                self._manager, "save", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left"))
-            )
-        return real(self, state, drawn)
-
-    monkeypatch.setattr(RunFolder, "save", full)
-    with pytest.raises(CheckpointError, match=r"could not be written.*No space left"):
-        run(out=tmp_path / "part", checkpoint_every=4)
-    monkeypatch.setattr(RunFolder, "save", real)
-    part = run(out=tmp_path / "part", checkpoint_every=4)
-    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
-
-
 def test_a_damaged_checkpoint_is_named(tmp_path):
     run(out=tmp_path, steps=12, checkpoint_every=4)
     newest = tmp_path / "checkpoints/12"
@@ -458,11 +438,3 @@ def test_one_sampler_a_run(tmp_path, monkeypatch):
     run(out=tmp_path / "run")
     run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
     assert built == [[1, 2, 3, 4], [1, 2, 3, 4]]
-
-
-def test_a_run_is_bound_to_what_its_plan_is_composed_with():
-    """Else a folder could end with the statement of another plan than it began with, never verified."""
-    from tests.stored_plans import whole
-
-    assert whole("composed").claim.to_json()["compose_with"]["kind"] == "GaussianDpEvent"
-    assert whole("plain").claim.to_json()["compose_with"] is None

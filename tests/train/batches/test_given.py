@@ -1,7 +1,6 @@
 """fit with the user's own loader: what it trains, what it refuses before it trains, and resuming."""
 
 import json
-import shutil
 
 import grain
 import numpy as np
@@ -372,31 +371,6 @@ def test_an_edited_record_of_participations_is_refused(field, tmp_path):
     path.write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match="damaged"):
         run(shuffled(), out=tmp_path / "run", checkpoint_every=2)
-
-
-def test_a_lost_checkpoint_of_a_step_that_was_shown(tmp_path):
-    """Attack: batches after the older checkpoint may be others, and their noise was shown with these."""
-    out = tmp_path / "run"
-
-    def train(ids):
-        return run(ids, out=out, checkpoint_every=3, evaluate=lambda params: {"w": params["w"].sum()})
-
-    def train_until(step):
-        with pytest.raises(BatchesError):
-            train([*shuffled()[:step], np.arange(3), *shuffled()[step + 1 :]])
-
-    train_until(4)
-    shutil.copytree(out / "checkpoints", tmp_path / "older")
-    train_until(7)
-    shutil.rmtree(out / "checkpoints")
-    shutil.copytree(tmp_path / "older", out / "checkpoints")
-    swapped = shuffled()
-    swapped[[5, 6]] = swapped[[6, 5]]
-    with pytest.raises(BatchesError, match="the same as before at step 5"):
-        train(list(swapped))
-    (out / "private/batches").unlink()
-    with pytest.raises(ValueError, match="has shown step 6 and has neither"):
-        train(list(shuffled()))
 
 
 def test_absent_examples_leave_their_places_empty():
