@@ -127,8 +127,6 @@ def test_dropout_and_mixed_precision_resume_to_the_same_bits(tmp_path):
         with pytest.raises(ValueError, match=name) as refused:
             tune(out=tmp_path / "part", **options | other)
         assert "noise must not be used twice" in str(refused.value) and "\n" not in str(refused.value)
-    other = tune(**options | dict(loss_key=6))
-    assert (flat(other.params) != flat(whole.params)).all()
     # What was trained goes into the model that it was trained in, and into no other.
     loaded = load_model(tmp_path / "whole", Adapted())
     np.testing.assert_array_equal(flat(nnx.state(loaded, nnx.LoRAParam)), flat(whole.params))
@@ -325,7 +323,7 @@ def test_keys_that_draw_for_a_whole_batch_are_refused():
 
 @pytest.mark.parametrize("sum_of", [clipped_gradient_sum, ghost_gradient_sum])
 def test_what_is_handed_a_whole_batch_is_refused(sum_of):
-    """The attack: a masked row's content reached the others' gradients by 1.67 (all of them: test_rows_apart)."""
+    """The attack: a masked row's content reached the others' gradients by 1.67."""
 
     def own_key(params, example):
         seed = jax.lax.bitcast_convert_type(example[0], jnp.uint32)

@@ -83,9 +83,8 @@ def norms_on_the_way(result, stepsize=0.05, clip_norm=0.7):
 
 
 def test_losses_of_full_batches_against_numpy():
-    """Tracking changes no bit; mu is what the norms at every step say, as far as the grid goes."""
-    seen, plain = (run(individual=each, **RECORDED) for each in (IndividualAccounting(), None))
-    np.testing.assert_array_equal(flat(seen.params), flat(plain.params))
+    """Mu is what the norms at every step say, as far as the grid goes."""
+    seen = run(individual=IndividualAccounting(), **RECORDED)
     private = losses(seen)
     assert private.steps == 12 and private.active().all()
     mu = np.sqrt(np.square(norms_on_the_way(seen)).sum(axis=0)) / 3.0
@@ -133,12 +132,10 @@ def watched(individual, sigma, rate=1.0):
 def test_a_canary_is_retired_before_its_budget_is_passed():
     """A canary of the clip norm at every step, noise 0.02: the adversary reads off when it participated.
 
-    Without a filter it is in all 12 sums, sqrt 12 / 0.02 of mu; a budget of three steps' mu leaves it in
-    three, one that is a hair less in two. Noise of 0.02 reaches 0.5 with probability 1e-137.
+    A budget of three steps' mu leaves it in three sums, one that is a hair less in two. Noise of 0.02 reaches
+    0.5 with probability 1e-137.
     """
     sigma = 0.02
-    whole, _ = watched(None, sigma)
-    assert (whole > 0.5).all()
     for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):
         budget = 3**0.5 / sigma * room
         epsilon = 3700.0
@@ -154,8 +151,8 @@ def test_a_canary_is_retired_before_its_budget_is_passed():
 def test_a_sampled_canary_is_retired_whether_it_was_drawn_or_not():
     """Half of the time it is not in the batch and pays all the same: three steps' budget lasts three."""
     sigma, rate, order = 0.02, 0.5, 2
-    whole, _ = watched(None, sigma, rate)
-    drawn = whole > 0.5
+    sampler = Sampler(Poisson(12, rate), ROWS, ROWS, KEYS[0])
+    drawn = np.array([5 in sampler.next() for _ in range(12)])
     assert drawn[3:].any() and not drawn.all()
     cost = float(subsampled_gaussian_rdp(rate, sigma / (1 + 1e-6), (order,))[0])
     for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):

@@ -145,7 +145,6 @@ def flat_loss(params, example):
         (undefined, "no example of the first 10 steps had a finite loss", False),
         (undefined, "no example of the first 10 steps had a finite loss", True),
         (flat_loss, "all gradients of the first 10 steps are zero", False),
-        (loss, None, True),
     ],
 )
 def test_a_run_that_trains_on_nothing_is_named_once(given, words, dice, tmp_path, caplog):
@@ -156,8 +155,7 @@ def test_a_run_that_trains_on_nothing_is_named_once(given, words, dice, tmp_path
     with caplog.at_level(logging.WARNING, "jaxacct.train"):
         run(plan=covered, loss=given, out=tmp_path, callback=lambda step, info: seen.append(info), **steps)
     warned = [record.getMessage() for record in caplog.records]
-    assert len(warned) == (words is not None) and all(words in each for each in warned)
-    assert all("private" in each and "\n" not in each for each in warned)
+    assert len(warned) == 1 and words in warned[0] and "private" in warned[0] and "\n" not in warned[0]
     for name in ("result.json", "run.json"):
         assert "finite loss" not in (tmp_path / name).read_text()
     sampled = np.array([info["dropped"] for info in seen])
