@@ -430,7 +430,7 @@ def test_other_batches_of_a_step_that_was_begun_are_refused(tmp_path):
     with pytest.raises(BatchesError, match="the same as before at step 5") as refused:
         run(swapped(6), out=out)
     assert "\n" not in str(refused.value)
-    np.testing.assert_array_equal(flat(run(shuffled(), out=out).params), flat(run(shuffled())))
+    np.testing.assert_array_equal(flat(run(shuffled(), out=out)), flat(run(shuffled())))
 
 
 def test_copies_with_other_batches_have_other_noise(tmp_path):
