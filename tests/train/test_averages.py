@@ -50,13 +50,6 @@ def test_the_average_of_all_iterates_is_published(tmp_path):
     assert json.loads((tmp_path / "average/result.json").read_text())["guarantee"] == last.statement
 
 
-def test_another_decay_is_another_run(tmp_path):
-    run(out=tmp_path, average=DECAY, steps=4)
-    for other in (0.8, None):
-        with pytest.raises(ValueError, match="another optimizer"):
-            run(out=tmp_path, average=other)
-
-
 def test_the_result_has_the_optimizer_state():
     """That of optax's own updates; an average is beside it."""
     optimizer = optax.adam(0.1)

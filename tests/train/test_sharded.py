@@ -204,13 +204,12 @@ def one_flaw_counts_on_all():
     """A total that is infinite in the part of one device: no other part is released."""
     mesh = mesh_of((2, 4))
     over = by_device.Across(mesh.axis_names, (P("model"),))
-    run = jax.shard_map(
-        lambda total: GridSum.of([total], Grid(1.0, 20), over).whole,
-        mesh=mesh,
-        in_specs=P(),
-        out_specs=[P("model")],
-        check_vma=False,
-    )
+
+    def of_each(total):
+        return GridSum.of([total], Grid(1.0, 20), over).whole
+
+    parts = dict(in_specs=P(), out_specs=[P("model")], check_vma=False)
+    run = jax.jit(jax.shard_map(of_each, mesh=mesh, **parts))
     with jax.enable_x64(True):
         for flaw, number in ((0.0, 0), (np.inf, 8), (2.0**48, 8)):
             (found,) = run(jnp.zeros(8).at[5].set(flaw))
