@@ -14,7 +14,6 @@ import pytest
 from flax import nnx
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
-from tests.train.modules import made
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
 from train import training
@@ -43,7 +42,7 @@ BOUND = {
     "mesh": (dict(mesh=jax.make_mesh((1,), ("data",))), "another layout"),
     "graph": (dict(graph="papers"), "graph"),  # its bytes are data: below
     "individual": (dict(individual=IndividualAccounting()), "individual needs a plan"),  # bound below
-    "wrt": (dict(wrt=nnx.Param), "wrt must not be given"),  # bound below, for modules
+    "wrt": (dict(wrt=nnx.Param), "wrt must not be given"),  # of modules: bound in test_fine_tuning
     "loss_key": (dict(loss_key=1, loss=lambda p, e, key: loss(p, e)), "another frozen part"),
     "skip_padding": (dict(skip_padding=False), "another program"),
     "clipping": (dict(clipping="ghost"), "another clipping"),
@@ -133,30 +132,6 @@ def test_harmless_arguments_change_nothing(steps, finished, tmp_path):
     again = run(out=tmp_path / "run", model=other_values, **changes)
     np.testing.assert_array_equal(flat(again.params), flat(whole.params))
     assert again.statement == whole.statement
-
-
-class Two(nnx.Module):
-    """Two layers."""
-
-    def __init__(self, rngs):
-        self.first, self.last = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
-
-    def __call__(self, x):
-        return self.last(self.first(x))[0]
-
-
-def test_wrt_and_loss_key_are_bound(tmp_path):
-    options: dict[str, Any] = dict(
-        model=made(lambda: Two(nnx.Rngs(0))),
-        loss=lambda model, e, key: (model(e["x"]) - e["y"] + jax.random.normal(key)) ** 2,
-        wrt=nnx.PathContains("last"),
-        loss_key=1,
-        out=tmp_path,
-    )
-    run(**options)
-    for change in (dict(wrt=nnx.PathContains("first")), dict(loss_key=2)):
-        with pytest.raises(ValueError, match="another frozen part"):
-            run(**options | change)
 
 
 def test_the_inner_optimizer_is_bound(tmp_path):

