@@ -23,7 +23,7 @@ ASSUMPTIONS = (
     (
         "Noise has the stated size and matrix, and its low bits are independent of the gradients.",
         "Gradients on a public grid, integer sums, integer noise from a 256-bit key.",
-        "tests/train/clipping/test_released_numbers.py::test_the_low_bit_attack_finds_nothing",
+        "tests/train/clipping/test_released_numbers.py::test_low_bits_of_real_steps_reveal_nothing",
     ),
     (
         "Only the noisy sums and what follows from them are released.",

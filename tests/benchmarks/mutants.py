@@ -49,8 +49,8 @@ SAMPLER, NOISE, CLIPPING = (
     for name in ("batches/test_sampler", "noise/test_noise", "clipping/test_clipping")
 )
 FOLDER, STORED, RUN = "train/run/folder.py", "train/models/saving.py", "train/run/loop.py"
-TWICE, WHOLE = "tests/train/test_noise_twice.py", "tests/train/test_whole_runs.py"
-CALLS = "tests/train/test_mutants_of_training.py"
+TWICE, WHOLE = "tests/train/batches/test_given.py", "tests/train/test_whole_runs.py"
+FOLLOWED_TESTS, GRAPHS = "tests/train/test_individual.py", "tests/train/batches/test_attribution.py"
 CORRELATED, FOLLOWED = "train/procedures/bandmf.py", "train/individual/steps.py"
 BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
 LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
@@ -73,7 +73,7 @@ ROWS, PREFETCHED = "tests/train/batches/test_sources.py", "tests/train/batches/t
 AMPLIFIED = "tests/strategies/test_amplified.py"
 BUFFERED, SUMS = "tests/strategies/test_buffered.py", "tests/train/clipping/test_running_sums.py"
 AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
-AUDIT, ELASTIC = "tests/train/audit/test_audit_command.py", "tests/train/test_elastic.py"
+AUDIT = "tests/train/audit/test_audit_command.py"
 ALLOCATION, SUMS_OF_X = (
     "tests/accountants/test_random_allocation.py",
     "jaxacct/accountants/allocation/lognormal_sums.py",
@@ -94,7 +94,7 @@ EVENTS, SAMPLERS, DOMINATING = (
 )
 BY_DEVICE = SHARDED = "tests/train/test_sharded.py"
 APART, ROWS_APART = "train/clipping/rows_apart.py", "tests/train/clipping/test_rows_apart.py"
-NORMED, CONSTANTS = "tests/train/clipping/test_batch_norm.py", "tests/train/clipping/test_constants.py"
+NORMED, CONSTANTS = "tests/train/clipping/test_batch_statistics.py", "tests/train/clipping/test_constants.py"
 GROUPED = "tests/train/clipping/test_grouped_convolutions.py"
 OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
 PEERS = "tests/interoperation/test_interoperation.py"
@@ -307,7 +307,7 @@ MUTANTS = [
     Mutant("train/clipping/per_example.py", "counted = finite & (", "counted = (", CLIPPING),
     Mutant("train/clipping/per_example.py", "stored((kept, where_row(kept, counts)), lambda state: are_short(state).all(), mend)", "mend((kept, where_row(kept, leaves)))", CANCELLING),
     Mutant("train/procedures/stored.py", "lax.while_loop(lambda state: ~is_sound(state), mend, values)", "lax.cond(is_sound(values), lambda: values, lambda: mend(values))", CANCELLING),
-    Mutant("train/procedures/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", DICE),
+    Mutant("train/procedures/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", "tests/train/test_dice_plan.py"),
     Mutant("train/procedures/dice.py", "> 2.0**46:", "> 2.0**60:", DICE),
     Mutant("train/procedures/dice.py", "limit, nothing = c2 * units * (1 - room)", "limit, nothing = c2 * units", DICE),
     Mutant("train/procedures/dice.py", "self._bounded(jax.tree.map(kept, error, raw, v))", "jax.tree.map(kept, error, raw, v)", DICE),
@@ -354,7 +354,7 @@ MUTANTS = [
     Mutant("train/clipping/equations.py", "Outer(*(a.swapaxes(0, 1).reshape(a.shape[1], -1, a.shape[3]) for a in each))", "Outer(*(array.reshape(-1, *array.shape[2:]) for array in each))", "tests/train/clipping/test_nested.py"),
     Mutant("train/noise/redrawn.py", "jnp.maximum(state.step - age, 0)", "jnp.maximum(state.step - age - 1, 0)", "tests/train/noise/test_redrawn.py"),
     Mutant("train/noise/redrawn.py", "jnp.where(age <= state.step, ", "jnp.where(age >= 0, ", "tests/train/noise/test_redrawn.py"),
-    Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", GHOST),
+    Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", "tests/train/clipping/test_automatic.py"),
     Mutant("train/noise/normals.py", "chacha.blocks(key, (counter, step, 0, 0))", "chacha.blocks(key, (counter, 0, 0, 0))", f"{NOISE} {RELEASED}"),
     Mutant(GPU_WORDS, "(counter, step, np.uint32(0)", "(counter, key[0], np.uint32(0)", GPU_TESTS),
     Mutant(GPU_WORDS, "return np.array_equal(", "return True or np.array_equal(", GPU_TESTS),
@@ -434,7 +434,7 @@ MUTANTS = [
     Mutant(SOURCES, "for at in 2 * sorted(again) if first", "for at in sorted(again) if first", ROWS),
     Mutant(SOURCES, "self._digests.get(place, digest) != digest", "False", ROWS),
     Mutant(SOURCES, "not 0 <= indices.min() <=", "not", ROWS),
-    Mutant(RUN, "waiting[:ended]], waiting[ended:]", "waiting[:ended]], []", "tests/train/test_elastic.py"),
+    Mutant(RUN, "waiting[:ended]], waiting[ended:]", "waiting[:ended]], []", BOUND),
     Mutant(SOURCES, "{0, len(indices) - 1, *order", "{*order", ROWS),
     Mutant(SOURCES, "lambda leaf: padded(leaf, size), self._gather", "np.asarray, self._gather", ROWS),
     Mutant(SOURCES, '                _same(self._probes[int(place)], again, f"row {place}")\n', "                pass\n", ROWS),
@@ -453,7 +453,7 @@ MUTANTS = [
     Mutant("train/audit/canaries.py", "lfilter(column, [1.0],", "lfilter([1.0], column,", AUDIT),
     Mutant("train/audit/canaries.py", "LENGTH * clip_norm * flat", "flat", AUDIT),
     Mutant("train/audit/command.py", "np.where(inside, coordinates, SILENT)", "np.where(inside, coordinates, REAL)", AUDIT),
-    Mutant(FOLDER, "if self._shown() > reached:", "if False:", ELASTIC),
+    Mutant(FOLDER, "if self._shown() > reached:", "if False:", BOUND),
     Mutant(FOLDER, "if self._committed.last < shown:", "if False:", TWICE),
     Mutant(FOLDER, 'steps = [int(self._kept().get("shown", 0)), ', "steps = [0, ", TWICE),
     Mutant(FOLDER, 'if other.pop("steps", reached) < reached:', 'if other.pop("steps", 0) < 0:', WHOLE),
@@ -463,11 +463,11 @@ MUTANTS = [
     Mutant("train/run/traces.py", "value_and_grad(loss.at(0))", "value_and_grad(lambda p, e: 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(p)))", TWICE),
     Mutant("train/procedures/step.py", "jnp.sum(mask & ~counted)", "jnp.sum(~counted)", WHOLE),
     Mutant("train/run/interrupts.py", "        asked.set()\n", "", WHOLE),
-    Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", CALLS),
-    Mutant(FOLLOWED, "    if mechanism.strategy.noise_copies:", "    if False:", CALLS),
-    Mutant("train/individual/accounting.py", "best.budget, self.readmit)", "best.budget)", CALLS),
-    Mutant("train/run/folder.py", "(not elastic or not moved or set(other) - _ELASTIC)", "(not elastic or set(other) - _ELASTIC)", ELASTIC),
-    Mutant("train/run/folder.py", "np.allclose(before, now, 1e-9, 1e-9)", "True", ELASTIC),
+    Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", GRAPHS),
+    Mutant(FOLLOWED, "    if mechanism.strategy.noise_copies:", "    if False:", FOLLOWED_TESTS),
+    Mutant("train/individual/accounting.py", "best.budget, self.readmit)", "best.budget)", FOLLOWED_TESTS),
+    Mutant("train/run/folder.py", "(not elastic or not moved or set(other) - _ELASTIC)", "(not elastic or set(other) - _ELASTIC)", BOUND),
+    Mutant("train/run/folder.py", "np.allclose(before, now, 1e-9, 1e-9)", "True", BOUND),
     Mutant("train/batches/fingerprints.py", "np.linspace(0, length - 1,", "np.linspace(0, length / 2,", ROWS),
     Mutant("train/batches/fingerprints.py", "        mapping.madvise(mmap.MADV_RANDOM)\n", "        pass\n", ROWS),
     Mutant("train/batches/prefetch.py", "range(depth + 1)", "range(depth + 9)", PREFETCHED),
@@ -591,8 +591,8 @@ MUTANTS = [
     Mutant(APART, "all(type(axis) is int for", "all(axis is not None for", ROWS_APART),
     Mutant(APART, "polygamma population", "polygamma regularized_incomplete_beta population", OF_ROWS),
     Mutant(APART, "            if (found := why_not(inner, allowed)) is not None:\n                return found\n", "            return why_not(inner, allowed)\n", ROWS_APART),
-    Mutant("train/clipping/per_example.py", "jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)", "in_fast_layout(jax.vmap(one))(rows)", "tests/train/clipping/test_one_at_a_time.py"),
-    Mutant("train/clipping/sums.py", "check_statistics(program.closed.jaxpr, len(jax.tree.leaves(params)))", "pass", "tests/train/clipping/test_one_example.py"),
+    Mutant("train/clipping/per_example.py", "jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)", "in_fast_layout(jax.vmap(one))(rows)", ROWS_APART),
+    Mutant("train/clipping/sums.py", "check_statistics(program.closed.jaxpr, len(jax.tree.leaves(params)))", "pass", NORMED),
     Mutant(CHECK, "(pull if joins else 1.0) * after", "after", CHECKER),
     Mutant(CHECK, "+ (1 - m) * epsilon", "- m * epsilon", CHECKER),
     Mutant(CHECK, "t, t - lag, free, kind, f, g)", "t, t - lag, free, 0 * kind, f, g)", CHECKER),

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from tests.train.test_command import convex
-from tests.train.test_loop import PARAMS, Crash, crash_at, flat, run
+from tests.train.test_loop import PARAMS, flat, run
 from train import load_model
 from train.optimizers import average_of, averaging
 from train.procedures.convex import LogisticRegression
@@ -48,28 +48,6 @@ def test_the_average_of_all_iterates_is_published(tmp_path):
     assert published.evaluation == {"w": float(published.params["w"][0])}
     assert published.statement == last.statement
     assert json.loads((tmp_path / "average/result.json").read_text())["guarantee"] == last.statement
-
-
-def test_an_interrupted_run_keeps_its_average(tmp_path):
-    """The same bits as a run that nothing stops; another decay is another run."""
-    options = dict(average=DECAY, checkpoint_every=4)
-    whole = run(**options)
-    with crash_at(RunFolder, "save", 3), pytest.raises(Crash):
-        run(out=tmp_path, **options)
-    part = run(out=tmp_path, **options)
-    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
-    with pytest.raises(ValueError, match="another optimizer"):
-        run(out=tmp_path, **options | {"average": 0.8})
-    with pytest.raises(ValueError, match="another optimizer"):
-        run(out=tmp_path, checkpoint_every=4)
-
-
-def test_schedule_free():
-    """`optax.contrib`'s own average is a function of the optimizer's state."""
-    optimizer = optax.contrib.schedule_free_sgd(0.05, warmup_steps=2)
-    last = run(optimizer=optimizer)
-    average = optax.contrib.schedule_free_eval_params(last.opt_state, last.params)
-    assert np.any(flat(average) != flat(last.params))
 
 
 def test_the_result_has_the_optimizer_state():

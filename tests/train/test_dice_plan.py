@@ -42,21 +42,28 @@ def test_the_plan_holds_by_the_bound_and_by_nothing_less():
     assert "3.7" in PLAN.statement() and "zero-out" in PLAN.statement()
 
 
+def by_numpy(covered, source) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The weights and the batches of a run without noise."""
+    w, error, rows, seen, size = np.zeros(4), np.zeros(4), data(), [], covered.batch_size
+    for step in range(12):
+        places = source.next()
+        seen.append(places)
+        x = np.append(rows["x"][places].astype(float), np.ones((len(places), 1)), axis=1)
+        raw = 2 * (x @ w - rows["y"][places])[:, None] * x
+        clipped = raw * np.minimum(1, 0.7 / np.linalg.norm(raw, axis=1))[:, None]
+        error = np.zeros(4) if covered.reset_every and step % covered.reset_every == 0 else error
+        back = error * min(1, covered.error_clip_norm / max(np.linalg.norm(error), 1e-30))
+        v = clipped.sum(axis=0) / size + back
+        w, error = w - 0.05 * v, error + raw.sum(axis=0) / size - v
+    return w, seen
+
+
 @pytest.mark.parametrize("reset_every", [None, 5])
 def test_against_a_loop_in_plain_numpy(reset_every):
     covered = dataclasses.replace(QUIET, reset_every=reset_every)
     ours = run(covered, microbatch_size=7)
     source = Replayed(lambda generator: _shuffled(covered, generator), KEYS[0], None)
-    w, error, rows, seen = np.zeros(4), np.zeros(4), data(), []
-    for step in range(12):
-        places = source.next()
-        seen.append(places)
-        x = np.append(rows["x"][places].astype(float), np.ones((16, 1)), axis=1)
-        raw = 2 * (x @ w - rows["y"][places])[:, None] * x
-        clipped = raw * np.minimum(1, 0.7 / np.linalg.norm(raw, axis=1))[:, None]
-        error = np.zeros(4) if reset_every and step % reset_every == 0 else error
-        v = clipped.mean(axis=0) + error * min(1, 0.5 / max(np.linalg.norm(error), 1e-30))
-        w, error = w - 0.05 * v, error + raw.mean(axis=0) - v
+    w, seen = by_numpy(covered, source)
     np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=1e-4, atol=1e-5)
     # Three batches of 16 fill an epoch of 60, without a row twice: four participations in 12 steps, not more.
     assert all(len(np.unique(np.concatenate(seen[i : i + 3]))) == 48 for i in (0, 3, 6, 9))
@@ -106,16 +113,7 @@ def test_the_bound_and_the_overflow_together_are_at_most_delta():
 def test_poisson_batches_against_a_loop_in_plain_numpy():
     covered = dataclasses.replace(POISSON, noise_std=1e-7, epsilon=1e18)
     ours = run(covered)
-    source = Sampler(covered.scheme, ROWS, covered.max_batch_size, KEYS[0])
-    w, error, rows = np.zeros(4), np.zeros(4), data()
-    for _ in range(12):
-        drawn = source.next()
-        places = drawn
-        x = np.append(rows["x"][places].astype(float), np.ones((len(places), 1)), axis=1)
-        raw = 2 * (x @ w - rows["y"][places])[:, None] * x
-        clipped = raw * np.minimum(1, 0.7 / np.linalg.norm(raw, axis=1))[:, None]
-        v = clipped.sum(axis=0) / 6 + error * min(1, 0.02 / max(np.linalg.norm(error), 1e-30))
-        w, error = w - 0.05 * v, error + raw.sum(axis=0) / 6 - v
+    w, _ = by_numpy(covered, Sampler(covered.scheme, ROWS, covered.max_batch_size, KEYS[0]))
     np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=1e-4, atol=1e-5)
 
 

@@ -21,7 +21,6 @@ from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, fla
 from train.individual import IndividualAccounting
 from train.individual.steps import individual_step
 from train.optimizers import privatize
-from train.options import TrainOptions
 from train.procedures import bandmf
 from train.procedures.dice import DiceRule, dice_step
 from train.run.folder import RunFolder
@@ -58,41 +57,42 @@ def test_a_step_after_the_last_one_is_nan(name):
 CUT = [name for name, scheme in SCHEMES.items() if scheme.batch_size_cap is not None]
 
 
-@pytest.mark.parametrize("name", CUT)
-def test_a_scheme_that_cuts_batches_takes_the_same_time_for_all_of_them(name, monkeypatch):
-    """By default, and a smaller batch is refused; as for a Poisson plan with a truncation_delta."""
-    scheme = SCHEMES[name](12, 4, 0.1, 12, ROWS)
-    assert scheme.batch_size_cap == 12
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(3), 1.0)
-    covered = with_derived(plan_of(mechanism, ROWS), max_batch_size=12)
-    monkeypatch.setattr(Plan, "certified", True)
-    assert not bandmf._skips_padding(covered, TrainOptions())
-    with pytest.raises(ValueError, match="skip_padding must not be True for a plan that truncates batches"):
-        run(plan=covered, skip_padding=True)
+def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
+    """Run times show the sizes of batches, and the pair of cut batches does not hold if they are known.
 
-
-class Asked(Exception):
-    """Raised in place of the step that a run asks for."""
-
-
-@pytest.mark.parametrize(
-    ("cut", "skips"), [(dict(truncation_delta=1e-6, max_batch_size=20), False), ({}, True)]
-)
-def test_what_a_run_asks_of_its_step_by_default(cut, skips, monkeypatch):
-    """Run times show the sizes of batches, where no guarantee depends on them alone."""
-
-    def asked(*_, skip_padding, **others):
-        raise Asked(skip_padding)
-
-    monkeypatch.setattr(Plan, "certified", True)
-    monkeypatch.setattr(bandmf, "make_step", asked)
-    with pytest.raises(Asked) as found:
-        run(plan=plan("poisson", dataset_size=ROWS, sigma=3.0, **cut))
-    assert found.value.args == (skips,)
-
-
-def test_every_scheme_that_cuts_is_looked_at():
+    By default, and a smaller batch is refused: with a truncation_delta, and for each scheme that cuts.
+    """
     assert CUT == ["truncated-b-min-sep"]
+    asked = []
+
+    class Asked(Exception):
+        pass
+
+    def stop(*_, skip_padding, **others):
+        asked.append(skip_padding)
+        raise Asked
+
+    monkeypatch.setattr(bandmf, "make_step", stop)
+    monkeypatch.setattr(Plan, "certified", True)
+    by_scheme = plan_of(
+        Mechanism(SCHEMES[CUT[0]](12, 4, 0.1, 12, ROWS), BandedToeplitz.square_root(3), 1.0), ROWS
+    )
+    by_delta = plan("poisson", dataset_size=ROWS, sigma=3.0, truncation_delta=1e-6, max_batch_size=20)
+    cut = "skip_padding must not be True for a plan that truncates batches"
+    mesh = dict(mesh=jax.make_mesh((1,), ("data",)))
+    for covered, options, skips, message in (
+        (COVERED, {}, True, None),
+        (COVERED, dict(skip_padding=False), False, None),
+        (COVERED, mesh, False, "skip_padding must not be True with mesh"),
+        (with_derived(by_scheme, max_batch_size=12), {}, False, cut),
+        (by_delta, {}, False, cut),
+    ):
+        with pytest.raises(Asked):
+            run(plan=covered, **options)
+        assert asked.pop() == skips
+        if message:
+            with pytest.raises(ValueError, match=message):
+                run(plan=covered, **options, skip_padding=True)
 
 
 @pytest.mark.parametrize("cut", [dict(truncation_delta=1e-6), {}])
@@ -149,12 +149,12 @@ def test_the_error_that_is_fed_back_is_no_longer_than_its_norm_in_whole_units(au
     rule = DiceRule(1.0, c2, 0.0, 1, automatic)
     assert rule.grid.unit == 2.0**-20
     unit = Fraction(rule.grid.unit)
-    nothing = np.zeros((1, size), np.float32)
+    sums, release = jax.jit(rule.sums), jax.jit(rule.release)
+    (clipped, raw), _ = sums(np.zeros((1, size), np.float32), np.ones(1, bool))
     for scale in (1.0, 1e-4, 1e6):
         error = jnp.asarray(scale * np.random.default_rng(0).uniform(0.9, 1, size), jnp.float32)
         state = test_dice_plan.DiceState(jnp.int32(0), error, jnp.asarray(KEYS[1]))
-        (clipped, raw), _ = jax.jit(rule.sums)(nothing, np.ones(1, bool))
-        released, _ = jax.jit(rule.release)(state, clipped, raw)
+        released, _ = release(state, clipped, raw)
         units = [round(Fraction(float(value)) / unit) for value in released]
         assert sum(value**2 for value in units) * unit**2 <= Fraction(c2) ** 2
 

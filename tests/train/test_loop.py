@@ -71,7 +71,7 @@ def test_against_a_loop_in_plain_numpy():
     for kind in ("poisson", "b-min-sep"):
         covered = plan(kind, dataset_size=ROWS, sigma=0.3)
         ours = run(plan=covered, clip_norm=0.7)
-        sampler = Sampler.from_plan(covered, KEYS[0])
+        sampler = Sampler(covered.mechanism.scheme, ROWS, ROWS, KEYS[0])
         state = noise.init(covered.mechanism.strategy, PARAMS, KEYS[1])
         levels = 0.3 * 2.0**21
         w, rows = np.zeros(4), data()
@@ -146,55 +146,46 @@ def test_refuses_a_plan_that_is_not_certified_or_has_no_size():
         run(plan=plan_of(plan(dataset_size=ROWS).mechanism, None))
 
 
-@pytest.fixture(scope="module")
-def never_stopped(tmp_path_factory):
-    """The plan, folder and result of a run that nothing stops, with C banded or a running sum."""
-    sums = BufferedToeplitz((0.9, 0.4), (0.3, 0.2), 12)
-
-    @functools.cache
-    def whole(buffered: bool):
-        folder = tmp_path_factory.mktemp("whole")
-        covered = plan(dataset_size=ROWS, strategy=sums if buffered else None)
-        result = run(plan=covered, out=folder, checkpoint_every=4, optimizer=optax.adam(0.1))
-        return covered, folder, result
-
-    return whole
+def wide(params, example):
+    return (example["x"] @ params["w"].mean(axis=1) - example["y"]) ** 2
 
 
-@pytest.mark.parametrize("stop", [0, 5, 8])
-def test_resumed_after_a_crash_it_ends_with_the_same_bits(stop, never_stopped, tmp_path, shared_programs):
-    """An exception in the middle of step `stop`; the second call restores, replays and ends the same."""
-    covered, folder, whole = never_stopped(stop == 8)
-    options = dict(plan=covered, out=tmp_path / "part", checkpoint_every=4, optimizer=optax.adam(0.1))
+SUMS = BufferedToeplitz((0.9, 0.4), (0.3, 0.2), 12)
+# Options of a run, and the step in which it crashes.
+RESUMED = {
+    "adam": (dict(optimizer=optax.adam(0.1)), 0),
+    "running sums": (dict(plan=plan(dataset_size=ROWS, strategy=SUMS), optimizer=optax.adam(0.1)), 8),
+    "average": (dict(average=0.7), 5),
+    # Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded.
+    "bfloat16": (
+        dict(model={"w": jnp.zeros((3, 400), jnp.bfloat16)}, loss=wide, optimizer=optax.sgd(0.05, 0.9)),
+        7,
+    ),
+    # Half of the batches are larger than the maximum: they are cut with `out` and after a crash, too.
+    "cut batches": (
+        dict(plan=plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)),
+        9,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resumed_after_a_crash_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, shared_programs):
+    """An exception in the middle of a step; the second call restores, replays and ends the same."""
+    given, stop = RESUMED[name]
+    if name == "cut batches":
+        monkeypatch.setattr(Plan, "certified", True)
+    options = given | dict(checkpoint_every=4)
+    whole = run(out=tmp_path / "whole", **options)
     with crash_at(Sampler, "next", stop + 1), pytest.raises(Crash):
-        run(**options)
+        run(out=tmp_path / "part", **options)
     if stop == 0:
         shared_programs.clear()  # as another process, which traces its step anew
     # Other keys offered: those of the run that began count (of the noise, from the checkpoint).
-    part = run(**options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
-    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
-    a, b = ((path / "private/metrics.jsonl").read_text() for path in (folder, tmp_path / "part"))
+    part = run(out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
+    chex.assert_trees_all_equal(part.params, whole.params, strict=True)
+    a, b = ((tmp_path / each / "private/metrics.jsonl").read_text() for each in ("whole", "part"))
     assert a == b
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
-    whole = run(out=tmp_path / "whole", checkpoint_every=4)
-    real, calls = RunFolder.save, []
-
-    def full(self, state, drawn):
-        calls.append(1)
-        if len(calls) == 3:
-            monkeypatch.setattr(
-                self._manager, "save", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left"))
-            )
-        return real(self, state, drawn)
-
-    monkeypatch.setattr(RunFolder, "save", full)
-    with pytest.raises(CheckpointError, match=r"could not be written.*No space left"):
-        run(out=tmp_path / "part", checkpoint_every=4)
-    monkeypatch.setattr(RunFolder, "save", real)
-    part = run(out=tmp_path / "part", checkpoint_every=4)
-    np.testing.assert_array_equal(flat(part.params), flat(whole.params))
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
@@ -342,22 +333,6 @@ def crash_at(target, name: str, call: int):
         yield
 
 
-def test_bfloat16_parameters_resume_to_the_same_bits(tmp_path):
-    """Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded."""
-    params = {"w": jnp.zeros((3, 400), jnp.bfloat16)}  # many, as few of their roundings tell
-
-    def wide(params, example):
-        return (example["x"] @ params["w"].mean(axis=1) - example["y"]) ** 2
-
-    options = dict(model=params, loss=wide, optimizer=optax.sgd(0.05, momentum=0.9), checkpoint_every=5)
-    whole = run(out=tmp_path / "whole", **options)
-    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
-        run(out=tmp_path / "part", **options)
-    part = run(out=tmp_path / "part", **options)
-    chex.assert_type(jax.tree.leaves(part.params), jnp.bfloat16)
-    chex.assert_trees_all_equal(part.params, whole.params)
-
-
 def test_the_state_keeps_its_dtypes():
     private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
@@ -386,18 +361,6 @@ def test_normalize_reaches_the_step():
     gradient = -2 * 0.2 * np.array([1.0, 0.1, 0.1, 0.1])  # b, w
     scale = 50.0 / (np.linalg.norm(gradient) + 0.01)
     np.testing.assert_allclose(flat(found.params), -scale * gradient, rtol=1e-2, atol=1e-2 * scale)
-
-
-def test_a_plan_with_cuts_is_cut_in_a_folder_too(tmp_path, monkeypatch):
-    """Mutant 16: batches above the maximum are cut with `out` and after a crash, not only without."""
-    # Half of the batches are larger.
-    cut = plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)
-    monkeypatch.setattr(Plan, "certified", True)
-    options = dict(plan=cut, checkpoint_every=4)
-    whole = run(**options)
-    with crash_at(Sampler, "next", 10), pytest.raises(Crash):
-        run(out=tmp_path, **options)
-    np.testing.assert_array_equal(flat(run(out=tmp_path, **options).params), flat(whole.params))
 
 
 def test_a_crash_before_the_first_checkpoint_keeps_the_key(tmp_path):
@@ -458,11 +421,3 @@ def test_one_sampler_a_run(tmp_path, monkeypatch):
     run(out=tmp_path / "run")
     run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
     assert built == [[1, 2, 3, 4], [1, 2, 3, 4]]
-
-
-def test_a_run_is_bound_to_what_its_plan_is_composed_with():
-    """Else a folder could end with the statement of another plan than it began with, never verified."""
-    from tests.stored_plans import whole
-
-    assert whole("composed").claim.to_json()["compose_with"]["kind"] == "GaussianDpEvent"
-    assert whole("plain").claim.to_json()["compose_with"] is None

@@ -18,14 +18,14 @@ import numpy as np
 
 from jaxacct.strategies.worst_pattern import Patterns
 
-from .sampler import SamplerState
+from .sampler import Drawn, SamplerState
 
 
 class BatchesError(ValueError):
     """A batch that the plan does not cover; nothing was trained on it."""
 
 
-class GivenBatches:
+class GivenBatches(Drawn):
     """The batches of a loader, from step 0, each checked.
 
     Args:
@@ -53,7 +53,7 @@ class GivenBatches:
         self._found = found
         self._counts = np.zeros(dataset_size, np.int64)
         self._last = np.full(dataset_size, -1, np.int64)
-        self.state = SamplerState((0, 0, 0, 0), 0, hashlib.blake2b(digest_size=16).hexdigest())
+        super().__init__((0, 0, 0, 0), None, hashlib.blake2b(digest_size=16).hexdigest())
         self._next: np.ndarray | None = self._read()
 
     def described(self) -> dict[str, int | None]:
@@ -72,20 +72,13 @@ class GivenBatches:
             )
         return self
 
-    def next(self) -> np.ndarray:
-        """Return the ids of the next batch, (batch_size,) int64.
-
-        Raises:
-          BatchesError: for one that the plan does not cover, or where there is none.
-        """
-        step = self.state.step
+    def _draw(self, step: int) -> np.ndarray:
+        """Return the ids of a batch; BatchesError for one that the plan does not cover, or for none."""
         ids = self._read() if self._next is None else self._next
         self._next = None
         self._check(ids, step)
         self._counts[ids] += 1
         self._last[ids] = step
-        digest = hashlib.blake2b(self.state.digest.encode() + ids.tobytes(), digest_size=16).hexdigest()
-        self.state = SamplerState(self.state.key, step + 1, digest)
         return ids
 
     def _read(self) -> np.ndarray:

@@ -48,11 +48,11 @@ def fresh_key() -> tuple[int, ...]:
     return tuple(int(word) for word in np.frombuffer(os.urandom(16), np.uint32))
 
 
-class _Batches:
+class Drawn:
     """Batches of one run, in order, each by `_draw(step)`; those before `drawn` are drawn again."""
 
-    def __init__(self, key, drawn: SamplerState | None):
-        self.state = SamplerState(key, 0, "")
+    def __init__(self, key, drawn: SamplerState | None, digest: str = ""):
+        self.state = SamplerState(key, 0, digest)
         while drawn is not None and self.state.step < drawn.step:
             self.next()
         if drawn is not None and drawn != self.state:
@@ -72,7 +72,7 @@ class _Batches:
         return members
 
 
-class Sampler(_Batches):
+class Sampler(Drawn):
     """Batches of one run of a scheme over `dataset_size` examples, in order.
 
     Every example is sampled by the distribution of the scheme's participation vectors, independently of
@@ -175,7 +175,7 @@ def make_generator(key, step: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=whole, counter=step << 192))
 
 
-class Replayed(_Batches):
+class Replayed(Drawn):
     """Batches that one generator draws one after the other: `draws(generator)` yields positions."""
 
     def __init__(

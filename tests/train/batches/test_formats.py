@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import jaxacct
-from tests.train.test_loop import ROWS, data, run
+from tests.train.test_loop import ROWS, data
 from train.batches.sources import ArrayRows, as_rows, check_numbers
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -40,18 +40,6 @@ def test_rows_are_those_of_the_users_format(name):
     assert found.keys() == columns
     np.testing.assert_allclose(found["x"][:2], factor * data()["x"][PLACES], rtol=1e-6)
     assert not found["x"][2].any()
-
-
-def test_training_sees_the_transform():
-    """Bits of the transformed arrays, which are others than without the transform."""
-    transformed = {"x": np.float32(1000) * data()["x"], "y": data()["y"]}
-
-    def params(given):
-        return run(data=given, steps=2).params["w"]
-
-    found = params(hugging_face().with_transform(thousandfold))
-    np.testing.assert_array_equal(found, params(transformed))
-    assert (found != params(data())).any()
 
 
 @pytest.mark.parametrize("name", ["pandas", "arrow"])

@@ -1,5 +1,6 @@
 """fit with the user's own loader: what it trains, what it refuses before it trains, and resuming."""
 
+import itertools
 import json
 import shutil
 
@@ -12,10 +13,13 @@ from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
 from tests.train import stand_in_torch, test_loop
 from tests.train.plans import plan, plan_of
 from tests.train.stand_in_torch import Tensor
-from tests.train.test_loop import KEYS, PARAMS, loss
+from tests.train.test_loop import KEYS, PARAMS, Crash, crash_at, loss
 from train import fit
-from train.batches.given import BatchesError, GivenBatches
+from train.batches.given import BatchesError, Committed, GivenBatches
+from train.batches.sampler import Sampler, SamplerState
+from train.noise.normals import next_key
 from train.options import TrainOptions
+from train.run import machine
 from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -34,7 +38,7 @@ def shuffled(seed=0, epochs=3) -> np.ndarray:
     return np.concatenate([generator.permutation(ROWS).reshape(EPOCH, SIZE) for _ in range(epochs)])[:STEPS]
 
 
-def certified(scheme=SCHEME, strategy=MATRIX, sigma=0.5):
+def certified(scheme=SCHEME, strategy=MATRIX, sigma=100.0):
     return plan_of(Mechanism(scheme, strategy, sigma), ROWS)
 
 
@@ -43,7 +47,7 @@ def run(batches, plan=None, rows="arrays", **options):
     given = {name: options.pop(name, None) for name in ("out", "evaluate")}
     options = TrainOptions(keys=KEYS, **({"checkpoint_every": 5} | options))
     plan = certified() if plan is None else plan
-    return fit(plan, PARAMS, loss, rows, optax.sgd(0.05), **given, batches=batches, options=options)
+    return fit(plan, PARAMS, loss, rows, optax.sgd(1.0), **given, batches=batches, options=options)
 
 
 def given_of(batches, scheme=SCHEME) -> GivenBatches:
@@ -139,7 +143,7 @@ def test_a_loader_of_inputs_and_labels():
     ids = [ids for _ in range(3) for ids in loader.batch_sampler][:STEPS]
     options = TrainOptions(keys=KEYS, checkpoint_every=5)
     found = fit(
-        certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(0.05), batches=ids, options=options
+        certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(1.0), batches=ids, options=options
     )
     np.testing.assert_array_equal(flat(found), flat(run(np.array(ids))))
     said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
@@ -147,27 +151,23 @@ def test_a_loader_of_inputs_and_labels():
         GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
 
 
-class StandInDataset:
-    """A data set in what fit sees of it: tensors, `len` raises where it repeats."""
-
-    def __init__(self, ids):
-        self.ids = ids
+class Repeated(StandInLoader):
+    """A data set of TensorFlow that repeats for ever: `len` raises."""
 
     def __len__(self):
         raise TypeError("The dataset is infinite.")
 
     def __iter__(self):
-        while True:
-            yield from map(Tensor, self.ids)
+        return itertools.cycle(super().__iter__())
 
 
 def test_a_dataset_that_repeats_for_ever():
     """Its length is not stated; the checks of its order are those of any other."""
     ids = shuffled()
-    found, given = drawn(StandInDataset(ids))
+    found, given = drawn(Repeated(ids))
     np.testing.assert_array_equal(found, ids)
     assert given.described() == {"length": None}
-    given = given_of(StandInDataset(ids[:4]))  # repeats four batches of an epoch of five
+    given = given_of(Repeated(ids[:4]))  # repeats four batches of an epoch of five
     with pytest.raises(BatchesError, match="at step 4, as it was in step 0"):
         for _ in range(STEPS):
             given.next()
@@ -323,22 +323,8 @@ def test_what_is_no_loader_is_refused_before_anything(tmp_path):
     run(shuffled()[:6], steps=6)
 
 
-def interrupted(out, batches, after=8):
-    """A run that ends in the middle, two steps after its checkpoint at the latest."""
-
-    class Stop(Exception):
-        pass
-
-    def stop(step, info):
-        if step >= after:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(batches, out=out, callback=stop, checkpoint_every=2)
-
-
 def test_a_resumed_run_skips_what_was_trained_on(tmp_path):
-    interrupted(tmp_path / "run", shuffled())
+    stopped(8, tmp_path / "run", shuffled(), checkpoint_every=2)
     np.testing.assert_array_equal(
         flat(run(shuffled(), out=tmp_path / "run", checkpoint_every=2)), flat(run(shuffled()))
     )
@@ -346,13 +332,11 @@ def test_a_resumed_run_skips_what_was_trained_on(tmp_path):
 
 def test_other_batches_on_resume_are_refused(tmp_path):
     """Another shuffle, an earlier order of two batches, another length."""
-    interrupted(tmp_path / "run", shuffled())
-    swapped = shuffled()
-    swapped[[1, 2]] = swapped[[2, 1]]
+    stopped(8, tmp_path / "run", shuffled(), checkpoint_every=2)
     longer = np.concatenate([shuffled(), np.arange(4)[None]])
     for batches, said in (
         (shuffled(1), "the same as before"),
-        (swapped, "the same as before"),
+        (swapped(2), "the same as before up to step"),
         (longer, "another batches|'length': 12"),
         ((each for each in shuffled()), "'length': 12"),
     ):
@@ -364,7 +348,7 @@ def test_other_batches_on_resume_are_refused(tmp_path):
 @pytest.mark.parametrize("field", ["digest", "step"])
 def test_an_edited_record_of_participations_is_refused(field, tmp_path):
     """Attack: the record in the checkpoint is changed, so that other batches or more of them would fit."""
-    interrupted(tmp_path / "run", shuffled())
+    stopped(8, tmp_path / "run", shuffled(), checkpoint_every=2)
     (newest,) = sorted((tmp_path / "run" / "checkpoints").iterdir(), key=lambda each: int(each.name))[-1:]
     (path,) = newest.rglob("sampler/metadata")
     record = json.loads(path.read_text())
@@ -372,31 +356,6 @@ def test_an_edited_record_of_participations_is_refused(field, tmp_path):
     path.write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match="damaged"):
         run(shuffled(), out=tmp_path / "run", checkpoint_every=2)
-
-
-def test_a_lost_checkpoint_of_a_step_that_was_shown(tmp_path):
-    """Attack: batches after the older checkpoint may be others, and their noise was shown with these."""
-    out = tmp_path / "run"
-
-    def train(ids):
-        return run(ids, out=out, checkpoint_every=3, evaluate=lambda params: {"w": params["w"].sum()})
-
-    def train_until(step):
-        with pytest.raises(BatchesError):
-            train([*shuffled()[:step], np.arange(3), *shuffled()[step + 1 :]])
-
-    train_until(4)
-    shutil.copytree(out / "checkpoints", tmp_path / "older")
-    train_until(7)
-    shutil.rmtree(out / "checkpoints")
-    shutil.copytree(tmp_path / "older", out / "checkpoints")
-    swapped = shuffled()
-    swapped[[5, 6]] = swapped[[6, 5]]
-    with pytest.raises(BatchesError, match="the same as before at step 5"):
-        train(list(swapped))
-    (out / "private/batches").unlink()
-    with pytest.raises(ValueError, match="has shown step 6 and has neither"):
-        train(list(shuffled()))
 
 
 def test_absent_examples_leave_their_places_empty():
@@ -414,3 +373,120 @@ def test_absent_examples_leave_their_places_empty():
         assert missing.steps == whole.steps
     with pytest.raises(ValueError, match="data must have"):
         run(shuffled(), rows=fewer)
+
+
+# Attacks on runs whose noise is used twice: two models with one noise differ by an exact sum of gradients.
+# Each copies or empties a folder, continues it with something else, and reads the difference of what two runs
+# publish. Where it is not refused, the noise of both must differ.
+
+
+def swapped(step: int) -> np.ndarray:
+    """The order with the batches of two steps, in one epoch, in each other's place."""
+    found = shuffled()
+    found[[step, step - 1]] = found[[step - 1, step]]
+    return found
+
+
+def last_of_epoch() -> np.ndarray:
+    """Ids that step 11, the second of its epoch, may have in place of its own: one of them is another."""
+    found = shuffled()[11]
+    found[0] = np.setdiff1d(np.arange(ROWS), shuffled()[10:])[0]
+    return found
+
+
+def stopped(after: int, out, batches, **options):
+    """A run that ends after this many steps, the last of them in no checkpoint."""
+
+    def stop(step, info):
+        if step >= after:
+            raise Crash
+
+    with pytest.raises(Crash):
+        run(batches, out=out, callback=stop, **options)
+
+
+def test_another_loss_elsewhere_is_refused(tmp_path, monkeypatch):
+    """Attack: the difference of both models was the sum of the last batch, to 2e-4 at noise 100."""
+    loud = plan("poisson", dataset_size=test_loop.ROWS, sigma=100.0)
+    options = dict(plan=loud, optimizer=optax.sgd(1.0), checkpoint_every=11)
+    with crash_at(Sampler, "next", 12), pytest.raises(Crash):
+        test_loop.run(out=tmp_path / "one", **options)
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    test_loop.run(out=tmp_path / "one", **options)
+    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+    for other in (lambda p, e: 0.0 * loss(p, e), lambda p, e: loss(p, e) + 0.0 * p["b"] ** 2):
+        with pytest.raises(ValueError, match="another loss, or a release of JAX"):
+            test_loop.run(out=tmp_path / "copy", loss=other, elastic=True, **options)
+
+
+def test_other_batches_of_a_step_that_was_begun_are_refused(tmp_path):
+    """Attack: ids of steps after the checkpoint, whose noise was drawn for the first ones."""
+    out = tmp_path / "run"
+    stopped(8, out, shuffled())
+    assert sorted(int(each.name) for each in (out / "checkpoints").iterdir())[-1] == 5
+    with pytest.raises(BatchesError, match="the same as before at step 5") as refused:
+        run(swapped(6), out=out)
+    assert "\n" not in str(refused.value)
+    np.testing.assert_array_equal(flat(run(shuffled(), out=out)), flat(run(shuffled())))
+
+
+def test_copies_with_other_batches_have_other_noise(tmp_path):
+    """Attack: copied before the last step, each copy with another example: the difference was its gradient.
+
+    With the same noise that is at most 2 / 4. Of independent noise each of 4 numbers has the standard
+    deviation 100 sqrt(2) / 4; all are below 1 / 2 with probability 2e-8.
+    """
+    other = shuffled()
+    other[11] = last_of_epoch()
+    stopped(12, tmp_path / "one", shuffled(), checkpoint_every=11)
+    shutil.rmtree(tmp_path / "one/private")  # as if it had been copied before step 12 began
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    models = [flat(run(batches, out=tmp_path / name)) for name, batches in
+              (("one", shuffled()), ("copy", other))]  # fmt: skip
+    assert np.abs(models[0] - models[1]).max() > 0.5
+    np.testing.assert_array_equal(models[0], flat(run(shuffled())))
+
+
+def test_no_two_texts_have_one_key():
+    """The key of a step is a function of all keys and texts before it."""
+    keys = [next_key(KEYS[1], text) for text in ("a", "b")] + [next_key(KEYS[1] + 1, "a"), KEYS[1]]
+    assert len({tuple(np.asarray(key).tolist()) for key in keys}) == 4
+    assert all(key.shape == (8,) and key.dtype == np.uint32 for key in keys[:3])
+
+
+def test_a_shown_step_without_its_batches_is_refused(tmp_path):
+    """Attack: the record of batches is removed with the newest checkpoints; others may follow."""
+    other = shuffled()
+    other[11] = last_of_epoch()
+    run(shuffled(), out=tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints/12")
+    with pytest.raises(BatchesError, match="the same as before at step 11"):
+        run(other, out=tmp_path)
+    (tmp_path / "private/batches").unlink()
+    with pytest.raises(
+        ValueError, match="has shown step 12 and has neither a checkpoint of it nor its batches"
+    ):
+        run(other, out=tmp_path)
+
+
+def test_lines_that_were_never_finished_are_dropped(tmp_path):
+    """Step 3 was killed while it was committed: it is committed again, the others are as they were."""
+    path, key = tmp_path / "batches", (1, 2, 3, 4)
+    states = [SamplerState(key, step, f"digest {step}") for step in range(1, 5)]
+    first = Committed(path, key, 0)
+    for state in states:
+        first.add(state)
+    first.flush()
+    first.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2 + 3])
+    again = Committed(path, key, 1)
+    assert again.last == 2
+    for state in states[1:]:
+        again.add(state)
+    again.close()
+    assert path.read_bytes() == whole and b"digest" not in whole
+    other = Committed(path, key, 1)
+    with pytest.raises(BatchesError, match="at step 2"):
+        other.add(SamplerState(key, 3, "other"))
+    other.close()

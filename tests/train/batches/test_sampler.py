@@ -67,24 +67,6 @@ def test_examples_are_independent(scheme):
     assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
 
 
-@pytest.mark.parametrize(("b", "p", "warm"), [(5, 0.9, False), (40, 0.3, True)])
-def test_separation_is_never_violated(b, p, warm):
-    drawn = participation(BMinSep(200, b, p, warm), 500)
-    for steps in map(np.flatnonzero, drawn):
-        assert np.all(np.diff(steps) >= b)
-
-
-def test_batch_sizes_are_stationary_under_a_warm_start():
-    """Every step's size is Binomial(size, rate); Bonferroni over 300 steps, false alarm 1e-6 in all."""
-    scheme, size = BMinSep(300, 20, 0.05), 20_000
-    sizes = participation(scheme, size).sum(axis=0)
-    distribution = stats.binom(size, scheme.participation_rate)
-    tails = np.minimum(distribution.cdf(sizes), distribution.sf(sizes - 1))
-    assert tails.min() > FALSE_ALARM / 2 / 300
-    cold = participation(BMinSep(300, 20, 0.05, warm_start=False), size).sum(axis=0)
-    assert distribution.sf(cold[0] - 1) < FALSE_ALARM
-
-
 def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
     sampler = Sampler(Poisson(5, 0.5), 100, 20, KEY)
     with pytest.raises(BatchOverflowError, match="raise max_batch_size"):

@@ -59,10 +59,10 @@ def sum_of(kind, **options):
     return total
 
 
-def of_program(run, flags=None, unused=()):
+def of_program(run, flags=None):
     """(rows, mask) -> the sum by the program of `run`, of parameters of zeros."""
     total = compiled(run, flags)
-    return lambda rows, mask: total({**dict(unused), "w": jnp.zeros(rows["a"].shape[1])}, rows, mask)
+    return lambda rows, mask: total({"w": jnp.zeros(rows["a"].shape[1])}, rows, mask)
 
 
 def with_constant_leaf(kind, flags=None, **options):
@@ -74,27 +74,8 @@ def alone(kind):
     return of_program(sum_of(kind))
 
 
-def normalized(kind):
-    return of_program(sum_of(kind, normalize=True))
-
-
 def constant_leaf(kind):
     return with_constant_leaf(kind)
-
-
-def empty_leaf(kind):
-    total = of_program(sum_of(kind))
-    return lambda rows, mask: total({"0": np.zeros((ROWS, 0), np.float32)} | rows, mask)
-
-
-def constant_rows(kind):
-    rows = cancelling(3)
-    total = compiled(lambda mask: sum_of(kind)({"w": jnp.zeros(3)}, rows, mask))
-    return lambda _, mask: total(mask)
-
-
-def unused_parameter(kind):
-    return of_program(sum_of(kind), unused={"0": jnp.zeros(1)})
 
 
 def in_a_scan(kind):
@@ -127,18 +108,7 @@ def by_microbatches(kind):
     return with_constant_leaf(kind, microbatch_size=2)
 
 
-WAYS = (
-    alone,
-    normalized,
-    constant_leaf,
-    empty_leaf,
-    constant_rows,
-    unused_parameter,
-    scanned_within_vmap,
-    one_device_mesh,
-    without_optimizations,
-    by_microbatches,
-)
+WAYS = alone, constant_leaf, scanned_within_vmap, one_device_mesh, without_optimizations, by_microbatches
 
 
 def most_moved(found, rows) -> float:
@@ -151,12 +121,6 @@ def most_moved(found, rows) -> float:
 @pytest.mark.parametrize("way", WAYS)
 def test_no_row_moves_a_sum_by_more_than_the_clip_norm(way, kind):
     assert most_moved(way(kind), cancelling(3)) <= 1
-
-
-@pytest.mark.parametrize("kind", CLIPPINGS)
-def test_the_attack_wins_where_nothing_is_stored(kind, monkeypatch):
-    monkeypatch.setattr(sys.modules[CLIPPINGS[kind].__module__], "stored", lambda values, *_: values)
-    assert most_moved(alone(kind), cancelling(3)) > 100
 
 
 @pytest.mark.parametrize("kind", CLIPPINGS)
@@ -228,17 +192,15 @@ FLOAT32 = 1e-4  # what rounding of the release to float32 adds in clip norms
     [
         *((way, "per_example") for way in (ensemble, steps_in_a_scan, program_of_constants)),
         (steps_in_a_scan, "ghost"),
-        pytest.param(ensemble, "ghost", marks=pytest.mark.slow),
-        pytest.param(program_of_constants, "ghost", marks=pytest.mark.slow),
     ],
 )
 def test_no_row_moves_a_step_by_more_than_the_clip_norm(way, kind):
     assert distance(way(kind), cancelling(3)) <= 1 + FLOAT32
 
 
-def gradients_of(rows, has_unused: bool = True):
+def gradients_of(rows):
     """Gradients of examples, the first of a parameter that the loss does not use."""
-    params = ({"0": jnp.zeros(1)} if has_unused else {}) | {"w": jnp.zeros(rows["a"].shape[1])}
+    params = {"0": jnp.zeros(1), "w": jnp.zeros(rows["a"].shape[1])}
     return jax.vmap(jax.grad(linear), (None, 0))(params, rows)
 
 
@@ -249,22 +211,6 @@ def test_no_row_moves_dice_aggregate_by_more_than_the_clip_norm(automatic):
     first = rule.init({"0": jnp.zeros(1), "w": jnp.zeros(3)})
     run = compiled(lambda rows, mask: rule.update(gradients_of(rows), first, mask=mask)[0]["w"])
     assert distance(run, cancelling(3)) <= 1 + FLOAT32
-
-
-def test_no_row_moves_dice_aggregate_under_vmap():
-    rule = dice_aggregate(clip_norm=1.0, error_clip_norm=0.5, noise_std=0.0, batch_size=1, key=KEY)
-    first = rule.init({"w": jnp.zeros(3)})
-
-    def update(rows, mask):
-        return rule.update(gradients_of(rows, False), first, mask=mask)[0]["w"]
-
-    run = compiled(jax.vmap(update))
-
-    def found(rows, mask):
-        both = jax.tree.map(lambda leaf: np.stack([leaf, leaf[::-1]]), (rows, mask))
-        return run(*both)[0]
-
-    assert distance(found, cancelling(3)) <= 1 + FLOAT32
 
 
 def test_no_example_moves_a_step_of_dice_sgd_in_fit(monkeypatch):
@@ -305,8 +251,7 @@ def test_no_term_moves_a_round_by_more_than_twice_the_clip_norm(terms):
         assert np.linalg.norm(whole - other) <= 1 + FLOAT32
 
 
-@pytest.mark.parametrize("over", [False, True])
-def test_what_an_example_is_charged_is_what_it_adds(over):
+def test_what_an_example_is_charged_is_what_it_adds():
     """Individual accounting: squares of the integers that are summed, to the last unit."""
 
     def admit(records, squares):
@@ -318,19 +263,12 @@ def test_what_an_example_is_charged_is_what_it_adds(over):
         found = CLIPPINGS["per_example"](linear, params, FIRST | rows, mask, **options)
         return found.total, found.records
 
-    def found(rows, mask):
-        given = rows, mask
-        if over:
-            given = jax.tree.map(lambda leaf: np.stack([leaf, leaf[::-1]]), given)
-        total, charged = program(*given)
-        first = (lambda leaf: leaf[0]) if over else (lambda leaf: leaf)
-        return jax.tree.map(first, total).units()["w"], np.asarray(first(charged))
-
     with jax.enable_x64(True):
-        program = compiled(jax.vmap(run) if over else run)
-        (whole, charged), *others = (found(cancelling(3), mask) for mask in MASKS)
-    for row, (other, _) in enumerate(others):
-        assert sum(int(n) ** 2 for n in whole - other) == charged[row] <= 4**GRID.bits
+        program = compiled(run)
+        (whole, charged), *others = (program(cancelling(3), mask) for mask in MASKS)
+        for row, (other, _) in enumerate(others):
+            change = whole.units()["w"] - other.units()["w"]
+            assert sum(int(n) ** 2 for n in change) == charged[row] <= 4**GRID.bits
 
 
 def test_stored_numbers_are_the_state_of_a_loop():

@@ -14,13 +14,11 @@ import pytest
 from flax import nnx
 
 from tests.train.modules import made
-from tests.train.test_loop import flat, run
 from train.clipping import ghost, parts
 from train.clipping.equations import Product
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clip_rows_to_grid, clipped_gradient_sum
-from train.individual import IndividualAccounting
 from train.models.loss import nnx_loss
 
 POSITIONS, CHANNELS, WORDS = 4, 6, 9
@@ -228,24 +226,6 @@ def test_no_neighbour_is_further_than_the_clip_norm():
     assert worst > 0.9 * 4**GRID.bits
 
 
-@pytest.mark.parametrize("mistake", ["rounding", "cancellation"])
-def test_the_same_attacks_win_where_they_are_not_paid_for(mistake, monkeypatch):
-    """Rounding that the target leaves no room for; norms that are believed where nearly all cancels."""
-    if mistake == "rounding":
-        monkeypatch.setattr(ghost, "budget", lambda grid, *_: ghost.Budget(2.0**grid.bits, 0.0, 0.0))
-        batches = [on_the_edge()]
-    else:
-        monkeypatch.setattr(ghost, "_SHARE", 0.0)
-        monkeypatch.setattr(ghost, "budget", lambda grid, *_: ghost.Budget(0.9 * 2.0**grid.bits, 0.0, 0.0))
-        rows = ((rank_one(0, 0), cancelling(100.0, 1e12, seed)) for seed in range(8))
-        batches = [stacked(*both, *both) for both in rows]
-    summed.cache_clear()
-    try:
-        assert max(moved(batch, np.ones(4, bool), 1) for batch in batches) > 4**GRID.bits
-    finally:
-        summed.cache_clear()
-
-
 @pytest.mark.parametrize("positions", [POSITIONS, 1])
 def test_norms_and_totals_are_exact_whatever_products_are_asked_for(positions):
     """With both from 8 bits, numbers that are rounded down for the norm and up for the total win."""
@@ -261,9 +241,12 @@ def test_norms_and_totals_are_exact_whatever_products_are_asked_for(positions):
             assert 0.99 * 4**grid.bits < (change**2).sum() <= 4**grid.bits
 
 
-def changes_of_a_sum_of_64(grid: Grid) -> np.ndarray:
-    """(rounds,) by how many grid units one of 64 moves the one entry that all of them are in."""
-    generator = np.random.default_rng(4)
+def test_float32_sums_are_paid_for():
+    """Of 64 gradients along one entry, at 2^23 units a clip norm: rounded by 32 units each time.
+
+    Where that is not taken off what gradients are scaled to, one of them passes the clip norm by little.
+    """
+    generator, grid = np.random.default_rng(4), Grid(1.0, 23)
     batch = {name: np.zeros((64, 1, n), np.float32) for name, n in (("left", HEIGHT), ("right", WIDTH))}
     loss, params = bilinear, jnp.zeros((HEIGHT, WIDTH))
     program = jax.jit(functools.partial(ghost_gradient_sum, loss, params, grid=grid, microbatch_size=64))
@@ -274,20 +257,7 @@ def changes_of_a_sum_of_64(grid: Grid) -> np.ndarray:
         batch["right"][0, 0, 0] *= 3
         sums = [program(batch, np.arange(64) >= first).total for first in (0, 1)]
         found.append(np.subtract(*(int(s.units()[0, 0]) for s in sums)))
-    return np.array(found)
-
-
-def test_float32_sums_are_paid_for(monkeypatch):
-    """Of 64 gradients along one entry, at 2^23 units a clip norm: rounded by 32 units each time.
-
-    Where that is not taken off what gradients are scaled to, the clip norm is passed, be it by little.
-    """
-    grid = Grid(1.0, 23)
-    changes = changes_of_a_sum_of_64(grid)
-    assert 0.998 * 2**23 < changes.min() and changes.max() <= 2**23
-    unpaid = budget(grid, HEIGHT * WIDTH, 64, 65)
-    monkeypatch.setattr(ghost, "budget", lambda *_: unpaid)
-    assert changes_of_a_sum_of_64(grid).max() > 2**23
+    assert 0.998 * 2**23 < min(found) and max(found) <= 2**23
 
 
 def test_float32_sums_of_many_rows():
@@ -418,21 +388,6 @@ def test_options():
     assert 0 < ours.clipped_fraction == theirs.clipped_fraction
     np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-6)
     np.testing.assert_allclose(ours.total.scaled(1.0), theirs.total.scaled(1.0), rtol=1e-5, atol=1e-5)
-
-
-def test_a_run_with_another_clipping_is_refused(tmp_path, shared_programs):
-    ours, theirs = (run(clipping=name, out=tmp_path / name, steps=4) for name in ("ghost", "per_example"))
-    # Gradients are scaled to a little less; the noise is the same.
-    np.testing.assert_allclose(flat(ours.params), flat(theirs.params), atol=1e-3)
-    assert np.any(flat(ours.params) != flat(theirs.params))
-    with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'; its noise must not"):
-        run(clipping="per_example", out=tmp_path / "ghost", steps=4)
-    with pytest.raises(ValueError, match="another clipping: 'per_example', now 'ghost'; its noise must not"):
-        run(clipping="ghost", out=tmp_path / "per_example", steps=4)
-    with pytest.raises(ValueError, match="clipping must be one of auto, per_example, ghost, got 'fast'"):
-        run(clipping="fast")
-    with pytest.raises(ValueError, match="clipping must be 'per_example' with individual, which needs"):
-        run(clipping="ghost", individual=IndividualAccounting())
 
 
 def test_bad_input():

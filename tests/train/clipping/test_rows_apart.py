@@ -1,21 +1,20 @@
-"""Which traced programs keep rows apart: attacks, the layers of real models, and every primitive let through.
+"""Which programs keep rows apart: attacks, what losses are made of, and what is computed one at a time."""
 
-The first two only trace. The last runs every primitive on batches of which one row is absurd.
-"""
-
-import functools
-
-import flax.linen
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
-from flax import nnx
 from jax import lax
 from jax.experimental import buffer_callback, custom_partitioning, io_callback
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
+from tests.train.test_loop import run
+from train.clipping import ghost, rows_apart
+from train.clipping.ghost import choose
+from train.clipping.grid import Grid
+from train.clipping.per_example import clipped_gradient_sum
 from train.clipping.rows_apart import why_not
 
 pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
@@ -109,83 +108,11 @@ def test_keys_that_come_from_outside_are_seen():
     assert why_not(with_key(jax.random.key(0, impl="threefry2x32")).jaxpr) is None
 
 
-class Convolutions(nnx.Module):
-    def __init__(self, rngs):
-        self.first = nnx.Conv(1, 4, (3, 3), strides=2, rngs=rngs)
-        self.second = nnx.Conv(4, 4, (3, 3), feature_group_count=4, rngs=rngs)
-        self.back = nnx.ConvTranspose(4, 4, (2, 2), strides=(2, 2), rngs=rngs)
-        self.norm, self.scale = nnx.GroupNorm(4, num_groups=2, rngs=rngs), nnx.RMSNorm(4, rngs=rngs)
-        self.batch = nnx.BatchNorm(4, use_running_average=True, rngs=rngs)
-        self.dense = nnx.LoRALinear(4, 3, lora_rank=2, rngs=rngs)
-
-    def __call__(self, x):
-        x = nnx.relu(self.batch(self.norm(self.second(self.first(x[..., None])))))
-        x = nnx.avg_pool(nnx.max_pool(self.back(x), (2, 2), (1, 1)), (2, 2), (2, 2))
-        return self.dense(self.scale(x).mean((0, 1)))
-
-
-class Attention(nnx.Module):
-    def __init__(self, rngs):
-        self.embed = nnx.Embed(10, 4, rngs=rngs)
-        self.attend = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
-        self.norm, self.drop = nnx.LayerNorm(4, rngs=rngs), nnx.Dropout(0.1, rngs=rngs)
-        self.out = nnx.Einsum("td,dk->tk", (4, 5), (5,), rngs=rngs)
-
-    @nnx.remat
-    def __call__(self, x):
-        x = self.embed(x[0].astype(jnp.int32))
-        x = x + self.attend(self.norm(x), mask=nnx.make_causal_mask(jnp.ones(4)))
-        return self.out(self.drop(nnx.gelu(x)))
-
-
-def of_nnx(make):
-    """(loss, what it reads): shapes, as nothing is computed."""
-    graph, params, rest = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))), nnx.Param, ...)
-
-    def loss(params, rest, x):
-        return nnx.merge(graph, params, rest, copy=True)(x).sum()
-
-    return loss, params, rest
-
-
-def in_linen(*layers):
-    module, keys = flax.linen.Sequential(layers), {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    variables = jax.eval_shape(module.init, keys, X)
-
-    def loss(params, rest, x):
-        return sum(map(jnp.sum, jax.tree.leaves(module.apply({"params": params, **rest}, x, rngs=keys))))
-
-    return loss, variables.pop("params"), variables
-
-
 def of_matrix(function):
     return lambda w, _, x: jnp.sum(function(w * x + jnp.eye(4))), X, ()
 
 
-L = flax.linen
-WITH_KEY = functools.partial(jax.random.key, impl="threefry2x32")
-MODELS = {
-    "nnx CNN, group, RMS and frozen batch norm, pooling, LoRA": lambda: of_nnx(Convolutions),
-    "nnx transformer, rematerialised": lambda: of_nnx(Attention),
-    "nnx LSTM": lambda: of_nnx(lambda rngs: nnx.RNN(nnx.LSTMCell(4, 3, rngs=rngs))),
-    "linen CNN": lambda: in_linen(
-        lambda x: x[..., None],
-        L.Conv(3, (2, 2), padding="CIRCULAR"),
-        L.ConvTranspose(4, (2, 2)),
-        L.BatchNorm(use_running_average=True),
-        lambda x: L.max_pool(L.swish(x), (2, 2)),
-        L.InstanceNorm(),
-    ),
-    "linen attention, dropout": lambda: in_linen(
-        L.MultiHeadDotProductAttention(2),
-        L.Dropout(0.5, deterministic=False),
-        L.LayerNorm(),
-        L.DenseGeneral((2, 2)),
-    ),
-    "linen GRU by scan": lambda: in_linen(L.RNN(L.GRUCell(3))),
-    "linen remat, embedding": lambda: in_linen(
-        lambda x: x.astype(jnp.int32), L.Embed(5, 3), L.remat(L.Dense)(4), L.WeightNorm(L.Dense(3))
-    ),
+LOSSES = {
     "losses of optax": lambda: of_matrix(
         lambda x: (
             optax.softmax_cross_entropy_with_integer_labels(x, x[0].astype(int) % 4)
@@ -211,74 +138,106 @@ MODELS = {
             + jax.nn.glu(x).sum()
         )
     ),
-    "spectra": lambda: of_matrix(
-        lambda x: jnp.abs(jnp.fft.rfft2(x)).sum() + jnp.fft.ifft(jnp.fft.fftshift(x)).real.sum()
-    ),
-    "orders and places": lambda: of_matrix(
-        lambda x: (
-            jnp.sort(x)
-            + jnp.median(x)
-            + jnp.quantile(x, 0.3)
-            + x[jnp.argsort(x[0])]
-            + jnp.take_along_axis(x, jnp.argmax(x, 1)[:, None], 1)
-            + x.at[x[0].astype(int)].add(x).at[0].set(1).at[1].max(x[2]).at[2].multiply(2).at[3].min(0)
-            + jnp.searchsorted(x[0], x)
-            + jnp.interp(x, jnp.arange(4.0), x[1])
-            + lax.top_k(x, 2)[0].sum()
-            + jnp.roll(x, 1)
-            + jnp.where(x > 0, x, 0)
-            + jax.ops.segment_sum(x, jnp.arange(4), 4)
-            + jnp.cumsum(x)[-1]
-            + jnp.cumprod(x)[-1]
-            + jax.image.resize(x, (4, 4), "bicubic")
-            + jnp.convolve(x[0], x[1], "same")
-            + jnp.einsum("ij,kj,k->ik", x, x, x[0])
-            + lax.associative_scan(jnp.add, x)
-            + lax.map(jnp.sin, x)
-        )
-    ),
-    "linear algebra": lambda: of_matrix(
-        lambda x: (
-            jnp.linalg.cholesky(x @ x.T + jnp.eye(4))
-            + jnp.linalg.qr(x)[0]
-            + jnp.linalg.svd(x, full_matrices=False)[1]
-            + jnp.linalg.eigh(x + x.T)[1]
-            + jnp.linalg.solve(x, x)
-            + jnp.linalg.inv(x)
-            + jnp.linalg.slogdet(x)[1]
-            + jax.scipy.linalg.solve_triangular(x, x)
-            + jax.scipy.linalg.expm(x)
-            + jnp.linalg.norm(x, 2)
-            + jax.scipy.sparse.linalg.cg(x @ x.T, x[0])[0]
-        )
-    ),
-    "random numbers of the example's own key": lambda: of_matrix(
-        lambda x: (
-            x
-            + jax.random.normal(WITH_KEY(3), (4, 4))
-            + jax.random.gamma(jax.random.fold_in(WITH_KEY(3), 2), x)
-            + jax.random.permutation(jax.random.split(WITH_KEY(1))[0], x)
-            + jax.random.categorical(WITH_KEY(0), x)
-            + jax.random.bernoulli(WITH_KEY(0), 0.1, (4, 4)) * jax.random.truncated_normal(WITH_KEY(0), -x, x)
-            + jax.random.randint(WITH_KEY(5), (4,), 0, 3)
-            + jax.random.orthogonal(WITH_KEY(6), 4)
-        )
-    ),
-    "special functions, derivatives of one's own": lambda: of_matrix(
-        lambda x: (
-            jax.scipy.special.gammaln(x)
-            + jax.scipy.special.i0(x)
-            + jax.scipy.special.erfinv(x)
-            + jax.custom_gradient(lambda x: (x, lambda g: 2 * g))(x)
-            + jax.checkpoint(lambda x: jnp.sin(x) * x)(x)
-            + lax.stop_gradient(x)
-        )
-    ),
 }
 
 
-def test_what_models_are_made_of_passes():
+def test_what_losses_are_made_of_passes():
     """The gradients' programs; nothing is compiled."""
-    for name in MODELS:
-        loss, params, rest = MODELS[name]()
+    for name in LOSSES:
+        loss, params, rest = LOSSES[name]()
         assert why_not(jax.make_jaxpr(jax.grad(loss))(params, rest, X).jaxpr) is None
+
+
+GRID = Grid(1.0, 20)
+ROWS = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+MASK = np.array([True, True, False, True, True, True])
+WARNING = "loss uses {}, which is not known to keep the examples of a batch apart: they are computed one at a"
+
+
+def experts(params, x):
+    """A mixture of two experts, each of one of two tokens."""
+    return jnp.square(lax.ragged_dot(jnp.stack([x, 2 * x]), params, jnp.array([1, 1]))).sum()
+
+
+def summed(loss, params, rows=ROWS, mask=MASK):
+    return clipped_gradient_sum(loss, params, rows, mask, grid=GRID).total.scaled(1.0)
+
+
+def of_a_loop(loss, params):
+    gradients = [np.asarray(jax.grad(loss)(params, row)) for row in ROWS[MASK]]
+    return sum(g / max(1.0, np.linalg.norm(g)) for g in gradients)
+
+
+def test_a_mixture_of_experts_is_clipped_as_by_a_loop():
+    params = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 4)), jnp.float32)
+    with pytest.warns(UserWarning, match=WARNING.format("ragged_dot_general")):
+        found = summed(experts, params)
+    np.testing.assert_allclose(found, of_a_loop(experts, params), atol=1e-4)
+
+
+def mixing():
+    """A primitive of which a batch gives every row the sum of all rows."""
+    made = Primitive("mixes")
+    made.def_impl(lambda x: x)
+    made.def_abstract_eval(lambda x: x)
+    batching.primitive_batchers[made] = lambda args, dims: (args[0].sum(0) + 0 * args[0], 0)
+    ad.deflinear2(made, lambda cotangent, x: [cotangent])
+    mlir.register_lowering(made, mlir.lower_fun(lambda x: x, multiple_results=False))
+    return made
+
+
+def test_rows_are_apart_whatever_the_rule_for_batches_does(monkeypatch):
+    """The attack: a rule that mixes rows, of a primitive that is let through one at a time.
+
+    Computed together, the absent third row would move the gradients of the others.
+    """
+    made = mixing()
+    monkeypatch.setattr(rows_apart, "_alone", lambda: frozenset([made]))
+
+    def loss(params, x):
+        return (params * made.bind(x)).sum()
+
+    with pytest.warns(UserWarning, match=WARNING.format("mixes")):
+        found = summed(loss, jnp.ones(3))
+    np.testing.assert_allclose(found, of_a_loop(loss, jnp.ones(3)), atol=1e-4)
+    huge = ROWS.copy()
+    huge[2] = 1e6
+    with pytest.warns(UserWarning):
+        np.testing.assert_array_equal(summed(loss, jnp.ones(3), huge), found)
+
+
+def test_a_primitive_of_others_is_refused_all_the_same():
+    made = mixing()
+    with pytest.raises(ValueError, match="loss must keep examples apart: mixes is not one of the primitives"):
+        summed(lambda params, x: (params * made.bind(x)).sum(), jnp.ones(3))
+
+
+def test_a_callback_beside_it_is_refused():
+    """It may keep a state from one example to the next."""
+
+    def loss(params, x):
+        seen = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x[0])
+        return experts(params, x) + lax.stop_gradient(seen)
+
+    with pytest.raises(
+        ValueError, match=r"keep examples apart: (pure_callback|ragged_dot_general) is not one"
+    ):
+        summed(loss, jnp.ones((2, 3, 4)))
+
+
+def test_ghost_clipping_is_not_chosen_for_it_and_refuses_it():
+    params = jnp.ones((2, 3, 400))
+    found = choose(experts, params, ROWS, grid=GRID)
+    assert found.clipping == "per_example" and "one at a time" in found.reason
+    with pytest.raises(ValueError, match=r"ragged_dot_general does one at a time: clipping must be 'per_exa"):
+        ghost.ghost_gradient_sum(experts, params, ROWS, MASK, grid=GRID)
+
+
+def test_fit_trains_a_mixture_of_experts():
+    def loss(params, example):
+        return experts(params["w"], example["x"]) + params["b"] - example["y"]
+
+    params = {"w": jnp.ones((2, 3, 200)), "b": jnp.zeros(())}
+    with pytest.warns(UserWarning, match=WARNING.format("ragged_dot_general")):
+        found = run(model=params, loss=loss, steps=2)
+    assert jnp.isfinite(found.params["w"]).all() and (found.params["w"] != 1).any()

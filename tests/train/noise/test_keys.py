@@ -154,6 +154,7 @@ REMOVED = {
     ],
     "all but the result": ["checkpoints", "secret.json", "private", "run.json", "model", "metrics.jsonl"],
     "all but evaluations": ["checkpoints", "result.json", "model"],
+    "all that was shown": ["checkpoints", "private", "result.json", "model", "metrics.jsonl"],
 }
 
 

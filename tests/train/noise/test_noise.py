@@ -320,12 +320,6 @@ def test_noise_that_grows_beyond_all_floats_is_refused():
         Grid.of(Mechanism(BMinSep(200, 2, 0.1), BandedToeplitz((0.01, 0.9)), 1.0), 1.0)
 
 
-def test_one_band_is_plain_dp_sgd_and_keeps_no_buffer():
-    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
-    state = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY).init(PARAMS)
-    assert all(leaf.size == 0 for leaf in jax.tree.leaves(state.recent))
-
-
 @pytest.mark.usefixtures("default_promotion")
 def test_it_drops_into_a_chain_before_any_optimizer():
     mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)

@@ -1,4 +1,4 @@
-"""The memory of a step on a language model that `guides/questions/language-model.md` states."""
+"""Networks and their adapters: one example at a time or many, what is seen, what a step takes of memory."""
 
 import re
 from pathlib import Path
@@ -9,22 +9,79 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from scipy import special
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from tests.train.modules import made
 from train.models.lora import add_lora
-from train.models.loss import nnx_loss
-from train.models.networks import Transformer, next_token
+from train.models.loss import nnx_loss, refuse_batch_statistics
+from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
 from train.procedures.step import TrainState, make_step
 
-PAGE = Path(__file__).parents[2] / "jaxacct/guides/questions/language-model.md"
-MEGABYTE = 1e6
-
 pytestmark = pytest.mark.usefixtures("default_promotion")
 
 
-def memory(model, rank: int, bands: int, *, length: int, batch: int):
+def test_examples_do_not_see_each_other(key):
+    model = made(lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)))
+    inputs = jax.random.uniform(key, (3, 8, 8, 1))
+    forward = nnx.jit(lambda model, inputs: model(inputs))
+    together = forward(model, inputs)
+    assert together.shape == (3, 10)
+    for row in range(3):
+        np.testing.assert_allclose(forward(model, inputs[row]), together[row], atol=1e-5)
+    refuse_batch_statistics(model)
+
+
+def test_cross_entropy_against_the_definition(key):
+    model = made(lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)))
+    example = {"inputs": jax.random.uniform(key, (8, 8, 1)), "labels": jnp.int32(3)}
+    logits = np.asarray(nnx.jit(lambda model, inputs: model(inputs))(model, example["inputs"]), np.float64)
+    found = float(nnx.jit(cross_entropy)(model, example))
+    assert found == pytest.approx(np.log(np.exp(logits).sum()) - logits[3], rel=1e-5)
+    loss, params = nnx_loss(model, cross_entropy)
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params, example)
+    assert value == pytest.approx(found, rel=1e-6)
+    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
+
+
+SIZES = dict(length=15, width=8, layers=1, heads=2)
+
+
+def small(seed=0):
+    return Transformer(128, *SIZES.values(), rngs=nnx.Rngs(seed))
+
+
+logits_of = nnx.jit(lambda model, tokens: model(tokens))
+
+
+def test_a_transformer_sees_only_what_came_before():
+    model, tokens = made(small), np.arange(12)
+    other_tokens = np.where(tokens == 7, 99, tokens)
+    logits, other = logits_of(model, tokens), logits_of(model, other_tokens)
+    assert logits.shape == (12, 128)
+    np.testing.assert_array_equal(logits[:7], other[:7])
+    assert (np.abs(logits[7:] - other[7:]).max(axis=1) > 0).all()
+    expected = -special.log_softmax(np.float64(logits), axis=-1)[np.arange(11), np.arange(1, 12)].mean()
+    assert float(nnx.jit(next_token)(model, tokens)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_adapters_change_nothing_before_they_are_trained():
+    model, adapted = made(small), made(small)
+    add_lora(adapted, 2, nnx.Rngs(1))
+    tokens = np.arange(12)
+    np.testing.assert_allclose(logits_of(adapted, tokens), logits_of(model, tokens), atol=1e-6)
+    # Rank 2 of four layers in the block and of the last one, (inputs + outputs) each.
+    count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(adapted, nnx.LoRAParam)))
+    assert count == 2 * (8 + 24 + 8 + 8 + 8 + 32 + 32 + 8 + 8 + 128)
+
+
+PAGE = Path(__file__).parents[2] / "jaxacct/guides/questions/language-model.md"
+MEGABYTE = 1e6
+
+
+def memory_of_step(model, rank: int, bands: int, *, length: int, batch: int):
     """(trained parameters, others, megabytes of the state and the weights, megabytes beside them)."""
     kind = nnx.Param
     if rank:
@@ -53,7 +110,7 @@ def stated(trained: int, others: int, bands: int) -> float:
 
 def test_what_is_kept_is_what_the_page_says():
     model = Transformer(64, 8, 16, 1, 2, nnx.Rngs(0))
-    trained, others, kept, _ = memory(model, 2, 4, length=8, batch=4)
+    trained, others, kept, _ = memory_of_step(model, 2, 4, length=8, batch=4)
     assert trained == 2 * (16 + 48 + 16 + 16 + 16 + 64 + 64 + 16 + 16 + 64)
     assert stated(trained, others, 4) <= kept < stated(trained, others, 4) + 0.001
 
@@ -73,7 +130,7 @@ def test_the_table_of_the_page():
 @pytest.mark.slow
 def test_the_memory_of_the_model_of_the_table():
     model = Transformer(8192, 256, 512, 8, 8, nnx.Rngs(0))
-    trained, others, kept, beside = memory(model, 8, 1, length=256, batch=64)
+    trained, others, kept, beside = memory_of_step(model, 8, 1, length=256, batch=64)
     assert (trained, others) == (593_920, OTHERS)
     assert stated(trained, others, 1) <= kept < stated(trained, others, 1) + 1
     (said,) = re.findall(r"one microbatch: (\d+) megabytes", PAGE.read_text())
