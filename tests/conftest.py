@@ -39,7 +39,7 @@ LONG_FILES = (
     "test_loaders test_randomness test_fine_tuning test_gpu_recurrence test_curves test_composition "
     "test_inflated test_start test_plan test_random_allocation test_add_direction test_notebooks "
     "test_truncated_b_min_sep test_audit_checks test_overlapping_replicas test_report "
-    "test_balanced_replicas test_composed test_composed_losses test_non_banded "
+    "test_composed test_composed_losses test_non_banded "
     "test_large_replicas test_individual"
 ).split()
 

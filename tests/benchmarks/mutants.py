@@ -381,7 +381,7 @@ MUTANTS = [
     Mutant("train/noise/recursion.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
     Mutant("train/optimizers.py", "covered = (state.step < end) & sound", "covered = sound", f"{NOISE} {LOOP}"),
     Mutant("train/optimizers.py", "return self.mechanism.noise_multiplier * 2.0**self.grid.bits", "return 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits", f"{NOISE} {RELEASED}"),
-    Mutant("train/batches/sampler.py", "members = members[choose(generator, len(members), self.max_batch_size)]", "members = members[: self.max_batch_size]", "tests/core/test_truncation.py"),
+    Mutant("train/batches/sampler.py", "members = members[choose(generator, len(members), self.max_batch_size)]", "members = members[: self.max_batch_size]", "tests/proposals/test_pair_distributions.py"),
     Mutant("train/training.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
     Mutant(CORRELATED, "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
     Mutant("train/procedures/protocol.py", "if steps > covered:", "if steps > 2 * covered:", f"{LOOP} {BATCHES}"),

@@ -25,10 +25,8 @@ from jaxacct.calibration.grid import Problem
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, covers, reserve
 from tests.stored_plans import forged, loaded
-from tests.train.batches.test_sampler import participation
 from train.batches.sampler import Sampler
 
-FALSE_ALARM = 1e-6
 PRODUCTION = BMinSep.from_batch_size(
     dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
 )
@@ -98,12 +96,6 @@ def test_reserve_covers_the_pair_of_appendix_d(size, most, p, sigma, steps, dire
         assert cut <= steps * stats.binom.sf(most - 1, size - 1, p) * (1 + 1e-6)
 
 
-def test_cuts_do_cost_something():
-    """Where many batches are cut the pair with cuts is less private, so there is something to cover."""
-    exact, without = (truncated_deltas(8, most, 0.2, 0.7, 1, [2.0], "remove")[0] for most in (2, 8))
-    assert exact > 1.05 * without
-
-
 def test_the_production_reserve():
     """Against exact arithmetic by hand: expected participations times a binomial tail, a tenth of delta."""
     tail = stats.binom.sf(2047, 14_745_599, PRODUCTION.participation_rate)
@@ -119,40 +111,6 @@ def test_the_production_reserve():
 def test_the_reserve_vanishes_where_nothing_can_be_cut(scheme):
     assert reserve(scheme, 1.0, 100, 100) == 0
     assert reserve(scheme, 1.0, 1000, 400) < 1e-30
-
-
-@pytest.mark.parametrize("scheme", [BMinSep(14, 5, 0.2), BallsInBins(14, 10), Poisson(14, 0.1)])
-def test_batch_sizes_before_cutting_are_the_binomials_the_reserve_uses(scheme):
-    """Sizes of the first and a late step of 30 examples; chi-square, false alarm 1e-6.
-
-    Examples are independent, so 4000 groups of 30 in one run are as good as 4000 runs.
-    """
-    rates = scheme.participation_probabilities()
-    sizes = participation(scheme, 30 * 4000).reshape(4000, 30, -1).sum(axis=1)
-    for step in (0, 12):
-        distribution = stats.binom(30, rates[step])
-        top = int(distribution.isf(5 / 4000))
-        observed = np.bincount(np.minimum(sizes[:, step], top), minlength=top + 1)
-        expected = 4000 * np.append(distribution.pmf(np.arange(top)), distribution.sf(top - 1))
-        low = expected < 5
-        keep = np.append(observed[~low], observed[low].sum()), np.append(expected[~low], expected[low].sum())
-        keep = [part[keep[1] > 0] for part in keep]
-        assert stats.chisquare(*keep).pvalue > FALSE_ALARM
-
-
-def test_the_trainer_truncates_uniformly_and_keeps_lockouts():
-    """Each of the sampled is left in with the same probability; false alarm 1e-6."""
-    scheme, kept, seen = BMinSep(6, 3, 1.0, warm_start=False), np.zeros(20), 0
-    for run in range(3000):
-        sampler = Sampler(scheme, 20, 8, (run, 2, 2, 2), truncate=True)
-        # p = 1 and a cold start: all 20 are sampled at steps 0 and 3 and locked out otherwise, cut or not.
-        # That is no matter of chance, so of most runs the first step is enough.
-        batches = [sampler.next() for _ in range(6 if run < 100 else 1)]
-        sizes = [batch.size for batch in batches]
-        assert sizes == [8, 0, 0, 8, 0, 0][: len(sizes)]
-        kept[batches[0]] += 1
-        seen += 8
-    assert stats.chisquare(kept).pvalue > FALSE_ALARM
 
 
 def test_a_cut_run_resumes_with_the_same_batches():

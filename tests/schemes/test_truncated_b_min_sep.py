@@ -42,7 +42,6 @@ SMALL = [
     (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
     (TruncatedBMinSep(5, 2, 1.0, 6, 11), 2),
 ]
-IDS = [f"{s}-{b}" for s, b in SMALL]
 
 
 def count_distribution(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
@@ -72,26 +71,6 @@ def exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes) -> tuple[f
         count_distribution(scheme, batch_sizes, -1, 0),
     )
     return log_density(distributions[0]), log_density(distributions[1])
-
-
-def exact_loss(scheme, coefficients, sigma, outputs, batch_sizes) -> float:
-    dense = enumeration.strategy_matrix(coefficients, len(outputs), scheme.iterations)
-    log_p, log_q = exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes)
-    return log_p - log_q
-
-
-@pytest.mark.parametrize(("scheme", "bands"), SMALL, ids=IDS)
-def test_losses_against_enumeration(scheme, bands, x64):
-    strategy, rng, sigma = BandedToeplitz.square_root(bands), np.random.default_rng(3), 0.5
-    mechanism = Mechanism(scheme, strategy, sigma)
-    n = scheme.iterations
-    sizes = rng.integers(0, 2 * scheme.max_batch_size, (12, n)).astype(np.int32)
-    sizes[0], sizes[1] = 0, scheme.max_batch_size  # none cut, all cut
-    outputs = rng.normal(size=(12, n)) * (1 + sigma)
-    exact = [
-        exact_loss(scheme, strategy.coefficients, sigma, y, r) for y, r in zip(outputs, sizes, strict=True)
-    ]
-    np.testing.assert_allclose(privacy_loss(mechanism, outputs, sizes), exact, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -368,31 +347,6 @@ def pair_delta(others, p, most, sigma, epsilon, direction) -> float:
         pair = (p_distribution, q_distribution) if direction == "remove" else (q_distribution, p_distribution)
         total += stats.binom.pmf(r, others, p) * mixture_delta(*pair, sigma, epsilon)
     return total
-
-
-def real_distribution(gradient, others, p, most) -> dict[float, float]:
-    """Distribution of the truncated gradient sum at n = 1: a sensitive example and others, all scalars."""
-    distribution: dict[float, float] = {}
-    everyone = [gradient, *others]
-    for joins in itertools.product((0, 1), repeat=len(everyone)):
-        batch = [g for g, join in zip(everyone, joins, strict=True) if join]
-        chance = np.prod([p if join else 1 - p for join in joins])
-        subsets = list(itertools.combinations(batch, min(most, len(batch))))
-        for subset in subsets:
-            distribution[sum(subset)] = distribution.get(sum(subset), 0.0) + chance / len(subsets)
-    return distribution
-
-
-@pytest.mark.parametrize("direction", ["remove", "add"])
-@pytest.mark.parametrize(("p", "most", "epsilon"), [(0.25, 1, 0.3), (0.5, 2, 1.0), (0.6, 3, 0.5)])
-def test_the_pair_dominates_the_real_mechanism(p, most, epsilon, direction):
-    """One step, three others, all their gradients: the real delta never exceeds the pair's."""
-    bound, worst = pair_delta(3, p, most, 0.8, epsilon, direction), 0.0
-    for others in itertools.product((-1.0, 0.5, 1.0), repeat=3):
-        with_it, without = (real_distribution(g, others, p, most) for g in (1.0, 0.0))
-        pair = (with_it, without) if direction == "remove" else (without, with_it)
-        worst = max(worst, mixture_delta(*pair, 0.8, epsilon))
-    assert 0 < worst <= bound + 1e-6
 
 
 def plane_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
