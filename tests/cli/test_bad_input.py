@@ -130,7 +130,7 @@ LINES = [
     (f"calibrate {RATE} --strategy coefficients.txt --bands 2", "bands must not be given with the coeffic"),
     ("estimate --iterations 60 --sampling-probability 0.1 --noise-multiplier 1", "epsilon or delta must be"),
     (
-        "estimate --iterations 60 --sampling-probability .1 --dataset-size 99 --noise-multiplier 1 --epsilon 1",
+        "estimate --iterations 6 --sampling-probability .1 --dataset-size 9 --noise-multiplier 1 --epsilon 1",
         "dataset_size must not be given together with sampling_probability",
     ),
     (f"calibrate {RATE} --bands 1 --max-batch-size 90", "dataset_size must be given with max_batch_size"),
@@ -332,6 +332,7 @@ CALLS = [
         ),
         ("delta", NO_CHANCE, lambda v: jaxacct.verify(MECHANISM, 1.0, v)),
         ("rule", (None, "never", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, rule=v)),
+        ("proposal", ("magic", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, proposal=v)),
         (
             "outputs",
             ("x", np.zeros(7), np.zeros((2, 2, 8)), None),

@@ -145,15 +145,16 @@ def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
     margin, key = begun.of.margin, jax.random.key(0)
     distribution = begun.of.proposal.draw_metadata | {"margin": margin}
     state = {"bets": [[0.5], [1.0]], "blocks": 10**6, "counts": [[[0, 128 * 10**6]], [[0, 128 * 10**6]]]}
-    for name, value in [
-        ("margin", margin * 1.001),
-        ("margin", margin / 2),
-        ("log_scale", 1.0),
-        ("proposal", "x"),
+    for stored, message in [
+        (distribution | {"margin": margin * 1.001}, "the proposal.margin is"),
+        (distribution | {"margin": margin / 2}, "the proposal.margin is"),
+        (distribution | {"log_scale": 1.0}, "the proposal.log_scale is"),
+        (distribution | {"proposal": "replicas:2"}, "the proposal.proposal is"),
+        (None, "the proposal is None where"),
     ]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(f"remove-{job}", state | {"distribution": distribution | {name: value}})
-            with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
+            checkpoint.save(f"remove-{job}", state | {"distribution": stored})
+            with pytest.raises(ValueError, match=f"checkpoint_dir must be another one: .* {message}"):
                 verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
         checkpoint.save(f"remove-{job}", state | {"distribution": distribution})

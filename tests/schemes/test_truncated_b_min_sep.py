@@ -23,7 +23,6 @@ from jaxacct import (
 )
 from jaxacct.accountants.analytic import best_accountant
 from jaxacct.cli.main import main
-from jaxacct.kernels import threefry
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
 from jaxacct.schemes.truncation.truncated_batch_sizes import _words
@@ -229,27 +228,6 @@ def test_a_tie_is_settled_by_the_low_words():
     low = np.array([2**32 - 1, 6 << 2, 7 << 2, 0, 0], np.uint32)
     drawn = jax.jit(lambda one, two: binomial_of_words(([one], [two]), jnp.zeros(5, jnp.int32), arrays))
     assert drawn(words, low).tolist() == [0, 0, 1, 0, 1]
-
-
-def test_words_are_those_of_jax(key):
-    keys, places = jax.random.split(key, 3), np.array([[4, 0], [1, 1]])
-
-    @jax.jit
-    def found(keys):
-        return threefry.bits_32_of(keys, 5), [
-            (
-                threefry.bits_32(key, (5,)),
-                threefry.bits_32_at_once(key, (5,)),
-                threefry.bits_32_at(key, 5, jnp.asarray(places)),
-            )
-            for key in keys
-        ]
-
-    of_all, of_each = found(keys)
-    for row, (words, at_once, at) in zip(of_all, of_each, strict=True):
-        np.testing.assert_array_equal(row, words)
-        np.testing.assert_array_equal(at_once, words)
-        np.testing.assert_array_equal(at, np.asarray(words)[places])
 
 
 def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
