@@ -203,11 +203,6 @@ def test_best_of_several():
     assert best.epsilon(1e-3) == pytest.approx(2.0)
 
 
-def test_more_steps_than_the_composer_takes_are_refused():
-    with pytest.raises(ValueError, match="count must be at most 1000000000"):
-        Composed(((Subsampled(Gaussian(1.0), 0.1), 10**9 + 1),)).delta(1.0)
-
-
 def test_several_guarantees_and_groups_compose():
     """Ten times `Best` is below ten times each; a group of two Gaussians is a Gaussian of twice the mu."""
     both = (Gaussian(0.3), EpsilonDelta(0.5, 1e-4))

@@ -41,14 +41,3 @@ def test_exact_curve_lies_between_its_tail_bounds(m, s, sampling):
         if head < 1:
             high = tail_upper_tradeoff(ALPHAS, np.sqrt(max(cut, 1.0)) / sigma, pmf.head(max(cut, 1.0)))
             assert (high >= exact - 1e-9).all()
-
-
-def test_bad_input():
-    for call, word in (
-        (lambda: tail_lower_tradeoff(0.1, 1.0, 1.5), "tail_mass"),
-        (lambda: tail_upper_tradeoff(0.1, 1.0, 1.0), "head_mass"),
-        (lambda: tail_upper_tradeoff(0.1, 0.0, 0.1), "mu"),
-        (lambda: tail_lower_tradeoff(-0.1, 1.0, 0.1), "alpha"),
-    ):
-        with pytest.raises(ValueError, match=word):
-            call()
