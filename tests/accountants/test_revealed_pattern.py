@@ -68,9 +68,9 @@ def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
 
 def test_sensitivities():
     """Called, not retyped: of truncated batches, overlapping columns and a user's examples."""
-    cut = TruncatedBMinSep(1, 1, 0.4, 4, 8)
-    assert sensitivity(cut) == 2.0
-    # The exact pair of one cut step: a Gaussian with shift 2 bounds it, and one with shift 1 does not.
+    truncated = TruncatedBMinSep(1, 1, 0.4, 4, 8)
+    assert sensitivity(truncated) == 2.0
+    # The exact pair of one truncated step: a Gaussian with shift 2 bounds it, and one with shift 1 does not.
     from tests.schemes.test_truncated_b_min_sep import pair_delta
 
     exact = pair_delta(7, 0.4, 4, 0.5, 8.0, "remove")

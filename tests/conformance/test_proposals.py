@@ -30,7 +30,7 @@ from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
 from tests.draws import draws_of, mean_interval
-from tests.proposals.test_independent_cuts import exact_divergence
+from tests.proposals.test_independent_truncation import exact_divergence
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
 BLOCKS = 64

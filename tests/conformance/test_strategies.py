@@ -201,16 +201,16 @@ def test_json_hash_and_words():
 def test_checks_of_the_scheme():
     """Either refused or with a bound; no case falls through."""
     for strategy in ALL:
-        close, cut = BMinSep(N, 1, 0.2), TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
+        close, truncated = BMinSep(N, 1, 0.2), TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
         if isinstance(strategy, BandedToeplitz | FiniteToeplitz):
-            Mechanism(cut, strategy, 1.0)
+            Mechanism(truncated, strategy, 1.0)
             if strategy.bands > 1:
                 with pytest.raises(ValueError, match="bands must be at most the minimum separation"):
                     Mechanism(close, strategy, 1.0)
         else:
             assert Mechanism(close, strategy, 1.0).is_upper_bound
             with pytest.raises(ValueError, match="banded Toeplitz for truncated-b-min-sep"):
-                Mechanism(cut, strategy, 1.0)
+                Mechanism(truncated, strategy, 1.0)
         if not strategy.is_toeplitz or isinstance(
             strategy, BandedInverse | BufferedToeplitz | FiniteToeplitz
         ):

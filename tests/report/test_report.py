@@ -228,7 +228,7 @@ def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
     assert asked[1:] == [whole("composed").compose_with]
 
 
-def test_bands_of_a_plan_with_cuts_are_raised_by_what_cuts_may_add(monkeypatch):
+def test_bands_of_a_truncated_plan_are_raised_by_what_truncation_may_add(monkeypatch):
     plan = whole("cut")
     seen = {}
 

@@ -171,7 +171,9 @@ def test_no_participation_is_not_said_to_be_likelier_than_it_is(scheme):
 @pytest.mark.parametrize("scheme", CUSTOM, ids=str)
 def test_draws_and_batches_follow_the_table(scheme, key):
     """Patterns of 20,000 samples, and of 20,000 examples in one run of batches, against enumeration."""
-    draw = jax.jit(lambda key: (scheme.draw_participation(key, 20_000), scheme.table.draw_counts(key, 20_000)))
+    draw = jax.jit(
+        lambda key: (scheme.draw_participation(key, 20_000), scheme.table.draw_counts(key, 20_000))
+    )
     drawn, (steps, counts) = jax.tree.map(np.asarray, draw(key))
     assert (counts[steps < scheme.iterations] > 0).all()
     generator = np.random.default_rng(5)

@@ -43,16 +43,18 @@ SMALL = [
 ]
 
 
-def count_distribution(scheme, batch_sizes, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
+def count_distribution(
+    scheme, batch_sizes, when_truncated: int, when_whole: int
+) -> dict[tuple[int, ...], float]:
     """Corollary D.2 word for word, given batch sizes: the distribution of x (2, 1) or y (-1, 0)."""
     distribution: dict[tuple[int, ...], float] = {}
     for pattern, weight in enumeration.pattern_distribution(scheme.untruncated).items():
-        cut = [i for i, x in enumerate(pattern) if x and batch_sizes[i] >= scheme.max_batch_size]
-        for kept in itertools.product((0, 1), repeat=len(cut)):
+        truncated = [i for i, x in enumerate(pattern) if x and batch_sizes[i] >= scheme.max_batch_size]
+        for kept in itertools.product((0, 1), repeat=len(truncated)):
             counts, chance = [when_whole * x for x in pattern], weight
-            for step, stays in zip(cut, kept, strict=True):
+            for step, stays in zip(truncated, kept, strict=True):
                 keep = scheme.max_batch_size / (batch_sizes[step] + 1)
-                counts[step], chance = when_cut * stays, chance * (keep if stays else 1 - keep)
+                counts[step], chance = when_truncated * stays, chance * (keep if stays else 1 - keep)
             distribution[tuple(counts)] = distribution.get(tuple(counts), 0.0) + chance
     return distribution
 
@@ -79,7 +81,7 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
     """P/R and Q/R each, so that no error cancels in their ratio; n = 8 and n = 3, below b = 4."""
     rng, sigma = np.random.default_rng(b), 0.7
     for n in (8, 3) if b == 4 else (8,):
-        # From a cold start p = 1 puts everyone into the first batch: nothing can be cut.
+        # From a cold start p = 1 puts everyone into the first batch: nothing can be truncated.
         everyone = p == 1 and not (warm and b > 1)
         scheme = TruncatedBMinSep(n, b, p, 10, 10 if everyone else 15, warm)
         dense = enumeration.strategy_matrix(rng.random(b) + 0.1, n, n)
@@ -341,16 +343,16 @@ def plane_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
     )
 
 
-def cut_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
-    """Distribution of the cut gradient sums of all steps; `gradients[k][i]` of example k at step i."""
+def truncated_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
+    """Distribution of the truncated gradient sums of all steps; `gradients[k][i]` of example k at step i."""
     patterns, distribution = enumeration.pattern_distribution(scheme.untruncated), {}
     for sampled in itertools.product(patterns.items(), repeat=len(gradients)):
         chance = np.prod([weight for _, weight in sampled])
         per_step = []
         for i in range(scheme.iterations):
             batch = [g[i] for g, (x, _) in zip(gradients, sampled, strict=True) if x[i]]
-            cuts = list(itertools.combinations(batch, min(scheme.max_batch_size, len(batch))))
-            per_step.append([(sum(cut), 1 / len(cuts)) for cut in cuts])
+            subsets = list(itertools.combinations(batch, min(scheme.max_batch_size, len(batch))))
+            per_step.append([(sum(kept), 1 / len(subsets)) for kept in subsets])
         for choice in itertools.product(*per_step):
             sums = tuple(float(total) for total, _ in choice)
             distribution[sums] = distribution.get(sums, 0.0) + chance * np.prod(
@@ -381,10 +383,10 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
     )
     worst, signs = 0.0, list(itertools.product((-1.0, 1.0), repeat=2))
     for others in itertools.combinations_with_replacement(signs, 2):
-        zeroed, absent = cut_sums(scheme, [(0.0, 0.0), *others]), cut_sums(scheme, others)
+        zeroed, absent = truncated_sums(scheme, [(0.0, 0.0), *others]), truncated_sums(scheme, others)
         # The first gradient is 1 without loss, by symmetry.
         for gradient in ((1.0, 1.0), (1.0, -1.0)):
-            with_it = cut_sums(scheme, [gradient, *others])
+            with_it = truncated_sums(scheme, [gradient, *others])
             worst = max(worst, delta(with_it, zeroed), delta(with_it, absent))
     assert 0 < worst <= bound + 1e-5
 
@@ -405,17 +407,17 @@ def test_plain_draws_give_the_exact_delta(direction, key):
     assert plain(mechanism, direction).draw_metadata == {"proposal": "plain", "log_scale": 0.0, "words": 2}
 
 
-def test_without_cuts_it_is_b_min_sep(key, x64):
-    cut, whole = TruncatedBMinSep(20, 4, 0.1, 50, 50), BMinSep(20, 4, 0.1)
+def test_without_truncation_it_is_b_min_sep(key, x64):
+    truncated, whole = TruncatedBMinSep(20, 4, 0.1, 50, 50), BMinSep(20, 4, 0.1)
     strategy, rng = BandedToeplitz.square_root(3), np.random.default_rng(0)
     outputs, sizes = rng.normal(size=(9, 20)), rng.integers(0, 50, (9, 20))
-    ours = privacy_loss(Mechanism(cut, strategy, 0.8), outputs, sizes)
+    ours = privacy_loss(Mechanism(truncated, strategy, 0.8), outputs, sizes)
     np.testing.assert_array_equal(ours, privacy_loss(Mechanism(whole, strategy, 0.8), outputs))
-    assert best_accountant(Mechanism(cut, strategy, 2.0), 1.0) == best_accountant(
+    assert best_accountant(Mechanism(truncated, strategy, 2.0), 1.0) == best_accountant(
         Mechanism(whole, strategy, 2.0), 1.0
     )
-    np.testing.assert_allclose(cut.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
-    unbounded = dataclasses.replace(cut, max_batch_size=2**40)  # more than an array of sizes can hold
+    np.testing.assert_allclose(truncated.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
+    unbounded = dataclasses.replace(truncated, max_batch_size=2**40)  # more than an array of sizes can hold
     draw_counts = jax.jit(unbounded.draw_counts, static_argnums=(1, 2))
     counts = draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))
     assert set(np.unique(counts)) <= {0, 1} and counts.any()
@@ -431,7 +433,7 @@ def test_float32_losses_are_within_the_margin(key):
 
 
 def test_from_calibration_to_batches(tmp_path, key):
-    """A maximum at the mean batch: certified, stored, and the trainer cuts to it."""
+    """A maximum at the mean batch: certified, stored, and the trainer truncates to it."""
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=600, batch_size=30, iterations=24, min_separation=4, max_batch_size=30
     )
