@@ -381,7 +381,7 @@ def test_a_part_of_the_failure_probability_asks_for_more(rule):
         Stop(share=0)
 
 
-def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
+def test_the_ladder_verifies_nothing_that_the_reserve_does_not_cover(monkeypatch):
     asked, (exponent, _) = ladder(
         monkeypatch,
         lambda exponent: True,

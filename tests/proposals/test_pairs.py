@@ -173,6 +173,7 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     assert not accepted(0.9 * exact)
 
 
+@pytest.mark.slow  # `conformance` has another number of replicas
 def test_a_users_draws_have_the_exact_divergence(key):
     """Two examples of one user: weights, scale and terms together, in an interval around the truth (1e-6)."""
     mechanism, epsilon, m = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0), 0.5, 6

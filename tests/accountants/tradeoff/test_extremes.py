@@ -326,8 +326,10 @@ def test_what_weights_fall_short_of_1_is_lost():
     assert rounded.lost == 0 and rounded.delta(60.0) < 1e-100
 
 
-def test_sgd_at_little_noise_says_infinity_at_once(capsys):
-    words = "last-iterate sgd --num-examples 10 --steps 5 --batch-size 2 --stepsize .1 --grad-sensitivity 1"
+@pytest.mark.parametrize("steps", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_sgd_at_little_noise_says_infinity(steps, capsys):
+    words = f"last-iterate sgd --num-examples 10 --steps {steps} --batch-size 2 --stepsize .1"
+    words += " --grad-sensitivity 1"
     words += " --smoothness 1 --diameter 1 --noise-std 1e-6 --delta 1e-5"
     assert parse(command.app, words.split())() == 0
     assert "inf" in capsys.readouterr().out
