@@ -153,15 +153,6 @@ def test_calibration_takes_it_without_samples():
     assert analytic.close(apart, 0.1) is None
 
 
-@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("epochs", [2, 9])
-def test_one_step_an_epoch_is_a_gaussian_mechanism(epochs, sigma):
-    for epsilon in (0.0, 1.0, 3.0):
-        exact = gdp_delta(epsilon, math.sqrt(epochs) / sigma)
-        if exact > 1e-5:
-            assert exact <= redrawn_bins_delta(1, epochs, sigma, epsilon) <= 1.003 * exact
-
-
 def tail_of_two(sigma, epsilon):
     """Divergence of two phases by the trapezoidal rule over one of them, the other in closed form.
 

@@ -93,81 +93,17 @@ def strategy_json(bands: int, finite: bool, steps: int) -> dict:
 
 def patterns(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
     """All participation vectors (steps, number) and their probabilities, by the definition of the scheme."""
-    n, p, name = scheme["iterations"], scheme.get("sampling_probability", 1.0), scheme["name"]
-    if name == "custom":
+    if isinstance(scheme.get("join"), list):
         join = [tuple(row) if isinstance(row, list) else row for row in scheme["join"]]
-        found = enumeration.pattern_distribution(types.SimpleNamespace(**scheme | {"join": join}))
-        return np.array(list(found)).T, np.array(list(found.values()))
-    b = scheme.get("min_separation", scheme.get("cycle_length", 1))
-    starts = [(0, 1.0)]  # (steps until the first eligible one, probability)
-    if scheme.get("warm_start"):
-        starts = [(s, (p if s else 1.0) / (1 + (b - 1) * p)) for s in range(b)]
-    found = {}
-    if "participations" in scheme:
-        return fixed_counts(scheme)
-    if name == "epochwise-allocation":
-        return one_an_epoch(scheme)
-    for x in itertools.product((0, 1), repeat=n):
-        total = 0.0
-        for phase in range(b) if "cycle_length" in scheme else ():
-            chances = [(p if t % b == phase else 0.0) for t in range(n)]
-            total += math.prod(c if joins else 1 - c for c, joins in zip(chances, x, strict=True)) / b
-        for wait, weight in starts if "cycle_length" not in scheme else ():
-            for joins in x:
-                weight *= (0.0 if joins else 1.0) if wait else (p if joins else 1 - p)
-                wait = b - 1 if joins else max(wait - 1, 0)
-            total += weight
-        found[x] = total
-    assert math.isclose(sum(found.values()), 1.0, rel_tol=1e-12), name
-    return np.array(list(found)).T, np.array(list(found.values()))
-
-
-def fixed_counts(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
-    """As `patterns`: all sets of k steps, and which of them are kept."""
-    n, b, k = scheme["iterations"], scheme["min_separation"], math.ceil(scheme["participations"])
-    sets = [
-        steps
-        for steps in itertools.combinations(range(n), k)
-        if all(later - step >= b for step, later in itertools.pairwise(steps))
-    ]
-    chances = dict.fromkeys(sets, 1 / len(sets))
-    q, found = scheme["participations"] / k, {}
-    for (steps, own), kept in itertools.product(chances.items(), itertools.product((False, True), repeat=k)):
-        x = np.isin(np.arange(n), np.array(steps)[np.array(kept)]).astype(int)
-        chance = math.prod(q if one else 1 - q for one in kept) * own
-        if chance:
-            found[tuple(x)] = found.get(tuple(x), 0.0) + chance
-    return np.array(list(found)).T, np.array(list(found.values()))
-
-
-def one_an_epoch(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
-    """As `patterns`: one place of each epoch, by the definition of `EpochwiseAllocation`."""
-    n, m, b = scheme["iterations"], scheme["epoch_steps"], scheme["min_separation"]
-    sets = {(step,): 1 / m for step in range(m)}
-    for start in range(m, n, m):
-        longer = {}
-        for steps, chance in sets.items():
-            for place in range(max(0, steps[-1] + b - start), m):
-                left = 1.0 if place == m - 1 else 1 / min(m - place, m - b + 1)
-                if place >= b - 1:  # uniform among those that are left
-                    left = 1 / (m - place)
-                longer[(*steps, start + place)] = chance * left
-                chance *= 1 - left
-        sets = longer
-    found = {}
-    for steps, chance in sets.items():
-        x = tuple(np.isin(np.arange(n), steps).astype(int))
-        found[x] = found.get(x, 0.0) + chance
+        scheme = scheme | {"join": join}
+    found = enumeration.pattern_distribution(types.SimpleNamespace(**scheme))
     return np.array(list(found)).T, np.array(list(found.values()))
 
 
 def matrix(strategy: dict, steps: int) -> np.ndarray:
-    """C, one column after the other."""
     c = strategy["coefficients"]
-    full = np.zeros((steps + len(c) - 1, steps))
-    for t in range(steps):
-        full[t : t + len(c), t] = c
-    return full[:steps] if "kind" in strategy else full
+    rows = steps if "kind" in strategy else steps + len(c) - 1
+    return enumeration.strategy_matrix(c, rows, steps)
 
 
 def oracle(setting, sigma=SIGMA):

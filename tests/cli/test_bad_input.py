@@ -1,6 +1,10 @@
-"""Bad input, hundreds of cases: one line that names the argument, exit 2 or ValueError, nothing written."""
+"""Bad input, hundreds of cases: one line that names the argument, exit 2 or ValueError, nothing written.
+
+Searches are replaced by failures, so that a refusal after their start is seen.
+"""
 
 import json
+import shlex
 import time
 
 import jax
@@ -10,6 +14,8 @@ import pytest
 import jaxacct
 from jaxacct.cli import main as cli
 from jaxacct.kernels import randomness
+from tests import calibrating
+from train import load_model
 
 PROBLEM = {
     "--scheme": "b-min-sep",
@@ -81,93 +87,128 @@ BAD_VALUES = [
     for flag, values in flags.items()
 ]
 
-P = ["--sampling-probability", "0.1"]
-SIZES = ["--dataset-size", "3000", "--batch-size", "50"]
-TARGET = ["--epsilon", "2", "--delta", "1e-2"]
+RUN = "--dataset-size 3000 --batch-size 50 --iterations 60"
+TARGET = "--epsilon 2 --delta 1e-2"
+BOTH = f"{RUN} {TARGET}"
+STEPS = f"--iterations 60 {TARGET}"
+RATE = f"{STEPS} --sampling-probability 0.1"
+# A command line, and words of the one line that refuses it.
 LINES = [
-    # (arguments, a word of the line)
-    (["calibrat"], 'Did you mean "calibrate"?'),
-    (["calibrate"], "--iterations"),
-    (["calibrate", "--iteration", "5"], "Did you mean --iterations instead of --iteration?"),
-    (["calibrate", "--iterations"], "--iterations"),
+    ("calibrat", 'Did you mean "calibrate"?'),
+    ("calibrate", "--iterations"),
+    ("calibrate --iteration 5", "Did you mean --iterations instead of --iteration?"),
+    ("calibrate --iterations", "--iterations"),
+    (f"calibrate {RATE} --epsilon 8", "--epsilon specified multiple times"),
+    ("calibrate --epochs 5", "did you mean --iterations, which are steps: epochs times"),
+    ("calibrate --steps 5", "did you mean --iterations?"),
+    ("calibrate --sigma=5", "did you mean --noise-multiplier?"),
+    ("calibrate --eps 5", "did you mean --epsilon?"),
+    ("verify --steps 5", "Unknown option: --steps"),
+    ("check --seconds 3", "Unknown option: --seconds"),
+    ("calibrate --scheme bminsep", "(bminsep: did you mean b-min-sep?)"),
+    ("calibrate --scheme dp-sgd", "(dp-sgd: did you mean poisson, with --bands 1?)"),
+    (f"calibrate {RATE} --strategy sqrt", "did you mean square-root?"),
+    (f"calibrate --iterations 1.0005k {TARGET} --sampling-probability 0.1", "iterations"),
+    (f"calibrate --iterations 9e99 {TARGET} --sampling-probability 0.1", "iterations must be at most"),
+    (f"calibrate {RUN}", "--epsilon"),
+    (f"calibrate {STEPS}", "dataset_size and batch_size"),
+    (f"calibrate {STEPS} --dataset-size 3000", "dataset_size and batch_size"),
+    (f"calibrate {STEPS} --batch-size 50", "dataset_size and batch_size"),
+    (f"calibrate {BOTH} extra", "extra"),
+    (f"calibrate {BOTH} --json 3", "3"),
+    (f"calibrate {BOTH} --force", "force must not be given"),
+    # Options that exclude or need each other.
+    (f"calibrate {BOTH} --sampling-probability 0.1", "batch_size must not be given"),
+    (f"calibrate {RATE} --scheme balls-in-bins", "sampling_probability"),
+    (f"calibrate {RATE} --scheme poisson --min-separation 2", "min_separation does not apply to poisson"),
     (
-        ["calibrate", "--iterations", "60", *P, "--epsilon", "1", "--epsilon", "8"],
-        "--epsilon specified multiple times",
-    ),
-    (["calibrate", "--epochs", "5"], "did you mean --iterations, which are steps: epochs times"),
-    (["calibrate", "--steps", "5"], "did you mean --iterations?"),
-    (["calibrate", "--sigma=5"], "did you mean --noise-multiplier?"),
-    (["calibrate", "--eps", "5"], "did you mean --epsilon?"),
-    (["verify", "--steps", "5"], "Unknown option: --steps"),
-    (["calibrate", "--scheme", "bminsep"], "(bminsep: did you mean b-min-sep?)"),
-    (["calibrate", "--scheme", "dp-sgd"], "(dp-sgd: did you mean poisson, with --bands 1?)"),
-    (["calibrate", "--iterations", "60", *TARGET, *P, "--strategy", "sqrt"], "did you mean square-root?"),
-    (["calibrate", "--iterations", "1.0005k", *TARGET, *P], "iterations"),
-    (["calibrate", "--iterations", "9e99", *TARGET, *P], "iterations must be at most"),
-    (["calibrate", "--iterations", "60", *SIZES], "--epsilon"),
-    (["calibrate", "--iterations", "60", *TARGET], "dataset_size and batch_size"),
-    (["calibrate", "--iterations", "60", *TARGET, *SIZES[:2]], "dataset_size and batch_size"),
-    (["calibrate", "--iterations", "60", *TARGET, *SIZES[2:]], "dataset_size and batch_size"),
-    (["calibrate", "--iterations", "60", *TARGET, *SIZES, "extra"], "extra"),
-    (["calibrate", "--iterations", "60", *TARGET, *SIZES, "--json", "3"], "3"),
-    (["calibrate", "--iterations", "60", *TARGET, *SIZES, "--force"], "force must not be given"),
-    # Ignored in silence before.
-    (["calibrate", "--iterations", "60", *TARGET, *SIZES, *P], "batch_size must not be given"),
-    (["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "balls-in-bins"], "sampling_probability"),
-    (
-        ["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "poisson", "--min-separation", "2"],
-        "min_separation does not apply to poisson",
-    ),
-    (
-        [
-            *["calibrate", "--iterations", "60", *TARGET, *SIZES],
-            *["--scheme", "balls-in-bins", "--min-separation", "60"],
-        ],
+        f"calibrate {BOTH} --scheme balls-in-bins --min-separation 60",
         "min_separation must not be given together with dataset_size",
     ),
+    (f"calibrate {STEPS} --batch-size 50 --scheme balls-in-bins", "must be given together"),
+    (f"calibrate {RATE} --scheme poisson --cold-start", "cold_start"),
+    (f"calibrate {RATE} --strategy coefficients.txt --bands 2", "bands must not be given with the coeffic"),
+    ("estimate --iterations 60 --sampling-probability 0.1 --noise-multiplier 1", "epsilon or delta must be"),
     (
-        ["calibrate", "--iterations", "60", *TARGET, *SIZES[2:], "--scheme", "balls-in-bins"],
-        "dataset_size and batch_size must be given together",
-    ),
-    (["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "poisson", "--cold-start"], "cold_start"),
-    (
-        ["calibrate", "--iterations", "60", *TARGET, *P, "--strategy", "coefficients.txt", "--bands", "2"],
-        "bands must not be given with the coefficients",
-    ),
-    (["estimate", "--iterations", "60", *P, "--noise-multiplier", "1"], "epsilon or delta must be given"),
-    (
-        ["estimate", "--iterations", "60", *P, *SIZES[:2], "--noise-multiplier", "1", "--epsilon", "1"],
+        "estimate --iterations 6 --sampling-probability .1 --dataset-size 9 --noise-multiplier 1 --epsilon 1",
         "dataset_size must not be given together with sampling_probability",
     ),
-    (
-        ["calibrate", "--iterations", "60", *TARGET, *P, "--bands", "1", "--max-batch-size", "90"],
-        "dataset_size must be given with max_batch_size",
-    ),
-    (
-        ["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "multi-attribution"],
-        "examples_per_user must be given",
-    ),
-    (
-        ["calibrate", "--iterations", "60", *TARGET, *P, "--scheme", "truncated-b-min-sep"],
-        "truncate_to must be given",
-    ),
+    (f"calibrate {RATE} --bands 1 --max-batch-size 90", "dataset_size must be given with max_batch_size"),
+    (f"calibrate {RATE} --scheme multi-attribution", "examples_per_user must be given"),
+    (f"calibrate {RATE} --scheme truncated-b-min-sep", "truncate_to must be given"),
     # Files.
-    (["show"], '"show" parameter PLAN requires an argument'),
-    (["show", "/no/such/plan.json"], "cannot be read"),
-    (["show", "."], "cannot be read"),
-    (["show", "text.json"], "not valid JSON"),
-    (["show", "deep.json"], "not valid JSON"),
-    (["show", "list.json"], "must hold a JSON object"),
-    (["show", "empty.json"], "not valid JSON"),
-    (["show", "other.json"], "schema"),
-    (["verify", "/no/such/plan.json"], "cannot be read"),
-    (["verify", "deep.json"], "not valid JSON"),
-    (["verify", "other.json", "--max-samples", "0"], "max_samples must be"),
-    (["verify", "other.json", "--max-samples", "-5"], "max_samples must be"),
-    (["verify", "other.json", "--rule", "never"], "rule"),
-    (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "text.json"], "out must be new or a plan"),
-    (["calibrate", "--iterations", "60", *TARGET, *P, "--out", "link.json"], "out must be new or a plan"),
-    (["check", "--seconds", "3"], "Unknown option: --seconds"),
+    ("show", '"show" parameter PLAN requires an argument'),
+    ("show /no/such/plan.json", "cannot be read"),
+    ("show .", "cannot be read"),
+    ("show text.json", "not valid JSON"),
+    ("show deep.json", "not valid JSON"),
+    ("show list.json", "must hold a JSON object"),
+    ("show empty.json", "not valid JSON"),
+    ("show other.json", "schema"),
+    ("verify /no/such/plan.json", "cannot be read"),
+    ("verify deep.json", "not valid JSON"),
+    ("verify other.json --max-samples 0", "max_samples must be"),
+    ("verify other.json --max-samples -5", "max_samples must be"),
+    ("verify other.json --rule never", "rule"),
+    (f"calibrate {RATE} --out text.json", "out must be new or a plan"),
+    (f"calibrate {RATE} --out link.json", "out must be new or a plan"),
+    # Targets in words of risk.
+    (f"calibrate {RUN} --tpr 0.1", "tpr and fpr", "given were tpr"),
+    (f"calibrate {RUN} --tpr 0.01 --fpr 0.1", "tpr must be above fpr, got 0.01 and 0.1"),
+    (f"calibrate {RUN} --tpr 0.5 --fpr 0.1 --epsilon 2", "must be one of", "given were epsilon, tpr, fpr"),
+    (f"calibrate {RUN} --advantage 1", "advantage must be in (0, 1), got 1.0"),
+    (f"calibrate {RUN} --advantage 0.1 --delta 1e-5", "advantage must not be given together with delta"),
+    (f"calibrate {RUN} --mu 1", "mu and delta", "given were mu"),
+    (f"recommend {RUN} --mu inf --delta 1e-5", "mu must be a finite number above 0, got inf"),
+    (f"recommend {RUN} --mu 1 --delta 1e-5 --epsilon 2", "given were epsilon, delta, mu"),
+    # What the search keeps.
+    (f"calibrate {BOTH} --memory-copies -1", "memory_copies must be an integer of at least 0, got -1"),
+    (f"calibrate {BOTH} --memory-copies 1.5", "--memory-copies: must be an integer", "'1.5'"),
+    (f"calibrate {BOTH} --memory-copies 4 --bands 8", "bands must be at most memory_copies 4, got 8"),
+    (f"calibrate {BOTH} --scheme poisson --memory-copies 4", "memory_copies must not be given where nothing"),
+    (f"calibrate {BOTH} --workload speed", "workload must be prefix-sum, or a list", "got 'speed'"),
+    (f"calibrate {BOTH} --workload momentum:2", "momentum must be from 0 to below 1, got 2.0"),
+    (f"recommend {BOTH} --workload warmup:100", "warmup must be below iterations 60, got 100"),
+    (f"recommend {BOTH} --strategy bisr", "strategy must be optimal", "got 'bisr'"),
+    # Proposals.
+    (f"calibrate {BOTH} --proposal replicas:65", "must be replicas:1..48,2..32, got 'replicas:65'"),
+    (f"calibrate {BOTH} --proposal plain:2", "proposal must be plain, got 'plain:2'"),
+    (
+        f"calibrate {BOTH} --proposal pairs:3,0",
+        "proposal family must be one of plain, replicas, joint-replicas, truncated",
+    ),
+    # How a plan is certified.
+    (f"calibrate {BOTH} --accountant rdp", '"rdp" for --accountant. Choose from: "analytic"'),
+    (f"calibrate {BOTH} --accountant pld --rule fixed", "rule must not be given together with accountant"),
+    (f"calibrate {BOTH} --adjacency add", '"add" for --adjacency. Choose from: "zero-out"'),
+    (f"calibrate {BOTH} --checkpoint-dir other.json", "checkpoint_dir must be a folder, got the file other"),
+    (
+        f"calibrate {BOTH} --scheme truncated-b-min-sep --truncate-to 0 --bands 2",
+        "truncate_to must be an integer of at least 1, got 0",
+    ),
+    (
+        f"calibrate {BOTH} --scheme truncated-b-min-sep --truncate-to 20 --bands 2",
+        "truncate_to",
+        "must be at least the largest expected batch size 50, got 20",
+    ),
+    (
+        f"calibrate {BOTH} --scheme multi-attribution --examples-per-user 4000 --bands 2",
+        "examples_per_user must be at most 1000, got 4000",
+    ),
+    # Other commands.
+    (f"estimate {RUN} --bands 2 --epsilon 1 --noise-multiplier 0", "noise_multiplier must be", "got 0.0"),
+    (f"estimate {RUN} --epsilon 1 --noise-multiplier 1", "bands must be given here"),
+    ("report other.json --out nowhere/r.html", "out must be in a folder that exists, got 'nowhere/r.html'"),
+    ("report other.json --out r.html", "plan must have the schema 'jaxacct-plan', got 'another'"),
+    ("check nowhere.json", "plan nowhere.json cannot be read"),
+    ("verify other.json --replay --rule fixed", "rule must not be given together with replay"),
+    (
+        "tradeoff general --dataset-size 50k --num-epochs 0 --epsilon 3 --delta 1e-5",
+        "num_epochs must be an integer of at least 1, got 0",
+    ),
+    ("train --plan nowhere.json --out run/", "plan nowhere.json cannot be read"),
+    ("train --plan other.json --out run/ --data imagenet", '"imagenet" for --data. Choose from: "digits"'),
+    ("train --plan other.json --out run/ --clipping fast", '"fast" for --clipping. Choose from: "auto"'),
 ]
 
 
@@ -188,9 +229,18 @@ def contents(folder):
     return {path.name: (path.is_symlink(), path.read_bytes()) for path in sorted(folder.iterdir())}
 
 
-def refused(arguments, folder, monkeypatch, capsys):
-    """The line on standard error."""
+@pytest.fixture(autouse=True)
+def nothing_is_computed(monkeypatch, folder):
+    def started(*_, **__):
+        raise AssertionError("work was started")
+
+    for place in ("jaxacct.recommendation.search.Estimates.at", "jaxacct.calibration.calibrate.Route"):
+        monkeypatch.setattr(place, started)
     monkeypatch.chdir(folder)
+
+
+def refused(arguments, folder, capsys):
+    """The line on standard error."""
     before, started = contents(folder), time.thread_time()
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
@@ -203,20 +253,21 @@ def refused(arguments, folder, monkeypatch, capsys):
     return captured.err
 
 
-def test_a_bad_value_is_named(folder, monkeypatch, capsys):
+def test_a_bad_value_is_named(folder, capsys):
     for command, base, flag, values in BAD_VALUES:
         names = {flag, flag[2:].replace("-", "_")}
         if flag in ("--bands", "--dataset-size", "--batch-size", "--min-separation"):
             names |= {"batch_size", "bands"}  # they are refused together
         for value in values:
             arguments = [word for pair in (base | {flag: value}).items() for word in pair]
-            line = refused([command, *arguments], folder, monkeypatch, capsys)
+            line = refused([command, *arguments], folder, capsys)
             assert any(name in line for name in names), (value, line)
 
 
-def test_a_bad_line(folder, monkeypatch, capsys):
-    for arguments, words in LINES:
-        assert words in refused(arguments, folder, monkeypatch, capsys), arguments
+def test_a_bad_line(folder, capsys):
+    for line, *words in LINES:
+        seen = refused(shlex.split(line), folder, capsys)
+        assert all(word in seen for word in words), (line, seen)
 
 
 SCHEME, STRATEGY_MATRIX = jaxacct.BMinSep(8, 3, 0.2), jaxacct.BandedToeplitz.square_root(2)
@@ -281,6 +332,7 @@ CALLS = [
         ),
         ("delta", NO_CHANCE, lambda v: jaxacct.verify(MECHANISM, 1.0, v)),
         ("rule", (None, "never", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, rule=v)),
+        ("proposal", ("magic", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, proposal=v)),
         (
             "outputs",
             ("x", np.zeros(7), np.zeros((2, 2, 8)), None),
@@ -329,3 +381,48 @@ def test_a_bad_argument_is_named():
             message = str(caught.value)
             assert name in message and "\n" not in message, value
             assert time.thread_time() - started < 10
+
+
+NUMBERS = dict(dataset_size=3000, batch_size=50, iterations=60, epsilon=2.0, delta=1e-2)
+
+
+def calibrate(**options):
+    return calibrating.calibrate(SCHEME, STRATEGY_MATRIX, **(dict(epsilon=2.0, delta=1e-2) | options))
+
+
+def recommend(**options):
+    return jaxacct.recommend(**(NUMBERS | options))
+
+
+REFUSED = [
+    (lambda: calibrate(tpr=0.5, fpr=0.1), "target must be one of", "given were epsilon, delta, tpr, fpr"),
+    (lambda: calibrate(mu=1.0), "target must be one of", "given were epsilon, delta, mu"),
+    (lambda: calibrate(max_batch_size=0), "max_batch_size must be an integer of at least 1, got 0"),
+    (lambda: calibrate(grid_ratio=1.0), "grid_ratio must be in [1.00001, 2], got 1.0"),
+    (lambda: calibrate(rule="soon"), "rule must be one of anytime, fixed, got 'soon'"),
+    (lambda: calibrate(proposal="pairs:9"), "proposal family must be one of plain, replicas"),
+    (lambda: calibrate(accountant="rdp"), "accountant must be one of analytic, unamplified", "got 'rdp'"),
+    (lambda: calibrate(adjacency="add"), "adjacency must be one of zero-out", "got 'add'"),
+    (lambda: calibrate(checkpoint_dir="other.json"), "checkpoint_dir must be a folder, got the file other"),
+    (lambda: calibrate(estimate=-1.0), "estimate must be a finite number above 0, got -1.0"),
+    (lambda: calibrate(dataset_size=0), "dataset_size must be an integer of at least 1, got 0"),
+    (lambda: recommend(memory_copies=-1), "memory_copies must be an integer of at least 0, got -1"),
+    (lambda: recommend(bands=61), "bands must be", "61"),
+    (lambda: recommend(scheme="poison"), "scheme must be one of poisson", "got 'poison'"),
+    (lambda: recommend(strategy="sqrt"), "strategy must be", "got 'sqrt'"),
+    (lambda: recommend(workload="speed"), "workload must be prefix-sum, or a list", "got 'speed'"),
+    (lambda: recommend(target=jaxacct.Target(2.0)), "epsilon and delta must not be given together with tar"),
+    (lambda: jaxacct.risk.true_positive_rate([1.0], [0.1], 1.5), "false_positive_rate must be", "got 1.5"),
+    (lambda: jaxacct.risk.advantage([-1.0], [0.1]), "epsilons must be at least 0", "-1"),
+    (lambda: load_model("nowhere", {"w": np.zeros(3)}), "run must be", "nowhere"),
+]
+
+
+def test_a_bad_combination_is_refused_with_its_values(folder):
+    before = contents(folder)
+    for call, *words in REFUSED:
+        with pytest.raises(ValueError) as caught:
+            call()
+        message = str(caught.value)
+        assert "\n" not in message and all(word in message for word in words), message
+    assert contents(folder) == before

@@ -277,13 +277,6 @@ def test_a_plan_of_a_large_epsilon_is_certified():
         calibrate(Poisson(1000, 0.004), IDENTITY, epsilon=10_001, delta=1e-5)
 
 
-@pytest.mark.parametrize("reference", composed_losses.REFERENCES[::2], ids=str)
-def test_sampled_rounds_are_at_least_60_digit_references(reference):
-    mechanism = at(Poisson(reference.steps, reference.q), reference.sigma)
-    bound = ACCOUNTANTS["pld"].delta(mechanism, reference.epsilon)
-    assert float(reference.delta) <= bound <= 1.02 * float(reference.delta)
-
-
 @pytest.mark.parametrize(("accountant", "mechanism", "composed", "reason"), REFUSED)
 def test_it_refuses_what_it_does_not_cover(accountant, mechanism, composed, reason):
     assert not accountant.supports(mechanism, composed)

@@ -6,6 +6,7 @@ tests/core/test_guards.py, that forged counts are seen by it too.
 
 import dataclasses
 import json
+import math
 import typing
 
 import numpy as np
@@ -104,6 +105,9 @@ def test_the_same_counts_with_less_of_q_are_not_certified():
         check(plan.claim, structs.replace(plan.evidence, share=float(share))).certified for share in shares
     ]
     assert found[0] and not found[-1] and found == sorted(found, reverse=True)
+    for share in (0.0, -1.0, 1.5, math.nan):
+        flaws = check(plan.claim, structs.replace(plan.evidence, share=share)).flaws
+        assert "share must be in (0, 1]" in flaws[0]
 
 
 def test_an_unknown_evidence_is_refused():

@@ -128,10 +128,10 @@ def test_the_budget_shows_every_reserve(name):
         claim = claim_of(scheme, **change)
         verdict = check(claim, Bound("revealed-pattern"))
         items = dict(budget_items(verdict))
-        reserve, cuts = expected(claim)["reserve"], claim.truncation_delta
+        reserve, truncated = expected(claim)["reserve"], claim.truncation_delta
         assert items.get("runs stopped by a batch too large") == (reserve and pytest.approx(reserve))
-        assert items.get("truncated batches") == cuts
-        assert claim.reserved == pytest.approx((reserve or 0) + (cuts or 0))
+        assert items.get("truncated batches") == truncated
+        assert claim.reserved == pytest.approx((reserve or 0) + (truncated or 0))
         assert sum(items.values()) == pytest.approx((verdict.bound or 0.0) + claim.reserved)
         notes = Plan(claim, Bound("revealed-pattern")).to_json()["notes"]
         assert notes["overflow_delta"] == (reserve and pytest.approx(reserve))

@@ -89,7 +89,7 @@ def test_every_registered_scheme_is_in_the_table():
 
 
 def typical_side(scheme, num):
-    """Side information under which nothing special happens: no batch is cut."""
+    """Side information under which nothing special happens: no batch is truncated."""
     return None if scheme.side_information is None else np.zeros((num, scheme.iterations), int)
 
 

@@ -21,6 +21,7 @@ from jaxacct.strategies import (
     Dense,
     FiniteToeplitz,
     Toeplitz,
+    Workload,
     by_name,
     strategy_from_json,
 )
@@ -200,16 +201,16 @@ def test_json_hash_and_words():
 def test_checks_of_the_scheme():
     """Either refused or with a bound; no case falls through."""
     for strategy in ALL:
-        close, cut = BMinSep(N, 1, 0.2), TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
+        close, truncated = BMinSep(N, 1, 0.2), TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
         if isinstance(strategy, BandedToeplitz | FiniteToeplitz):
-            Mechanism(cut, strategy, 1.0)
+            Mechanism(truncated, strategy, 1.0)
             if strategy.bands > 1:
                 with pytest.raises(ValueError, match="bands must be at most the minimum separation"):
                     Mechanism(close, strategy, 1.0)
         else:
             assert Mechanism(close, strategy, 1.0).is_upper_bound
             with pytest.raises(ValueError, match="banded Toeplitz for truncated-b-min-sep"):
-                Mechanism(cut, strategy, 1.0)
+                Mechanism(truncated, strategy, 1.0)
         if not strategy.is_toeplitz or isinstance(
             strategy, BandedInverse | BufferedToeplitz | FiniteToeplitz
         ):
@@ -228,3 +229,50 @@ def test_by_name():
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match=r"strategy must be optimal, .* or a file"):
         by_name("best", 3, BMinSep(N, 3, 0.2))
+
+
+SCHEDULE = {"iterations": 64, "min_separation": 8, "participations": 2}
+BAD_SCHEDULES = [
+    ({"iterations": 0}, "iterations must be"),
+    ({"min_separation": 1.5}, "min_separation must be"),
+    ({"participations": 0}, "participations must be"),
+    ({"participations": 9}, "participations must be at most 8, got 9"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "more"),
+    [
+        (
+            BandedToeplitz,
+            "bands",
+            [
+                ({"bands": 9}, "bands must be at most min_separation 8, got 9"),
+                ({"bands": 65, "min_separation": 65}, "bands must be at most iterations 64, got 65"),
+            ],
+        ),
+        (BandedInverse, "bands", [({"min_separation": None}, "min_separation must be given for 2")]),
+        (
+            BufferedToeplitz,
+            "buffers",
+            [
+                ({"min_separation": None}, "min_separation must be given for 2 participations"),
+                ({"workload": 0.1}, "workload must be"),
+                ({"iterations": 9000, "workload": Workload(lambda t: 1 / (1 + t))}, "must have a constant"),
+            ],
+        ),
+    ],
+)
+def test_schedules_without_an_optimum_are_refused(kind, size, more):
+    for change, message in [*BAD_SCHEDULES, ({size: 0}, f"{size} must be"), *more]:
+        with pytest.raises(ValueError, match=message):
+            kind.optimal(**{size: 4} | SCHEDULE | change)
+
+
+def test_errors_of_no_run_are_refused():
+    for iterations, sigma, message in [
+        (0, 1.0, "iterations must be"),
+        *((3, sigma, "noise_multiplier must be") for sigma in (0.0, -1.0, np.nan, np.inf, "x", None)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            prefix_sum_error(BandedToeplitz.identity(), iterations=iterations, noise_multiplier=sigma)

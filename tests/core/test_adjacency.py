@@ -27,19 +27,6 @@ from train.batches.sampler import Sampler
 FALSE_ALARM = 1e-6
 
 
-def divergence(P, Q, epsilon, sigma, points=161, width=8.0):
-    """H(P, Q) of mixtures of Gaussians in the plane, lists of (probability, mean), by the rectangle rule."""
-    line = np.linspace(-width, width, points) * max(1.0, sigma)
-    x, y = np.meshgrid(line, line, indexing="ij")
-
-    def density(mixture):
-        parts = [p * np.exp(-((x - m[0]) ** 2 + (y - m[1]) ** 2) / (2 * sigma**2)) for p, m in mixture]
-        return sum(parts) / (2 * np.pi * sigma**2)
-
-    terms = np.maximum(density(P) - np.exp(epsilon) * density(Q), 0)
-    return float(terms.sum() * (line[1] - line[0]) ** 2)
-
-
 def patterns(kind, q):
     """Participation patterns of two steps, with their probabilities."""
     if kind == "min-separation":
@@ -48,33 +35,13 @@ def patterns(kind, q):
 
 
 SETTINGS = [
-    ("poisson", 0.3, 0.0, 1.0, 0.5),
     ("poisson", 0.3, 0.8, 0.7, 1.0),
     ("min-separation", 0.5, 0.6, 0.5, 1.0),
     ("min-separation", 0.9, 1.0, 1.0, 0.2),
-    ("min-separation", 0.1, 0.4, 0.6, 0.0),
 ]
 
 
-@pytest.mark.parametrize(("kind", "q", "c", "sigma", "epsilon"), SETTINGS[1:4])
-def test_no_gradients_are_worse_than_antipodal_ones(kind, q, c, sigma, epsilon):
-    """Two steps, C = [[1, 0], [c, 1]]: gradients of both examples on a grid of [-1, 1]."""
-    matrix = np.array([[1, 0], [c, 1]])
-
-    def mixture(gradients):
-        return [(p, matrix @ (np.array(x) * gradients)) for x, p in patterns(kind, q).items()]
-
-    bound = divergence(mixture((1, 1)), mixture((-1, -1)), epsilon, sigma)
-    grid = (-1.0, -0.4, 0.0, 0.7, 1.0)
-    pairs = itertools.product(grid, repeat=4)
-    found = [divergence(mixture(g[:2]), mixture(g[2:]), epsilon, sigma) for g in pairs if g[0] >= 0]
-    # The rectangle rule of smooth densities is exact to rounding; the kink adds less than a cell's terms.
-    assert max(found) <= bound * (1 + 1e-3) + 1e-9
-    assert min(found) < bound  # the zero-out pair, for one
-    assert divergence(mixture((1, 1)), mixture((0, 0)), epsilon, sigma) < bound
-
-
-@pytest.mark.parametrize(("kind", "q", "c", "sigma", "epsilon"), SETTINGS[1:4])
+@pytest.mark.parametrize(("kind", "q", "c", "sigma", "epsilon"), SETTINGS)
 def test_adaptive_gradients_are_not_worse(kind, q, c, sigma, epsilon):
     """The second gradients depend on the first output: signs on either side of every threshold."""
     line = np.linspace(-8, 8, 161) * max(1.0, sigma)
@@ -98,16 +65,6 @@ def test_adaptive_gradients_are_not_worse(kind, q, c, sigma, epsilon):
         adaptive = density(1, lambda at, t=threshold, b=below, a=above: np.where(at < t, b, a))
         found.append(value(adaptive, density(-1, lambda at, o=opposite: o * np.ones_like(at))))
     assert max(found) <= bound * (1 + 1e-3) + 1e-9
-
-
-def test_a_smaller_pair_is_seen():
-    """The search would find a pair that does not dominate: antipodal gradients of norm 0.8."""
-    kind, q, _, sigma, epsilon = SETTINGS[0]
-    mixtures = [
-        [(p, size * np.array(x)) for x, p in patterns(kind, q).items()] for size in (0.8, -0.8, 1.0, -1.0)
-    ]
-    small, large = (divergence(*mixtures[i : i + 2], epsilon, sigma) for i in (0, 2))
-    assert large > 1.05 * small
 
 
 def same_distribution(first, second) -> float:

@@ -24,7 +24,7 @@ from tests.core.test_guards import BUDGET, of
 from tests.oracles import budget_families as families
 
 SMALL = Mechanism(BMinSep(5, 2, 0.2), BandedToeplitz((2.0, 1.0)), 1.1)
-CUT = Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), BandedToeplitz.square_root(3), 2.5)
+TRUNCATED = Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), BandedToeplitz.square_root(3), 2.5)
 
 
 def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
@@ -79,12 +79,12 @@ def test_what_overlapping_columns_lift_is_rounded_up():
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-def test_normalizers_of_cut_batches_are_rounded_up(direction, monkeypatch):
-    """What tilted cuts add up to, with the allowance for float64; the tables' own part is set to 0."""
-    independent = CUT.scheme.independent_truncation
+def test_normalizers_of_truncated_batches_are_rounded_up(direction, monkeypatch):
+    """What tilted truncation adds, with the allowance for float64; the tables' own part is set to 0."""
+    independent = TRUNCATED.scheme.independent_truncation
     chances, untruncated = np.array(independent.chances), independent.untruncated
     monkeypatch.setattr(truncated.replicas, "log_normalizer", lambda of_two: 0.0)
-    setting = Setting(CUT, 1.0, Direction(direction), None)
+    setting = Setting(TRUNCATED, 1.0, Direction(direction), None)
     found = truncated.build(setting)
     tilt = float(found.tables()["log_tilt"]) and -math.log1p(-untruncated.sampling_probability)
     exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
@@ -145,15 +145,16 @@ def test_draws_of_a_mean_with_another_margin_are_not_gone_on_from(tmp_path):
     margin, key = begun.of.margin, jax.random.key(0)
     distribution = begun.of.proposal.draw_metadata | {"margin": margin}
     state = {"bets": [[0.5], [1.0]], "blocks": 10**6, "counts": [[[0, 128 * 10**6]], [[0, 128 * 10**6]]]}
-    for name, value in [
-        ("margin", margin * 1.001),
-        ("margin", margin / 2),
-        ("log_scale", 1.0),
-        ("proposal", "x"),
+    for stored, message in [
+        (distribution | {"margin": margin * 1.001}, "the proposal.margin is"),
+        (distribution | {"margin": margin / 2}, "the proposal.margin is"),
+        (distribution | {"log_scale": 1.0}, "the proposal.log_scale is"),
+        (distribution | {"proposal": "replicas:2"}, "the proposal.proposal is"),
+        (None, "the proposal is None where"),
     ]:
         with Checkpoint(tmp_path) as checkpoint:
-            checkpoint.save(f"remove-{job}", state | {"distribution": distribution | {name: value}})
-            with pytest.raises(ValueError, match="checkpoint_dir must be another one"):
+            checkpoint.save(f"remove-{job}", state | {"distribution": stored})
+            with pytest.raises(ValueError, match=f"checkpoint_dir must be another one: .* {message}"):
                 verifying.draw(begun, BUDGET, Stop(), job, key, checkpoint)
     with Checkpoint(tmp_path) as checkpoint:
         checkpoint.save(f"remove-{job}", state | {"distribution": distribution})

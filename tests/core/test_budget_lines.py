@@ -53,7 +53,7 @@ SETTINGS = {
     "two examples": Mechanism(IndependentAttribution(60, 4, 0.02, 2), ROOT(4), 2.0),
     "three examples, long blocks": Mechanism(IndependentAttribution(300, 32, 0.01, 3), ROOT(8), 2.0),
     "certain examples": Mechanism(IndependentAttribution(40, 3, 1.0, 2), ROOT(3), 4.0),
-    "cut": Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), ROOT(3), 2.5),
+    "truncated": Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), ROOT(3), 2.5),
     "overlapping": Mechanism(Poisson(40, 0.05), OVERLAPPING, 2.0),
     "overlapping, dense": Mechanism(Poisson(6, 0.05), Dense(np.eye(6) + 0.2 * np.eye(6, k=-1)), 2.0),
     "rows of the run": Mechanism(BMinSep(40, 4, 0.05), FiniteToeplitz((1.0, 0.5, 0.2), 40), 1.5),
@@ -85,7 +85,7 @@ def test_items_of_losses(name):
         compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
 
 
-@pytest.mark.parametrize("name", ["cut", "seldom"])
+@pytest.mark.parametrize("name", ["truncated", "seldom"])
 def test_how_many_participations_count(name):
     """At rare outputs of many sizes, so that every factor of their probability decides somewhere."""
     for delta_v in np.geomspace(1e-14, 1e-2, 13):
@@ -97,7 +97,7 @@ def test_every_branch_is_among_the_settings():
     """Each of these would otherwise be compared nowhere."""
     distributions = {name: families.distribution_of(m, DELTA_V, 1, 2.0**-20) for name, m in SETTINGS.items()}
     fewer = {name for name, m in SETTINGS.items() if distributions[name].count < families.most(m.scheme)}
-    assert {"one band", "transforms", "phases", "counts", "two examples", "cut"} <= fewer
+    assert {"one band", "transforms", "phases", "counts", "two examples", "truncated"} <= fewer
     assert {"overlapping", "certain", "low noise"}.isdisjoint(fewer - {"low noise"})
     assert {name for name in SETTINGS if distributions[name].above} >= {"transforms", "counts", "phases"}
     assert adds_windows(SETTINGS["windows"].scheme, SETTINGS["windows"].strategy, 3)
@@ -252,17 +252,17 @@ def test_items_of_a_inflated_example(m, times):
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
-def test_items_of_cut_batches(direction):
-    mechanism = SETTINGS["cut"]
+def test_items_of_truncated_batches(direction):
+    mechanism = SETTINGS["truncated"]
     found, untruncated = (
-        proposal("cut", 8.0, direction, "truncated"),
+        proposal("truncated", 8.0, direction, "truncated"),
         mechanism.scheme.independent_truncation.untruncated,
     )
-    # ln Z, the tilt of every cut that there may be, and the floor of the other likelihood
+    # ln Z, the tilt of every truncated step that there may be, and the floor of the other likelihood
     tilt = 0.0 if direction == "add" else float(found.tables()["log_tilt"])
     assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)
     parts = abs(found.log_normalizer) + tilt * untruncated.iterations - untruncated.log_probability_of_none()
-    expected = families.cut_items(mechanism, DELTA_V, parts)
+    expected = families.truncation_items(mechanism, DELTA_V, parts)
     # Eight outcomes of two that are eligible, waits of both, and the coin of every step.
     each = 8 * 2.0**-51 + (untruncated.iterations + 1) * 2.0**-62
     variation = 2 * untruncated.max_participations * each + untruncated.iterations * 2.0**-32

@@ -157,8 +157,8 @@ def test_no_stream_serves_twice(monkeypatch):
         yield Draws(zeros, np.zeros_like(zeros))
 
     monkeypatch.setattr(base, "draw_in_batches", nothing)
-    cut = Mechanism(TruncatedBMinSep(6, 2, 0.1, 4, 10), BandedToeplitz((2.0, 1.0)), 1.5)
-    claim = Claim(cut, ClaimedTarget.at(1.0, 1e-3), None, None)
+    truncated = Mechanism(TruncatedBMinSep(6, 2, 0.1, 4, 10), BandedToeplitz((2.0, 1.0)), 1.5)
+    claim = Claim(truncated, ClaimedTarget.at(1.0, 1e-3), None, None)
     verdict = verify_claim(claim, Stop(), "plain", key=jax.random.key(1))
     assert verdict.certified
     # A direction asks for its stream again and again; so each key once in the order of first use.
@@ -382,7 +382,7 @@ def test_a_part_of_the_failure_probability_asks_for_more(rule):
         Stop(share=0)
 
 
-def test_the_ladder_verifies_nothing_that_cuts_do_not_cover(monkeypatch):
+def test_the_ladder_verifies_nothing_that_the_reserve_does_not_cover(monkeypatch):
     asked, (exponent, _) = ladder(
         monkeypatch,
         lambda exponent: True,
@@ -829,8 +829,8 @@ STAGES = {
     "upper bound": lambda: bounds.upper_confidence_bound(counts(_0=10), NAN),
     "lower bound": lambda: bounds.lower_confidence_bound(counts(_9=10), NAN),
     "divergence": lambda: bounds.kl(NAN, 0.5),
-    "cuts": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
-    "cover of cuts": lambda: truncation.covers(MECHANISM, NAN),
+    "truncation": lambda: truncation.reserve(MECHANISM.scheme, NAN, 500, 60),
+    "cover of truncation": lambda: truncation.covers(MECHANISM, NAN),
     "analytic": lambda: analytic.delta_by("unamplified", MECHANISM, NAN),
     "record": lambda: read(float, NAN, "x"),
     "writing": lambda: to_json({"x": NAN}),

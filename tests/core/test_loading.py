@@ -234,26 +234,26 @@ def test_bets_that_no_verification_makes(kind):
 TRUNCATED = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 12.0)
 
 
-def cut(mechanism, epsilon, delta=1e-3) -> Plan:
+def truncated_plan(mechanism, epsilon, delta=1e-3) -> Plan:
     return analytic(mechanism, epsilon, delta, dataset_size=500, truncate_to=60)
 
 
 def test_truncated_batches_are_covered_for_the_plan_s_own_noise():
     """A bound of an accountant that holds, at a noise whose tails the reserve does not cover."""
-    assert loaded(cut(TRUNCATED, 60.0)).certified
+    assert loaded(truncated_plan(TRUNCATED, 60.0)).certified
     quiet = dataclasses.replace(TRUNCATED, noise_multiplier=0.3)
     assert loaded(analytic(quiet, 150.0, 1e-3, dataset_size=500)).certified
     assert not truncation.covers(quiet, 150.0)
     with pytest.raises(ValueError, match="does not cover this noise multiplier"):
-        loaded(cut(quiet, 150.0))
+        loaded(truncated_plan(quiet, 150.0))
 
 
 def test_truncated_batches_need_a_data_set_and_no_composition():
     """Either holds alone."""
     event = dp.GaussianDpEvent(20.0)
     both = analytic(TRUNCATED, 2.0, 1e-3, compose_with=event)
-    assert loaded(both).certified and loaded(cut(TRUNCATED, 2.0)).certified
-    data = as_json(cut(TRUNCATED, 2.0))
+    assert loaded(both).certified and loaded(truncated_plan(TRUNCATED, 2.0)).certified
+    data = as_json(truncated_plan(TRUNCATED, 2.0))
     composed = as_json(both)["claim"]["compose_with"]
     assert composed is not None
     with pytest.raises(ValueError, match="must not be given together with compose_with"):
@@ -266,7 +266,7 @@ def test_what_is_spent_on_sizes_is_not_spent_again():
     """A budget of all of delta leaves nothing for batches that are truncated, or too large."""
     all_of_it = Budget.split(1e-3)
     stopping = analytic(TRUNCATED, 2.0, 1e-3, dataset_size=500)
-    for plan in (cut(TRUNCATED, 2.0), stopping):
+    for plan in (truncated_plan(TRUNCATED, 2.0), stopping):
         assert loaded(plan).certified and 0 < plan.claim.reserved < 1e-5
         spent = dataclasses.replace(plan, claim=claim_with(plan.claim, budget=all_of_it))
         with pytest.raises(ValueError, match="the budget spends"):
@@ -293,10 +293,10 @@ def test_what_is_spent_on_sizes_is_taken_off_what_a_bound_may_be():
         loaded(analytic(TRUNCATED, 2.0, delta, dataset_size=500))
     assert loaded(analytic(TRUNCATED, 2.0, 2 * delta, dataset_size=500)).certified
     reserve = truncation.reserve(TRUNCATED.scheme, 0.6, 500, 60)
-    bound = cut(TRUNCATED, 0.6).verdict.bound
+    bound = truncated_plan(TRUNCATED, 0.6).verdict.bound
     assert bound is not None and reserve < bound < 1e7 * reserve
     for factor, holds in ((0.9, False), (1.1, True)):
-        assert cut(TRUNCATED, 0.6, bound + factor * reserve).certified is holds
+        assert truncated_plan(TRUNCATED, 0.6, bound + factor * reserve).certified is holds
 
 
 @EACH
@@ -346,7 +346,7 @@ def test_a_replay_is_close_where_a_twentieth_has_moved(moved, close):
 # --- What is offered and what is read by its name ---
 
 CUT_NAMES = ["truncated"]
-# By mechanism: names that a file may give. Columns or examples overlap, or batches are cut.
+# By mechanism: names that a file may give. Columns or examples overlap, or batches are truncated.
 NOT_EXACT = {
     "columns": (
         Mechanism(BMinSep(6, 2, 0.01), Toeplitz((0.8, 0.5, 0.33)), 1.0),
@@ -360,7 +360,7 @@ NOT_EXACT = {
         Mechanism(IndependentAttribution(6, 2, 0.01, 2), BandedToeplitz((2.0, 1.0)), 1.0),
         {"remove": ["plain", "replicas:4"], "add": []},
     ),
-    "cut batches": (
+    "truncated batches": (
         Mechanism(TruncatedBMinSep(6, 2, 0.01, 2, 10), BandedToeplitz((2.0, 1.0)), 1.0),
         {side: ["plain", *CUT_NAMES] for side in ("remove", "add")},
     ),
@@ -393,10 +393,10 @@ def test_a_file_names_no_proposal_that_is_not_for_its_mechanism(what, direction)
 
 
 @pytest.mark.parametrize("strategy", [mechanism.strategy for mechanism, _ in list(NOT_EXACT.values())[:2]])
-def test_cuts_are_known_to_the_likelihood_of_disjoint_columns_alone(strategy):
+def test_truncation_is_known_to_the_likelihood_of_disjoint_columns_alone(strategy):
     with pytest.raises(ValueError, match="must be banded Toeplitz for truncated-b-min-sep"):
         Mechanism(TruncatedBMinSep(6, 2, 0.3, 2, 6), strategy, 1.5)
-    # The same scheme where nothing is cut: still Q is a mixture.
+    # The same scheme where nothing is truncated: still Q is a mixture.
     with pytest.raises(ValueError, match="must be banded Toeplitz for truncated-b-min-sep"):
         Mechanism(TruncatedBMinSep(6, 2, 0.3, 6, 6), strategy, 1.5)
 

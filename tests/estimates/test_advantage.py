@@ -12,7 +12,6 @@ from jaxacct.core import text
 from jaxacct.kernels.randomness import key_from_words
 from jaxacct.report import risk
 from jaxacct.report.html import report
-from tests import calibrating
 from tests.oracles.enumeration import pattern_distribution
 from tests.stored_plans import as_json
 
@@ -92,17 +91,3 @@ def test_a_gaussian_has_its_closed_form(advantage):
     assert made.verdict.bound == pytest.approx(
         2 * stats.norm.cdf(0.5 / made.mechanism.noise_multiplier) - 1, rel=1e-9
     )
-
-
-def test_targets_that_are_none():
-    for target, message in [
-        (dict(), "--epsilon and --delta, .* must be given"),
-        (dict(epsilon=1.0), "target must be one of epsilon and delta"),
-        (dict(epsilon=0.0, delta=0.1), "epsilon must be a finite number above 0"),
-        (dict(advantage=0.1, delta=0.1), "advantage must not be given together"),
-        (dict(advantage=0.0), "advantage must be in"),
-        (dict(advantage=1.0), "advantage must be in"),
-        (dict(advantage=math.nan), "advantage must be in"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            calibrating.calibrate(SCHEME, BandedToeplitz.square_root(2), **target)

@@ -1,6 +1,5 @@
 """What other libraries are given dominates; what is read from them has the distribution that it says."""
 
-import collections
 import dataclasses
 import math
 import types
@@ -27,6 +26,7 @@ from jaxacct.interoperation import (
 from jaxacct.interoperation.pessimistic_pld import INTERVAL
 from jaxacct.strategies.banded_inverse import BandedInverse
 from tests.oracles.enumeration import pattern_distribution
+from tests.schemes.test_schemes import chi_square_p_value
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
@@ -255,23 +255,11 @@ def test_jax_privacys_sampler_has_the_distribution_of_the_scheme(scheme):
     took_part = np.zeros((examples, scheme.iterations), np.int8)
     for step, batch in enumerate(selection.batch_iterator(examples, rng=7)):
         took_part[batch, step] = 1
-    seen = collections.Counter(map(tuple, took_part.tolist()))
     untruncated = getattr(scheme, "untruncated", scheme)
-    assert chi_square_quantile(seen, pattern_distribution(untruncated), examples) > 1e-6
+    assert chi_square_p_value(took_part, pattern_distribution(untruncated)) > 1e-6
     if getattr(untruncated, "sampling_probability", 1) < 1:
         other = dataclasses.replace(untruncated, sampling_probability=untruncated.sampling_probability + 0.03)
-        assert chi_square_quantile(seen, pattern_distribution(other), examples) < 1e-6
-
-
-def chi_square_quantile(seen, distribution, total) -> float:
-    from scipy.stats import chi2
-
-    if set(seen) - set(distribution):
-        return 0.0
-    cells = [(seen[pattern], total * p) for pattern, p in distribution.items() if total * p >= 10]
-    rest = total - sum(a for a, _ in cells), total - sum(b for _, b in cells)
-    cells += [rest] if rest[1] >= 10 else []
-    return float(chi2.sf(sum((a - b) ** 2 / b for a, b in cells), len(cells) - 1))
+        assert chi_square_p_value(took_part, pattern_distribution(other)) < 1e-6
 
 
 def test_poisson_without_barring_has_no_warm_start():

@@ -180,15 +180,15 @@ def test_no_score_wraps_around(n, bands, x64):
     np.testing.assert_allclose(signal[0], dense.T @ dense[:, -1], atol=1e-12)
 
 
-CUT = TruncatedBMinSep(6, 2, 0.2, dataset_size=40, max_batch_size=9)
+TRUNCATED = TruncatedBMinSep(6, 2, 0.2, dataset_size=40, max_batch_size=9)
 
 
 def sizes_and_counts():
-    sizes = CUT.side_information.draw(KEY, 64)
-    return [sizes, *(CUT.draw_counts(KEY, 64, side, sizes) for side in ("remove", "add"))]
+    sizes = TRUNCATED.side_information.draw(KEY, 64)
+    return [sizes, *(TRUNCATED.draw_counts(KEY, 64, side, sizes) for side in ("remove", "add"))]
 
 
-def test_cut_batches_can_be_drawn_under_x64():
+def test_truncated_batches_can_be_drawn_under_x64():
     """Traced only: the carry of the scan over steps once changed its type."""
     with jax.enable_x64(True):
         shapes = [(part.shape, part.dtype) for part in jax.eval_shape(sizes_and_counts)]
@@ -200,7 +200,7 @@ def test_batch_sizes_and_counts_under_x64_are_those_without():
     single = [np.asarray(part) for part in sizes_and_counts()]
     with jax.enable_x64(True):
         double = [np.asarray(part) for part in sizes_and_counts()]
-        mechanism = Mechanism(CUT, BandedToeplitz.square_root(2), 1.0)
+        mechanism = Mechanism(TRUNCATED, BandedToeplitz.square_root(2), 1.0)
         losses = base.plain(mechanism, "remove").draw(KEY, 0, 1, jnp.float64).loss
     for one, other in zip(single, double, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -148,7 +148,7 @@ def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
     dense = enumeration.strategy_matrix(strategy.coefficients, n + bands - 1, n)
     expected = before + 0.7 * participation @ dense.T @ dense
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
-    if n == 41:  # counted twice, not at all, and down, as of an example whose batch is cut
+    if n == 41:  # counted twice, not at all, and down, as of an example whose batch is truncated
         counts = np.random.default_rng(1).integers(-1, 3, positions.shape)
         ours = jax.jit(lambda *arrays: strategy.add_signal_windows(*arrays[:2], 0.7, arrays[2]))(
             jnp.asarray(before), jnp.asarray(positions), jnp.asarray(counts)

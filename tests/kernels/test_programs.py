@@ -55,7 +55,7 @@ def test_another_probability_and_other_coefficients_make_the_same_program(scheme
     """So that JAX's cache has it: 0.011 and 0.012, square-root and flat coefficients.
 
     What is drawn of the add direction, normals and a loss of theirs, is in the other program too, but for
-    batches that are cut.
+    batches that are truncated.
     """
     make, bands = _SCHEMES[scheme], 1 if scheme == "poisson" else 2
     first = program_of(Mechanism(make(0.011), BandedToeplitz.square_root(bands), 1.0), direction)

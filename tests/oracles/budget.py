@@ -35,7 +35,7 @@ class Distribution(NamedTuple):
     by_transform: bool = False
 
 
-def has_cuts(mechanism) -> bool:
+def has_truncation(mechanism) -> bool:
     return mechanism.scheme.side_information is not None
 
 
@@ -86,14 +86,14 @@ def fewest(scheme, log_allowed: float) -> int:
 
 
 def counted(mechanism, delta_v: float, tau: float) -> tuple[int, float]:
-    scheme, cuts = mechanism.scheme, has_cuts(mechanism)
+    scheme, truncation = mechanism.scheme, has_truncation(mechanism)
     if mechanism.is_upper_bound or scheme.sums.times > 1 or tau == 0:
         return most(scheme), 0.0
     log_allowed = math.log(SPENT * delta_v * tau)
-    if cuts:  # f is only known to be at least P(x = 0)
-        untruncated = scheme.independent_truncation.untruncated if cuts else scheme
+    if truncation:  # f is only known to be at least P(x = 0)
+        untruncated = scheme.independent_truncation.untruncated if truncation else scheme
         log_allowed += untruncated.log_probability_of_none()
-    if cuts:  # two likelihoods share it
+    if truncation:  # two likelihoods share it
         log_allowed -= math.log(2)
     k = fewest(scheme, log_allowed)
     return k, SPENT * delta_v if k < most(scheme) else 0.0
@@ -131,7 +131,7 @@ def distribution_of(mechanism, delta_v: float, m: int, tau: float) -> Distributi
     elif (module := scheme.replicas(mechanism)) is not None:
         by_chance = module.log_normalizer(mechanism) - math.log(spent)
     largest, above = (by_chance, spent) if by_chance < everything else (everything, 0.0)
-    drawn = m * norm_of(scheme, count) * scheme.sums.times * (1.5 if has_cuts(mechanism) else 1.0)
+    drawn = m * norm_of(scheme, count) * scheme.sums.times * (1.5 if has_truncation(mechanism) else 1.0)
     return Distribution(count, beyond, drawn, largest, above, score, ratio)
 
 
@@ -200,9 +200,9 @@ def transform_error(strategy, n: int) -> float:
 
 def scores_error(mechanism, distribution: Distribution, m: int, count: int) -> float:
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
-    n, cuts = scheme.iterations, has_cuts(mechanism)
-    reach = norm_of(scheme, count) * (1.5 if cuts else 1.0)
-    each = (at_one_step(scheme)[1] + cuts) * count
+    n, truncation = scheme.iterations, has_truncation(mechanism)
+    reach = norm_of(scheme, count) * (1.5 if truncation else 1.0)
+    each = (at_one_step(scheme)[1] + truncation) * count
     error = each * 4 * m * U * distribution.score
     outputs = sigma * (math.sqrt(n) + math.sqrt(2 * math.log(1 / RARE)))
     if not strategy.is_toeplitz:
@@ -244,18 +244,18 @@ def ratio_error(mechanism, distribution: Distribution, count: int) -> float:
     scheme, sums = mechanism.scheme, mechanism.scheme.sums
     if sums.processes > 1:
         return interacting_error(mechanism, distribution, count)
-    half, cuts = 0.5 / mechanism.noise_multiplier**2, has_cuts(mechanism)
-    each = at_one_step(scheme)[0] + cuts
+    half, truncation = 0.5 / mechanism.noise_multiplier**2, has_truncation(mechanism)
+    each = at_one_step(scheme)[0] + truncation
     each_ratio = distribution.ratio * each
     local, exponent = 7 * each_ratio, each_ratio
-    if each > 1 and not cuts:  # a mixture of several counts
+    if each > 1 and not truncation:  # a mixture of several counts
         exponent += sums.log_weights + 2 * each**2 * half
         local += 4 * exponent + each * (exponent + 8)
     if sums.max_sampled:
         exponent = 3 * math.log(1 + sums.max_sampled) + 2 * distribution.ratio + 6 * half
         local += 10 * exponent + 16
     if sums.table is not None:
-        return (1 + cuts) * b_min_sep_error(scheme, distribution._replace(ratio=exponent), count, local)
+        return (1 + truncation) * b_min_sep_error(scheme, distribution._replace(ratio=exponent), count, local)
     if sums.probability == 1:
         tree = math.ceil(math.log2(max(count, 2))) + 2 + 4
         fixed = sums.terms + 20 + 4 * math.log(sums.terms)
@@ -301,7 +301,7 @@ def interacting_error(mechanism, distribution: Distribution, count: int) -> floa
 
 def errors(mechanism, distribution: Distribution, m: int, count: int) -> tuple[float, float, float]:
     scheme = mechanism.scheme
-    length = norm_of(scheme, count) * (1.5 if has_cuts(mechanism) else 1.0)
+    length = norm_of(scheme, count) * (1.5 if has_truncation(mechanism) else 1.0)
     length *= math.sqrt(1 + 2 * float(np.max(mechanism.cross_terms)))
     normals = length * normals_norm(normal_pairs(mechanism)) / mechanism.noise_multiplier
     parts = (

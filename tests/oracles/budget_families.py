@@ -108,8 +108,8 @@ def inflated_items(mechanism, delta_v: float, m: int, times: int, log_z: float) 
     return two_losses(mechanism, delta_v, m, log_z, bounded(inflated, m, make), m, name)
 
 
-def cut_items(mechanism, delta_v: float, log_parts: float) -> Items:
-    """Two replicas with independent cuts (truncated_batches.md, sections 3 and 5)."""
+def truncation_items(mechanism, delta_v: float, log_parts: float) -> Items:
+    """Two replicas with independent truncation (truncated_batches.md, sections 3 and 5)."""
     distribution, tau, found = bounded(mechanism, 2, lambda tau: distribution_of(mechanism, delta_v, 2, tau))
     made = items(mechanism, found, distribution.beyond + distribution.above)
     made["more examples eligible than allowed for"] = "delta", mechanism.scheme.independent_truncation.beyond

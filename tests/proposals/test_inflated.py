@@ -13,10 +13,8 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import choose_candidate
 from jaxacct.proposals.families import replica_lines
 from jaxacct.proposals.threshold import budget_lines
-from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from jaxacct.strategies.stationary import adds_windows
-from tests.draws import mean_interval
 from tests.oracles import enumeration
 from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
 from tests.rounding_errors import _losses, _normals, _probe
@@ -89,24 +87,14 @@ def test_losses_of_both_keep_the_minorant_and_the_lower_bound(x64):
     assert (g < (inflated_none + 1.3 * math.exp(log_ratio) * (f - none))).any()  # a larger c would be wrong
 
 
-def test_few_samples_where_participation_is_rare(key):
-    """A tenth of the scale; no term above 1; the same divergence as ordinary replicas find (1e-6)."""
+def test_few_samples_where_participation_is_rare():
+    """A tenth of the scale of ordinary replicas; `conformance` has the divergence."""
     epsilon, budget = 0.3, Budget.split(1e-5)
     chosen, predicted = choose_candidate(SMALL, epsilon, "remove", budget)
     assert chosen.name == "replicas:4,8" and predicted[chosen.name] < 60_000
     ordinary = replica_proposal(SMALL, 4, epsilon)
     assert chosen.log_scale < ordinary.log_scale - math.log(10)
     assert min(count for name, count in predicted.items() if "," not in name) > predicted[chosen.name]
-    intervals = []
-    for proposal in (chosen, ordinary):
-        draws = proposal.draw(key, 0, 160)
-        scale = math.exp(proposal.log_scale)
-        terms = hockey_stick.weighted_terms(draws, "remove", epsilon) / scale
-        assert terms.max() <= 1 + 1e-5
-        low, high = mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), 5e-7)
-        intervals.append((scale * low, scale * high))
-    (low, high), (other_low, other_high) = intervals
-    assert low <= other_high and other_low <= high and high - low < (other_high - other_low) / 2
     again = proposal_by_name(SMALL, epsilon, "remove", chosen.name)
     assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale)
 

@@ -113,7 +113,9 @@ def test_rare_participation_is_resolved_where_pairs_do_not():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "coefficients", "m"), [SETTINGS[0], (BMinSep(4, 1, 0.4), ONE, 3)], ids=str
+    ("scheme", "coefficients", "m"),
+    [SETTINGS[0], pytest.param(BMinSep(4, 1, 0.4), ONE, 3, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_terms_have_the_mean_of_the_divergence(scheme, coefficients, m):
     """Terms are in [0, 1]; intervals of the divergence and of plain samples meet; false alarm 1e-6."""

@@ -20,16 +20,11 @@ from jaxacct import (
 )
 from jaxacct.core.verify import verify
 from jaxacct.proposals import registry
-from jaxacct.proposals.base import plain
 from jaxacct.proposals.families import overlaps
 from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.schemes.replicas import aged, table, table_weights
 from jaxacct.schemes.replicas.base import log_lift
-from jaxacct.statistics import bounds, hockey_stick
-from tests.draws import mean_interval
 from tests.oracles import enumeration
-from tests.proposals.test_proposals import draw
-from tests.proposals_by_name import replica_proposal
 from tests.schemes.test_schemes import chi_square_p_value
 
 FALSE_ALARM = 1e-6
@@ -178,20 +173,6 @@ def test_the_factor_is_computed_from_above(scheme):
     exact = shared[0] - shared[1] - 2 * scheme.examples_per_unit * kappa / SIGMA**2 * together.sum(axis=1)
     assert (found >= np.minimum(exact, 0.0)).all()
     assert (found <= np.minimum(exact, 0.0) + 2e-4 * together.sum(axis=1) + 1e-6).all()
-
-
-@pytest.mark.slow
-def test_the_same_divergence_as_plain_draws_with_bounded_terms(key):
-    """Both have the mean `E_P (1 - alpha / f+)_+`; false alarm 1e-6 in all."""
-    mechanism, epsilon, found = Mechanism(BMinSep(6, 2, 0.3), Toeplitz(TAIL), 2.5), 0.3, []
-    for proposal in (plain(mechanism, "remove"), replica_proposal(mechanism, 2, epsilon)):
-        terms = hockey_stick.weighted_terms(draw(proposal, 100, key), "remove", epsilon)
-        scale = math.exp(proposal.log_scale)
-        assert terms.max() <= scale * (1 + 1e-5)
-        counts = bounds.bin_terms(np.minimum(terms / scale, 1))
-        found.append([scale * end for end in mean_interval(counts, FALSE_ALARM / 2)])
-    (low, high), (low_of_replicas, high_of_replicas) = found
-    assert low_of_replicas <= high and low <= high_of_replicas < 1.2 * high
 
 
 def test_no_verdict_below_the_truth(monkeypatch, key):

@@ -112,25 +112,6 @@ def test_pairs_of_real_batches(scheme):
     assert min_p_value(np.concatenate(drawn), distributions) > FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        BMinSep(5, 3, 0.3, False),
-        CyclicPoisson(4, 3, 0.5),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (BallsInBins(4, 3), Poisson(3, 0.4))),
-    ],
-    ids=str,
-)
-def test_three_examples_join_independently(scheme):
-    """The distribution of all three vectors is the product: 3,000 runs of three examples alone."""
-    distribution = pattern_distribution(scheme)
-    triples = {
-        x + y + z: u * v * w for (x, u), (y, v), (z, w) in itertools.product(distribution.items(), repeat=3)
-    }
-    drawn = [drawn_by(Sampler(scheme, 3, 3, (run, 8, 8, 8)), 3).reshape(-1) for run in range(3000)]
-    assert chi_square_p_value(np.array(drawn), triples) > FALSE_ALARM
-
-
 def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...], float]:
     """Distribution of batches: all vectors of all examples, then every subset that is kept.
 

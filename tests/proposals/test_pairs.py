@@ -173,6 +173,7 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     assert not accepted(0.9 * exact)
 
 
+@pytest.mark.slow  # `conformance` has another number of replicas
 def test_a_users_draws_have_the_exact_divergence(key):
     """Two examples of one user: weights, scale and terms together, in an interval around the truth (1e-6)."""
     mechanism, epsilon, m = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0), 0.5, 6
@@ -262,9 +263,9 @@ def test_no_more_than_two_where_those_need_few_samples():
 
 def test_numbers_and_schemes_that_there_are_not():
     users = Mechanism(SMALL[6], STRATEGY, SIGMA)
-    cut = Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
+    truncated = Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
     overlapping = Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA)
-    for mechanism, m in ((users, 2), (users, 5), (users, 1), (cut, 4), (overlapping, 4)):
+    for mechanism, m in ((users, 2), (users, 5), (users, 1), (truncated, 4), (overlapping, 4)):
         with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
             replica_proposal(mechanism, m, 1.0)
     assert [p.name for p in family_candidates("replicas", overlapping, 1.0)] == ["replicas:2"]

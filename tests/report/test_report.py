@@ -128,27 +128,6 @@ def test_the_risk_of_a_gaussian_is_that_of_its_best_test(shift):
         assert risk.advantage(epsilon, delta) >= 2 * stats.norm.cdf(shift / 2) - 1 - 1e-12
 
 
-def test_no_test_on_the_worst_pair_does_better_than_the_bound():
-    """The pair with losses epsilon, -epsilon and infinity: every set of its outcomes, as a test."""
-    epsilon, delta = 1.2, 0.05
-    high, low = (
-        (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon)),
-        (1 - delta) / (1 + math.exp(epsilon)),
-    )
-    p, q = np.array([delta, high, low, 0.0]), np.array([0.0, low, high, delta])
-    best = 0.0
-    for chosen in range(16):
-        mask = np.array([chosen >> k & 1 for k in range(4)], bool)
-        rate, power = q[mask].sum(), p[mask].sum()
-        assert power <= risk.true_positive_rate(epsilon, delta, min(rate, 1.0)) + 1e-12
-        best = max(best, power - rate)
-    assert best == pytest.approx(risk.advantage(epsilon, delta), rel=1e-12)
-    # The picture's curve through the point is the profile of that pair.
-    others = np.linspace(0, 2, 9)
-    exact = [np.maximum(0, p - math.exp(e) * q).sum() for e in others]
-    np.testing.assert_allclose(EpsilonDelta(epsilon, delta).delta(others), exact, rtol=1e-12)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, 5.0, 800.0, math.inf])
 def test_extreme_points(epsilon):
     rates = np.array([0.0, 0.5, 1.0])
@@ -249,7 +228,7 @@ def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
     assert asked[1:] == [whole("composed").compose_with]
 
 
-def test_bands_of_a_plan_with_cuts_are_raised_by_what_cuts_may_add(monkeypatch):
+def test_bands_of_a_truncated_plan_are_raised_by_what_truncation_may_add(monkeypatch):
     plan = whole("cut")
     seen = {}
 

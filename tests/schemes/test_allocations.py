@@ -1,35 +1,35 @@
-"""Epochwise allocation: likelihoods, samplers and batches against enumeration of all patterns."""
+"""Epochwise allocation and balanced min-sep: likelihoods by enumeration, long runs by draws.
+
+That draws and batches follow the same distribution is in tests/conformance/test_registry.py.
+"""
+
+import math
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import BallsInBins, BMinSep, EpochwiseAllocation
+from jaxacct import BalancedMinSep, BallsInBins, EpochwiseAllocation
+from jaxacct.likelihood import rounding
+from jaxacct.schemes.protocol.batch_sizes import batch_sizes, max_batch_size
 from tests.oracles import enumeration
-from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
-
-# n is a multiple of nothing; b = 1; b = M - 1; one participation.
-DISTRIBUTIONS = [
-    EpochwiseAllocation(8, 3, 2),
-    EpochwiseAllocation(8, 4, 3),
-    EpochwiseAllocation(7, 3, 1),
-    EpochwiseAllocation(8, 3, 3),
-    EpochwiseAllocation(5, 7),
-]
+from tests.schemes.test_schemes import FALSE_ALARM
 
 
-def small(steps):
-    """Every separation and every length of an epoch."""
-    for n in steps:
-        for M in range(1, n + 2):
-            yield from (EpochwiseAllocation(n, M, b) for b in range(1, M + 1))
+def small(n):
+    """Every separation, and every length of an epoch or number of participations."""
+    for epoch in range(1, n + 2):
+        yield from (EpochwiseAllocation(n, epoch, b) for b in range(1, epoch + 1))
+    for b in range(1, n + 1):
+        yield from (BalancedMinSep(n, b, k) for k in range(1, -(-n // b) + 1))
 
 
-@pytest.mark.parametrize("steps", [(1, 3), pytest.param((2, *range(4, 9)), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [(1, 3, 4), pytest.param((2, *range(5, 9)), marks=pytest.mark.slow)])
 def test_likelihoods_of_all_patterns(steps, x64):
-    rng, schemes = np.random.default_rng(0), list(small(steps))
+    rng, schemes = np.random.default_rng(0), [scheme for n in steps for scheme in small(n)]
     ratios = [rng.normal(0, 5, (2, scheme.iterations)) for scheme in schemes]
 
     @jax.jit  # one program for all
@@ -39,49 +39,41 @@ def test_likelihoods_of_all_patterns(steps, x64):
     for ours, r, scheme in zip(run(ratios), ratios, schemes, strict=True):
         distribution = enumeration.pattern_distribution(scheme)
         patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
-        np.testing.assert_allclose(weights @ patterns, scheme.participation_rate, rtol=1e-12)
+        if isinstance(scheme, EpochwiseAllocation):
+            np.testing.assert_allclose(weights @ patterns, scheme.participation_rate, rtol=1e-12)
+        else:
+            n, b, k = scheme.iterations, scheme.min_separation, int(scheme.participations)
+            assert math.comb(n - (k - 1) * (b - 1), k) == len(patterns)
         np.testing.assert_allclose(ours, np.log(np.exp(r @ patterns.T) @ weights), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("scheme", DISTRIBUTIONS[1::3], ids=str)
-def test_drawn_patterns_and_batches(scheme, key):
-    """All patterns, hence all marginals and pairs: what the accountant draws, and what a trainer does."""
-    distribution = enumeration.pattern_distribution(scheme)
-    drawn = np.array(jax.jit(lambda k: scheme.draw_participation(k, 40_000))(key))
-    assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
-    generator = np.random.default_rng(0)
-    batches = scheme.batches(40_000, generator)
-    for step in range(scheme.iterations):
-        drawn[:, step] = np.bincount(batches.draw(step, generator), minlength=len(drawn))
-    assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
-    if scheme.max_participations > 1:
-        wrong = enumeration.pattern_distribution(BMinSep(scheme.iterations, 1, scheme.participation_rate))
-        assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
+@pytest.mark.parametrize("scheme", [BalancedMinSep(1000, 64, 4), BalancedMinSep(200, 16, 9)], ids=str)
+def test_every_pattern_of_a_long_run_is_counted(scheme):
+    """At log-ratios of 0 the mean is 1; its derivatives are the shares of patterns with each step."""
+    mean, shares = jax.jit(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.zeros(scheme.iterations))
+    assert abs(mean) < 1e-3
+    np.testing.assert_allclose(shares, scheme.participation_probabilities(), rtol=1e-3)
 
 
-def test_a_kernel_with_another_hazard_is_rejected(key):
-    """The next place uniform among the eligible ones: marginals are then not uniform."""
-    M, b = 4, 3
-    drawn = np.asarray(jax.jit(lambda k: EpochwiseAllocation(8, M, b).draw_positions(k, 40_000))(key))
-    pairs = np.zeros((M, M))
-    np.add.at(pairs, (drawn[:, 0], drawn[:, 1] - M), 1)
-    eligible = np.add.outer(-np.arange(M), np.arange(M)) >= b - M
-    uniform = eligible / eligible.sum(axis=1, keepdims=True) / M * len(drawn)
-    statistic = (np.square(pairs - uniform)[eligible] / uniform[eligible]).sum()
-    assert pairs[~eligible].sum() == 0
-    assert stats.chi2.sf(statistic, eligible.sum() - 1) < FALSE_ALARM
-
-
-def test_marginals_of_a_long_run(key):
-    """Every step has the same probability; steps of one example exclude each other, so counts vary less."""
-    scheme, num = EpochwiseAllocation(1000, 240, 64), 100_000
+@pytest.mark.parametrize("scheme", [EpochwiseAllocation(1000, 240, 64), BalancedMinSep(1000, 64, 4)], ids=str)
+def test_marginals_of_a_long_run(scheme, key):
+    """Steps of one example exclude each other, so counts vary less than those of independent ones."""
+    num = 200_000
     steps = np.asarray(jax.jit(lambda k: scheme.draw_positions(k, num))(key))
-    gaps = np.diff(steps)
-    assert steps.min() >= 0 and gaps[steps[:, 1:] < 1000].min() >= 64
+    assert steps.min() >= 0 and np.diff(steps)[steps[:, 1:] < 1000].min() >= 64
     observed = np.bincount(np.minimum(steps, 1000).ravel(), minlength=1001)[:1000]
     expected = num * scheme.participation_probabilities()
     assert stats.chi2.sf(np.square(observed - expected) @ (1 / expected), 999) > FALSE_ALARM
-    assert (steps // 240 == np.arange(5)).all()
+    if isinstance(scheme, EpochwiseAllocation):
+        assert (steps // 240 == np.arange(5)).all()
+        return
+    # The first gap beyond b - 1 is that of uniform subsets: P(gap > g) = C(m - g, k) / C(m, k) from the left.
+    # Four waits at 4.9 standard deviations have a false alarm of 1e-6 each.
+    m, first = 1000 - 3 * 63, steps[:, 0]
+    for at in (50, 200, 400):
+        chance = math.comb(m - at, 4) / math.comb(m, 4)
+        for gap in (first, steps[:, 1] - first - 64):
+            assert abs((gap >= at).mean() - chance) < 4.9 * math.sqrt(chance * (1 - chance) / num)
 
 
 @pytest.mark.parametrize(
@@ -99,15 +91,63 @@ def test_limits(scheme, limit):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_batch_sizes_follow_the_step():
+    """By exact integers: p_i is largest at the ends, n / m of the mean, and the largest batch holds there.
+
+    The mean rate of README's job would allow too small a batch, the largest one too large a one.
+    """
+    for n, b, k in ((1000, 16, 4), (40, 5, 6)):
+        scheme, m = BalancedMinSep(n, b, k), n - (k - 1) * (b - 1)
+        rates = scheme.participation_probabilities()
+        ways = [
+            sum(
+                math.comb(i - j * (b - 1), j) * math.comb(m - 1 - i + j * (b - 1), k - 1 - j)
+                for j in range(k)
+                if 0 <= i - j * (b - 1) < m
+            )
+            for i in range(n)
+        ]
+        np.testing.assert_allclose(rates, np.array(ways, float) / math.comb(m, k), rtol=1e-12)
+        np.testing.assert_allclose(rates, rates[::-1], rtol=1e-12)
+        assert rates[0] == pytest.approx(k / m) and rates.mean() == pytest.approx(k / n)
+    scheme, size = BalancedMinSep(1000, 16, 4), 50_000
+    expected, largest = batch_sizes(scheme, size)
+    rates = scheme.participation_probabilities()
+    assert expected == pytest.approx(200)
+    assert stats.binom.sf(largest, size, rates).sum() <= 1e-9 < stats.binom.sf(largest - 2, size, rates).sum()
+    assert max_batch_size(size, 4 / 1000, 1000) < largest < max_batch_size(size, rates.max(), 1000)
+    assert BalancedMinSep(400, 20, 20).participation_probabilities().min() < 2e-11, "no divisor of a step"
+
+
 def test_bad_input():
+    sizes = dict(dataset_size=100, batch_size=25, iterations=8)
     for make, message in (
         (lambda: EpochwiseAllocation(8, 3, 4), "min_separation must be at most epoch_steps 3"),
         (lambda: EpochwiseAllocation(8, 0), "epoch_steps must be"),
+        (lambda: BalancedMinSep(8, 3, 3.5), "participations must be at most 3"),
+        (lambda: BalancedMinSep(8, 3, 0), "participations must be"),
+        (lambda: BalancedMinSep(8, 3, math.nan), "participations must be"),
+        (
+            lambda: BalancedMinSep.from_batch_size(**sizes | {"batch_size": 30}, min_separation=4),
+            "participations must be at most 2",
+        ),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             make()
         assert "\n" not in str(caught.value)
-    sizes = dict(dataset_size=100, batch_size=25, iterations=8)
     assert EpochwiseAllocation.from_batch_size(**sizes, min_separation=2) == EpochwiseAllocation(8, 4, 2)
     assert EpochwiseAllocation.from_batch_size(**sizes | {"batch_size": 30}).epoch_steps == 4
     assert EpochwiseAllocation(9, 12, 2).min_separation == 12
+    made = BalancedMinSep.from_batch_size(**sizes, min_separation=4)
+    assert made == BalancedMinSep(8, 4, 2) and made.expected_batch_sizes(100).mean() == 25.0
+    assert BalancedMinSep(9, 2, 0.5) == BalancedMinSep(9, 9, 0.5), "one participation has no distance"
+
+
+def test_logarithms_of_binomials_that_bounds_depend_on():
+    """Of exact integers, and rounded up by what gammaln may lose."""
+    for n, k in ((10, 3), (2000, 1000), (2**20, 9)):
+        with mpmath.workdps(40):
+            exact = mpmath.log(math.comb(n, k))
+            above = rounding._log_choose(n, k) - exact
+            parts = sum(mpmath.loggamma(size + 1) for size in (n, k, n - k))
+            assert 0.5 < above / (2.0**-49 * parts) < 1.5

@@ -29,7 +29,6 @@ from tests.likelihood.test_privacy_loss import outputs_of
 from tests.oracles import enumeration, tuples
 from tests.oracles.settings import few_in_ci
 from tests.proposals_by_name import family_candidates, proposal_by_name
-from tests.schemes.test_schemes import chi_square_p_value
 from tests.strategies.test_non_banded import both_losses
 
 FALSE_ALARM = 1e-6
@@ -107,24 +106,6 @@ def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
     each = number[:, None] + number
     ratio = (shared / np.maximum(each, 1)).max()
     assert ratio <= scheme.overlap_bound(strategy) <= 1.6 * ratio
-
-
-@pytest.mark.parametrize(("scheme", "bands"), few_in_ci({0}, SETTINGS[:11]))
-def test_drawn_counts_and_their_distributions(scheme, bands, key):
-    distribution = enumeration.pattern_distribution(scheme)
-    drawn = np.asarray(jax.jit(lambda k: scheme.draw_participation(k, 20_000))(key))
-    assert chi_square_p_value(drawn, distribution) > FALSE_ALARM
-    # At p = 1 from a cold start no draw is random, so there is no error.
-    assert 0 <= scheme.draw_errors[0] < 1e-3 and (scheme.draw_errors[0] > 0 or len(distribution) == 1)
-    some = sum(w * (np.array(x) > 0) for x, w in distribution.items())
-    np.testing.assert_allclose(scheme.participation_probabilities(), some, atol=1e-12)
-    none = distribution.get((0,) * scheme.iterations, 0.0)
-    assert math.exp(scheme.log_probability_of_none()) == pytest.approx(none, rel=1e-10, abs=1e-300)
-    dense = enumeration.strategy_matrix(
-        BandedToeplitz.square_root(bands).coefficients, scheme.iterations + bands - 1, scheme.iterations
-    )
-    largest = max(np.square(dense @ np.array(x)).sum() for x in distribution)
-    assert largest <= scheme.squared_sensitivity(0.0) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "bounded"])

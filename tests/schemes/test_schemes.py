@@ -12,7 +12,6 @@ from jaxacct import (
     MultiAttribution,
     Poisson,
 )
-from tests.oracles import enumeration
 
 FALSE_ALARM = 1e-6
 
@@ -37,14 +36,6 @@ def chi_square_p_value(drawn, distribution) -> float:
         return 1.0
     statistic = ((observed - expected) ** 2 / expected).sum()
     return float(stats.chi2.sf(statistic, len(expected) - 1))
-
-
-def test_the_distribution_test_rejects_a_wrong_distribution(key):
-    drawn = np.asarray(jax.jit(lambda k: BMinSep(8, 3, 0.3).draw_participation(k, 40_000))(key))
-    wrong = enumeration.pattern_distribution(BMinSep(8, 3, 0.28))
-    assert chi_square_p_value(drawn, wrong) < FALSE_ALARM
-    cold = enumeration.pattern_distribution(BMinSep(8, 3, 0.3, warm_start=False))
-    assert chi_square_p_value(drawn, cold) < FALSE_ALARM
 
 
 def test_counts_of_the_production_setting(key):

@@ -1,7 +1,6 @@
 """Concentration bounds: exact checks where possible, else simulations of stated false alarm."""
 
 import math
-import time
 
 import mpmath
 import numpy as np
@@ -52,15 +51,6 @@ def test_edges():
 def test_terms_outside_are_refused(bad):
     with pytest.raises(ValueError, match=r"terms must be in \[0, 1\]"):
         bin_terms([0.5, bad])
-
-
-def test_binning_keeps_up():
-    """Well over 1e7 terms/s on an idle core; the bound leaves room for a busy one."""
-    terms = np.random.default_rng(0).random(10**6)
-    terms[terms < 0.8] = 0
-    start = time.perf_counter()
-    bin_terms(terms)
-    assert time.perf_counter() - start < 1
 
 
 def test_mean_upper():
@@ -384,23 +374,6 @@ def test_hopeless_is_rare_below_the_line_and_common_above():
     assert not bounds.hopeless(coins(0, 10**9), 1e-12)
     assert not bounds.hopeless(coins(0, 0), 0.1)
     assert not bounds.hopeless(coins(100, 0), 1.0)
-
-
-def test_accumulators_are_exact_to_1e12_samples():
-    """Histograms are int64: one term among 1e12 is kept, and its bounds hold the mean."""
-    counts = np.zeros(len(bounds.TERM_EDGES), np.int64)
-    counts[0], counts[-1] = 10**12 - 1, 1
-    assert counts.sum() == 10**12
-    assert bounds.mean_upper(counts) == pytest.approx(1e-12, rel=1e-9)
-    upper, lower = bounds.upper_confidence_bound(counts, 1e-6), bounds.lower_confidence_bound(counts, 1e-6)
-    assert lower <= 1e-12 < upper < 1e-10
-    thousandth = np.zeros_like(counts)
-    thousandth[0], thousandth[-1] = 10**6 - 1000, 1000
-    many = thousandth * 10**6
-    assert many.sum() == 10**12
-    for q in (1e-3, 1e-9):
-        assert bounds.lower_confidence_bound(many, q) <= 1e-3 <= bounds.upper_confidence_bound(many, q)
-        assert bounds.upper_confidence_bound(many, q) < 1e-3 * (1 + 1e-3)  # the bets are a fixed grid
 
 
 @pytest.mark.parametrize("theta", [1e-6, 0.01, 0.3, 0.9])

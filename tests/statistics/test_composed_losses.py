@@ -30,27 +30,6 @@ IDENTITY = BandedToeplitz.identity()
 MARGIN = 1.02
 
 
-def epsilon_of(mu: float, delta: float) -> float:
-    low, high = 0.0, mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian(middle, mu) > delta else (low, middle)
-    return high
-
-
-@pytest.mark.parametrize("steps", [1, 1000, 100_000, 1_000_000])
-@pytest.mark.parametrize("mu", [0.02, 1.0, 3.0])
-def test_without_sampling_it_is_the_closed_form(steps, mu):
-    """The general method at q = 1: n steps are one Gaussian of mean sqrt(n) / sigma."""
-    sigma = math.sqrt(steps) / mu
-    mechanism = Mechanism(Poisson(steps, 1.0), IDENTITY, sigma)
-    for delta in (1e-5, 1e-10, 1e-15):
-        epsilon = epsilon_of(mu, delta)
-        with mpmath.workdps(60):
-            exact = gaussian(epsilon, mpmath.sqrt(steps) / mpmath.mpf(sigma))
-        assert exact <= analytic.delta_by("pld", mechanism, epsilon) <= MARGIN * exact
-
-
 @pytest.mark.parametrize("reference", REFERENCES, ids=str)
 def test_with_sampling_it_is_above_60_digit_references(reference):
     curves = sampled_gaussian(reference.sigma, reference.q)
@@ -120,9 +99,6 @@ def test_rare_participation_needs_little_noise():
         for s in (0.82, 0.84)
     ]
     assert found[1] <= 1e-10 < found[0] < 1.7e-10
-
-
-CURVE = sampled_gaussian(1.0, 0.3)[0]
 
 
 def test_one_step_is_above_its_definition_over_the_whole_range():

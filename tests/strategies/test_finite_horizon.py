@@ -49,7 +49,6 @@ SMALL += [
     (BMinSep(6, 5, 0.3), 4),
 ]
 SEVERAL = IndependentAttribution(5, 3, 0.3, 2), 3
-IDS = [f"{scheme}-{bands}" for scheme, bands in SMALL]
 
 
 def square_root(bands: int, n: int) -> FiniteToeplitz:
@@ -240,15 +239,6 @@ def test_what_it_refuses():
         FiniteToeplitz((1.0, 0.5, 0.2), 2)
     with pytest.raises(ValueError, match="iterations must be"):
         FiniteToeplitz((1.0,), 0)
-    with pytest.raises(ValueError, match="strategy must have the scheme's 5 iterations, got 4"):
-        Mechanism(BMinSep(5, 2, 0.1), square_root(2, 4), 1.0)
-
-
-@pytest.mark.parametrize("n", [3, 5])
-def test_a_matrix_of_another_size_is_refused(n):
-    """C has n rows: with fewer or more than the run's the release would be another one."""
-    strategy = FiniteToeplitz((1.0, 0.5), n)
-    with pytest.raises(ValueError, match=f"strategy must have the scheme's 4 iterations, got {n}"):
-        strategy.check(BMinSep(4, 2, 0.3))
-    with pytest.raises(ValueError, match="strategy must have the scheme's 4 iterations"):
-        Mechanism(BMinSep(4, 2, 0.3), strategy, 1.0)
+    for n in (4, 6):  # the release would be another one
+        with pytest.raises(ValueError, match=f"strategy must have the scheme's 5 iterations, got {n}"):
+            Mechanism(BMinSep(5, 2, 0.1), square_root(2, n), 1.0)

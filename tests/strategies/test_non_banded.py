@@ -22,7 +22,6 @@ from jaxacct import (
     Plan,
     Poisson,
     Toeplitz,
-    TruncatedBMinSep,
     calibrate,
     estimate_delta,
     prefix_sum_error,
@@ -108,27 +107,6 @@ def test_bounds_against_enumeration(x64):
             square = dense_matrix(strategy, n)
             exact = exact_log_ratio(scheme, square, sigma, outputs[:, :n])
             assert np.all(np.asarray(privacy_loss(mechanism, outputs[:, :n])) >= exact - 1e-9)
-
-
-@pytest.mark.parametrize("strategy_of", [long_tail, some_dense])
-@pytest.mark.parametrize("r", [1, 2, 3])
-def test_cross_terms_cover_every_pattern(r, strategy_of):
-    strategy = strategy_of(8)
-    kappa = np.broadcast_to(strategy.cross_terms(8, r), 8)
-    matrix = (
-        strategy.matrix if isinstance(strategy, Dense) else enumeration.strategy_matrix(strategy.array, 15, 8)
-    )
-    gram, tightest = matrix.T @ matrix, np.inf
-    for x in itertools.product((0, 1), repeat=8):
-        steps = np.flatnonzero(x)
-        if np.all(np.diff(steps) >= r):
-            for place, i in enumerate(steps):
-                shared = gram[i, steps[place + 1 :]].sum()
-                assert shared <= kappa[i] + 1e-12
-                if i == 0:
-                    tightest = min(tightest, kappa[0] - shared)
-    if isinstance(strategy, Toeplitz):
-        assert tightest < 1e-6  # a decreasing autocorrelation is met exactly
 
 
 @pytest.mark.parametrize(
@@ -220,24 +198,6 @@ def test_bisr_and_the_optimum():
             assert prefix_sum_error(other, iterations=n, noise_multiplier=1.0) > error * (1 - 1e-9)
 
 
-def test_dense_scores_have_the_distribution_of_the_outputs(key):
-    """Mean and covariance of C^T (C x + sigma z); every entry to 1e-6 in all."""
-    strategy, num = some_dense(5), 200_000
-    x = jnp.tile(jnp.array([1.0, 0, 0, 1, 0]), (num, 1))
-
-    def scores(key):
-        return strategy.scores_from_normals(strategy.draw_normals(key, 5, num, jnp.float32), 5, 0.7, x)
-
-    drawn = np.asarray(jax.jit(scores)(key))
-    gram = strategy.matrix.T @ strategy.matrix
-    z = stats.norm.isf(FALSE_ALARM / 60)
-    assert np.all(
-        np.abs(drawn.mean(axis=0) - gram @ [1, 0, 0, 1, 0]) < z * 0.7 * np.sqrt(np.diag(gram) / num)
-    )
-    spread = np.sqrt((np.outer(np.diag(gram), np.diag(gram)) + gram**2) / num) * 0.49
-    assert np.all(np.abs(np.cov(drawn.T) - 0.49 * gram) < z * spread)
-
-
 def test_float32_losses_are_within_the_margin(key):
     for strategy, replicas in ((BandedInverse.bisr(iterations=120, bands=8), 2), (some_dense(60), 1)):
         n = strategy.iterations if isinstance(strategy, BandedInverse) else 60
@@ -312,26 +272,14 @@ def test_streamed_noise_is_the_inverse_times_white_noise(strategy):
 
 
 def test_bad_input():
-    scheme = BMinSep(8, 3, 0.3)
-    with pytest.raises(ValueError, match="without negative entries"):
-        BandedInverse((1.0, 0.5), 8)
-    with pytest.raises(ValueError, match="finite entries of at least 0"):
-        Dense(np.array([[1.0, 0.0], [-0.1, 1.0]]))
-    with pytest.raises(ValueError, match="lower triangular"):
-        Dense(np.ones((3, 3)))
-    with pytest.raises(ValueError, match="must be square"):
-        Dense(np.ones((3, 2)))
-    with pytest.raises(ValueError, match="min_separation must be an integer"):
-        BMinSep(8, 0, 0.3)
-    with pytest.raises(ValueError, match="8 iterations, got 9"):
-        Mechanism(scheme, BandedInverse.bisr(iterations=9, bands=2), 1.0)
-    with pytest.raises(ValueError, match="8 rows, got 9"):
-        Mechanism(scheme, some_dense(9), 1.0)
-    with pytest.raises(ValueError, match="bands must be at most"):
-        Mechanism(scheme, BandedToeplitz.square_root(4), 1.0)
-    with pytest.raises(ValueError, match="banded Toeplitz for truncated"):
-        Mechanism(TruncatedBMinSep(8, 3, 0.1, 20, 50), long_tail(8), 1.0)
-    with pytest.raises(ValueError, match="must be Toeplitz to train with"):
-        noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32))
+    for make, message in [
+        (lambda: BandedInverse((1.0, 0.5), 8), "without negative entries"),
+        (lambda: Dense(np.array([[1.0, 0.0], [-0.1, 1.0]])), "finite entries of at least 0"),
+        (lambda: Dense(np.ones((3, 3))), "lower triangular"),
+        (lambda: Dense(np.ones((3, 2))), "must be square"),
+        (lambda: noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32)), "must be Toeplitz"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make()
     small = Mechanism(BMinSep(2, 1, 0.5), Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
     assert sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)

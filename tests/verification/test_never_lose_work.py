@@ -25,7 +25,6 @@ PROBLEM = (
     "--epsilon 1 --proposal plain"
 ).split()
 COMMAND = [*PROBLEM, *"--delta 4e-4 --noise-multiplier 1.6".split()]
-SHORT = [*PROBLEM, *"--delta 2e-3 --noise-multiplier 1.3".split()]
 
 
 def lasting(path: Path) -> dict:
@@ -133,31 +132,3 @@ def test_a_clock_that_jumps_changes_nothing(uninterrupted, tmp_path, monkeypatch
     interrupted(tmp_path)
     monkeypatch.setattr(time, "time", lambda: -1e9)
     assert resumed(tmp_path) == uninterrupted
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """The folder of a command that ended."""
-    folder = tmp_path_factory.mktemp("finished")
-    with pytest.raises(SystemExit) as ended:
-        main([*SHORT, "--checkpoint-dir", str(folder / "work"), "--out", str(folder / "plan.json")])
-    assert ended.value.code == 0
-    return folder / "work"
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda text: text[: len(text) // 2], lambda text: "", lambda text: "[1, 2]"]
-)
-def test_a_damaged_checkpoint_is_one_line(damage, finished, tmp_path, capsys):
-    folder = tmp_path / "work"
-    shutil.copytree(finished, folder)
-    capsys.readouterr()
-    broken = next(folder.glob("remove-*.json"))
-    broken.write_text(damage(broken.read_text()))
-    with pytest.raises(SystemExit) as ended:
-        main([*SHORT, "--checkpoint-dir", str(folder), "--out", str(tmp_path / "plan.json")])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err.strip()
-    assert len(error.splitlines()) == 1
-    assert broken.name in error
-    assert not (tmp_path / "plan.json").exists()

@@ -319,21 +319,6 @@ def test_sums_of_squares_fit_in_32_bits(key):
         tradeoff.sample_participation(key, 1000, 1000, 1, 4300, 1000, "shuffling", 1)
 
 
-@pytest.mark.parametrize(
-    ("mus", "weights", "lost", "name"),
-    [
-        ([1.0, 2.0], [0.3, 0.3], 0.0, "weights"),
-        ([1.0, 2.0], [0.75, 0.75], -0.5, "lost"),
-        ([1.0, 2.0], [1.5, -0.5], 0.0, "weights"),
-        ([1.0], [0.5, 0.5], 0.0, "weights"),
-        ([math.nan], [1.0], 0.0, "mus"),
-    ],
-)
-def test_mixtures_are_of_probabilities(mus, weights, lost, name):
-    with pytest.raises(ValueError, match=f"{name} must"):
-        tradeoff.GaussianMixture(np.array(mus), np.array(weights), lost)
-
-
 def test_what_weights_fall_short_of_1_is_lost():
     short = tradeoff.GaussianMixture(np.array([1.0]), np.array([1 - 5e-10]))
     assert short.delta(60.0) >= 4.99e-10 and short.lost == pytest.approx(5e-10, rel=1e-6)
@@ -341,26 +326,10 @@ def test_what_weights_fall_short_of_1_is_lost():
     assert rounded.lost == 0 and rounded.delta(60.0) < 1e-100
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "general --dataset-size 100 --num-epochs 2 --delta 1e-5 --epsilon 1e308",
-        "general --dataset-size 100 --num-epochs 2 --delta 1e-5 --sigma 1e-160",
-        "general --dataset-size 9 --num-epochs 112589990684262 --delta 1e-5 --sigma 1 --sampling subsampling",
-        "last-iterate gd --num-examples 10 --steps 5 --stepsize 1e-300 --grad-sensitivity 1 --smoothness 1 "
-        "--diameter 1 --noise-std 1 --delta 1e-5",
-        "last-iterate sgd --num-examples 10 --steps 5 --batch-size 2 --stepsize .1 --grad-sensitivity 1 "
-        "--smoothness 1 --diameter 1 --epsilon 1e200 --delta 1e-5",
-    ],
-)
-def test_commands_refuse_in_one_line(words):
-    with pytest.raises(ValueError, match="must") as caught:
-        parse(command.app, words.split())()
-    assert "\n" not in str(caught.value)
-
-
-def test_sgd_at_little_noise_says_infinity_at_once(capsys):
-    words = "last-iterate sgd --num-examples 10 --steps 5 --batch-size 2 --stepsize .1 --grad-sensitivity 1"
+@pytest.mark.parametrize("steps", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_sgd_at_little_noise_says_infinity(steps, capsys):
+    words = f"last-iterate sgd --num-examples 10 --steps {steps} --batch-size 2 --stepsize .1"
+    words += " --grad-sensitivity 1"
     words += " --smoothness 1 --diameter 1 --noise-std 1e-6 --delta 1e-5"
     assert parse(command.app, words.split())() == 0
     assert "inf" in capsys.readouterr().out
@@ -371,8 +340,3 @@ def test_what_is_not_a_number_is_not_printed(capsys):
         with pytest.raises(ValueError, match="must be a number, got NaN"):
             command.tell(found, False)
     assert capsys.readouterr().out == ""
-
-
-def test_a_group_that_has_no_curve_is_refused():
-    with pytest.raises(ValueError, match="size must be at most 1000, got 1000000"):
-        tradeoff.Subsampled(tradeoff.Gaussian(1.0), 0.1).group(1_000_000)

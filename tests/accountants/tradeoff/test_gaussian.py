@@ -74,6 +74,9 @@ def test_mu_inverts_delta_from_below():
 
 def test_edges():
     assert tradeoff.gdp_delta(0.0, 0.0) == 0 and tradeoff.gdp_delta(5.0, np.inf) == 1
+    assert tradeoff.gdp_delta(np.inf, 1.0) == 0 and tradeoff.gdp_log_delta(-np.inf, 1.0) == 0
+    near(tradeoff.gdp_log_delta(-1.0, 0.0), np.log(1 - np.exp(-1)))
+    near(np.exp(tradeoff.gdp_log_delta(-3.0, [0.5, 3.0])), [float(exact(-3, mu)) for mu in (0.5, 3)], 1e-9)
     assert tradeoff.gdp_epsilon(1e-5, 0.0) == 0 and tradeoff.gdp_epsilon(1e-5, np.inf) == np.inf
     assert tradeoff.gdp_tradeoff(0.0, 3.0) == 1 and tradeoff.gdp_tradeoff(1.0, 3.0) == 0
     assert tradeoff.gdp_tradeoff(0.3, 0.0) == pytest.approx(0.7, rel=1e-15)

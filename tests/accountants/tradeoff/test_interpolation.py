@@ -328,43 +328,6 @@ def test_calibration():
     assert noise == pytest.approx(1.0, rel=1e-6)
 
 
-def test_bad_runs_are_one_line():
-    for change, word in [
-        ({"steps": 0}, "steps"),
-        ({"noise_std": 0.0}, "noise_std"),
-        ({"grad_sensitivity": -1.0}, "grad_sensitivity"),
-        ({"diameter": 0.0}, "diameter"),
-        ({"stepsize": 0.0}, "stepsize"),
-        ({"stepsize": math.nan}, "stepsize"),
-        ({"strong_convexity": 11.0}, "strong_convexity"),
-        ({"stepsize": 0.2}, "stepsize"),
-        ({"stepsize": 0.21, "strong_convexity": 0.0}, "stepsize"),
-        ({"stepsize": [0.1, 0.1]}, "stepsize"),
-        ({"num_examples": 2.5}, "num_examples"),
-    ]:
-        with pytest.raises(ValueError, match=word) as caught:
-            noisy_gd_gdp(**dict(steps=5, **FIGURE_1) | change)
-        assert "\n" not in str(caught.value)
-
-
-def test_more_bad_input():
-    for call, word in (
-        (lambda: noisy_cgd_gdp(epochs=5, strong_convexity=0.002, num_examples=60001, **MNIST), "batch_size"),
-        (lambda: noisy_cgd_gdp(epochs=5, strong_convexity=0.002, batch_index=41, **MNIST), "batch_index"),
-        (lambda: noisy_cgd_gdp(epochs=0, strong_convexity=0.002, **MNIST), "epochs"),
-        (lambda: rdp_to_epsilon(1.0, 1.0), "delta"),
-        (lambda: rdp_to_epsilon(1.0, 0.1, "magic"), "method"),
-        (lambda: shifted_interpolation_gdp([0.0], [1.0], 1.0), "contractions"),
-        (lambda: shifted_interpolation_gdp([1.0], [math.nan], 1.0), "sensitivities"),
-        (lambda: calibrate_noise(1.0, 1e-5, method="x"), "method"),
-        (lambda: calibrate_noise(1.0, 1e-5, method="gd", noise_std=1.0), "noise_std"),
-        (lambda: exponential_mechanism_gdp(lipschitz=1.0), "diameter"),
-        (lambda: contraction_factor(0.1, 2.0, 1.0), "strong_convexity"),
-    ):
-        with pytest.raises(ValueError, match=word):
-            call()
-
-
 def test_contraction():
     assert contraction_factor(0.05, 1.0, 10.0) == pytest.approx(0.95, rel=1e-15)
     assert contraction_factor(0.19, 1.0, 10.0) == pytest.approx(0.9)

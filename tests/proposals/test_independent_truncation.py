@@ -50,19 +50,23 @@ def mechanism_of(scheme, bands, sigma=0.9):
     return Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
 
 
-def distribution_given(scheme, cut, when_cut: int, when_whole: int) -> dict[tuple[int, ...], float]:
-    """Theorem 2 word for word: the distribution of x (2, 1) or y (-1, 0) given which steps are cut."""
+def distribution_given(
+    scheme, truncated, when_truncated: int, when_whole: int
+) -> dict[tuple[int, ...], float]:
+    """Theorem 2 word for word: the distribution of x (2, 1) or y (-1, 0) given which steps are truncated."""
     distribution: dict[tuple[int, ...], float] = {}
     for pattern, weight in enumeration.pattern_distribution(scheme.untruncated).items():
-        counts = tuple(x * (when_cut if c else when_whole) for x, c in zip(pattern, cut, strict=True))
+        counts = tuple(
+            x * (when_truncated if c else when_whole) for x, c in zip(pattern, truncated, strict=True)
+        )
         distribution[counts] = distribution.get(counts, 0.0) + weight
     return distribution
 
 
-def all_cuts(chances):
-    """(which steps are cut, its probability) for every set of steps."""
-    for cut in itertools.product((0, 1), repeat=len(chances)):
-        yield cut, float(np.prod([c if k else 1 - c for k, c in zip(cut, chances, strict=True)]))
+def all_truncations(chances):
+    """(which steps are truncated, its probability) for every set of steps."""
+    for truncated in itertools.product((0, 1), repeat=len(chances)):
+        yield truncated, float(np.prod([c if k else 1 - c for k, c in zip(truncated, chances, strict=True)]))
 
 
 def distribution_of_sizes(scheme) -> dict[tuple[int, ...], float]:
@@ -79,8 +83,8 @@ def distribution_of_sizes(scheme) -> dict[tuple[int, ...], float]:
     return sizes
 
 
-def two_steps(scheme, cuts, strategy, sigma, epsilon, direction):
-    """(what of the pair of appendix D, its bound with independent cuts): exact divergences of two steps."""
+def two_steps(scheme, truncation, strategy, sigma, epsilon, direction):
+    """Exact divergences of two steps: the pair of appendix D, and its bound with independent truncation."""
     dense = enumeration.strategy_matrix(strategy.coefficients, 2, 2)
 
     def delta(p_distribution, q_distribution):
@@ -92,9 +96,9 @@ def two_steps(scheme, cuts, strategy, sigma, epsilon, direction):
         w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
         for r, w in distribution_of_sizes(scheme).items()
     )
-    bound = cuts.beyond + sum(
-        w * delta(distribution_given(scheme, cut, 2, 1), distribution_given(scheme, cut, -1, 0))
-        for cut, w in all_cuts(cuts.chances)
+    bound = truncation.beyond + sum(
+        w * delta(distribution_given(scheme, truncated, 2, 1), distribution_given(scheme, truncated, -1, 0))
+        for truncated, w in all_truncations(truncation.chances)
     )
     return exact, bound
 
@@ -108,32 +112,32 @@ def two_steps(scheme, cuts, strategy, sigma, epsilon, direction):
         TruncatedBMinSep(2, 2, 0.3, 2, 5, False),
     ],
 )
-def test_independent_cuts_dominate_the_pair_of_appendix_d(scheme, direction):
-    """All others' batch sizes, exactly; and the bound is no formality: with rarer cuts it would be broken."""
+def test_independent_truncation_dominates_the_pair_of_appendix_d(scheme, direction):
+    """All others' batch sizes, exactly; and with rarer truncation the bound would be broken."""
     strategy, (sigma, epsilon) = BandedToeplitz.square_root(min(2, scheme.min_separation)), (0.8, 0.5)
-    cuts = scheme.independent_truncation
-    exact, bound = two_steps(scheme, cuts, strategy, sigma, epsilon, direction)
+    truncation = scheme.independent_truncation
+    exact, bound = two_steps(scheme, truncation, strategy, sigma, epsilon, direction)
     assert 0 < exact <= bound + 1e-7
     assert bound < 5 * exact  # of batches of two; a few per cent of large ones
-    rarer = dataclasses.replace(cuts, chances=tuple(0.2 * c for c in cuts.chances))
+    rarer = dataclasses.replace(truncation, chances=tuple(0.2 * c for c in truncation.chances))
     assert two_steps(scheme, rarer, strategy, sigma, epsilon, direction)[1] < exact
 
 
-def test_the_chance_of_a_cut_is_the_largest_that_the_past_allows():
+def test_the_chance_of_truncation_is_the_largest_that_the_past_allows():
     """At so many eligible as are reserved for it holds, with one more it would not; no fewer would do."""
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=51_200, batch_size=80, iterations=1000, min_separation=64, max_batch_size=80
     )
-    cuts, p = scheme.independent_truncation, scheme.sampling_probability
+    truncation, p = scheme.independent_truncation, scheme.sampling_probability
     allowed, eligible = 2.0**-50 / 1000, 1 / (1 + 63 * p)
     most = next(k for k in range(46_000, 51_200) if stats.binom.sf(k, 51_199, eligible) <= allowed)
     exceeded = 1000 * stats.binom.sf(most, 51_199, eligible)
-    assert cuts.beyond == pytest.approx(exceeded, rel=1e-6, abs=0)
-    assert 0 < cuts.beyond <= 2.0**-50
-    assert set(cuts.chances) == {cuts.chances[0]}
-    assert stats.binom.sf(79, most, p) <= cuts.chances[0] < stats.binom.sf(79, most + 1, p)
-    # A tenth more than the batches that are cut.
-    assert stats.binom.sf(79, 51_199, scheme.participation_rate) < cuts.chances[0] < 0.57
+    assert truncation.beyond == pytest.approx(exceeded, rel=1e-6, abs=0)
+    assert 0 < truncation.beyond <= 2.0**-50
+    assert set(truncation.chances) == {truncation.chances[0]}
+    assert stats.binom.sf(79, most, p) <= truncation.chances[0] < stats.binom.sf(79, most + 1, p)
+    # A tenth more than the batches that are truncated.
+    assert stats.binom.sf(79, 51_199, scheme.participation_rate) < truncation.chances[0] < 0.57
     # From a cold start everyone is eligible at first.
     cold = IndependentTruncation.of(
         dataclasses.replace(scheme.untruncated, warm_start=False), 120, 51_200
@@ -147,11 +151,11 @@ def test_likelihoods_against_enumeration(scheme, bands, x64):
     mechanism, rng, n = mechanism_of(scheme, bands), np.random.default_rng(1), scheme.iterations
     dense = enumeration.strategy_matrix(BandedToeplitz.square_root(bands).array, n, n)
     norms, variance = (dense**2).sum(axis=0), mechanism.noise_multiplier**2
-    outputs, cut = rng.normal(size=(6, n)) * 1.5, rng.random((6, n)) < 0.5
-    cut[0], cut[1] = False, True
+    outputs, truncated = rng.normal(size=(6, n)) * 1.5, rng.random((6, n)) < 0.5
+    truncated[0], truncated[1] = False, True
     ratios = (outputs @ dense - norms / 2) / variance
-    found = jax.jit(scheme.independent_truncation.log_likelihoods)(ratios, norms / 2 / variance, cut)
-    for k, (y, steps) in enumerate(zip(outputs, cut, strict=True)):
+    found = jax.jit(scheme.independent_truncation.log_likelihoods)(ratios, norms / 2 / variance, truncated)
+    for k, (y, steps) in enumerate(zip(outputs, truncated, strict=True)):
         for ours, counts in zip(found, ((2, 1), (-1, 0)), strict=True):
             distribution = distribution_given(scheme, steps, *counts)
             means = np.array(list(distribution), float) @ dense.T
@@ -161,17 +165,17 @@ def test_likelihoods_against_enumeration(scheme, bands, x64):
 
 
 def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], float], float]:
-    """({cuts and counts of both replicas, one after the other: probability}, ln of their mean weight)."""
-    (cuts, strategy, sigma), (one, two) = of_two, of_two.scheme.counts
-    n = cuts.iterations
+    """({truncated steps, counts of one replica, of the other: probability}, ln of their mean weight)."""
+    (truncation, strategy, sigma), (one, two) = of_two, of_two.scheme.counts
+    n = truncation.iterations
     dense = enumeration.strategy_matrix(strategy.array, strategy.rows(n), n)
     distribution: dict[tuple[int, ...], float] = {}
-    patterns = enumeration.pattern_distribution(cuts.untruncated)
-    for cut, chance in all_cuts(tilted):
-        count = np.where(cut, two, one)
+    patterns = enumeration.pattern_distribution(truncation.untruncated)
+    for truncated, chance in all_truncations(tilted):
+        count = np.where(truncated, two, one)
         for (x, p_x), (z, p_z) in itertools.product(patterns.items(), repeat=2):
             attracted = np.exp((dense @ (x * count)) @ (dense @ (z * count)) / sigma**2)
-            key = (*cut, *(np.add(x, z) * count).tolist())
+            key = (*truncated, *(np.add(x, z) * count).tolist())
             distribution[key] = distribution.get(key, 0.0) + chance * p_x * p_z * float(attracted)
     total_weight = sum(distribution.values())
     return {key: w / total_weight for key, w in distribution.items()}, math.log(total_weight)
@@ -182,11 +186,11 @@ def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], floa
 def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
     chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
-    cuts, strategy = (
+    truncation, strategy = (
         IndependentTruncation(scheme.untruncated, chances, 0.0, counts),
         BandedToeplitz.square_root(bands),
     )
-    of_two = Replicas(cuts, strategy, 1.2)
+    of_two = Replicas(truncation, strategy, 1.2)
     distribution, log_z = distribution_of_replicas(of_two, chances)
     assert replicas.log_normalizer(of_two) == pytest.approx(log_z, rel=1e-10)
     shorter = of_two._replace(strategy=FiniteToeplitz(strategy.coefficients, scheme.iterations))
@@ -194,16 +198,16 @@ def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
         distribution_of_replicas(shorter, chances)[1], rel=1e-10
     )
     arrays = {"pairs": replicas.tables(of_two), "chances": np.uint32(np.array(chances) * 2.0**32)}
-    cut, drawn = jax.jit(cuts.draw, static_argnums=2)(key, arrays, 40_000)
-    both = np.concatenate([np.asarray(cut).astype(int), np.rint(np.asarray(drawn)).astype(int)], axis=1)
+    truncated, drawn = jax.jit(truncation.draw, static_argnums=2)(key, arrays, 40_000)
+    both = np.concatenate([np.asarray(truncated).astype(int), np.rint(np.asarray(drawn)).astype(int)], axis=1)
     assert chi_square_p_value(both, distribution) > FALSE_ALARM
 
 
-def densities(scheme, dense, sigma, outputs, cut):
-    """(f_P, f_Q) at each of the outputs, given the cuts."""
+def densities(scheme, dense, sigma, outputs, truncated):
+    """(f_P, f_Q) at each of the outputs, given which steps are truncated."""
     found = []
     for counts in ((2, 1), (-1, 0)):
-        distribution = distribution_given(scheme, cut, *counts)
+        distribution = distribution_given(scheme, truncated, *counts)
         means = np.array(list(distribution), float) @ dense.T
         exponents = (outputs @ means.T - (means**2).sum(axis=1) / 2) / sigma**2
         found.append(np.exp(exponents) @ np.array(list(distribution.values())))
@@ -213,7 +217,7 @@ def densities(scheme, dense, sigma, outputs, cut):
 def max_term(mechanism, epsilon, direction, seed=0):
     """(largest term over the scale, the same where the floor under the other likelihood is taken for 1).
 
-    Over all cuts, at outputs far and near and climbing from the best of them.
+    Over every set of truncated steps, at outputs far and near and climbing from the best of them.
     """
     scheme, sigma, rng = mechanism.scheme, mechanism.noise_multiplier, np.random.default_rng(seed)
     n, p, proposal = (
@@ -226,13 +230,13 @@ def max_term(mechanism, epsilon, direction, seed=0):
     scale, worst, without = math.exp(proposal.log_scale), 0.0, 0.0
     tilt = float(proposal.tables()["log_tilt"])
     careless = math.exp(log_scale(proposal.log_normalizer, 2, epsilon))
-    for cut in itertools.product((0, 1), repeat=n):
+    for truncated in itertools.product((0, 1), repeat=n):
 
-        def term(y, cut=cut):
-            f_p, f_q = densities(scheme, dense, sigma, y, cut)
+        def term(y, truncated=truncated):
+            f_p, f_q = densities(scheme, dense, sigma, y, truncated)
             if direction == "add":
                 return math.exp(proposal.log_normalizer) * np.maximum(f_q - alpha * f_p, 0) / f_q**2
-            weight = math.exp(proposal.log_normalizer - tilt * sum(cut)) / f_p
+            weight = math.exp(proposal.log_normalizer - tilt * sum(truncated)) / f_p
             return weight * np.maximum(1 - alpha * f_q / f_p, 0)
 
         y = rng.normal(size=(3000, len(dense))) * rng.choice([0.5, 2.0, 8.0], size=(3000, 1))
@@ -244,7 +248,7 @@ def max_term(mechanism, epsilon, direction, seed=0):
         found = float(term(y).max())
         worst = max(worst, found / scale)
         # What a term would be without the lowering: in the remove direction the tilt belongs to it.
-        without = max(without, found * math.exp(tilt * sum(cut)) / careless)
+        without = max(without, found * math.exp(tilt * sum(truncated)) / careless)
     assert none > 0 and 0 < p < 1
     return worst, without
 
@@ -263,8 +267,9 @@ def test_no_term_exceeds_the_scale(scheme, bands, direction):
     assert without > 1.2
 
 
-@pytest.mark.parametrize("direction", ["remove", pytest.param("add", marks=pytest.mark.slow)])
-def test_the_mean_is_the_divergence_with_independent_cuts(direction, key):
+@pytest.mark.slow  # `conformance` has one band
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_the_mean_is_the_divergence_with_independent_truncation(direction, key):
     """Two steps, two bands: the interval of the mean holds the exact divergence; false alarm 1e-6."""
     mechanism, epsilon = mechanism_of(TruncatedBMinSep(2, 2, 0.4, 4, 10), 2, 1.0), 0.7
     exact = exact_divergence(mechanism, epsilon, direction)
@@ -279,18 +284,23 @@ def test_the_mean_is_the_divergence_with_independent_cuts(direction, key):
 
 
 def exact_divergence(mechanism, epsilon, direction) -> float:
-    """Of two steps with independent cuts, in the plane that the columns of C span."""
+    """Of two steps with independent truncation, in the plane that the columns of C span."""
     scheme, strategy = mechanism.scheme, mechanism.strategy
     dense = enumeration.strategy_matrix(strategy.array, 1 + strategy.bands, 2)
     _, triangle = np.linalg.qr(dense)
 
-    def delta(cut):
-        distributions = [distribution_given(scheme, cut, 2, 1), distribution_given(scheme, cut, -1, 0)]
+    def delta(truncated):
+        distributions = [
+            distribution_given(scheme, truncated, 2, 1),
+            distribution_given(scheme, truncated, -1, 0),
+        ]
         planes = [{tuple(triangle @ x): w for x, w in distribution.items()} for distribution in distributions]
         first, second = planes if direction == "remove" else planes[::-1]
         return plane_delta(first, second, mechanism.noise_multiplier, epsilon)
 
-    return sum(w * delta(cut) for cut, w in all_cuts(scheme.independent_truncation.chances))
+    return sum(
+        w * delta(truncated) for truncated, w in all_truncations(scheme.independent_truncation.chances)
+    )
 
 
 def test_what_is_booked(key):
@@ -313,13 +323,13 @@ def test_what_is_booked(key):
         n = scheme.iterations
         generator = np.random.default_rng(4)
         scores = generator.normal(size=(4000, n)) * 0.8 + generator.choice([-2.0, 0.0, 2.0, 4.0], (4000, n))
-        cut, single = generator.random((4000, n)) < 0.5, np.float32(0.64)
+        truncated, single = generator.random((4000, n)) < 0.5, np.float32(0.64)
         small = log_likelihoods(
-            (scores.astype(np.float32) - np.float32(0.5)) / single, np.float32(0.5) / single, cut
+            (scores.astype(np.float32) - np.float32(0.5)) / single, np.float32(0.5) / single, truncated
         )
         with jax.enable_x64(True):
             exact = log_likelihoods(
-                jnp.asarray((scores - 0.5) / 0.64), jnp.asarray(0.5 / 0.64), jnp.asarray(cut)
+                jnp.asarray((scores - 0.5) / 0.64), jnp.asarray(0.5 / 0.64), jnp.asarray(truncated)
             )
             exact = list(map(np.asarray, exact))
         errors = [np.abs(np.asarray(a, float) - b).max() for a, b in zip(small, exact, strict=True)]
