@@ -34,6 +34,8 @@ from jaxacct.statistics import roots
 
 LESS_NOISE = 0.97
 """Fraction of the bound below which a noise multiplier or an epsilon is worth samples."""
+PILOT_TIME = 0.5
+"""Fraction of the seconds after which no pilots begin where one has found a candidate."""
 PATIENCE = 0.5
 """A verification is given up where its samples predict that it takes more than this fraction of the limit on
 samples further: the next candidate takes half or less, for a hundredth more noise."""
@@ -180,6 +182,9 @@ class Route:
             return state["smallest"], state["limit"]
 
         def is_promising(exponent: float) -> bool:
+            known = [other for other, limit in limits.items() if limit is not None]
+            if known and self.pilots.clock.left < PILOT_TIME * options.seconds:
+                return exponent >= min(known)  # the rest of the time is that of its verification
             claim = grid.claim(int(exponent))
             limits[exponent] = None if claim is None else self.pilots.limit_for(claim)
             return limits[exponent] is not None

@@ -148,8 +148,7 @@ def main(names: list[str]) -> None:
             note="First is the time to the bound that is certified without samples: of the run, or, where "
             "its sampler is open, of Poisson sampling with independent noise, which has more error. One run "
             "each; stopped ones have the noise of the bound. dp-accounting is the only peer that installs "
-            "here. Selection, production, 32 bands and README, strong are of another machine (Intel Xeon, "
-            "load 7.9), recorded earlier.",
+            "here.",
         )
 
 
