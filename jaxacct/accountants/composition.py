@@ -45,13 +45,9 @@ def composed_delta(steps: Steps, epsilon: float, compose_with=None) -> float:
     return _composed(steps, epsilon, None if compose_with is None else _key(compose_with))
 
 
-def composed_epsilon(steps: Steps, delta: float, compose_with=None) -> float:
+def composed_epsilon(steps: Steps, delta: float) -> float:
     """Return an upper bound on epsilon at `delta`, as `composed_delta`; infinite where none is found."""
-
-    def bound(epsilon: float) -> float:
-        return composed_delta(steps, epsilon, compose_with)
-
-    return min_epsilon(bound, delta, _validate.MAX_EPSILON)
+    return min_epsilon(functools.partial(composed_delta, steps), delta, _validate.MAX_EPSILON)
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,12 +16,7 @@ def leave(message: str) -> NoReturn:
     """
     if sys.stderr is not None:
         print(message, file=sys.stderr)
-    _flush()
-    os._exit(EXIT_CODE)
-
-
-def _flush() -> None:
-    """Flush the output to all streams that were not closed before the command began."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        if stream is not None:  # or it was closed before the command began
             stream.flush()
+    os._exit(EXIT_CODE)

@@ -1,8 +1,8 @@
 """What commands print and write, and the checks of files before the work that they are for."""
 
+import functools
 import math
 import sys
-from pathlib import Path
 
 from jaxacct.common import files
 
@@ -47,8 +47,5 @@ def check_out(out: str | None, force: bool) -> None:
     """Check that a plan can be written to `out`, replacing no file of another kind unless `force`."""
     if force and out is None:
         raise ValueError("force must not be given without out")
-
-    def is_plan(path: Path) -> bool:
-        return files.holds_schema(path, "jaxacct-plan")
-
+    is_plan = functools.partial(files.holds_schema, schema="jaxacct-plan")
     files.check_target(out, None if force else is_plan, "a plan")

@@ -12,7 +12,7 @@ from typing import Any
 def homes_of(init: str) -> dict[str, str]:
     """Return {public name: its module} by the stub beside an `__init__.py`, whose path is `init`.
 
-    Names are those of lines `from module import name as name`, where the module is none of `jaxacct` itself.
+    Names are those that it imports under their own name, where the module is none of `jaxacct` itself.
     """
     stub = ast.parse(Path(init).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module != "jaxacct"]
@@ -20,7 +20,7 @@ def homes_of(init: str) -> dict[str, str]:
         alias.name: "." * node.level + str(node.module)
         for node in imports
         for alias in node.names
-        if alias.asname == alias.name
+        if alias.asname in (None, alias.name)
     }
 
 

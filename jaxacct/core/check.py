@@ -310,10 +310,8 @@ def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.nda
     function of the loss, by any weight above 0 otherwise; the number of terms above any edge must agree with
     the bins. So samples that were counted for one epsilon are rejected for another.
     """
-    sign, number, proposal = of.proposal.direction.sign, losses.size, of.proposal
-    lower = (np.arange(number) - number // 2) * hockey_stick.LOSS_BIN_WIDTH
-    upper = lower + hockey_stick.LOSS_BIN_WIDTH
-    lower[0], upper[-1] = -np.inf, np.inf
+    sign, proposal = of.proposal.direction.sign, of.proposal
+    lower, upper = map(hockey_stick.loss_bounds, (Direction.ADD, Direction.REMOVE))
     ends = (lower, upper) if sign > 0 else (upper, lower)
     least, most = (of.drawn_profile(of.epsilon - margin - sign * end) for end in ends)
     if np.isnan((least + most)[losses > 0]).any():

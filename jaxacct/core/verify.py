@@ -188,14 +188,16 @@ class Run:
 
 def choose_run(claim: Claim, direction: Direction, stop: Stop, proposal: str | None = None) -> Run:
     """Return the run with the named proposal, or with the one expected to need the fewest samples."""
-    from jaxacct.proposals.candidates import choose_candidate
+    from jaxacct.proposals.candidates import candidates, choose_proposal
 
     target = claim.target
-    chosen, predicted = choose_candidate(
-        claim.mechanism, target.epsilon, direction, target.budget, proposal, composed=target.composition
-    )
-    of, samples = resolve_proposal(claim, chosen), predicted[chosen.name]
-    return Run(of, samples if stop.rule == "anytime" else stop.max_samples)
+    at = claim.mechanism, target.epsilon, direction, target.budget
+    predicted = {
+        each.proposal: each.predicted_samples for each in candidates(*at, composed=target.composition)
+    }
+    chosen = choose_proposal(list(predicted), direction, proposal)
+    samples = predicted[chosen] if stop.rule == "anytime" else stop.max_samples
+    return Run(resolve_proposal(claim, chosen), samples)
 
 
 def draw(

@@ -3,6 +3,7 @@
 The choice affects time or samples, never the guarantee: every proposal is valid.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,18 +49,16 @@ def candidates(
       composed: the composed mechanism, or None.
     """
 
-    def samples_needed(proposal):
+    @functools.cache
+    def samples(proposal: Proposal) -> float:
         theta = threshold(proposal, budget.delta_v)
-        needed = predicted_samples(theta, budget.failure_probability) if theta > 0 else math.inf
-        return 0.0 if needed <= FEW_SAMPLES else needed
+        return predicted_samples(theta, budget.failure_probability) if theta > 0 else math.inf
+
+    def samples_needed(proposal: Proposal) -> float:
+        return samples(proposal) if samples(proposal) > FEW_SAMPLES else 0.0
 
     found = proposals_at(mechanism, epsilon, direction, samples_needed, composed=composed)
-    thresholds = [(p, threshold(p, budget.delta_v)) for p in found]
-    priced = [
-        Candidate(p, predicted_samples(theta, budget.failure_probability))
-        for p, theta in thresholds
-        if theta > 0
-    ]
+    priced = [Candidate(each, samples(each)) for each in found if samples(each) < math.inf]
     # Of equals the first, simpler one: `sorted` is stable and plain comes first.
     return sorted(priced, key=lambda candidate: candidate.predicted_samples * candidate.proposal.cost)
 
@@ -75,21 +74,6 @@ def proposals_at(
     """Return every proposal for one direction, plain sampling first; see `registry.candidates`."""
     setting = Setting(mechanism, epsilon, Direction.of(direction), composed)
     return registry.candidates(setting, samples_needed)
-
-
-def choose_candidate(
-    mechanism: Mechanism,
-    epsilon: float,
-    direction: str,
-    budget: bounds.Budget,
-    name: str | None = None,
-    *,
-    composed: Composed | None = None,
-) -> tuple[Proposal, dict[str, float]]:
-    """Return (proposal that verifies a direction, predicted samples by name); see `choose_proposal`."""
-    found = candidates(mechanism, epsilon, direction, budget, composed=composed)
-    predicted = {candidate.proposal.name: candidate.predicted_samples for candidate in found}
-    return choose_proposal([candidate.proposal for candidate in found], direction, name), predicted
 
 
 def choose_proposal(

@@ -24,7 +24,7 @@ from jaxacct.report.figure import blank as blank
 from jaxacct.report.figure import save as save
 from jaxacct.report.figure import svg as svg
 from jaxacct.statistics import bounds
-from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
+from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, NUM_LOSS_BINS
 from jaxacct.strategies import Strategy
 
 _OF_DIRECTIONS = PALETTE[2], PALETTE[4]  # colours of both directions; certified is LIGHT, sampled DARK
@@ -82,28 +82,15 @@ def losses(plan: Plan):
     Losses of the direction: ln P/Q for "remove", ln Q/P for "add", so that delta covers samples beyond
     epsilon in both. Samples of a proposal show the proposal distribution, which has more of them.
     """
-    drawn = {}
+    heights = {}
     for each in plan.verdict.directions:
         if isinstance(each.side, Mean):
-            drawn[each.direction] = dict(each.side.loss_counts)
-    if not drawn:
-        return None
-    figure, axes = blank_axes(*PANEL)
-    for (direction, counts), dash, colour in zip(drawn.items(), ("-", "--"), _OF_DIRECTIONS, strict=False):
-        low, high = min(counts), max(counts)
-        heights = np.array([counts.get(index, 0) for index in range(low, high + 1)], float)
-        middle = np.nan_to_num(loss_bounds(direction)[low : high + 1] - LOSS_BIN_WIDTH / 2)
-        axes.step(
-            direction.sign * middle,
-            heights / heights.sum(),
-            where="mid",
-            linestyle=dash,
-            color=colour,
-            label=direction,
-        )
-    axes.axvline(plan.epsilon, color="0.35", linestyle=":", label="epsilon")
-    axes.set(xlabel="privacy loss of a sample, natural log", ylabel="fraction of samples", title="samples")
-    return finished(figure)
+            bins, counts = np.array(each.side.loss_counts).T
+            edges = LOSS_BIN_WIDTH * (np.arange(bins[0], bins[-1] + 2) - NUM_LOSS_BINS // 2)
+            order = slice(None, None, each.direction.sign)  # from the smallest loss of the direction
+            fractions = np.bincount(bins - bins[0], counts) / counts.sum()
+            heights[each.direction] = fractions[order], each.direction.sign * edges[order]
+    return _outlines(heights, plan.epsilon, "samples", _OF_DIRECTIONS) if heights else None
 
 
 def histogram(samples, epsilon: float | None = None):
@@ -119,18 +106,21 @@ def histogram(samples, epsilon: float | None = None):
     samples = {name: np.asarray(drawn, np.float64).ravel() for name, drawn in samples.items()}
     if not samples or not all(drawn.size and np.isfinite(drawn).all() for drawn in samples.values()):
         raise ValueError("samples must be a dictionary of non-empty lists of finite losses")
-    figure, axes = blank_axes(*PANEL)
     edges = np.histogram_bin_edges(np.concatenate(list(samples.values())), bins=60)
-    for index, (name, drawn) in enumerate(samples.items()):
-        heights = np.histogram(drawn, edges)[0] / drawn.size
-        look = style(index)
+    heights = {name: (np.histogram(drawn, edges)[0] / drawn.size, edges) for name, drawn in samples.items()}
+    return _outlines(heights, epsilon, "privacy losses")
+
+
+def _outlines(heights, epsilon: float | None, title: str, colours=PALETTE):
+    """Return the outlines of {name: (fractions of samples, edges)}."""
+    figure, axes = blank_axes(*PANEL)
+    for index, (name, (fractions, edges)) in enumerate(heights.items()):
+        look = style(index, colours)
         line = dict(linestyle=look["linestyle"], edgecolor=look["color"])
-        axes.stairs(heights, edges, linewidth=1.8, label=name, **line)
+        axes.stairs(fractions, edges, linewidth=1.8, label=name, **line)
     if epsilon is not None:
         axes.axvline(epsilon, color="0.35", linestyle=":", label="epsilon")
-    axes.set(
-        xlabel="privacy loss of a sample, natural log", ylabel="fraction of samples", title="privacy losses"
-    )
+    axes.set(xlabel="privacy loss of a sample, natural log", ylabel="fraction of samples", title=title)
     return finished(figure)
 
 

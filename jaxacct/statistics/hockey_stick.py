@@ -81,21 +81,21 @@ def weighted_terms(draws, direction: str, epsilon: float, profile=hockey_stick) 
 # Histogram of losses: bins of 1/32, the first and the last open. A loss is reported as its bin's upper
 # edge in the remove direction and as its lower edge in the add direction: pessimistic both times.
 LOSS_BIN_WIDTH = 1 / 32
-_LOSS_BINS = 4096
+NUM_LOSS_BINS = 4096
 
 
 def bin_losses(loss: np.ndarray) -> np.ndarray:
     """Return int64 counts of float64 losses in `len(LOSS_EDGES) - 1` bins."""
     if not np.all(np.isfinite(loss)):
         raise NonFiniteLossError("a privacy loss is not finite; nothing was certified")
-    index = np.floor(loss / LOSS_BIN_WIDTH) + _LOSS_BINS // 2
+    index = np.floor(loss / LOSS_BIN_WIDTH) + NUM_LOSS_BINS // 2
     # Clipped as floats: a huge loss has no integer.
-    return np.bincount(np.clip(index, 0, _LOSS_BINS - 1).astype(np.int64), minlength=_LOSS_BINS)
+    return np.bincount(np.clip(index, 0, NUM_LOSS_BINS - 1).astype(np.int64), minlength=NUM_LOSS_BINS)
 
 
 def loss_bounds(direction: str) -> np.ndarray:
     """Return the pessimistic loss of each bin, (bins,) float64; infinite for the open end it must cover."""
-    lower = (np.arange(_LOSS_BINS) - _LOSS_BINS // 2) * LOSS_BIN_WIDTH
+    lower = (np.arange(NUM_LOSS_BINS) - NUM_LOSS_BINS // 2) * LOSS_BIN_WIDTH
     if direction == Direction.REMOVE:
         bounds = lower + LOSS_BIN_WIDTH
         bounds[-1] = np.inf

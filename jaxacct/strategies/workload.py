@@ -53,13 +53,10 @@ class Workload:
             object.__setattr__(self, "learning_rate", rate)
         elif getattr(self.learning_rate, "__hash__", None) is None:
             raise ValueError("learning_rate must be a number or a function, as optax's schedules are")
-        for name, most in (("momentum", 1.0), ("weight_decay", math.inf)):
-            value = getattr(self, name)
-            good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < most
-            if not good:
-                allowed = "from 0 to below 1" if most == 1 else "a finite number of at least 0"
-                raise ValueError(f"{name} must be {allowed}, got {value!r}")
-            object.__setattr__(self, name, float(value))
+        for name in ("momentum", "weight_decay"):
+            object.__setattr__(self, name, _validate.nonnegative_number(name, getattr(self, name)))
+        if not self.momentum < 1:
+            raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum!r}")
 
     def rates(self, iterations: int) -> np.ndarray:
         """Return (iterations,) float64; ValueError for a schedule with an invalid rate."""

@@ -1,6 +1,7 @@
 """What starting costs: modules that a command does not need are not loaded; compiled programs are kept."""
 
 import ast
+import importlib
 import json
 import os
 import shlex
@@ -131,6 +132,16 @@ def test_public_names_are_in_one_agreement():
     assert public == {*jaxacct.__all__, *jaxacct._MODULES}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         jaxacct.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["accountants.tradeoff", "individual", "interoperation"])
+def test_names_of_a_lazy_package_are_those_of_its_stub(package):
+    module = importlib.import_module(f"jaxacct.{package}")
+    stub = ast.parse(Path(module.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    assert ast.literal_eval(stub.body[-1].value) == module.__all__
+    assert all(hasattr(module, name) for name in module.__all__) and set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        module.nothing  # noqa: B018
 
 
 @pytest.fixture

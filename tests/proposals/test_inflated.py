@@ -10,7 +10,7 @@ import pytest
 from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Poisson
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.proposals.candidates import choose_candidate
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import replica_lines
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics.lines import total
@@ -90,7 +90,8 @@ def test_losses_of_both_keep_the_minorant_and_the_lower_bound(x64):
 def test_few_samples_where_participation_is_rare():
     """A tenth of the scale of ordinary replicas; `conformance` has the divergence."""
     epsilon, budget = 0.3, Budget.split(1e-5)
-    chosen, predicted = choose_candidate(SMALL, epsilon, "remove", budget)
+    found = candidates(SMALL, epsilon, "remove", budget)
+    chosen, predicted = found[0].proposal, {each.proposal.name: each.predicted_samples for each in found}
     assert chosen.name == "replicas:4,8" and predicted[chosen.name] < 60_000
     ordinary = replica_proposal(SMALL, 4, epsilon)
     assert chosen.log_scale < ordinary.log_scale - math.log(10)

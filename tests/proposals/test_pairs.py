@@ -25,7 +25,7 @@ from jaxacct.core.verify import verify
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import registry
-from jaxacct.proposals.candidates import candidates, choose_candidate
+from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import pair_weights, replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas.base import log_attractions
@@ -237,7 +237,9 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
         (BMinSep(1000, 64, p), 3.0, 1.0),
     ):
         mechanism = production(scheme, sigma)
-        chosen, predicted = choose_candidate(mechanism, epsilon, "remove", Budget.split(1e-5))
+        found = candidates(mechanism, epsilon, "remove", Budget.split(1e-5))
+        predicted = {each.proposal.name: each.predicted_samples for each in found}
+        chosen = found[0].proposal
         assert chosen.spec.parameters[0] > 2 and predicted[chosen.name] < 60_000 < 1e7 < predicted["plain"]
         again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
         assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
