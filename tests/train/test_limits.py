@@ -58,7 +58,7 @@ CUT = [name for name, scheme in SCHEMES.items() if scheme.batch_size_cap is not 
 
 
 def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
-    """Run times show the sizes of batches, and the pair of cut batches does not hold if they are known.
+    """Run times show the sizes of batches, and the pair of truncated batches does not hold if they are known.
 
     By default, and a smaller batch is refused: with a truncation_delta, and for each scheme that cuts.
     """
