@@ -162,7 +162,7 @@ RESUMED = {
         7,
     ),
     # Half of the batches are larger than the maximum: they are cut with `out` and after a crash, too.
-    "cut batches": (
+    "truncated batches": (
         dict(plan=plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)),
         9,
     ),
@@ -173,7 +173,7 @@ RESUMED = {
 def test_resumed_after_a_crash_it_ends_with_the_same_bits(name, tmp_path, monkeypatch, shared_programs):
     """An exception in the middle of a step; the second call restores, replays and ends the same."""
     given, stop = RESUMED[name]
-    if name == "cut batches":
+    if name == "truncated batches":
         monkeypatch.setattr(Plan, "certified", True)
     options = given | dict(checkpoint_every=4)
     whole = run(out=tmp_path / "whole", **options)

@@ -1,4 +1,4 @@
-"""Networks and their adapters: one example at a time or many, what is seen, what a step takes of memory."""
+"""Networks and their adapters: one example at a time or many, attention, the memory of a step."""
 
 import re
 from pathlib import Path

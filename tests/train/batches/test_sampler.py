@@ -67,6 +67,13 @@ def test_examples_are_independent(scheme):
     assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
 
 
+@pytest.mark.parametrize(("b", "p", "warm"), [(5, 0.9, False), (40, 0.3, True)])
+def test_separation_is_never_violated(b, p, warm):
+    drawn = participation(BMinSep(200, b, p, warm), 500)
+    for steps in map(np.flatnonzero, drawn):
+        assert np.all(np.diff(steps) >= b)
+
+
 def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
     sampler = Sampler(Poisson(5, 0.5), 100, 20, KEY)
     with pytest.raises(BatchOverflowError, match="raise max_batch_size"):
