@@ -267,8 +267,7 @@ def test_no_term_exceeds_the_scale(scheme, bands, direction):
     assert without > 1.2
 
 
-@pytest.mark.slow  # `conformance` has one band
-@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("direction", ["remove", pytest.param("add", marks=pytest.mark.slow)])
 def test_the_mean_is_the_divergence_with_independent_truncation(direction, key):
     """Two steps, two bands: the interval of the mean holds the exact divergence; false alarm 1e-6."""
     mechanism, epsilon = mechanism_of(TruncatedBMinSep(2, 2, 0.4, 4, 10), 2, 1.0), 0.7

@@ -173,17 +173,26 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     assert not accepted(0.9 * exact)
 
 
-@pytest.mark.slow  # `conformance` has another number of replicas
-def test_a_users_draws_have_the_exact_divergence(key):
-    """Two examples of one user: weights, scale and terms together, in an interval around the truth (1e-6)."""
-    mechanism, epsilon, m = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0), 0.5, 6
-    with jax.enable_x64(True):
-        _, exact, _ = divergences(mechanism.scheme, 2.0, epsilon)
-    proposal = replica_proposal(mechanism, m, epsilon)
+USER = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0)
+
+
+def test_the_scale_of_a_users_pairs():
+    """The largest term of two examples of one user."""
+    epsilon, m = 0.5, 6
+    proposal = replica_proposal(USER, m, epsilon)
     f = np.exp(epsilon + np.geomspace(1e-4, 5, 4000))
     largest = math.exp(proposal.log_normalizer) * np.max(f ** (1 - m / 2) * (1 - math.exp(epsilon) / f))
+    assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
+
+
+@pytest.mark.slow  # `conformance` has another number of replicas
+def test_a_users_draws_have_the_exact_divergence(key):
+    """Weights, scale and terms together, in an interval around the truth (1e-6)."""
+    epsilon = 0.5
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
+    proposal = replica_proposal(USER, 6, epsilon)
     scale = math.exp(proposal.log_scale)
-    assert largest <= scale <= largest * (1 + 1e-3)
     terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
     low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)

@@ -108,7 +108,9 @@ def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
     assert ratio <= scheme.overlap_bound(strategy) <= 1.6 * ratio
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "bounded"])
+@pytest.mark.parametrize(
+    "exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "bounded"]
+)
 @pytest.mark.parametrize(
     ("scheme", "quick"),
     [

@@ -28,7 +28,6 @@ from jaxacct.proposals.base import plain
 from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.draws import draws_of
 from tests.oracles import enumeration
-from tests.rounding_errors import loss_margin, measured_error
 from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.sampler import Sampler
 
@@ -422,14 +421,6 @@ def test_without_truncation_it_is_b_min_sep(key, x64):
     counts = draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))
     assert set(np.unique(counts)) <= {0, 1} and counts.any()
     assert not draw_counts(key, len(sizes), "add", jnp.asarray(sizes, jnp.int32)).any()
-
-
-def test_float32_losses_are_within_the_margin(key):
-    scheme = TruncatedBMinSep.from_batch_size(
-        dataset_size=100_000, batch_size=100, iterations=200, min_separation=32, max_batch_size=105
-    )
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(16), 0.6)
-    assert measured_error(key, mechanism) < loss_margin(mechanism) / 2
 
 
 def test_from_calibration_to_batches(tmp_path, key):

@@ -142,6 +142,7 @@ def test_proposals_have_the_exact_divergence():
         assert low <= exact <= high < extended
 
 
+@pytest.mark.slow  # one example in CI, above; several with whole columns in `conformance`
 def test_proposals_for_several_examples_have_the_exact_divergence():
     epsilon, sigma = 1.5, 0.9
     mechanism = Mechanism(IndependentAttribution(2, 2, 0.3, 2), FiniteToeplitz((2.0, 1.0), 2), sigma)

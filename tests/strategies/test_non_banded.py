@@ -37,7 +37,6 @@ from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
 from tests.oracles import enumeration
-from tests.rounding_errors import loss_margin, measured_error
 from tests.stored_plans import as_json, forged
 from train.noise import recursion as noise
 
@@ -196,17 +195,6 @@ def test_bisr_and_the_optimum():
             moved[k] = min(0.0, moved[k] + change * moved[0])
             other = BandedInverse(tuple(moved), n)
             assert prefix_sum_error(other, iterations=n, noise_multiplier=1.0) > error * (1 - 1e-9)
-
-
-def test_float32_losses_are_within_the_margin(key):
-    for strategy, replicas in ((BandedInverse.bisr(iterations=120, bands=8), 2), (some_dense(60), 1)):
-        n = strategy.iterations if isinstance(strategy, BandedInverse) else 60
-        mechanism = Mechanism(
-            BMinSep.from_batch_size(dataset_size=10_000, batch_size=50, iterations=n, min_separation=32),
-            strategy,
-            0.7,
-        )
-        assert measured_error(key, mechanism, replicas) < loss_margin(mechanism, replicas) / 2
 
 
 def test_the_fallback_covers_overlaps():
