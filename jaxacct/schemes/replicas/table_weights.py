@@ -51,12 +51,15 @@ class Rows(NamedTuple):
 
 def rows_of(table: SamplingTable) -> Rows:
     """Return the rows of a table."""
-    n, longest = table.iterations, int(table.lockout.max())
-    steps, starts = np.arange(n), np.arange(len(table.starts))
     kinds = tuple(dict.fromkeys(outcome.examples for outcome in table.outcomes))
-    base = np.concatenate([*[steps] * len(kinds), starts - longest])
-    release = np.concatenate([*[steps + table.lockout] * len(kinds), starts])
-    return Rows(base, release, kinds, len(kinds) * n)
+    base, release = _base_and_release(table.lockout, len(kinds), len(table.starts))
+    return Rows(base, release, kinds, len(kinds) * table.iterations)
+
+
+def _base_and_release(lockout: np.ndarray, kinds: int, num_starts: int) -> tuple[np.ndarray, np.ndarray]:
+    steps, starts = np.arange(len(lockout)), np.arange(num_starts)
+    base = np.concatenate([*[steps] * kinds, starts - lockout.max()])
+    return base, np.concatenate([*[steps + lockout] * kinds, starts])
 
 
 def _room(table: SamplingTable) -> int:
@@ -101,7 +104,7 @@ def weights_of(mechanism: Attracting) -> Weights:
     table, logs = mechanism.scheme.table, log_attractions(mechanism)
     n, K, longest = table.iterations, table.num_left, int(table.lockout.max())
     rows, lockout, width = rows_of(table), table.lockout.tolist(), min(logs.shape[1], longest + 1)
-    states, places = _states_of_one(table)
+    states, places = _states_of_one(tuple(lockout), len(rows.kinds), len(table.starts))
     both = np.ones((n + longest + 1, K, K))
     alone = np.ones((len(rows.base), _room(table), K, K))
     flat, left = alone.reshape(-1, K, K), alone[: rows.starts].reshape(-1, n, _room(table), K, K)
@@ -151,7 +154,7 @@ def _fill_one_column(mechanism: Attracting, both, flat, attracted: np.ndarray, e
     """
     table, rows = mechanism.scheme.table, rows_of(mechanism.scheme.table)
     n, longest, size = table.iterations, int(table.lockout.max()), _room(table)
-    states, places = _states_of_one(table)
+    states, places = _states_of_one(tuple(table.lockout.tolist()), len(rows.kinds), len(table.starts))
     kinds = range(len(rows.kinds))
     by_kind = np.zeros((n, len(kinds)))
     for outcome, chance in zip(table.outcomes, _chances(mechanism), strict=True):
@@ -198,49 +201,49 @@ class _States(NamedTuple):
 
 
 @functools.lru_cache(maxsize=2)
-def _states_of_one(table: SamplingTable) -> tuple[list[list[_States]], list[list[int]]]:
+def _states_of_one(
+    lockout: tuple[int, ...], kinds: int, num_starts: int
+) -> tuple[list[list[_States]], list[list[int]]]:
     """Return by step the states in which one replica is eligible, and those in which both are again.
 
     The latter are indices of `Weights.alone` of the release of each row. Indices are slices where all
-    lockouts are the same, which take a third of the time.
+    lockouts are the same, which take a third of the time. Nothing depends on probabilities.
     """
-    n, longest, rows = table.iterations, int(table.lockout.max()), rows_of(table)
+    n, longest, size = len(lockout), max(lockout), max(lockout) + _PADDING
+    base, release = _base_and_release(np.array(lockout), kinds, num_starts)
     places: list[list[int]] = [[] for _ in range(n)]
-    for row, (base, release) in enumerate(zip(rows.base.tolist(), rows.release.tolist(), strict=True)):
-        if release < n:  # at n and later all weights are 1
-            places[release].append(row * _room(table) + release - base)
-    is_constant = bool((table.lockout == longest).all())
-    return [_states_at(table, rows, is_constant, i) for i in range(n)], places
-
-
-def _states_at(table: SamplingTable, rows: Rows, is_constant: bool, i: int) -> list[_States]:
-    longest, starts = int(table.lockout.max()), len(table.starts)
-    d, size, found = int(table.lockout[i]), _room(table), []
-    kinds, oldest = range(len(rows.kinds)), min(longest - 1, i)
-    if is_constant:
-        for kind in kinds if oldest else ():
-            start = (kind * table.iterations + i - 1) * size + 1
-            here, ahead = (_backwards(place, size - 1, oldest) for place in (start, start + 1))
-            left = _backwards(longest - 1, 1, oldest)
-            found.append(_States(here, ahead, left, slice(1, oldest + 1), kind))
-    else:
-        ages = np.arange(1, oldest + 1)
-        left = rows.release[i - ages] - i
-        ages, left = ages[left > 0], left[left > 0]
-        is_longer = (left > d)[:, None, None] if (left > d).any() else None
-        for kind in kinds if ages.size else ():
-            here = (kind * table.iterations + i - ages) * size + ages
-            longer = here + np.minimum(d, longest - ages) if is_longer is not None else None
-            found.append(_States(here, here + 1, np.minimum(left, d), ages, kind, longer, is_longer))
-    if (number := starts - 1 - i) > 0:
-        start = (rows.starts + i + 1) * size + longest - 1
-        end = number * (size - 1)
-        here, ahead = (slice(place, place + end, size - 1) for place in (start, start + 1))
-        left = np.arange(1, number + 1)
-        longer = np.arange(number) * (size - 1) + start + d if number > d else None
-        is_longer = (left > d)[:, None, None]
-        found.append(_States(here, ahead, np.minimum(left, d), left, None, longer, is_longer))
-    return found
+    for row, (left, again) in enumerate(zip(base.tolist(), release.tolist(), strict=True)):
+        if again < n:  # at n and later all weights are 1
+            places[again].append(row * size + again - left)
+    is_constant = min(lockout) == longest
+    states = []
+    for i, d in enumerate(lockout):
+        found, oldest = [], min(longest - 1, i)
+        if is_constant:
+            for kind in range(kinds) if oldest else ():
+                start = (kind * n + i - 1) * size + 1
+                here, ahead = (_backwards(place, size - 1, oldest) for place in (start, start + 1))
+                left = _backwards(longest - 1, 1, oldest)
+                found.append(_States(here, ahead, left, slice(1, oldest + 1), kind))
+        else:
+            ages = np.arange(1, oldest + 1)
+            left = release[i - ages] - i
+            ages, left = ages[left > 0], left[left > 0]
+            is_longer = (left > d)[:, None, None] if (left > d).any() else None
+            for kind in range(kinds) if ages.size else ():
+                here = (kind * n + i - ages) * size + ages
+                longer = here + np.minimum(d, longest - ages) if is_longer is not None else None
+                found.append(_States(here, here + 1, np.minimum(left, d), ages, kind, longer, is_longer))
+        if (number := num_starts - 1 - i) > 0:
+            start, end = (kinds * n + i + 1) * size + longest - 1, number * (size - 1)
+            here, ahead = (slice(place, place + end, size - 1) for place in (start, start + 1))
+            left = np.arange(1, number + 1)
+            longer = np.arange(number) * (size - 1) + start + d if number > d else None
+            found.append(
+                _States(here, ahead, np.minimum(left, d), left, None, longer, (left > d)[:, None, None])
+            )
+        states.append(found)
+    return states, places
 
 
 def _backwards(start: int, step: int, number: int) -> slice:
