@@ -325,7 +325,7 @@ MUTANTS = [
     Mutant("train/clipping/ghost.py", "jnp.where(real & keep, weight, 0.0)", "jnp.where(keep, weight, 0.0)", GHOST),
     Mutant("train/clipping/ghost.py", "stored((arrays, finite), _all_finite, _without_infinite_rows)", "_without_infinite_rows((arrays, finite))", CANCELLING),
     Mutant("train/clipping/parts.py", "jnp.where(jnp.abs(array) < _LEAST, 0.0, array)", "array", GHOST),
-    Mutant("train/clipping/parts.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", GHOST),
+    Mutant("train/clipping/parts.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", "tests/train/clipping/test_lookups.py"),
     Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     # Rows over devices.
     Mutant("train/clipping/grid.py", "totals = over.added(totals, fine)", "totals = jax.tree.map(fine, totals)", BY_DEVICE),

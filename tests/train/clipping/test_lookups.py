@@ -151,3 +151,16 @@ def test_every_spelling():
     )
     for name in SPELLINGS:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1.0, err_msg=name)
+
+
+def test_the_norm_of_a_row_that_comes_several_times():
+    """Its gradients add up before they are squared."""
+    ids, table = np.array([[1, 1, 1, 2], [0, 1, 2, 3]], np.int32), np.ones((300, 16), np.float32)
+    norms = [
+        jax.jit(
+            lambda t, i, sum_of=sum_of: sum_of(lambda t, i: t[i].sum(), t, i, np.ones(2, bool), grid=GRID)
+        )(table, ids).norms
+        for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
+    ]
+    np.testing.assert_allclose(norms[0], norms[1], rtol=1e-6)
+    np.testing.assert_allclose(norms[1], 4 * np.sqrt([10, 4]), rtol=1e-6)
