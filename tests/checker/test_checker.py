@@ -504,6 +504,12 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
         return plan | {"notes": notes | {"verdict": verdict}}
 
     said = notes["verdict"]["remove"]
+    unfair = [
+        with_side(bet_weights=[5 * weight for weight in side["bet_weights"]]),
+        with_side(bets=[2.0 for _ in side["bets"]]),
+        with_side(term_counts=[[0, -5]]),
+        with_side(term_counts=[[6000, 5]]),
+    ]
     changed = [
         with_claim(plan, noise_multiplier=0.8 * plan["claim"]["noise_multiplier"]),
         with_claim(plan, epsilon=0.5),
@@ -513,11 +519,8 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
         with_notes(scale=said["scale"] / 2),
         with_notes(threshold=said["threshold"] * 1.5),
         with_side(term_counts=[[0, 100]]),
-        with_side(bet_weights=[5 * weight for weight in side["bet_weights"]]),
-        with_side(bets=[2.0 for _ in side["bets"]]),
         plan | {"evidence": plan["evidence"] | {"share": 1e-200}},
-        with_side(term_counts=[[0, -5]]),
-        with_side(term_counts=[[6000, 5]]),
+        *unfair,
         plan | {"evidence": plan["evidence"] | {"add": side}},
         *(
             plan | {"evidence": plan["evidence"] | {"remove": {"kind": kind}}}
@@ -529,6 +532,8 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
     for i, edited in enumerate(changed):
         found = checker.check(edited, np.random.default_rng(7))
         assert found["verdict"] == "not certified" and (found["differences"] or i < 2), i
+        is_fair = not any("weights must add up to 1" in line for line in found["differences"])
+        assert is_fair == (edited not in unfair), i
     less = with_claim(plan, delta=0.999 * plan["claim"]["delta"])
     found = checker.check(less, np.random.default_rng(7))
     assert any(line.startswith("the budget spends ") for line in found["differences"])
