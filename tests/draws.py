@@ -19,7 +19,7 @@ def block_keys(key, first_block: int, num_blocks: int):
     return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
-def mean_interval(counts, confidence=0.95) -> tuple[float, float]:
-    """Return an interval that holds the mean with probability at least `confidence`, at all times at once."""
-    q = (1 - confidence) / 2
+def mean_interval(counts, false_alarm=0.05) -> tuple[float, float]:
+    """Return an interval that misses the mean with probability at most `false_alarm`, at all times."""
+    q = false_alarm / 2
     return bounds.lower_confidence_bound(counts, q), bounds.upper_confidence_bound(counts, q)

@@ -37,6 +37,9 @@ MAX_RATIO_TO_FEWEST, MIN_LIMIT = 384, 100_000
 """Default limit on samples: this many times those of a verification with all terms zero, and at least the
 second number. About a fifth of a grid step is left there."""
 
+MAX_SPEED = 1e11
+"""Samples times steps in a second that no device reaches: of targets beyond it no pilot is drawn at all."""
+
 
 class OutOfTimeError(Exception):
     """The time for samples has passed."""
@@ -132,9 +135,8 @@ class Pilots:
         """
         usual = max(MIN_LIMIT, MAX_RATIO_TO_FEWEST * fewest)
         most = self.options.max_samples or usual
-        if not self.speed:
-            return most
-        return min(most, self.speed[-1] * max(0.0, self.clock.left) / len(claim.mechanism.directions))
+        speed = self.speed[-1] if self.speed else MAX_SPEED / claim.mechanism.scheme.iterations
+        return min(most, speed * max(0.0, self.clock.left) / len(claim.mechanism.directions))
 
     def _planned(self, claim: Claim, direction: Direction) -> tuple[Run, float]:
         """Return (run of a verification, its samples if all terms are zero)."""

@@ -39,7 +39,7 @@ from tests.proposals_by_name import proposal_by_name
 from tests.stored_plans import claim_with, forged, loaded, with_side
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
-BLOCKS = 64
+BLOCKS = 512
 MECHANISMS = [
     Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
     Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.8),

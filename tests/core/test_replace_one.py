@@ -8,6 +8,7 @@ import dp_accounting
 import jax
 import numpy as np
 import pytest
+from msgspec import structs
 from scipy import optimize, stats
 
 import jaxacct
@@ -377,7 +378,7 @@ def test_the_command_line(tmp_path, capsys):
     assert done.value.code == 0 and "delta = 0.01" in capsys.readouterr().out
 
 
-def test_evidence_of_another_adjacency_proves_nothing(tmp_path):
+def test_another_another_adjacency_proves_nothing(tmp_path):
     """Stored samples of zero-out, and a missing direction of replace-one."""
     assert plan_of(tmp_path) == 0
     plan = Plan.load(tmp_path / "plan.json")
@@ -386,10 +387,10 @@ def test_evidence_of_another_adjacency_proves_nothing(tmp_path):
     other = Claim(zero_out, plan.target, plan.dataset_size, None)
     assert "another mechanism" in check(other, plan.evidence).flaws[0]
     for side in (evidence.NotRun(), plan.evidence.remove, evidence.WeightBound(ProposalSpec("plain", ()))):
-        fields = vars(plan.evidence) | {"add": side}
-        assert not check(plan.claim, evidence.Sampled(**fields)).certified
-    nothing = vars(plan.evidence) | {"remove": evidence.Dominated()}
-    assert not check(plan.claim, evidence.Sampled(**nothing)).certified
+        another = structs.replace(plan.evidence, add=side)
+        assert not check(plan.claim, another).certified
+    nothing = structs.replace(plan.evidence, remove=evidence.Dominated())
+    assert not check(plan.claim, nothing).certified
     for family in ("replicas:2,2", "replicas:1"):
         with pytest.raises(ValueError, match="is not available for this mechanism"):
             resolve(plan.claim, "remove", ProposalSpec.parse(family))

@@ -316,7 +316,7 @@ def test_confidence_bounds_cover(distribution):
         low_missed = bounds.hopeless(counts, mean, q)
         high_misses, low_misses = high_misses + high_missed, low_misses + low_missed
         if i < 20:
-            low, high = mean_interval(counts, 1 - 2 * q)
+            low, high = mean_interval(counts, 2 * q)
             assert 0 <= low <= terms.mean() <= high <= 1
             assert high == bounds.upper_confidence_bound(counts, (1 - (1 - 2 * q)) / 2)
             assert (high < mean) == high_missed and (low > mean) == low_missed
@@ -353,14 +353,14 @@ def test_confidence_bounds_allow_for_the_rounding(term):
 
 
 def test_confidence_bounds_are_useful():
-    low, high = mean_interval(coins(500, 9500), 0.99)
+    low, high = mean_interval(coins(500, 9500), 0.01)
     assert 0.040 < low < 0.05 < high < 0.060
-    _, high = mean_interval(coins(0, 10_000), 0.99)
+    _, high = mean_interval(coins(0, 10_000), 0.01)
     assert high < 1e-3  # ln(200) / 10,000 is 5.3e-4
     assert mean_interval(coins(0, 0)) == (0.0, pytest.approx(1))
-    assert mean_interval(coins(10_000, 0), 0.99)[0] > 0.98
-    assert mean_interval(coins(10_000, 0), 0.99)[1] == pytest.approx(1)
-    assert mean_interval(bin_terms(np.full(10**4, 1e-6)), 0.99)[1] < 1e-3
+    assert mean_interval(coins(10_000, 0), 0.01)[0] > 0.98
+    assert mean_interval(coins(10_000, 0), 0.01)[1] == pytest.approx(1)
+    assert mean_interval(bin_terms(np.full(10**4, 1e-6)), 0.01)[1] < 1e-3
     assert 0 < mean_interval(coins(3, 10**10))[0] < 3e-10 < mean_interval(coins(3, 10**10))[1]
 
 

@@ -226,6 +226,12 @@ def test_no_neighbour_is_further_than_the_clip_norm():
     assert worst > 0.9 * 4**GRID.bits
 
 
+def test_parts_of_gradients_have_no_subnormal_number():
+    """What some processors take for 0 is 0 everywhere; the smallest normal numbers stay as they are."""
+    values = np.array([1e-40, -1e-45, 2.0**-126, -(2.0**-126), 0.0, 1.0], np.float32)
+    np.testing.assert_array_equal(np.asarray(jax.jit(parts.plain)(values)), [0.0, 0.0, *values[2:]])
+
+
 @pytest.mark.parametrize("positions", [POSITIONS, 1])
 def test_norms_and_totals_are_exact_whatever_products_are_asked_for(positions):
     """With both from 8 bits, numbers that are rounded down for the norm and up for the total win."""
