@@ -213,6 +213,8 @@ MUTANTS = [
     Mutant("jaxacct/accountants/dice_plan.py", "return bound + reserve.delta <= self.delta", "return bound <= self.delta", "tests/train/test_dice_plan.py"),
     Mutant("jaxacct/accountants/revealed_pattern.py", 'return "columns of the strategy matrix overlap" if cross_term(mechanism) else None', "return None", ACCOUNTANTS),
     Mutant("jaxacct/proposals/families/replicas.py", "return math.inf if module is None", "return 0.0 if module is None", "tests/core/test_truncation.py"),
+    Mutant(SUMS_OF_X, "min((tilt, rough.tilt_to(end), 1 / end), key=found.log_wrapped)", "rough.tilt_to(end)", ALLOCATION),
+    Mutant("jaxacct/calibration/route.py", "if known and self.pilots.clock.left", "if self.pilots.clock.left < 0", GUARDS),
     Mutant(SUMS_OF_X, "np.minimum(1.0, bounds), 1.0)", "np.minimum(1.0, bounds), 0.0)", ALLOCATION),
     Mutant("jaxacct/individual/fourier.py", "reserved = (infinite + np.exp", "reserved = (np.exp", "tests/individual/test_accountants.py"),
     Mutant("jaxacct/individual/fourier.py", "+ 2 * relatives).min", "+ 2 * relative[:, 0, None]).min", "tests/individual/test_accountants.py"),
