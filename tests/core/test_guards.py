@@ -454,6 +454,7 @@ def test_the_limit_on_samples_is_what_an_easy_target_needs_in_the_time_left():
         (9.0, None, None, 2, 100_000),
         (1000.5, None, None, 1, 384_192),
         (1e6, None, None, 1, 384e6),
+        (1e9, None, None, 1, 60e11 / 1000),  # of any device
         (9.0, 7000, None, 2, 7000),
         (1e6, None, 100.0, 1, 100 * 60),
         (1e6, None, 100.0, 2, 100 * 60 / 2),
@@ -461,7 +462,10 @@ def test_the_limit_on_samples_is_what_an_easy_target_needs_in_the_time_left():
     ]:
         pilots = pilots_module.Pilots(CalibrationOptions(max_samples=most), None, Ended(60.0))
         pilots.speed.extend([speed] if speed else [])
-        claim: Any = SimpleNamespace(mechanism=SimpleNamespace(directions=("remove", "add")[:directions]))
+        mechanism = SimpleNamespace(
+            directions=("remove", "add")[:directions], scheme=SimpleNamespace(iterations=1000)
+        )
+        claim: Any = SimpleNamespace(mechanism=mechanism)
         assert pilots.limit(claim, fewest) == pytest.approx(limit, rel=1e-2)
 
 
