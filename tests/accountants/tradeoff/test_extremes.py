@@ -340,3 +340,16 @@ def test_what_is_not_a_number_is_not_printed(capsys):
         with pytest.raises(ValueError, match="must be a number, got NaN"):
             command.tell(found, False)
     assert capsys.readouterr().out == ""
+
+
+def test_far_gaussian_deltas_are_above_the_exact_ones():
+    """Where eps / mu is rounded, ln delta moves by its square: at 1,000 by more than it is raised by."""
+    generator = np.random.default_rng(0)
+    for ratio in (10.0, 1000.0, 10_000.0):
+        for mu, factor in zip(generator.uniform(1, 10, 20), generator.uniform(1, 2, 20), strict=True):
+            epsilon = float(mu * ratio * factor)
+            with mpmath.workdps(60):
+                e, m = mpmath.mpf(epsilon), mpmath.mpf(float(mu))
+                exact = mpmath.log(mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m))
+                found = mpmath.mpf(float(tradeoff.gdp_log_delta(epsilon, mu)))
+                assert exact <= found <= exact + 1e-10 + 2e-15 * (factor * ratio) ** 2
