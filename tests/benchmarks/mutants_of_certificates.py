@@ -201,7 +201,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ('proposal.draw_metadata | {"margin": self.of.margin}', "proposal.draw_metadata"),
     ],
     ("jaxacct/statistics/composed.py", "tests/core/test_composed.py"): [
-        ("(heights[place] - heights[place + 1])", "heights[place + 1] *"),
+        ("(heights[place] - heights[place + 1])", "0 * heights[place]"),
         ("participation * math.exp(epsilon)", "participation"),
         ("if self.profile.of_gaussians or", "if True or"),
     ],

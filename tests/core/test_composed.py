@@ -193,6 +193,15 @@ def one_of_each():
     return {name: chosen[tuple(name.split(" ", 1))] for name in wanted}
 
 
+@pytest.mark.parametrize("name", ["plain", "replicas:2", "replicas:4"])
+def test_every_proposal_reserves_what_the_other_direction_may_exceed(name):
+    """Only one direction is drawn: without the reserve the other one would have no bound."""
+    composed = Composed(randomized_response(1.0), 1e-6)
+    for mechanism in MECHANISMS:
+        proposal = proposal_by_name(mechanism, 0.6, "remove", name, composed=composed)
+        assert proposal.left_out >= composed.exchanged(0.6, mechanism.scheme) > 0
+
+
 def test_every_kind_is_bounded_and_has_the_mean_by_quadrature():
     key = randomness.key_from_words([5, 6])
     for name, (mechanism, epsilon, direction, composed, proposal) in one_of_each().items():
