@@ -23,6 +23,7 @@ from jaxacct import (
 from jaxacct.kernels.likelihoods import epochs
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.families.replicas import log_normalizer
+from jaxacct.schemes.replicas import table as replica_table
 
 U = 2.0**-24
 SHARE = 2.0**-51  # of a choice's probability; of its own, for each of the choices
@@ -126,3 +127,20 @@ def test_rounding_of_sums_over_epochs():
         4 * largest + 2 * offset,
     ]
     assert epochs.rounding_bound(count, M, b, ratio, error) == pytest.approx(U * count * sum(items), rel=1e-9)
+
+
+def test_errors_of_two_replicas_have_those_of_their_starts(monkeypatch):
+    """The choice of both first eligible steps is drawn, too, with an error of either kind."""
+    mechanism = Mechanism(BMinSep(41, 4, 0.3), BandedToeplitz.square_root(4), 1.0)
+    assert replica_table._start_errors(mechanism)[0] > 0
+
+    def errors(of_starts):
+        monkeypatch.setattr(replica_table, "_start_errors", lambda _: of_starts)
+        monkeypatch.setattr(replica_table, "_relative_error", replica_table._relative_error.__wrapped__)
+        return replica_table.errors(mechanism)
+
+    real = replica_table._relative_error
+    without = errors((0.0, 0.0))
+    monkeypatch.setattr(replica_table, "_relative_error", real)
+    relative, variation = errors((1e-3, 1e-3))
+    assert relative - without[0] >= 1e-3 and variation - without[1] >= 0.99e-3

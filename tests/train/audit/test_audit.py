@@ -87,11 +87,11 @@ def halve_the_noise(monkeypatch):
 
 
 def test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not(monkeypatch):
-    trials = 2000
+    trials = 4000
     plan = certified_plan(trials)
     honest = audit(plan, trials)
-    # Above 0.1 the audit has power; the rest is what so many trials leave unknown (at 40,000 it is 0.6).
-    assert 0.1 < honest <= EPSILON
+    # Above 0.2 the audit has power; the rest is what so many trials leave unknown (at 40,000 it is 0.6).
+    assert 0.2 < honest <= EPSILON
     halve_the_noise(monkeypatch)
     assert audit(plan, trials) > EPSILON
 

@@ -14,6 +14,7 @@ from jaxacct import (
     EpochwiseAllocation,
     MultiAttribution,
     Poisson,
+    TruncatedBMinSep,
 )
 from tests.oracles import enumeration
 from tests.oracles.settings import SMALL
@@ -150,3 +151,14 @@ def test_production_size_stays_small():
     kept = [pool.members for pool in sampler._pool.pools]
     kept += [group for groups in sampler._pool.returning for part in groups for group in part]
     assert sum(part.nbytes for part in kept) < 62e6
+
+
+def test_truncation_keeps_every_example_alike():
+    """Ten of a first batch stay, whichever their number; counts vary less than independent ones (1e-6)."""
+    scheme = TruncatedBMinSep(1, 1, 0.5, max_batch_size=10, dataset_size=20)
+    counts, full = np.zeros(20), 0
+    for i in range(500):
+        batch = Sampler(scheme, 20, 10, key=(i, 2, 3, 4)).next()
+        counts[batch] += 1
+        full += len(batch) == 10
+    assert full > 200 and stats.chisquare(counts).pvalue > 1e-6
