@@ -75,6 +75,7 @@ class BMinSep(ExampleScheme):
         terms = b if self.warm_start else 1
         return Sums(p, self.log_probability_of_none(), steps * b, terms, table=table)
 
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - all proposals of a calibration share the table of the result
     def inflated(self, times: int) -> "tuple[BMinSep, float] | None":
         """Return (inflated scheme, ln of the minimum ratio of pattern probabilities).
 

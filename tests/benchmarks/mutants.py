@@ -267,6 +267,8 @@ MUTANTS = [
     Mutant("jaxacct/schemes/table.py", "max(largest, 0.0) + ends), 4", "max(largest, 0.0) + ends), 2", TABLES),
     Mutant("jaxacct/schemes/replicas/table_weights.py", 'return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, attractions)', 'return np.einsum("nak,nbl,nab->nkl", one.chance, two.chance, attractions**0)', TABLES),
     Mutant("jaxacct/schemes/replicas/table.py", "if not event > 0:", "if False:", TABLES),
+    Mutant("jaxacct/schemes/replicas/table_weights.py", "rows.base[part] + 1 + longest", "rows.base[part] + longest", "tests/kernels/test_draw_errors.py"),
+    Mutant("jaxacct/schemes/replicas/table_weights.py", "both.max(where=leaves, initial=0.0)", "0.0", "tests/kernels/test_draw_errors.py"),
     Mutant("jaxacct/checker.py", "weight * (1 - keep), False", "weight * (1 - keep), True", "tests/checker/test_checker.py"),
     # Plans and files.
     Mutant("jaxacct/common/files.py", ", parse_constant=_refuse", "", "tests/common/test_files.py tests/core/test_plan.py"),

@@ -19,6 +19,7 @@ from jaxacct import (
     BMinSep,
     CustomScheme,
     CyclicPoisson,
+    EpochwiseAllocation,
     Mechanism,
     MultiAttribution,
     Poisson,
@@ -29,7 +30,7 @@ from jaxacct.proposals import base
 from jaxacct.proposals.families import replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import table as pairs
-from jaxacct.schemes.replicas.table_weights import outcomes_of_two, weights_of
+from jaxacct.schemes.replicas.table_weights import min_event, outcomes_of_two, rows_of, weights_of
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration
 from tests.proposals_by_name import replica_proposal
@@ -137,6 +138,37 @@ def test_choices_of_pairs_are_drawn_as_precisely_as_declared():
             worst = max(worst, sum(abs(share - term / sum(meant)) for share, term in drawn) / 2)
     choices, (_, variation) = 2 * table.max_outcomes, pairs.errors(mechanism)
     assert 0 < choices * worst <= variation - 2 * table.draw_errors[1] < 1e-12
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Poisson(9, 0.3),
+        BMinSep(9, 3, 0.3),
+        BMinSep(9, 4, 1e-3, warm_start=False),
+        CyclicPoisson(9, 4, 0.3),
+        BalancedMinSep(9, 3, 1.5),
+        EpochwiseAllocation(9, 3, 2),
+        CustomScheme([0.5, 0.1, 0.0, 0.2, 0.3, 0.4, 0.1], lockout=[2, 3, 2, 2, 4, 2, 3]),
+    ],
+    ids=str,
+)
+def test_no_state_of_a_pair_has_an_event_more_seldom_than_reserved(scheme):
+    """Of every state in turn; the bound is below the least of them by no more than a wait without weights."""
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(min(2, scheme.min_separation)), 0.3)
+    sampling, weights, rows = scheme.table, weights_of(mechanism), rows_of(scheme.table)
+    leaves, n, found = sampling.leaves, sampling.iterations, min_event(mechanism, weights)
+    events = []
+    for i, k, other in np.ndindex(*leaves.shape, sampling.num_left):
+        if leaves[i, k] or leaves[i, other]:
+            none = (1 - leaves[i, k]) * (1 - leaves[i, other])
+            events.append(1 - none * weights.both[i + 1, k, other] / weights.both[i, k, other])
+    for row, (left, release) in enumerate(zip(rows.base, rows.release, strict=True)):
+        for i, k, other in np.ndindex(*leaves.shape, sampling.num_left):
+            if max(left, -1) < i < min(release, n) and leaves[i, k]:
+                now, then = weights.alone[row, i - left : i - left + 2, k, other]
+                events.append(1 - (1 - leaves[i, k]) * then / now)
+    assert min([*events, leaves[leaves > 0].min()]) - 2.0**-49 <= found <= min(events)
 
 
 @pytest.mark.parametrize("m", [2, 4])

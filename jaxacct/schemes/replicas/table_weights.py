@@ -8,7 +8,6 @@ weight is the mean of e to the attraction of what follows, so it is at least 1 a
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -338,22 +337,23 @@ def parts_of(mechanism: Attracting) -> list[slice]:
 
 
 def min_event(mechanism: Attracting, weights: Weights) -> float:
-    """Return the smallest probability of an event at a step, in any state that has one."""
-    table = mechanism.scheme.table
-    rows, n, ages = rows_of(table), table.iterations, np.arange(int(table.lockout.max()))
-    joins = table.leaves > 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        waits = -np.log1p(-table.leaves)
-        logs = np.log(weights.both[: n + 1])
-        both = logs[:-1] - logs[1:] + waits[:, :, None] + waits[:, None, :]
-        event = both.min(where=joins[:, :, None] | joins[:, None, :], initial=math.inf)
-        for part in parts_of(mechanism):
-            place = rows.base[part, None] + ages
-            at = np.clip(place, 0, n - 1)
-            release = np.minimum(rows.release[part, None], n)
-            is_state = ((ages > 0) & (place >= 0) & (place < release))[..., None] & joins[at]
-            logs = np.log(weights.alone[part])
-            alone = logs[:, :-1] - logs[:, 1:]
-            alone += waits[at][..., None]
-            event = min(event, alone.min(where=is_state[..., None], initial=math.inf))
-    return -math.expm1(-event)
+    """Return a lower bound on the probability of an event at a step, in any state that has one.
+
+    It is the smallest of these probabilities, or of those that an eligible unit leaves, if that is smaller.
+    """
+    table, longest = mechanism.scheme.table, int(mechanism.scheme.table.lockout.max())
+    rows, n = rows_of(table), table.iterations
+    waits = np.where(table.leaves > 0, 1 - table.leaves, 0.0)
+    # Of steps before the first and after the last, too, at which there is no event.
+    padded = np.pad(waits, ((longest, 2 * longest), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, longest - 1, axis=0).swapaxes(1, 2)
+    leaves = (table.leaves[:, :, None] > 0) | (table.leaves[:, None, :] > 0)
+    both = (1 - table.leaves)[:, :, None] * (1 - table.leaves)[:, None, :]
+    both *= weights.both[1 : n + 1] / weights.both[:n]
+    none = both.max(where=leaves, initial=0.0)
+    for part in parts_of(mechanism):
+        now = weights.alone[part, 1:]
+        alone = now[:, 1:] / now[:, :-1]
+        alone *= windows[rows.base[part] + 1 + longest][..., None]
+        none = max(none, alone.max(initial=0.0))
+    return 1 - none - 2.0**-50
