@@ -89,9 +89,6 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("jaxacct/strategies/stationary.py", "tests/core/test_budget_lines.py"): [
         ("lags[0] + 2 * float(np.max(lags[separation:]", "lags[0] + float(np.max(lags[separation:]"),
     ],
-    ("jaxacct/proposals/families/pair_weights.py", "tests/core/test_loading.py"): [
-        ("if mechanism.is_stationary else None", "if True else None"),
-    ],
     ("jaxacct/proposals/families/replicas.py", "tests/core/test_loading.py"): [
         ("if one.is_upper_bound and (m > 2 or is_special", "if one.is_upper_bound and (False"),
     ],

@@ -23,7 +23,7 @@ def one_of(mechanism: Mechanism, times: int = 1) -> tuple[Mechanism | None, int]
     """
     scheme, strategy, sigma = mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier
     if times > 1:
-        found = scheme.inflated(times) if mechanism.is_stationary else None
+        found = scheme.inflated(times)
         return (None if found is None else Mechanism(found[0], strategy, sigma)), 1
     if scheme.parts is None:
         return mechanism, 1
