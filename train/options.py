@@ -61,8 +61,8 @@ class TrainOptions:
         the metrics.
       prefetch: batches that a thread reads ahead, 0 for none. The trained bits do not depend on it.
       elastic: continue a run on other devices, processors, compiler flags or package versions, with a
-        warning: the bits are then no longer reproduced. `mesh`, `microbatch_size` and `skip_padding` may
-        change as well. Refused by default.
+        warning: the noise has another key there, so that a copy of the folder may go on elsewhere, too.
+        `mesh`, `microbatch_size` and `skip_padding` may change as well. Refused by default.
       keys: (sampler key, noise key); by default from the operating system. Fix them in tests only.
     """
 

@@ -24,6 +24,7 @@ from tests.train.plans import plan
 from train import TrainOptions, fit
 from train.clipping.grid import Grid, GridSum
 from train.clipping.rows_apart import programs_in
+from train.models.saving import write_model
 from train.noise.normals import Cut, normals_of
 from train.optimizers import privatize
 from train.procedures import by_device
@@ -217,7 +218,7 @@ def one_flaw_counts_on_all():
 
 
 def runs_resume():
-    """On the same layout with the same bits, on another one with `elastic`; with nnx's own annotations."""
+    """On the same layout with the same bits, on another one with other noise; with nnx's own annotations."""
     _, batch, _ = setting()
     data = {name: np.concatenate([rows] * 4) for name, rows in batch.items()}
     covered = plan("poisson", dataset_size=64, iterations=6, rate=0.2)
@@ -238,10 +239,10 @@ def runs_resume():
             trained((4, 2), folder / "moved")
         with pytest.warns(UserWarning, match="continues elsewhere from step 3"):
             moved = trained((4, 2), folder / "moved", elastic=True)
-        # An optimizer of single numbers rounds each in the same way.
-        same(moved.params, whole.params)
+        assert all(jax.tree.leaves(jax.tree.map(lambda a, b: np.any(a != b), moved.params, whole.params)))
         # The files of a model, whose digest is in the run's card, do not depend on devices.
-        one, other = (digest_of_files(folder / name / "model") for name in ("moved", "whole"))
+        write_model(folder / "placed", placed(mesh_of((4, 2)), whole.params))
+        one, other = (digest_of_files(folder / name / "model") for name in ("placed", "whole"))
         assert one == other
         assert moved.params["a"].sharding.mesh.shape["data"] == 4
 

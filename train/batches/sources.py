@@ -5,6 +5,7 @@ which a part is checked while a run reads (`SourceRows`).
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -89,7 +90,8 @@ class ArrayRows:
     def __init__(self, arrays):
         self.arrays = jax.tree.map(np.asarray, arrays)
         self._length = _length(self.arrays)
-        check_kept(self.arrays)
+        if wrong := changed_by_jax(self.arrays):
+            raise ValueError(wrong)
         for leaf in jax.tree.leaves(self.arrays):
             if leaf.dtype.kind == "f" and not all(
                 np.isfinite(part).all() for part in fingerprints.pieces(leaf)
@@ -251,9 +253,11 @@ class SourceRows:
         ]
         self._probes = {place: jax.tree.map(np.array, as_arrays(source[place])) for place in places}
         self._like = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), self._probes[0])
-        self._batches, self._digests = 0, {}
+        self._batches, self._digests, self._warned = 0, {}, False
         order = self._random.permutation(places)
         together = self._gather(order)
+        if wrong := changed_by_jax(together):
+            raise ValueError(wrong)
         for at, place in enumerate(order):
             for again in (_row(together, at), source[int(place)]):
                 _same(self._probes[int(place)], again, f"row {place}")
@@ -267,6 +271,10 @@ class SourceRows:
         if len(indices) == 0:
             return jax.tree.map(lambda leaf: padded(leaf, size), self._like)
         found = jax.tree.map(lambda leaf: padded(leaf, size), self._gather(indices))
+        # To the operator's log alone: whether a run ends must not depend on the data.
+        if not self._warned and (wrong := changed_by_jax(found)):
+            self._warned = True
+            warnings.warn(f"{wrong}; JAX changes them", stacklevel=2)
         self._check(found, indices)
         return found
 
@@ -283,7 +291,6 @@ class SourceRows:
         expected = jax.tree.map(lambda leaf: ((len(indices), *leaf.shape[1:]), leaf.dtype), self._like)
         if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != expected:
             raise ValueError("data must have rows of the same names, shapes and dtypes, got others")
-        check_kept(found)
         return found
 
     def _check(self, found, indices: np.ndarray) -> None:
@@ -361,14 +368,14 @@ def check_numbers(path, leaf) -> None:
         raise ValueError(f"data must be numbers, got {leaf.dtype} in {_name(path)}: turn text into tokens")
 
 
-def check_kept(arrays) -> None:
-    """ValueError for numbers of 64 bits that JAX would change, which computes in 32.
+def changed_by_jax(arrays) -> str | None:
+    """Return what is wrong with numbers of 64 bits that JAX would change, which computes in 32.
 
     Integers beyond 32 bits, and floats of at least 2^24 that float32 rounds: times in seconds, say, whose
     differences would be lost. Smaller floats are rounded to a relative 6e-8.
     """
     if jax.config.read("jax_enable_x64"):
-        return
+        return None
     for path, leaf in jax.tree.leaves_with_path(arrays):
         if leaf.dtype.itemsize != 8 or leaf.dtype.kind not in "iuf":
             continue
@@ -381,7 +388,8 @@ def check_kept(arrays) -> None:
             limits = np.iinfo(f"{leaf.dtype.kind}4")
             allowed = f"integers from {limits.min} to {limits.max}"
             hint = "number them anew, or split them into two columns"
-        raise ValueError(f"data must have {allowed}, got others of {leaf.dtype} in {_name(path)}: {hint}")
+        return f"data must have {allowed}, got others of {leaf.dtype} in {_name(path)}: {hint}"
+    return None
 
 
 def _is_kept(piece: np.ndarray) -> bool:

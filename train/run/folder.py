@@ -1,6 +1,6 @@
 """The folder of one training run: what it is, its secrets, its checkpoints, its logs.
 
-    run.json               what is run; a resumed call must describe the same (public)
+    run.json               what is run; a resumed call must describe the same (not to be published)
     secret.json            sampler key, keyed digests of what is private, last step that was shown (mode 600)
     checkpoints/           Orbax: parameters, optimizer, noise buffer and key, sampler, and every example's
                            own privacy loss where it is followed (mode 700)
@@ -16,6 +16,7 @@ published with the model.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -110,11 +111,13 @@ class RunFolder:
     def begin(self, described: dict, key, data: str, elastic: bool = False) -> list[int]:
         """Record a new run, or check that the stored one is the same; returns the sampler key that counts.
 
-        `described` is public; of `data`, the fingerprint of the data, a keyed digest is stored.
+        `described` has no secret; of `data`, the fingerprint of the data, a keyed digest is stored.
         With `elastic` devices and versions may differ, and with them the program: it is warned of and
-        recorded. Another number of steps is accepted that no checkpoint is beyond: neither
-        noise nor batches depend on it. Refused by a ValueError: another run; one of which something was shown
-        and no checkpoint is left; with `elastic`, another generator of noise, or steps that were shown.
+        recorded, and noise has another key from there on (`moves_after`): a copy that goes on elsewhere may
+        release other sums than this folder did. Another number of steps is accepted that no checkpoint is
+        beyond: neither noise nor batches depend on it. Refused by a ValueError: another run; one of which
+        something was shown and no checkpoint is left; with `elastic`, another generator of noise, or steps
+        that were shown.
         """
         if self._manager.latest_step() is None and (shown := self._shown()):
             raise ValueError(
@@ -142,8 +145,8 @@ class RunFolder:
             raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
         if moved is not None:
             warnings.warn(
-                f"the run in {self.folder} continues elsewhere {moved}: the same plan, data, batches, noise, "
-                "loss and optimizer, but not the same bits as where it began. The guarantee stands",
+                f"the run in {self.folder} continues elsewhere {moved}: the same plan, data, batches, loss "
+                "and optimizer, and noise of another key. The guarantee stands",
                 stacklevel=2,
             )
             before = {name: stored.get(name) for name in sorted(_ELASTIC)}
@@ -152,6 +155,13 @@ class RunFolder:
         elif stored.get("steps") != described.get("steps"):
             self.note(steps=described["steps"])
         return kept["sampler_key"]
+
+    def moves_after(self, step: int) -> list[str]:
+        """Return what the run is bound to where it went at this step or later, a text for each move."""
+        stored = read_json(self._run, "run")
+        places = itertools.pairwise([*stored.get("earlier", []), stored])
+        there = [to for left, to in places if left["until"] >= step]
+        return [json.dumps({name: to.get(name) for name in sorted(_ELASTIC)}) for to in there]
 
     @property
     def verified(self) -> bool:
@@ -272,10 +282,10 @@ class RunFolder:
             raise self._damaged(step, "it is not what was written")
         if (shown := self._shown()) > step:
             self._committed = Committed(self.folder / _BATCHES, kept["key"], step)
-            if self._committed.last < shown:
+            if self._committed.last < shown or self.moves_after(step + 1):
                 raise ValueError(
                     f"out {self.folder} has shown step {shown} and has neither a checkpoint of it nor its "
-                    "batches: others would use its noise twice; begin in a new folder"
+                    "batches on one machine: others would use its noise twice; begin in a new folder"
                 )
             self.show(shown)  # the lines below are removed, what they showed stays shown
         for name in ("metrics.jsonl", _PRIVATE_LOG):

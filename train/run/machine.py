@@ -1,7 +1,8 @@
 """What decides the last bits of a run beside its program: versions, devices, compiler flags, processor.
 
 On a CPU the order of a long float32 sum depends on the instruction set and the number of threads. A run that
-continues elsewhere may release other sums with the same noise, so a folder is bound to all of this.
+continues elsewhere may release other sums with the same noise, so a folder is bound to all of this, and the
+noise has another key elsewhere.
 """
 
 import hashlib
@@ -43,6 +44,9 @@ def _flags() -> str:
     found = [f"{name}={' '.join(os.environ[name].split())}" for name in _VARIABLES if os.environ.get(name)]
     if jax.config.read("jax_disable_most_optimizations"):
         found.append("jax_disable_most_optimizations")
+    # It decides the bits of a loss' random numbers, and no trace shows it.
+    if not jax.config.jax_threefry_partitionable:  # pyrefly: ignore[missing-attribute]
+        found.append("jax_threefry_partitionable=False")
     return " ".join(found)
 
 

@@ -86,14 +86,16 @@ def test_numbers_that_32_bits_change_are_refused():
             assert "\n" not in str(refused.value)
 
 
-def test_a_number_of_a_later_batch_is_refused_when_it_is_read():
-    """Of a source no row is read in advance but six: each batch is checked before it is trained on."""
+def test_a_number_of_a_later_batch_is_warned_of_and_ends_no_run():
+    """Attack: with a record of its own kind a run would end in the middle, in the first batch that has it."""
     column = np.arange(ROWS)
     rows = as_rows(Rows(column))
     column[next(row for row in range(12, 20) if row not in rows._probes)] = 2**40
     rows.take(np.arange(4, 12), 8)
-    with pytest.raises(ValueError, match=r"^data must have integers from -2147483648.*of int64 in ids"):
-        rows.take(np.arange(12, 20), 8)
+    with pytest.warns(UserWarning, match=r"^data must have integers .*of int64 in ids.*JAX changes"):
+        found = rows.take(np.arange(12, 20), 8)
+    assert 2**40 in found["ids"]
+    rows.take(np.arange(12, 20), 8)  # once
 
 
 def test_numbers_that_32_bits_keep_arrive():
