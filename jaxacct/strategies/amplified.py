@@ -19,7 +19,7 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz, log_error_of
-from jaxacct.strategies.series import product, sums_at_lags
+from jaxacct.strategies.series import local_minimum, product, sums_at_lags
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
@@ -53,21 +53,13 @@ def amplified(
         return BandedToeplitz.identity()
     log_sum = _log_sum(_lags(start), repeats / sigma**2)[0]
 
-    def objective(tail):
-        c = np.append(1.0, tail)
+    def objective(c):
         error, error_slope = log_error(c)
         noise, noise_slope = _log_square_noise(c, repeats, log_sum)
         return error + noise, error_slope + noise_slope[1:]
 
-    optimum = scipy.optimize.minimize(
-        objective,
-        start[1:] / start[0],
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(0.0, None)] * (bands - 1),
-        options={"maxiter": 200, "maxcor": 10, "ftol": 1e-10, "gtol": 1e-7},
-    )
-    return BandedToeplitz.scaled(np.append(1.0, optimum.x))
+    how = dict(maxiter=200, maxcor=10, ftol=1e-10, gtol=1e-7)
+    return BandedToeplitz.scaled(local_minimum(objective, start / start[0], (0.0, None), **how))
 
 
 def _lags(c: np.ndarray) -> np.ndarray:

@@ -7,13 +7,16 @@ loss depends on the outputs through their scores `s = C^T y` alone.
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from jaxacct.common import validate as _validate
+from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -95,13 +98,13 @@ class Strategy(abc.ABC):
     def check(self, scheme) -> None:
         """Refuse an incompatible scheme; ValueError."""
 
-    @abc.abstractmethod
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
         """Return upper bounds on the overlap of a participation with all later ones.
 
         They are () or (iterations,), `kappa_i >= sum_{j > i} x_j <c_i, c_j>` for every possible x, exactly 0
         where C has no more bands than the separation.
         """
+        return _cross_terms(self, iterations, min_separation)
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
         """Return an upper bound on `||C x||^2` of the n x n matrix, for x of 0 and 1."""
@@ -116,9 +119,12 @@ class Strategy(abc.ABC):
     def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
         """Return the columns of the n x n matrix at some steps, (iterations, steps) float64."""
 
+    @abc.abstractmethod
     def farther_products(self, iterations: int) -> np.ndarray:
-        """Return bounds on `<c_i, c_{i-e}>` for all `e >= d`, (iterations,) float64 by d; where Toeplitz."""
-        raise NotImplementedError
+        """Return bounds on `<c_i, c_{i+e}>` for all `e >= d`, raised by a relative 1e-9.
+
+        They are float64 by d: (iterations,) for Toeplitz C, otherwise (iterations, iterations), by i first.
+        """
 
     def rows(self, iterations: int) -> int:
         """Return the rows of the matrix of `scores_from_normals`: n, or more if it continues past the end."""
@@ -193,12 +199,12 @@ class Strategy(abc.ABC):
 
     def to_json(self) -> dict:
         """Return the kind and the fields as plain JSON values."""
-        return {"kind": self.kind} | {name: _plain(getattr(self, name)) for name in _fields(self)}
+        return {"kind": self.kind} | msgspec.to_builtins(self, enc_hook=np.ndarray.tolist)
 
     @classmethod
     def from_json(cls, data: dict) -> Self:
         """Return the strategy that `to_json` wrote; `KeyError` for a missing field."""
-        values = (data[name] for name in _fields(cls))
+        values = (data[field.name] for field in dataclasses.fields(cls))  # pyrefly: ignore[bad-argument-type]
         return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
     def of_first_steps(self) -> "Strategy | None":
@@ -218,14 +224,13 @@ class Strategy(abc.ABC):
         raise ValueError(f"out must not be given for {self.kind}: it is made again from its bands")
 
 
-def _fields(strategy) -> list[str]:
-    return [field.name for field in dataclasses.fields(strategy)]
-
-
-def _plain(value):
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return list(value) if isinstance(value, tuple) else value
+@functools.lru_cache(maxsize=64)
+def _cross_terms(strategy: Strategy, iterations: int, min_separation: int) -> np.ndarray:
+    if strategy.bands <= min_separation or iterations <= min_separation:
+        return read_only(np.zeros(()))
+    # The k-th later participation is k separations away or more. Sums round by less than products are raised.
+    farther = strategy.farther_products(iterations)[..., min_separation::min_separation]
+    return read_only(np.asarray(farther.sum(axis=-1)))
 
 
 def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: float) -> float:
