@@ -91,6 +91,10 @@ class BandedToeplitz(FirstColumn):
         return {"coefficients": list(self.coefficients), "given_norm": self.given_norm}
 
     @classmethod
+    def from_json(cls, data: dict) -> "BandedToeplitz":
+        return cls(tuple(data["coefficients"]), data["given_norm"])
+
+    @classmethod
     def identity(cls) -> "BandedToeplitz":
         """Return one band: independent noise, DP-SGD."""
         return cls((1.0,))

@@ -7,7 +7,6 @@ loss depends on the outputs through their scores `s = C^T y` alone.
 
 import abc
 import dataclasses
-import functools
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -16,7 +15,6 @@ import msgspec
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.common.validate import read_only
 from jaxacct.kernels import randomness
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -98,13 +96,13 @@ class Strategy(abc.ABC):
     def check(self, scheme) -> None:
         """Refuse an incompatible scheme; ValueError."""
 
+    @abc.abstractmethod
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
         """Return upper bounds on the overlap of a participation with all later ones.
 
         They are () or (iterations,), `kappa_i >= sum_{j > i} x_j <c_i, c_j>` for every possible x, exactly 0
         where C has no more bands than the separation.
         """
-        return _cross_terms(self, iterations, min_separation)
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
         """Return an upper bound on `||C x||^2` of the n x n matrix, for x of 0 and 1."""
@@ -222,15 +220,6 @@ class Strategy(abc.ABC):
     def save(self, path) -> None:
         """Write the coefficients to a file, if they are few."""
         raise ValueError(f"out must not be given for {self.kind}: it is made again from its bands")
-
-
-@functools.lru_cache(maxsize=64)
-def _cross_terms(strategy: Strategy, iterations: int, min_separation: int) -> np.ndarray:
-    if strategy.bands <= min_separation or iterations <= min_separation:
-        return read_only(np.zeros(()))
-    # The k-th later participation is k separations away or more. Sums round by less than products are raised.
-    farther = strategy.farther_products(iterations)[..., min_separation::min_separation]
-    return read_only(np.asarray(farther.sum(axis=-1)))
 
 
 def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: float) -> float:

@@ -11,7 +11,7 @@ import scipy
 
 from jaxacct.common.validate import read_only
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded
-from jaxacct.strategies.stationary import norms_of
+from jaxacct.strategies.stationary import cross_terms, norms_of
 from jaxacct.strategies.workload import Workload
 
 
@@ -64,6 +64,9 @@ class Dense(Strategy):
         if len(self.matrix) != scheme.iterations:
             raise ValueError(f"strategy must have {scheme.iterations} rows, got {len(self.matrix)}")
         check_is_bounded(scheme)
+
+    def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
+        return cross_terms(self, iterations, min_separation)
 
     def farther_products(self, iterations: int) -> np.ndarray:
         gram, steps = self.matrix.T @ self.matrix, np.arange(iterations)

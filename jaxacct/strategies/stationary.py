@@ -90,6 +90,16 @@ def _with_windows(scores, positions, counts, window, used):
 
 
 @functools.lru_cache(maxsize=64)
+def cross_terms(strategy: Strategy, iterations: int, min_separation: int) -> np.ndarray:
+    """Return `Strategy.cross_terms` from bounds on the products of columns."""
+    if strategy.bands <= min_separation or iterations <= min_separation:
+        return read_only(np.zeros(()))
+    # The k-th later participation is k separations away or more. Sums round by less than products are raised.
+    farther = strategy.farther_products(iterations)[..., min_separation::min_separation]
+    return read_only(np.asarray(farther.sum(axis=-1)))
+
+
+@functools.lru_cache(maxsize=64)
 def _farther_products(strategy: "Stationary", iterations: int) -> np.ndarray:
     c = strategy.array
     length = scipy.fft.next_fast_len(2 * c.size, real=True)
@@ -142,6 +152,9 @@ class Stationary(Strategy):
     @abc.abstractmethod
     def array(self) -> np.ndarray:
         """(bands,) float64, read-only: the first column of C, without trailing zeros."""
+
+    def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
+        return cross_terms(self, iterations, min_separation)
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
         at_most = super().squared_sensitivity(iterations, min_separation, participations)
