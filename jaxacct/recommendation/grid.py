@@ -22,7 +22,7 @@ FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)
 
 @dataclass(frozen=True)
 class RunNumbers:
-    """The public numbers that the search reads."""
+    """The public numbers that the search reads; `given` is the matrix, if given by its coefficients."""
 
     dataset_size: int
     batch_size: float
@@ -31,7 +31,6 @@ class RunNumbers:
     delta: float
     workload: Workload
     given: BandedToeplitz | None
-    """The matrix, where it was given by its coefficients."""
     adjacency: str
 
     @classmethod

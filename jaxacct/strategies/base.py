@@ -25,10 +25,13 @@ class NoiseRecursion(NamedTuple):
     """Streaming of `w = C^{-1} z` by the coefficients of C, or of its inverse where that is banded.
 
     Of C: `c_0 w_t = z_t - c_1 w_{t-1} - ..`. Of the inverse h: `w_t = h_0 z_t + h_1 z_{t-1} + ..`.
+
+    Attributes:
+      coefficients: (copies + 1,) float64: a step needs `copies` earlier vectors, w or z.
+      of_inverse: whether they are of the inverse.
     """
 
     coefficients: np.ndarray
-    """(copies + 1,) float64: a step needs `copies` earlier vectors, w or z."""
     of_inverse: bool
 
     @property
@@ -42,17 +45,20 @@ class BufferedRecursion(NamedTuple):
 
     C has the first column `first` times `1, c_1, c_2, ..` with `c_t = sum_j weights_j decays_j^(t-1)`. Then
     `w_t = z_t / first - sum_j weights_j s_j`, then `s_j <- decays_j s_j + w_t`, from `s = 0`.
+
+    Attributes:
+      first: above 0.
+      weights: (buffers,) float64.
+      decays: (buffers,) float64, from 0 to below 1.
+      noise_reach: upper bound on `|w_t|` per unit of the largest `|z|`.
+      reach: (buffers,) float64: upper bounds on `|s_j|` per unit of the largest `|z|`.
     """
 
     first: float
     weights: np.ndarray
-    """(buffers,) float64."""
     decays: np.ndarray
-    """(buffers,) float64, from 0 to below 1."""
     noise_reach: float
-    """Upper bound on `|w_t|` per unit of the largest `|z|`."""
     reach: np.ndarray
-    """(buffers,) float64: upper bounds on `|s_j|` per unit of the largest `|z|`."""
 
     @property
     def copies(self) -> int:
@@ -61,12 +67,15 @@ class BufferedRecursion(NamedTuple):
 
 
 class Strategy(abc.ABC):
-    """Strategy matrix C. Arrays of samples have shape (num_samples, iterations)."""
+    """Strategy matrix C. Arrays of samples have shape (num_samples, iterations).
+
+    Attributes:
+      kind: in JSON.
+      is_toeplitz: whether the columns of C are shifts of one another, up to truncation at the last row.
+    """
 
     kind: ClassVar[str]
-    """In JSON."""
     is_toeplitz: ClassVar[bool]
-    """Whether the columns of C are shifts of one another, up to truncation at the last row."""
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
