@@ -145,7 +145,7 @@ def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Compose
     """Return (3, points) of one proposal: lower, estimate and upper."""
     if composed is None:
         return interval.bands_of_both(chosen, grid, draw, q)
-    bands = interval.bands(chosen, grid, draw(chosen), q, composed.profile)
+    bands = interval.bands(interval.Drawn(chosen, draw(chosen), composed.profile), grid, q)
     scheme, included = chosen.mechanism.scheme, chosen.left_out
     included -= 0.0 if chosen.profile is None else composed.left_out
     exchanged = np.array([composed.exchanged(float(epsilon), scheme) for epsilon in grid])
@@ -215,13 +215,14 @@ def estimate_epsilon(
         max_epsilon = proven_epsilon(mechanism, direction, delta) if composed is None else bound
         chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key, composed)
         names[direction] = chosen.name
-        draws = draw_samples(chosen, key, num_samples, progress)
+        drawn = interval.Drawn(chosen, draw_samples(chosen, key, num_samples, progress), profile)
         lower, side = None, interval.for_lower_ends(chosen) if composed is None else None
         if side is not None:
-            lower = side, draws if side is chosen else draw_samples(side, key, num_samples, progress)
-        low, high = interval.crossing(chosen, draws, anchor, delta, risk, lower, profile)
+            same = side is chosen
+            lower = drawn if same else interval.Drawn(side, draw_samples(side, key, num_samples, progress))
+        low, high = interval.crossing(drawn, anchor, delta, risk, lower)
         is_resolved, high = high < math.inf, min(high, max_epsilon)
-        value = interval.mean_crossing(chosen, draws, delta, profile) if is_resolved else high
+        value = interval.mean_crossing(drawn, delta) if is_resolved else high
         ends[direction] = np.array([min(low, high), min(max(value, low), high), high])
     return _estimate("epsilon", ends, names, confidence, num_samples)
 
@@ -255,8 +256,8 @@ def _distribution_near(
     for pilot in range(_PILOTS):
         chosen = _distribution_at(mechanism, anchor, direction, delta, composed)
         pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
-        draws = draw_samples(chosen, pilot_key, _PILOT_SAMPLES)
-        before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta, profile), most)
+        drawn = interval.Drawn(chosen, draw_samples(chosen, pilot_key, _PILOT_SAMPLES), profile)
+        before, anchor = anchor, min(interval.mean_crossing(drawn, 2 * delta), most)
         if abs(anchor - before) <= _COARSE * before:
             break
     return _distribution_at(mechanism, anchor, direction, delta, composed), anchor

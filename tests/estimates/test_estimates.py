@@ -204,7 +204,7 @@ def test_a_composed_epsilon_of_samples(monkeypatch):
     monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (math.inf, None))
     crossing, profiles = estimate.interval.crossing, []
     monkeypatch.setattr(
-        estimate.interval, "crossing", lambda *given: profiles.append(given[-1]) or crossing(*given)
+        estimate.interval, "crossing", lambda *given: profiles.append(given[0].of_target) or crossing(*given)
     )
     options = dict(num_samples=8192, confidence=1 - FALSE_ALARM, key=jax.random.key(5))
     found, exact = estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT, **options), composed_epsilon(1e-5)

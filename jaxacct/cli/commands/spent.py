@@ -72,12 +72,10 @@ def _of_plan(path: str, step: int | None, json: bool) -> int:
 
 
 def _show(bound: dict[str, Any], json: bool) -> int:
-    if json:
-        output.show(bound, True)
-        return 0
-    point = f"epsilon {rounded_up(bound['epsilon'], 6)} at delta {rounded_up(bound['delta'], 6)}"
+    words = f"epsilon {rounded_up(bound['epsilon'], 6)} at delta {rounded_up(bound['delta'], 6)} at most"
     if "of" in bound:
-        print(f"the first {bound['steps']:,} of {bound['of']:,} steps: {point} at most ({bound['by']})")
+        words = f"the first {bound['steps']:,} of {bound['of']:,} steps: {words} ({bound['by']})"
     else:
-        print(f"{bound['events']} events together: {point} at most")
+        words = f"{bound['events']} events together: {words}"
+    output.show(bound if json else words, json)
     return 0
