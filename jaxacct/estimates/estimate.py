@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accountants import analytic, unamplified
+from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.accountants.composition import event_profile
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
-from jaxacct.estimates.known import known_bands, known_epsilons, known_or_samples
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.hockey_stick import Direction, hockey_stick
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, hockey_stick
 
+_NUM_SAMPLES = 100_000
+_MIN_NOISE_OF_ACCOUNTANTS = 0.05  # privacy loss distributions take minutes below this noise multiplier
 # For a target delta, proposals are searched until one has a scale far below it.
 _SMALLEST_DELTA = 1e-12
 # Nominal delta of `estimate_delta`: a thousandth of it may be left out of a composed profile.
@@ -127,7 +128,7 @@ def bands_at(
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
     if known is not None and not is_drawn:
-        bands = known_bands(known, mechanism, grid, compose_with)
+        bands = _known_bands(known, mechanism, grid, compose_with)
         return bands, dict.fromkeys(bands, known.name), 0
     composed, key = composition_of(compose_with), randomness.checked_key(key)
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
@@ -139,6 +140,34 @@ def bands_at(
         bands = [_bands(chosen, points, q, draw, composed) for chosen, points in parts]
         both[direction] = np.concatenate(bands, axis=1)
     return both, names, num_samples
+
+
+def known_or_samples(
+    mechanism: Mechanism, num_samples: int | None, compose_with=None
+) -> tuple[Accountant | None, int]:
+    """Return the accountant in place of samples, if there is one, and the number of samples."""
+    if num_samples is None:
+        is_quick = mechanism.noise_multiplier >= _MIN_NOISE_OF_ACCOUNTANTS
+        return analytic.exact(mechanism, None, compose_with) if is_quick else None, _NUM_SAMPLES
+    return analytic.close(mechanism, compose_with=compose_with), _validate.positive_integer(
+        "num_samples", num_samples
+    )
+
+
+def _known_bands(
+    known: Accountant, mechanism: Mechanism, grid: np.ndarray, compose_with=None
+) -> dict[Direction, np.ndarray]:
+    """Return (3, points) of each direction: 0, and the accountant's bound as estimate and upper end."""
+    upper = np.array([known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()])
+    upper = np.minimum.accumulate(upper)  # the divergence decreases in epsilon
+    return dict.fromkeys(DIRECTIONS, np.stack([0 * upper, upper, upper]))
+
+
+def _known_epsilons(mechanism: Mechanism, delta: float, compose_with=None) -> dict[Direction, np.ndarray]:
+    """Return (3,) of each direction: 0, and the best accountant's epsilon at `delta`, as `_known_bands`."""
+    most = unamplified.epsilon_at(mechanism, delta) if compose_with is None else _validate.MAX_EPSILON
+    upper = min(most, analytic.epsilon_at(mechanism, delta, compose_with, most)[0])
+    return dict.fromkeys(DIRECTIONS, np.array([0.0, upper, upper]))
 
 
 def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
@@ -204,7 +233,7 @@ def estimate_epsilon(
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:
-        ends = known_epsilons(mechanism, delta, compose_with)
+        ends = _known_epsilons(mechanism, delta, compose_with)
         return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
     composed = composition_of(compose_with, delta)

@@ -29,7 +29,7 @@ from jaxacct import (
 )
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.estimates import estimate, known
+from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.proposals.base import ProposalSpec, plain
 from tests.oracles.enumeration import strategy_matrix
@@ -169,7 +169,7 @@ def test_poisson_sampling_with_independent_noise_needs_no_samples():
 def test_bounds_that_are_not_exact_do_not_replace_samples():
     """An accountant that reveals phases is above the value; that of the steps themselves is not."""
     other = Mechanism(BMinSep(N, 2, P), BandedToeplitz.identity(), SIGMA)
-    assert known.known_or_samples(other, None)[0] is None
+    assert estimate.known_or_samples(other, None)[0] is None
     replaced = Mechanism(Poisson(N, P), BandedToeplitz.identity(), SIGMA, "replace-one")
     found = estimate_delta(replaced, 1.0)
     assert found.num_samples == 0 and found.directions["remove"] == found.directions["add"] == found.value
