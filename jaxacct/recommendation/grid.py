@@ -38,19 +38,13 @@ class RunNumbers:
         cls, dataset_size, batch_size, iterations, target: Target, workload, given, adjacency
     ) -> "RunNumbers":
         """Return those of arguments of `recommend`; ValueError for invalid ones."""
-        epsilon, delta = target.point
-        return cls(
-            dataset_size=_validate.positive_integer("dataset_size", dataset_size),
-            batch_size=_validate.positive_number("batch_size", batch_size),
-            iterations=_validate.positive_integer("iterations", iterations),
-            epsilon=epsilon,
-            delta=delta,
-            workload=workload_named(workload, iterations)
-            if isinstance(workload, str)
-            else checked_workload(workload),
-            given=given,
-            adjacency=_validate.one_of("adjacency", adjacency, ADJACENCIES),
-        )
+        point = target.point
+        size = _validate.positive_integer("dataset_size", dataset_size)
+        batch = _validate.positive_number("batch_size", batch_size)
+        n = _validate.positive_integer("iterations", iterations)
+        work = workload_named(workload, n) if isinstance(workload, str) else checked_workload(workload)
+        _validate.one_of("adjacency", adjacency, ADJACENCIES)
+        return cls(size, batch, n, *point, work, given, adjacency)
 
     @property
     def run(self) -> dict[str, Any]:

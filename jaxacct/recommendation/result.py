@@ -84,13 +84,16 @@ class Recommended:
         """Whether all examples participate equally often, thinning aside."""
         return self.scheme.patterns is None and self.scheme.sums.fixed_count > 0
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Fields of a `Choice` that this candidate decides."""
+        bands, separation = self.strategy.named_bands, self.scheme.min_separation
+        return dict(scheme=self.scheme.name, bands=bands, min_separation=separation, matrix=self.matrix)
+
     def to_json(self) -> dict:
         """Return plain JSON values."""
-        return {
+        return self.chosen | {
             "scheme": scheme_to_json(self.scheme),
-            "bands": self.strategy.named_bands,
-            "min_separation": self.scheme.min_separation,
-            "matrix": self.matrix,
             "memory_copies": self.memory_copies,
             "noise_memory": self.noise_memory,
             "noise_multiplier_estimate": self.noise_multiplier,
@@ -224,9 +227,7 @@ class Recommendation:
         self, row: Recommended, options: CalibrationOptions, how: dict, share: float | None
     ) -> Plan:
         """Return the plan of a candidate: with a share of q, by its own accountant, if it has one."""
-        chosen: dict[str, Any] = dict(scheme=row.scheme.name, min_separation=row.scheme.min_separation)
-        chosen |= dict(bands=row.strategy.named_bands, matrix=row.matrix)
-        choice = dataclasses.replace(self.choice, **chosen)
+        choice = dataclasses.replace(self.choice, **row.chosen)
         if share is not None:
             accountant: Any = row.accountant
             options = dataclasses.replace(options, accountant=accountant, share=share)

@@ -115,75 +115,77 @@ def recommend(
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
     matrix_name, max_copies, max_bands = memory_of(memory_copies, matrix_name, bands)
+    if matrix_name == "buffered" and max_copies < 3:
+        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
     if min_separation is not None:
         _validate.positive_integer("min_separation", min_separation)
     rate = Poisson.from_batch_size(**numbers.run)
-    fixed = scheme == FixedOrder.name
-    grid = [] if fixed else grid_of(numbers, max_bands, scheme, bands, min_separation)
-    if not grid and not fixed:
+    fixed = scheme, bands, min_separation, matrix_name
+    if scheme == FixedOrder.name:
+        order = scheme_of(numbers, scheme, min_separation or 1, True)
+        places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
+        looked_at = len(places)
+    else:
+        places, looked_at = _sampled(numbers, rate, fixed, max_copies, max_bands, progress)
+    rows, place = _ranked(places)
+    options = tuple(name for name, value in zip(SEARCHED, fixed, strict=True) if value is not None)
+    about: dict[str, Any] = numbers.run | rows[place].chosen | dict(given=options, looked_at=looked_at)
+    about |= dict(epsilon=numbers.epsilon, delta=numbers.delta, adjacency=numbers.adjacency)
+    choice = Choice(**about, memory_copies=max_copies, workload=name_of(numbers.workload))
+    return Recommendation(rows, place, looked_at, choice)
+
+
+def _sampled(
+    numbers: RunNumbers, rate: Scheme, fixed, max_copies: int, max_bands: int, progress: Progress | None
+) -> tuple[list[Recommended], int]:
+    """Return (candidates whose batches are sampled, number of all that were looked at).
+
+    `rate` is Poisson sampling with the run's numbers, and `fixed` are (scheme, bands, min_separation,
+    matrix), each None where it is searched.
+    """
+    scheme, bands, min_separation, matrix_name = fixed
+    grid = grid_of(numbers, max_bands, scheme, bands, min_separation)
+    if not grid:
         raise ValueError(why_none(numbers, scheme, bands, min_separation))
     if matrix_name != "square-root" and any(number > 1 for _, number in grid):
-        numbers.workload.check_size(iterations, iterations)  # before the search gets there
+        numbers.workload.check_size(numbers.iterations, numbers.iterations)  # before the search gets there
 
     def say(what: str) -> None:
         if progress:
             progress(f"choosing: {what}", 0, 0)
 
     say("independent noise")
-    places, bound = [], None
-    if bands == 1 and min_separation is None and not fixed and matrix_name != "buffered":
+    places: list[Recommended] = []
+    if bands == 1 and min_separation is None and matrix_name != "buffered":
         places = one_band(numbers, scheme, progress)
-    is_settled = bool(places)
-    if grid and not is_settled and matrix_name != "buffered":
+    is_searched, bound = not places and matrix_name != "buffered", None
+    if is_searched:
         bound = bounded(grid, matrix_name or DEFAULT_MATRICES[0], numbers, progress)
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency, numbers.workload)
-    if fixed:
-        order = scheme_of(numbers, scheme, min_separation or 1, True)
-        places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
-    elif not is_settled and matrix_name != "buffered":
-        places = _search(
-            grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
-        )
-        if scheme is None and places and numbers.cycle > 1 and adjacency != REPLACE_ONE:
+    if is_searched:
+        names = DEFAULT_MATRICES if matrix_name is None else (matrix_name,)
+        places = _search(grid, names, estimates, numbers, say)
+        if scheme is None and places and numbers.cycle > 1 and numbers.adjacency != REPLACE_ONE:
             places += _with_fixed_counts(places, max_bands, min_separation, estimates, numbers, say)
         if not places and bound is not None:  # nothing says what samples would certify
             places = [bound]
     looked_at = len(places)
-    if matrix_name == "buffered" and max_copies < 3:
-        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
-    if not fixed and (matrix_name == "buffered" or (matrix_name is None and bands is None)):
+    if matrix_name == "buffered" or (matrix_name is None and bands is None):
         say("buffers")
         place = _buffered(grid, max_copies, bands, numbers, scheme, estimates)
         if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
-        if place and (
-            not places or place.error <= SIMILAR_ERROR_RATIO * min(other.error for other in places)
-        ):
+        smallest = min((other.error for other in places), default=math.inf)
+        if place and place.error <= SIMILAR_ERROR_RATIO * smallest:
             places.append(place)
     if not places:
         own = "" if scheme == BallsInBins.name else ", --min-separation"
         raise ValueError(
-            f"scheme {scheme or 'b-min-sep'} takes too long to search at {iterations:,} iterations; "
+            f"scheme {scheme or 'b-min-sep'} takes too long to search at {numbers.iterations:,} iterations; "
             f"`jaxacct calibrate` with --scheme, --bands{own} and --strategy optimal certifies it without"
         )
-    rows, place = _ranked(places)
-    chosen, values = rows[place], (scheme, bands, min_separation, matrix_name)
-    options = dict(zip(SEARCHED, values, strict=True))
-    about: dict[str, Any] = numbers.run | dict(
-        epsilon=numbers.epsilon,
-        delta=numbers.delta,
-        memory_copies=max_copies,
-        workload=name_of(numbers.workload),
-        given=tuple(name for name, value in options.items() if value is not None),
-        looked_at=looked_at,
-        scheme=chosen.scheme.name,
-        min_separation=chosen.scheme.min_separation,
-        bands=chosen.strategy.named_bands,
-        matrix=chosen.matrix,
-        adjacency=numbers.adjacency,
-    )
-    return Recommendation(rows, place, looked_at, Choice(**about))
+    return places, looked_at
 
 
 def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, str | None, int | None]:
