@@ -79,8 +79,10 @@ def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[fl
     """Return the log of sigma^2 at which c, scaled to norm 1, has that sum; and its gradient in c."""
     square = float(np.dot(c, c))
     lags = _lags(c) / square
+    # With a_0 = 1 the largest, the sum is from e^rate - 1 to that times the number of lags.
+    low, high = (math.log(np.logaddexp(0.0, log_sum - math.log(k))) for k in (2 * lags.size - 1, 1))
     log_rate = scipy.optimize.brentq(
-        lambda x: _log_sum(lags, math.exp(x))[0] - log_sum, *_bracket(lags, log_sum), xtol=1e-13, rtol=1e-14
+        lambda x: _log_sum(lags, math.exp(x))[0] - log_sum, low - 1e-9, high + 1e-9, xtol=1e-13, rtol=1e-14
     )
     rate = math.exp(log_rate)
     slope = rate * _log_sum(lags, rate)[1]
@@ -88,11 +90,3 @@ def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[fl
     both_ways = np.concatenate([slope[:0:-1] / 2, [slope[0]], slope[1:] / 2])
     of_lags = product(c, both_ways)[c.size - 1 : 2 * c.size - 1]
     return math.log(repeats) - log_rate, 2 * of_lags / square - 2 * c / square
-
-
-def _bracket(lags: np.ndarray, log_sum: float) -> tuple[float, float]:
-    """Return logs of rates around the solution: the sum is at least `rate sum a_d` and `e^rate - 1`."""
-    high = math.log(math.exp(min(log_sum, 700.0)) / (2 * lags.sum() - lags[0]))
-    largest = math.log(math.log1p(math.exp(log_sum))) if log_sum < 700 else math.log(log_sum)
-    low = math.log(math.log1p(math.exp(min(log_sum, 700.0)) / (2 * lags.size - 1)))
-    return low - 1e-9, min(high, largest) + 1e-9

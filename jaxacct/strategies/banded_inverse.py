@@ -71,7 +71,7 @@ class BandedInverse(ComputedColumn):
         Source: arXiv 2602.09338, appendix B.3.
         """
         bands = _validate.positive_integer("bands", bands)
-        return cls(tuple(_inverse_square_root(bands)), iterations)
+        return cls(tuple(series.binomial(0.5, bands)), iterations)
 
     @classmethod
     def optimal(
@@ -116,7 +116,7 @@ class BandedInverse(ComputedColumn):
             return strategy.unit_workload_error(n, workload) * strategy.squared_sensitivity(n, separation, k)
 
         # C has no negative entry where the tail has no positive one; a zero costs no copy of the noise.
-        falling = search(_inverse_square_root(bands), (-1.0, 0.0))
+        falling = search(series.binomial(0.5, bands), (-1.0, 0.0))
         falling = np.where(np.abs(falling) > 1e-12, falling, 0.0)
         free, best = search(falling), cls(tuple(falling), n)
         low, high = -1.0, 1.0  # shares of `falling`, which alone is allowed: 0 is tried first, then bisection
@@ -133,12 +133,6 @@ class BandedInverse(ComputedColumn):
 
     def describe(self) -> str:
         return f"Toeplitz, its inverse of {len(self.inverse)} bands"
-
-
-def _inverse_square_root(bands: int) -> np.ndarray:
-    """Return the coefficients of (1 - x)^(1/2)."""
-    k = np.arange(1, bands)
-    return np.append(1.0, np.cumprod((2 * k - 3) / (2 * k)))
 
 
 def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: int, participations: int):

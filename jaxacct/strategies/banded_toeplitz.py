@@ -17,7 +17,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
 from jaxacct.common.validate import read_only
 from jaxacct.strategies.base import check_is_bounded, schedule_of
-from jaxacct.strategies.series import inverse, local_minimum, quotient, sums_at_lags
+from jaxacct.strategies.series import binomial, inverse, local_minimum, quotient, sums_at_lags
 from jaxacct.strategies.stationary import Stationary, checked_numbers, norms_of
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
@@ -107,7 +107,7 @@ class BandedToeplitz(FirstColumn):
     @classmethod
     def square_root(cls, bands: int) -> "BandedToeplitz":
         """Return the banded square root of the prefix-sum matrix: `c_k = binom(2k, k) / 4^k` (BSR)."""
-        return cls(tuple(_square_root(_validate.positive_integer("bands", bands))))
+        return cls(tuple(binomial(-0.5, _validate.positive_integer("bands", bands))))
 
     @classmethod
     def optimal(
@@ -150,7 +150,7 @@ class BandedToeplitz(FirstColumn):
         checked(workload)
         if bands == 1:
             return cls.identity()
-        start = _square_root(bands)
+        start = binomial(-0.5, bands)
         log_error = log_error_of(workload, n)
         how = dict(maxiter=500, maxcor=30, ftol=1e-13, gtol=1e-9)
         best = local_minimum(log_error, start, (0.0, None), **how)
@@ -206,11 +206,6 @@ class Toeplitz(FirstColumn):
 
     def check(self, scheme) -> None:
         check_is_bounded(scheme)
-
-
-def _square_root(bands: int) -> np.ndarray:
-    k = np.arange(1, bands)
-    return np.append(1.0, np.cumprod((2 * k - 1) / (2 * k)))
 
 
 def log_error_of(workload: Workload, n: int) -> Callable:

@@ -35,6 +35,12 @@ def inverse(series: np.ndarray, size: int) -> np.ndarray:
     return quotient(np.bincount([0], minlength=size).astype(float), series)
 
 
+def binomial(exponent: float, size: int) -> np.ndarray:
+    """Return the first coefficients of (1 - x)^exponent, (size,)."""
+    k = np.arange(1, size)
+    return np.append(1.0, np.cumprod((k - 1 - exponent) / k))
+
+
 def local_minimum(objective: Callable, start: np.ndarray, bounds=None, **options) -> np.ndarray:
     """Return the series that begins with 1 of a local minimum, by L-BFGS from `start`, which does, too.
 
