@@ -19,7 +19,7 @@ from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, hockey_stick
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 
 _NUM_SAMPLES = 100_000
 _MIN_NOISE_OF_ACCOUNTANTS = 0.05  # privacy loss distributions take minutes below this noise multiplier
@@ -174,7 +174,7 @@ def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Compose
     """Return (3, points) of one proposal: lower, estimate and upper."""
     if composed is None:
         return interval.bands_of_both(chosen, grid, draw, q)
-    bands = interval.bands(interval.Drawn(chosen, draw(chosen), composed.profile), grid, q)
+    bands = interval.bands(interval.Drawn(chosen, draw(chosen), composed), grid, q)
     scheme, included = chosen.mechanism.scheme, chosen.left_out
     included -= 0.0 if chosen.profile is None else composed.left_out
     exchanged = np.array([composed.exchanged(float(epsilon), scheme) for epsilon in grid])
@@ -237,14 +237,13 @@ def estimate_epsilon(
         return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
     composed = composition_of(compose_with, delta)
-    profile = hockey_stick if composed is None else composed.profile
     bound = math.inf if composed is None else analytic.epsilon_at(mechanism, delta, compose_with)[0]
     ends, names = {}, {}
     for direction in mechanism.directions:
         max_epsilon = proven_epsilon(mechanism, direction, delta) if composed is None else bound
         chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key, composed)
         names[direction] = chosen.name
-        drawn = interval.Drawn(chosen, draw_samples(chosen, key, num_samples, progress), profile)
+        drawn = interval.Drawn(chosen, draw_samples(chosen, key, num_samples, progress), composed)
         lower, side = None, interval.for_lower_ends(chosen) if composed is None else None
         if side is not None:
             same = side is chosen
@@ -280,12 +279,11 @@ def _distribution_near(
 
     Small pilots find it: only the width of the interval depends on them.
     """
-    profile = hockey_stick if composed is None else composed.profile
     anchor = 0.95 * most if most < math.inf else 1.0
     for pilot in range(_PILOTS):
         chosen = _distribution_at(mechanism, anchor, direction, delta, composed)
         pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
-        drawn = interval.Drawn(chosen, draw_samples(chosen, pilot_key, _PILOT_SAMPLES), profile)
+        drawn = interval.Drawn(chosen, draw_samples(chosen, pilot_key, _PILOT_SAMPLES), composed)
         before, anchor = anchor, min(interval.mean_crossing(drawn, 2 * delta), most)
         if abs(anchor - before) <= _COARSE * before:
             break

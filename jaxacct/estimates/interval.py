@@ -12,13 +12,13 @@ mean, so a lower bound stays one.
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds, hockey_stick, roots
+from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import total
 
@@ -33,13 +33,13 @@ class Drawn:
     Attributes:
       chosen: the proposal.
       draws: its samples.
-      of_target: function g of the terms `w g(t)`: the hockey stick, or the `TabulatedProfile` of a composed
-        mechanism; a proposal may have another one.
+      composed: the composed mechanism, whose profile is the function g of the terms `w g(t)`, or None for the
+        hockey stick; a proposal may have another one.
     """
 
     chosen: Proposal
     draws: Draws
-    of_target: Any = hockey_stick.hockey_stick
+    composed: Composed | None = None
 
     @functools.cached_property
     def reserved(self) -> tuple[float, float, float]:
@@ -50,7 +50,8 @@ class Drawn:
     def terms(self, epsilon: float, log_factor: float = 0.0) -> np.ndarray:
         """Return the weighted terms times e^log_factor, (draws,) float64."""
         scaled = self.draws._replace(log_weight=self.draws.log_weight + log_factor)
-        profile = self.chosen.profile or self.of_target
+        of_target = hockey_stick.hockey_stick if self.composed is None else self.composed.profile
+        profile = self.chosen.profile or of_target
         return hockey_stick.weighted_terms(scaled, self.chosen.direction, epsilon, profile)
 
     def counts(self, epsilon: float, side: int, log_scale: float | None = None) -> np.ndarray:
@@ -63,8 +64,8 @@ class Drawn:
     def furthest(self) -> float:
         """An epsilon, at least 0, from which on the terms of all samples are 0, or a profile's last value."""
         losses = self.draws.loss if self.chosen.direction == Direction.REMOVE else -self.draws.loss
-        is_alone = self.of_target is hockey_stick.hockey_stick
-        return max(0.0, float(losses.max()) + (0.0 if is_alone else float(self.of_target.logs[-1])))
+        end = 0.0 if self.composed is None else float(self.composed.profile.logs[-1])
+        return max(0.0, float(losses.max()) + end)
 
 
 def bands(drawn: Drawn, grid: np.ndarray, q: float) -> np.ndarray:

@@ -158,9 +158,7 @@ class Stationary(Strategy):
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
         at_most = super().squared_sensitivity(iterations, min_separation, participations)
-        counted = worst_pattern.overlapping_sensitivity(
-            self.array.tobytes(), iterations, min_separation, participations
-        )
+        counted = worst_pattern.overlapping_sensitivity(self, iterations, min_separation, participations)
         return at_most if counted is None else counted
 
     def square_norms(self, iterations: int) -> np.ndarray:

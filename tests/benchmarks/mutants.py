@@ -489,7 +489,7 @@ MUTANTS = [
     Mutant("jaxacct/recommendation/search.py", "like is None and scheme.sums.fixed_count:", "like is None and scheme.sums.phases:", CHOOSING),
     Mutant("jaxacct/calibration/targets.py", 'return cls(0.0, validate.open_probability("advantage", advantage))', 'return cls(0.1, validate.open_probability("advantage", advantage))', ADVANTAGE),
     Mutant("jaxacct/report/html.py", "upper + added]), implied)", "upper]), implied)", REPORT),
-    Mutant("jaxacct/estimates/estimate.py", "interval.Drawn(chosen, draw(chosen), composed.profile)", "interval.Drawn(chosen, draw(chosen))", REPORT),
+    Mutant("jaxacct/estimates/estimate.py", "interval.Drawn(chosen, draw(chosen), composed)", "interval.Drawn(chosen, draw(chosen))", REPORT),
     Mutant("jaxacct/proposals/families/pair_weights.py", "factor + side * (m + 40)", "factor + (m + 40)", LOWER_ENDS),
     Mutant("tests/benchmarks/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
     Mutant("tests/benchmarks/paper/statements.py", "return self.error / self.others[method]", "return self.others[method] / self.error", PAPER),

@@ -204,7 +204,7 @@ def test_a_composed_epsilon_of_samples(monkeypatch):
     monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (math.inf, None))
     crossing, profiles = estimate.interval.crossing, []
     monkeypatch.setattr(
-        estimate.interval, "crossing", lambda *given: profiles.append(given[0].of_target) or crossing(*given)
+        estimate.interval, "crossing", lambda *given: profiles.append(given[0].composed) or crossing(*given)
     )
     options = dict(num_samples=8192, confidence=1 - FALSE_ALARM, key=jax.random.key(5))
     found, exact = estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT, **options), composed_epsilon(1e-5)
@@ -212,7 +212,7 @@ def test_a_composed_epsilon_of_samples(monkeypatch):
     assert alone < 0.8 * exact  # the attack: an interval of the mechanism without the event
     assert found.low == 0 and exact * (1 - 1e-4) <= found.high < 1.2 * exact
     assert found.value == pytest.approx(exact, rel=0.02)
-    assert profiles == [estimate.composition_of(EVENT).profile]
+    assert [one.profile for one in profiles] == [estimate.composition_of(EVENT).profile]
     # What samples do not show, an accountant may.
     monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (1.01 * exact, "pld"))
     assert estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT, **options).high <= 1.01 * exact
