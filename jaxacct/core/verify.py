@@ -208,28 +208,18 @@ def draw(
     level = stop.share * budget.failure_probability
     limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
     bins = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(direction))
-
-    def settled(blocks: int, counts):
-        return counts if _is_settled(run.of, stop, level, counts[0], blocks, limit, bets, weights) else None
-
-    def keep(blocks: int, counts) -> None:
-        if checkpoint:
-            kept = {"blocks": blocks, "counts": list(map(hockey_stick.sparse_counts, counts))}
-            checkpoint.save(name, state | kept)
-        if progress:
-            progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
-
+    blocks, counts = state["blocks"], tuple(map(hockey_stick.dense_counts, state["counts"], bins))
     here = contextlib.nullcontext(lambda first, last: run.of.count(stream, first, last, margin))
-    with here if fleet is None else fleet.counter(run.of, stream, margin, state["blocks"], limit) as count:
-        counts = hockey_stick.draw_histograms(
-            count,
-            settled,
-            lambda blocks: min(limit, next_check(blocks)),
-            add=hockey_stick.add_counts,
-            done=state["blocks"],
-            counts=tuple(map(hockey_stick.dense_counts, state["counts"], bins)),
-            keep=keep,
-        )
+    with here if fleet is None else fleet.counter(run.of, stream, margin, blocks, limit) as count:
+        # The test comes before any draw, so that a resumed run ends where an uninterrupted one does.
+        while not _is_settled(run.of, stop, level, counts[0], blocks, limit, bets, weights):
+            end = min(limit, next_check(blocks))
+            counts, blocks = hockey_stick.add_counts(counts, count(blocks, end)), end
+            if checkpoint:
+                kept = {"blocks": blocks, "counts": list(map(hockey_stick.sparse_counts, counts))}
+                checkpoint.save(name, state | kept)
+            if progress:
+                progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
     words, (one, two) = randomness.key_words(stream), map(hockey_stick.sparse_counts, counts)
     return data.Mean(proposal.spec, margin, (words[0], words[1]), one, two, bets, weights)
 
