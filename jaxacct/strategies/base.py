@@ -226,10 +226,6 @@ class Strategy(abc.ABC):
         """Return `scores + scale C^T C x`, x at known steps, for Toeplitz C (`strategies.stationary`)."""
         raise NotImplementedError
 
-    def save(self, path) -> None:
-        """Write the coefficients to a file, if they are few."""
-        raise ValueError(f"out must not be given for {self.kind}: it is made again from its bands")
-
 
 def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: float) -> float:
     """Return the mean squared error of prefix sums, `(1/n) ||A C^-1||_F^2 sigma^2`.
