@@ -174,10 +174,8 @@ def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
     keys = [getattr(side, "key", None) for side in (evidence.remove, evidence.add)]
     if keys[0] is not None and keys[0] == keys[1]:
         raise ValueError("both directions have the same key: their samples are of two streams")
-    verdicts: dict[Direction, DirectionVerdict | None] = {}
-    flaws = []
+    verdicts, flaws = dict.fromkeys(DIRECTIONS), []
     for direction in DIRECTIONS:
-        verdicts[direction] = None
         try:
             verdict = check_direction(claim, direction, getattr(evidence, direction), evidence)
         except (ValueError, ArithmeticError) as error:

@@ -135,9 +135,11 @@ def verify_claim(
     fleet = None if executor is None else Fleet.of(executor, claim)
     job = _job_digest(claim, stop, proposal, again)
     run_key = _run_key(job, checkpoint, key)
-    sides = unrun_sides(claim.mechanism)
+    drawn = claim.mechanism.directions  # the evidence of the other one follows from theirs
+    sides: dict[Direction, data.Side] = dict.fromkeys(DIRECTIONS, data.Dominated())
+    sides |= dict.fromkeys(drawn, data.NotRun())
     kept = again if again is not None and proposal is None and again.rule == stop.rule else None
-    for direction in claim.mechanism.directions:
+    for direction in drawn:
         side = getattr(kept, direction, None)
         if isinstance(side, data.Mean | data.WeightBound):
             run = Run(resolve(claim, direction, side.proposal))
@@ -148,11 +150,6 @@ def verify_claim(
         if verdict.remove is None or not verdict.remove.certified:
             break  # one direction that is not certified decides the verdict
     return verdict  # pyrefly: ignore[unbound-name]
-
-
-def unrun_sides(mechanism: Mechanism) -> dict[Direction, data.Side]:
-    """Return the evidence before samples: none of each direction, or that it follows from the other one."""
-    return {each: data.NotRun() if each in mechanism.directions else data.Dominated() for each in DIRECTIONS}
 
 
 @dataclass(frozen=True, eq=False)
