@@ -29,11 +29,10 @@ class FirstColumn(Stationary):
     given_norm: float
 
     def __post_init__(self):
-        values = checked_numbers("coefficients", self.coefficients)
-        bad = ~(np.isfinite(values) & (values >= 0))
-        if bad.any():
-            worst = float(values[bad][0])
-            raise ValueError(f"coefficients must be finite and at least 0, one was {worst!r}")
+        allowed = "finite and at least 0"
+        values = checked_numbers(
+            "coefficients", self.coefficients, lambda x: (x >= 0) & (x < np.inf), allowed
+        )
         if values[0] <= 0:
             raise ValueError("coefficients must begin with a number above 0, began with 0.0")
         peak, (norm, given_norm) = float(values.max()), norms_of(values, self.given_norm, 1e-14)

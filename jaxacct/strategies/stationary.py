@@ -12,6 +12,7 @@ holds for the other, and the column norm is 1 for every step (proofs/derivations
 import abc
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -296,8 +297,11 @@ class ComputedColumn(Stationary):
         check_is_bounded(scheme)
 
 
-def checked_numbers(name: str, given) -> np.ndarray:
-    """Return a non-empty list of numbers as float64; ValueError for text, truth values or complex numbers."""
+def checked_numbers(name: str, given, holds: Callable, allowed: str) -> np.ndarray:
+    """Return a non-empty list of numbers as float64, each of which `holds`, as `allowed` says.
+
+    ValueError for others, for text, truth values and complex numbers.
+    """
     try:
         values = np.asarray(given)
         if values.dtype.kind not in "iufO":
@@ -307,6 +311,9 @@ def checked_numbers(name: str, given) -> np.ndarray:
         raise ValueError(f"{name} must be a list of numbers") from None
     if values.ndim != 1 or not values.size:
         raise ValueError(f"{name} must be a non-empty list, got shape {values.shape}")
+    bad = ~holds(values)
+    if bad.any():
+        raise ValueError(f"{name} must be {allowed}, one was {float(values[bad][0])!r}")
     return values
 
 
