@@ -29,10 +29,8 @@ class FirstColumn(Stationary):
     given_norm: float
 
     def __post_init__(self):
-        allowed = "finite and at least 0"
-        values = checked_numbers(
-            "coefficients", self.coefficients, lambda x: (x >= 0) & (x < np.inf), allowed
-        )
+        given, allowed = self.coefficients, "finite and at least 0"
+        values = checked_numbers("coefficients", given, lambda x: (x >= 0) & (x < np.inf), allowed)
         if values[0] <= 0:
             raise ValueError("coefficients must begin with a number above 0, began with 0.0")
         peak, (norm, given_norm) = float(values.max()), norms_of(values, self.given_norm, 1e-14)
