@@ -24,11 +24,8 @@ def show_verdict(verdict, verbose: bool, as_json: bool) -> None:
     """Print a verdict in lines, or as one JSON object."""
     from jaxacct.core import text
 
-    if as_json:
-        show(text.verdict_to_json(verdict), True)
-        return
-    print("\n".join(text.verdict_lines(verdict, verbose)))
-    print("verified" if verdict.certified else "NOT verified")
+    lines = [*text.verdict_lines(verdict, verbose), "verified" if verdict.certified else "NOT verified"]
+    show(text.verdict_to_json(verdict) if as_json else "\n".join(lines), as_json)
 
 
 def complain(message: str) -> None:

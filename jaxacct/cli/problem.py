@@ -23,21 +23,24 @@ SchemeName: Any = Literal[tuple(SCHEMES)]  # pyrefly: ignore[invalid-literal]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """Privacy target: epsilon and delta; advantage alone; tpr and fpr; or mu and delta."""
+    """Privacy target: epsilon and delta; advantage alone; tpr and fpr; or mu and delta.
+
+    Attributes:
+      epsilon: Privacy target, natural log.
+      delta: Privacy target.
+      advantage: Privacy target in place of both, such as 0.1: the most that the true positive rate of a
+        membership test may be above its false positive rate, whatever the test.
+      tpr: With --fpr, privacy target: the most that the true positive rate of a membership test may be.
+      fpr: With --tpr: false positive rate of the test, such as 0.01.
+      mu: With --delta: the epsilon that the Gaussian mechanism of this mu has at this delta.
+    """
 
     epsilon: Number | None = None
-    """Privacy target, natural log."""
     delta: Number | None = None
-    """Privacy target."""
     advantage: Number | None = None
-    """Privacy target in place of both, such as 0.1: the most that the true positive rate of a membership test
-    may be above its false positive rate, whatever the test."""
     tpr: Number | None = None
-    """With --fpr, privacy target: the most that the true positive rate of a membership test may be."""
     fpr: Number | None = None
-    """With --tpr: false positive rate of the test, such as 0.01."""
     mu: Number | None = None
-    """With --delta: the epsilon that the Gaussian mechanism of this mu has at this delta."""
 
     def target(self) -> Target:
         """Return the target, of which epsilon or delta may be missing; ValueError for none or several."""
@@ -67,40 +70,44 @@ class TargetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Who participates when, and how noise is correlated."""
+    """Who participates when, and how noise is correlated.
+
+    Attributes:
+      iterations: Number of training steps.
+      dataset_size: Number of examples.
+      batch_size: Expected batch size.
+      sampling_probability: Per eligible step, in place of --dataset-size and --batch-size.
+      scheme: Sampling scheme; by default `calibrate` selects one, and other commands take b-min-sep.
+      bands: Bands of the strategy matrix; 1 is DP-SGD; by default `calibrate` selects them.
+      min_separation: Steps between participations, or the cycle length; by default `calibrate` selects it,
+        and other commands take the number of bands.
+      cold_start: Start b-min-sep with every example eligible (algorithm 1) instead of the warm start.
+      examples_per_user: Attribution schemes: maximum examples of a user (`jaxacct attribution`).
+      truncate_to: For truncated-b-min-sep: batch-size cap, which may be as small as the mean batch size.
+      max_participations: For fixed-order: steps at which an example or client participates, at most; by
+        default the epochs that --dataset-size, --batch-size and --iterations imply.
+      strategy: By default `calibrate` selects the matrix, and other commands take "optimal"; also
+        "square-root", "amplified" (optimal at the noise needed with sampling), or a file of coefficients;
+        "bisr" and "optimal-inverse" are Toeplitz with an inverse of --bands bands, "buffered" (BLT) is one
+        whose noise takes at most --bands running sums; for these the noise multiplier is an upper bound.
+      workload: Error that an optimized matrix minimizes and candidates are ranked by: prefix-sum by default,
+        or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas
+        between.
+    """
 
     iterations: Annotated[Integer, OfRun]
-    """Number of training steps."""
     dataset_size: Annotated[Integer | None, OfRun] = None
-    """Number of examples."""
     batch_size: Annotated[Number | None, OfRun] = None
-    """Expected batch size."""
     sampling_probability: Annotated[Number | None, OfRun] = None
-    """Per eligible step, in place of --dataset-size and --batch-size."""
     scheme: SchemeName | None = None
-    """Sampling scheme; by default `calibrate` selects one, and other commands take b-min-sep."""
     bands: Integer | None = None
-    """Bands of the strategy matrix; 1 is DP-SGD; by default `calibrate` selects them."""
     min_separation: Integer | None = None
-    """Steps between participations, or the cycle length; by default `calibrate` selects it, and other
-    commands take the number of bands."""
     cold_start: bool = False
-    """Start b-min-sep with every example eligible (algorithm 1) instead of the warm start."""
     examples_per_user: Integer | None = None
-    """Attribution schemes: maximum examples of a user (`jaxacct attribution`)."""
     truncate_to: Integer | None = None
-    """For truncated-b-min-sep: batch-size cap, which may be as small as the mean batch size."""
     max_participations: Integer | None = None
-    """For fixed-order: steps at which an example or client participates, at most; by default the epochs that
-    --dataset-size, --batch-size and --iterations imply."""
     strategy: str | None = None
-    """By default `calibrate` selects the matrix, and other commands take "optimal"; also "square-root",
-    "amplified" (optimal at the noise needed with sampling), or a file of coefficients; "bisr" and
-    "optimal-inverse" are Toeplitz with an inverse of --bands bands, "buffered" (BLT) is one whose noise takes
-    at most --bands running sums; for these the noise multiplier is an upper bound."""
     workload: str | None = None
-    """Error that an optimized matrix minimizes and candidates are ranked by: prefix-sum by default, or
-    momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas between."""
 
     def undecided(self) -> list[str]:
         """Return the names of `SEARCHED` options that are not given and that the others leave open."""

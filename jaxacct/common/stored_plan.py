@@ -8,11 +8,13 @@ from jaxacct.common.records import exact, read
 
 
 class StoredPlan:
-    """Plan that loads only with its schema, exactly its fields, and a guarantee that holds."""
+    """Plan that loads only with its schema, exactly its fields, and a guarantee that holds.
+
+    `training` is the name of the procedure of `train.procedures.protocol` that realises it.
+    """
 
     schema: ClassVar[str] = ""
     training: ClassVar[str] = ""
-    """Name of the procedure of `train.procedures.protocol` that realises the plan."""
     epsilon: float
     delta: float
 

@@ -6,6 +6,7 @@ alone, and counts are integers, so neither the number of workers nor the order o
 
 import contextlib
 import functools
+import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -110,40 +111,39 @@ class Fleet:
         words = randomness.key_words(stream)
         proposal, key = of.proposal, (words[0], words[1])
         common = self.claim, proposal.direction, proposal.spec, proposal.draw_metadata, VERSION, margin, key
-        waiting: deque[tuple[int, int, Any]] = deque()
-        submitted = done
+        waiting: deque[tuple[Piece, Any]] = deque()
+        begins = iter(range(done, limit, PIECE))
 
         def count(first: int, last: int):
-            nonlocal submitted
             counts = None
             while first < last:
-                while submitted < limit and len(waiting) < MAX_AHEAD:
-                    begin, submitted = submitted, min(limit, submitted + PIECE)
-                    future = self.executor.submit(draw_piece, Piece(*common, begin, submitted))
-                    waiting.append((begin, submitted, future))
-                begin, end, future = waiting.popleft()
-                if begin != first or end > last:
-                    raise ValueError(f"blocks {first}..{last} are not the next ones of {begin}..{end}")
-                drawn = _checked(future.result(), of, begin, end)
-                counts, first = hockey_stick.add_counts(counts, drawn), end
+                for begin in itertools.islice(begins, MAX_AHEAD - len(waiting)):
+                    piece = Piece(*common, begin, min(limit, begin + PIECE))
+                    waiting.append((piece, self.executor.submit(draw_piece, piece)))
+                piece, future = waiting.popleft()
+                if piece.first != first or piece.last > last:
+                    raise ValueError(f"blocks {first}..{last} are not the next: {piece.first}..{piece.last}")
+                counts = hockey_stick.add_counts(counts, _checked(future.result(), piece))
+                first = piece.last
             return counts
 
         try:
             yield count
         finally:
-            for _, _, future in waiting:
+            for _, future in waiting:
                 future.cancel()
 
 
-def _checked(histograms, of: Resolved, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the histograms of a worker; ValueError for some that blocks first..last-1 cannot have."""
-    sizes = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(of.proposal.direction))
-    samples = (last - first) * randomness.BLOCK_SIZE
+def _checked(histograms, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+    """Return the histograms of a worker; ValueError for some that the piece cannot have."""
+    sizes = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(piece.direction))
+    samples = (piece.last - piece.first) * randomness.BLOCK_SIZE
     terms, losses = histograms
     for name, counts, size in (("terms", terms, sizes[0]), ("losses", losses, sizes[1])):
         valid = isinstance(counts, np.ndarray) and counts.dtype == np.int64 and counts.shape == (size,)
         if not (valid and counts.min() >= 0 and counts.max() <= samples and counts.sum() == samples):
             raise ValueError(
-                f"executor must return all {samples} draws of blocks {first}..{last - 1}: {name} lack some"
+                f"executor must return all {samples} draws of blocks {piece.first}..{piece.last - 1}: {name} "
+                "lack some"
             )
     return terms, losses

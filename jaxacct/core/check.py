@@ -7,6 +7,7 @@ counts are those of the stored key, and that key and bets were fixed beforehand 
 """
 
 import enum
+import functools
 import math
 from dataclasses import dataclass
 
@@ -173,10 +174,8 @@ def _of_samples(claim: Claim, evidence: data.Sampled) -> Verdict:
     keys = [getattr(side, "key", None) for side in (evidence.remove, evidence.add)]
     if keys[0] is not None and keys[0] == keys[1]:
         raise ValueError("both directions have the same key: their samples are of two streams")
-    verdicts: dict[Direction, DirectionVerdict | None] = {}
-    flaws = []
+    verdicts, flaws = dict.fromkeys(DIRECTIONS), []
     for direction in DIRECTIONS:
-        verdicts[direction] = None
         try:
             verdict = check_direction(claim, direction, getattr(evidence, direction), evidence)
         except (ValueError, ArithmeticError) as error:
@@ -215,20 +214,19 @@ def check_direction(
             return DirectionVerdict(direction, side, Outcome.DOMINATED)
         case data.NotRun():
             return DirectionVerdict(direction, side, Outcome.NOT_RUN)
-        case data.WeightBound():
-            return _by_weight_bound(resolve(claim, direction, side.proposal), side)
-        case data.Mean():
-            return _by_mean(resolve(claim, direction, side.proposal), side, evidence.rule, q)
+        case data.WeightBound() | data.Mean():
+            return _by_proposal(resolve(claim, direction, side.proposal), side, evidence.rule, q)
     raise ValueError(f"evidence of unknown type {type(side).__name__}")
 
 
-def _by_weight_bound(of: Resolved, side: data.WeightBound) -> DirectionVerdict:
-    if of.needs_samples:
-        raise ValueError(f"the bound on terms of {of.proposal.name} is not below delta_v")
-    return _verdict(of, side, Outcome.WEIGHT_BOUND, 0.0, 1.0, 0.0)
-
-
-def _by_mean(of: Resolved, side: data.Mean, rule: str, q: float) -> DirectionVerdict:
+def _by_proposal(of: Resolved, side: data.WeightBound | data.Mean, rule: str, q: float) -> DirectionVerdict:
+    name, scale = of.proposal.name, math.exp(of.proposal.log_scale)
+    about = dict(proposal=name, scale=scale, replicas=of.proposal.replicas, items=of.items)
+    verdict = functools.partial(DirectionVerdict, of.proposal.direction, side, **about)
+    if isinstance(side, data.WeightBound):
+        if of.needs_samples:
+            raise ValueError(f"the bound on terms of {name} is not below delta_v")
+        return verdict(outcome=Outcome.WEIGHT_BOUND, margin=0.0, threshold=1.0, estimate=0.0)
     if not of.needs_samples:
         raise ValueError("no samples are needed: the bound on terms is below delta_v")
     terms, losses = _histograms(side, of.proposal.direction)
@@ -241,8 +239,8 @@ def _by_mean(of: Resolved, side: data.Mean, rule: str, q: float) -> DirectionVer
         outcome = Outcome.MEAN_BELOW
     else:
         outcome = Outcome.MEAN_ABOVE if bounds.hopeless(terms, of.threshold) else Outcome.UNDECIDED
-    estimate = math.exp(of.proposal.log_scale) * bounds.mean_upper(terms)
-    return _verdict(of, side, outcome, side.margin, of.threshold, estimate)
+    estimate = scale * bounds.mean_upper(terms)
+    return verdict(outcome=outcome, margin=side.margin, threshold=of.threshold, estimate=estimate)
 
 
 def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights) -> bool:
@@ -283,24 +281,6 @@ def checked_key(words) -> None:
     """Check that a stored key is two 32-bit words; ValueError otherwise."""
     if len(words) != 2 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
         raise ValueError(f"the key must be two words of 32 bits, got {words!r}")
-
-
-def _verdict(
-    of: Resolved, side: Side, outcome: Outcome, margin: float, threshold: float, estimate: float
-) -> DirectionVerdict:
-    proposal = of.proposal
-    return DirectionVerdict(
-        direction=proposal.direction,
-        side=side,
-        outcome=outcome,
-        proposal=proposal.name,
-        scale=math.exp(proposal.log_scale),
-        replicas=proposal.replicas,
-        items=of.items,
-        margin=margin,
-        threshold=threshold,
-        estimate=estimate,
-    )
 
 
 def _fit_together(of: Resolved, margin: float, terms: np.ndarray, losses: np.ndarray) -> bool:

@@ -19,7 +19,9 @@ RULES = get_args(RuleName)
 
 
 class _Kind(msgspec.Struct, frozen=True, tag_field="kind"):
-    """Frozen record whose JSON object has its kind beside its fields."""
+    """Frozen record whose JSON object has its kind beside its fields; without samples unless it says so."""
+
+    num_samples: ClassVar[int] = 0
 
 
 class Mean(_Kind, frozen=True, tag="mean"):
@@ -55,19 +57,13 @@ class WeightBound(_Kind, frozen=True, tag="weight-bound"):
 
     proposal: ProposalSpec
 
-    num_samples: ClassVar[int] = 0
-
 
 class NotRun(_Kind, frozen=True, tag="not-run"):
     """No samples: the other direction was not certified."""
 
-    num_samples: ClassVar[int] = 0
-
 
 class Dominated(_Kind, frozen=True, tag="dominated"):
     """No samples: the add direction's divergence is at most that of the remove direction."""
-
-    num_samples: ClassVar[int] = 0
 
 
 Side = Mean | WeightBound | NotRun | Dominated
@@ -96,8 +92,6 @@ class Bound(_Kind, frozen=True, tag="accountant"):
     """Evidence of both directions by an analytic accountant, which needs no samples."""
 
     accountant: str
-
-    num_samples: ClassVar[int] = 0
 
 
 Evidence = Sampled | Bound

@@ -12,6 +12,14 @@ from jaxacct.mechanisms.mechanism import Mechanism
 
 INDENT = " " * 22
 _WITHOUT_NUMBERS = (Outcome.NOT_RUN, Outcome.DOMINATED)
+_OUTCOMES = {
+    Outcome.WEIGHT_BOUND: "certified: the bound on terms is below delta_v; no samples needed",
+    Outcome.MEAN_BELOW: "certified: mean term {mean:.3g} < threshold {threshold:.3g}, {drawn:,} samples",
+    Outcome.MEAN_ABOVE: "not certified: mean term {mean:.3g} >= threshold {threshold:.3g}, {drawn:,} samples",
+    Outcome.UNDECIDED: "not certified: undecided after {drawn:,} samples",
+    Outcome.NOT_RUN: "not run: the remove direction was not certified",
+    Outcome.DOMINATED: "at most that of the remove direction",
+}
 
 
 def statement(verdict: Verdict) -> str:
@@ -41,21 +49,17 @@ def statement(verdict: Verdict) -> str:
     order = f"batches are drawn exactly as the {scheme.name} scheme says"
     if scheme.patterns is not None:
         order = _fixed_order(mechanism)
+    rescaled = ""
+    if mechanism.strategy.given_norm != 1:
+        sizes_of_c = noise_multipliers(mechanism)
+        rescaled = f" The strategy matrix C is normalised: the noise multiplier is {sizes_of_c}."
     return (
         f"A run of this plan is ({exact(target.epsilon)}, {exact(target.delta)})-differentially private for "
         f"one {unit} under {mechanism.adjacency} adjacency{sizes}{together}, certified {how(verdict)}."
         f"{_risk(target, unit)} It assumes that {order}, that each "
         f"example's gradient is clipped, {truncated}and that only the noisy sums and what "
-        f"follows from them are released.{_upper_bound(mechanism)}{_rescaled(mechanism)}"
+        f"follows from them are released.{_upper_bound(mechanism)}{rescaled}"
     )
-
-
-def _rescaled(mechanism: Mechanism) -> str:
-    """Return which noise multiplier is for which size of the strategy matrix, if that was rescaled."""
-    if mechanism.strategy.given_norm == 1:
-        return ""
-    sizes = noise_multipliers(mechanism)
-    return f" The strategy matrix C is normalised: the noise multiplier is {sizes}."
 
 
 def noise_multipliers(mechanism: Mechanism) -> str:
@@ -140,9 +144,10 @@ def rounded_up(bound: float, digits: int = 3) -> str:
 def _upper_bound(mechanism: Mechanism) -> str:
     if not mechanism.is_upper_bound:
         return ""
+    what = "the strategy matrix is not banded and its cross terms were"
     if mechanism.scheme.examples_overlap:
-        return " It is an upper bound: the likelihood of a user's simultaneous examples was bounded."
-    return " It is an upper bound: the strategy matrix is not banded and its cross terms were bounded."
+        what = "the likelihood of a user's simultaneous examples was"
+    return f" It is an upper bound: {what} bounded."
 
 
 def verdict_lines(verdict: Verdict, verbose: bool = False) -> list[str]:
@@ -199,21 +204,8 @@ def _details(of: DirectionVerdict) -> list[str]:
 
 def outcome_in_words(of: DirectionVerdict) -> str:
     """Return the outcome of one direction in words, with the numbers that decide it."""
-    samples = f"{of.num_samples:,} samples"
-    below = of.estimate / of.scale if of.scale else 0.0
-    match of.outcome:
-        case Outcome.WEIGHT_BOUND:
-            return "certified: the bound on terms is below delta_v; no samples needed"
-        case Outcome.MEAN_BELOW:
-            return f"certified: mean term {below:.3g} < threshold {of.threshold:.3g}, {samples}"
-        case Outcome.MEAN_ABOVE:
-            return f"not certified: mean term {below:.3g} >= threshold {of.threshold:.3g}, {samples}"
-        case Outcome.UNDECIDED:
-            return f"not certified: undecided after {samples}"
-        case Outcome.NOT_RUN:
-            return "not run: the remove direction was not certified"
-        case Outcome.DOMINATED:
-            return "at most that of the remove direction"
+    mean = of.estimate / of.scale if of.scale else 0.0
+    return _OUTCOMES[of.outcome].format(mean=mean, threshold=of.threshold, drawn=of.num_samples)
 
 
 def budget_items(verdict: Verdict) -> list[tuple[str, float]]:

@@ -17,20 +17,10 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.files import Checkpoint, json_digest
 from jaxacct.common.progress import Progress
 from jaxacct.common.records import differences
+from jaxacct.core import evidence as data
 from jaxacct.core.blocks import Fleet
 from jaxacct.core.check import Verdict, accepts, check, resolve, resolve_proposal
 from jaxacct.core.claim import Claim, ClaimedTarget
-from jaxacct.core.evidence import (
-    RULES,
-    Dominated,
-    Mean,
-    NotRun,
-    RuleName,
-    Sampled,
-    Side,
-    WeightBound,
-    evidence_to_json,
-)
 from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import check_arithmetic
 from jaxacct.kernels.randomness import Stream
@@ -39,14 +29,7 @@ from jaxacct.proposals import base
 from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.bounds import Budget
-from jaxacct.statistics.hockey_stick import (
-    DIRECTIONS,
-    Direction,
-    add_counts,
-    dense_counts,
-    draw_histograms,
-    sparse_counts,
-)
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 
 PILOT_BLOCKS = 16
 
@@ -65,13 +48,13 @@ class Stop:
         that it needs more than this many further ones; the anytime rule only.
     """
 
-    rule: RuleName = "anytime"
+    rule: data.RuleName = "anytime"
     max_samples: int = 2_000_000
     share: float = 1.0
     patience: float = math.inf
 
     def __post_init__(self):
-        _validate.one_of("rule", self.rule, RULES)
+        _validate.one_of("rule", self.rule, data.RULES)
         _validate.positive_integer("max_samples", self.max_samples)
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be in (0, 1], got {self.share!r}")
@@ -85,7 +68,7 @@ def verify(
     delta: float,
     *,
     budget: Budget | None = None,
-    rule: RuleName = "anytime",
+    rule: data.RuleName = "anytime",
     max_samples: int = 2_000_000,
     proposal: str | None = None,
     compose_with=None,
@@ -137,7 +120,7 @@ def verify_claim(
     stop: Stop,
     proposal: str | None = None,
     *,
-    again: Sampled | None = None,
+    again: data.Sampled | None = None,
     checkpoint: Checkpoint | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -152,25 +135,21 @@ def verify_claim(
     fleet = None if executor is None else Fleet.of(executor, claim)
     job = _job_digest(claim, stop, proposal, again)
     run_key = _run_key(job, checkpoint, key)
-    sides = unrun_sides(claim.mechanism)
+    drawn = claim.mechanism.directions  # the evidence of the other one follows from theirs
+    sides: dict[Direction, data.Side] = dict.fromkeys(DIRECTIONS, data.Dominated())
+    sides |= dict.fromkeys(drawn, data.NotRun())
     kept = again if again is not None and proposal is None and again.rule == stop.rule else None
-    for direction in claim.mechanism.directions:
+    for direction in drawn:
         side = getattr(kept, direction, None)
-        if isinstance(side, Mean | WeightBound):
+        if isinstance(side, data.Mean | data.WeightBound):
             run = Run(resolve(claim, direction, side.proposal))
         else:
             run = choose_run(claim, direction, stop, proposal)
         sides[direction] = draw(run, claim.target.budget, stop, job, run_key, checkpoint, progress, fleet)
-        evidence = Sampled(claim.digest, stop.rule, stop.share, sides[Direction.REMOVE], sides[Direction.ADD])
-        verdict = check(claim, evidence)
+        verdict = check(claim, data.Sampled(claim.digest, stop.rule, stop.share, **sides))
         if verdict.remove is None or not verdict.remove.certified:
             break  # one direction that is not certified decides the verdict
     return verdict  # pyrefly: ignore[unbound-name]
-
-
-def unrun_sides(mechanism: Mechanism) -> dict[Direction, Side]:
-    """Return the evidence before samples: none of each direction, or that it follows from the other one."""
-    return {each: NotRun() if each in mechanism.directions else Dominated() for each in DIRECTIONS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,12 +188,12 @@ def draw(
     checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
     fleet: Fleet | None = None,
-) -> Side:
+) -> data.Side:
     """Return the evidence of one direction; `job`, a digest of the verification, names the stored state."""
     proposal = run.of.proposal
     direction, margin, distribution = proposal.direction, run.of.margin, run.distribution
     if not run.of.needs_samples:
-        return WeightBound(proposal.spec)
+        return data.WeightBound(proposal.spec)
     name = f"{direction}-{job[:16]}"
     state: dict[str, Any] | None = _kept(checkpoint, name, distribution)
     if state is None:
@@ -226,29 +205,20 @@ def draw(
     level = stop.share * budget.failure_probability
     limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
     bins = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(direction))
-
-    def settled(blocks: int, counts):
-        return counts if _is_settled(run.of, stop, level, counts[0], blocks, limit, bets, weights) else None
-
-    def keep(blocks: int, counts) -> None:
-        if checkpoint:
-            checkpoint.save(name, state | {"blocks": blocks, "counts": list(map(sparse_counts, counts))})
-        if progress:
-            progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
-
+    blocks, counts = state["blocks"], tuple(map(hockey_stick.dense_counts, state["counts"], bins))
     here = contextlib.nullcontext(lambda first, last: run.of.count(stream, first, last, margin))
-    with here if fleet is None else fleet.counter(run.of, stream, margin, state["blocks"], limit) as count:
-        counts = draw_histograms(
-            count,
-            settled,
-            lambda blocks: min(limit, next_check(blocks)),
-            add=add_counts,
-            done=state["blocks"],
-            counts=tuple(map(dense_counts, state["counts"], bins)),
-            keep=keep,
-        )
-    words, (one, two) = randomness.key_words(stream), map(sparse_counts, counts)
-    return Mean(proposal.spec, margin, (words[0], words[1]), one, two, bets, weights)
+    with here if fleet is None else fleet.counter(run.of, stream, margin, blocks, limit) as count:
+        # The test comes before any draw, so that a resumed run ends where an uninterrupted one does.
+        while not _is_settled(run.of, stop, level, counts[0], blocks, limit, bets, weights):
+            end = min(limit, next_check(blocks))
+            counts, blocks = hockey_stick.add_counts(counts, count(blocks, end)), end
+            if checkpoint:
+                kept = {"blocks": blocks, "counts": list(map(hockey_stick.sparse_counts, counts))}
+                checkpoint.save(name, state | kept)
+            if progress:
+                progress(f"{direction} ({proposal.name})", blocks * randomness.BLOCK_SIZE, run.predicted)
+    words, (one, two) = randomness.key_words(stream), map(hockey_stick.sparse_counts, counts)
+    return data.Mean(proposal.spec, margin, (words[0], words[1]), one, two, bets, weights)
 
 
 def _kept(checkpoint: Checkpoint | None, name: str, metadata: dict) -> dict | None:
@@ -306,11 +276,11 @@ def _run_key(job: str, checkpoint: Checkpoint | None, key):
     return run_key
 
 
-def _job_digest(claim: Claim, stop: Stop, proposal: str | None, again: Sampled | None = None) -> str:
+def _job_digest(claim: Claim, stop: Stop, proposal: str | None, again: data.Sampled | None = None) -> str:
     """Return the digest of exactly this verification.
 
     Another claim, rule, limit, share or evidence to confirm is another job.
     """
     about = [claim.digest, stop.rule, stop.max_samples, stop.share, proposal]
-    about += [] if again is None else [evidence_to_json(again)]
+    about += [] if again is None else [data.evidence_to_json(again)]
     return json_digest(about)

@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from jaxacct.accountants import analytic, unamplified
+from jaxacct.accountants import Accountant, analytic, unamplified
 from jaxacct.accountants.composition import event_profile
 from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.estimates import interval
-from jaxacct.estimates.known import known_bands, known_epsilons, known_or_samples
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism, check_composition, checked
 from jaxacct.proposals import base
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.candidates import choose_proposal, proposals_at
 from jaxacct.statistics.composed import Composed
-from jaxacct.statistics.hockey_stick import Direction, hockey_stick
+from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 
+_NUM_SAMPLES = 100_000
+_MIN_NOISE_OF_ACCOUNTANTS = 0.05  # privacy loss distributions take minutes below this noise multiplier
 # For a target delta, proposals are searched until one has a scale far below it.
 _SMALLEST_DELTA = 1e-12
 # Nominal delta of `estimate_delta`: a thousandth of it may be left out of a composed profile.
@@ -127,7 +128,7 @@ def bands_at(
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
     if known is not None and not is_drawn:
-        bands = known_bands(known, mechanism, grid, compose_with)
+        bands = _known_bands(known, mechanism, grid, compose_with)
         return bands, dict.fromkeys(bands, known.name), 0
     composed, key = composition_of(compose_with), randomness.checked_key(key)
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
@@ -141,11 +142,39 @@ def bands_at(
     return both, names, num_samples
 
 
+def known_or_samples(
+    mechanism: Mechanism, num_samples: int | None, compose_with=None
+) -> tuple[Accountant | None, int]:
+    """Return the accountant in place of samples, if there is one, and the number of samples."""
+    if num_samples is None:
+        is_quick = mechanism.noise_multiplier >= _MIN_NOISE_OF_ACCOUNTANTS
+        return analytic.exact(mechanism, None, compose_with) if is_quick else None, _NUM_SAMPLES
+    return analytic.close(mechanism, compose_with=compose_with), _validate.positive_integer(
+        "num_samples", num_samples
+    )
+
+
+def _known_bands(
+    known: Accountant, mechanism: Mechanism, grid: np.ndarray, compose_with=None
+) -> dict[Direction, np.ndarray]:
+    """Return (3, points) of each direction: 0, and the accountant's bound as estimate and upper end."""
+    upper = np.array([known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()])
+    upper = np.minimum.accumulate(upper)  # the divergence decreases in epsilon
+    return dict.fromkeys(DIRECTIONS, np.stack([0 * upper, upper, upper]))
+
+
+def _known_epsilons(mechanism: Mechanism, delta: float, compose_with=None) -> dict[Direction, np.ndarray]:
+    """Return (3,) of each direction: 0, and the best accountant's epsilon at `delta`, as `_known_bands`."""
+    most = unamplified.epsilon_at(mechanism, delta) if compose_with is None else _validate.MAX_EPSILON
+    upper = min(most, analytic.epsilon_at(mechanism, delta, compose_with, most)[0])
+    return dict.fromkeys(DIRECTIONS, np.array([0.0, upper, upper]))
+
+
 def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
     """Return (3, points) of one proposal: lower, estimate and upper."""
     if composed is None:
         return interval.bands_of_both(chosen, grid, draw, q)
-    bands = interval.bands(chosen, grid, draw(chosen), q, composed.profile)
+    bands = interval.bands(interval.Drawn(chosen, draw(chosen), composed), grid, q)
     scheme, included = chosen.mechanism.scheme, chosen.left_out
     included -= 0.0 if chosen.profile is None else composed.left_out
     exchanged = np.array([composed.exchanged(float(epsilon), scheme) for epsilon in grid])
@@ -204,24 +233,24 @@ def estimate_epsilon(
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:
-        ends = known_epsilons(mechanism, delta, compose_with)
+        ends = _known_epsilons(mechanism, delta, compose_with)
         return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
     composed = composition_of(compose_with, delta)
-    profile = hockey_stick if composed is None else composed.profile
     bound = math.inf if composed is None else analytic.epsilon_at(mechanism, delta, compose_with)[0]
     ends, names = {}, {}
     for direction in mechanism.directions:
         max_epsilon = proven_epsilon(mechanism, direction, delta) if composed is None else bound
         chosen, anchor = _distribution_near(mechanism, direction, delta, max_epsilon, key, composed)
         names[direction] = chosen.name
-        draws = draw_samples(chosen, key, num_samples, progress)
+        drawn = interval.Drawn(chosen, draw_samples(chosen, key, num_samples, progress), composed)
         lower, side = None, interval.for_lower_ends(chosen) if composed is None else None
         if side is not None:
-            lower = side, draws if side is chosen else draw_samples(side, key, num_samples, progress)
-        low, high = interval.crossing(chosen, draws, anchor, delta, risk, lower, profile)
+            same = side is chosen
+            lower = drawn if same else interval.Drawn(side, draw_samples(side, key, num_samples, progress))
+        low, high = interval.crossing(drawn, anchor, delta, risk, lower)
         is_resolved, high = high < math.inf, min(high, max_epsilon)
-        value = interval.mean_crossing(chosen, draws, delta, profile) if is_resolved else high
+        value = interval.mean_crossing(drawn, delta) if is_resolved else high
         ends[direction] = np.array([min(low, high), min(max(value, low), high), high])
     return _estimate("epsilon", ends, names, confidence, num_samples)
 
@@ -250,13 +279,12 @@ def _distribution_near(
 
     Small pilots find it: only the width of the interval depends on them.
     """
-    profile = hockey_stick if composed is None else composed.profile
     anchor = 0.95 * most if most < math.inf else 1.0
     for pilot in range(_PILOTS):
         chosen = _distribution_at(mechanism, anchor, direction, delta, composed)
         pilot_key = randomness.stream_key(key, randomness.Stream.ESTIMATE_PILOT + pilot)
-        draws = draw_samples(chosen, pilot_key, _PILOT_SAMPLES)
-        before, anchor = anchor, min(interval.mean_crossing(chosen, draws, 2 * delta, profile), most)
+        drawn = interval.Drawn(chosen, draw_samples(chosen, pilot_key, _PILOT_SAMPLES), composed)
+        before, anchor = anchor, min(interval.mean_crossing(drawn, 2 * delta), most)
         if abs(anchor - before) <= _COARSE * before:
             break
     return _distribution_at(mechanism, anchor, direction, delta, composed), anchor

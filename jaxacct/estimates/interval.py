@@ -9,13 +9,16 @@ them, and it covers their support. At smaller epsilons its terms, truncated at t
 mean, so a lower bound stays one.
 """
 
+import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxacct.proposals.base import Draws, Proposal
 from jaxacct.proposals.threshold import budget_lines, threshold
 from jaxacct.statistics import bounds, hockey_stick, roots
+from jaxacct.statistics.composed import Composed
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import total
 
@@ -23,51 +26,65 @@ from jaxacct.statistics.lines import total
 _DELTA = 1e-12
 
 
-def side_counts(
-    chosen: Proposal,
-    draws: Draws,
-    epsilon: float,
-    log_scale: float,
-    margin: float,
-    side: int,
-    profile=hockey_stick.hockey_stick,
-) -> np.ndarray:
-    """Return the histogram of the terms over their scale, rounded up (`side` 1) or down (-1).
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Samples of a proposal, and the terms that they have at any epsilon.
 
-    `margin` bounds the error of the losses, nats; `profile` is the hockey stick or a composed profile.
+    Attributes:
+      chosen: the proposal.
+      draws: its samples.
+      composed: the composed mechanism, whose profile is the function g of the terms `w g(t)`, or None for the
+        hockey stick; a proposal may have another one.
     """
-    shift = side * chosen.weight_error(margin) - log_scale
-    scaled = draws._replace(log_weight=draws.log_weight + shift)
-    terms = hockey_stick.weighted_terms(scaled, chosen.direction, epsilon - side * margin, profile)
-    return bounds.bin_terms(np.minimum(1.0, terms))
+
+    chosen: Proposal
+    draws: Draws
+    composed: Composed | None = None
+
+    @functools.cached_property
+    def reserved(self) -> tuple[float, float, float]:
+        """(nats, relative error, total variation) of arithmetic and of the drawn distribution."""
+        lines = budget_lines(self.chosen, _DELTA)
+        return total(lines, "epsilon"), total(lines, "relative"), total(lines, "total variation")
+
+    def terms(self, epsilon: float, log_factor: float = 0.0) -> np.ndarray:
+        """Return the weighted terms times e^log_factor, (draws,) float64."""
+        scaled = self.draws._replace(log_weight=self.draws.log_weight + log_factor)
+        of_target = hockey_stick.hockey_stick if self.composed is None else self.composed.profile
+        profile = self.chosen.profile or of_target
+        return hockey_stick.weighted_terms(scaled, self.chosen.direction, epsilon, profile)
+
+    def counts(self, epsilon: float, side: int, log_scale: float | None = None) -> np.ndarray:
+        """Return the histogram of the terms over their scale, rounded up (`side` 1) or down (-1)."""
+        margin, log_scale = self.reserved[0], self.chosen.log_scale if log_scale is None else log_scale
+        terms = self.terms(epsilon - side * margin, side * self.chosen.weight_error(margin) - log_scale)
+        return bounds.bin_terms(np.minimum(1.0, terms))
+
+    @property
+    def furthest(self) -> float:
+        """An epsilon, at least 0, from which on the terms of all samples are 0, or a profile's last value."""
+        losses = self.draws.loss if self.chosen.direction == Direction.REMOVE else -self.draws.loss
+        end = 0.0 if self.composed is None else float(self.composed.profile.logs[-1])
+        return max(0.0, float(losses.max()) + end)
 
 
-def bands(
-    chosen: Proposal, grid: np.ndarray, draws: Draws, q: float, profile=hockey_stick.hockey_stick
-) -> np.ndarray:
+def bands(drawn: Drawn, grid: np.ndarray, q: float) -> np.ndarray:
     """Return (3, points): lower, estimate, upper divergence; each interval is wrong with probability <= q.
 
     The proposal's scale must hold at every point of the ascending grid: replicas, plain draws, or a proposal
-    made for the first point. `draws` are its samples.
+    made for the first point.
     """
+    chosen, (_, relative, variation) = drawn.chosen, drawn.reserved
     log_scales = np.full(len(grid), chosen.log_scale)
     if chosen.scale_at is not None:
         log_scales = np.array([chosen.scale_at(e) for e in grid])
-    profile = chosen.profile or profile
-    margin, relative, variation = _reserved(chosen)
-    totals = [math.fsum(hockey_stick.weighted_terms(draws, chosen.direction, e, profile)) for e in grid]
-    points = list(zip(grid, log_scales, strict=True))
-    high, low = (
-        [side_counts(chosen, draws, *at, margin, side, profile) for at in points] for side in (1, -1)
-    )
-    scales = np.exp(log_scales)
-    upper = np.array([bounds.upper_confidence_bound(counts, q / 2) for counts in high])
-    lower = np.array([bounds.lower_confidence_bound(counts, q / 2) for counts in low])
+    means = np.array([math.fsum(drawn.terms(e)) for e in grid]) / drawn.draws.loss.size
+    points, scales = list(zip(grid, log_scales, strict=True)), np.exp(log_scales)
+    upper = np.array([bounds.upper_confidence_bound(drawn.counts(e, 1, s), q / 2) for e, s in points])
+    lower = np.array([bounds.lower_confidence_bound(drawn.counts(e, -1, s), q / 2) for e, s in points])
     upper = np.minimum(1.0, scales * (1 + relative) * (upper + variation) + chosen.left_out)
     lower = scales * np.maximum(0.0, lower - variation) / (1 + relative)
-    return np.stack(
-        [np.minimum(lower, upper), np.clip(np.array(totals) / draws.loss.size, lower, upper), upper]
-    )
+    return np.stack([np.minimum(lower, upper), np.clip(means, lower, upper), upper])
 
 
 def for_lower_ends(chosen: Proposal) -> Proposal | None:
@@ -83,52 +100,39 @@ def bands_of_both(chosen: Proposal, grid: np.ndarray, draw, q: float) -> np.ndar
     Each end is wrong with probability at most q / 2, so together with q, for any dependence. `draw` is:
     proposal -> its samples.
     """
-    above, lower = bands(chosen, grid, draw(chosen), q), for_lower_ends(chosen)
+    above, lower = bands(Drawn(chosen, draw(chosen)), grid, q), for_lower_ends(chosen)
     if lower is None:
         above[0] = 0.0
     elif lower is not chosen:
-        above[0] = np.minimum(bands(lower, grid, draw(lower), q)[0], above[1])
+        above[0] = np.minimum(bands(Drawn(lower, draw(lower)), grid, q)[0], above[1])
     return above
 
 
-def crossing(
-    chosen: Proposal,
-    draws: Draws,
-    anchor: float,
-    delta: float,
-    q: float,
-    lower: tuple[Proposal, Draws] | None,
-    profile=hockey_stick.hockey_stick,
-) -> tuple[float, float]:
+def crossing(drawn: Drawn, anchor: float, delta: float, q: float, lower: Drawn | None) -> tuple[float, float]:
     """Return (low, high) around the epsilon whose divergence is `delta`, wrong with probability at most q.
 
-    `chosen` is made for the epsilon `anchor`; `lower` is the proposal of `for_lower_ends` with its samples,
-    None without a lower bound, as with a composed `profile`.
+    The proposal is made for the epsilon `anchor`; `lower` has samples of the proposal of `for_lower_ends`,
+    None without a lower bound, as with a composed profile.
     """
-    low = 0.0 if lower is None else _crossing_from_below(*lower, delta, q / 2)
-    return low, max(low, _crossing_from_above(chosen, draws, anchor, delta, q / 2, profile))
+    low = 0.0 if lower is None else _crossing_from_below(lower, delta, q / 2)
+    return low, max(low, _crossing_from_above(drawn, anchor, delta, q / 2))
 
 
-def _crossing_from_above(
-    chosen: Proposal, draws: Draws, anchor: float, delta: float, q: float, profile
-) -> float:
+def _crossing_from_above(drawn: Drawn, anchor: float, delta: float, q: float) -> float:
     """Return an upper bound on the epsilon whose divergence is `delta`, false with probability at most q.
 
     It inverts a pointwise bound on the divergence, which must hold at that one epsilon only, since it
     decreases in epsilon: so one set of samples serves all epsilons. Infinite where the samples give no bound.
-    `chosen` was made for `anchor`, independently of the samples.
+    The proposal was made for `anchor`, independently of the samples.
     """
-    margin, _, _ = _reserved(chosen)
-    furthest = _furthest(chosen, draws, profile) + 2 * margin
+    furthest = drawn.furthest + 2 * drawn.reserved[0]
     bets, weights = bounds.default_bets()
-    drawn_profile = chosen.profile or profile
-    below = threshold(chosen, delta)
+    below = threshold(drawn.chosen, delta)
 
     def is_below(epsilon):
         if below >= 1:
             return True
-        counts = side_counts(chosen, draws, epsilon, chosen.log_scale, margin, 1, drawn_profile)
-        return below > 0 and bounds.accepts(counts, below, q, bets, weights)
+        return below > 0 and bounds.accepts(drawn.counts(epsilon, 1), below, q, bets, weights)
 
     if is_below(anchor):
         return anchor
@@ -137,43 +141,24 @@ def _crossing_from_above(
     return last_true(lambda epsilon: not is_below(epsilon), anchor, furthest)[1]
 
 
-def _crossing_from_below(chosen: Proposal, draws: Draws, delta: float, q: float) -> float:
+def _crossing_from_below(drawn: Drawn, delta: float, q: float) -> float:
     """Return a lower bound on the epsilon of `_crossing_from_above`; 0 where the samples give no bound."""
-    margin, relative, variation = _reserved(chosen)
-    furthest = _furthest(chosen, draws, hockey_stick.hockey_stick) + 2 * margin
-    above = delta * math.exp(-chosen.log_scale) * (1 + relative) + variation
+    margin, relative, variation = drawn.reserved
+    above = delta * math.exp(-drawn.chosen.log_scale) * (1 + relative) + variation
 
     def is_above(epsilon):
-        return bounds.hopeless(side_counts(chosen, draws, epsilon, chosen.log_scale, margin, -1), above, q)
+        return bounds.hopeless(drawn.counts(epsilon, -1), above, q)
 
-    return last_true(is_above, 0.0, furthest)[0] if is_above(0.0) else 0.0
-
-
-def _reserved(chosen: Proposal) -> tuple[float, float, float]:
-    """Return (nats, relative error, total variation) of arithmetic and of the drawn distribution."""
-    lines = budget_lines(chosen, _DELTA)
-    return total(lines, "epsilon"), total(lines, "relative"), total(lines, "total variation")
+    return last_true(is_above, 0.0, drawn.furthest + 2 * margin)[0] if is_above(0.0) else 0.0
 
 
-def mean_crossing(chosen: Proposal, draws: Draws, delta: float, profile=hockey_stick.hockey_stick) -> float:
+def mean_crossing(drawn: Drawn, delta: float) -> float:
     """Return the epsilon at which the mean weighted term falls below `delta`; 0 if it is below at 0."""
-    drawn_profile = chosen.profile or profile
 
     def is_above(epsilon):
-        terms = hockey_stick.weighted_terms(draws, chosen.direction, epsilon, drawn_profile)
-        return float(np.mean(terms)) > delta
+        return float(np.mean(drawn.terms(epsilon))) > delta
 
-    return last_true(is_above, 0.0, _furthest(chosen, draws, profile))[0] if is_above(0.0) else 0.0
-
-
-def _furthest(chosen: Proposal, draws: Draws, profile) -> float:
-    """Return an epsilon, at least 0, from which on the terms of all samples are 0, or a profile's last value.
-
-    `profile` is the hockey stick, or the `TabulatedProfile` of a composed mechanism.
-    """
-    losses = draws.loss if chosen.direction == Direction.REMOVE else -draws.loss
-    end = 0.0 if profile is hockey_stick.hockey_stick else float(profile.logs[-1])
-    return max(0.0, float(losses.max()) + end)
+    return last_true(is_above, 0.0, drawn.furthest)[0] if is_above(0.0) else 0.0
 
 
 def last_true(holds, low: float, high: float, precision: float = 1e-6) -> tuple[float, float]:

@@ -15,6 +15,10 @@ from jaxacct.strategies import BandedToeplitz
 
 _MIN_NORM, _MAX_NORM = 1 - 1e-6, 1 + 1e-12
 """Norms of an array: a larger one has less noise than certified, by the rounding of float32 as well."""
+# Samplers of jax-privacy by scheme; releases before the sampler of k of n steps lack the first.
+_SAMPLERS = {"balanced-min-sep": "RandomAllocationSampling", "balls-in-bins": "BallsInBinsSampling"}
+_SAMPLERS |= dict.fromkeys(("poisson", "cyclic-poisson"), "CyclicPoissonSampling")
+_SAMPLERS |= dict.fromkeys(("b-min-sep", "truncated-b-min-sep"), "BMinSepSampling")
 
 
 def batch_selection(scheme: Scheme) -> Any:
@@ -27,11 +31,25 @@ def batch_selection(scheme: Scheme) -> Any:
       ValueError: jax-privacy has no sampler for the scheme, or is not installed.
     """
     module = _module()
-    writers = {name: write for name, (_, write, _) in _distributions(module).items()}
+    known = [name for name, sampler in _SAMPLERS.items() if hasattr(module, sampler)]
     name = getattr(scheme, "name", None)
-    if name not in writers:
-        raise ValueError(f"scheme must be one of {', '.join(writers)} for jax-privacy, got {name}")
-    return writers[name](scheme)
+    if name not in known:
+        raise ValueError(f"scheme must be one of {', '.join(known)} for jax-privacy, got {name}")
+    given: Any = scheme
+    n, b, p = given.iterations, given.min_separation, getattr(given, "sampling_probability", None)
+    sampler = getattr(module, _SAMPLERS[name])
+    match _SAMPLERS[name]:
+        case "CyclicPoissonSampling":
+            return sampler(p, n, cycle_length=b, partition_type=module.PartitionType.INDEPENDENT)
+        case "BallsInBinsSampling":
+            return sampler(n, given.cycle_length)
+        case "BMinSepSampling":
+            # Without lockouts both starts are one distribution, and jax-privacy fails to create the warm one.
+            return sampler(p, n, b, given.warm_start and b > 1, given.batch_size_cap)
+    k = given.participations
+    if k != int(k) or (b > 1 and k > 1):
+        raise ValueError("scheme must have whole participations at a separation of 1 for jax-privacy")
+    return sampler(int(k), n)
 
 
 def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
@@ -46,12 +64,37 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
         (`PartitionType.EQUAL_SPLIT`) is an example: the members of the other parts determine the part of an
         example.
     """
-    module = _module()
-    for kind, _, read in _distributions(module).values():
-        if type(selection) is kind:
-            return read(selection, dataset_size)
-    known = sorted({kind.__name__ for kind, _, _ in _distributions(module).values()})
-    raise ValueError(f"selection must be one of {', '.join(known)}, got {type(selection).__name__}")
+    module, name = _module(), type(selection).__name__
+    known = sorted(sampler for sampler in {*_SAMPLERS.values()} if hasattr(module, sampler))
+    if name not in known or type(selection) is not getattr(module, name):
+        raise ValueError(f"selection must be one of {', '.join(known)}, got {name}")
+    n, cap = selection.iterations, getattr(selection, "truncated_batch_size", None)
+    match name:
+        case "CyclicPoissonSampling":
+            cycle, p = selection.cycle_length, selection.sampling_prob
+            if cap is not None:
+                raise ValueError(
+                    "selection must not truncate batches of a cyclic scheme: no scheme here has that "
+                    "distribution"
+                )
+            if cycle > 1 and selection.partition_type != module.PartitionType.INDEPENDENT:
+                raise ValueError(
+                    "selection must have PartitionType.INDEPENDENT: with parts of equal size the other "
+                    "examples determine an example's part, so no accounting that hides it holds"
+                )
+            return Poisson(n, p) if cycle == 1 else CyclicPoisson(n, cycle, p)
+        case "BallsInBinsSampling":
+            return BallsInBins(n, selection.cycle_length)
+        case "BMinSepSampling":
+            run, warm = (n, selection.min_sep, selection.sampling_prob), selection.warm_start
+            if cap is None:
+                return BMinSep(*run, warm)
+            if dataset_size is None:
+                raise ValueError("dataset_size must be given for truncated batches")
+            return TruncatedBMinSep(*run, max_batch_size=cap, dataset_size=dataset_size, warm_start=warm)
+    if getattr(selection, "cycle_length", 1) != 1:
+        raise ValueError("selection must have cycle_length 1: no scheme here allocates within a part")
+    return BalancedMinSep(n, 1, selection.total_participations)
 
 
 def strategy_of(coefficients) -> BandedToeplitz:
@@ -87,73 +130,3 @@ def _module():
     except ImportError:
         raise ValueError("jax-privacy must be installed (pip install jax-privacy)") from None
     return module
-
-
-def _distributions(module) -> dict:
-    """Return {name of a scheme: (class of jax-privacy, scheme -> selection, (selection, size) -> scheme)}."""
-    cyclic, independent = module.CyclicPoissonSampling, module.PartitionType.INDEPENDENT
-
-    def write_cyclic(scheme):
-        p, cycle = scheme.sampling_probability, scheme.min_separation
-        return cyclic(p, scheme.iterations, cycle_length=cycle, partition_type=independent)
-
-    def read_cyclic(given, dataset_size):
-        del dataset_size
-        _refuse_truncation(given)
-        if given.cycle_length == 1:
-            return Poisson(given.iterations, given.sampling_prob)
-        if given.partition_type != independent:
-            raise ValueError(
-                "selection must have PartitionType.INDEPENDENT: with parts of equal size the other examples "
-                "determine an example's part, so no accounting that hides it holds"
-            )
-        return CyclicPoisson(given.iterations, given.cycle_length, given.sampling_prob)
-
-    def write_b_min_sep(scheme):
-        p, n, b = scheme.sampling_probability, scheme.iterations, scheme.min_separation
-        # Without lockouts both starts are one distribution, and jax-privacy fails to create the warm one.
-        return module.BMinSepSampling(p, n, b, scheme.warm_start and b > 1, scheme.batch_size_cap)
-
-    def read_b_min_sep(given, dataset_size):
-        n, b, p, warm = given.iterations, given.min_sep, given.sampling_prob, given.warm_start
-        if given.truncated_batch_size is None:
-            return BMinSep(n, b, p, warm)
-        if dataset_size is None:
-            raise ValueError("dataset_size must be given for truncated batches")
-        return TruncatedBMinSep(
-            n, b, p, max_batch_size=given.truncated_batch_size, dataset_size=dataset_size, warm_start=warm
-        )
-
-    def read_allocation(given, dataset_size):
-        del dataset_size
-        if getattr(given, "cycle_length", 1) != 1:
-            raise ValueError("selection must have cycle_length 1: no scheme here allocates within a part")
-        return BalancedMinSep(given.iterations, 1, given.total_participations)
-
-    def write_allocation(scheme):
-        k = scheme.participations
-        if k != int(k) or (scheme.min_separation > 1 and k > 1):
-            raise ValueError("scheme must have whole participations at a separation of 1 for jax-privacy")
-        return module.RandomAllocationSampling(int(k), scheme.iterations)
-
-    # Releases before the sampler of k of n steps have no such class.
-    allocation = getattr(module, "RandomAllocationSampling", None)
-    newer = {"balanced-min-sep": (allocation, write_allocation, read_allocation)} if allocation else {}
-    return newer | {
-        "poisson": (cyclic, write_cyclic, read_cyclic),
-        "cyclic-poisson": (cyclic, write_cyclic, read_cyclic),
-        "balls-in-bins": (
-            module.BallsInBinsSampling,
-            lambda scheme: module.BallsInBinsSampling(scheme.iterations, scheme.cycle_length),
-            lambda given, _: BallsInBins(given.iterations, given.cycle_length),
-        ),
-        "b-min-sep": (module.BMinSepSampling, write_b_min_sep, read_b_min_sep),
-        "truncated-b-min-sep": (module.BMinSepSampling, write_b_min_sep, read_b_min_sep),
-    }
-
-
-def _refuse_truncation(given) -> None:
-    if given.truncated_batch_size is not None:
-        raise ValueError(
-            "selection must not truncate batches of a cyclic scheme: no scheme here has that distribution"
-        )

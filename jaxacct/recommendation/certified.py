@@ -9,7 +9,7 @@ from jaxacct.calibration.options import BOUND_RATIO
 from jaxacct.common import validate
 from jaxacct.common.progress import Progress, announce
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.recommendation.grid import RunNumbers, fixed_counts_of, scheme_of
+from jaxacct.recommendation.grid import RunNumbers
 from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.result import Recommended
 from jaxacct.schemes import BallsInBins, Scheme
@@ -23,10 +23,10 @@ def one_band(numbers: RunNumbers, name: str | None, progress: Progress | None) -
     reach. Each noise multiplier below those before it is reported at once, Poisson sampling's first.
     """
     identity, cycle = BandedToeplitz.identity(), numbers.cycle
-    schemes = [scheme_of(numbers, None, 1, False)]
+    schemes = [numbers.scheme(None, 1, False)]
     if cycle == math.floor(cycle) and cycle <= validate.MAX_SEPARATION:
-        schemes.append(scheme_of(numbers, BallsInBins.name, int(cycle), False))
-    grids = fixed_counts_of(numbers, 1, (1,), 1)
+        schemes.append(numbers.scheme(BallsInBins.name, int(cycle), False))
+    grids = numbers.fixed_counts(1, (1,), 1)
     schemes += [scheme for grid in grids.values() for scheme, _ in grid]
     places: list[Recommended] = []
     for scheme in dict.fromkeys(schemes):

@@ -27,12 +27,10 @@ def places(
     names = NAMES if matrix_name is None else (matrix_name,)
     limit = min(max_bands, scheme.iterations, scheme.steps_per_epoch)
     room = min((memory_copies - 1) // 2, MAX_BUFFERS if bands is None else bands)
+    of_bands = doublings(2, limit) if bands is None else [min(bands, limit)]
+    of_buffers = range(1, room + 1) if bands is None else [bands] * (bands <= room)
     matrices = [(INVERSE if names == (INVERSE,) else "optimal", 1)] if bands is None else []
-    for name in names:
-        if name != "buffered":
-            matrices += [(name, b) for b in (doublings(2, limit) if bands is None else [min(bands, limit)])]
-        elif bands is None or bands <= room:
-            matrices += [(name, b) for b in (range(1, room + 1) if bands is None else [bands])]
+    matrices += [(name, b) for name in names for b in (of_buffers if name == "buffered" else of_bands)]
     mu, candidates = gdp_mu(numbers.epsilon, numbers.delta), {}
     for name, number in matrices:
         workload = {} if name == "square-root" else {"workload": numbers.workload}

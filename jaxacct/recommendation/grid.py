@@ -22,7 +22,7 @@ FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)
 
 @dataclass(frozen=True)
 class RunNumbers:
-    """The public numbers that the search reads."""
+    """The public numbers that the search reads; `given` is the matrix, if given by its coefficients."""
 
     dataset_size: int
     batch_size: float
@@ -31,7 +31,6 @@ class RunNumbers:
     delta: float
     workload: Workload
     given: BandedToeplitz | None
-    """The matrix, where it was given by its coefficients."""
     adjacency: str
 
     @classmethod
@@ -39,19 +38,13 @@ class RunNumbers:
         cls, dataset_size, batch_size, iterations, target: Target, workload, given, adjacency
     ) -> "RunNumbers":
         """Return those of arguments of `recommend`; ValueError for invalid ones."""
-        epsilon, delta = target.point
-        return cls(
-            dataset_size=_validate.positive_integer("dataset_size", dataset_size),
-            batch_size=_validate.positive_number("batch_size", batch_size),
-            iterations=_validate.positive_integer("iterations", iterations),
-            epsilon=epsilon,
-            delta=delta,
-            workload=workload_named(workload, iterations)
-            if isinstance(workload, str)
-            else checked_workload(workload),
-            given=given,
-            adjacency=_validate.one_of("adjacency", adjacency, ADJACENCIES),
-        )
+        point = target.point
+        size = _validate.positive_integer("dataset_size", dataset_size)
+        batch = _validate.positive_number("batch_size", batch_size)
+        n = _validate.positive_integer("iterations", iterations)
+        work = workload_named(workload, n) if isinstance(workload, str) else checked_workload(workload)
+        _validate.one_of("adjacency", adjacency, ADJACENCIES)
+        return cls(size, batch, n, *point, work, given, adjacency)
 
     @property
     def run(self) -> dict[str, Any]:
@@ -68,6 +61,73 @@ class RunNumbers:
         """Whether the expected number of participations of an example is at most 1."""
         return self.iterations <= self.cycle
 
+    def line(self, grid, number: int) -> tuple[list[Scheme], list[Scheme]]:
+        """Return the schemes of a number of bands, as in the grid and those of a middle separation first."""
+        middle = math.log(max(1.0, self.cycle / 4))
+        line = [scheme for scheme, bands in grid if bands == number]
+        # Far above the middle tables are larger than below, and the end of the line is no place to begin.
+        away = {scheme: math.log(scheme.min_separation) - middle for scheme in line}
+        return line, sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
+
+    def grid(self, max_bands: int, scheme, bands, separation) -> list[tuple[Scheme, int]]:
+        """Return (scheme, bands) of every candidate: bands are powers of two, separations doublings."""
+        n, cycle = self.iterations, self.cycle
+        limit = min(max_bands, n, math.floor(cycle))
+        pairs: list[tuple[Scheme, int]] = []
+        for b in [bands] if bands is not None else dict.fromkeys([*doublings(1, limit), limit]):
+            separations = doublings(b, min(n, math.floor(cycle)))
+            if cycle == math.floor(cycle) and cycle <= _validate.MAX_SEPARATION:
+                separations.append(int(cycle))  # probability 1: balls-in-bins
+            if scheme == BalancedMinSep.name:  # as many steps as there is room for
+                room = n // math.ceil(round(n / cycle, 12))
+                separations = [s for s in separations if s <= room]
+            for s in separations if separation is None else [separation]:
+                pair = (self.scheme(scheme, s, separation is not None), b)
+                if b <= min(n, pair[0].min_separation) and pair not in pairs:
+                    pairs.append(pair)
+        return pairs
+
+    def fixed_counts(self, max_bands: int, bands, separation) -> dict[str, list]:
+        """Return the `grid` of each of `FIXED_COUNTS` that has exactly the rate, with some numbers of bands.
+
+        With at most one participation they are all the first one.
+        """
+        grids: dict[str, list] = {}
+        for name in FIXED_COUNTS[:1] if self.at_most_once else FIXED_COUNTS:
+            if name == EpochwiseAllocation.name and self.cycle != math.floor(self.cycle):
+                continue
+            try:
+                grids[name] = [
+                    pair for number in bands for pair in self.grid(max_bands, name, number, separation)
+                ]
+            except ValueError:  # no room at the separation that was given
+                continue
+        return grids
+
+    def scheme(self, name: str | None, separation: int, given: bool) -> Scheme:
+        """Return the scheme of that name, at this separation where it takes one; ValueError if none is."""
+        if name is None:
+            name, given = ("poisson", False) if separation == 1 else ("b-min-sep", given)
+        takes = "separation" in SCHEMES[name].options
+        return SCHEMES[name].from_numbers(
+            Numbers(
+                **self.run,
+                separation=separation,
+                min_separation=separation if takes or given else None,
+            )
+        )
+
+    def why_none(self, name: str | None, bands: int | None, separation: int | None) -> str:
+        """Return the message of a grid without candidates: what limits the bands."""
+        cycle = math.floor(self.cycle)
+        if separation is not None:
+            limit, what = separation, "min_separation"
+        elif name is not None and "separation" not in SCHEMES[name].options:
+            limit, what = self.scheme(name, 1, False).min_separation, f"the separation of {name},"
+        else:
+            limit, what = min(self.iterations, cycle), "iterations and dataset_size / batch_size,"
+        return f"bands must be at most {what} {limit}, got {bands}"
+
 
 def memory_of(copies: int | None, matrix: str | None, bands: int | None) -> tuple[str | None, int, int]:
     """Return (name of the matrix, maximum copies, maximum bands) of arguments of `recommend`.
@@ -82,75 +142,3 @@ def memory_of(copies: int | None, matrix: str | None, bands: int | None) -> tupl
     if bands is not None and min(bands, needed) > max(1, copies):
         raise ValueError(f"bands must be at most memory_copies {copies}, got {bands}")
     return matrix, copies, MAX_INVERSE_BANDS if matrix == INVERSE else max(1, copies)
-
-
-def line_of(grid, number: int, numbers: RunNumbers) -> tuple[list[Scheme], list[Scheme]]:
-    """Return the schemes of a number of bands, as in the grid and with those of a middle separation first."""
-    middle = math.log(max(1.0, numbers.cycle / 4))
-    line = [scheme for scheme, bands in grid if bands == number]
-    # Far above the middle tables are larger than below, and the end of the line is no place to begin.
-    away = {scheme: math.log(scheme.min_separation) - middle for scheme in line}
-    return line, sorted(line, key=lambda scheme: (away[scheme] > 0.5, abs(away[scheme])))
-
-
-def grid_of(numbers: RunNumbers, max_bands: int, scheme, bands, separation) -> list[tuple[Scheme, int]]:
-    """Return (scheme, bands) of every candidate: bands are powers of two, separations doublings of them."""
-    n, cycle = numbers.iterations, numbers.cycle
-    limit = min(max_bands, n, math.floor(cycle))
-    pairs: list[tuple[Scheme, int]] = []
-    for b in [bands] if bands is not None else dict.fromkeys([*doublings(1, limit), limit]):
-        separations = doublings(b, min(n, math.floor(cycle)))
-        if cycle == math.floor(cycle) and cycle <= _validate.MAX_SEPARATION:
-            separations.append(int(cycle))  # probability 1: balls-in-bins
-        if scheme == BalancedMinSep.name:  # as many steps as there is room for
-            room = n // math.ceil(round(n / cycle, 12))
-            separations = [s for s in separations if s <= room]
-        for s in separations if separation is None else [separation]:
-            pair = (scheme_of(numbers, scheme, s, separation is not None), b)
-            if b <= min(n, pair[0].min_separation) and pair not in pairs:
-                pairs.append(pair)
-    return pairs
-
-
-def fixed_counts_of(numbers: RunNumbers, max_bands: int, bands, separation) -> dict[str, list]:
-    """Return the `grid_of` of each of `FIXED_COUNTS` that has exactly the rate, with some numbers of bands.
-
-    With at most one participation they are all the first one.
-    """
-    grids: dict[str, list] = {}
-    for name in FIXED_COUNTS[:1] if numbers.at_most_once else FIXED_COUNTS:
-        if name == EpochwiseAllocation.name and numbers.cycle != math.floor(numbers.cycle):
-            continue
-        try:
-            grids[name] = [
-                pair for number in bands for pair in grid_of(numbers, max_bands, name, number, separation)
-            ]
-        except ValueError:  # no room at the separation that was given
-            continue
-    return grids
-
-
-def scheme_of(numbers: RunNumbers, name: str | None, separation: int, given: bool) -> Scheme:
-    """Return the scheme of that name, at this separation where it takes one; ValueError if it cannot be."""
-    if name is None:
-        name, given = ("poisson", False) if separation == 1 else ("b-min-sep", given)
-    takes = "separation" in SCHEMES[name].options
-    return SCHEMES[name].from_numbers(
-        Numbers(
-            **numbers.run,
-            separation=separation,
-            min_separation=separation if takes or given else None,
-        )
-    )
-
-
-def why_none(numbers: RunNumbers, name: str | None, bands: int | None, separation: int | None) -> str:
-    """Return the message of a grid without candidates: what limits the bands."""
-    cycle = math.floor(numbers.cycle)
-    if separation is not None:
-        limit, what = separation, "min_separation"
-    elif name is not None and "separation" not in SCHEMES[name].options:
-        limit, what = scheme_of(numbers, name, 1, False).min_separation, f"the separation of {name},"
-    else:
-        limit, what = min(numbers.iterations, cycle), "iterations and dataset_size / batch_size,"
-    return f"bands must be at most {what} {limit}, got {bands}"

@@ -84,13 +84,16 @@ class Recommended:
         """Whether all examples participate equally often, thinning aside."""
         return self.scheme.patterns is None and self.scheme.sums.fixed_count > 0
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Fields of a `Choice` that this candidate decides."""
+        bands, separation = self.strategy.named_bands, self.scheme.min_separation
+        return dict(scheme=self.scheme.name, bands=bands, min_separation=separation, matrix=self.matrix)
+
     def to_json(self) -> dict:
         """Return plain JSON values."""
-        return {
+        return self.chosen | {
             "scheme": scheme_to_json(self.scheme),
-            "bands": self.strategy.named_bands,
-            "min_separation": self.scheme.min_separation,
-            "matrix": self.matrix,
             "memory_copies": self.memory_copies,
             "noise_memory": self.noise_memory,
             "noise_multiplier_estimate": self.noise_multiplier,
@@ -181,30 +184,25 @@ class Recommendation:
         is_default &= how.get("key") is None and how.get("noise_multiplier") is None
         how.setdefault("adjacency", self.choice.adjacency)
         row, (share, *other_shares) = self.chosen, RANKED_SHARES
-        plan = self._calibrated(row, options, how, share if is_default else None)
-        best = row, plan
-        others = self._next_candidates if is_default else ()
-        for other, share in zip(others, other_shares, strict=False):
+        certified = [(row, self._calibrated(row, options, how, share if is_default else None))]
+        for other, share in zip(self._next_candidates if is_default else (), other_shares, strict=False):
+            row, plan = certified[-1]
             if plan.noise_multiplier <= MAX_EXCESS * row.noise_multiplier:
                 break
-            best_row, best_plan = best
-            if other.error >= best_row.error_at(best_plan.noise_multiplier):
+            if other.error >= min(each.error_at(made.noise_multiplier) for each, made in certified):
                 continue
             excess = (
                 f"certified noise multiplier {plan.noise_multiplier:.5g} is more than 5 % above the estimate"
             )
             _say(how, f"{row.describe()}: {excess} {row.noise_multiplier:.5g}; next: {other.describe()}")
             try:
-                certified = self._calibrated(other, options, how, share)
+                certified.append((other, self._calibrated(other, options, how, share)))
             except (ValueError, NotCertifiedError) as error:  # the best plan stands
                 _say(how, f"{other.describe()}: {error}")
-                continue
-            row, plan = other, certified
-            if row.error_at(plan.noise_multiplier) < best_row.error_at(best_plan.noise_multiplier):
-                best = row, plan
-        if best[0] is not self.chosen:
-            _say(how, f"{best[0].describe()}, takes the place of {self.chosen.describe()}: smaller error")
-        return best[1]
+        best, plan = min(certified, key=lambda pair: pair[0].error_at(pair[1].noise_multiplier))
+        if best is not self.chosen:
+            _say(how, f"{best.describe()}, takes the place of {self.chosen.describe()}: smaller error")
+        return plan
 
     @property
     def _next_candidates(self) -> tuple[Recommended, ...]:
@@ -224,9 +222,7 @@ class Recommendation:
         self, row: Recommended, options: CalibrationOptions, how: dict, share: float | None
     ) -> Plan:
         """Return the plan of a candidate: with a share of q, by its own accountant, if it has one."""
-        chosen: dict[str, Any] = dict(scheme=row.scheme.name, min_separation=row.scheme.min_separation)
-        chosen |= dict(bands=row.strategy.named_bands, matrix=row.matrix)
-        choice = dataclasses.replace(self.choice, **chosen)
+        choice = dataclasses.replace(self.choice, **row.chosen)
         if share is not None:
             accountant: Any = row.accountant
             options = dataclasses.replace(options, accountant=accountant, share=share)

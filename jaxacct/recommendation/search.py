@@ -7,6 +7,8 @@ of the data set, which neighbours share: it has no privacy cost, and equal numbe
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from jaxacct.calibration.choice import (
@@ -24,20 +26,12 @@ from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName
 from jaxacct.recommendation import fixed_order
 from jaxacct.recommendation.certified import bounded, one_band
-from jaxacct.recommendation.grid import (
-    RunNumbers,
-    fixed_counts_of,
-    grid_of,
-    line_of,
-    memory_of,
-    scheme_of,
-    why_none,
-)
+from jaxacct.recommendation.grid import RunNumbers, memory_of
 from jaxacct.recommendation.matrices import matrix
 from jaxacct.recommendation.noise_estimate import Estimates, revealed_noise
 from jaxacct.recommendation.result import REVEALED, Recommendation, Recommended
 from jaxacct.schemes import BalancedMinSep, BallsInBins, FixedOrder, Poisson, Scheme
-from jaxacct.strategies import BandedToeplitz, BufferedToeplitz, Workload, ending
+from jaxacct.strategies import BandedToeplitz, Workload, by_name, ending
 from jaxacct.strategies.workload import PREFIX_SUMS, name_of
 
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
@@ -115,75 +109,78 @@ def recommend(
     if scheme is not None:
         _validate.one_of("scheme", scheme, SCHEME_NAMES)
     matrix_name, max_copies, max_bands = memory_of(memory_copies, matrix_name, bands)
+    if matrix_name == "buffered" and max_copies < 3:
+        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
     if min_separation is not None:
         _validate.positive_integer("min_separation", min_separation)
     rate = Poisson.from_batch_size(**numbers.run)
-    fixed = scheme == FixedOrder.name
-    grid = [] if fixed else grid_of(numbers, max_bands, scheme, bands, min_separation)
-    if not grid and not fixed:
-        raise ValueError(why_none(numbers, scheme, bands, min_separation))
+    fixed = scheme, bands, min_separation, matrix_name
+    if scheme == FixedOrder.name:
+        order = numbers.scheme(scheme, min_separation or 1, True)
+        places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
+        looked_at = len(places)
+    else:
+        places, looked_at = _sampled(numbers, rate, fixed, max_copies, max_bands, progress)
+    rows, place = _ranked(places)
+    options = tuple(name for name, value in zip(SEARCHED, fixed, strict=True) if value is not None)
+    about: dict[str, Any] = numbers.run | rows[place].chosen | dict(given=options, looked_at=looked_at)
+    about |= dict(epsilon=numbers.epsilon, delta=numbers.delta, adjacency=numbers.adjacency)
+    choice = Choice(**about, memory_copies=max_copies, workload=name_of(numbers.workload))
+    return Recommendation(rows, place, looked_at, choice)
+
+
+def _sampled(
+    numbers: RunNumbers, rate: Scheme, fixed, max_copies: int, max_bands: int, progress: Progress | None
+) -> tuple[list[Recommended], int]:
+    """Return (candidates whose batches are sampled, number of all that were looked at).
+
+    `rate` is Poisson sampling with the run's numbers, and `fixed` are (scheme, bands, min_separation,
+    matrix), each None where it is searched.
+    """
+    scheme, bands, min_separation, matrix_name = fixed
+    grid = numbers.grid(max_bands, scheme, bands, min_separation)
+    if not grid:
+        raise ValueError(numbers.why_none(scheme, bands, min_separation))
     if matrix_name != "square-root" and any(number > 1 for _, number in grid):
-        numbers.workload.check_size(iterations, iterations)  # before the search gets there
+        numbers.workload.check_size(numbers.iterations, numbers.iterations)  # before the search gets there
 
     def say(what: str) -> None:
         if progress:
             progress(f"choosing: {what}", 0, 0)
 
     say("independent noise")
-    places, bound = [], None
-    if bands == 1 and min_separation is None and not fixed and matrix_name != "buffered":
+    places: list[Recommended] = []
+    if bands == 1 and min_separation is None and matrix_name != "buffered":
         places = one_band(numbers, scheme, progress)
-    is_settled = bool(places)
-    if grid and not is_settled and matrix_name != "buffered":
+    is_searched, bound = not places and matrix_name != "buffered", None
+    if is_searched:
         bound = bounded(grid, matrix_name or DEFAULT_MATRICES[0], numbers, progress)
     estimates = Estimates.at(rate, numbers.epsilon, numbers.delta, numbers.adjacency, numbers.workload)
-    if fixed:
-        order = scheme_of(numbers, scheme, min_separation or 1, True)
-        places = fixed_order.places(order, numbers, max_copies, max_bands, bands, matrix_name)
-    elif not is_settled and matrix_name != "buffered":
-        places = _search(
-            grid, DEFAULT_MATRICES if matrix_name is None else (matrix_name,), estimates, numbers, say
-        )
-        if scheme is None and places and numbers.cycle > 1 and adjacency != REPLACE_ONE:
-            places += _with_fixed_counts(places, max_bands, min_separation, estimates, numbers, say)
+    search = _Search(numbers, estimates, say)
+    if is_searched:
+        names = DEFAULT_MATRICES if matrix_name is None else (matrix_name,)
+        places = search.climb(grid, names)
+        if scheme is None and places and numbers.cycle > 1 and numbers.adjacency != REPLACE_ONE:
+            places += search.with_fixed_counts(places, max_bands, min_separation)
         if not places and bound is not None:  # nothing says what samples would certify
             places = [bound]
     looked_at = len(places)
-    if matrix_name == "buffered" and max_copies < 3:
-        raise ValueError(f"memory_copies must be at least 3 for strategy buffered, got {max_copies}")
-    if not fixed and (matrix_name == "buffered" or (matrix_name is None and bands is None)):
+    if matrix_name == "buffered" or (matrix_name is None and bands is None):
         say("buffers")
-        place = _buffered(grid, max_copies, bands, numbers, scheme, estimates)
+        place = search.buffered(grid, max_copies, bands, scheme)
         if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
-        if place and (
-            not places or place.error <= SIMILAR_ERROR_RATIO * min(other.error for other in places)
-        ):
+        smallest = min((other.error for other in places), default=math.inf)
+        if place and place.error <= SIMILAR_ERROR_RATIO * smallest:
             places.append(place)
     if not places:
         own = "" if scheme == BallsInBins.name else ", --min-separation"
         raise ValueError(
-            f"scheme {scheme or 'b-min-sep'} takes too long to search at {iterations:,} iterations; "
+            f"scheme {scheme or 'b-min-sep'} takes too long to search at {numbers.iterations:,} iterations; "
             f"`jaxacct calibrate` with --scheme, --bands{own} and --strategy optimal certifies it without"
         )
-    rows, place = _ranked(places)
-    chosen, values = rows[place], (scheme, bands, min_separation, matrix_name)
-    options = dict(zip(SEARCHED, values, strict=True))
-    about: dict[str, Any] = numbers.run | dict(
-        epsilon=numbers.epsilon,
-        delta=numbers.delta,
-        memory_copies=max_copies,
-        workload=name_of(numbers.workload),
-        given=tuple(name for name, value in options.items() if value is not None),
-        looked_at=looked_at,
-        scheme=chosen.scheme.name,
-        min_separation=chosen.scheme.min_separation,
-        bands=chosen.strategy.named_bands,
-        matrix=chosen.matrix,
-        adjacency=numbers.adjacency,
-    )
-    return Recommendation(rows, place, looked_at, Choice(**about))
+    return places, looked_at
 
 
 def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, str | None, int | None]:
@@ -199,118 +196,105 @@ def _matrix_given(strategy, bands: int | None) -> tuple[BandedToeplitz | None, s
     return given, COEFFICIENTS, given.bands
 
 
-def _buffered(
-    grid, max_copies: int, buffers: int | None, numbers: RunNumbers, name, estimates
-) -> Recommended | None:
-    """Return a buffered matrix at the largest separation, participation revealed; None without memory.
+@dataclass(frozen=True)
+class _Search:
+    """Search of candidates by their estimates; `say` reports what is looked at."""
 
-    Its noise is exact without samples. With at most one participation no columns overlap, and the moments are
-    those of any other matrix.
-    """
-    room = (max_copies - 1) // 2
-    if buffers is not None and buffers > room:  # only where it is asked for
-        raise ValueError(
-            f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {max_copies}"
-        )
-    scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
-    if not room or scheme.min_separation == 1:
-        return None
-    number = min(room, fixed_order.MAX_BUFFERS) if buffers is None else buffers
-    strategy = BufferedToeplitz.optimal(
-        iterations=scheme.iterations,
-        buffers=number,
-        min_separation=scheme.min_separation,
-        participations=scheme.max_participations,
-        workload=numbers.workload,
-    )
-    noise = revealed_noise(scheme, strategy, numbers.adjacency, estimates.mu)
-    searched = name is not None or numbers.adjacency != REPLACE_ONE
-    if numbers.at_most_once and searched and name in (None, BalancedMinSep.name):
-        n = numbers.iterations
-        once = BalancedMinSep(n, n, n / numbers.cycle)
-        place = estimates.of(once, strategy, "buffered", None)
-        if place is not None and place.noise_multiplier < LESS_NOISE * noise:
-            return place
-    return Recommended(scheme, strategy, "buffered", noise, numbers.workload, accountant=REVEALED)
+    numbers: RunNumbers
+    estimates: Estimates
+    say: Callable[[str], None]
 
+    def buffered(self, grid, max_copies: int, buffers: int | None, name: str | None) -> Recommended | None:
+        """Return a buffered matrix at the largest separation, participation revealed; None without memory.
 
-def _with_fixed_counts(
-    places, max_bands: int, separation, estimates, numbers: RunNumbers, say
-) -> list[Recommended]:
-    """Estimate the schemes with fixed numbers of participations where the others are best.
+        Its noise is exact without samples. With at most one participation no columns overlap, and the moments
+        are those of any other matrix.
+        """
+        room = (max_copies - 1) // 2
+        if buffers is not None and buffers > room:  # only where it is asked for
+            raise ValueError(
+                f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {max_copies}"
+            )
+        scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
+        if not room or scheme.min_separation == 1:
+            return None
+        number = min(room, fixed_order.MAX_BUFFERS) if buffers is None else buffers
+        strategy = by_name("buffered", number, scheme, self.numbers.workload)
+        noise = revealed_noise(scheme, strategy, self.numbers.adjacency, self.estimates.mu)
+        searched = name is not None or self.numbers.adjacency != REPLACE_ONE
+        if self.numbers.at_most_once and searched and name in (None, BalancedMinSep.name):
+            n = self.numbers.iterations
+            once = BalancedMinSep(n, n, n / self.numbers.cycle)
+            place = self.estimates.of(once, strategy, "buffered", None)
+            if place is not None and place.noise_multiplier < LESS_NOISE * noise:
+                return place
+        return Recommended(scheme, strategy, "buffered", noise, self.numbers.workload, accountant=REVEALED)
 
-    Only the numbers of bands and the matrices of the best few are looked at.
-    """
-    best = sorted(places, key=lambda place: place.error)[:NUM_SEPARATION_SEARCHES]
-    matrices = tuple(dict.fromkeys(place.matrix for place in best))
-    bands = tuple(dict.fromkeys(place.strategy.named_bands for place in best))
-    grids = fixed_counts_of(numbers, max_bands, bands, separation)
-    return [
-        place
-        for grid in grids.values()
-        for place in _search(grid, matrices, estimates, numbers, say, best[0])
-    ]
+    def with_fixed_counts(self, places, max_bands: int, separation: int | None) -> list[Recommended]:
+        """Estimate the schemes with fixed numbers of participations where the others are best.
 
+        Only the numbers of bands and the matrices of the best few are looked at.
+        """
+        best = sorted(places, key=lambda place: place.error)[:NUM_SEPARATION_SEARCHES]
+        matrices = tuple(dict.fromkeys(place.matrix for place in best))
+        bands = tuple(dict.fromkeys(place.strategy.named_bands for place in best))
+        grids = self.numbers.fixed_counts(max_bands, bands, separation)
+        return [place for grid in grids.values() for place in self.climb(grid, matrices, best[0])]
 
-def _search(
-    grid, matrices, estimates, numbers: RunNumbers, say, first: Recommended | None = None
-) -> list[Recommended]:
-    """Estimate every number of bands and matrix at a middle separation, then climb from the best few.
+    def climb(self, grid, matrices, first: Recommended | None = None) -> list[Recommended]:
+        """Estimate every number of bands and matrix at a middle separation, then climb from the best few.
 
-    The error has one minimum in the separation: a longer lockout hides the example better, until so few
-    examples are eligible that a batch nearly determines them. `first` is the result of a similar search.
-    """
-    seen: dict[tuple, Recommended | None] = {}
+        The error has one minimum in the separation: a longer lockout hides the example better, until so few
+        examples are eligible that a batch nearly determines them. `first` is the result of a similar search.
+        """
+        seen: dict[tuple, Recommended | None] = {}
 
-    def at(number: int, name: str, scheme: Scheme) -> Recommended | None:
-        key = number, name, scheme
-        if key not in seen:
-            say(f"separation {scheme.min_separation}, {number} bands, {name} matrix")
-            before = [place for place in seen.values() if place]
-            similar = [p for p in before if (p.strategy.named_bands, p.matrix) == (number, name)]
-            if numbers.given is not None:
-                made = ending(numbers.given, scheme)
-            else:
-                made = matrix(name, number, scheme, numbers.workload, estimates.mu)
-            like = (similar or before)[-1] if before else first
-            if like is None and scheme.sums.fixed_count:
-                like = _independent(scheme, made, name, estimates, numbers)
-            best_error = min((place.error for place in before), default=math.inf)
-            seen[key] = estimates.of(scheme, made, name, like, best_error)
-        return seen[key]
+        def at(number: int, name: str, scheme: Scheme) -> Recommended | None:
+            key = number, name, scheme
+            if key not in seen:
+                self.say(f"separation {scheme.min_separation}, {number} bands, {name} matrix")
+                before = [place for place in seen.values() if place]
+                similar = [p for p in before if (p.strategy.named_bands, p.matrix) == (number, name)]
+                if self.numbers.given is not None:
+                    made = ending(self.numbers.given, scheme)
+                else:
+                    made = matrix(name, number, scheme, self.numbers.workload, self.estimates.mu)
+                like = (similar or before)[-1] if before else first
+                if like is None and scheme.sums.fixed_count:
+                    like = self.independent(scheme, made, name)
+                best_error = min((place.error for place in before), default=math.inf)
+                seen[key] = self.estimates.of(scheme, made, name, like, best_error)
+            return seen[key]
 
-    firsts = []
-    for number in dict.fromkeys(number for _, number in grid):
-        line, near = line_of(grid, number, numbers)
-        for name in matrices[:1] if number == 1 else matrices:
-            place = next(filter(None, (at(number, name, scheme) for scheme in near)), None)
-            firsts += [(place, line)] if place else []
-    for place, line in sorted(firsts, key=lambda pair: pair[0].error)[:NUM_SEPARATION_SEARCHES]:
-        for step in (1, -1):
-            here = place
-            while 0 <= (i := line.index(here.scheme) + step) < len(line):
-                there = at(here.strategy.named_bands, here.matrix, line[i])
-                if there is None or there.error >= here.error:
-                    break
-                here = there
-    # Of few bands the best under one criterion may be so under the other.
-    different = {(place.scheme, place.strategy): place for place in reversed(seen.values()) if place}
-    return list(different.values())
+        firsts = []
+        for number in dict.fromkeys(number for _, number in grid):
+            line, near = self.numbers.line(grid, number)
+            for name in matrices[:1] if number == 1 else matrices:
+                place = next(filter(None, (at(number, name, scheme) for scheme in near)), None)
+                firsts += [(place, line)] if place else []
+        for place, line in sorted(firsts, key=lambda pair: pair[0].error)[:NUM_SEPARATION_SEARCHES]:
+            for step in (1, -1):
+                here = place
+                while 0 <= (i := line.index(here.scheme) + step) < len(line):
+                    there = at(here.strategy.named_bands, here.matrix, line[i])
+                    if there is None or there.error >= here.error:
+                        break
+                    here = there
+        # Of few bands the best under one criterion may be so under the other.
+        different = {(place.scheme, place.strategy): place for place in reversed(seen.values()) if place}
+        return list(different.values())
 
+    def independent(self, scheme: Scheme, strategy, matrix_name: str) -> Recommended | None:
+        """Estimate independent participations beside a scheme with fixed counts; None where that cannot be.
 
-def _independent(
-    scheme: Scheme, strategy, matrix_name: str, estimates, numbers: RunNumbers
-) -> Recommended | None:
-    """Estimate independent participations beside a scheme with fixed counts; None where that cannot be.
-
-    Fixed counts have no third moment: without another scheme's, estimates are 3 to 14 % larger.
-    """
-    separation = max(scheme.min_separation, round(numbers.cycle / 2))
-    try:
-        other = scheme_of(numbers, None, separation, True)
-        return estimates.of(other, strategy, matrix_name, None)
-    except ValueError:
-        return None
+        Fixed counts have no third moment: without another scheme's, estimates are 3 to 14 % larger.
+        """
+        separation = max(scheme.min_separation, round(self.numbers.cycle / 2))
+        try:
+            other = self.numbers.scheme(None, separation, True)
+            return self.estimates.of(other, strategy, matrix_name, None)
+        except ValueError:
+            return None
 
 
 def _ranked(places: list[Recommended]) -> tuple[tuple[Recommended, ...], int]:

@@ -92,15 +92,16 @@ def report(
     """
     proven = fresh if plan.certified and fresh is not None else plan.verdict
     certified = proven.certified
-    evidence = "\n".join(text.verdict_lines(plan.verdict, verbose=True))
+    evidence, choice = "\n".join(text.verdict_lines(plan.verdict, verbose=True)), choice_of(plan)
+    budget = [(name, f"{delta:.6g}") for name, delta in (*facts.budget(plan), ("in all", plan.delta))]
     described = [(name, value, facts.TERMS.get(name, "")) for name, value in facts.whole(plan)]
     parts = [
         _first(plan, proven, fresh is not None, second),
         section("The mechanism", table(("what", "value", "what it means"), described, dim=(2,))),
         section("What an attacker can do", _risk(plan, bands) if certified else _NO_CLAIM),
         section("The run that was made", _run(plan, run)),
-        *_chosen(plan),
-        section("Where delta goes", _budget(plan)),
+        section("How it was chosen", f"<p>{escaped(choice.statement())}</p>") if choice else "",
+        section("Where delta goes", table(("item", "delta"), budget, numbers=(1,))),
         section("The evidence", f"<pre>{escaped(evidence)}</pre>"),
         section("Pictures", _pictures(plan, bands)),
         section(
@@ -127,7 +128,7 @@ def report(
         f"<title>{escaped(title)}</title><style>{STYLE}</style>"
     )
     return f"{FIRST_LINE}\n<html lang='en'><head>{head}</head><body>" + (
-        f"<h1>{escaped(title)}</h1>" + "\n".join(parts) + "</body></html>\n"
+        f"<h1>{escaped(title)}</h1>" + "\n".join(filter(None, parts)) + "</body></html>\n"
     )
 
 
@@ -182,18 +183,6 @@ def is_report(path: Path) -> bool:
 
 
 _NO_CLAIM = "<p>Nothing is claimed: the plan is not certified.</p>"
-
-
-def _chosen(plan: Plan) -> list[str]:
-    choice = choice_of(plan)
-    if choice is None:
-        return []
-    return [section("How it was chosen", f"<p>{escaped(choice.statement())}</p>")]
-
-
-def _budget(plan: Plan) -> str:
-    rows = [*facts.budget(plan), ("in all", plan.delta)]
-    return table(("item", "delta"), [(name, f"{delta:.6g}") for name, delta in rows], numbers=(1,))
 
 
 def _risk(plan: Plan, bands: Profile | None) -> str:

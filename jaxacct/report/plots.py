@@ -291,7 +291,6 @@ def recommendation(result: Any):
 
 def _inverse(strategy: Strategy, whole: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the first n rows and columns of C, of `whole` steps, and of its inverse, float64."""
-    # The scores of a unit output are a row of C; the first rows of a Toeplitz matrix are the same for any n.
-    rows = np.asarray(strategy.output_scores(np.eye(n if strategy.is_toeplitz else whole, dtype=np.float32)))
-    matrix = np.tril(rows.astype(np.float64)[:n, :n])
+    # The first rows of a Toeplitz matrix are the same for any n.
+    matrix = strategy.columns(n if strategy.is_toeplitz else whole, np.arange(n))[:n]
     return matrix, np.linalg.inv(matrix)

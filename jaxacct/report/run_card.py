@@ -73,10 +73,8 @@ class RunCard:
         """Return the card in the folder of a run; ValueError for a missing, edited or malformed one."""
         path = Path(run) / "result.json"
         values = read_json(path, "run card")
-        head, digest = (
-            (values.pop("schema", None), values.pop("schema_version", None)),
-            values.pop("digest", ""),
-        )
+        head = values.pop("schema", None), values.pop("schema_version", None)
+        digest = values.pop("digest", "")
         if head != (SCHEMA, SCHEMA_VERSION):
             raise ValueError(
                 f"run card {path} must have the schema {SCHEMA!r} {SCHEMA_VERSION}, got {head!r:.80}"

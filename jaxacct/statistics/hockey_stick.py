@@ -2,14 +2,12 @@
 
 A direction's divergence is `E_target[g(t)]` with `t = epsilon - L` (remove) or `t = epsilon + L` (add).
 For the mechanism alone `g(t) = (1 - e^t)_+`; composed with another mechanism g is that mechanism's privacy
-profile (see `jaxacct.accountants.composition`). Files hold sparse histograms; the one sampling loop adds them
-up block by block.
+profile (see `jaxacct.accountants.composition`). Files hold sparse histograms.
 """
 
 import enum
 import math
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -110,42 +108,6 @@ def finite_margin(margin: float) -> float:
     if not 0 <= margin < math.inf:
         raise NonFiniteLossError(f"the margin for rounding is {margin!r}: nothing can be certified")
     return margin
-
-
-def draw_histograms(
-    count: Callable[[int, int], Any],
-    settled: Callable[[int, Any], Any],
-    next_stop: Callable[[int], int],
-    *,
-    add: Callable[[Any, Any], Any],
-    done: int = 0,
-    counts: Any = None,
-    keep: Callable[[int, Any], None] = lambda done, counts: None,
-):
-    """Draw blocks, one stretch after the other, until `settled` returns an answer; return it.
-
-    `settled` is called before anything is drawn, so that a resumed run ends where an uninterrupted run did.
-
-    Args:
-      count: (first, last) -> counts of the blocks first..last-1; a function of the blocks alone.
-      settled: (blocks done, counts) -> the answer, or None to continue.
-      next_stop: blocks done -> end of the next stretch; of the blocks alone, so that a resumed run stops at
-        the same places.
-      add: (counts, counts of a stretch) -> counts; the first argument is None before the first stretch.
-      done: blocks done when `keep` was last called, to continue from there.
-      counts: counts of these blocks.
-      keep: called with (blocks done, counts) after each stretch.
-
-    Returns:
-      The first value of `settled` that is not None.
-    """
-    while (answer := settled(done, counts)) is None:
-        stop = next_stop(done)
-        if not stop > done:
-            raise ValueError(f"a stretch of blocks must not be empty, got {done}..{stop}")
-        counts, done = add(counts, count(done, stop)), stop
-        keep(done, counts)
-    return answer
 
 
 def add_counts(counts, more):

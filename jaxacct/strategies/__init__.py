@@ -33,7 +33,6 @@ _CLOSED_FORMS = {
     "square-root": lambda bands, scheme: BandedToeplitz.square_root(bands),
     "bisr": lambda bands, scheme: BandedInverse.bisr(iterations=scheme.iterations, bands=bands),
 }
-OPTIMISED = tuple(_OPTIMISED)
 NAMES = ("optimal", "square-root", "bisr", "optimal-inverse", "buffered")
 
 
@@ -72,7 +71,6 @@ def strategy_from_json(data: dict) -> Strategy:
 
 __all__ = [
     "NAMES",
-    "OPTIMISED",
     "STRATEGIES",
     "BandedInverse",
     "BandedToeplitz",

@@ -19,7 +19,7 @@ import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.strategies.banded_toeplitz import BandedToeplitz, log_error_of
-from jaxacct.strategies.series import product, sums_at_lags
+from jaxacct.strategies.series import local_minimum, product, sums_at_lags
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
@@ -53,21 +53,13 @@ def amplified(
         return BandedToeplitz.identity()
     log_sum = _log_sum(_lags(start), repeats / sigma**2)[0]
 
-    def objective(tail):
-        c = np.append(1.0, tail)
+    def objective(c):
         error, error_slope = log_error(c)
         noise, noise_slope = _log_square_noise(c, repeats, log_sum)
         return error + noise, error_slope + noise_slope[1:]
 
-    optimum = scipy.optimize.minimize(
-        objective,
-        start[1:] / start[0],
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(0.0, None)] * (bands - 1),
-        options={"maxiter": 200, "maxcor": 10, "ftol": 1e-10, "gtol": 1e-7},
-    )
-    return BandedToeplitz.scaled(np.append(1.0, optimum.x))
+    how = dict(maxiter=200, maxcor=10, ftol=1e-10, gtol=1e-7)
+    return BandedToeplitz.scaled(local_minimum(objective, start / start[0], (0.0, None), **how))
 
 
 def _lags(c: np.ndarray) -> np.ndarray:
@@ -87,8 +79,10 @@ def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[fl
     """Return the log of sigma^2 at which c, scaled to norm 1, has that sum; and its gradient in c."""
     square = float(np.dot(c, c))
     lags = _lags(c) / square
+    # With a_0 = 1 the largest, the sum is from e^rate - 1 to that times the number of lags.
+    low, high = (math.log(np.logaddexp(0.0, log_sum - math.log(k))) for k in (2 * lags.size - 1, 1))
     log_rate = scipy.optimize.brentq(
-        lambda x: _log_sum(lags, math.exp(x))[0] - log_sum, *_bracket(lags, log_sum), xtol=1e-13, rtol=1e-14
+        lambda x: _log_sum(lags, math.exp(x))[0] - log_sum, low - 1e-9, high + 1e-9, xtol=1e-13, rtol=1e-14
     )
     rate = math.exp(log_rate)
     slope = rate * _log_sum(lags, rate)[1]
@@ -96,11 +90,3 @@ def _log_square_noise(c: np.ndarray, repeats: float, log_sum: float) -> tuple[fl
     both_ways = np.concatenate([slope[:0:-1] / 2, [slope[0]], slope[1:] / 2])
     of_lags = product(c, both_ways)[c.size - 1 : 2 * c.size - 1]
     return math.log(repeats) - log_rate, 2 * of_lags / square - 2 * c / square
-
-
-def _bracket(lags: np.ndarray, log_sum: float) -> tuple[float, float]:
-    """Return logs of rates around the solution: the sum is at least `rate sum a_d` and `e^rate - 1`."""
-    high = math.log(math.exp(min(log_sum, 700.0)) / (2 * lags.sum() - lags[0]))
-    largest = math.log(math.log1p(math.exp(log_sum))) if log_sum < 700 else math.log(log_sum)
-    low = math.log(math.log1p(math.exp(min(log_sum, 700.0)) / (2 * lags.size - 1)))
-    return low - 1e-9, min(high, largest) + 1e-9

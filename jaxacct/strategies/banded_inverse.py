@@ -4,18 +4,19 @@ Losses are bounds as for `Toeplitz`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import scipy
 
 from jaxacct.common import validate as _validate
+from jaxacct.statistics import roots
 from jaxacct.strategies import series
 from jaxacct.strategies.base import NoiseRecursion, schedule_of
 from jaxacct.strategies.series import quotient, sums_at_lags
-from jaxacct.strategies.stationary import ComputedColumn, norm_as_given
+from jaxacct.strategies.stationary import ComputedColumn, norms_of
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 _PENALTY = 1e4  # of squared negative entries of C, against logs
@@ -51,12 +52,10 @@ class BandedInverse(ComputedColumn):
         first = series.inverse(given, n)
         if not (np.isfinite(first).all() and (first >= 0).all()):
             raise ValueError("inverse must give a C without negative entries")
-        norm = float(first.max() * np.linalg.norm(first / first.max()))
-        object.__setattr__(self, "given_norm", norm_as_given(norm, self.given_norm, 1e-12))
-        if abs(norm - 1) > 1e-12:  # dividing again would change numbers read from a plan
-            given = given * norm
+        norm, given_norm = norms_of(first, self.given_norm, 1e-12)
+        object.__setattr__(self, "given_norm", given_norm)
         object.__setattr__(self, "iterations", n)
-        object.__setattr__(self, "inverse", tuple(np.trim_zeros(given, "b").tolist()))
+        object.__setattr__(self, "inverse", tuple(np.trim_zeros(given * norm, "b").tolist()))
 
     @property
     def named_bands(self) -> int:
@@ -73,7 +72,7 @@ class BandedInverse(ComputedColumn):
         Source: arXiv 2602.09338, appendix B.3.
         """
         bands = _validate.positive_integer("bands", bands)
-        return cls(tuple(_inverse_square_root(bands)), iterations)
+        return cls(tuple(series.binomial(0.5, bands)), iterations)
 
     @classmethod
     def optimal(
@@ -110,30 +109,26 @@ class BandedInverse(ComputedColumn):
 
         error_of = workload.error_of(n, bands)
 
-        def search(tail, limits=None):
-            return scipy.optimize.minimize(
-                lambda tail: _log_error(np.append(1.0, tail), error_of, n, separation, k),
-                tail,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=limits,
-                options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
-            ).x
+        about = dict(error_of=error_of, n=n, min_separation=separation, participations=k)
+        how = dict(maxiter=500, ftol=1e-13, gtol=1e-9)
+        search = functools.partial(series.local_minimum, functools.partial(_log_error, **about), **how)
 
         def loss(strategy: BandedInverse) -> float:
             return strategy.unit_workload_error(n, workload) * strategy.squared_sensitivity(n, separation, k)
 
         # C has no negative entry where the tail has no positive one; a zero costs no copy of the noise.
-        falling = search(_inverse_square_root(bands)[1:], [(-1.0, 0.0)] * (bands - 1))
-        falling = np.where(falling < -1e-12, falling, 0.0)
-        free, best = search(falling), cls(tuple(np.append(1.0, falling)), n)
-        low, high = -1.0, 1.0  # shares of `falling`, which alone is allowed: 0 is tried first, then bisection
-        while high > 0 and high - max(low, 0.0) > 1e-6:
-            share = max(0.0, (low + high) / 2)
-            inverse = np.append(1.0, (1 - share) * free + share * falling)
-            allowed = (series.inverse(inverse, n) >= 0).all()
-            low, high = (low, share) if allowed else (share, high)
-            best = min(best, cls(tuple(inverse), n), key=loss) if allowed else best
+        falling = search(series.binomial(0.5, bands), (-1.0, 0.0))
+        falling = np.where(np.abs(falling) > 1e-12, falling, 0.0)
+        free = search(falling)
+
+        def mixed(share):
+            return (1 - share) * free + share * falling
+
+        def is_allowed(share):
+            return bool((series.inverse(mixed(share), n) >= 0).all())
+
+        share = 0.0 if is_allowed(0.0) else roots.bisect(is_allowed, 0.0, 1.0, absolute=1e-6)[1]
+        best = min((cls(tuple(inverse), n) for inverse in (falling, mixed(share))), key=loss)
         return dataclasses.replace(best, given_norm=1.0)  # the scale of a search has no meaning
 
     def noise_recursion(self) -> NoiseRecursion:
@@ -141,12 +136,6 @@ class BandedInverse(ComputedColumn):
 
     def describe(self) -> str:
         return f"Toeplitz, its inverse of {len(self.inverse)} bands"
-
-
-def _inverse_square_root(bands: int) -> np.ndarray:
-    """Return the coefficients of (1 - x)^(1/2)."""
-    k = np.arange(1, bands)
-    return np.append(1.0, np.cumprod((2 * k - 3) / (2 * k)))
 
 
 def _log_error(inverse: np.ndarray, error_of: Callable, n: int, min_separation: int, participations: int):

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import scipy
 
 from jaxacct.common import validate as _validate
 from jaxacct.common.files import write_atomically
 from jaxacct.common.validate import read_only
 from jaxacct.strategies.base import check_is_bounded, schedule_of
-from jaxacct.strategies.series import inverse, quotient, sums_at_lags
-from jaxacct.strategies.stationary import Stationary, checked_numbers, norm_as_given
+from jaxacct.strategies.series import binomial, inverse, local_minimum, quotient, sums_at_lags
+from jaxacct.strategies.stationary import Stationary, checked_numbers, norms_of
 from jaxacct.strategies.workload import PREFIX_SUMS, Workload, checked
 
 
@@ -30,21 +29,12 @@ class FirstColumn(Stationary):
     given_norm: float
 
     def __post_init__(self):
-        values = checked_numbers("coefficients", self.coefficients)
-        bad = ~(np.isfinite(values) & (values >= 0))
-        if bad.any():
-            worst = float(values[bad][0])
-            raise ValueError(f"coefficients must be finite and at least 0, one was {worst!r}")
+        given, allowed = self.coefficients, "finite and at least 0"
+        values = checked_numbers("coefficients", given, lambda x: (x >= 0) & (x < np.inf), allowed)
         if values[0] <= 0:
             raise ValueError("coefficients must begin with a number above 0, began with 0.0")
-        peak = float(values.max())
-        given_norm = norm_as_given(peak * float(np.linalg.norm(values / peak)), self.given_norm, 1e-14)
-        if not 1e-100 < peak < 1e100:  # squares would over- or underflow
-            values = values / peak
-        norm = np.linalg.norm(values)
-        # Dividing again by a norm of one ulp off 1 would change numbers read from a plan.
-        if abs(norm - 1) > 1e-14:
-            values = values / norm
+        peak, (norm, given_norm) = float(values.max()), norms_of(values, self.given_norm, 1e-14)
+        values = values / norm
         if values[0] <= 0:
             raise ValueError(f"coefficients must begin above 1e-308 times the largest, {peak!r}")
         values = np.trim_zeros(values, "b")
@@ -114,7 +104,7 @@ class BandedToeplitz(FirstColumn):
     @classmethod
     def square_root(cls, bands: int) -> "BandedToeplitz":
         """Return the banded square root of the prefix-sum matrix: `c_k = binom(2k, k) / 4^k` (BSR)."""
-        return cls(tuple(_square_root(_validate.positive_integer("bands", bands))))
+        return cls(tuple(binomial(-0.5, _validate.positive_integer("bands", bands))))
 
     @classmethod
     def optimal(
@@ -157,17 +147,10 @@ class BandedToeplitz(FirstColumn):
         checked(workload)
         if bands == 1:
             return cls.identity()
-        start = _square_root(bands)
+        start = binomial(-0.5, bands)
         log_error = log_error_of(workload, n)
-        result = scipy.optimize.minimize(
-            lambda tail: log_error(np.append(1.0, tail)),
-            start[1:],
-            jac=True,
-            method="L-BFGS-B",
-            bounds=[(0.0, None)] * (bands - 1),
-            options={"maxiter": 500, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-9},
-        )
-        best = np.append(1.0, result.x)
+        how = dict(maxiter=500, maxcor=30, ftol=1e-13, gtol=1e-9)
+        best = local_minimum(log_error, start, (0.0, None), **how)
         return cls.scaled(best if log_error(best)[0] <= log_error(start)[0] else start)
 
     @classmethod
@@ -220,11 +203,6 @@ class Toeplitz(FirstColumn):
 
     def check(self, scheme) -> None:
         check_is_bounded(scheme)
-
-
-def _square_root(bands: int) -> np.ndarray:
-    k = np.arange(1, bands)
-    return np.append(1.0, np.cumprod((2 * k - 1) / (2 * k)))
 
 
 def log_error_of(workload: Workload, n: int) -> Callable:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from jaxacct.common import validate as _validate
@@ -24,10 +25,13 @@ class NoiseRecursion(NamedTuple):
     """Streaming of `w = C^{-1} z` by the coefficients of C, or of its inverse where that is banded.
 
     Of C: `c_0 w_t = z_t - c_1 w_{t-1} - ..`. Of the inverse h: `w_t = h_0 z_t + h_1 z_{t-1} + ..`.
+
+    Attributes:
+      coefficients: (copies + 1,) float64: a step needs `copies` earlier vectors, w or z.
+      of_inverse: whether they are of the inverse.
     """
 
     coefficients: np.ndarray
-    """(copies + 1,) float64: a step needs `copies` earlier vectors, w or z."""
     of_inverse: bool
 
     @property
@@ -41,17 +45,20 @@ class BufferedRecursion(NamedTuple):
 
     C has the first column `first` times `1, c_1, c_2, ..` with `c_t = sum_j weights_j decays_j^(t-1)`. Then
     `w_t = z_t / first - sum_j weights_j s_j`, then `s_j <- decays_j s_j + w_t`, from `s = 0`.
+
+    Attributes:
+      first: above 0.
+      weights: (buffers,) float64.
+      decays: (buffers,) float64, from 0 to below 1.
+      noise_reach: upper bound on `|w_t|` per unit of the largest `|z|`.
+      reach: (buffers,) float64: upper bounds on `|s_j|` per unit of the largest `|z|`.
     """
 
     first: float
     weights: np.ndarray
-    """(buffers,) float64."""
     decays: np.ndarray
-    """(buffers,) float64, from 0 to below 1."""
     noise_reach: float
-    """Upper bound on `|w_t|` per unit of the largest `|z|`."""
     reach: np.ndarray
-    """(buffers,) float64: upper bounds on `|s_j|` per unit of the largest `|z|`."""
 
     @property
     def copies(self) -> int:
@@ -60,12 +67,15 @@ class BufferedRecursion(NamedTuple):
 
 
 class Strategy(abc.ABC):
-    """Strategy matrix C. Arrays of samples have shape (num_samples, iterations)."""
+    """Strategy matrix C. Arrays of samples have shape (num_samples, iterations).
+
+    Attributes:
+      kind: in JSON.
+      is_toeplitz: whether the columns of C are shifts of one another, up to truncation at the last row.
+    """
 
     kind: ClassVar[str]
-    """In JSON."""
     is_toeplitz: ClassVar[bool]
-    """Whether the columns of C are shifts of one another, up to truncation at the last row."""
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
@@ -116,9 +126,12 @@ class Strategy(abc.ABC):
     def columns(self, iterations: int, steps: np.ndarray) -> np.ndarray:
         """Return the columns of the n x n matrix at some steps, (iterations, steps) float64."""
 
+    @abc.abstractmethod
     def farther_products(self, iterations: int) -> np.ndarray:
-        """Return bounds on `<c_i, c_{i-e}>` for all `e >= d`, (iterations,) float64 by d; where Toeplitz."""
-        raise NotImplementedError
+        """Return bounds on `<c_i, c_{i+e}>` for all `e >= d`, raised by a relative 1e-9.
+
+        They are float64 by d: (iterations,) for Toeplitz C, otherwise (iterations, iterations), by i first.
+        """
 
     def rows(self, iterations: int) -> int:
         """Return the rows of the matrix of `scores_from_normals`: n, or more if it continues past the end."""
@@ -193,12 +206,12 @@ class Strategy(abc.ABC):
 
     def to_json(self) -> dict:
         """Return the kind and the fields as plain JSON values."""
-        return {"kind": self.kind} | {name: _plain(getattr(self, name)) for name in _fields(self)}
+        return {"kind": self.kind} | msgspec.to_builtins(self, enc_hook=np.ndarray.tolist)
 
     @classmethod
     def from_json(cls, data: dict) -> Self:
         """Return the strategy that `to_json` wrote; `KeyError` for a missing field."""
-        values = (data[name] for name in _fields(cls))
+        values = (data[field.name] for field in dataclasses.fields(cls))  # pyrefly: ignore[bad-argument-type]
         return cls(*(tuple(value) if isinstance(value, list) else value for value in values))
 
     def of_first_steps(self) -> "Strategy | None":
@@ -212,20 +225,6 @@ class Strategy(abc.ABC):
     def add_signal_windows(self, scores, positions, scale, counts=None) -> jax.Array:
         """Return `scores + scale C^T C x`, x at known steps, for Toeplitz C (`strategies.stationary`)."""
         raise NotImplementedError
-
-    def save(self, path) -> None:
-        """Write the coefficients to a file, if they are few."""
-        raise ValueError(f"out must not be given for {self.kind}: it is made again from its bands")
-
-
-def _fields(strategy) -> list[str]:
-    return [field.name for field in dataclasses.fields(strategy)]
-
-
-def _plain(value):
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return list(value) if isinstance(value, tuple) else value
 
 
 def prefix_sum_error(strategy: Strategy, *, iterations: int, noise_multiplier: float) -> float:

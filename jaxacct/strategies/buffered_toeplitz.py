@@ -52,18 +52,12 @@ class BufferedToeplitz(ComputedColumn):
 
     def __post_init__(self):
         object.__setattr__(self, "iterations", _validate.positive_integer("iterations", self.iterations))
-        for name in ("decays", "weights"):
-            values = checked_numbers(name, getattr(self, name))
-            object.__setattr__(self, name, tuple(values.tolist()))
-        decays, weights = np.array(self.decays), np.array(self.weights)
+        decays = checked_numbers("decays", self.decays, lambda x: (x >= 0) & (x < 1), "from 0 to below 1")
+        weights = checked_numbers("weights", self.weights, lambda x: x > 0, "above 0")
+        object.__setattr__(self, "decays", tuple(decays.tolist()))
+        object.__setattr__(self, "weights", tuple(weights.tolist()))
         if decays.size != weights.size:
             raise ValueError(f"weights must be as many as decays, {decays.size}, got {weights.size}")
-        for name, values, good, allowed in (
-            ("decays", decays, (decays >= 0) & (decays < 1), "from 0 to below 1"),
-            ("weights", weights, weights > 0, "above 0"),
-        ):
-            if not good.all():
-                raise ValueError(f"{name} must be {allowed}, one was {float(values[~good][0])!r}")
         if weights.sum() > 1 + 1e-12:
             raise ValueError(f"weights must add up to at most 1, added up to {float(weights.sum())!r}")
 

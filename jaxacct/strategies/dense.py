@@ -11,7 +11,7 @@ import scipy
 
 from jaxacct.common.validate import read_only
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded
-from jaxacct.strategies.stationary import norm_as_given
+from jaxacct.strategies.stationary import cross_terms, norms_of
 from jaxacct.strategies.workload import Workload
 
 
@@ -40,12 +40,9 @@ class Dense(Strategy):
             raise ValueError("matrix must have finite entries of at least 0")
         if np.triu(matrix, 1).any() or not (np.diag(matrix) > 0).all():
             raise ValueError("matrix must be lower triangular with a diagonal above 0")
-        peak = float(matrix.max())
-        norm = peak * float(np.linalg.norm(matrix / peak, axis=0).max())
-        object.__setattr__(self, "given_norm", norm_as_given(norm, self.given_norm, 1e-12))
-        if abs(norm - 1) > 1e-12:
-            matrix = matrix / norm
-        object.__setattr__(self, "matrix", read_only(matrix))
+        norm, given_norm = norms_of(matrix, self.given_norm, 1e-12)
+        object.__setattr__(self, "given_norm", given_norm)
+        object.__setattr__(self, "matrix", read_only(matrix / norm))
 
     @functools.cached_property
     def _digest(self) -> str:
@@ -69,7 +66,13 @@ class Dense(Strategy):
         check_is_bounded(scheme)
 
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
-        return _cross_terms(self, iterations, min_separation)
+        return cross_terms(self, iterations, min_separation)
+
+    def farther_products(self, iterations: int) -> np.ndarray:
+        gram, steps = self.matrix.T @ self.matrix, np.arange(iterations)
+        later = np.minimum(steps[:, None] + steps, iterations)  # one column of zeros after the last
+        shared = np.take_along_axis(np.pad(gram, ((0, 0), (0, 1))), later, axis=1)
+        return np.maximum.accumulate(shared[:, ::-1], axis=1)[:, ::-1] * (1 + 1e-9)
 
     def square_norms(self, iterations: int) -> np.ndarray:
         return np.square(self.matrix).sum(axis=0)
@@ -100,17 +103,3 @@ class Dense(Strategy):
 
     def describe(self) -> str:
         return "dense, not for training"
-
-
-@functools.lru_cache(maxsize=64)
-def _cross_terms(strategy: Dense, iterations: int, min_separation: int) -> np.ndarray:
-    if strategy.bands <= min_separation or iterations <= min_separation:
-        return read_only(np.zeros(()))
-    lags = np.arange(min_separation, iterations, min_separation)
-    gram = strategy.matrix.T @ strategy.matrix
-    bound = np.zeros(iterations)
-    for i in range(iterations):
-        # Rows from the diagonal on: the k-th later participation is at least k separations away.
-        farther = np.maximum.accumulate(gram[i, i:][::-1])[::-1]
-        bound[i] = farther[lags[lags < farther.size]].sum()
-    return read_only(bound * (1 + 1e-9))

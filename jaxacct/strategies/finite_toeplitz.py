@@ -58,7 +58,8 @@ class FiniteToeplitz(FirstColumn):
         check_iterations(self, scheme)
         BandedToeplitz(self.coefficients).check(scheme)
 
-    rows, draw_normals = Strategy.rows, Strategy.draw_normals
+    # Windows near the end are cut off.
+    rows, draw_normals, add_signal_windows = Strategy.rows, Strategy.draw_normals, Strategy.add_signal_windows
 
     def half_square_norms(self) -> np.ndarray:
         """Return (iterations,): the last bands - 1 columns are cut off."""
@@ -79,9 +80,6 @@ class FiniteToeplitz(FirstColumn):
     def signal(self, participation):
         length = circulant_length(participation.shape[-1], self.bands)
         return filtered(participation, np.fft.rfft(self.array, length), length)
-
-    def add_signal_windows(self, scores, positions, scale, counts=None):
-        raise NotImplementedError("windows near the end are cut off")
 
     def gram(self, weights: np.ndarray) -> np.ndarray:
         c = self.array

@@ -1,9 +1,12 @@
-"""Power series in float64: products, quotients and sums at a lag.
+"""Power series in float64: products, quotients and sums at a lag; and a search for their coefficients.
 
 These replace functions of `scipy.signal`, whose import takes half a second of a command's five.
 """
 
+from collections.abc import Callable
+
 import numpy as np
+import scipy
 from scipy import fft
 from scipy.linalg import blas
 
@@ -32,6 +35,24 @@ def inverse(series: np.ndarray, size: int) -> np.ndarray:
     return quotient(np.bincount([0], minlength=size).astype(float), series)
 
 
+def binomial(exponent: float, size: int) -> np.ndarray:
+    """Return the first coefficients of (1 - x)^exponent, (size,)."""
+    k = np.arange(1, size)
+    return np.append(1.0, np.cumprod((k - 1 - exponent) / k))
+
+
+def local_minimum(objective: Callable, start: np.ndarray, bounds=None, **options) -> np.ndarray:
+    """Return the series that begins with 1 of a local minimum, by L-BFGS from `start`, which does, too.
+
+    `objective` is: series -> (value, gradient in all numbers but the first). `bounds` are the ends of each of
+    these, and `options` those of `scipy.optimize.minimize`.
+    """
+    ends = None if bounds is None else [bounds] * (start.size - 1)
+    search = dict(jac=True, method="L-BFGS-B", bounds=ends, options=options)
+    found = scipy.optimize.minimize(lambda tail: objective(np.append(1.0, tail)), start[1:], **search)
+    return np.append(1.0, found.x)
+
+
 def quotient(series: np.ndarray, divisor: np.ndarray, transposed: bool = False) -> np.ndarray:
     """Return `C^-1 series`, C lower triangular Toeplitz with first column `divisor`, or for its transpose.
 
@@ -39,8 +60,6 @@ def quotient(series: np.ndarray, divisor: np.ndarray, transposed: bool = False) 
     """
     bands = min(divisor.size, series.size)
     if bands * series.size > _MOST:
-        import scipy
-
         turn = slice(None, None, -1 if transposed else 1)
         return scipy.signal.lfilter([1.0], divisor, series[turn])[turn]
     matrix = np.broadcast_to(divisor[:bands, None], (bands, series.size))

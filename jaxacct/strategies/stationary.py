@@ -12,6 +12,7 @@ holds for the other, and the column norm is 1 for every step (proofs/derivations
 import abc
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -90,23 +91,23 @@ def _with_windows(scores, positions, counts, window, used):
 
 
 @functools.lru_cache(maxsize=64)
-def _cross_terms(strategy: "Stationary", iterations: int, min_separation: int) -> np.ndarray:
+def cross_terms(strategy: Strategy, iterations: int, min_separation: int) -> np.ndarray:
+    """Return `Strategy.cross_terms` from bounds on the products of columns."""
     if strategy.bands <= min_separation or iterations <= min_separation:
         return read_only(np.zeros(()))
-    lags = np.arange(min_separation, iterations, min_separation)
-    farther = _farther_products(strategy, iterations)
-    # An FFT's error is of the size of its largest number, 1; every lag is raised by more.
-    return read_only(np.array((farther[lags] + 1e-13).sum() * (1 + 1e-9)))
+    # The k-th later participation is k separations away or more. Sums round by less than products are raised.
+    farther = strategy.farther_products(iterations)[..., min_separation::min_separation]
+    return read_only(np.asarray(farther.sum(axis=-1)))
 
 
 @functools.lru_cache(maxsize=64)
 def _farther_products(strategy: "Stationary", iterations: int) -> np.ndarray:
-    """Return the largest `<c_i, c_{i-e}>` over `e >= d`, (iterations,) by d, but for the error of an FFT."""
     c = strategy.array
     length = scipy.fft.next_fast_len(2 * c.size, real=True)
     shared = np.maximum(np.fft.irfft(np.abs(np.fft.rfft(c, length)) ** 2, length)[: c.size], 0.0)
     shared = np.append(shared, np.zeros(max(0, iterations - shared.size)))[:iterations]
-    return read_only(np.maximum.accumulate(shared[::-1])[::-1])
+    # An FFT's error is of the size of its largest number, 1; every lag is raised by more.
+    return read_only((np.maximum.accumulate(shared[::-1])[::-1] + 1e-13) * (1 + 1e-9))
 
 
 @functools.lru_cache(maxsize=64)
@@ -154,13 +155,11 @@ class Stationary(Strategy):
         """(bands,) float64, read-only: the first column of C, without trailing zeros."""
 
     def cross_terms(self, iterations: int, min_separation: int) -> np.ndarray:
-        return _cross_terms(self, iterations, min_separation)
+        return cross_terms(self, iterations, min_separation)
 
     def squared_sensitivity(self, iterations: int, min_separation: int, participations: int) -> float:
         at_most = super().squared_sensitivity(iterations, min_separation, participations)
-        counted = worst_pattern.overlapping_sensitivity(
-            self.array.tobytes(), iterations, min_separation, participations
-        )
+        counted = worst_pattern.overlapping_sensitivity(self, iterations, min_separation, participations)
         return at_most if counted is None else counted
 
     def square_norms(self, iterations: int) -> np.ndarray:
@@ -172,7 +171,7 @@ class Stationary(Strategy):
         return np.where(rows >= 0, c[np.maximum(rows, 0)], 0.0)
 
     def farther_products(self, iterations: int) -> np.ndarray:
-        return (_farther_products(self, iterations) + 1e-13) * (1 + 1e-9)
+        return _farther_products(self, iterations)
 
     def rows(self, iterations: int) -> int:
         return iterations + self.bands - 1
@@ -298,8 +297,11 @@ class ComputedColumn(Stationary):
         check_is_bounded(scheme)
 
 
-def checked_numbers(name: str, given) -> np.ndarray:
-    """Return a non-empty list of numbers as float64; ValueError for text, truth values or complex numbers."""
+def checked_numbers(name: str, given, holds: Callable, allowed: str) -> np.ndarray:
+    """Return a non-empty list of numbers as float64, each of which `holds`, as `allowed` says.
+
+    ValueError for others, for text, truth values and complex numbers.
+    """
     try:
         values = np.asarray(given)
         if values.dtype.kind not in "iufO":
@@ -309,27 +311,31 @@ def checked_numbers(name: str, given) -> np.ndarray:
         raise ValueError(f"{name} must be a list of numbers") from None
     if values.ndim != 1 or not values.size:
         raise ValueError(f"{name} must be a non-empty list, got shape {values.shape}")
+    bad = ~holds(values)
+    if bad.any():
+        raise ValueError(f"{name} must be {allowed}, one was {float(values[bad][0])!r}")
     return values
 
 
-def norm_as_given(norm: float, stated: float, tolerance: float) -> float:
-    """Return the largest column norm of C as it was given, 1 where C is not rescaled.
+def norms_of(columns: np.ndarray, stated: float, tolerance: float) -> tuple[float, float]:
+    """Return (largest column norm, that of C as it was given); both are 1 where C needs no rescaling.
 
     Args:
-      norm: of the numbers given here.
+      columns: (rows,) or (rows, columns) numbers given here, at least 0 and not all 0.
       stated: what they were divided by already; 0 if they were not.
-      tolerance: numbers whose norm differs from 1 by at most this are not rescaled.
+      tolerance: numbers whose norm differs from 1 by at most this are not rescaled: dividing again by a norm
+        that is a rounding off 1 would change numbers read from a plan.
 
     Raises:
       ValueError: a norm from which no noise multiplier follows, or one stated for numbers of norm other than
         1.
     """
-    if stated:
-        if not abs(norm - 1) <= _UNIT_TOLERANCE:
-            raise ValueError(f"given_norm must be given with a column norm of 1 only, the norm was {norm!r}")
-        norm = _validate.positive_number("given_norm", stated)
-    elif abs(norm - 1) <= tolerance:
-        return 1.0
-    if not _MIN_NORM <= norm <= _MAX_NORM:
-        raise ValueError(f"strategy must have a column norm from {_MIN_NORM} to {_MAX_NORM}, got {norm!r}")
-    return float(norm)
+    peak = float(columns.max())
+    norm = peak * float(np.linalg.norm(columns / peak, axis=0).max())  # squares may over- or underflow
+    is_unit = abs(norm - 1) <= tolerance
+    if stated and not abs(norm - 1) <= _UNIT_TOLERANCE:
+        raise ValueError(f"given_norm must be given with a column norm of 1 only, the norm was {norm!r}")
+    given = _validate.positive_number("given_norm", stated) if stated else 1.0 if is_unit else norm
+    if not _MIN_NORM <= given <= _MAX_NORM:
+        raise ValueError(f"strategy must have a column norm from {_MIN_NORM} to {_MAX_NORM}, got {given!r}")
+    return 1.0 if is_unit else norm, given

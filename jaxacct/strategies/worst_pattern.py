@@ -115,7 +115,7 @@ def _by_pairs(strategy: Strategy, p: Patterns) -> float:
 
 @functools.lru_cache(maxsize=64)
 def overlapping_sensitivity(
-    first_column: bytes, iterations: int, min_separation: int, participations: int
+    strategy: Strategy, iterations: int, min_separation: int, participations: int
 ) -> float | None:
     """Return an upper bound on `||C x||^2` of a Toeplitz matrix for separated participations at any steps.
 
@@ -125,12 +125,10 @@ def overlapping_sensitivity(
     step m b or later and at least (m - l) b steps after the l-th, so the two overlap by at most the largest
     `g(m b, d)` with `d >= (m - l) b`. Where c is non-increasing that is the first of them, and the sum is met
     by participations at 0, b, 2 b, .. (as in theorem 2 of arXiv 2405.13763). None where it would take too
-    long. `first_column` are the bytes of its float64 numbers.
+    long.
     """
     n, b = iterations, min_separation
-    c = np.zeros(n)
-    given = np.frombuffer(first_column)[:n]
-    c[: given.size] = given
+    c = strategy.columns(n, np.zeros(1, np.int64))[:, 0]
     rises = bool((np.diff(c) > 0).any())
     k = min(participations, -(-n // b))
     if (n if rises else k) * n > _MAX_OVERLAP_PRODUCTS and k > 1:

@@ -10,7 +10,7 @@ from jaxacct.core.check import check_direction, resolve
 from jaxacct.core.evidence import Counts, Mean, Sampled
 from jaxacct.core.plan import Plan
 from jaxacct.kernels import randomness
-from jaxacct.statistics.hockey_stick import Direction, add_counts, draw_histograms, sparse_counts
+from jaxacct.statistics.hockey_stick import Direction, add_counts, sparse_counts
 
 _CLOSE = 0.05
 """Share of samples that rounding on another kind of machine may move to another bin.
@@ -59,20 +59,14 @@ def _replayed(plan: Plan, evidence: Sampled, direction: Direction, progress: Pro
     if not isinstance(side, Mean):
         return Replayed(direction, 0, 0, True)
     of, key = resolve(plan.claim, direction, side.proposal), randomness.key_from_words(list(side.key))
-    blocks = side.num_samples // randomness.BLOCK_SIZE
-
-    def keep(done, counts):
+    blocks, fresh = side.num_samples // randomness.BLOCK_SIZE, None
+    stretch = max(64, blocks // 64)
+    for first in range(0, blocks, stretch):
+        last = min(blocks, first + stretch)
+        fresh = add_counts(fresh, of.count(key, first, last, side.margin))
         if progress:
-            progress(f"replay {direction}", done * randomness.BLOCK_SIZE, side.num_samples)
-
-    fresh = draw_histograms(
-        lambda first, last: of.count(key, first, last, side.margin),
-        lambda done, counts: counts if done >= blocks else None,
-        lambda done: min(blocks, done + max(64, blocks // 64)),
-        add=add_counts,
-        keep=keep,
-    )
-    terms, losses = map(sparse_counts, fresh)
+            progress(f"replay {direction}", last * randomness.BLOCK_SIZE, side.num_samples)
+    terms, losses = map(sparse_counts, fresh or ())
     again = structs.replace(side, term_counts=terms, loss_counts=losses)
     verdict = check_direction(plan.claim, direction, again, evidence)
     moved = _moved(side.term_counts, terms) + _moved(side.loss_counts, losses)

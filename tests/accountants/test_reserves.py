@@ -22,7 +22,7 @@ from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.rdp import subsampled_gaussian_rdp
 from jaxacct.schemes import BMinSep
 from jaxacct.statistics import tilted_sums
-from jaxacct.strategies import worst_pattern
+from jaxacct.strategies import Toeplitz, worst_pattern
 from tests.accountants.test_random_allocation import quadrature
 from tests.oracles import enumeration
 
@@ -158,8 +158,8 @@ def test_reserve_of_truncated_batches(epsilon, p):
 
 @pytest.mark.parametrize(("n", "b", "k"), [(12, 3, 4), (30, 1, 9), (40, 5, 8)])
 def test_sensitivity_of_overlapping_columns_has_its_rounding(n, b, k):
-    c = 0.9 ** np.arange(n)
-    found = worst_pattern.overlapping_sensitivity(c.tobytes(), n, b, k)
+    strategy = Toeplitz(tuple(0.9 ** np.arange(n)))
+    c, found = strategy.array, worst_pattern.overlapping_sensitivity(strategy, n, b, k)
     columns = [[mpmath.mpf(0)] * j + [mpmath.mpf(float(v)) for v in c[: n - j]] for j in range(0, k * b, b)]
     exact = mpmath.fsum(mpmath.fsum(rows) ** 2 for rows in zip(*columns, strict=True))
     assert float(found / exact - 1) == pytest.approx(4 * (n + 2 * k) * UNIT, rel=0.2, abs=0)

@@ -177,7 +177,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         (" and counts.sum() == samples", ""),
         ("field(repr=False)", "field()"),
         ("            future.cancel()", "            pass"),
-        ("if begin != first or end > last:", "if False:"),
+        ("if piece.first != first or piece.last > last:", "if False:"),
     ],
     ("jaxacct/proposals/threshold.py", "tests/core/test_allowances.py"): [
         ('return intended - total(lines, "total variation")', "return intended"),

@@ -18,7 +18,6 @@ from jaxacct.core import evidence as data
 from jaxacct.core.check import check
 from jaxacct.core.evidence import evidence_from_json, evidence_to_json
 from jaxacct.core.text import budget_items, verdict_lines, verdict_to_json
-from jaxacct.statistics.hockey_stick import add_counts, draw_histograms
 from tests.stored_plans import claim_with, whole, with_side
 
 # By type: a stored plan that has it, and in which direction.
@@ -117,42 +116,3 @@ def test_an_unknown_evidence_is_refused():
         assert not check(plan.claim, evidence).certified
     for side in (None, "certified", plan.evidence):
         assert not check(plan.claim, structs.replace(plan.evidence, add=side)).certified
-
-
-@pytest.mark.parametrize("stop_after", [0, 1, 2, 3])
-def test_the_one_loop_goes_on_where_it_was(stop_after):
-    """Interrupted after any stretch, the blocks that are drawn and the answer are those of one run."""
-
-    class Interrupted(Exception):
-        pass
-
-    def run(drawn, **begun):
-        kept = []
-
-        def count(first, last):
-            if len(kept) == stop_after and not begun:
-                raise Interrupted(kept)
-            drawn.extend(range(first, last))
-            return [np.arange(first, last).sum(), np.ones(2, int) * (last - first)]
-
-        return draw_histograms(
-            count,
-            lambda done, counts: (done, counts[0], counts[1].tolist()) if done >= 20 else None,
-            lambda done: min(20, 2 * done + 1),
-            add=add_counts,
-            keep=lambda done, counts: kept.append((done, counts)),
-            **begun,
-        )
-
-    drawn: list[int] = []
-    with pytest.raises(Interrupted) as stopped:
-        run(drawn)
-    done, counts = stopped.value.args[0][-1] if stop_after else (0, None)
-    answer = run(drawn, done=done, counts=counts)
-    assert drawn == list(range(20)) and answer == (20, sum(range(20)), [20, 20])
-    assert run(drawn, done=20, counts=(190, np.ones(2, int) * 20)) == answer and len(drawn) == 20
-
-
-def test_a_loop_that_would_not_end_is_refused():
-    with pytest.raises(ValueError, match="must not be empty"):
-        draw_histograms(lambda a, b: 0, lambda d, c: None, lambda done: 5, add=lambda a, b: 0, done=5)

@@ -131,18 +131,19 @@ class Interrupted(Exception):
     pass
 
 
-def test_resumes_where_it_was(tmp_path):
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_resumes_where_it_was(stop_after, tmp_path):
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     options = dict(proposal="plain", max_samples=60_000)
     calls = []
 
-    def stop_at_third(what, done, expected):
+    def interrupt(what, done, expected):
         calls.append(done)
-        if len(calls) == 3:
+        if len(calls) == stop_after:
             raise Interrupted
 
     with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
-        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
+        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=interrupt, **options)
     resumed_at = []
     with Checkpoint(tmp_path) as checkpoint:
         resumed = verify(

@@ -57,7 +57,7 @@ def test_bands_are_those_of_rounded_terms_with_every_reserve(direction, scaled_b
     if scaled_by_point:
         chosen.scale_at = lambda epsilon: -0.3 - epsilon / 10
         log_scales = -0.3 - GRID / 10
-    lower, value, upper = interval.bands(chosen, GRID, draws_of(direction), Q)
+    lower, value, upper = interval.bands(interval.Drawn(chosen, draws_of(direction)), GRID, Q)
     for i, (epsilon, log_scale) in enumerate(zip(GRID, log_scales, strict=True)):
         scale = math.exp(log_scale)
         above = bounds.upper_confidence_bound(counts_at(epsilon, log_scale, 1), Q / 2)
@@ -71,9 +71,10 @@ def test_bands_are_those_of_rounded_terms_with_every_reserve(direction, scaled_b
 @pytest.mark.parametrize("direction", SIGN)
 def test_crossings_are_where_rounded_terms_with_every_reserve_cross(direction, monkeypatch):
     """Each end fails with q / 2; a little inside of it nothing is proven any more."""
-    chosen, draws, delta = proposal(direction, -0.4, monkeypatch), draws_of(direction), 0.06
+    drawn = interval.Drawn(proposal(direction, -0.4, monkeypatch), draws_of(direction))
+    delta = 0.06
     bets, weights = bounds.default_bets()
-    low, high = interval.crossing(chosen, draws, 0.1, delta, Q, (chosen, draws))
+    low, high = interval.crossing(drawn, 0.1, delta, Q, drawn)
     theta = (delta - LEFT_OUT) / math.exp(-0.4) / FACTOR - VARIATION
     above = delta / math.exp(-0.4) * FACTOR + VARIATION
 
@@ -83,6 +84,6 @@ def test_crossings_are_where_rounded_terms_with_every_reserve_cross(direction, m
     def is_above(epsilon):
         return bounds.hopeless(counts_at(epsilon, -0.4, -1), above, Q / 2)
 
-    assert 0.1 < low < interval.mean_crossing(chosen, draws, delta) < high < 3
+    assert 0.1 < low < interval.mean_crossing(drawn, delta) < high < 3
     assert is_below(high) and not is_below(high - 1e-4)
     assert is_above(low) and not is_above(low + 1e-4)

@@ -56,7 +56,7 @@ def test_each_end_is_of_its_own_draws(monkeypatch):
     chosen, asked = replica_proposal(mechanism, 4, 1.0), []
     lower = for_lower_ends(chosen)
     ends = {chosen: (0.3, 0.4, 0.5), lower: (0.2, 0.3, 0.45)}
-    monkeypatch.setattr(interval, "bands", lambda one, *_: np.array(ends[one])[:, None])
+    monkeypatch.setattr(interval, "bands", lambda drawn, *_: np.array(ends[drawn.chosen])[:, None])
     found = interval.bands_of_both(chosen, grid, lambda one: asked.append(one), 0.1)
     np.testing.assert_array_equal(found[:, 0], [0.2, 0.4, 0.5])
     assert asked == [chosen, lower]

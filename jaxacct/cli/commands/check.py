@@ -62,15 +62,13 @@ def of_run(run: str, plan: str, /, *, json: bool = False) -> int:
     loaded, card = read_plan(plan), RunCard.load(run)
     flaws, adds = card.flaws(run, loaded), card.adds(loaded)
     trust = [*ON_TRUST, *([f"what the run adds to its plan: {adds}"] if adds and not flaws else [])]
-    digest = about_plan(loaded)["digest"]
-    if json:
-        about = {"plan": digest, "guarantee": loaded.statement(), "steps": card.steps, "on_trust": trust}
-        show({"belong": not flaws, "flaws": flaws} | about, True)
-        return 1 if flaws else 0
-    if flaws:
-        print("\n".join(["model, card and plan do NOT belong together:", *(f"  {line}" for line in flaws)]))
-        return 1
-    print(f"model, card and plan belong together\nplan {digest}\n{loaded.statement()}")
-    print(f"{card.steps} of {loaded.iterations} steps, clip norm {card.clip_norm:g}\ntaken on trust:")
-    print("\n".join(f"  {line}" for line in trust))
-    return 0
+    digest, said = about_plan(loaded)["digest"], loaded.statement()
+    about = {"plan": digest, "guarantee": said, "steps": card.steps, "on_trust": trust}
+    head = (
+        f"model, card and plan belong together\nplan {digest}\n{said}\n"
+        f"{card.steps} of {loaded.iterations} steps, clip norm {card.clip_norm:g}\ntaken on trust:"
+    )
+    head = "model, card and plan do NOT belong together:" if flaws else head
+    words = "\n".join([head, *(f"  {line}" for line in flaws or trust)])
+    show({"belong": not flaws, "flaws": flaws} | about if json else words, json)
+    return 1 if flaws else 0

@@ -43,7 +43,7 @@ def command(
         raise ValueError("a plan must be given with --step, or --event, and not both")
     if plan is not None:
         output.refuse("with a plan, whose delta is taken", epsilon=epsilon, delta=delta, group=group)
-        return _of_plan(plan, step, json)
+        return _show(_of_plan(Plan.load(plan), step), json)
     output.refuse("with --event", step=step)
     events = parsed(event)
     if delta is not None and epsilon is None:
@@ -55,8 +55,8 @@ def command(
     return _show({"epsilon": epsilon, "delta": delta, "events": len(events)}, json)
 
 
-def _of_plan(path: str, step: int | None, json: bool) -> int:
-    plan = Plan.load(path)
+def _of_plan(plan: Plan, step: int | None) -> dict[str, Any]:
+    """Return what the first steps of a plan's run have spent."""
     if step is None:
         raise ValueError(f"step must be given with a plan, from 1 to {plan.iterations}")
     if not plan.certified:
@@ -67,17 +67,14 @@ def _of_plan(path: str, step: int | None, json: bool) -> int:
         plan.mechanism, step, delta=left, largest=plan.epsilon, compose_with=plan.compose_with
     )
     about = "the plan's own epsilon" if accountant is None else f"accountant {accountant}"
-    bound = {"epsilon": spent, "delta": plan.delta, "steps": step, "of": plan.iterations, "by": about}
-    return _show(bound, json)
+    return {"epsilon": spent, "delta": plan.delta, "steps": step, "of": plan.iterations, "by": about}
 
 
 def _show(bound: dict[str, Any], json: bool) -> int:
-    if json:
-        output.show(bound, True)
-        return 0
-    point = f"epsilon {rounded_up(bound['epsilon'], 6)} at delta {rounded_up(bound['delta'], 6)}"
+    words = f"epsilon {rounded_up(bound['epsilon'], 6)} at delta {rounded_up(bound['delta'], 6)} at most"
     if "of" in bound:
-        print(f"the first {bound['steps']:,} of {bound['of']:,} steps: {point} at most ({bound['by']})")
+        words = f"the first {bound['steps']:,} of {bound['of']:,} steps: {words} ({bound['by']})"
     else:
-        print(f"{bound['events']} events together: {point} at most")
+        words = f"{bound['events']} events together: {words}"
+    output.show(bound if json else words, json)
     return 0
