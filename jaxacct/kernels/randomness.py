@@ -17,7 +17,7 @@ import scipy
 from jax import lax
 from numpy.polynomial import Polynomial, chebyshev
 
-from jaxacct.kernels.threefry import bits_32, split, trees, two_words, whole
+from jaxacct.kernels.threefry import bits_32, two_words
 
 BLOCK_SIZE = 128
 
@@ -81,15 +81,11 @@ def stream_key(key, stream: int):
     return jax.random.fold_in(key, int(stream))
 
 
-def block_trees(key, first_block: int, num_blocks: int):
-    """Return `threefry.trees` of the keys of consecutive blocks of one stream, by one program."""
-    return _block_trees(key, np.uint32(first_block), num_blocks)
-
-
 @functools.partial(jax.jit, static_argnums=2)  # one call: its parts took a twelfth of a batch of draws
-def _block_trees(key, first_block, num_blocks: int):
+def block_keys(key, first_block, num_blocks: int):
+    """Return the (num_blocks,) keys of consecutive blocks of one stream from `first_block`, a uint32, on."""
     indices = jnp.arange(num_blocks, dtype=jnp.uint32) + first_block
-    return trees(jax.vmap(jax.random.fold_in, (None, 0))(key, indices))
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
 def _minus_log1p_coefficients() -> np.ndarray:
@@ -141,8 +137,8 @@ def normal_pairs(key, shape, dtype):
     distribution: proofs/rounding.md, section 5.
     """
     if jnp.dtype(dtype) != jnp.float32:
-        return tuple(jax.random.normal(whole(part), shape, dtype) for part in split(key))
-    key, row_key = split(key)
+        return tuple(jax.random.normal(part, shape, dtype) for part in jax.random.split(key))
+    key, row_key = jax.random.split(key)
     words = two_words(key, shape)
     # Compiled together with their use, they take XLA of JAX 0.12 20 s on a CPU, for no gain.
     radius_bits, angle_bits = lax.optimization_barrier(words) if jax.default_backend() == "cpu" else words

@@ -232,7 +232,7 @@ def draw_counts(key, num_samples: int, draws: Draws):
     n, K, most = len(draws.lockout), draws.num_left, draws.most
     hazards, outcomes, lockout = jax.tree.map(jnp.asarray, (draws.hazards, draws.outcomes, draws.lockout))
     examples, counts = (jnp.asarray(np.array(part, np.int32)) for part in (draws.examples, draws.counts))
-    start_key, wait_key, which_key = threefry.split(key, 3)
+    start_key, wait_key, which_key = jax.random.split(key, 3)
 
     def unfinished(state):
         return any_left((state[0] < most) & (state[1] < n))
@@ -273,7 +273,7 @@ def draw_counts(key, num_samples: int, draws: Draws):
 
 def words_at(key, turn, num_samples: int):
     """Draw the words of a turn of a loop, (num_samples,) each; turns that are never reached cost nothing."""
-    return threefry.two_words(threefry.fold_in(key, turn.astype(jnp.uint32)), (num_samples,))
+    return threefry.two_words(jax.random.fold_in(key, turn.astype(jnp.uint32)), (num_samples,))
 
 
 def draw_place(key, num_samples: int, cumulative):

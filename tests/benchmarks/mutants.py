@@ -242,7 +242,6 @@ MUTANTS = [
     Mutant("jaxacct/kernels/randomness.py", "os.urandom(8)", "os.urandom(4) * 2", GUARDS),
     Mutant("jaxacct/kernels/randomness.py", "row_low, jnp.float32(0.5))", "jnp.float32(0.5), jnp.float32(0.5))", "tests/kernels/test_randomness.py tests/kernels/test_draw_errors.py tests/kernels/test_float32_functions.py"),
     Mutant("jaxacct/kernels/threefry.py", "x = lax.add(x, shaped(keys[(injection + 1) % 3]))", "x = lax.add(x, shaped(keys[injection % 3]))", "tests/kernels/test_randomness.py"),
-    Mutant("jaxacct/kernels/threefry.py", "leaves = math.prod(_WIDTHS[self.level + 1 :])", "leaves = math.prod(_WIDTHS[self.level :])", "tests/kernels/test_randomness.py"),
     Mutant("jaxacct/kernels/table.py", "1 + max(int(lockout.max()), starts - 1)", "int(lockout.max())", TABLES),
     Mutant("jaxacct/kernels/recurrence.py", "(ahead - g) - lost) + lost)", "(ahead - g) - lost))", "tests/likelihood/test_rounding.py tests/kernels/test_recurrence.py"),
     # Schemes: the distribution, the likelihood and the sampler of each.

@@ -226,7 +226,7 @@ def _starts(n: int, b: int, m: int, scheme, virtual) -> tuple[list[np.ndarray], 
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Draw sums of m participation vectors, (num_samples, iterations) float32."""
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["hazards"])
-    start_key, walk_key = threefry.split(key)
+    start_key, walk_key = jax.random.split(key)
     rows, counts = jnp.arange(num_samples), jnp.zeros((num_samples, n), jnp.float32)
 
     def unfinished(state):
@@ -237,7 +237,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
         remaining = jnp.where(codes >= b, codes - (b - 1), codes)
         release = jnp.min(jnp.where(remaining > 0, remaining, n + b), axis=1)
         rate = arrays["rate"][rank(codes)]
-        words = threefry.bits_32(threefry.fold_in(walk_key, turn), (4, num_samples))
+        words = threefry.bits_32(jax.random.fold_in(walk_key, turn), (4, num_samples))
         low = [(word.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32) for word in words[2:]]
         wait = jnp.minimum(jnp.floor(minus_log_uniform(words[0], low[0]) / rate), n).astype(jnp.int32)
         released = wait >= release

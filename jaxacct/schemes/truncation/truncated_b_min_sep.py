@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -167,7 +168,7 @@ class TruncatedBMinSep(ExampleScheme):
     def sparse_counts(self, key, num_samples: int, direction: str, side=None):
         batch_sizes, n = _required(side), self.iterations
         most = min(self.max_batch_size, self.dataset_size)  # of the same effect, in 32 bits
-        sampled_key, kept_key = threefry.split(key)
+        sampled_key, kept_key = jax.random.split(key)
         positions = self.draw_positions(sampled_key, num_samples)
         # Only at the few steps at which the example is sampled.
         here = jnp.minimum(positions, n - 1)
