@@ -356,12 +356,6 @@ def draw_plain(
     draw = functools.partial(draw_block_at, key, scheme, strategy, sigma, dtype, loss_of=loss_of)
     if direction == Direction.REMOVE and few_windows(scheme, strategy):
         loss = draw(draw_positions=lambda key, size: (scheme.sparse_positions.draw(key, size), None))
-    elif scheme.sparse_counts is not None and strategy.bands > 1 and has_windows(scheme, strategy):
-
-        def sparse_counts(key, size):
-            return scheme.sparse_counts(key, size, direction, side)
-
-        loss = draw(None, direction, side, sparse_counts)
     else:
 
         def draw_counts(counts_key, size):

@@ -246,7 +246,6 @@ MUTANTS = [
     Mutant("jaxacct/kernels/recurrence.py", "(ahead - g) - lost) + lost)", "(ahead - g) - lost))", "tests/likelihood/test_rounding.py tests/kernels/test_recurrence.py"),
     # Schemes: the distribution, the likelihood and the sampler of each.
     Mutant("jaxacct/schemes/b_min_sep.py", "weights[0] = 1.0\n", "weights[0] = self.sampling_probability\n", SCHEMES),
-    Mutant("jaxacct/kernels/table.py", "jnp.minimum(about, n)) - 2, 0)", "jnp.minimum(about, n)) + 1, 0)", TABLES),
     Mutant("jaxacct/kernels/table.py", "prepend=-1, append=n).max()) - 1", "prepend=-1, append=n).max()) - 2", TABLES),
     Mutant("jaxacct/schemes/users/independent_attribution.py", "self.examples_per_user**2 * self.max_participations", "self.examples_per_user * self.max_participations", f"tests/schemes/test_independent_attribution.py {SCHEMES}"),
     Mutant("jaxacct/schemes/users/independent_attribution.py", "(self.examples_per_user - 1) / 2 * max_overlap", "(self.examples_per_user - 1) / 4 * max_overlap", "tests/schemes/test_independent_attribution.py"),
