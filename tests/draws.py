@@ -14,7 +14,7 @@ def draws_of(proposal: base.Proposal, key, blocks: int) -> base.Draws:
 
 
 def block_keys(key, first_block: int, num_blocks: int):
-    """Return (num_blocks,) keys of consecutive blocks of one stream, as `randomness.block_trees` has them."""
+    """Return (num_blocks,) keys of consecutive blocks of one stream, as `randomness.block_keys` has them."""
     indices = np.arange(first_block, first_block + num_blocks, dtype=np.uint32)
     return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 

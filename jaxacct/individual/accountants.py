@@ -190,29 +190,20 @@ class PLDIndividualAccountant(_Bucketed):
       noise_multiplier: sigma, noise standard deviation per unit of clip norm; the grid's smallest ratio.
       clip_norm: C.
       grid: buckets of effective noise.
-      half_width: of the Fourier accountant.
-      num_points: of the Fourier accountant.
     """
 
-    half_width: float = 10.0
-    num_points: int = 2**18
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.fourier()
-
+    @functools.cached_property
     def fourier(self) -> FourierAccountant:
-        """Return the Fourier accountant of these buckets."""
-        sigmas = tuple(map(float, self.charged_sigmas))
-        return FourierAccountant(self.sampling_probability, sigmas, self.half_width, self.num_points)
+        """Fourier accountant of these buckets."""
+        return FourierAccountant(self.sampling_probability, tuple(map(float, self.charged_sigmas)))
 
     def epsilon(self, state: CountState, delta: float) -> np.ndarray:
         """Return (num_examples,) float64 at delta: one query per distinct count vector (**private**)."""
-        return _for_each_vector(state, lambda counts: self.fourier().epsilon(delta, counts), np.inf)
+        return _for_each_vector(state, lambda counts: self.fourier.epsilon(delta, counts), np.inf)
 
     def delta(self, state: CountState, epsilon: float) -> np.ndarray:
         """Return (num_examples,) float64 at epsilon (**private**)."""
-        return _for_each_vector(state, lambda counts: self.fourier().delta(epsilon, counts), 1.0)
+        return _for_each_vector(state, lambda counts: self.fourier.delta(epsilon, counts), 1.0)
 
 
 @dataclass(frozen=True)

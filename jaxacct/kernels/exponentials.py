@@ -67,12 +67,6 @@ def subtracted(a, b):
     return a[0] - b[0] - (a[1] < b[1]).astype(jnp.uint32), a[1] - b[1]
 
 
-def as_floats(words):
-    """Return float32 nats of words, of a relative error of 2^-23."""
-    high, low = (part.astype(jnp.float32) for part in words)
-    return high * jnp.float32(2.0 ** (32 - GRID)) + low * jnp.float32(2.0**-GRID)
-
-
 def below(a, b):
     """Return whether the words a are below the words b."""
     return (a[0] < b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax import lax
-from numpy.polynomial import Polynomial, chebyshev
 
-from jaxacct.kernels.threefry import bits_32, split, trees, two_words, whole
+from jaxacct.kernels.recurrence import log1p_coefficients, polynomial
+from jaxacct.kernels.threefry import bits_32, two_words
 
 BLOCK_SIZE = 128
 
@@ -81,24 +81,14 @@ def stream_key(key, stream: int):
     return jax.random.fold_in(key, int(stream))
 
 
-def block_trees(key, first_block: int, num_blocks: int):
-    """Return `threefry.trees` of the keys of consecutive blocks of one stream, by one program."""
-    return _block_trees(key, np.uint32(first_block), num_blocks)
-
-
 @functools.partial(jax.jit, static_argnums=2)  # one call: its parts took a twelfth of a batch of draws
-def _block_trees(key, first_block, num_blocks: int):
+def block_keys(key, first_block, num_blocks: int):
+    """Return the (num_blocks,) keys of consecutive blocks of one stream from `first_block`, a uint32, on."""
     indices = jnp.arange(num_blocks, dtype=jnp.uint32) + first_block
-    return trees(jax.vmap(jax.random.fold_in, (None, 0))(key, indices))
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
 
 
-def _minus_log1p_coefficients() -> np.ndarray:
-    """Return coefficients of `-log(1 + t) / t` on [-1/4, 1/2], Chebyshev degree 11: relative error 2e-9."""
-    series = chebyshev.Chebyshev.interpolate(lambda t: -np.log1p(t) / t, 11, domain=[-0.25, 0.5])
-    return series.convert(kind=Polynomial).coef.astype(np.float32)
-
-
-_MINUS_LOG1P = _minus_log1p_coefficients()
+_MINUS_LOG1P = -log1p_coefficients(11, -0.25, 0.5)  # relative error 2e-9
 _THREE_QUARTERS = 0x3F400000  # the bits of the float32 0.75
 
 
@@ -117,10 +107,7 @@ def minus_log_uniform(high, low):
     near_one = high >= jnp.uint32(3 << 30)
     t = jnp.where(near_one, -complement * jnp.float32(2.0**-32), mantissa - 1)
     halvings = jnp.where(near_one, 0, 32 - exponent).astype(jnp.float32)
-    ratio = jnp.full_like(t, _MINUS_LOG1P[-1])
-    for coefficient in _MINUS_LOG1P[-2::-1]:
-        ratio = ratio * t + coefficient
-    return halvings * jnp.float32(np.log(2)) + t * ratio
+    return halvings * jnp.float32(np.log(2)) + t * polynomial(_MINUS_LOG1P, t)
 
 
 # Radii whose 40-bit index is below 2^8 times this take their remaining bits from a word of their row.
@@ -141,8 +128,8 @@ def normal_pairs(key, shape, dtype):
     distribution: proofs/rounding.md, section 5.
     """
     if jnp.dtype(dtype) != jnp.float32:
-        return tuple(jax.random.normal(whole(part), shape, dtype) for part in split(key))
-    key, row_key = split(key)
+        return tuple(jax.random.normal(part, shape, dtype) for part in jax.random.split(key))
+    key, row_key = jax.random.split(key)
     words = two_words(key, shape)
     # Compiled together with their use, they take XLA of JAX 0.12 20 s on a CPU, for no gain.
     radius_bits, angle_bits = lax.optimization_barrier(words) if jax.default_backend() == "cpu" else words

@@ -11,13 +11,21 @@ from numpy.polynomial import Polynomial, chebyshev
 from jaxacct.kernels.programs import number
 
 
-def _log1p_coefficients() -> np.ndarray:
-    """Return coefficients of `log(1 + t) / t` on [0, 1], Chebyshev degree 9: relative error 5e-9."""
-    series = chebyshev.Chebyshev.interpolate(lambda t: np.log1p(t) / t, 9, domain=[0, 1])
+def log1p_coefficients(degree: int, low: float, high: float) -> np.ndarray:
+    """Return float32 coefficients of `log(1 + t) / t` on an interval, by Chebyshev interpolation."""
+    series = chebyshev.Chebyshev.interpolate(lambda t: np.log1p(t) / t, degree, domain=[low, high])
     return series.convert(kind=Polynomial).coef.astype(np.float32)
 
 
-_LOG1P = _log1p_coefficients()
+def polynomial(coefficients: np.ndarray, t):
+    """Return the polynomial with these coefficients, the constant one first, at t."""
+    value = jnp.full_like(t, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = value * t + coefficient
+    return value
+
+
+_LOG1P = log1p_coefficients(9, 0.0, 1.0)  # relative error 5e-9
 # Relative error of `softplus` in units of 2^-24 (proofs/rounding.md, section 2).
 SOFTPLUS_ROUNDINGS = 8
 
@@ -36,10 +44,7 @@ def log_add_exp(a, b):
 def _log1p(t):
     """Return `log(1 + t)` for t in [0, 1]."""
     if t.dtype == jnp.float32:
-        ratio = jnp.full_like(t, _LOG1P[-1])
-        for coefficient in _LOG1P[-2::-1]:
-            ratio = ratio * t + coefficient
-        return t * ratio
+        return t * polynomial(_LOG1P, t)
     return corrected_log1p(t)
 
 

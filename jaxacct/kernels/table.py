@@ -21,10 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels import exponentials, threefry
+from jaxacct.kernels import threefry
 from jaxacct.kernels.exponentials import (
     added,
-    as_floats,
     below,
     exponential_words,
     first_reached,
@@ -33,7 +32,7 @@ from jaxacct.kernels.exponentials import (
     words_of,
     words_of_integers,
 )
-from jaxacct.kernels.programs import any_left, number
+from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.recurrence import compensated_step, softplus, two_sum
 
 SHARE_ERROR = 2.0**-51
@@ -73,17 +72,12 @@ class Draws(NamedTuple):
     """Largest number of outcomes of one unit."""
     longest: int
     """Largest number of steps that an eligible unit waits."""
-    constant: float
-    """Hazard of every step as it is stored, in nats, where it is the same for all; else 0."""
 
     @classmethod
     def of(cls, outcomes: list[Outcome], lockout, start, most: int) -> "Draws":
         """Return the words of a table's numbers; past the last of `start` a unit is never eligible."""
         chances = np.stack([outcome.chance for outcome in outcomes])
         total = chances.sum(axis=0)
-        # float32 has an error below 1/4 of a step.
-        hazard = float(integers_of(total[:1])[-1, 0]) * 2.0**-exponentials.GRID
-        is_constant = total.shape[1] == 1 and len(total) <= 2**20 and 0 < total.min() == total.max() < 1
         return cls(
             words_of_integers(integers_of(total).ravel()),
             words_of_shares(chances),
@@ -94,7 +88,6 @@ class Draws(NamedTuple):
             chances.shape[2],
             most,
             longest_wait(total),
-            hazard if is_constant else 0.0,
         )
 
 
@@ -232,7 +225,7 @@ def draw_counts(key, num_samples: int, draws: Draws):
     n, K, most = len(draws.lockout), draws.num_left, draws.most
     hazards, outcomes, lockout = jax.tree.map(jnp.asarray, (draws.hazards, draws.outcomes, draws.lockout))
     examples, counts = (jnp.asarray(np.array(part, np.int32)) for part in (draws.examples, draws.counts))
-    start_key, wait_key, which_key = threefry.split(key, 3)
+    start_key, wait_key, which_key = jax.random.split(key, 3)
 
     def unfinished(state):
         return any_left((state[0] < most) & (state[1] < n))
@@ -243,15 +236,10 @@ def draw_counts(key, num_samples: int, draws: Draws):
         if draws.longest:
             wait = exponential_words(words_at(wait_key, k, num_samples))
             goal = added(look_up(hazards, here * K + left), wait)
-            low, places = here, draws.longest
-            if draws.constant:  # float32 finds the step to one or two
-                about = as_floats(wait) * number(1 / draws.constant)
-                low = jnp.minimum(
-                    here + jnp.maximum(jnp.ceil(jnp.minimum(about, n)) - 2, 0).astype(jnp.int32), n
-                )
-                places = 3
-            high = jnp.minimum(low + places, n)
-            step = first_reached(lambda at: look_up(hazards, (at + 1) * K + left), goal, low, high, places)
+            high = jnp.minimum(here + draws.longest, n)
+            step = first_reached(
+                lambda at: look_up(hazards, (at + 1) * K + left), goal, here, high, draws.longest
+            )
         at = jnp.minimum(step, n - 1)
         words = (
             words_at(which_key, k, num_samples) if len(draws.examples) > 1 else [at.astype(jnp.uint32)] * 2
@@ -273,7 +261,7 @@ def draw_counts(key, num_samples: int, draws: Draws):
 
 def words_at(key, turn, num_samples: int):
     """Draw the words of a turn of a loop, (num_samples,) each; turns that are never reached cost nothing."""
-    return threefry.two_words(threefry.fold_in(key, turn.astype(jnp.uint32)), (num_samples,))
+    return threefry.two_words(jax.random.fold_in(key, turn.astype(jnp.uint32)), (num_samples,))
 
 
 def draw_place(key, num_samples: int, cumulative):

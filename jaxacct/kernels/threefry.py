@@ -1,18 +1,15 @@
-"""Words and keys of the counter-based generator Threefry-2x32-20, for use inside kernels.
+"""Words of the counter-based generator Threefry-2x32-20, for use inside kernels.
 
 All have the bits of `jax.random`. `two_words` has the twenty rounds unrolled, so that XLA computes them where
 they are used; JAX runs them as a loop on a CPU, over arrays in memory: 25 of 65 microseconds a sample at
 n = 7200. The others keep JAX's loop: unrolled, they are recomputed for every use, and some programs no longer
 finish compiling.
 
-Keys are JAX keys of the implementation "threefry2x32", or `Branch`es of trees of them: splitting keys was
-half of a program's random loops, and a loop takes 25 milliseconds to lower and compile.
+Keys are JAX keys of the implementation "threefry2x32".
 
 Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
 """
 
-import dataclasses
-import functools
 import math
 
 import jax
@@ -28,7 +25,7 @@ def two_words(key, shape):
 
     Both words of a counter are used, where `bits_32` keeps one of them.
     """
-    first, second = _words_of(key)
+    first, second = jax.random.key_data(key)
     size = math.prod(shape)
     counters = jnp.arange(2 * size, dtype=jnp.uint32)
     return _rounds(first, second, counters[:size].reshape(shape), counters[size:].reshape(shape))
@@ -62,7 +59,7 @@ def bits_32_of(keys, size: int):
     the time of drawing batch sizes.
     """
     # Where it is off, `jax.random.bits` counts in another way.
-    if not _splits_are_foldings():
+    if not _counts_by_position():
         return jax.vmap(lambda key: bits_32(key, (size,)))(keys)
     words = jax.random.key_data(keys)
     x, y = _rounds(words[:, :1], words[:, 1:], jnp.uint32(0), jnp.arange(size, dtype=jnp.uint32)[None])
@@ -74,7 +71,7 @@ def bits_32(key, shape):
 
     XLA compiles the rounds of threefry over one long axis in half the time it takes over several.
     """
-    return jax.random.bits(whole(key), (math.prod(shape),), jnp.uint32).reshape(shape)
+    return jax.random.bits(key, (math.prod(shape),), jnp.uint32).reshape(shape)
 
 
 def bits_32_at_once(key, shape):
@@ -82,105 +79,18 @@ def bits_32_at_once(key, shape):
 
     For words that are used once, and not in a loop (see above).
     """
-    return bits_32_of(whole(key)[None], math.prod(shape))[0].reshape(shape)
+    return bits_32_of(key[None], math.prod(shape))[0].reshape(shape)
 
 
 def bits_32_at(key, size: int, places):
     """Return uint32 of the shape of `places`: these words of `bits_32(key, (size,))`, without the others."""
-    if not _splits_are_foldings():
+    if not _counts_by_position():
         return bits_32(key, (size,))[places]
-    first, second = _words_of(key)
+    first, second = jax.random.key_data(key)
     x, y = _rounds(first, second, jnp.uint32(0), places.astype(jnp.uint32))
     return x ^ y
 
 
-# Keys split off each key of a tree, level by level; a block's draws seldom need more.
-_WIDTHS = (3, 3, 2, 2, 2)
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["words"], meta_fields=["level", "leaf"])
-@dataclasses.dataclass(frozen=True)
-class Branch:
-    """Key whose descendants are tabulated: `split` and `fold_in` only look them up.
-
-    Attributes:
-      words: (levels, leaves, 2) uint32: the key at each level on the way to each leaf of the tree.
-      level: how often it was split off; 0 is the key that the tree was made of.
-      leaf: the first leaf below it.
-    """
-
-    words: jax.Array
-    level: int
-    leaf: int
-
-    @property
-    def children(self) -> int:
-        """Number of keys of `split` that are tabulated."""
-        return (*_WIDTHS, 0)[self.level]
-
-    def child(self, number: int) -> "Branch":
-        """Return the key that `fold_in` has for this number, below `children`."""
-        leaves = math.prod(_WIDTHS[self.level + 1 :])
-        return Branch(self.words, self.level + 1, self.leaf + number * leaves)
-
-
-def trees(keys):
-    """Return the (number of keys,) trees of JAX keys as one `Branch`, computed once for a whole program.
-
-    The keys themselves where JAX splits differently.
-    """
-    return _trees(keys) if _splits_are_foldings() else keys
-
-
-@jax.jit
-def _trees(keys):
-    leaves = np.arange(math.prod(_WIDTHS))
-    below = np.cumprod((*_WIDTHS, 1)[::-1])[-2::-1]
-    numbers = leaves // below[:, None] % np.array(_WIDTHS)[:, None]
-
-    def level(above, numbers):
-        found = jax.vmap(jax.vmap(jax.random.fold_in), (0, None))(above, numbers)
-        return found, jax.random.key_data(found)
-
-    roots = jnp.broadcast_to(keys[:, None], (*keys.shape, leaves.size))
-    words = lax.scan(level, roots, jnp.asarray(numbers, jnp.uint32))[1]
-    words = jnp.concatenate([jax.random.key_data(roots)[None], words])
-    return Branch(words.swapaxes(0, 1), 0, 0)
-
-
-def _splits_are_foldings() -> bool:
-    """Return whether the keys of `jax.random.split` are those of `fold_in` with 0, 1, .."""
+def _counts_by_position() -> bool:
+    """Return whether `jax.random.bits` gives every word a counter of its own."""
     return jax.config.jax_threefry_partitionable  # pyrefly: ignore[missing-attribute]
-
-
-def _words_of(key):
-    """Return (2,) uint32: the words of a key."""
-    if isinstance(key, Branch):
-        return key.words[key.level, key.leaf]
-    return jax.random.key_data(key)
-
-
-def whole(key):
-    """Return the JAX key of one that may be a `Branch`."""
-    if isinstance(key, Branch):
-        return jax.random.wrap_key_data(_words_of(key), impl="threefry2x32")
-    return key
-
-
-def split(key, num: int = 2):
-    """Return `num` keys as a sequence: those of `jax.random.split`, looked up where tabulated."""
-    if isinstance(key, Branch) and num <= key.children:
-        return tuple(map(key.child, range(num)))
-    return jax.random.split(whole(key), num)
-
-
-def split_array(key, num: int):
-    """Return (num,) JAX keys, those of `split`, as one array."""
-    return jax.random.split(whole(key), num)
-
-
-def fold_in(key, number):
-    """Return the key of `jax.random.fold_in`, for a number below 2^32."""
-    if isinstance(key, Branch) and isinstance(number, int) and 0 <= number < key.children:
-        return key.child(number)
-    return jax.random.fold_in(whole(key), number)

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels import randomness
 from jaxacct.kernels.programs import check_arithmetic, compiled
 from jaxacct.likelihood.loss import loss_of_mirrored, loss_of_scores
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -156,7 +156,7 @@ class Proposal:
 
     def draw(self, key, first_block: int, num_blocks: int, dtype=jnp.float32) -> Draws:
         """Draw `num_blocks` consecutive blocks of the stream `key`: float64 arrays on the host."""
-        keys = randomness.block_trees(key, first_block, num_blocks)
+        keys = randomness.block_keys(key, np.uint32(first_block), num_blocks)
         mechanism = self.mechanism
         draws = draw_blocks(
             self.draw_block,
@@ -172,7 +172,7 @@ class Proposal:
 
 @compiled(static=4)
 def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
-    """Return the draws of the blocks `keys`, or of `threefry.trees` of them, over all devices."""
+    """Return the draws of the blocks `keys` over all devices."""
 
     def one_block(key, sigma, tables):
         return draw_block(key, scheme, strategy, sigma, tables, dtype)
@@ -187,7 +187,7 @@ def draw_blocks(draw_block, scheme, strategy, dtype, sigma, tables, keys):
         return jax.vmap(one_block, (0, None, None))(keys, sigma, tables)
 
     devices = jax.local_devices()
-    if len(devices) == 1 or len(jax.tree.leaves(keys)[0]) % len(devices):
+    if len(devices) == 1 or len(keys) % len(devices):
         return one_device(keys, sigma, tables)
     # Blocks over all local devices; the draws of a block depend on its key alone.
     mesh = jax.sharding.Mesh(np.array(devices), ("blocks",))
@@ -285,7 +285,7 @@ def draw_block_at(
     one may be given by `draw_positions(key, size)` instead, positions and counts
     (`Strategy.add_signal_windows`). `loss_of` takes the arguments of `loss_of_scores`.
     """
-    normals_key, counts_key = threefry.split(key)
+    normals_key, counts_key = jax.random.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = strategy.draw_normals(normals_key, n, size, dtype)
     counts = None if draw_counts is None else draw_counts(counts_key, size)
@@ -351,17 +351,11 @@ def draw_plain(
     """Draw the adversary's side information, if any, then outputs given it."""
     seen, side = scheme.side_information, None
     if seen is not None:
-        side_key, key = threefry.split(key)
+        side_key, key = jax.random.split(key)
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
     draw = functools.partial(draw_block_at, key, scheme, strategy, sigma, dtype, loss_of=loss_of)
     if direction == Direction.REMOVE and few_windows(scheme, strategy):
         loss = draw(draw_positions=lambda key, size: (scheme.sparse_positions.draw(key, size), None))
-    elif scheme.sparse_counts is not None and strategy.bands > 1 and has_windows(scheme, strategy):
-
-        def sparse_counts(key, size):
-            return scheme.sparse_counts(key, size, direction, side)
-
-        loss = draw(None, direction, side, sparse_counts)
     else:
 
         def draw_counts(counts_key, size):

@@ -4,14 +4,12 @@
 is free to participate; states and weights are those of `schemes.replicas.joint`, without its draws.
 """
 
-import functools
 import math
 
 import numpy as np
 import scipy
 
-from jaxacct.kernels.lockouts import moves, start_states
-from jaxacct.kernels.recurrence import log_probabilities
+from jaxacct.kernels.lockouts import moves
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes.replicas import joint
 from jaxacct.schemes.replicas.base import attractions, stationary_lockouts
@@ -28,27 +26,14 @@ def log_third_moment(mechanism: Mechanism, extrapolate: bool) -> float:
     n, b, p = scheme.iterations, scheme.min_separation, scheme.sums.probability
     if b == 1:
         return n * _log_of_one_step(p, mechanism.noise_multiplier)
-    q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        rows = attractions(mechanism)
-
-        @functools.lru_cache(maxsize=2)
-        def weights_of(row: int, codes: int) -> list[np.ndarray]:
-            of_moves = moves(b, _M, codes)
-            return [joint._weight(move, j, _M, p, q, rows[row]) for j, move in enumerate(of_moves)]
-
-        def weights_at(steps: int):
-            return lambda i, codes: weights_of(min(steps - 1 - i, len(rows) - 1), codes)
-
-        real, growth = _weights(n, b, len(rows), weights_at(n), extrapolate)
-        rest = n + b - len(real)
-        if not getattr(scheme, "warm_start", False):
-            log_z = float(np.log(real[0, 0]))
-        else:
-            virtual, _ = joint._virtual_weights(n - rest, b, _M, weights_at(n - rest), real)
-            earliest, number, chance = start_states(b, _M, stationary_lockouts(b, p))
-            reach = np.where(earliest < n - rest, virtual[earliest, number], 1.0)
-            log_z = float(np.log((chance * reach).sum()))
+        weights_at, num_rows = joint.step_weights(mechanism, _M, p), len(attractions(mechanism))
+        real, growth = _weights(n, b, num_rows, weights_at, extrapolate)
+        rest, total = n + b - len(real), real[0, 0]
+        if getattr(scheme, "warm_start", False):
+            virtual, _ = joint.virtual_weights(n - rest, b, _M, weights_at, real)
+            total, _ = joint.start_sum(n - rest, b, _M, stationary_lockouts(b, p), virtual)
+        log_z = float(np.log(total))
     return log_z + rest * growth if math.isfinite(log_z) else math.inf
 
 
@@ -67,7 +52,7 @@ def _weights(n: int, b: int, num_rows: int, weights_at, extrapolate: bool) -> tu
     flat, growths = weights.reshape(-1), np.zeros(1)
     for i in range(n - 1, -1, -1):
         row = np.zeros(size)
-        for move, weight in zip(of_moves, weights_at(i, b), strict=True):
+        for move, weight in zip(of_moves, weights_at(n - 1 - i, b), strict=True):
             row[move.which] += weight * flat[i * size :].take(move.delta * size + move.after)
         weights[i] = row
         if extrapolate and (n - i) % b == 0 and n - i >= max(2 * b, b + num_rows):

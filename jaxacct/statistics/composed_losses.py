@@ -8,7 +8,7 @@ validity (proofs/composed_losses.md).
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from jaxacct.statistics import roots
 from jaxacct.statistics.loss_curves import TINY, LossCurve, Restricted, chord_masses
 from jaxacct.statistics.rough_losses import CUT, SMALLEST, Part, Rough
-from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
+from jaxacct.statistics.tilted_sums import UNIT, Factors, Variable, log_sum, rounding_error, sums, tilted
 
 # Natural log of the largest factor of tilted weights, and what underflow may then remove from their sum.
 _MAX_SCALE, _UNDERFLOW = 200.0, 1e-210
@@ -44,11 +44,11 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     epsilon = min(epsilon, _MAX_EPSILON)
     by_parts = float(_sum_of_deltas(parts, np.array([epsilon]))[0])
     rough = Rough.of(parts)
-    whole = _Sums.of(rough, epsilon)
-    found = min(_bounded(whole.bound(epsilon)), _bounded(by_parts))
+    whole = Sums.of(rough, epsilon)
+    found = min(bounded(whole.bound(epsilon)), bounded(by_parts))
     is_finite = min(float(part.losses[0]) for part in rough.parts) > -_MAX_EPSILON
     if epsilon > 0 and is_finite and whole.errors(epsilon) > _MAX_ERRORS * found > SMALLEST:
-        found = min(found, _bounded(_by_largest_losses(parts, epsilon)))
+        found = min(found, bounded(_by_largest_losses(parts, epsilon)))
     return found
 
 
@@ -102,11 +102,11 @@ def _by_largest_losses(parts: list[Part], epsilon: float) -> float:
 
     cut = min((float(cut) for cut in epsilon * _CUTS), key=about)
     small, large, found = split(cut)
-    found += _Sums.of(Rough.of(small), epsilon).bound(epsilon)
+    found += Sums.of(Rough.of(small), epsilon).bound(epsilon)
     for place, one in enumerate(large):
         others = [part._replace(count=part.count - (i == place)) for i, part in enumerate(small)]
         both = [part for part in [*others, one._replace(count=1)] if part.count]
-        found += one.count * _Sums.of(Rough.of(both), epsilon).bound(epsilon)
+        found += one.count * Sums.of(Rough.of(both), epsilon).bound(epsilon)
     return found
 
 
@@ -117,7 +117,7 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
     at = 0
     rough = Rough.of(parts) if parts else None
     while rough is not None and at < epsilons.size:
-        lattice = _Sums.of(rough, float(epsilons[at]))
+        lattice = Sums.of(rough, float(epsilons[at]))
         end = int(np.searchsorted(epsilons, lattice.usable, side="right"))
         end = min(max(at + 1, end), epsilons.size)
         found[at:end] = lattice.bounds(epsilons[at:end])
@@ -125,9 +125,9 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
             found[end:] = found[end - 1]
             break
         at = end
-    found = np.array([_bounded(one) for one in found])
+    found = np.array([bounded(one) for one in found])
     if parts:
-        found = np.minimum(found, [_bounded(one) for one in _sum_of_deltas(parts, epsilons)])
+        found = np.minimum(found, [bounded(one) for one in _sum_of_deltas(parts, epsilons)])
     return np.minimum.accumulate(found)
 
 
@@ -148,7 +148,7 @@ def _sum_of_deltas(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
     return found * (1 + 1e-9)
 
 
-def _bounded(bound: float) -> float:
+def bounded(bound: float) -> float:
     """Clip to [SMALLEST, 1]; NaN becomes 1."""
     return min(1.0, max(SMALLEST, bound)) if bound >= 0 else 1.0
 
@@ -158,53 +158,70 @@ def _bounded(bound: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """Losses `(first + i) step`, i = 0 .., of one curve on the lattice."""
+    """Losses `(first + i) step`, i = 0 .., of one curve on the lattice.
+
+    Attributes:
+      first: place of the smallest loss.
+      variable: tilted masses, of total 1.
+      infinite: mass of the infinite losses.
+      log: ln of the moment of the masses at the tilt, `log_steep` at the steep one.
+    """
 
     first: int
-    masses: np.ndarray
+    variable: Variable
     infinite: float
-    count: int
+    log: float
+    log_steep: float
 
     @classmethod
-    def of(cls, curve: LossCurve, count: int, step: float, first: int, last: int) -> "_Step":
+    def of(
+        cls, curve: LossCurve, step: float, first: int, last: int, tilts: tuple[float, float], points: int
+    ) -> "_Step":
+        masses, infinite = np.zeros(1), curve.total
         if max(abs(first), abs(last)) > _MAX_PLACE:  # no such numbers of steps: all losses are infinite
-            return cls(0, np.zeros(1), curve.total, count)
-        values = curve.at(step * np.arange(first, last + 1))
-        before = np.append(curve.total, values.tails[:-1])
-        beyond = chord_masses(values.deltas, values.error * before + TINY, step)
-        beyond = np.minimum(beyond, curve.total)
-        return cls(first, np.append(curve.total, beyond[:-1]) - beyond, float(beyond[-1]), count)
+            first = 0
+        else:
+            values = curve.at(step * np.arange(first, last + 1))
+            before = np.append(curve.total, values.tails[:-1])
+            beyond = chord_masses(values.deltas, values.error * before + TINY, step)
+            beyond = np.minimum(beyond, curve.total)
+            masses, infinite = np.append(curve.total, beyond[:-1]) - beyond, float(beyond[-1])
+        losses = step * (first + np.arange(masses.size))
+        log, log_steep = (log_sum(tilt * losses, masses) for tilt in tilts)
+        ones = tilted(masses, tilts[0] * losses - log) if log > -math.inf else masses
+        return cls(first, Variable(ones, points), infinite, log, log_steep)
 
     def exponents(self, tilt: float, step: float) -> float:
         """Return an upper bound on all exponents of one tilted mass, 64 for their other operations."""
-        largest = max(abs(self.first), abs(self.first + self.masses.size)) * step
+        largest = max(abs(self.first), abs(self.first + self.variable.masses.size)) * step
         return 4 * abs(tilt) * largest + 750 + 64
-
-    def log_moment(self, tilt: float, step: float) -> float:
-        losses = step * (self.first + np.arange(self.masses.size))
-        return log_sum(tilt * losses, self.masses)
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums:
+class Sums:
     """Tilted masses of the sum of all steps' losses at `(first + j) step`, j = 0 .. points - 1.
 
     H(epsilon) is at most `e^{log_scale - tilt epsilon}` times the mean of tilted weights, plus `reserved`.
+
+    Attributes:
+      step, first, points: the lattice.
+      tilt, steep: of the masses, and of the bound on sums beyond the lattice.
+      usable: largest epsilon, approximately, for which the tilt is adequate.
+      steps: of each curve.
+      counts: how many there are of each; any counts have a bound on any lattice (`dataclasses.replace`).
     """
 
     step: float
     first: int
-    tilt: float
-    log_scale: float
-    steps: list[_Step]
-    logs: list[float]
-    reserved: float
-    usable: float
-    """Largest epsilon, approximately, for which the tilt is adequate."""
     points: int
+    tilt: float
+    steep: float
+    usable: float
+    steps: list[_Step]
+    counts: list[int]
 
     @classmethod
-    def of(cls, rough: Rough, epsilon: float) -> "_Sums":
+    def of(cls, rough: Rough, epsilon: float) -> "Sums":
         """Return the lattice of bounds near epsilon."""
         saddle = rough.tilt_for(epsilon)
         variance, deviations = rough.variance(saddle)
@@ -224,12 +241,13 @@ class _Sums:
         start = float(starts.max())
         spans = []
         for part in rough.parts:
-            small = np.flatnonzero(part.count * part.deltas <= math.exp(log_cut) / len(rough.parts))
+            count = max(1, part.count)  # of none, it has a step for other counts
+            small = np.flatnonzero(count * part.deltas <= math.exp(log_cut) / len(rough.parts))
             top = part.losses[small[0]] if small.size else part.losses[-1]
             exponents = tilt * part.losses + part.log_masses
             log_part = exponents.max() + math.log(np.exp(exponents - exponents.max()).sum())
             moved = tilt * part.losses + np.log(np.cumsum(np.exp(part.log_masses)) + TINY) - log_part
-            least = max(0, int(np.searchsorted(moved, math.log(CUT / part.count))) - 1)
+            least = max(0, int(np.searchsorted(moved, math.log(CUT / count))) - 1)
             spans.append((min(float(part.losses[least]), float(top)), float(top)))
         far = float(far_ends.min())
         width = max(end - start, end - epsilon, far - epsilon, *(top - low for low, top in spans), _MIN_WIDTH)
@@ -243,39 +261,49 @@ class _Sums:
         step = math.ldexp(math.ceil(fraction * 2**20), exponent - 20)  # so that its multiples are exact
         points = 1 << math.ceil(math.log2(width / step + 12))
         found = [
-            _Step.of(part.curve, part.count, step, math.floor(low / step) - 1, math.ceil(top / step) + 1)
+            _Step.of(
+                part.curve,
+                step,
+                math.floor(low / step) - 1,
+                math.ceil(top / step) + 1,
+                (tilt, steep_tilt),
+                points,
+            )
             for part, (low, top) in zip(rough.parts, spans, strict=True)
         ]
         first = max(math.floor(end / step) + 4 - points, math.floor(epsilon / step) - points // 2)
-        # Chernoff bound on the probability of sums beyond the lattice.
-        after = step * (first + points)
-        moment = math.fsum(one.count * one.log_moment(steep_tilt, step) for one in found)
-        sizes = math.fsum(one.count * one.exponents(steep_tilt, step) for one in found)
-        rounded = 4 * UNIT * (sizes + abs(steep_tilt * after))
-        wrapped = math.exp(min(700.0, moment - steep_tilt * after + rounded))
-        infinite = math.fsum(one.count * one.infinite for one in found)
-        logs = [one.log_moment(tilt, step) for one in found]
-        log_scale = math.fsum(one.count * log for one, log in zip(found, logs, strict=True))
-        reserved, usable = (
-            (infinite + wrapped) * (1 + 1e-9) + _UNDERFLOW,
-            epsilon + min(math.sqrt(curvature), _TABLE_FALL / saddle),
-        )
-        return cls(step, first, tilt, log_scale, found, logs, reserved, usable, points)
+        usable = epsilon + min(math.sqrt(curvature), _TABLE_FALL / saddle)
+        counts = [part.count for part in rough.parts]
+        return cls(step, first, points, tilt, steep_tilt, usable, found, counts)
+
+    def _total(self, values: Iterable[float]) -> float:
+        """Return the sum of a value of each step."""
+        return math.fsum(count * value for count, value in zip(self.counts, values, strict=True) if count)
+
+    @functools.cached_property
+    def log_scale(self) -> float:
+        return self._total(one.log for one in self.steps)
+
+    @functools.cached_property
+    def reserved(self) -> float:
+        """Mass of infinite losses, and a Chernoff bound on sums beyond the lattice."""
+        after = self.step * (self.first + self.points)
+        sizes = self._total(one.exponents(self.steep, self.step) for one in self.steps)
+        rounded = 4 * UNIT * (sizes + abs(self.steep * after))
+        moment = self._total(one.log_steep for one in self.steps)
+        wrapped = math.exp(min(700.0, moment - self.steep * after + rounded))
+        return (self._total(one.infinite for one in self.steps) + wrapped) * (1 + 1e-9) + _UNDERFLOW
 
     @functools.cached_property
     def _masses(self) -> np.ndarray:
         """(points,) tilted masses of the sum, ordered by place, with rounding errors of either sign."""
         found = sums([self._factors], self.points)
-        offset = sum(one.count * one.first for one in self.steps)
+        offset = sum(count * one.first for one, count in zip(self.steps, self.counts, strict=True))
         return np.roll(found, (offset - self.first) % self.points)
 
-    @functools.cached_property
-    def _factors(self) -> list[Factor]:
-        factors = []
-        for one, log in zip(self.steps, self.logs, strict=True):
-            losses = self.step * (one.first + np.arange(one.masses.size))
-            factors.append(Factor(tilted(one.masses, self.tilt * losses - log), one.count))
-        return factors
+    @property
+    def _factors(self) -> Factors:
+        return [(one.variable, count) for one, count in zip(self.steps, self.counts, strict=True)]
 
     @functools.cached_property
     def _rounding(self) -> float:
@@ -286,7 +314,7 @@ class _Sums:
     @functools.cached_property
     def _relative(self) -> float:
         """Relative error of every term, without the part that depends on epsilon."""
-        each = math.fsum(one.count * one.exponents(self.tilt, self.step) for one in self.steps)
+        each = self._total(one.exponents(self.tilt, self.step) for one in self.steps)
         return 4 * UNIT * (each + abs(self.log_scale) + self.tilt * self.step * self.points)
 
     def _bound(self, epsilon: float, value: float, weights_norm: float) -> float:

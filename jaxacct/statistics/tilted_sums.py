@@ -8,7 +8,8 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy
@@ -18,29 +19,48 @@ UNIT = 2.0**-52
 _MAX_PERTURBATION = 0.05
 
 
-class Factor(NamedTuple):
-    """One independent variable, `count` copies of it."""
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """One independent variable: masses, (cells,) float64 of at least 0, at the first of `points` places."""
 
     masses: np.ndarray
-    """(cells,) float64, at least 0, at the first places of the lattice."""
-    count: int
+    points: int
+
+    @functools.cached_property
+    def spectrum(self) -> np.ndarray:
+        """Transform, kept for other sums."""
+        return np.asarray(scipy.fft.rfft(self.masses, self.points))
+
+    @functools.cached_property
+    def size(self) -> float:
+        """Sum of the masses."""
+        return float(self.masses.sum())
+
+    @functools.cached_property
+    def norm(self) -> float:
+        """2-norm of the masses."""
+        return float(np.linalg.norm(self.masses))
 
 
-def rounding_error(factors: list[Factor], weights_norm: float, points: int) -> float:
-    """Return a bound on the rounding error of `sums(factors, points) @ weights`.
+Factors: TypeAlias = list[tuple[Variable, int]]
+"""Independent variables of a sum, and how many copies of each."""
+
+
+def rounding_error(factors: Factors, weights_norm: float, points: int) -> float:
+    """Return a bound on the rounding error of `sums([factors], points) @ weights`.
 
     `weights_norm` is the 2-norm of the weights, `points` a power of two. Infinity where first-order terms do
     not bound the error.
     """
     unit = (7 * math.log2(points) + 32) * UNIT
-    used = [factor for factor in factors if factor.count]
     log_size, relative, smallest = 0.0, 0.0, math.inf
-    for masses, count in used:
-        size = float(masses.sum())
-        if size == 0:
+    for one, count in factors:
+        if not count:
+            continue
+        if one.size == 0:
             return 0.0
-        norm = float(np.linalg.norm(masses)) / size
-        log_size += count * math.log(size)
+        norm = one.norm / one.size
+        log_size += count * math.log(one.size)
         relative += count * norm
         smallest = min(smallest, norm)
     if not relative * unit * math.sqrt(points) <= _MAX_PERTURBATION:
@@ -49,26 +69,12 @@ def rounding_error(factors: list[Factor], weights_norm: float, points: int) -> f
     return found if math.isfinite(found) else math.inf
 
 
-def sums(products: list[list[Factor]], points: int) -> np.ndarray:
+def sums(products: list[Factors], points: int) -> np.ndarray:
     """Return the (points,) masses of the sum modulo `points`, added over the products."""
-
-    @functools.cache
-    def spectrum(i: int, j: int) -> np.ndarray:
-        masses = products[i][j].masses
-        for k in range(i):
-            for m, other in enumerate(products[k]):
-                if other.masses is masses:
-                    return spectrum(k, m)
-        return np.asarray(scipy.fft.rfft(masses, points))
-
     total = np.zeros(points // 2 + 1, complex)
-    for i, factors in enumerate(products):
-        product: np.ndarray | None = None
-        for j, factor in enumerate(factors):
-            if factor.count:
-                one = repeated(spectrum(i, j), factor.count)
-                product = one if product is None else product * one
-        total += 1.0 if product is None else product
+    for factors in products:
+        powers = (repeated(one.spectrum, count) for one, count in factors if count)
+        total += functools.reduce(operator.mul, powers, 1.0)
     return np.asarray(scipy.fft.irfft(total, points))
 
 

@@ -17,8 +17,6 @@ from jaxacct.accountants.dice import _ORDERS, dice_delta_subsampled, dice_rdp_su
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, reserve
-from jaxacct.individual import fourier
-from jaxacct.individual.fourier import FourierAccountant
 from jaxacct.individual.rdp import subsampled_gaussian_rdp
 from jaxacct.schemes import BMinSep
 from jaxacct.statistics import tilted_sums
@@ -176,39 +174,6 @@ def test_renyi_divergences_are_rounded_up(q, sigma, order):
     exact = mpmath.log(moment) / (order - 1)
     allowed = 8 * UNIT * order * (math.log(order) + 64)
     assert float(found / exact - 1) == pytest.approx(allowed, rel=0.2, abs=0)
-
-
-def test_reserves_of_the_fourier_accountant(monkeypatch):
-    """Infinite losses, wrapped mass and the rounding of tilted sums, recomputed from masses on the grid."""
-    given = FourierAccountant(0.05, (1.0, 3.0, math.inf), 6.0, 2**13)
-    counts = np.array([[40.0, 7.0, 3.0], [3.0, 0.0, 0.0]])
-    orders = np.geomspace(0.25, 512.0, 34)
-    tilt = float(orders[np.searchsorted(orders, 2.0)])
-    past = given.step * np.arange(2**13)
-    norm = math.sqrt(math.fsum((np.exp(-tilt * past) * np.expm1(-past)) ** 2))
-    each = (7 * 13 + 64 + 8 * 3) * UNIT
-    # As if transforms gave these means.
-    monkeypatch.setattr(fourier.fft, "irfft", lambda *_, **__: np.outer([1e-3, 2e-3], np.ones(2**13)))
-    found = given._bounds(counts, tilt)[:, 700]
-    masses, infinite = given._losses
-    moments = [math.fsum(mass * np.exp(tilt * given.grid)) for mass in masses]
-    norms = [
-        math.sqrt(math.fsum((mass * np.exp(tilt * given.grid) / moment) ** 2))
-        for mass, moment in zip(masses, moments, strict=True)
-    ]
-    for group, numbers in enumerate(counts.tolist()):
-        lost = 1 - math.prod((1 - part) ** k for part, k in zip(infinite, numbers, strict=True))
-        log_wrapped = min(
-            sum(k * math.log(mass @ np.exp(t * given.grid)) for mass, k in zip(masses, numbers, strict=True))
-            - t * (6.0 - given.step)
-            for t in orders[:24]
-        )
-        log_scale = sum(k * math.log(moment) for moment, k in zip(moments, numbers, strict=True))
-        rounding = each * (sum(k * norm for k, norm in zip(numbers, norms, strict=True)) + 2) * norm
-        counted = ((1 + group) * 1e-3 + rounding) * math.exp(log_scale - tilt * past[700])
-        expected = counted + lost + min(1.0, math.exp(log_wrapped))
-        assert found[group] == pytest.approx(min(1.0, expected), rel=1e-6, abs=0)
-        assert found[group] >= expected or expected >= 1
 
 
 def test_delta_of_sampled_dice_is_raised():

@@ -50,7 +50,7 @@ def speed() -> None:
     """Updates and queries for 10^3 to 10^6 examples, 41 buckets, for 200 different norm histories."""
     grid = SigmaGrid(2.0, 64.0, 40)
     renyi = RDPIndividualAccountant(0.01, 2.0, 1.0, grid)
-    fourier = PLDIndividualAccountant(0.01, 2.0, 1.0, grid, 10.0, 2**17)
+    fourier = PLDIndividualAccountant(0.01, 2.0, 1.0, grid)
     print(
         "| examples | update, ms | examples updated a second | Renyi query, s | Fourier query, s |\n"
         + "|---" * 5
@@ -245,8 +245,7 @@ def histogram() -> None:
     middle = int(np.argsort(by_fourier)[len(picked) // 2])
     counts = some.records.counts[middle][None]
     given = private.tracker.accountant
-    sigmas = tuple(map(float, given.charged_sigmas))
-    accountant = FourierAccountant(given.sampling_probability, sigmas, 10.0, 2**16)
+    accountant = FourierAccountant(given.sampling_probability, tuple(map(float, given.charged_sigmas)))
     span = (0.01, max(0.05, float(by_fourier[middle])))
     mu = float(ApproximateBlackwell(accountant, span, points=12).mu(counts)[0])
     plot = pyplot()

@@ -16,7 +16,6 @@ from jaxacct.individual import (
     PLDIndividualAccountant,
     RDPIndividualAccountant,
     SigmaGrid,
-    fourier,
     gdp_mu,
     subsampled_gaussian_delta,
 )
@@ -36,24 +35,11 @@ def test_one_step():
     assert subsampled_gaussian_delta(1e-9, 1.0, 0.1, "remove") < 1e-8
 
 
-@pytest.mark.parametrize(("q", "sigma"), [(0.25, 1.0), (0.01, 0.6), (1.0, 2.0)])
-def test_the_grid_distribution_dominates_and_is_tight(q, sigma):
-    grid = 2.0**-9 * np.arange(-(2**13), 2**13)
-    accountant = FourierAccountant(q, (sigma,), 16.0, 2**14)
-    np.testing.assert_array_equal(accountant.grid, grid)
-    (masses,), (infinite,) = accountant._losses
-    assert masses.sum() + infinite == pytest.approx(1, abs=1e-12)
-    for epsilon in (-0.05, 0.0, 0.1003, 1.0, 3.0):
-        above = np.maximum(0.0, -np.expm1(epsilon - grid)) @ masses + infinite
-        exact = float(subsampled_gaussian_delta(q, sigma, epsilon, "remove"))
-        assert exact - 1e-13 <= above <= exact + 2e-6
-
-
 def test_two_steps():
-    accountant = FourierAccountant(0.25, (1.0,), 10.0, 2**18)
+    accountant = FourierAccountant(0.25, (1.0,))
     found = [float(accountant.delta(epsilon, [[2]])[0]) for epsilon in (0.5, 1, 2)]
     exact = np.array([0.0431331382, 0.0120527299, 0.00072263435])
-    assert np.all(found >= exact - 1e-10) and np.all(found <= exact + 2e-8)
+    assert np.all(found >= exact - 1e-10) and np.all(found <= exact * (1 + 1e-4))
 
 
 @pytest.mark.parametrize(
@@ -65,19 +51,15 @@ def test_two_steps():
     ],
 )
 def test_epsilons_against_dp_accounting(q, sigma, steps, delta, epsilon):
-    accountant = FourierAccountant(q, (sigma,), 10.0, 2**18)
+    accountant = FourierAccountant(q, (sigma,))
     found = float(accountant.epsilon(delta, [[steps]])[0])
     assert epsilon - 1e-6 <= found <= epsilon + 5e-4
     peer = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=q, value_discretization_interval=1e-4, use_connect_dots=True
     ).self_compose(steps)
     assert found == pytest.approx(peer.get_epsilon_for_delta(delta), abs=5e-4)
-    # Plancherel's product and the inverse transform are two ways to one number.
-    assert (
-        accountant.delta(found, [[steps]])[0]
-        <= delta
-        < accountant.delta(found - 3 * accountant.step, [[steps]])[0]
-    )
+    below, above = (accountant.delta(found * x, [[steps]])[0] for x in (1.0002, 0.9998))
+    assert below <= delta < above
 
 
 def test_random_histories_against_dp_accounting():
@@ -87,7 +69,7 @@ def test_random_histories_against_dp_accounting():
         sigmas = np.sort(rng.uniform(0.8, 6.0, 3))
         counts = rng.integers(1, 400, 3)
         q = float(rng.uniform(0.01, 0.05))
-        accountant = FourierAccountant(q, tuple(map(float, sigmas)), 12.0, 2**17)
+        accountant = FourierAccountant(q, tuple(map(float, sigmas)))
         peer = None
         for sigma, count in zip(sigmas, counts, strict=True):
             one = privacy_loss_distribution.from_gaussian_mechanism(
@@ -100,41 +82,43 @@ def test_random_histories_against_dp_accounting():
         assert epsilon - 2e-4 <= found <= epsilon + 2e-3
 
 
-def test_one_product_and_the_inverse_transform_agree():
-    """`delta` is a sum over frequencies, `epsilon` reads all deltas of the grid; both are above the truth."""
-    accountant = FourierAccountant(0.005, (2.0, 4.0, 20.0), 10.0, 2**18)
-    counts = [[2000, 3000, 5000]]
-    for epsilon, printed in ((0.3, 0.000947189704), (0.5, 8.979199e-6)):
-        found = float(accountant.delta(epsilon, counts)[0])
-        # The figures are of midpoint rounding, which is no bound; ours are above, within half a percent.
-        assert printed <= found <= printed * 1.005
-        assert epsilon <= accountant.epsilon(found, counts)[0] <= epsilon + 2 * accountant.step
+def test_many_histories_at_once_are_those_of_the_composer_of_losses():
+    """Similar ones share a lattice, of any counts: bounds are about those of its own one."""
+    accountant = FourierAccountant(0.01, tuple(np.geomspace(1, 30, 12)))
+    rng = np.random.default_rng(1)
+    counts = rng.integers(0, 20, (30, 12)) * (rng.random((30, 12)) < 0.6) * np.geomspace(1, 50, 30)[:, None]
+    counts = np.append(counts.astype(int), np.zeros((1, 12), int), axis=0)
+    found, deltas = accountant.epsilon(1e-6, counts), accountant.delta(0.3, counts)
+    assert found[-1] == 0 and deltas[-1] == 1e-200
+    rare = FourierAccountant(1e-6, (0.05, math.inf)).epsilon(1e-5, [[9, 0], [11, 0], [0, 5]])
+    assert rare[0] == rare[2] == 0 < rare[1]
+    for row, epsilon, delta in zip(counts[:-1:3], found[::3], deltas[::3], strict=False):
+        parts = [Part(*each) for each in zip(accountant._curves, row.tolist(), strict=True)]
+        assert 0.97e-6 <= divergence_bound(parts, epsilon) <= 1.03e-6
+        own = divergence_bound(parts, 0.3)
+        assert 0.97 * own <= delta and (delta <= 1.03 * own or delta < 1e-10)
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-12, 1e-30])
 def test_tilted_sums_resolve_any_delta(delta):
     """10,000 steps at q = 0.005, sigma 2, where untilted sums round 1e-7: against the composer of losses."""
-    accountant = FourierAccountant(0.005, (2.0,), 10.0, 2**18)
+    accountant = FourierAccountant(0.005, (2.0,))
     found = float(accountant.epsilon(delta, [[10_000]])[0])
     parts = [Part(sampled_gaussian(2.0, 0.005)[0], 10_000)]
     # The composer's bounds are at most 2 % above the truth (tests/statistics/test_composed_losses.py).
     assert divergence_bound(parts, found) <= 1.02 * delta
-    assert divergence_bound(parts, found - 10 * accountant.step) > delta
+    assert divergence_bound(parts, found * (1 - 1e-3)) > delta
     assert delta != 1e-8 or found == pytest.approx(1.404, abs=1e-3)  # dp-accounting's number
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="even"):
-        FourierAccountant(0.1, (1.0,), 10.0, 2**15 + 1)
-    with pytest.raises(ValueError, match="num_points must be at least"):
-        FourierAccountant(0.005, (100.0,), 10.0, 2**14)
-    accountant = FourierAccountant(0.1, (1.0, 2.0), 10.0, 2**12)
+    accountant = FourierAccountant(0.1, (1.0, 2.0))
     for bad in ([[1]], [[-1, 2]], [[0.5, 1]], [[np.nan, 1]]):
         with pytest.raises(ValueError, match="counts"):
             accountant.epsilon(1e-5, bad)
-    # What leaves the grid is reserved, not wrapped around in silence.
-    assert accountant.delta(1.0, [[5000, 0]])[0] > 0.5
-    assert np.isinf(accountant.epsilon(1e-5, [[5000, 0]])[0])
+    for q, sigmas in ((0.0, (1.0,)), (0.1, ()), (0.1, (1.0, -2.0)), (0.1, (math.nan,))):
+        with pytest.raises(ValueError, match=r"sampling_probability|sigmas"):
+            FourierAccountant(q, sigmas)
 
 
 def test_encoding():
@@ -173,7 +157,7 @@ def test_norms_are_never_charged_as_less():
 
 @pytest.mark.parametrize("bad", [np.nan, -1.0, 0.71, np.inf])
 def test_fails_closed_in_jit(bad):
-    accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 20.0, 5), 8.0, 2**13)
+    accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 20.0, 5))
     state = jax.jit(accountant.update)(accountant.init(2), np.array([bad, 0.1]))
     assert np.isinf(accountant.epsilon(state, 1e-5)[0]) and np.isfinite(accountant.epsilon(state, 1e-5)[1])
     assert accountant.delta(state, 1.0)[0] == 1
@@ -188,7 +172,7 @@ def test_bucketed_is_above_exact_and_order_free():
     rng = np.random.default_rng(3)
     norms = rng.uniform(0, 0.7, (12, 4)).astype(np.float32)
     norms[:, 3] = 0
-    accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 40.0, 36), 8.0, 2**14)
+    accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 40.0, 36))
     state = accountant.from_norms(norms)
     assert np.all(np.asarray(state.counts).sum(axis=1) == 12)
     again = accountant.from_norms(norms[::-1])
@@ -197,7 +181,7 @@ def test_bucketed_is_above_exact_and_order_free():
     assert found[3] == 0
     # Without the few steps with tiny gradients: from below, so that the comparison is fair.
     sigmas = [float(s) for s in 1.1 * 0.7 / norms[:, 0].astype(float) if s < 40]
-    alone = FourierAccountant(0.05, tuple(sigmas), 8.0, 2**14)
+    alone = FourierAccountant(0.05, tuple(sigmas))
     exact = alone.epsilon(1e-5, np.ones((1, len(sigmas)), int))[0]
     assert exact - 1e-3 <= found[0] <= 1.35 * exact
     rdp = RDPIndividualAccountant(0.05, 1.1, 0.7, accountant.grid)
@@ -221,7 +205,7 @@ def test_the_printed_condition_gives_no_amplification():
 
 
 def test_the_fit_on_a_range():
-    accountant = FourierAccountant(0.005, (2.0,), 10.0, 2**18)
+    accountant = FourierAccountant(0.005, (2.0,))
     fit = ApproximateBlackwell(accountant, (0.01, 0.3), points=2)
     # The largest is needed at the upper end, so two points show it.
     assert fit.mu([[10_000]])[0] == pytest.approx(0.267025, rel=2e-3)
@@ -238,26 +222,9 @@ def test_dp_event_peer_agrees_on_the_worst_case():
     peer = (
         dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(1e-5)
     )
-    accountant = PLDIndividualAccountant(0.02, 1.0, 1.0, SigmaGrid(1.0, 20.0, 10), 10.0, 2**15)
+    accountant = PLDIndividualAccountant(0.02, 1.0, 1.0, SigmaGrid(1.0, 20.0, 10))
     state = accountant.from_norms(np.ones((200, 1), np.float32))
     assert peer - 1e-4 <= accountant.epsilon(state, 1e-5)[0] <= peer + 5e-3
-
-
-@pytest.mark.parametrize(
-    ("sigma", "half_width", "count"), [(0.7, 1.0, 1), (0.7, 1.0, 3), (0.7, 2.5, 1), (0.3, 1.0, 1)]
-)
-def test_losses_beyond_a_narrow_grid_are_added(sigma, half_width, count):
-    """Much mass above the grid is infinite: alone it is most of delta, and nothing else books it."""
-    accountant = FourierAccountant(0.5, (sigma,), half_width=half_width, num_points=2**12)
-    for epsilon in (0.0, 0.5 * half_width, 0.99 * half_width):
-        exact = float(subsampled_gaussian_delta(0.5, sigma, epsilon, "remove"))
-        assert exact > 1e-3
-        assert accountant.delta(epsilon, [count])[0] >= exact
-
-
-def test_a_grid_whose_exponentials_overflow_is_refused():
-    with pytest.raises(ValueError, match="half_width must be at most 700"):
-        FourierAccountant(1.0, (1.0,), 720.0, 2**12)
 
 
 @pytest.mark.parametrize(("noise", "clip"), [(1e9, 1e9), (1e9, 1e-9), (1e-9, 1e9), (1e-9, 1e-9), (1.0, 1.0)])
@@ -273,19 +240,6 @@ def test_mu_of_full_batches_is_not_below_the_truth_over_the_whole_range(noise, c
     assert (found >= truth).all() and found[0] == 0
     floor = (norms > 0) * math.sqrt(3) * 2.0**-50
     assert (found <= (truth + floor) * (1 + 1e-5)).all()
-
-
-def test_mass_that_wraps_is_rounded_by_the_order_of_its_bound(monkeypatch):
-    """The Chernoff order is above the tilt: so is the rounding error of its moment, seen at a large unit."""
-    accountant, deltas = FourierAccountant(0.01, (1.0,), 1.0, 2**13), []
-    for unit in (0.0, 1e-9):
-        monkeypatch.setattr(fourier, "_UNIT", unit)
-        deltas.append(float(accountant.delta(0.99, [[1]])[0]))
-    moments = accountant._log_moments[0]
-    logs = moments - fourier._ORDERS * (1.0 - accountant.step)
-    place = int(np.argmin(logs))
-    sizes = 814 + 4 * fourier._ORDERS[place] + 2 * abs(moments[place]) + fourier._ORDERS[place]
-    assert deltas[1] - deltas[0] >= math.expm1(8e-9 * sizes) * math.exp(logs[place])
 
 
 def test_the_delta_of_a_step_where_e_to_epsilon_is_beyond_float64():

@@ -386,7 +386,7 @@ def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
     def drawn(*_):
         raise AssertionError("a key was made")
 
-    for name in ("fresh_key", "stream_key", "block_trees"):
+    for name in ("fresh_key", "stream_key", "block_keys"):
         monkeypatch.setattr(randomness, name, drawn)
     said = []
     again = recommend(**SMALL, progress=lambda what, done, expected: said.append((what, done)))

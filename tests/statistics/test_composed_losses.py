@@ -23,7 +23,7 @@ from jaxacct.statistics.composed_losses import (
 )
 from jaxacct.statistics.gaussian_mixtures import Mixture, sampled_antipodal, sampled_gaussian
 from jaxacct.statistics.loss_curves import ChordCurve, LossCurve, Restricted, Values
-from jaxacct.statistics.tilted_sums import UNIT, Factor, rounding_error, sums
+from jaxacct.statistics.tilted_sums import UNIT, Variable, rounding_error, sums
 from tests.oracles.composed_losses import REFERENCES, antipodal, gaussian, sampled
 
 IDENTITY = BandedToeplitz.identity()
@@ -62,7 +62,7 @@ def test_each_number_of_large_losses_is_counted(monkeypatch):
         assert bound - remainder <= MARGIN * exact and bound >= exact
     curve = sampled_gaussian(reference.sigma, reference.q)[0]
     small = Part(Restricted(curve, shares[1] * reference.epsilon, above=False), reference.steps)
-    none = composed_losses._Sums.of(composed_losses.Rough.of([small]), reference.epsilon)
+    none = composed_losses.Sums.of(composed_losses.Rough.of([small]), reference.epsilon)
     assert none.bound(reference.epsilon) < 0.97 * float(reference.delta)
 
 
@@ -73,7 +73,7 @@ def test_two_steps_are_the_sum_over_who_is_large(cut):
     small, large = (Restricted(curve, cut, above=above) for above in (False, True))
     cases = ([Part(small, 2)], [Part(small, 1), Part(large, 1)], [Part(large, 2)])
     found = [
-        composed_losses._Sums.of(composed_losses.Rough.of(case), epsilon).bound(epsilon) for case in cases
+        composed_losses.Sums.of(composed_losses.Rough.of(case), epsilon).bound(epsilon) for case in cases
     ]
     exact = float(gaussian(epsilon, mpmath.sqrt(2)))
     assert exact <= found[0] + 2 * found[1] + found[2] <= 1.005 * exact
@@ -252,19 +252,20 @@ def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
 
 def test_sums_beyond_the_lattice_are_added(monkeypatch):
     """The attack: places end below epsilon + 1, so that most of delta wraps around to where weights are 0."""
-    lattice = composed_losses._Sums.of(composed_losses.Rough.of(PARTS), 3.0)
+    lattice = composed_losses.Sums.of(composed_losses.Rough.of(PARTS), 3.0)
     assert lattice.reserved < 1e-3 * TRUTH
     assert lattice.bound(lattice.step * (lattice.first - 3)) == math.inf
-    far = dataclasses.replace(lattice, log_scale=3.0 * lattice.tilt + 201.0)
+    far = dataclasses.replace(lattice)
+    far.__dict__["log_scale"] = 3.0 * lattice.tilt + 201.0
     assert far.bound(3.0) == math.inf  # weights that count would be 0 in float64
     monkeypatch.setattr(composed_losses, "CUT", 1e3)
-    short = composed_losses._Sums.of(composed_losses.Rough.of(PARTS), 3.0)
+    short = composed_losses.Sums.of(composed_losses.Rough.of(PARTS), 3.0)
     assert short.reserved > TRUTH / 2 and short.bound(3.0) >= TRUTH
 
 
 def test_no_bound_where_rounding_of_exponents_may_exceed_its_share():
     """`1 + 2 relative` is below `e^relative` for a large relative error: no lattice gives a bound there."""
-    lattice = composed_losses._Sums.of(composed_losses.Rough.of(PARTS), 3.0)
+    lattice = composed_losses.Sums.of(composed_losses.Rough.of(PARTS), 3.0)
     assert lattice.bound(3.0) < 1
     for rough in (0.11, 3.0, math.nan):
         lattice.__dict__["_relative"] = rough
@@ -287,7 +288,7 @@ def test_nan_gives_the_trivial_bound():
         def at(self, losses):
             return Values(np.full(losses.size, np.nan), np.ones(losses.size), np.zeros(losses.size))
 
-    assert composed_losses._bounded(math.nan) == composed_losses._bounded(-1.0) == 1.0
+    assert composed_losses.bounded(math.nan) == composed_losses.bounded(-1.0) == 1.0
     for use in (divergence_bound, lambda parts, epsilon: divergence_table(parts, np.array([epsilon]))):
         with np.errstate(all="ignore"):
             try:
@@ -364,11 +365,12 @@ def test_rounding_of_sums_is_booked():
     shares = []
     for count, other in ((1, 1), (5, 0), (40, 3)):
         first, second = (rng.random(6) ** 4 for _ in range(2))
-        factors = [Factor(first / first.sum(), count), Factor(second / second.sum(), other)]
         points = 512
+        pairs = ((first, count), (second, other))
+        factors = [(Variable(masses / masses.sum(), points), number) for masses, number in pairs]
         exact = [fractions.Fraction(1)]
-        for masses, number in factors:
-            terms = [fractions.Fraction(float(mass)) for mass in masses]
+        for one, number in factors:
+            terms = [fractions.Fraction(float(mass)) for mass in one.masses]
             for _ in range(number):
                 longer = [fractions.Fraction(0)] * (len(exact) + len(terms) - 1)
                 for i, a in enumerate(exact):
@@ -382,9 +384,9 @@ def test_rounding_of_sums_is_booked():
         off = math.sqrt(float(padded @ padded) + float(found[len(exact) :] @ found[len(exact) :]))
         shares.append(off / rounding_error(factors, 1.0, points))
     assert max(shares) < 1 and min(shares) > 1e-4
-    assert rounding_error([Factor(np.ones(2) / 2, 10**14)], 1.0, 2**20) == math.inf
-    assert rounding_error([Factor(np.array([0.5, np.nan]), 1)], 1.0, 64) == math.inf
-    assert rounding_error([Factor(np.ones(2) / 2, 1)], math.nan, 64) == math.inf
+    assert rounding_error([(Variable(np.ones(2) / 2, 2**20), 10**14)], 1.0, 2**20) == math.inf
+    assert rounding_error([(Variable(np.array([0.5, np.nan]), 64), 1)], 1.0, 64) == math.inf
+    assert rounding_error([(Variable(np.ones(2) / 2, 64), 1)], math.nan, 64) == math.inf
 
 
 def test_chords_are_raised_by_what_deltas_may_be_off_by():
@@ -435,7 +437,7 @@ def test_sums_beyond_the_last_place_are_booked():
     a, steps = 0.05, 2000
     part = Part(discrete_laplace(a, 1)[0], steps)
     for epsilon in (2.0, 10.0, 15.0):
-        lattice = composed_losses._Sums.of(composed_losses.Rough.of([part]), epsilon)
+        lattice = composed_losses.Sums.of(composed_losses.Rough.of([part]), epsilon)
         after = lattice.step * (lattice.first + lattice.points)
         beyond = scipy.stats.binom.sf(math.floor((after / a + steps) / 2), steps, 1 / (1 + math.exp(-a)))
         assert 1e-150 < beyond <= lattice.reserved < 1e-3 * divergence_bound([part], epsilon)
@@ -443,7 +445,7 @@ def test_sums_beyond_the_last_place_are_booked():
 
 def test_every_allowance_is_in_the_bound(monkeypatch):
     """Computed again: errors of transforms, sums, exponents and epsilon, each by itself."""
-    lattice = composed_losses._Sums.of(
+    lattice = composed_losses.Sums.of(
         composed_losses.Rough.of([Part(sampled_gaussian(9.0, 0.2)[0], 300)]), 1.0
     )
     epsilon, norm = 1.0, 3.0
@@ -452,17 +454,25 @@ def test_every_allowance_is_in_the_bound(monkeypatch):
     rounding += lattice.points * UNIT * float(np.linalg.norm(lattice._masses))
     assert lattice._bound(epsilon, 0.0, norm) - lattice.reserved >= 0.999 * rounding * norm * scale > 0
     (step,) = lattice.steps
-    exponents = step.count * step.exponents(lattice.tilt, lattice.step) + abs(lattice.log_scale)
+    exponents = lattice.counts[0] * step.exponents(lattice.tilt, lattice.step) + abs(lattice.log_scale)
     relative = 4 * UNIT * (exponents + lattice.tilt * (lattice.step * lattice.points + epsilon))
     found = (lattice._bound(epsilon, 1e9, 0.0) - lattice.reserved) / (1e9 * scale) - 1
     assert found >= relative > 1e-11
-    monkeypatch.setattr(composed_losses._Sums, "_bound", lambda self, epsilon, value, norm: epsilon)
+    wrapped = []
+    for unit in (0.0, 2e-6):
+        monkeypatch.setattr(composed_losses, "UNIT", unit)
+        wrapped.append(dataclasses.replace(lattice).reserved - 1.00001 * lattice.counts[0] * step.infinite)
+    after = lattice.steep * lattice.step * (lattice.first + lattice.points)
+    rounded = lattice.counts[0] * step.exponents(lattice.steep, lattice.step) + after
+    assert wrapped[1] >= 0.999 * math.exp(8e-6 * rounded) * wrapped[0] > 0
+    monkeypatch.setattr(composed_losses, "UNIT", UNIT)
+    monkeypatch.setattr(composed_losses.Sums, "_bound", lambda self, epsilon, value, norm: epsilon)
     assert lattice.bound(epsilon) <= epsilon - 8 * UNIT * epsilon
 
 
 def test_rounding_of_a_power_grows_with_the_exponent():
     """Each multiplication rounds again: twice the copies, twice the error."""
-    few, many = (rounding_error([Factor(np.array([0.5, 0.5]), n)], 1.0, 1024) for n in (1000, 2000))
+    few, many = (rounding_error([(Variable(np.array([0.5, 0.5]), 1024), n)], 1.0, 1024) for n in (1000, 2000))
     assert many > 1.9 * few > 0
 
 

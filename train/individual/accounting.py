@@ -6,7 +6,6 @@ arrays with one row an example, **private**. `init(num_examples)` returns record
 jittable; `epsilon` and `renyi_epsilon` return (num_examples,) float64.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,9 +29,6 @@ from jaxacct.individual.accountants import CountState
 from jaxacct.individual.rdp import ORDERS
 
 _MIN_NORM = 1 / 32  # as a share of the clip norm: smaller norms, but 0, are charged as this
-
-
-_MAX_POINTS = 2**21
 
 
 class Records(NamedTuple):
@@ -129,15 +125,8 @@ class Sampled:
     def epsilon(self, records: Records, delta: float) -> np.ndarray:
         """Epsilon of the Fourier accountant: an estimate for adaptive norms."""
         given = self.accountant
-        finest = max(float(s) for s in given.charged_sigmas if math.isfinite(s)) / given.sampling_probability
         fixed = given.sampling_probability, given.noise_multiplier, given.clip_norm, given.grid
-        for half_width in (10.0, 40.0, 160.0):
-            points = 2 ** max(14, math.ceil(math.log2(8 * half_width * finest)))
-            bound = PLDIndividualAccountant(*fixed, half_width, min(points, _MAX_POINTS))
-            found = bound.epsilon(records.counted, delta)
-            if np.isfinite(found).all() or 2 * points > _MAX_POINTS:
-                break
-        return found
+        return PLDIndividualAccountant(*fixed).epsilon(records.counted, delta)
 
     def renyi_epsilon(self, records: Records, delta: float) -> np.ndarray:
         """Epsilon at the best order of each example, chosen afterwards: a report."""

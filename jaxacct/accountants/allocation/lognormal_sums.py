@@ -29,7 +29,7 @@ from jaxacct.accountants.allocation.lognormal_lattice import (
 )
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed_losses import SMALLEST
-from jaxacct.statistics.tilted_sums import UNIT, Factor, log_sum, rounding_error, sums, tilted
+from jaxacct.statistics.tilted_sums import UNIT, Factors, Variable, log_sum, rounding_error, sums, tilted
 
 _MIN_POINTS, _MAX_POINTS, _POINTS_A_TERM = 2**14, 2**21, 256
 # A larger epsilon counts as this; with a larger mu only the probability of participation is used.
@@ -185,18 +185,21 @@ class Sums:
             errors = unit * np.sqrt(running(weights**2)) + 4 * lattice.points * UNIT * running(np.abs(masses))
         return (counted + errors) * (1 + relative), errors
 
-    def _products(self, tilt: float, logs: list[float]) -> list[list[Factor]]:
+    def _products(self, tilt: float, logs: list[float]) -> list[Factors]:
         """Return the tilted factors of each term: the size-biased X of one kind, then all others."""
-        x, phases = self.lattice.places, self.mixture.phases
-        masses = [tilted(dist.masses, tilt * x - log) for dist, log in zip(self.dists, logs, strict=True)]
+        x, phases, points = self.lattice.places, self.mixture.phases, self.lattice.points
+        ones = [
+            Variable(tilted(dist.masses, tilt * x - log), points)
+            for dist, log in zip(self.dists, logs, strict=True)
+        ]
         found = []
         for i, (part, dist, log) in enumerate(zip(phases, self.dists, logs, strict=True)):
             biased = tilted(part.number / self.mixture.total * dist.masses * x, tilt * x - log)
             others = [
-                Factor(one, other.number - (i == j))
-                for j, (one, other) in enumerate(zip(masses, phases, strict=True))
+                (one, other.number - (i == j))
+                for j, (one, other) in enumerate(zip(ones, phases, strict=True))
             ]
-            found.append([Factor(biased, 1), *others])
+            found.append([(Variable(biased, points), 1), *others])
         return found
 
     def beyond(self, thresholds: np.ndarray, steep: float) -> tuple[np.ndarray, float]:
@@ -329,7 +332,7 @@ def _one_large(
     """
     mixture, lattice, part = sums_of.mixture, sums_of.lattice, sums_of.mixture.phases[place]
     factors = [
-        Factor(dist.masses, one.number - (i == place))
+        (Variable(dist.masses, lattice.points), one.number - (i == place))
         for i, (dist, one) in enumerate(zip(sums_of.dists, mixture.phases, strict=True))
     ]
     # The others of a mixture of one phase are at 0.

@@ -35,9 +35,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at, plain
@@ -220,7 +221,7 @@ def _drawer(
     def draw_block(key, scheme, strategy, sigma, tables, dtype) -> Draws:
         one, number = (scheme, 1) if scheme.parts is None else scheme.parts
         one = one if times == 1 else scheme.inflated(times)[0]
-        normals_key, counts_key = threefry.split(key)
+        normals_key, counts_key = jax.random.split(key)
         n, size = scheme.iterations, randomness.BLOCK_SIZE
         normals = strategy.draw_normals(normals_key, n, size, dtype)
         drawn = module.draw_positions_with_one(counts_key, one, tables["arrays"], m // 2 * size)

@@ -16,11 +16,12 @@ import functools
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels import randomness, threefry
+from jaxacct.kernels import randomness
 from jaxacct.likelihood import rounding
 from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
@@ -179,7 +180,7 @@ def _draw(key, scheme, strategy, sigma, tables, dtype, direction: Direction) -> 
     truncation, sign = scheme.independent_truncation, direction.sign
     if direction == Direction.ADD:
         truncation = dataclasses.replace(truncation, counts=(0, 1))
-    normals_key, counts_key = threefry.split(key)
+    normals_key, counts_key = jax.random.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
     normals = strategy.draw_normals(normals_key, n, size, dtype)
     is_truncated, counts = truncation.draw(counts_key, tables["arrays"], size)

@@ -237,8 +237,6 @@ class Scheme(abc.ABC):
     # -- Optional faster paths -----------------------------------------------------------------------------
 
     sparse_positions: SparsePositions | None = None
-    sparse_counts: Callable[..., tuple[jax.Array, jax.Array]] | None = None
-    """(key, num_samples, direction, side) -> the draws of `draw_counts` as steps and the counts there."""
     pair_bound: PairBound | None = None
     arrays_kept: int = 1
     """About how many arrays of all steps a draw goes through, plain b-min-sep being 1."""

@@ -193,7 +193,7 @@ def _after(code, none: int):
 
 def draw_with_one(key, scheme, arrays, num_samples: int):
     """Return (sums of two participation vectors, one of them, their lifts), float32; see `replicas.base`."""
-    start_key, walk_key = threefry.split(key)
+    start_key, walk_key = jax.random.split(key)
     lockout, other_lockout = jnp.divmod(
         draw_place(start_key, num_samples, arrays["starts"]), scheme.min_separation
     )

@@ -102,29 +102,35 @@ def tables(mechanism: Attracting, m: int) -> dict:
 def _backward(mechanism: Attracting, m: int) -> tuple[float, dict | None]:
     """Return (ln Z_m, arrays or None) by the recurrence."""
     scheme = mechanism.scheme
-    n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
-    q = -np.expm1(log_probabilities(p)[0])
+    n, b = scheme.iterations, scheme.min_separation
     virtual_hazards = starts = None
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        rows = attractions(mechanism)
-
-        @functools.lru_cache(maxsize=2)
-        def weights_of(row: int, codes: int) -> list[np.ndarray]:
-            return [_weight(move, j, m, p, q, rows[row]) for j, move in enumerate(moves(b, m, codes))]
-
-        def weights_at(i: int, codes: int):
-            return weights_of(min(n - 1 - i, len(rows) - 1), codes)
-
+        weights_at = step_weights(mechanism, m, scheme.sampling_probability)
         real, hazards = _real_weights(n, b, m, weights_at)
         total = real[0, 0]
         if _is_locked_out(scheme):
-            virtual, virtual_hazards = _virtual_weights(n, b, m, weights_at, real)
+            virtual, virtual_hazards = virtual_weights(n, b, m, weights_at, real)
             starts, total = _starts(n, b, m, scheme, virtual)
         log_z = float(np.log(total))
     if not np.isfinite(log_z):
         return math.inf, None
     rate = _rates(b, m, hazards, virtual_hazards).astype(np.float32)
     return log_z, dict(hazards=hazards, virtual_hazards=virtual_hazards, starts=starts, rate=rate)
+
+
+def step_weights(mechanism: Attracting, m: int, p: float):
+    """Return (steps after it, number of codes) -> the weights of 0 .. m participations at a step.
+
+    `p` is the probability of an eligible vector's participation.
+    """
+    b, rows = mechanism.scheme.min_separation, attractions(mechanism)
+    q = -np.expm1(log_probabilities(p)[0]) if p < 1 else 0.0
+
+    @functools.lru_cache(maxsize=2)
+    def of_row(row: int, codes: int) -> list[np.ndarray]:
+        return [_weight(move, j, m, p, q, rows[row]) for j, move in enumerate(moves(b, m, codes))]
+
+    return lambda after, codes: of_row(min(after, len(rows) - 1), codes)
 
 
 def _weight(move: Move, j: int, m: int, p: float, q: float, attraction) -> np.ndarray:
@@ -144,12 +150,14 @@ def _real_weights(n: int, b: int, m: int, weights_at):
     hazards = [np.zeros((n, len(move.which)), np.float32) for move in of_moves[1:]]
     for i in range(n - 1, -1, -1):
         ahead = weights.reshape(-1)[i * size :]
-        parts = [weight * ahead.take(at) for weight, at in zip(weights_at(i, b), offsets, strict=True)]
+        parts = [
+            weight * ahead.take(at) for weight, at in zip(weights_at(n - 1 - i, b), offsets, strict=True)
+        ]
         _add_up(weights[i], i, parts, [move.which for move in of_moves], hazards)
     return weights, hazards
 
 
-def _virtual_weights(n: int, b: int, m: int, weights_at, real):
+def virtual_weights(n: int, b: int, m: int, weights_at, real):
     """Return U and the probabilities for the first b steps with virtual histories, (2 b, number of states).
 
     U is 0 where states are never reached; the rows from b on are those of `real`.
@@ -163,7 +171,7 @@ def _virtual_weights(n: int, b: int, m: int, weights_at, real):
     for i in range(min(b, n) - 1, -1, -1):
         # At step i a virtual lockout lasts b - 1 - i steps at most: codes below this, states up to `end`.
         codes, parts, which = 2 * b - 1 - i, [], []
-        for j, (move, weight) in enumerate(zip(of_moves, weights_at(i, 2 * b - 1), strict=True)):
+        for j, (move, weight) in enumerate(zip(of_moves, weights_at(n - 1 - i, 2 * b - 1), strict=True)):
             others = m - max(1, j)
             end = math.comb(codes + others - 1, others)
             places = (move.delta * size + move.after)[:end]
@@ -209,9 +217,7 @@ def _rates(b: int, m: int, hazards, virtual_hazards) -> np.ndarray:
 def _starts(n: int, b: int, m: int, scheme, virtual) -> tuple[list[np.ndarray], float]:
     """Return (thresholds of the m first lockouts one after the other, Z_m) for a stationary start."""
     distribution = start_distribution(scheme)
-    earliest, number, chance = start_states(b, m, distribution)
-    reach = np.where(earliest < n, virtual[earliest, number], 1.0)
-    total = float((chance * reach).sum())
+    total, reach = start_sum(n, b, m, distribution, virtual)
     joint = np.empty((b,) * m)
     others = np.indices((b,) * (m - 1)).reshape(m - 1, -1).T
     chance = distribution[others].prod(axis=1)
@@ -223,10 +229,17 @@ def _starts(n: int, b: int, m: int, scheme, virtual) -> tuple[list[np.ndarray], 
     return [np.minimum(np.round(part * 2.0**32), 2.0**32 - 1).astype(np.uint32) for part in cumulative], total
 
 
+def start_sum(n: int, b: int, m: int, distribution, virtual) -> tuple[float, np.ndarray]:
+    """Return (Z_m for starts of a (b,) `distribution`, the weights of what follows each set of lockouts)."""
+    earliest, number, chance = start_states(b, m, distribution)
+    reach = np.where(earliest < n, virtual[earliest, number], 1.0)
+    return float((chance * reach).sum()), reach
+
+
 def draw_counts(key, scheme, arrays, num_samples: int):
     """Draw sums of m participation vectors, (num_samples, iterations) float32."""
     n, b, m = scheme.iterations, scheme.min_separation, len(arrays["hazards"])
-    start_key, walk_key = threefry.split(key)
+    start_key, walk_key = jax.random.split(key)
     rows, counts = jnp.arange(num_samples), jnp.zeros((num_samples, n), jnp.float32)
 
     def unfinished(state):
@@ -237,7 +250,7 @@ def draw_counts(key, scheme, arrays, num_samples: int):
         remaining = jnp.where(codes >= b, codes - (b - 1), codes)
         release = jnp.min(jnp.where(remaining > 0, remaining, n + b), axis=1)
         rate = arrays["rate"][rank(codes)]
-        words = threefry.bits_32(threefry.fold_in(walk_key, turn), (4, num_samples))
+        words = threefry.bits_32(jax.random.fold_in(walk_key, turn), (4, num_samples))
         low = [(word.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32) for word in words[2:]]
         wait = jnp.minimum(jnp.floor(minus_log_uniform(words[0], low[0]) / rate), n).astype(jnp.int32)
         released = wait >= release

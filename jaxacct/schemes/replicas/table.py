@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels import exponentials, threefry
+from jaxacct.kernels import exponentials
 from jaxacct.kernels.exponentials import (
     added,
     exponential_words,
@@ -163,7 +163,7 @@ def draw_outcomes(key, table: SamplingTable, arrays, num_samples: int):
     pairs = jnp.asarray(numbers, jnp.int32)
     rows, starts = rows_of(table), len(table.starts)
     firsts = jnp.asarray([0, *map(rows.first, table.outcomes)], jnp.int32)
-    start_key, wait_key, which_key = threefry.split(key, 3)
+    start_key, wait_key, which_key = jax.random.split(key, 3)
     place = draw_place(start_key, num_samples, arrays["starts"])
     first, second = place // starts, place % starts
 

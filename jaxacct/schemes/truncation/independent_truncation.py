@@ -12,6 +12,7 @@ import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -81,7 +82,7 @@ class IndependentTruncation:
         Both are (num_samples, iterations). `arrays` are those of the replicas of `table`, and `chances`,
         (iterations,) uint32: `chances` of this in units of 2^-32.
         """
-        pairs_key, truncation_key = threefry.split(key)
+        pairs_key, truncation_key = jax.random.split(key)
         steps, kinds = draw_outcomes(pairs_key, self.table, arrays["pairs"], num_samples)
         # Separately: XLA would compute these words again for both likelihoods.
         words = threefry.bits_32(truncation_key, (num_samples, self.iterations))

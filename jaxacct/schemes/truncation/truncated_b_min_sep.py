@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
@@ -162,12 +163,9 @@ class TruncatedBMinSep(ExampleScheme):
 
         Source: arXiv 2602.09338, corollary D.2.
         """
-        return counts_at(*self.sparse_counts(key, num_samples, direction, side), self.iterations)
-
-    def sparse_counts(self, key, num_samples: int, direction: str, side=None):
         batch_sizes, n = _required(side), self.iterations
         most = min(self.max_batch_size, self.dataset_size)  # of the same effect, in 32 bits
-        sampled_key, kept_key = threefry.split(key)
+        sampled_key, kept_key = jax.random.split(key)
         positions = self.draw_positions(sampled_key, num_samples)
         # Only at the few steps at which the example is sampled.
         here = jnp.minimum(positions, n - 1)
@@ -179,7 +177,7 @@ class TruncatedBMinSep(ExampleScheme):
         kept = (place < most).astype(jnp.float32)
         drawn_from_p = Direction.of(direction) is Direction.REMOVE
         when_truncated, when_whole = (2 * kept, 1.0) if drawn_from_p else (-kept, 0.0)
-        return positions, jnp.where(sizes >= most, when_truncated, when_whole)
+        return counts_at(positions, jnp.where(sizes >= most, when_truncated, when_whole), n)
 
     @property
     def draw_errors(self) -> tuple[float, float]:

@@ -90,13 +90,13 @@ class BatchSizes:
         """
         joining, first = self.tables() if tables is None else tables
         n, b, others = self.untruncated.iterations, self.untruncated.min_separation, self.dataset_size - 1
-        first_key, key = threefry.split(key)
+        first_key, key = jax.random.split(key)
         pool = jnp.full((num_samples,), others, jnp.int32)
         recent, sizes = jnp.zeros((b - 1, num_samples), jnp.int32), []  # of the b - 1 steps before
         if first is not None:
             places = jnp.arange(min(n, b - 1), dtype=jnp.int32)
             starts = range(0, len(places), _STEPS_AT_ONCE)
-            keys = threefry.split_array(first_key, 2 * len(starts)).reshape(-1, 2)
+            keys = jax.random.split(first_key, 2 * len(starts)).reshape(-1, 2)
             for number, start in enumerate(starts):
                 at = places[start : start + _STEPS_AT_ONCE]
                 pool, some = _block(keys[number], pool, first, at, 0 * at)
@@ -112,7 +112,7 @@ class BatchSizes:
                 pool, some = _block(keys, pool, joining, each, back)
                 return (pool, jnp.concatenate([recent, some])[each:] if b > 1 else recent), some
 
-            keys = threefry.split_array(key, 2 * blocks).reshape(blocks, 2)
+            keys = jax.random.split(key, 2 * blocks).reshape(blocks, 2)
             _, later = lax.scan(block, (pool, recent), keys)
             sizes.append(later.reshape(-1, num_samples))
         # Otherwise XLA concatenates them once for each use.

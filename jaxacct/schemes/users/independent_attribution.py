@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import threefry
 from jaxacct.kernels.likelihoods.interacting_recurrence import interacting_log_recurrence, numbers_kept
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
@@ -108,7 +107,7 @@ class IndependentAttribution(UserScheme):
 
     def draw_participation(self, key, num_samples: int):
         """Return (num_samples, iterations) float32 counts 0 .. k_u."""
-        keys = threefry.split_array(key, self.examples_per_user)
+        keys = jax.random.split(key, self.examples_per_user)
 
         def add(total, part):
             return total + self.one.draw_participation(part, num_samples), None

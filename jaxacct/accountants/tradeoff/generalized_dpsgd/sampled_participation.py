@@ -62,7 +62,7 @@ def _num_draws(run: GeneralDPSGD) -> int:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _draw(key, run: GeneralDPSGD, samples: int):
     def add(total, one):
-        keys = threefry.split_array(threefry.fold_in(key, one), samples)
+        keys = jax.random.split(jax.random.fold_in(key, one), samples)
         positions = jax.vmap(lambda k: _distinct(k, run.dataset_size, run.group_size))(keys)
         return total + jax.vmap(functools.partial(_squares, run))(positions), None
 
