@@ -12,6 +12,7 @@ import numpy as np
 from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from .grid import Grid
+from .joined import Layout
 from .programs import in_fast_layout, without_batch_groups
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, where_row
 
@@ -58,7 +59,7 @@ def clipped_gradient_sum(
 
     def of_rows(whole, batch, mask, records):
         loss, params = _by_device.whole(whole)
-        own = mask.shape[0]
+        own, layout = mask.shape[0], Layout.of(params)
         micro = clipping.micro(lambda: default_microbatch_size(params), own)
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)
         with jax.enable_x64(x64):
@@ -76,6 +77,7 @@ def clipped_gradient_sum(
         def accumulate(total, inputs):
             rows, real, kept = inputs
             gradients, (finite, losses) = of_each(rows)
+            gradients = layout.join(jax.tree.leaves(gradients))
             counted = finite & (real if admit is None else True)  # all are charged
             _, counts, norms, long = clip_rows_to_grid(gradients, clipping.grid, clipping.normalize, counted)
             if admit is not None:
@@ -89,9 +91,8 @@ def clipped_gradient_sum(
             return total, (norms, real & long, losses, kept)
 
         inputs = jax.tree.map(pieces.split, (batch, mask, records))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), params)
-        total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-        return total, jax.tree.map(pieces.join, found)
+        total, found = pieces.accumulate(accumulate, layout.zeros(), inputs, inputs[1])
+        return (total, layout), jax.tree.map(pieces.join, found)
 
     return clipping.summed(of_rows, loss, params, batch, mask, records)
 

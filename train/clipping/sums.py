@@ -84,8 +84,9 @@ class Clipping:
     def summed(self, of_rows: Callable[..., Any], loss, params, batch, mask, records=()) -> ClippedSum:
         """Return the sum over a batch, each device of the mesh computing its own rows.
 
-        `of_rows` is `((loss, params), batch, mask, records) -> (pytree of totals in grid units, (norms,
-        whether each is long, losses, records))` of some rows; it runs with `jax_enable_x64`.
+        `of_rows` is `((loss, params), batch, mask, records) -> ((totals in grid units, their
+        `train.clipping.joined.Layout`), (norms, whether each is long, losses, records))` of some rows; it
+        runs with `jax_enable_x64`.
         """
         _by_device.refuse_several_devices(self.mesh, params=params, batch=batch, mask=mask, records=records)
         mask = jnp.asarray(mask, bool)
@@ -95,10 +96,17 @@ class Clipping:
             raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
         check_rows(batch, size)
         batch, records = jax.tree.map(jnp.asarray, (batch, records))
+
+        def add(total, over) -> GridSum:
+            sums, layout = total
+            if over is None:
+                return GridSum.of(sums, self.grid, split=layout.split)
+            return GridSum.of(layout.split(sums), self.grid, over)
+
         with jax.enable_x64(True):
             over_rows = _by_device.over_rows(
                 of_rows,
-                lambda total, over: GridSum.of(total, self.grid, over),
+                add,
                 lambda specs: GridSum(specs, PartitionSpec(), self.grid),
                 self.mesh,
                 self.specs,

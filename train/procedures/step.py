@@ -71,12 +71,13 @@ def info_of(losses, norms, mask, clipped) -> StepInfo:
       clipped: share of gradients that were scaled down.
     """
     counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
+    sampled, number = mask.sum(), counted.sum()
     return StepInfo(
-        jnp.where(mask, losses, 0).sum() / jnp.maximum(1, mask.sum()).astype(losses.dtype),
+        jnp.where(mask, losses, 0).sum() / jnp.maximum(1, sampled).astype(losses.dtype),
         clipped,
         jnp.nanmedian(jnp.where(mask, norms, jnp.nan)),
-        jnp.sum(mask & ~counted),
-        jnp.where(counted.any(), jnp.max(norms, where=counted, initial=0.0), jnp.nan),
+        sampled - number,
+        jnp.where(number > 0, jnp.max(norms, where=counted, initial=0.0), jnp.nan),
     )
 
 
