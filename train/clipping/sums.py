@@ -34,6 +34,8 @@ class ClippedSum(NamedTuple):
     """Share of the real examples that count whose gradient was scaled down."""
     records: Any = ()
     """(batch, ...): of the examples after this step, where some were admitted."""
+    also: Any = ()
+    """Pytree like the parameters, float64: the sum of something else of each gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +87,8 @@ class Clipping:
         """Return the sum over a batch, each device of the mesh computing its own rows.
 
         `of_rows` is `((loss, params), batch, mask, records) -> ((totals in grid units, their
-        `train.clipping.joined.Layout`), (norms, whether each is long, losses, records))` of some rows; it
-        runs with `jax_enable_x64`.
+        `train.clipping.joined.Layout`), (norms, whether each is long, losses, records, ...))` of some rows,
+        the last as in `ClippedSum`; it runs with `jax_enable_x64`.
         """
         _by_device.refuse_several_devices(self.mesh, params=params, batch=batch, mask=mask, records=records)
         mask = jnp.asarray(mask, bool)
@@ -111,9 +113,9 @@ class Clipping:
                 self.mesh,
                 self.specs,
             )
-            total, (norms, long, losses, records) = over_rows(loss, params, batch, mask, records)
+            total, (norms, long, losses, *others) = over_rows(loss, params, batch, mask, records)
         clipped = clipped_share(long, mask, norms, losses)
-        return ClippedSum(total, norms, losses, clipped, records)
+        return ClippedSum(total, norms, losses, clipped, *others)
 
 
 def clipped_share(long, mask, norms, losses) -> jax.Array:

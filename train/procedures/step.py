@@ -129,7 +129,12 @@ class PrivateStep:
         records: Any = (),
         draws_ahead: bool = False,
     ):
-        self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=4), mesh
+
+        def checked(state: TrainState, batch, mask, loss: Loss, specs=(), *normals):
+            _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
+            return function(state, batch, mask, loss, specs, *normals)
+
+        self._jitted, self._mesh = jax.jit(checked, donate_argnums=0, static_argnums=4), mesh
         self._records, self._draws_ahead = records, draws_ahead
         self._drawn: _Drawn | None = None
         self._before: jax.Array | None = None
@@ -238,6 +243,8 @@ def make_step(
     *,
     clipping: str = AUTO,
     mesh: jax.sharding.Mesh | None = None,
+    admit: Callable[..., Any] | None = None,
+    records: Any = (),
     **options,
 ) -> PrivateStep:
     """Return a private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
@@ -254,6 +261,8 @@ def make_step(
       optimizer: any; what it does is post-processing.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
       mesh: as in `train.clipping.sums.Clipping`.
+      admit: as of `train.clipping.per_example.clipped_gradient_sum`; then `mask` says who was sampled.
+      records: for `admit`, before the first step.
       **options: others of `Clipping`: microbatch_size, normalize and skip_padding.
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
@@ -274,15 +283,16 @@ def make_step(
     )
     Clipping(**shared)  # checks the options
 
-    def step(state: TrainState, batch, mask, loss: Loss, specs=(), normals=None):
-        _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
+    def step(state: TrainState, batch, mask, loss: Loss, specs, normals=None):
         given = loss.at(state.noise.step), state.params, batch
         kind = choose(*given, **shared).clipping if clipping == AUTO else clipping
         of_params = specs[: len(jax.tree.leaves(state.params))]
-        found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params)
+        followed = {} if admit is None else dict(admit=admit, records=state.private_individual)
+        found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params, **followed)
         return advance(private, optimizer, state, found, mask, mesh, specs, normals)
 
-    return PrivateStep(step, loss, private, optimizer, mesh, draws_ahead=mesh is None and not private.redraws)
+    ahead = mesh is None and not private.redraws
+    return PrivateStep(step, loss, private, optimizer, mesh, records=records, draws_ahead=ahead)
 
 
 def advance(
@@ -315,10 +325,15 @@ def advance(
         of_params = specs[: len(jax.tree.leaves(state.params))]
         gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, of_params)
     chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    info = info_of(found.losses, found.norms, mask, found.clipped_fraction)
-    return _by_device.constrained(mesh, specs, TrainState(params, noise, opt_state)), info
+    after, info = moved(optimizer, state, gradient, noise, found, mask)
+    return _by_device.constrained(mesh, specs, after), info
+
+
+def moved(optimizer, state: TrainState, released, noise, found: ClippedSum, mask):
+    """Return the state after the optimizer's update by what is `released`, and the private log."""
+    updates, opt_state = optimizer.update(released, state.opt_state, state.params)
+    after = TrainState(optax.apply_updates(state.params, updates), noise, opt_state, found.records)
+    return after, info_of(found.losses, found.norms, mask, found.clipped_fraction)
 
 
 def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs):
