@@ -35,6 +35,7 @@ CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
 }
 
 _MOST_AHEAD = 2**26  # parameters: their normals take half a GiB, twice
+_FEWEST_AHEAD = 2**12  # which small models share one program of: it takes .8 s to compile
 
 
 class TrainState(NamedTuple):
@@ -206,7 +207,8 @@ class PrivateStep:
                 return None
             if any(isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array) for leaf in leaves):
                 return None
-            size = number_of([leaf.shape[1:] for leaf in jax.tree.leaves(noise.recent)])
+            number = number_of([leaf.shape[1:] for leaf in jax.tree.leaves(noise.recent)])
+            size = max(number, _FEWEST_AHEAD)
             if size > _MOST_AHEAD:
                 return None
             key = noise.key.copy()  # the state's own memory is given to the step
