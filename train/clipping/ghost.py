@@ -25,9 +25,9 @@ from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
 from .joined import Layout
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
-from .programs import Traced, in_fast_layout, without_batch_groups
+from .programs import Traced, in_fast_layout, shapes, without_batch_groups
 from .rows_apart import OneAtATimeError
-from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
+from .sums import ClippedSum, Clipping, Microbatches, check_loss, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -265,7 +265,7 @@ def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
 
 def _program(loss, params, batch) -> _uses.Program:
     if not isinstance(loss, Traced):
-        loss, _ = Traced.of(loss, params, of_one(batch))
+        loss, _ = Traced.of(loss, params, shapes(batch, 1))
     return _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
 
 

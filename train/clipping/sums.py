@@ -15,7 +15,7 @@ from ..models.loss import Numbered, WritingLossError, error_of_loss, no_batch_st
 from ..procedures import by_device as _by_device
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
-from .programs import Traced, flow
+from .programs import Traced, flow, shapes
 
 
 class ClippedSum(NamedTuple):
@@ -190,11 +190,6 @@ def check_rows(batch, size: int) -> None:
             raise ValueError(f"batch must have {size} rows like mask, got an array of shape {np.shape(leaf)}")
 
 
-def of_one(batch):
-    """Return the shapes of one example of a batch."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
-
-
 def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -> Traced:
     """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
 
@@ -210,7 +205,7 @@ def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -
     check_rows(batch, size)
     try:
         with no_batch_statistics():
-            program, shape = Traced.of(loss, params, of_one(batch))
+            program, shape = Traced.of(loss, params, shapes(batch, 1))
     except WritingLossError as error:
         raise WritingLossError(*error.args) from None
     except Exception as error:  # whatever the caller's function raises; the traceback shows where
@@ -223,7 +218,7 @@ def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
     check_statistics(program.closed.jaxpr, len(jax.tree.leaves(params)))
-    gradient = jax.make_jaxpr(jax.grad(program))(params, of_one(batch))
+    gradient = jax.make_jaxpr(jax.grad(program))(params, shapes(batch, 1))
     return replace(program, alone=_rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time))
 
 
