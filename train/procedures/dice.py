@@ -286,7 +286,7 @@ def _train(plan: DicePlan, request: Request) -> Result:
             return Replayed(lambda generator: _shuffled(plan, generator), key, drawn)
         return Sampler(plan.scheme, plan.dataset_size, plan.max_batch_size, key, state=drawn)
 
-    run = Run(
+    return Run(
         plan=plan,
         request=request,
         start=lambda: step.init(params),
@@ -297,8 +297,7 @@ def _train(plan: DicePlan, request: Request) -> Result:
         sampler_key=sampler_key,
         source_at=source_at,
         clipping=Choice(PER_EXAMPLE, "the error that is fed back needs the gradients of examples"),
-    )
-    return run.take()
+    ).take()
 
 
 PROCEDURE = Procedure(

@@ -232,7 +232,7 @@ def _bound_together(state, loss: Loss, mesh: jax.sharding.Mesh | None):
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return state  # of a program around it
     if mesh is not None:
-        return jax.tree.map(lambda leaf: _by_device.on(mesh, leaf), state)
+        return _by_device.over(mesh, _by_device.specs_of(mesh, state), state)
     bound = {leaf.sharding for leaf in leaves if getattr(leaf, "committed", False)}
     one = len(bound) == 1 and isinstance(next(iter(bound)), jax.sharding.SingleDeviceSharding)
     return jax.device_put(state, bound.pop()) if one else state
@@ -328,7 +328,7 @@ def advance(
         gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, of_params)
     chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
     after, info = moved(optimizer, state, gradient, noise, found, mask)
-    return _by_device.constrained(mesh, specs, after), info
+    return _by_device.over(mesh, specs, after, jax.lax.with_sharding_constraint), info
 
 
 def moved(optimizer, state: TrainState, released, noise, found: ClippedSum, mask):
