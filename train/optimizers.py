@@ -12,6 +12,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import Mechanism
 
 from .clipping.grid import Grid, GridSum
+from .clipping.programs import shapes
 from .noise import recursion as noise
 from .noise import redrawn
 
@@ -145,7 +146,7 @@ def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tu
             "differentially_private_aggregate do: the plan's clipping and noise come before it; give the "
             "optimizer alone"
         )
-    gradient = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.float32), params)
+    gradient = shapes(params, dtype=jnp.float32)
     try:
         return opt_state, jax.eval_shape(update, gradient, opt_state, params)
     except Exception as error:

@@ -101,7 +101,7 @@ def test_losses_of_sampled_batches_against_numpy():
     seen, plain = (run(SAMPLED, each, **RECORDED) for each in (IndividualAccounting(), None))
     np.testing.assert_array_equal(flat(seen.params), flat(plain.params))
     private = losses(seen)
-    counts = np.asarray(private.records.counts)
+    counts = np.asarray(private.records.counted.counts)
     exact = norms_on_the_way(seen)
     oracle = np.asarray(private.tracker.accountant.from_norms(exact).counts)
     # What the grid takes off a gradient puts those at an edge, among them the clipped ones, beyond it.
@@ -162,8 +162,8 @@ def test_a_sampled_canary_is_retired_whether_it_was_drawn_or_not():
         seen, result = watched(IndividualAccounting(epsilon, DELTA, order=order), sigma, rate)
         assert ((seen > 0.5) == (drawn & (np.arange(12) < last))).all()
         private = losses(result)
-        nothing = private.records.counts.shape[1] - 1
-        assert not private.active()[5] and private.records.counts[5, nothing] == 12 - last
+        nothing = private.records.counted.counts.shape[1] - 1
+        assert not private.active()[5] and private.records.counted.counts[5, nothing] == 12 - last
 
 
 def step_of(covered, individual):
@@ -207,8 +207,7 @@ def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path):
         run(SAMPLED, out=tmp_path / "part", **options)
     part = run(SAMPLED, out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
-    for ours, theirs in zip(losses(part).records, private.records, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    jax.tree.map(np.testing.assert_array_equal, losses(part).records, private.records)
     check_secrecy(tmp_path / "whole", whole)
     with pytest.raises(ValueError, match="other data"):
         run(SAMPLED, out=tmp_path / "part", data=data() | {"y": np.ones(ROWS, np.float32)}, **options)
@@ -237,7 +236,7 @@ def test_the_charge_is_never_below_what_enters_the_sum():
     limits = tracker.accountant.grid.norm_limits(3.0, 1.0)
     norms = np.nextafter(limits[:-1], np.float32(0))
     records, active = jax.jit(tracker.step)(tracker.init(norms.size), norms)
-    charged = tracker.accountant.charged_sigmas[np.argmax(np.asarray(records.counts), axis=1)]
+    charged = tracker.accountant.charged_sigmas[np.argmax(np.asarray(records.counted.counts), axis=1)]
     assert (charged <= 3.0 / norms.astype(float)).all() and np.asarray(active).all()
     # What a filter lets through, the slack of its comparisons and all, is within what is stated.
     whole = individual.tracker(1.0, 3.0).filter.budget_mu * (1 + 2.0**-20) ** 0.5

@@ -3,6 +3,7 @@
 They assume only (epsilon, delta)-DP.
 """
 
+import bisect
 import itertools
 import math
 from typing import NamedTuple
@@ -84,22 +85,15 @@ def price(guesses: int, canaries: int, delta: float, epsilon: float) -> float:
 
 def max_canaries(delta: float, confidence: float, epsilon: float) -> int:
     """Return how many canaries let delta cost `one_run_bound` at most half of the failure probability."""
-    low, high = 0, 1
-    while high <= _MOST and _affordable(high, delta, confidence, epsilon):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = _affordable(middle, delta, confidence, epsilon)
-        low, high = (middle, high) if enough else (low, middle)
-    return low
+    allowed = (1 - confidence) / len(SHARES) / 2
+
+    def is_dearer(canaries: int) -> bool:
+        return price(_guesses(canaries, min(SHARES)), canaries, delta, epsilon) > allowed
+
+    return bisect.bisect_left(range(1, _MOST), True, key=is_dearer)
 
 
-def _affordable(canaries: int, delta: float, confidence: float, epsilon: float) -> bool:
-    level, fewest = (1 - confidence) / len(SHARES), _guesses(canaries, min(SHARES))
-    return price(fewest, canaries, delta, epsilon) <= level / 2
-
-
-_MOST = 2**17
+_MOST = 2**18
 
 
 def _guesses(canaries: int, share: float) -> int:

@@ -165,10 +165,16 @@ class Sampler(Drawn):
         return make_generator(self._key, step)
 
 
+def is_key(words) -> bool:
+    """Return whether these are the key of a sampler, four words of 32 bits."""
+    is_list = isinstance(words, list | tuple) and len(words) == 4
+    return is_list and all(type(word) is int and 0 <= word < 2**32 for word in words)
+
+
 def make_generator(key, step: int = 0) -> np.random.Generator:
     """Return a counter-based generator of a step, from 4 secret words of 32 bits."""
     words = [int(word) for word in key]
-    if len(words) != 4 or not all(0 <= word < 2**32 for word in words):
+    if not is_key(words):
         raise ValueError(f"key must be 4 words of 32 bits, got {len(words)}")
     whole = words[0] | words[1] << 32 | words[2] << 64 | words[3] << 96
     # Philox counts up from the lowest word, so steps in the highest never overlap.

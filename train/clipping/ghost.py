@@ -23,10 +23,11 @@ from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
+from .joined import Layout
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
-from .programs import Traced, in_fast_layout, without_batch_groups
+from .programs import Traced, in_fast_layout, shapes, without_batch_groups
 from .rows_apart import OneAtATimeError
-from .sums import ClippedSum, Clipping, Microbatches, check_loss, of_one, where_row
+from .sums import ClippedSum, Clipping, Microbatches, check_loss, where_row
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -141,7 +142,7 @@ def ghost_gradient_sum(loss: Callable[..., jax.Array], params, batch, mask, **op
 
 
 def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64: bool):
-    """Return (float64 totals in grid units, (norms, long, losses, records)) of the rows of one device.
+    """Return ((float64 totals in grid units, `Layout`), (norms, long, losses, records)) of one device's rows.
 
     `whole` is (loss, params), `size` the number of rows of all devices, and `x64` the caller's flag, for the
     loss; here it is on.
@@ -152,9 +153,10 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
         of_whole = jax.eval_shape(_by_device.whole, params)
         found = _prepared(clipping, loss, of_whole, batch, mask.shape[0], size)
     program, pieces, sizes, allowed, alone = found
-    of_whole, structure = jax.tree.flatten(of_whole)
+    layout = Layout.of(of_whole, [leaf for leaf, each in enumerate(sizes) if not each.is_whole])
     shards = jax.tree.leaves(params, is_leaf=_by_device.is_shard)
-    cut, leaves = [_by_device.is_shard(leaf) for leaf in shards], program.kept(shards)
+    cut, leaves = layout.listed(False, [_by_device.is_shard(leaf) for leaf in shards]), program.kept(shards)
+    taps = layout.listed(None, [program.taps.get(leaf) for leaf in range(len(leaves))])
 
     def found_in(rows):
         with jax.enable_x64(x64):
@@ -167,8 +169,9 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     def accumulate(total, inputs):
         rows, real = inputs
         arrays, finite, losses = found_in(rows)
+        arrays = layout.join(arrays)
         arrays, finite = stored((arrays, finite), _all_finite, _without_infinite_rows)
-        parts = [part_of(program.taps.get(leaf), each) for leaf, each in enumerate(arrays)]
+        parts = [part_of(*each) for each in zip(taps, arrays, strict=True)]
         square, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
         square = jnp.maximum(square, 0.0)
         bound = jnp.sqrt(square + _SHARE**2 * most) * upward
@@ -191,11 +194,10 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     if pieces.number == 1:
         total, found = accumulate(None, (batch, mask))
     else:
-        zeros = [jnp.zeros(leaf.shape, jnp.float64) for leaf in of_whole]
         inputs = jax.tree.map(pieces.split, (batch, mask))
-        total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
+        total, found = pieces.accumulate(accumulate, layout.zeros(), inputs, inputs[1])
         found = jax.tree.map(pieces.join, found)
-    return jax.tree.unflatten(structure, total), found
+    return (total, layout), found
 
 
 def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
@@ -263,7 +265,7 @@ def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
 
 def _program(loss, params, batch) -> _uses.Program:
     if not isinstance(loss, Traced):
-        loss, _ = Traced.of(loss, params, of_one(batch))
+        loss, _ = Traced.of(loss, params, shapes(batch, 1))
     return _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
 
 
@@ -295,8 +297,8 @@ def _found(program: _uses.Program, leaves, example):
 
     gradient = without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))
     (number, beside), (gradients, cotangents) = gradient(free, program.added())
-    found: dict[int, Any] = {leaf: (array,) for leaf, array in gradients.items()}
-    found |= {leaf: _kept(tap, beside[leaf], cotangents[leaf]) for leaf, tap in program.taps.items()}
+    taps = program.taps.items()
+    found = gradients | {leaf: _kept(tap, beside[leaf], cotangents[leaf]) for leaf, tap in taps}
     arrays = [found[leaf] for leaf in range(len(leaves))]
     return jax.tree.map(plain, arrays), jnp.isfinite(number), jnp.float32(number)
 
@@ -315,10 +317,10 @@ def _without_infinite_rows(state):
     return where_row(finite, state[0]), state[1] & finite
 
 
-def _kept(tap: _uses.Tap, other, cotangent) -> tuple[jax.Array, ...]:
+def _kept(tap: _uses.Tap, other, cotangent) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Return a gradient, or what it can be made of."""
     if not is_written_down(tap.equation):
         return other, cotangent
     factors = tap.equation.factors(other.astype(jnp.float32), cotangent.astype(jnp.float32))
     product = jnp.einsum("htk,htn->hkn", *factors, precision=lax.Precision.HIGHEST)
-    return (tap.gradient(product),)
+    return tap.gradient(product)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +91,13 @@ class GridSum:
     grid: Grid
 
     @classmethod
-    def of(cls, totals, grid: Grid, over: Across | None = None) -> "GridSum":
+    def of(
+        cls, totals, grid: Grid, over: Across | None = None, split: Callable[[Any], Any] = lambda tree: tree
+    ) -> "GridSum":
         """Return the nearest integers to a pytree of numbers; NaN throughout where any is NaN or beyond 2^47.
 
-        Over a mesh they may be `train.procedures.by_device.Late`.
+        Over a mesh they may be `train.procedures.by_device.Late`. `split` makes the pytree like the
+        parameters of a pytree like `totals`.
 
         Zero in place of one total would move the sum by what all examples together contribute to it. The
         totals of devices are added up over a mesh, within `jax.shard_map`, and each device keeps its own
@@ -112,7 +115,7 @@ class GridSum:
             nearest = jax.tree.map(jnp.round, totals)
             fits = all_of([(jnp.abs(leaf) <= _MAX_SUM).all() for leaf in jax.tree.leaves(nearest)])
             fits = fits if over is None else over.all(fits)
-            return cls(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest), fits, grid)
+            return cls(split(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest)), fits, grid)
 
     def units(self):
         """Return the sum as it is, a pytree of NumPy's int64."""

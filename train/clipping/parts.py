@@ -190,11 +190,11 @@ Part = Whole | Factors | Table
 def part_of(tap: _uses.Tap | None, arrays) -> Part:
     """Return the part of a parameter: no number is changed, they only move.
 
-    `arrays` has its gradient alone, or what its tap reads and the cotangent of what it gives; examples along
-    the first axis.
+    `arrays` is its gradient, or what its tap reads and the cotangent of what it gives; examples along the
+    first axis.
     """
     if tap is None or is_written_down(tap.equation):
-        return Whole(arrays[0])
+        return Whole(arrays)
     with jax.enable_x64(True):
         # Before they are laid out: in patches of an image each entry stands as often as the window is large.
         wide = [a.astype(jnp.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a for a in arrays]

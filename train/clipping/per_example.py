@@ -12,6 +12,7 @@ import numpy as np
 from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from .grid import Grid
+from .joined import Layout
 from .programs import in_fast_layout, without_batch_groups
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, where_row
 
@@ -30,6 +31,7 @@ def clipped_gradient_sum(
     *,
     admit: Callable[[Any, jax.Array], tuple[Any, jax.Array]] | None = None,
     records: Any = (),
+    also: Callable[[Any], Any] | None = None,
     **options,
 ) -> ClippedSum:
     """Sum over a batch of per-example gradients, each scaled to global norm at most `grid.clip_norm`.
@@ -49,6 +51,8 @@ def clipped_gradient_sum(
         in grid units, 0 where it is not finite. It is called for all rows, sampled (`mask`) or not, once
         each. A rejected example contributes exactly zero, and has norm and loss 0 in the result.
       records: pytree of arrays (batch, ...), for `admit`.
+      also: of one gradient, a pytree of arrays, another pytree of arrays of these shapes, float64. They are
+        summed over the examples that count, unclipped, without a mesh.
       **options: those of `Clipping`; by default `default_microbatch_size` gradients are in memory at a time.
 
     Raises:
@@ -58,7 +62,7 @@ def clipped_gradient_sum(
 
     def of_rows(whole, batch, mask, records):
         loss, params = _by_device.whole(whole)
-        own = mask.shape[0]
+        own, layout = mask.shape[0], Layout.of(params)
         micro = clipping.micro(lambda: default_microbatch_size(params), own)
         pieces = Microbatches(own, micro, clipping.skip_padding and admit is None)
         with jax.enable_x64(x64):
@@ -74,24 +78,27 @@ def clipped_gradient_sum(
             return gradient, (jnp.isfinite(value), jnp.float32(value))
 
         def accumulate(total, inputs):
-            rows, real, kept = inputs
+            rows, real, followed = inputs
             gradients, (finite, losses) = of_each(rows)
+            gradients = layout.join(jax.tree.leaves(gradients))
             counted = finite & (real if admit is None else True)  # all are charged
-            _, counts, norms, long = clip_rows_to_grid(gradients, clipping.grid, clipping.normalize, counted)
+            clipped = clip_rows_to_grid(gradients, clipping.grid, clipping.normalize, counted)
+            kept, counts, norms, long = clipped
             if admit is not None:
                 squares = jax.vmap(_square)(counts)
                 with jax.enable_x64(x64):
-                    kept, let_in = admit(kept, squares)
+                    followed, let_in = admit(followed, squares)
                 real = real & let_in
                 counts = where_row(real, counts)
             norms, losses = where_row(real, (norms, losses))
-            total = jax.tree.map(lambda a, n: a + n.sum(axis=0, dtype=jnp.float64), total, counts)
-            return total, (norms, real & long, losses, kept)
+            summands = [counts] if also is None else [counts, where_row(kept, jax.vmap(also)(gradients))]
+            total = jax.tree.map(lambda a, n: a + n.sum(axis=0, dtype=jnp.float64), total, summands)
+            return total, (norms, real & long, losses, followed)
 
         inputs = jax.tree.map(pieces.split, (batch, mask, records))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), params)
-        total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-        return total, jax.tree.map(pieces.join, found)
+        zeros = [layout.zeros()] * (1 if also is None else 2)
+        (total, *others), found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
+        return (total, layout), (*jax.tree.map(pieces.join, found), *map(layout.split, others))
 
     return clipping.summed(of_rows, loss, params, batch, mask, records)
 

@@ -72,6 +72,15 @@ def _of_inner(eqn, jaxpr, values: list[frozenset], rule) -> list[frozenset]:
     return results
 
 
+def shapes(tree, axes: int = 0, dtype=None) -> Any:
+    """Return the shapes and dtypes of arrays, without their first `axes`; with `dtype` all of that dtype."""
+
+    def shape(leaf) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(np.shape(leaf)[axes:], dtype or jnp.result_type(leaf))
+
+    return jax.tree.map(shape, tree)
+
+
 def bind(eqn, values):
     """Return the results of one equation."""
     with eqn.ctx.manager:

@@ -15,7 +15,7 @@ from ..models.loss import Numbered, WritingLossError, error_of_loss, no_batch_st
 from ..procedures import by_device as _by_device
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
-from .programs import Traced, flow
+from .programs import Traced, flow, shapes
 
 
 class ClippedSum(NamedTuple):
@@ -34,6 +34,8 @@ class ClippedSum(NamedTuple):
     """Share of the real examples that count whose gradient was scaled down."""
     records: Any = ()
     """(batch, ...): of the examples after this step, where some were admitted."""
+    also: Any = ()
+    """Pytree like the parameters, float64: the sum of something else of each gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,9 @@ class Clipping:
     def summed(self, of_rows: Callable[..., Any], loss, params, batch, mask, records=()) -> ClippedSum:
         """Return the sum over a batch, each device of the mesh computing its own rows.
 
-        `of_rows` is `((loss, params), batch, mask, records) -> (pytree of totals in grid units, (norms,
-        whether each is long, losses, records))` of some rows; it runs with `jax_enable_x64`.
+        `of_rows` is `((loss, params), batch, mask, records) -> ((totals in grid units, their
+        `train.clipping.joined.Layout`), (norms, whether each is long, losses, records, ...))` of some rows,
+        the last as in `ClippedSum`; it runs with `jax_enable_x64`.
         """
         _by_device.refuse_several_devices(self.mesh, params=params, batch=batch, mask=mask, records=records)
         mask = jnp.asarray(mask, bool)
@@ -95,17 +98,24 @@ class Clipping:
             raise ValueError(f"batch must have at most {MAX_BATCH} rows, got {size}")
         check_rows(batch, size)
         batch, records = jax.tree.map(jnp.asarray, (batch, records))
+
+        def add(total, over) -> GridSum:
+            sums, layout = total
+            if over is None:
+                return GridSum.of(sums, self.grid, split=layout.split)
+            return GridSum.of(layout.split(sums), self.grid, over)
+
         with jax.enable_x64(True):
             over_rows = _by_device.over_rows(
                 of_rows,
-                lambda total, over: GridSum.of(total, self.grid, over),
+                add,
                 lambda specs: GridSum(specs, PartitionSpec(), self.grid),
                 self.mesh,
                 self.specs,
             )
-            total, (norms, long, losses, records) = over_rows(loss, params, batch, mask, records)
+            total, (norms, long, losses, *others) = over_rows(loss, params, batch, mask, records)
         clipped = clipped_share(long, mask, norms, losses)
-        return ClippedSum(total, norms, losses, clipped, records)
+        return ClippedSum(total, norms, losses, clipped, *others)
 
 
 def clipped_share(long, mask, norms, losses) -> jax.Array:
@@ -180,11 +190,6 @@ def check_rows(batch, size: int) -> None:
             raise ValueError(f"batch must have {size} rows like mask, got an array of shape {np.shape(leaf)}")
 
 
-def of_one(batch):
-    """Return the shapes of one example of a batch."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a)[1:], jnp.result_type(a)), batch)
-
-
 def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -> Traced:
     """Refuse a loss of another shape than () for one example, or of other numbers than real ones.
 
@@ -200,7 +205,7 @@ def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -
     check_rows(batch, size)
     try:
         with no_batch_statistics():
-            program, shape = Traced.of(loss, params, of_one(batch))
+            program, shape = Traced.of(loss, params, shapes(batch, 1))
     except WritingLossError as error:
         raise WritingLossError(*error.args) from None
     except Exception as error:  # whatever the caller's function raises; the traceback shows where
@@ -213,7 +218,7 @@ def check_loss(loss, params, batch, size: int, *, one_at_a_time: bool = False) -
     if not jnp.issubdtype(shape.dtype, jnp.floating):
         raise ValueError(f"loss must return a real floating-point number, returned {shape.dtype}")
     check_statistics(program.closed.jaxpr, len(jax.tree.leaves(params)))
-    gradient = jax.make_jaxpr(jax.grad(program))(params, of_one(batch))
+    gradient = jax.make_jaxpr(jax.grad(program))(params, shapes(batch, 1))
     return replace(program, alone=_rows_apart.check(gradient.jaxpr, one_at_a_time=one_at_a_time))
 
 

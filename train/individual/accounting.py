@@ -25,7 +25,6 @@ from jaxacct.individual import (
     SigmaGrid,
     subsampled_gaussian_rdp,
 )
-from jaxacct.individual.accountants import CountState
 from jaxacct.individual.rdp import ORDERS
 
 _MIN_NORM = 1 / 32  # as a share of the clip norm: smaller norms, but 0, are charged as this
@@ -40,24 +39,18 @@ class Records(NamedTuple):
     """(num_examples,) float: rounding errors of the additions."""
     active: Any
     """(num_examples,) bool: admitted to the last step's sum, of sampled batches if sampled."""
-    counts: Any = ()
-    """(num_examples, buckets) int32, of sampled batches: steps; excluded ones are in the last, of norm 0."""
-    refused: Any = ()
-    """(num_examples,) int32, of sampled batches: number of norms that were not numbers."""
+    counted: Any = ()
+    """`CountState` of sampled batches; steps that an example was left out of are in the last, of norm 0."""
 
     @classmethod
-    def empty(cls, num_examples: int, *counts) -> "Records":
+    def empty(cls, num_examples: int, counted: Any = ()) -> "Records":
         """Return records of nothing spent."""
         zeros = jnp.zeros(num_examples, jnp.float32)
-        return cls(zeros, zeros, jnp.ones(num_examples, bool), *counts)
+        return cls(zeros, zeros, jnp.ones(num_examples, bool), counted)
 
     @property
     def filtered(self) -> FilterState:
-        return FilterState(self.spent, self.rest, self.active, 0)
-
-    @property
-    def counted(self) -> CountState:
-        return CountState(self.counts, self.refused)
+        return FilterState(*self[:3], 0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ class Sampled:
     filter: IndividualRDPFilter | None
 
     def init(self, num_examples: int) -> Records:
-        return Records.empty(num_examples, *self.accountant.init(num_examples))
+        return Records.empty(num_examples, self.accountant.init(num_examples))
 
     def step(self, records: Records, norms) -> tuple[Records, jax.Array]:
         bucket, known = self.accountant.bucket_of(norms)
@@ -105,8 +98,8 @@ class Sampled:
             cost = jnp.where(known, jnp.asarray(self._costs())[bucket], jnp.nan)
             after, active = self.filter.step(after, cost)
             bucket = jnp.where(active, bucket, self.accountant.grid.sigmas.size - 1)  # excluded
-        counts = self.accountant.count(records.counted, bucket, known)
-        return Records(*after[:3], *counts), after.active
+        counted = self.accountant.count(records.counted, bucket, known)
+        return Records(*after[:3], counted), after.active
 
     def _costs(self) -> np.ndarray:
         """Return (buckets,) float32, rounded up: the divergence of a step at the filter's order."""

@@ -13,11 +13,9 @@ from jaxacct.common import validate as _validate
 from jaxacct.core.plan import Plan
 
 from ..batches.sampler import Sampler, SamplerState
-from ..clipping.per_example import clipped_gradient_sum
-from ..models.loss import Loss, as_loss
+from ..clipping.ghost import PER_EXAMPLE
 from ..optimizers import Privatizer
-from ..procedures import by_device as _by_device
-from ..procedures.step import PrivateStep, TrainState, advance
+from ..procedures.step import PrivateStep, TrainState, make_step
 from .accounting import IndividualAccounting, PrivateLosses, Tracker
 
 
@@ -29,25 +27,15 @@ def individual_step(
     start,
     **options,
 ) -> PrivateStep:
-    """Return `step(state, all rows, sampled) -> (state, info)`: that of `make_step` on admitted examples."""
+    """Return `make_step` on admitted examples: `step(state, all rows, sampled) -> (state, info)`."""
 
     def admit(records, squares):
         with jax.enable_x64(True):
             norms = _rounded_up(jnp.sqrt(squares) * 2.0**-private.grid.bits)
         return tracker.step(records, norms)
 
-    def step(state: TrainState, rows, sampled, loss: Loss, specs=(), normals=None):
-        del specs  # of no mesh
-        _by_device.refuse_several_devices(state=state, rows=rows, sampled=sampled, loss=loss)
-        followed = dict(admit=admit, records=state.private_individual)
-        arguments = loss.at(state.noise.step), state.params, rows, sampled
-        found = clipped_gradient_sum(*arguments, grid=private.grid, **followed, **options)
-        after, info = advance(private, optimizer, state, found, sampled, normals=normals)
-        return after._replace(private_individual=found.records), info
-
-    return PrivateStep(
-        step, as_loss(loss), private, optimizer, records=start, draws_ahead=not private.redraws
-    )
+    followed: dict[str, Any] = dict(admit=admit, records=start, clipping=PER_EXAMPLE)
+    return make_step(loss, private, optimizer, **followed, **options)
 
 
 def _rounded_up(values) -> jax.Array:

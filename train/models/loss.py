@@ -234,7 +234,7 @@ def _refuse_writes(traced, given, args, after, *, seeded: bool, rescaled: bool) 
             suspects.append(path)
     if not suspects:
         return
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (given, args))
+    shapes = _programs.shapes((given, args))
 
     def changed(given, args):
         values = {path: _value(variable) for path, variable in nnx.to_flat_state(traced(*given, args)[1])}

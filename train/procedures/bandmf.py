@@ -73,7 +73,7 @@ def train(plan: Plan, request: Request) -> Result:
         _check_individual(options)
         shared |= dict(microbatch_size=options.microbatch_size or largest)
         parts = follow(options.individual, plan, rows, loss, private, optimizer, **shared)
-    run = Run(
+    return Run(
         plan=plan,
         request=request,
         start=lambda: parts["step"].init(params),
@@ -92,8 +92,7 @@ def train(plan: Plan, request: Request) -> Result:
         ),
         before_first=(lambda: _verify(plan, options.progress or None)) if options.verify else None,
         **parts,
-    )
-    return run.take()
+    ).take()
 
 
 PROCEDURE = Procedure(

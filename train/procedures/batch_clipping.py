@@ -165,7 +165,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         terms_at_once=options.microbatch_size,
     )
     batch = _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size)
-    run = Run(
+    return Run(
         plan=plan,
         request=request,
         start=lambda: step.init(params),
@@ -179,8 +179,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         clipping=choose(
             step.loss.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=step.private.grid
         ),
-    )
-    return run.take()
+    ).take()
 
 
 PROCEDURE = Procedure(

@@ -244,20 +244,17 @@ def _shown(mesh) -> str:
     return str(dict(mesh.shape))
 
 
-def on(mesh: jax.sharding.Mesh, leaf) -> jax.Array:
-    """Return an array over the mesh: as it is sharded, or whole on every device."""
-    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-    return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, spec_on(mesh, leaf)))
+def over(mesh: jax.sharding.Mesh | None, specs: tuple[PartitionSpec, ...], tree, place=jax.device_put):
+    """Return a pytree with each leaf sharded by its spec; without a mesh the pytree itself.
 
-
-def constrained(mesh: jax.sharding.Mesh | None, specs: tuple[PartitionSpec, ...], tree):
-    """Return a pytree in a program, each leaf sharded by its spec; without a mesh the pytree itself."""
+    In a program `place` is `jax.lax.with_sharding_constraint`.
+    """
     if mesh is None:
         return tree
     mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
     leaves, structure = jax.tree.flatten(tree)
     placed = [jax.sharding.NamedSharding(mesh, spec) for spec in specs]
-    return jax.tree.unflatten(structure, jax.lax.with_sharding_constraint(leaves, placed))
+    return jax.tree.unflatten(structure, place(leaves, placed))
 
 
 def refuse_several_devices(mesh: jax.sharding.Mesh | None = None, /, **named) -> None:

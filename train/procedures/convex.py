@@ -197,7 +197,7 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
     fine = plan.stepsize * plan.noise_std * 2.0**-16
     with jax.enable_x64(True):
         weights = jnp.zeros(loss.shape(rows.arrays[0].shape[1] - 1), jnp.float64)
-        run = Run(
+        return Run(
             plan=plan,
             request=request,
             start=lambda: Iterate(weights, jnp.uint32(0), jnp.asarray(noise_key, jnp.uint32)),
@@ -210,8 +210,7 @@ def _train(plan: LastIteratePlan, request: Request) -> Result:
             described={"loss": repr(loss)},
             released=lambda weights: np.asarray(jnp.round(weights / fine) * fine),
             only_last=True,
-        )
-        return run.take()
+        ).take()
 
 
 PROCEDURE = Procedure(_train, frozenset({"steps"}))

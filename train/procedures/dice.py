@@ -27,16 +27,15 @@ from jaxacct.common import validate as _validate
 from ..batches.sampler import Replayed, Sampler
 from ..clipping.ghost import PER_EXAMPLE, Choice
 from ..clipping.grid import Grid
-from ..clipping.per_example import clip_rows_to_grid, global_norm
-from ..clipping.programs import without_batch_groups
-from ..clipping.sums import Microbatches, check_loss, clipped_share, where_row
+from ..clipping.per_example import clip_rows_to_grid, clipped_gradient_sum, global_norm
+from ..clipping.sums import where_row
 from ..models.loss import Loss, as_loss, numbered
 from ..noise.normals import key_of_run, standard_normals
 from ..run.loop import Run
 from . import by_device as _by_device
 from .bandmf import Rows
 from .protocol import Procedure, Request, Result
-from .step import PrivateStep, StepInfo, TrainState, info_of
+from .step import PrivateStep, StepInfo, TrainState, moved
 from .stored import stored
 
 _BITS = 20  # the clip norm in grid units is 2^20
@@ -103,12 +102,12 @@ class DiceRule:
         _by_device.refuse_several_devices(gradients=gradients, mask=mask)
         with jax.enable_x64(True):
             kept, counts, norms, _ = clip_rows_to_grid(gradients, self.grid, self.automatic, counted=mask)
-            raw = jax.vmap(self._bounded)(gradients)
+            raw = jax.vmap(self.bounded)(gradients)
             # In float64 exact for the integers of a batch.
             total = functools.partial(jax.tree.map, lambda leaf: leaf.astype(jnp.float64).sum(axis=0))
             return (total(counts), total(where_row(kept, raw))), norms
 
-    def _bounded(self, tree):
+    def bounded(self, tree):
         """Return a pytree, scaled down where its norm is beyond `_MAX_RESIDUAL` clip norms; float64."""
         scale = jnp.minimum(1.0, self.clip_norm * _MAX_RESIDUAL / jnp.maximum(global_norm(tree), 1e-300))
         return jax.tree.map(lambda leaf: jnp.nan_to_num(leaf.astype(jnp.float64)) * scale, tree)
@@ -131,7 +130,7 @@ class DiceRule:
                 return ((n + jnp.round(self.noise_std * units * w)) / units).astype(jnp.float32)
 
             released = jax.tree.map(noisy, v, _normals(state.key, state.count, v))
-            after = optax.tree.cast(self._bounded(jax.tree.map(kept, error, raw, v)), jnp.float32)
+            after = optax.tree.cast(self.bounded(jax.tree.map(kept, error, raw, v)), jnp.float32)
         return released, DiceState(state.count + 1, after, state.key)
 
 
@@ -242,21 +241,17 @@ def dice_step(
 ) -> PrivateStep:
     """Return a plan's `step(state, batch, mask) -> (state, private info)`; its noise is a `DiceState`."""
     rule = rule_of(plan)
-    micro = min(plan.max_batch_size, microbatch_size or plan.max_batch_size)
+    options: dict[str, Any] = dict(grid=rule.grid, normalize=rule.automatic, also=rule.bounded)
+    options |= dict(microbatch_size=microbatch_size or plan.max_batch_size)
 
-    def step(state: TrainState, batch, mask, loss: Loss, specs=()) -> tuple[TrainState, StepInfo]:
+    def step(state: TrainState, batch, mask, loss: Loss, specs) -> tuple[TrainState, StepInfo]:
         del specs  # of no mesh
-        _by_device.refuse_several_devices(state=state, batch=batch, mask=mask, loss=loss)
-        loss_now = check_loss(loss.at(state.noise.count), state.params, batch, mask.shape[0])
-        (clipped, raw), values, norms = _summed(rule, loss_now, state.params, batch, mask, micro)
-        released, dice = rule.release(state.noise, clipped, raw)
+        found = clipped_gradient_sum(loss.at(state.noise.count), state.params, batch, mask, **options)
+        released, dice = rule.release(state.noise, found.total.whole, found.also)
         # After the plan's last step nothing more is covered.
         covered = state.noise.count < plan.iterations
         released = jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), released)
-        updates, opt_state = optimizer.update(released, state.opt_state, state.params)
-        clipped = clipped_share(norms > plan.clip_norm, mask, norms, values)
-        info = info_of(values, norms, mask, clipped)
-        return TrainState(optax.apply_updates(state.params, updates), dice, opt_state), info
+        return moved(optimizer, state, released, dice, found, mask)
 
     return PrivateStep(step, as_loss(loss), dice_aggregate(key=key, **asdict(rule)), optimizer)
 
@@ -266,26 +261,6 @@ def rule_of(plan: DicePlan) -> DiceRule:
     if not plan.certified:
         raise ValueError("plan must be certified; its noise does not give its epsilon at its delta")
     return DiceRule(**{each.name: getattr(plan, each.name) for each in fields(DiceRule)})
-
-
-def _summed(rule: DiceRule, loss, params, batch, mask, micro: int):
-    """Return ((clipped, raw) sums, losses, norms) of a batch, `micro` gradients in memory at a time."""
-    pieces, wide = Microbatches(mask.shape[0], micro, skip_padding=True), jax.config.read("jax_enable_x64")
-
-    def accumulate(total, inputs):
-        rows, real = inputs
-        with jax.enable_x64(wide):  # the loss in the caller's precision
-            of_one = without_batch_groups(jax.value_and_grad(loss))
-            values, gradients = jax.vmap(of_one, (None, 0))(params, rows)
-            values = values.astype(jnp.float32)
-        part, norms = rule.sums(gradients, real & jnp.isfinite(values))
-        return jax.tree.map(jnp.add, total, part), (values, norms)
-
-    inputs = jax.tree.map(pieces.split, batch), pieces.split(mask)
-    with jax.enable_x64(True):
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float64), params)
-        total, (values, norms) = jax.lax.scan(accumulate, (zeros, zeros), inputs)
-    return total, pieces.join(values), pieces.join(norms)
 
 
 def _shuffled(plan: DicePlan, generator: np.random.Generator) -> Iterator[np.ndarray]:
@@ -311,7 +286,7 @@ def _train(plan: DicePlan, request: Request) -> Result:
             return Replayed(lambda generator: _shuffled(plan, generator), key, drawn)
         return Sampler(plan.scheme, plan.dataset_size, plan.max_batch_size, key, state=drawn)
 
-    run = Run(
+    return Run(
         plan=plan,
         request=request,
         start=lambda: step.init(params),
@@ -322,8 +297,7 @@ def _train(plan: DicePlan, request: Request) -> Result:
         sampler_key=sampler_key,
         source_at=source_at,
         clipping=Choice(PER_EXAMPLE, "the error that is fed back needs the gradients of examples"),
-    )
-    return run.take()
+    ).take()
 
 
 PROCEDURE = Procedure(

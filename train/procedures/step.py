@@ -35,6 +35,7 @@ CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
 }
 
 _MOST_AHEAD = 2**26  # parameters: their normals take half a GiB, twice
+_FEWEST_AHEAD = 2**12  # which small models share one program of: it takes .8 s to compile
 
 
 class TrainState(NamedTuple):
@@ -71,12 +72,13 @@ def info_of(losses, norms, mask, clipped) -> StepInfo:
       clipped: share of gradients that were scaled down.
     """
     counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
+    sampled, number = mask.sum(), counted.sum()
     return StepInfo(
-        jnp.where(mask, losses, 0).sum() / jnp.maximum(1, mask.sum()).astype(losses.dtype),
+        jnp.where(mask, losses, 0).sum() / jnp.maximum(1, sampled).astype(losses.dtype),
         clipped,
         jnp.nanmedian(jnp.where(mask, norms, jnp.nan)),
-        jnp.sum(mask & ~counted),
-        jnp.where(counted.any(), jnp.max(norms, where=counted, initial=0.0), jnp.nan),
+        sampled - number,
+        jnp.where(number > 0, jnp.max(norms, where=counted, initial=0.0), jnp.nan),
     )
 
 
@@ -128,7 +130,12 @@ class PrivateStep:
         records: Any = (),
         draws_ahead: bool = False,
     ):
-        self._jitted, self._mesh = jax.jit(function, donate_argnums=0, static_argnums=4), mesh
+
+        def checked(state: TrainState, batch, mask, loss: Loss, specs=(), *normals):
+            _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
+            return function(state, batch, mask, loss, specs, *normals)
+
+        self._jitted, self._mesh = jax.jit(checked, donate_argnums=0, static_argnums=4), mesh
         self._records, self._draws_ahead = records, draws_ahead
         self._drawn: _Drawn | None = None
         self._before: jax.Array | None = None
@@ -200,7 +207,8 @@ class PrivateStep:
                 return None
             if any(isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array) for leaf in leaves):
                 return None
-            size = number_of([leaf.shape[1:] for leaf in jax.tree.leaves(noise.recent)])
+            number = number_of([leaf.shape[1:] for leaf in jax.tree.leaves(noise.recent)])
+            size = max(number, _FEWEST_AHEAD)
             if size > _MOST_AHEAD:
                 return None
             key = noise.key.copy()  # the state's own memory is given to the step
@@ -224,7 +232,7 @@ def _bound_together(state, loss: Loss, mesh: jax.sharding.Mesh | None):
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return state  # of a program around it
     if mesh is not None:
-        return jax.tree.map(lambda leaf: _by_device.on(mesh, leaf), state)
+        return _by_device.over(mesh, _by_device.specs_of(mesh, state), state)
     bound = {leaf.sharding for leaf in leaves if getattr(leaf, "committed", False)}
     one = len(bound) == 1 and isinstance(next(iter(bound)), jax.sharding.SingleDeviceSharding)
     return jax.device_put(state, bound.pop()) if one else state
@@ -237,6 +245,8 @@ def make_step(
     *,
     clipping: str = AUTO,
     mesh: jax.sharding.Mesh | None = None,
+    admit: Callable[..., Any] | None = None,
+    records: Any = (),
     **options,
 ) -> PrivateStep:
     """Return a private step: gradients clipped to the clip norm of `private`, its noise, then the optimizer.
@@ -253,6 +263,8 @@ def make_step(
       optimizer: any; what it does is post-processing.
       clipping: "auto", "ghost" or "per_example", as in `TrainOptions`.
       mesh: as in `train.clipping.sums.Clipping`.
+      admit: as of `train.clipping.per_example.clipped_gradient_sum`; then `mask` says who was sampled.
+      records: for `admit`, before the first step.
       **options: others of `Clipping`: microbatch_size, normalize and skip_padding.
     """
     _validate.one_of("clipping", clipping, (AUTO, *CLIPPINGS))
@@ -273,15 +285,16 @@ def make_step(
     )
     Clipping(**shared)  # checks the options
 
-    def step(state: TrainState, batch, mask, loss: Loss, specs=(), normals=None):
-        _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
+    def step(state: TrainState, batch, mask, loss: Loss, specs, normals=None):
         given = loss.at(state.noise.step), state.params, batch
         kind = choose(*given, **shared).clipping if clipping == AUTO else clipping
         of_params = specs[: len(jax.tree.leaves(state.params))]
-        found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params)
+        followed = {} if admit is None else dict(admit=admit, records=state.private_individual)
+        found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params, **followed)
         return advance(private, optimizer, state, found, mask, mesh, specs, normals)
 
-    return PrivateStep(step, loss, private, optimizer, mesh, draws_ahead=mesh is None and not private.redraws)
+    ahead = mesh is None and not private.redraws
+    return PrivateStep(step, loss, private, optimizer, mesh, records=records, draws_ahead=ahead)
 
 
 def advance(
@@ -314,10 +327,15 @@ def advance(
         of_params = specs[: len(jax.tree.leaves(state.params))]
         gradient, noise = _noisy_by_device(private, found.total, state.noise, mesh, of_params)
     chex.assert_type(jax.tree.leaves(gradient), jnp.float32)
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    info = info_of(found.losses, found.norms, mask, found.clipped_fraction)
-    return _by_device.constrained(mesh, specs, TrainState(params, noise, opt_state)), info
+    after, info = moved(optimizer, state, gradient, noise, found, mask)
+    return _by_device.over(mesh, specs, after, jax.lax.with_sharding_constraint), info
+
+
+def moved(optimizer, state: TrainState, released, noise, found: ClippedSum, mask):
+    """Return the state after the optimizer's update by what is `released`, and the private log."""
+    updates, opt_state = optimizer.update(released, state.opt_state, state.params)
+    after = TrainState(optax.apply_updates(state.params, updates), noise, opt_state, found.records)
+    return after, info_of(found.losses, found.norms, mask, found.clipped_fraction)
 
 
 def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs):

@@ -35,7 +35,7 @@ from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
 from ..batches.given import Committed, keyed
-from ..batches.sampler import SamplerState
+from ..batches.sampler import SamplerState, is_key
 from ..clipping.grid import Grid
 from ..models.loss import digest
 from ..models.saving import write_model
@@ -137,7 +137,7 @@ class RunFolder:
             return key
         stored, kept = read_json(self._run, "run"), self._kept()
         moved = self._compare(stored, described, elastic)
-        if not (_is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
+        if not (is_key(kept.get("sampler_key")) and isinstance(kept.get("data"), str)):
             raise ValueError(
                 f"secret {self._secret} must hold a sampler key of four words and a digest of the data"
             )
@@ -272,7 +272,7 @@ class RunFolder:
             raise self._damaged(step, in_one_line(error)) from error
         kept = found["sampler"]
         checksum = kept.pop("checksum", None)
-        if kept.keys() != {"key", "step", "digest"} or kept["step"] != step or not _is_key(kept["key"]):
+        if kept.keys() != {"key", "step", "digest"} or kept["step"] != step or not is_key(kept["key"]):
             raise self._damaged(step, "its sampler is at another step")
         stored = {name: _placed(leaf) for name, leaf in found["state"].items()}
         leaves = [stored.get(f"{i:05d}", leaf) for i, leaf in enumerate(leaves)]
@@ -359,15 +359,6 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def _checksum(sampler: dict, state) -> str:
     """Digest of a whole checkpoint."""
     return hashlib.blake2b(f"{sampler} {digest(state)}".encode(), digest_size=16).hexdigest()
-
-
-def _is_key(words) -> bool:
-    """Return whether `words` is a sampler's key: four words of 32 bits."""
-    return (
-        isinstance(words, list | tuple)
-        and len(words) == 4
-        and all(type(word) is int and 0 <= word < 2**32 for word in words)
-    )
 
 
 def _placed(leaf):

@@ -1,13 +1,11 @@
 """Digests of loss and optimizer as they are traced, which no machine, mesh or microbatch size changes."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from ..batches import fingerprints
+from ..clipping.programs import shapes
 from ..models.loss import Loss
 
 
@@ -27,19 +25,9 @@ def of_parts(loss: Loss, optimizer: optax.GradientTransformation, state, rows) -
     def updated(updates, opt_state, params):
         return optimizer.update(updates, opt_state, params)
 
-    params, example = _shapes(state.params), jax.tree.map(lambda leaf: _shape(leaf, 1), rows)
-    updates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), params)
+    loss, params, opt_state = shapes((loss, state.params, state.opt_state))
+    updates = shapes(params, dtype=jnp.float32)
     return {
-        "loss": fingerprints.of_trace(jax.make_jaxpr(of_one)(_shapes(loss), params, example)),
-        "optimizer": fingerprints.of_trace(
-            jax.make_jaxpr(updated)(updates, _shapes(state.opt_state), params)
-        ),
+        "loss": fingerprints.of_trace(jax.make_jaxpr(of_one)(loss, params, shapes(rows, 1))),
+        "optimizer": fingerprints.of_trace(jax.make_jaxpr(updated)(updates, opt_state, params)),
     }
-
-
-def _shapes(tree) -> Any:
-    return jax.tree.map(_shape, tree)
-
-
-def _shape(leaf, axes: int = 0) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(leaf)[axes:], jnp.result_type(leaf))

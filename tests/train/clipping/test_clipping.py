@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from train.clipping.grid import Grid
+from train.clipping.joined import Layout
 from train.clipping.per_example import (
     clip_rows_to_grid,
     clipped_gradient_sum,
@@ -324,3 +325,18 @@ def test_microbatches_are_as_large_as_caches_hold():
     entries = 1, 6_090, 120_704, 669_706, 10**8
     sizes = [default_microbatch_size({"w": jax.ShapeDtypeStruct((n,), np.float32)}) for n in entries]
     assert sizes == [32, 32, 8, 2, 1]
+
+
+def test_arrays_that_are_joined_have_the_sums_of_separate_ones():
+    """Columns go back to their parameter, whichever are side by side; one alone is not joined."""
+    generator = np.random.default_rng(3)
+    tree = {"a": (3, 2), "b": (), "c": (2**14 + 1,), "d": (5,)}
+    rows = {name: generator.normal(size=(4, *shape)) for name, shape in tree.items()}
+    expected = {name: array.sum(0) for name, array in rows.items()}
+    for apart in ([], [0], [1, 3], [0, 1, 3]):
+        layout = Layout.of(expected, apart)
+        arrays = layout.join([jnp.asarray(array) for array in rows.values()])
+        sums = [array.sum(0) for array in arrays]
+        chex.assert_trees_all_equal_shapes(sums, layout.zeros())
+        chex.assert_trees_all_close(layout.split(sums), expected, atol=1e-5)
+        assert len(arrays) == 4 - max(0, 2 - len(apart))

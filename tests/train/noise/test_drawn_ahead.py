@@ -124,14 +124,14 @@ def test_a_thread_with_another_state_does_not_lend_its_normals(steps, monkeypatc
         np.testing.assert_allclose(parameters(state), expected, rtol=1e-5)
 
 
-def test_steps_of_as_many_parameters_share_the_program():
+def test_small_models_share_the_program():
     programs = []
-    for seed in (1, 2):
-        step = step_of(seed)
-        state, _ = step(step.init(PARAMS), *BATCH)
+    small = make_step(lambda w, example: w.sum() * example["y"], step_of(3).private, optax.sgd(1.0))
+    for step, params in ((step_of(1), PARAMS), (step_of(2), PARAMS), (small, jnp.zeros(20))):
+        state, _ = step(step.init(params), *BATCH)
         step(state, *BATCH)
         programs.append(_draw._cache_size())
-    assert programs[0] == programs[1] > 0
+    assert programs[0] == programs[1] == programs[2] > 0
 
 
 def test_no_message_shows_what_was_drawn(steps):
