@@ -74,14 +74,6 @@ def test_preparing_cuts_each_row_by_itself():
         loss.prepare([[np.nan, 0.0]])
 
 
-def test_projections():
-    ball, box = project_l2_ball(1.0), project_box(-1.0, 1.0, 2)
-    np.testing.assert_allclose(ball(np.array([3.0, 4.0])), [0.6, 0.8], rtol=1e-6)
-    np.testing.assert_allclose(ball(np.array([0.3, 0.4])), [0.3, 0.4], rtol=1e-6)
-    assert ball.diameter == 2 and box.diameter == pytest.approx(2 * 2**0.5)
-    np.testing.assert_allclose(box(np.array([3.0, -0.5])), [1.0, -0.5])
-
-
 def last(plan, loss, data, **options):
     """The last iterate, float64."""
     return fit(plan, None, loss, {"inputs": data[0], "labels": data[1]}, **options).params
@@ -126,13 +118,6 @@ def test_iterates_are_the_algorithm_in_numpy(method, x64):
     unit = run.stepsize * run.noise_std * 2.0**-16
     np.testing.assert_allclose(found, w, atol=unit)
     np.testing.assert_array_equal(found, np.round(found / unit) * unit)
-
-
-def test_stochastic_batches_and_fresh_keys():
-    run = plan("sgd", epsilon=30.0)
-    one, two = (last(run, LOSSES[0], DATA, keys=KEYS) for _ in range(2))
-    np.testing.assert_array_equal(one, two)
-    assert (last(run, LOSSES[0], DATA) != one).any()
 
 
 def test_what_the_plan_does_not_cover_is_refused(tmp_path):

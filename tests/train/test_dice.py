@@ -199,17 +199,6 @@ def test_what_is_fed_back_comes_out_of_the_loop(monkeypatch):
     assert not np.any(v["w"])
 
 
-def test_bad_updates():
-    rule = aggregate()
-    state = rule.init(tree(np.zeros(3)))
-    with pytest.raises(ValueError, match="mask"):
-        rule.update(tree(np.zeros((3, 3))), state)
-    with pytest.raises(ValueError, match="mask"):
-        rule.update(tree(np.zeros((3, 3))), state, mask=np.ones(2, bool))
-    with pytest.raises(ValueError, match="structure"):
-        rule.update(np.zeros((2, 3), np.float32), state)
-
-
 KEY = np.arange(8, dtype=np.uint32)
 
 

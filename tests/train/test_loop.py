@@ -16,17 +16,13 @@ from flax import nnx
 
 from jaxacct import BufferedToeplitz, Plan
 from jaxacct.common.files import write_atomically
-from tests.train.commands import command
 from tests.train.fitting import fit
-from tests.train.modules import made
 from tests.train.plans import plan, plan_of
 from train import training
 from train.batches.given import keyed
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.noise import recursion as noise
-from train.optimizers import privatize
-from train.procedures.step import make_step
 from train.run.folder import CheckpointError, RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -87,31 +83,6 @@ def test_against_a_loop_in_plain_numpy():
             w -= 0.05 * (total + 0.7 * 0.3 * drawn) / covered.expected_batch_size
         np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=2e-4, atol=2e-5)
         assert ours.steps == 12
-
-
-def test_an_nnx_model_trains(tmp_path):
-    class Linear(nnx.Module):
-        def __init__(self, rngs):
-            self.layer = nnx.Linear(3, 1, rngs=rngs)
-
-        def __call__(self, x):
-            return self.layer(x)[..., 0]
-
-    covered = plan("poisson", dataset_size=ROWS, rate=0.5, iterations=100, sigma=0.01)
-    model = made(lambda: Linear(nnx.Rngs(0)))
-    before = flat(nnx.state(model, nnx.Param))
-    result = run(
-        plan=covered,
-        model=model,
-        loss=lambda m, e: (m(e["x"]) - e["y"]) ** 2,
-        optimizer=optax.sgd(0.3),
-        out=tmp_path / "run",
-    )
-    kernel = np.asarray(jax.tree.leaves(result.params)[1])[:, 0]
-    np.testing.assert_allclose(kernel, [1.0, -2.0, 0.5], atol=0.1)
-    np.testing.assert_array_equal(before, flat(nnx.state(model, nnx.Param)))
-    assert (tmp_path / "run/model").is_dir()
-    assert "differentially private" in json.loads((tmp_path / "run/result.json").read_text())["guarantee"]
 
 
 REFUSED = [
@@ -295,24 +266,6 @@ def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypat
     assert shown[-1] == ("training", 12, 12)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--data", "mnist"], "data_folder"),
-        (["--plan", "missing.json"], "cannot be read"),
-        (["--learning-rate", "-1"], "learning_rate"),
-        (["--steps", "1000"], "steps must be at most"),
-    ],
-)
-def test_bad_input_ends_with_one_line_and_2(change, message, tmp_path, capsys):
-    plan(dataset_size=1440).save(tmp_path / "plan.json")
-    given = ["--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "run"), "--data", "digits"]
-    if change[0] in given:
-        del given[(at := given.index(change[0])) : at + 2]
-    code, _, error = command(capsys, "train", *given, *change)
-    assert code == 2 and message in error and error.count("\n") == 1
-
-
 class Crash(Exception):
     pass
 
@@ -331,17 +284,6 @@ def crash_at(target, name: str, call: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, name, broken)
         yield
-
-
-def test_the_state_keeps_its_dtypes():
-    private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
-    rows = jax.tree.map(lambda leaf: leaf[:4], data())
-    for optimizer in (optax.adam(0.1), optax.sgd(0.05, momentum=0.9), optax.adamw(0.1), optax.lion(0.1)):
-        step = make_step(loss, private, optimizer)
-        state = step.init(params)
-        after, _ = jax.eval_shape(step, state, rows, np.ones(4, bool))
-        chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
 
 
 def test_an_optimizer_whose_state_never_settles_is_refused():
@@ -411,13 +353,3 @@ def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypat
     sampler.write_text(json.dumps(json.loads(sampler.read_text()) | {"step": 0}))
     with pytest.raises(CheckpointError, match="its sampler is at another step"):
         run(out=folder, checkpoint_every=6)
-
-
-def test_one_sampler_a_run(tmp_path, monkeypatch):
-    """Built fresh from the key that is stored, or from the stored state; never one to throw away."""
-    built = []
-    begin = Sampler.__init__
-    monkeypatch.setattr(Sampler, "__init__", lambda self, *a, **k: built.append(a[3]) or begin(self, *a, **k))
-    run(out=tmp_path / "run")
-    run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
-    assert built == [[1, 2, 3, 4], [1, 2, 3, 4]]

@@ -14,7 +14,6 @@ import pytest
 from tests.train.plans import plan
 from tests.train.test_dice_plan import PLAN as DICE
 from tests.train.test_loop import PARAMS, ROWS, data, flat, loss, run
-from train import save_model
 from train.run.trained import Watch
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -64,16 +63,6 @@ def test_evaluate_is_called_once_before_the_first_step(tmp_path):
     assert len(seen) == 3
     assert not (tmp_path / "private/trial").exists()
     assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_float_leaves_become_arrays(tmp_path):
-    """Numbers, of Python or NumPy, among the parameters train as arrays of one number do."""
-    whole = run(out=tmp_path / "arrays")
-    for zero in (0.0, np.float64(0)):
-        mixed = run(model={"w": np.zeros(3), "b": zero}, out=tmp_path / type(zero).__name__)
-        assert isinstance(mixed.params["b"], jax.Array) and not mixed.params["b"].weak_type
-        np.testing.assert_array_equal(flat(mixed.params), flat(whole.params))
-    save_model(tmp_path, {"w": np.zeros(3), "b": 0.0})
 
 
 def test_a_run_ends_earlier_or_goes_on_later(tmp_path):
@@ -190,14 +179,6 @@ def test_nothing_is_said_of_steps_without_examples():
     assert watch.is_open
     watch.see({"gradient_norm": 1.0}, last=True)
     assert not watch.is_open
-
-
-def test_clipping_is_printed_and_in_the_result(tmp_path, capsys):
-    for _ in range(2):  # also of a folder that has it already
-        result = run(out=tmp_path, clipping="ghost")
-        assert result.clipping == "ghost (as given)"
-        assert capsys.readouterr().err == f"clipping: {result.clipping}\n"
-        assert json.loads((tmp_path / "result.json").read_text())["clipping"] == result.clipping
 
 
 def test_optimizers_are_not_given_the_callers_arrays():

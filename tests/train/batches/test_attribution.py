@@ -230,15 +230,6 @@ def test_find_sampling_probability():
         attribution.find_sampling_probability(graph, batch_size=150, min_separation=4, examples_per_user=3)
 
 
-def test_one_user_an_example_is_what_the_scheme_says():
-    """`from_batch_size` and the graph agree where every example has a user of its own, with phantoms."""
-    graph = from_edges(np.arange(500), np.arange(500), dataset_size=500)
-    sizes = dict(batch_size=7.0, min_separation=3, examples_per_user=2)
-    p = attribution.find_sampling_probability(graph, **sizes)
-    scheme = MultiAttribution.from_batch_size(dataset_size=500, iterations=9, **sizes)
-    np.testing.assert_allclose(p, scheme.sampling_probability, rtol=1e-9)
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_files(tmp_path, suffix):
     table = pyarrow.table({"user": ["ann", "bob", "ann", "cy", "ann"], "row": [0, 0, 1, 2, 1]})

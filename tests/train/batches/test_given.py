@@ -17,7 +17,6 @@ from tests.train.test_loop import KEYS, PARAMS, Crash, crash_at, loss
 from train import fit
 from train.batches.given import BatchesError, Committed, GivenBatches
 from train.batches.sampler import Sampler, SamplerState
-from train.noise.normals import next_key
 from train.options import TrainOptions
 from train.run import machine
 from train.run.folder import CheckpointError
@@ -161,19 +160,6 @@ class Repeated(StandInLoader):
         return itertools.cycle(super().__iter__())
 
 
-def test_a_dataset_that_repeats_for_ever():
-    """Its length is not stated; the checks of its order are those of any other."""
-    ids = shuffled()
-    found, given = drawn(Repeated(ids))
-    np.testing.assert_array_equal(found, ids)
-    assert given.described() == {"length": None}
-    given = given_of(Repeated(ids[:4]))  # repeats four batches of an epoch of five
-    with pytest.raises(BatchesError, match="at step 4, as it was in step 0"):
-        for _ in range(STEPS):
-            given.next()
-    assert given.state.step == 4
-
-
 def test_ids_of_several_dtypes():
     """Each batch has one of its own, of integers; the digest is that of the ids."""
     ids = shuffled()
@@ -192,19 +178,6 @@ def test_ids_of_several_dtypes():
     ):
         with pytest.raises(BatchesError, match=said):
             given_of([wrong] * STEPS)
-
-
-def test_a_batch_of_all_examples():
-    """The batch size N: every step is an epoch, one participation a step is allowed and no other size."""
-    scheme = FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS, iterations=STEPS)
-    assert (scheme.participations, scheme.steps_per_epoch, scheme.min_separation) == (STEPS, 1, 1)
-    given = given_of([np.roll(np.arange(ROWS), step) for step in range(STEPS)], scheme)
-    for _ in range(STEPS):
-        assert given.next().size == ROWS
-    with pytest.raises(BatchesError, match="the plan's 20 ids, got 19"):
-        given_of([np.arange(ROWS - 1)] * STEPS, scheme)
-    with pytest.raises(ValueError, match="batch_size must be at most dataset_size 20, got 21"):
-        FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS + 1, iterations=STEPS)
 
 
 def test_examples_that_are_left_over():
@@ -323,13 +296,6 @@ def test_what_is_no_loader_is_refused_before_anything(tmp_path):
     run(shuffled()[:6], steps=6)
 
 
-def test_a_resumed_run_skips_what_was_trained_on(tmp_path):
-    stopped(8, tmp_path / "run", shuffled(), checkpoint_every=2)
-    np.testing.assert_array_equal(
-        flat(run(shuffled(), out=tmp_path / "run", checkpoint_every=2)), flat(run(shuffled()))
-    )
-
-
 def test_other_batches_on_resume_are_refused(tmp_path):
     """Another shuffle, an earlier order of two batches, another length."""
     stopped(8, tmp_path / "run", shuffled(), checkpoint_every=2)
@@ -445,13 +411,6 @@ def test_copies_with_other_batches_have_other_noise(tmp_path):
               (("one", shuffled()), ("copy", other))]  # fmt: skip
     assert np.abs(models[0] - models[1]).max() > 0.5
     np.testing.assert_array_equal(models[0], flat(run(shuffled())))
-
-
-def test_no_two_texts_have_one_key():
-    """The key of a step is a function of all keys and texts before it."""
-    keys = [next_key(KEYS[1], text) for text in ("a", "b")] + [next_key(KEYS[1] + 1, "a"), KEYS[1]]
-    assert len({tuple(np.asarray(key).tolist()) for key in keys}) == 4
-    assert all(key.shape == (8,) and key.dtype == np.uint32 for key in keys[:3])
 
 
 def test_a_shown_step_without_its_batches_is_refused(tmp_path):

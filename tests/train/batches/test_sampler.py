@@ -1,7 +1,5 @@
 """Real batches: participation against enumeration, separation, batch sizes, resuming, speed."""
 
-import collections
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -68,13 +66,6 @@ def test_examples_are_independent(scheme):
     assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
 
 
-@pytest.mark.parametrize(("b", "p", "warm"), [(5, 0.9, False), (40, 0.3, True)])
-def test_separation_is_never_violated(b, p, warm):
-    drawn = participation(BMinSep(200, b, p, warm), 500)
-    for steps in map(np.flatnonzero, drawn):
-        assert np.all(np.diff(steps) >= b)
-
-
 def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
     sampler = Sampler(Poisson(5, 0.5), 100, 20, KEY)
     with pytest.raises(BatchOverflowError, match="raise max_batch_size"):
@@ -116,13 +107,6 @@ def test_a_sampler_that_replays_differently_is_refused():
         Sampler(Poisson(5, 0.4), 10, 10, state=part.state)
 
 
-def test_fresh_keys_differ_and_batches_with_them():
-    drawn = {tuple(sorted(Sampler(Poisson(1, 0.5), 64, 64).next().tolist())) for _ in range(3)}
-    keys = {Sampler(Poisson(1, 0.5), 64, 64).state.key for _ in range(3)}
-    assert len(keys) == 3
-    assert len(drawn) == 3
-
-
 @pytest.mark.parametrize(
     ("name", "value"), [("dataset_size", 0), ("dataset_size", 2.5), ("max_batch_size", -1)]
 )
@@ -130,14 +114,6 @@ def test_bad_sizes(name, value):
     sizes = {"dataset_size": 10, "max_batch_size": 10} | {name: value}
     with pytest.raises(ValueError, match=name):
         Sampler(Poisson(5, 0.1), **sizes)
-
-
-def test_tiny_data_sets():
-    assert participation(BMinSep(9, 4, 1.0, False), 1).tolist() == [[1, 0, 0, 0, 1, 0, 0, 0, 1]]
-    counts = collections.Counter(
-        participation(BallsInBins(4, 4), 1, (run, 0, 0, 0)).argmax() for run in range(400)
-    )
-    assert stats.chisquare([counts[i] for i in range(4)]).pvalue > FALSE_ALARM
 
 
 def test_production_size_stays_small():

@@ -109,19 +109,6 @@ def test_fingerprints_of_content_see_every_row():
     assert MemoryMapped(arrays).fingerprint() == ArrayRows(arrays).fingerprint()
 
 
-def test_arrays_are_digested_in_pieces(monkeypatch):
-    """Of any size the same, whatever is contiguous, and without a copy of the whole."""
-    wide = np.random.default_rng(0).normal(size=(999, 40))[:, ::2]
-    whole = fingerprints.of_arrays(wide)
-    monkeypatch.setattr(fingerprints, "_AT_ONCE", 4_000)
-    assert fingerprints.of_arrays(wide) == whole == fingerprints.of_arrays(np.ascontiguousarray(wide))
-    tracemalloc.start()
-    ArrayRows(wide).fingerprint()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < wide.nbytes / 4
-
-
 def test_fingerprints_of_a_version_see_what_they_say_they_see(tmp_path, monkeypatch):
     """The version, the length and some rows; a change of another row under it is not seen, and said so."""
     monkeypatch.setattr(fingerprints, "SAMPLED_ROWS", 4)  # rows 0, 20, 39, 59

@@ -12,7 +12,7 @@ from tests.train.plans import plan
 from train.noise import recursion
 from train.optimizers import privatize
 from train.procedures import step as step_module
-from train.procedures.step import _draw, make_step
+from train.procedures.step import make_step
 
 PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
 BATCH = {"x": jnp.zeros((4, 3)), "y": jnp.zeros(4)}, jnp.zeros(4, bool)
@@ -122,16 +122,6 @@ def test_a_thread_with_another_state_does_not_lend_its_normals(steps, monkeypatc
     for expected in one[:3]:
         state, _ = step(state, *BATCH)
         np.testing.assert_allclose(parameters(state), expected, rtol=1e-5)
-
-
-def test_steps_of_as_many_parameters_share_the_program():
-    programs = []
-    for seed in (1, 2):
-        step = step_of(seed)
-        state, _ = step(step.init(PARAMS), *BATCH)
-        step(state, *BATCH)
-        programs.append(_draw._cache_size())
-    assert programs[0] == programs[1] > 0
 
 
 def test_no_message_shows_what_was_drawn(steps):

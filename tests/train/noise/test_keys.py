@@ -204,15 +204,6 @@ def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path, capf
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_is_published_of_a_run_has_no_times(finished):
-    published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
-    assert not any(
-        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text)
-        for name, text in published.items()
-        if not name.endswith("/0")
-    )
-
-
 def test_others_see_nothing_of_the_private_log(finished):
     """Neither its size nor its times: it is in a folder they may not enter; what is published is open."""
     assert not list(finished.glob("*private_metrics*"))

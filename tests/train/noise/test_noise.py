@@ -1,6 +1,5 @@
 """Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -66,29 +65,6 @@ def test_normals_are_normal_and_fresh_at_every_step():
             assert np.abs(off).max() < stats.norm.isf(FALSE_ALARM / 224) / np.sqrt(eight.shape[1])
     again = np.corrcoef(*drawn)[0, 1]
     assert abs(again) < stats.norm.isf(FALSE_ALARM) / np.sqrt(drawn[0].size)
-
-
-def test_chacha_against_rfc_8439():
-    """The block of section 2.3.2, with 20 rounds."""
-    key = np.frombuffer(bytes(range(32)), "<u4")
-    block = jax.jit(lambda: chacha.blocks(key, (1, 0x09000000, 0x4A000000, 0), rounds=20))()
-    expected = (
-        "e4e7f110 15593bd1 1fdd0f50 c47120a3 c7f4d1c7 0368c033 9aaa2204 4e6cd4c3 "
-        "466482d2 09aa9f07 05d7c214 a2028bd9 d19c12b5 b94e16de e883d0cb 4e3c50a2"
-    )
-    assert [f"{int(word):08x}" for word in block[:, 0]] == expected.split()
-
-
-def test_elementary_functions_against_numpy(x64):
-    """Float64 to a few units in the last place, at the ends too."""
-    x = np.concatenate([2.0 ** -np.linspace(0, 97, 20_001), 1 - np.logspace(-16, -1, 500)])
-    np.testing.assert_allclose(jax.jit(normals._log)(x), np.log(x), rtol=1e-15, atol=1e-15)
-    eighths = np.arange(8, dtype=np.uint64) << 61
-    angles = np.r_[np.arange(20_001, dtype=np.uint64) * (2**64 // 20_001), eighths, eighths - 1, eighths + 1]
-    sine, cosine = jax.jit(normals._sine_cosine)(angles)
-    turns = angles.astype(np.float64) * 2.0**-64
-    np.testing.assert_allclose(sine, np.sin(2 * np.pi * turns), atol=2e-15)
-    np.testing.assert_allclose(cosine, np.cos(2 * np.pi * turns), atol=2e-15)
 
 
 box_muller = jax.jit(normals._box_muller)
@@ -320,26 +296,6 @@ def test_noise_that_grows_beyond_all_floats_is_refused():
         Grid.of(Mechanism(BMinSep(200, 2, 0.1), BandedToeplitz((0.01, 0.9)), 1.0), 1.0)
 
 
-@pytest.mark.usefixtures("default_promotion")
-def test_it_drops_into_a_chain_before_any_optimizer():
-    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
-    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0, key=KEY)
-    chain = optax.chain(private, optax.adamw(1e-3))
-    first = jax.jit(lambda total: chain.update(total, chain.init(PARAMS), PARAMS)[0])
-    chex.assert_tree_all_finite(first(grid_sum(private, 0)))
-
-
-@pytest.mark.parametrize(
-    ("strategy", "copies"),
-    [(BandedToeplitz.square_root(16), 15), (BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000), 4)],
-)
-def test_memory_is_bands_minus_one_copies_or_two_a_buffer(strategy, copies):
-    state = noise.init(strategy, PARAMS, KEY)
-    size = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state.recent)) == copies * size
-    assert strategy.noise_copies == copies
-
-
 def test_linear_decay_of_the_paper():
     schedule = linear_decay(0.4, 400)
     at = [float(schedule(step)) for step in (0, 100, 200, 300, 400)]
@@ -351,23 +307,6 @@ def test_bad_arguments(name, value):
     options = {"clip_norm": 1.0, "expected_batch_size": 1.0} | {name: value}
     with pytest.raises(ValueError, match=name):
         privatize(Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0), **options)
-
-
-def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
-    """Was 6.6 times, more than the gradients need where few are in memory at a time."""
-    params = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}
-    white = privatize(
-        Mechanism(Poisson(9, 0.1), BandedToeplitz.square_root(1), 1.0),
-        clip_norm=1.0,
-        expected_batch_size=4.0,
-        key=KEY,
-    )
-    total = jax.eval_shape(lambda params: GridSum.of(params, white.grid), params)
-    state = jax.eval_shape(lambda: white.init({"w": jnp.zeros(1_000_000)}))
-    with jax.enable_x64(True):
-        program = jax.jit(white.update).lower(total, state).compile()
-    analysis = program.memory_analysis()
-    assert analysis is not None and analysis.temp_size_in_bytes < 5 * 4e6
 
 
 @pytest.mark.parametrize(
