@@ -212,19 +212,3 @@ def test_bad_commands_are_one_line(tmp_path, capsys):
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1
     assert set(METHODS) - {"dp-sgd"} <= set(SCHEMES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["figure-2", "figure-3", "cinic-10"])
-def test_the_short_forms(name, tmp_path):
-    assert run(name, "--out", tmp_path, "--short") == 0
-
-
-@pytest.mark.slow
-def test_a_point_of_the_paper(tmp_path, monkeypatch):
-    """The first point of figure 2, of 1,024 steps: b-min-sep improves on cyclic Poisson there."""
-    one = dataclasses.replace(SECTION_7_1, epochs=(512,), epsilons=(4.0,))
-    changed = command.command_of(dataclasses.replace(command.FIGURE_2, whole=one))
-    monkeypatch.setitem(command.COMMANDS, "figure-2", changed)
-    assert run("figure-2", "--out", tmp_path) == 0
-    assert "agrees" in (tmp_path / "figure-2.txt").read_text()

@@ -13,7 +13,6 @@ from jaxacct import (
     CalibrationOptions,
     Poisson,
     Target,
-    prefix_sum_error,
     recommend,
 )
 from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, choice_of, copies_of
@@ -257,14 +256,3 @@ def test_no_copies_are_those_of_noise_that_is_drawn_again(asked, capsys):
     assert cli.run(["recommend", *SIZES, "--epsilon", "8", "--delta", "1e-2", "--memory-copies", "0"]) == 0
     text = capsys.readouterr().out
     assert 'TrainOptions(noise_memory="recompute")' in text and " --strategy optimal-inverse " in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["--scheme b-min-sep", "--proposal replicas:2", "--noise-multiplier 1"])
-def test_the_command_of_the_readme_with_one_option_more(words, asked):
-    """It gave one band and prefix-sum error 114.8 in place of 12.97, without a word."""
-    sizes = "--dataset-size 50000 --batch-size 200 --iterations 1000".split()
-    scheme, strategy, options = asked(*sizes, *words.split(), target="--epsilon 8 --delta 1e-5".split())
-    error = prefix_sum_error(strategy, iterations=1000, noise_multiplier=options["options"].estimate)
-    separation = 16 if "--noise" in words else 64  # 16 with a fixed number of participations
-    assert (scheme.min_separation, strategy.bands) == (separation, 16) and error < 13

@@ -14,7 +14,6 @@ from jaxacct import NonFiniteLossError, Plan
 from jaxacct.cli import main as cli
 from jaxacct.cli import output
 from jaxacct.cli.commands import recommend
-from jaxacct.cli.problem import Problem
 from jaxacct.report.facts import describe
 from jaxacct.statistics.lines import KINDS
 
@@ -172,30 +171,6 @@ def test_a_plan_is_written_even_if_the_output_is_closed(tmp_path, monkeypatch):
     with pytest.raises(BrokenPipeError):
         cli.run(["calibrate", *problem, "--accountant", "unamplified", "--out", str(tmp_path / "plan.json")])
     assert Plan.load(tmp_path / "plan.json").certified
-
-
-@pytest.mark.parametrize(
-    ("option", "selected"),
-    [
-        (("--adjacency", "replace-one"), "None, replace-one"),
-        (("--max-batch-size", "100"), "b-min-sep, zero-out"),
-    ],
-)
-def test_what_fixed_counts_do_not_support_is_selected_without_them(option, selected, monkeypatch, capsys):
-    """A maximum batch size selects among b-min-sep, an adjacency is the search's own."""
-
-    def choose(self, *, adjacency, **_):
-        raise ValueError(f"asked for {self.scheme}, {adjacency}")
-
-    monkeypatch.setattr(Problem, "choose", choose)
-    run_numbers = [each for each in COMMON if each not in ("--scheme", "b-min-sep")]
-    for more, scheme in (
-        (option, selected),
-        ((), "None, zero-out"),
-        ((*option, "--scheme", "cyclic-poisson"), "cyclic-poisson"),
-    ):
-        assert run("calibrate", *run_numbers, *TARGET, *more) == 2
-        assert f"asked for {scheme}" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_is_no_bad_input(monkeypatch, capsys):

@@ -8,8 +8,6 @@ import dataclasses
 import itertools
 import json
 import math
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,12 +57,11 @@ from jaxacct.proposals.threshold import Resolved, threshold
 from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
-from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
-from jaxacct.strategies import Toeplitz
+from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
 from tests.proposals_by_name import proposal_by_name
-from tests.stored_plans import KINDS, claim_with, forged, sampled_directions, with_side
+from tests.stored_plans import KINDS, claim_with, sampled_directions, with_side
 from tests.stored_plans import whole as stored_plan
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
@@ -193,23 +190,6 @@ def test_only_plain_draws_where_what_is_composed_hides_nothing():
     assert proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2").replicas == 2
     with pytest.raises(ValueError, match="proposal replicas:2 is not available for this mechanism"):
         proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2", composed=composed)
-
-
-def test_cross_terms_begin_where_columns_overlap():
-    """Bands b + 1 at separation b share c_0 c_b; bands b share nothing."""
-    for bands in (2, 3, 5):
-        strategy = Toeplitz(tuple(BandedToeplitz.square_root(bands).coefficients))
-        c = np.array(strategy.coefficients)
-        assert not strategy.cross_terms(40, bands).any()
-        shared = float(strategy.cross_terms(40, bands - 1))
-        assert shared >= c[0] * c[-1] > 0.01
-
-
-def test_overflow_is_for_the_whole_run():
-    for size, rate, steps in ((1000, 0.05, 1), (1000, 0.05, 5000), (60_000, 0.001, 7200)):
-        most = max_batch_size(size, rate, steps)
-        assert steps * stats.binom.sf(most, size, rate) <= 1e-9
-        assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
 
 
 def test_the_largest_batch_is_that_of_the_binomial_distribution():
@@ -427,17 +407,6 @@ def test_a_search_ends_at_the_smallest_candidate_that_pilots_allow():
             assert max(tried) <= top and len(tried) <= 20
 
 
-def test_a_good_estimate_saves_pilots():
-    spent = []
-    for estimate in (None, 0.68):
-        found, tried = selected(-35, 100, estimate)
-        assert found == (-35, 1000)
-        spent.append(len(tried))
-    assert spent[1] <= 7 < 12 <= spent[0]
-    with pytest.raises(ValueError, match="estimate must be a finite number above 0, got 0"):
-        CalibrationOptions(estimate=0)
-
-
 @pytest.mark.parametrize(("truth", "top"), [(13, 12), (0, -500)])
 def test_no_candidate_is_worth_samples(truth, top):
     """None that pilots allow is as small as asked for, or that is below the smallest noise of a search."""
@@ -517,36 +486,6 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     monkeypatch.setattr(route.Route, "selected", lambda *arguments: (-30, 1000))
     plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
     assert plan.certified and isinstance(plan.evidence, Bound)
-
-
-def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
-    """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
-    passed = dict(wall=5.0, cpu=0.0)
-    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
-    monkeypatch.setattr(pilots_module, "time", times)
-    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 16)
-    clocks = []
-
-    class Kept(pilots_module.Clock):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            clocks.append(self)
-
-    monkeypatch.setattr(sys.modules["jaxacct.calibration.calibrate"], "Clock", Kept)
-    monkeypatch.setattr(route.Route, "plan", lambda route: None)
-    with ThreadPoolExecutor(1) as pool:
-        for executor in (None, pool):
-            options = CalibrationOptions(seconds=60.0, executor=executor)
-            calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, options=options)
-    alone, with_workers = clocks
-    assert alone.left == with_workers.left == 60.0
-    passed["wall"] += 59.0
-    assert (alone.left, with_workers.left) == (60.0, 1.0)
-    passed["cpu"] += 100.0
-    assert (alone.left, with_workers.left) == (10.0, 1.0)
-    passed["cpu"] += 20.0
-    with pytest.raises(pilots_module.OutOfTimeError):
-        alone("drawing", 0, 0)
 
 
 def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
@@ -766,43 +705,6 @@ def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
     (tmp_path / "plan.json").write_text(to_json(data))
     code, said = verified()
     assert code == 2 and "plan digest does not match" in said.err and said.err.count("\n") == 1
-
-
-def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
-    """End to end on a drawn plan: it trains; a forged histogram, which no recomputation sees, is refused
-    unless the caller says that it need not be verified."""
-    import optax
-
-    from tests.train.fitting import fit
-
-    by_any_proposal = Plan.verify  # here by the one that is compiled already
-    monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
-    sized = claim_with(drawn.claim, dataset_size=40)
-    honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
-    # A margin depends on delta_v, a little.
-    honest = with_side(honest, "remove", margin=1.001 * drawn.evidence.remove.margin)
-    asked = []
-
-    def train(plan, **options):
-        data = {"x": np.ones((40, 1), np.float32)}
-        options |= dict(progress=lambda what, done, of: asked.append(what))
-        return fit(
-            plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), **options
-        )
-
-    assert train(honest).steps == 24
-    assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
-    # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
-    lucky = dict(term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
-    little = forged(honest, noise_multiplier=0.7)
-    margin = checking.resolve(little.claim, Direction.REMOVE, plain(MECHANISM, "remove").spec).margin
-    little = with_side(little, "remove", margin=margin, **lucky)
-    assert little.certified
-    asked.clear()
-    with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
-        train(little)
-    assert "training" not in asked
-    assert train(little, verify=False, steps=2).steps == 2
 
 
 # -- NaN ---

@@ -97,33 +97,12 @@ def test_reserve_covers_the_pair_of_appendix_d(size, most, p, sigma, steps, dire
         assert reserved <= steps * stats.binom.sf(most - 1, size - 1, p) * (1 + 1e-6)
 
 
-def test_the_production_reserve():
-    """Against exact arithmetic by hand: expected participations times a binomial tail, a tenth of delta."""
-    tail = stats.binom.sf(2047, 14_745_599, PRODUCTION.participation_rate)
-    sampled = 7200 * PRODUCTION.participation_rate * tail
-    reserved = reserve(PRODUCTION, 10.0, 14_745_600, 2048)
-    assert sampled < reserved < 1.05 * sampled
-    assert 0.05 < reserved / 1.301e-8 < 0.2
-
-
 @pytest.mark.parametrize(
     "scheme", [Poisson(50, 0.1), CyclicPoisson(50, 5, 0.5), BallsInBins(50, 10), BMinSep(50, 5, 0.2)]
 )
 def test_the_reserve_vanishes_where_nothing_can_be_truncated(scheme):
     assert reserve(scheme, 1.0, 100, 100) == 0
     assert reserve(scheme, 1.0, 1000, 400) < 1e-30
-
-
-def test_a_cut_run_resumes_with_the_same_batches():
-    scheme = Poisson(20, 0.5)
-    whole = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
-    batches = [whole.next() for _ in range(20)]
-    part = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
-    for _ in range(7):
-        part.next()
-    resumed = Sampler(scheme, 100, 45, state=part.state, truncate=True)
-    for batch in batches[7:]:
-        np.testing.assert_array_equal(resumed.next(), batch)
 
 
 def test_a_plan_with_truncation(tmp_path):

@@ -101,24 +101,6 @@ def test_the_profile_is_covered_in_300_runs():
     assert cover_profile(300, 2048, 0.95) <= few(300, 0.05)
 
 
-def test_intervals_grow_with_confidence(key):
-    """From the same draws, strictly."""
-    intervals = []
-    for confidence in (0.2, 0.95, 1 - 1e-12):
-        options: dict[str, Any] = dict(confidence=confidence, num_samples=512, key=key)
-        delta, epsilon = (
-            estimate_delta(MECHANISM, 0.5, **options),
-            estimate_epsilon(MECHANISM, 1e-5, **options),
-        )
-        bands = privacy_profile(MECHANISM, [0.1, 0.5], **options)
-        low = [delta.low, epsilon.low, *bands.lower]
-        high = [delta.high, epsilon.high, *bands.upper]
-        intervals.append((low, high))
-    lows, highs = np.array(intervals).transpose(1, 0, 2)
-    assert np.all(np.diff(lows, axis=0) <= 0) and np.all(np.diff(highs, axis=0) >= 0)
-    assert np.all(highs[-1] - lows[-1] > highs[0] - lows[0])
-
-
 def test_epsilon_falls_as_delta_grows(key):
     found = [estimate_epsilon(MECHANISM, delta, num_samples=1024, key=key) for delta in (1e-9, 1e-7, 0.5)]
     assert np.all(np.diff([f.value for f in found]) < 0)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jaxacct.individual import (
-    ApproximateBlackwell,
     FourierAccountant,
     SigmaGrid,
     gdp_epsilon,
@@ -39,19 +38,6 @@ def test_steps_within_a_budget_by_both_accountants():
     assert rdp_to_epsilon(10_000 * costs, whole, 1e-6)[0] == pytest.approx(1.240926, rel=1e-3)
 
 
-SPLIT = ((2**16, 1.005283), (2**18, 1.004186), (2**20, 1.004117))
-
-
-@pytest.mark.parametrize("cells", [SPLIT[:2], pytest.param(SPLIT, marks=pytest.mark.slow)])
-def test_splitting_cells_converges_from_above(cells):
-    epsilons = []
-    for points, printed in cells:
-        accountant = FourierAccountant(sigmas=(2.0,), num_points=points, **E2)
-        epsilons.append(float(accountant.epsilon(1e-5, [[10_000]])[0]))
-        assert printed - 2e-6 <= epsilons[-1] <= printed + accountant.step + 1e-5
-    assert np.all(np.diff(epsilons) < 0) and epsilons[-1] >= 1.004113
-
-
 @pytest.mark.parametrize(
     ("sigma", "at_zero", "epsilon"),
     [
@@ -84,14 +70,3 @@ def test_mixed_histories_and_their_buckets():
         below = tuple(float(s) for s in grid.edges[grid.encode(sigmas)])
         rounded = FourierAccountant(sigmas=below, num_points=2**18, **E2).epsilon(1e-5, [counts])[0]
         assert bucketed - 1e-4 <= rounded <= bucketed + 1e-3 and rounded >= found
-
-
-def test_the_fit_at_both_ends_of_its_range():
-    accountant = FourierAccountant(sigmas=(2.0,), num_points=2**18, **E2)
-    low = ApproximateBlackwell(accountant, (0.01, 0.0100001), points=1).mu([[10_000]])[0]
-    assert low == pytest.approx(0.266188, rel=2e-3)
-    fit = ApproximateBlackwell(accountant, (0.01, 0.3), points=2)
-    assert fit.epsilon([[10_000]], 1e-6)[0] == pytest.approx(1.226705, rel=3e-3)
-    # delta_mu at the fitted mu is not justified, and below the exact value.
-    unjustified = gdp_epsilon(1e-5, fit.mu([[10_000]]))[0]
-    assert unjustified == pytest.approx(0.995798, rel=3e-3) and unjustified < 1.004113

@@ -7,9 +7,7 @@ held against ours in `test_interoperation.py`.
 import re
 import unittest
 
-import pytest
 from dp_accounting import dp_event, privacy_accountant, privacy_accountant_test
-from dp_accounting.pld import pld_privacy_accountant, pld_privacy_accountant_test
 
 import jaxacct
 from jaxacct.accountants.history import joined
@@ -74,14 +72,3 @@ KEPT = (
     "test_(additive_noise|gaussian_basic|poisson_subsampled_gaussian|poisson_subsampling_with|"
     "self_composed|supports_gaussian|randomized_response_with_zero)"
 )
-
-
-@pytest.mark.slow
-def test_the_suite_of_the_pld_accountant(monkeypatch):
-    """Left out: other adjacencies, and values to a millionth that ours bound from above.
-
-    The latter are within 1e-5 for the Laplace mechanism and mixtures, and 3 % for truncated batches; at delta
-    0 the discrete Laplace mechanism has no finite bound here.
-    """
-    monkeypatch.setattr(pld_privacy_accountant, "PLDAccountant", OurAccountant)
-    assert failures(pld_privacy_accountant_test.PldPrivacyAccountantTest, KEPT) == {}

@@ -179,21 +179,6 @@ def test_a_branch_has_no_child_of_a_negative_number():
         threefry.fold_in(branch, -1)
 
 
-def set_in_each_place(words) -> np.ndarray:
-    """(32,) share of uint32 words that have each bit, the lowest first."""
-    bits = np.unpackbits(words.astype("<u4").view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
-    return bits.sum(axis=0, dtype=np.int64) / words.size
-
-
-def test_bits_are_fair():
-    """Each of the 32 places of both arrays, and each pair of neighbouring places; false alarm 1e-6 in all."""
-    for words in threefry.two_words(jax.random.key(3), (1 << 20,)):
-        words = np.asarray(words)
-        bound = stats.norm.isf(FALSE_ALARM / 256) * np.sqrt(0.25 / words.size)
-        assert np.abs(set_in_each_place(words) - 0.5).max() < bound
-        assert np.abs(set_in_each_place(words ^ words >> 1)[:31] - 0.5).max() < bound
-
-
 def test_streams_keep_their_numbers():
     """Evidence, checkpoints and parts of earlier runs are drawn again by them."""
     numbers = {name: int(stream) for name, stream in randomness.Stream.__members__.items()}

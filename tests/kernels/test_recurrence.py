@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, privacy_loss
+from jaxacct import BMinSep
 from jaxacct.kernels import recurrence
 from tests.oracles.recurrences import log_likelihood_ratios
 
@@ -48,15 +48,6 @@ def test_tree_sum(size):
     values = np.random.default_rng(size).normal(size=(3, size)).astype(np.float32)
     summed = jax.jit(recurrence.tree_sum, static_argnames="axis")(values, axis=1)
     np.testing.assert_allclose(summed, values.astype(float).sum(1), atol=1e-5)
-
-
-def test_one_trace_for_many_noise_levels(traced_once):
-    from jaxacct.likelihood.loss import _loss_of_outputs
-
-    traced_once(_loss_of_outputs)
-    outputs = np.zeros((3, 17), np.float32)
-    for sigma in (0.5, 0.6, 0.7):
-        privacy_loss(Mechanism(BMinSep(17, 5, 0.123), BandedToeplitz.square_root(5), sigma), outputs)
 
 
 def test_gradients_flow(x64):

@@ -103,22 +103,6 @@ def test_two_examples_of_a_user_against_enumeration():
     np.testing.assert_allclose(of_two_examples(scheme, scores, products), exact, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "p"), [(20_000, 0.05), (5000, 0.9), (5000, 1e-5)])
-def test_two_examples_of_a_user(n, p):
-    """Rows up to 8 in size, for which the bound is a number."""
-    scheme, strategy = IndependentAttribution(n, 4, p, 2, False), BandedToeplitz.square_root(3)
-    ratios = np.clip(rows(n, 4, p), -8, 8)
-    products = strategy.column_products(4).astype(np.float32)
-    found = np.asarray(jax.jit(scheme.log_likelihood_ratios)(ratios, products), np.float64)
-    exact = of_two_examples(scheme, ratios, products.astype(np.float64))
-    mechanism, count = Mechanism(scheme, strategy, SIGMA), rounding.max_unit_participations(scheme)
-    for row, loss, wrong in zip(ratios, exact, np.abs(found - exact), strict=True):
-        size = rounding.Size(count, 0.0, 0.0, max(0.0, loss), 0.0, 0.0, 0.0, float(np.abs(row).max()))
-        booked = rounding._recurrence_error(mechanism, size, count)
-        assert wrong <= booked < 400
-
-
 @pytest.mark.parametrize(
     "scheme",
     [BMinSep(7, 3, 0.3), BMinSep(6, 1, 0.4), CyclicPoisson(7, 3, 0.4), BallsInBins(7, 3), Poisson(5, 0.2)]

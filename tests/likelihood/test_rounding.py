@@ -214,12 +214,3 @@ def test_shared_out_participations_are_no_likelier_than_an_even_share():
         exact = np.logaddexp.reduce([sum(rounding._log_sets(scheme, k) for k in way) for way in ways])
         assert min(0.0, exact) - 1e-12 <= rounding.log_count_tail(scheme, count)
     assert rounding.log_count_tail(scheme, 25) == -np.inf
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scheme", "bands", "sigma", "replicas"), [getattr(case, "values", case) for case in BROKEN]
-)
-def test_no_draw_of_a_million_is_beyond_the_bound(scheme, bands, sigma, replicas):
-    """A million draws each, half of them under either distribution; 20,000 where a run has 50,000 steps."""
-    no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas, 3907 if scheme.iterations < 10_000 else 80)

@@ -21,7 +21,7 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from tests.oracles.enumeration import pattern_distribution
-from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
+from tests.oracles.pair_distributions import min_p_value, pair_distributions
 from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
@@ -75,15 +75,6 @@ def test_a_wrong_distribution_of_pairs_is_noticed(key):
     drawn = np.asarray(jax.jit(lambda key: SCHEMES[0].draw_participation(key, 200_000))(key))
     for wrong in (BMinSep(N, 5, 0.206), SCHEMES[4], CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5)):
         assert min_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("warm", [True, False])
-def test_pairs_of_batch_sizes(warm, key):
-    """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
-    scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
-    drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
-    assert min_p_value(drawn, batch_size_distributions(scheme.untruncated, 14)) > FALSE_ALARM
 
 
 def drawn_by(sampler, size: int) -> np.ndarray:

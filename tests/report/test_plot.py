@@ -36,11 +36,6 @@ def lines_of(figure, place=0):
     return {line.get_label(): line for line in figure.axes[place].lines}
 
 
-def styles(lines) -> list:
-    """Distinction of lines in grey."""
-    return [(line._unscaled_dash_pattern[1], line.get_marker(), line.get_linewidth() // 1) for line in lines]
-
-
 def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
     """The orders differ and meet again: all draws were seen, and their wealth accepted."""
     plan = drawn()
@@ -86,18 +81,6 @@ def test_histograms_hold_every_draw_and_refuse_what_is_no_number():
     for bad in ({}, {"a": []}, {"a": [math.inf]}):
         with pytest.raises(ValueError, match="samples must be a dictionary of non-empty lists"):
             plot.histogram(bad)
-
-
-def test_accuracy_against_epsilon_has_a_line_a_mechanism():
-    lines = {"DP-SGD": ([1, 4], [0.5, 0.9], [0.1, 0.05]), "BandMF": ([1, 4], [0.6, 0.95])}
-    figure = plot.against_epsilon(lines, "accuracy")
-    (axes,), (legend,) = figure.axes, figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["DP-SGD", "BandMF"]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "4"]
-    with pytest.raises(ValueError, match="as many values as epsilons"):
-        plot.against_epsilon({"a": ([1, 2], [1])}, "error")
-    with pytest.raises(ValueError, match="at least one line"):
-        plot.against_epsilon({}, "error")
 
 
 @pytest.fixture(scope="module")
@@ -151,17 +134,6 @@ def test_progress_in_a_notebook_without_widgets_is_plain_lines(monkeypatch, caps
     with progress.watch():
         pass
     assert capsys.readouterr() == ("", "")
-
-
-def test_panels_are_equal_and_no_legend_is_on_a_curve():
-    """All pictures of a page, whatever their legends say."""
-    plan, places = drawn(), set()
-    for figure in (plot.profile(plan, PROFILE), plot.tradeoff(plan, PROFILE), plot.losses(plan)):
-        figure.canvas.draw()
-        places.add((*figure.get_size_inches(), *figure.axes[0].get_position().bounds))
-        legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
-        assert 0 <= legend.y0 and legend.y1 <= axes.y0 and legend.x1 <= figure.bbox.x1
-    assert len(places) == 1
 
 
 def test_bars_end_at_what_the_certified_point_implies():

@@ -27,34 +27,6 @@ def small(n):
         yield from (BalancedMinSep(n, b, k) for k in range(1, -(-n // b) + 1))
 
 
-@pytest.mark.parametrize("steps", [(1, 3, 4), pytest.param((2, *range(5, 9)), marks=pytest.mark.slow)])
-def test_likelihoods_of_all_patterns(steps, x64):
-    rng, schemes = np.random.default_rng(0), [scheme for n in steps for scheme in small(n)]
-    ratios = [rng.normal(0, 5, (2, scheme.iterations)) for scheme in schemes]
-
-    @jax.jit  # one program for all
-    def run(ratios):
-        return [scheme.log_likelihood_ratios(r) for scheme, r in zip(schemes, ratios, strict=True)]
-
-    for ours, r, scheme in zip(run(ratios), ratios, schemes, strict=True):
-        distribution = enumeration.pattern_distribution(scheme)
-        patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
-        if isinstance(scheme, EpochwiseAllocation):
-            np.testing.assert_allclose(weights @ patterns, scheme.participation_rate, rtol=1e-12)
-        else:
-            n, b, k = scheme.iterations, scheme.min_separation, int(scheme.participations)
-            assert math.comb(n - (k - 1) * (b - 1), k) == len(patterns)
-        np.testing.assert_allclose(ours, np.log(np.exp(r @ patterns.T) @ weights), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("scheme", [BalancedMinSep(1000, 64, 4), BalancedMinSep(200, 16, 9)], ids=str)
-def test_every_pattern_of_a_long_run_is_counted(scheme):
-    """At log-ratios of 0 the mean is 1; its derivatives are the shares of patterns with each step."""
-    mean, shares = jax.jit(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.zeros(scheme.iterations))
-    assert abs(mean) < 1e-3
-    np.testing.assert_allclose(shares, scheme.participation_probabilities(), rtol=1e-3)
-
-
 @pytest.mark.parametrize("scheme", [EpochwiseAllocation(1000, 240, 64), BalancedMinSep(1000, 64, 4)], ids=str)
 def test_marginals_of_a_long_run(scheme, key):
     """Steps of one example exclude each other, so counts vary less than those of independent ones."""

@@ -2,15 +2,10 @@
 
 import jax
 import numpy as np
-import pytest
 from scipy import stats
 
 from jaxacct import (
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
     MultiAttribution,
-    Poisson,
 )
 
 FALSE_ALARM = 1e-6
@@ -36,41 +31,6 @@ def chi_square_p_value(drawn, distribution) -> float:
         return 1.0
     statistic = ((observed - expected) ** 2 / expected).sum()
     return float(stats.chi2.sf(statistic, len(expected) - 1))
-
-
-def test_counts_of_the_production_setting(key):
-    """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081
-    (proofs/derivations.md, 7).
-    """
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    num = 20_000
-    draw = jax.jit(lambda k: scheme.draw_participation(k, 2000).sum(axis=1))
-    counts = np.concatenate([np.asarray(draw(k)) for k in jax.random.split(key, num // 2000)])
-    observed = np.bincount(counts.astype(int), minlength=5)
-    observed = np.append(observed[:5], observed[5:].sum())
-    distribution = np.array([0.4053, 0.3777, 0.1637, 0.0438, 0.0081])
-    distribution = np.append(distribution, 1 - distribution.sum())
-    p_value = stats.chi2.sf(((observed - distribution * num) ** 2 / (distribution * num)).sum(), 5)
-    assert p_value > FALSE_ALARM
-
-
-def test_from_batch_size():
-    p0 = 200 / 51_200
-    scheme = BMinSep.from_batch_size(dataset_size=51_200, batch_size=200, iterations=1024, min_separation=16)
-    assert scheme.sampling_probability == pytest.approx(p0 / (1 - 15 * p0), rel=1e-14)
-    assert scheme.participation_rate == pytest.approx(p0, rel=1e-14)
-    assert scheme.warm_start
-    full = BMinSep.from_batch_size(dataset_size=160, batch_size=10, iterations=5, min_separation=16)
-    assert full.sampling_probability == 1.0
-    assert Poisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3) == Poisson(3, 0.05)
-    cyclic = CyclicPoisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3, cycle_length=4)
-    assert cyclic == CyclicPoisson(3, 4, 0.2)
-    bins = BallsInBins.from_batch_size(dataset_size=100, batch_size=5, iterations=3)
-    assert bins == BallsInBins(3, 20)
-    # Never a larger batch than asked for.
-    assert BallsInBins.from_batch_size(dataset_size=101, batch_size=5, iterations=3).cycle_length == 21
 
 
 def test_counts_of_many_examples(key):

@@ -1,13 +1,11 @@
 """Buffered linear Toeplitz matrices against dense linear algebra, every pattern and other matrices."""
 
-import json
-
 import numpy as np
 import pytest
 import scipy
 
-from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, Poisson, prefix_sum_error
-from jaxacct.strategies import Workload, by_name, strategy_from_json, workload_error
+from jaxacct import BandedToeplitz, BufferedToeplitz, prefix_sum_error
+from jaxacct.strategies import Workload, workload_error
 from jaxacct.strategies.buffered_toeplitz import _inverse_column, _log_error, _poles
 from tests.oracles import enumeration
 
@@ -119,16 +117,6 @@ def test_no_few_sums_make_the_noise_of_a_banded_matrix():
         column = np.linalg.inv(enumeration.strategy_matrix(strategy.array, n, n))[:, 0]
         hankel = scipy.linalg.hankel(column[1 : n // 2 + 1], column[n // 2 : n])
         assert np.linalg.matrix_rank(hankel, 1e-9) == rank
-
-
-def test_by_name_and_stored():
-    made = by_name("buffered", 2, BMinSep(N, 3, 0.2))
-    assert made == BufferedToeplitz.optimal(iterations=N, buffers=2, min_separation=3, participations=3)
-    stored = json.loads(json.dumps(made.to_json()))
-    assert set(stored) == {"kind", "decays", "weights", "iterations"} and strategy_from_json(stored) == made
-    # Independent noise is best where every step may be of one example.
-    alone = by_name("buffered", 2, Poisson(N, 0.1))
-    assert loss(alone, N, 1, N) <= loss(BandedToeplitz.identity(), N, 1, N) * (1 + 1e-3)
 
 
 def test_bad_numbers():
