@@ -3,9 +3,8 @@
 import json
 import re
 
-import pytest
-
 from tests.benchmarks import pictures, results
+from tests.refusals import refused
 
 NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e-[0-9]+)?")
 
@@ -74,9 +73,7 @@ def test_a_record_without_a_field_is_refused(tmp_path, monkeypatch):
     assert results.records()[0]["rows"] == [["1"]]
     entry = json.loads((tmp_path / "one.json").read_text())
     (tmp_path / "one.json").write_text(json.dumps(entry | {"rows": [[1, 2]]}))
-    with pytest.raises(ValueError, match="row of another length"):
-        results.records()
+    refused("row of another length", results.records)
     del entry["machine"]
     (tmp_path / "one.json").write_text(json.dumps(entry))
-    with pytest.raises(ValueError, match="lacks machine"):
-        results.records()
+    refused("lacks machine", results.records)

@@ -40,10 +40,10 @@ def test_the_help_of_a_command(capsys):
         # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
         assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
         for name in (name for name in SYNONYMS if name.startswith("--")):  # a hint names what it has
-            with pytest.raises(ValueError) as refused:
+            with pytest.raises(ValueError) as caught:
                 read([*words, name, "1"])
-            hinted = re.search("did you mean ([a-z-]+)", str(refused.value))
-            assert hinted is None or re.search(rf"(?<![a-z-]){hinted[1]}(?![a-z-])", text), refused.value
+            hinted = re.search("did you mean ([a-z-]+)", str(caught.value))
+            assert hinted is None or re.search(rf"(?<![a-z-]){hinted[1]}(?![a-z-])", text), caught.value
         for panel in text.split("╭─ ")[1:]:
             rows = [line[2:3] for line in panel.splitlines() if re.match(r"│ [* ]  [A-Z-]", line)]
             assert rows == sorted(rows, reverse=True), f"required options are not first: {panel}"

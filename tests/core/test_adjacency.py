@@ -19,6 +19,7 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
 )
+from tests.refusals import refused
 from train.batches.sampler import Sampler
 
 FALSE_ALARM = 1e-6
@@ -115,10 +116,8 @@ def test_mechanisms_without_the_pair_are_refused():
         MultiAttribution(12, 3, 0.1, examples_per_user=2),
         IndependentAttribution(12, 3, 0.1, examples_per_user=2),
     ):
-        with pytest.raises(ValueError, match="adjacency must be 'zero-out' for scheme"):
-            Mechanism(scheme, white, 1.0, "add-or-remove-one")
+        refused("adjacency must be 'zero-out' for scheme", Mechanism, scheme, white, 1.0, "add-or-remove-one")
     mechanism = Mechanism(Poisson(12, 0.1), white, 1.0, "add-or-remove-one")
     with pytest.raises(ValueError, match="max_batch_size must not be given with add-or-remove-one"):
         Claim(mechanism, ClaimedTarget.at(2.0, 1e-3), 100, 15)
-    with pytest.raises(ValueError, match="adjacency must be one of"):
-        Mechanism(Poisson(12, 0.1), white, 1.0, "replace-two")
+    refused("adjacency must be one of", lambda: Mechanism(Poisson(12, 0.1), white, 1.0, "replace-two"))

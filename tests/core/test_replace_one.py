@@ -46,6 +46,7 @@ from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import by_name
 from tests.oracles.enumeration import pattern_distribution
+from tests.refusals import refused
 from tests.rounding_errors import loss_margin, measured_error
 from train.batches.sampler import Sampler
 
@@ -403,16 +404,14 @@ def test_what_has_no_antipodal_pair_is_refused():
         TruncatedBMinSep(12, 3, 0.1, max_batch_size=4, dataset_size=20),
         MultiAttribution(12, 3, 0.1, examples_per_user=2),
     ):
-        with pytest.raises(ValueError, match="adjacency must be 'zero-out' for scheme"):
-            Mechanism(scheme, WHITE, 1.0, REPLACE)
+        refused("adjacency must be 'zero-out' for scheme", Mechanism, scheme, WHITE, 1.0, REPLACE)
     mechanism = Mechanism(Poisson(12, 0.1), WHITE, 1.0, REPLACE)
     with pytest.raises(ValueError, match="max_batch_size must not be given with replace-one"):
         Claim(mechanism, ClaimedTarget.at(2.0, 1e-3), 100, 15)
     with pytest.raises(ValueError, match="compose_with must not be given with replace-one"):
         Claim(mechanism, ClaimedTarget.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
     for name in ("random-allocation", "redrawn-bins"):
-        with pytest.raises(ValueError, match="not for replace-one"):
-            delta_by(name, mechanism, 1.0)
+        refused("not for replace-one", delta_by, name, mechanism, 1.0)
     with pytest.raises(ValueError, match="the pair of replace-one is symmetric"):
         sample_privacy_loss(jax.random.key(0), mechanism, 10, "add")
 

@@ -17,6 +17,7 @@ from jaxacct.core.text import verdict_lines
 from jaxacct.estimates.profile import Profile
 from jaxacct.report import plots as plot
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
+from tests.refusals import refused
 from tests.stored_plans import KINDS, whole
 
 MECHANISM = Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0)
@@ -79,8 +80,7 @@ def test_histograms_hold_every_draw_and_refuse_what_is_no_number():
     assert [part.sum() for part in heights] == pytest.approx([1, 1])
     assert len({str(patch.get_linestyle()) for patch in figure.axes[0].patches}) == 2
     for bad in ({}, {"a": []}, {"a": [math.inf]}):
-        with pytest.raises(ValueError, match="samples must be a dictionary of non-empty lists"):
-            plot.histogram(bad)
+        refused("samples must be a dictionary of non-empty lists", plot.histogram, bad)
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,7 @@ def test_without_matplotlib_a_figure_is_refused_in_one_line(monkeypatch):
         return real(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match=r"^plot needs matplotlib: pip install 'jaxacct\[plot\]'$"):
-        plot.blank(1, 1)
+    refused(r"^plot needs matplotlib: pip install 'jaxacct\[plot\]'$", plot.blank, 1, 1)
 
 
 def test_a_notebook_shows_figures_and_plans():

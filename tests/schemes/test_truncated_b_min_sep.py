@@ -22,6 +22,7 @@ from jaxacct.cli.main import main
 from jaxacct.kernels.binomial import Arrays, Level, binomial_of_words, binomial_tables
 from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.oracles import enumeration
+from tests.refusals import refused
 from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.sampler import Sampler
 
@@ -345,13 +346,10 @@ def test_bad_input(capsys):
         ValueError, match=r"max_batch_size .* must be at least the largest expected batch size 50"
     ):
         TruncatedBMinSep(5, 1, 0.5, 49, 100)
-    with pytest.raises(ValueError, match="max_batch_size must be an integer"):
-        TruncatedBMinSep(5, 1, 0.5, 0, 100)
-    with pytest.raises(ValueError, match="dataset_size must be below"):
-        TruncatedBMinSep(5, 1, 1e-9, 100, 2**31)
+    refused("max_batch_size must be an integer", TruncatedBMinSep, 5, 1, 0.5, 0, 100)
+    refused("dataset_size must be below", lambda: TruncatedBMinSep(5, 1, 1e-9, 100, 2**31))
     scheme, identity = TruncatedBMinSep(5, 1, 0.1, 20, 100), BandedToeplitz.identity()
-    with pytest.raises(ValueError, match="batch_sizes must be given"):
-        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5))
+    refused("batch_sizes must be given", lambda: privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5)))
     with pytest.raises(ValueError, match=r"batch_sizes must have the shape \(5,\)"):
         privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.zeros(4))
     for size in (2.0**40, 2**31, -1, 1.5, np.nan, 1j):
@@ -363,8 +361,7 @@ def test_bad_input(capsys):
         calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=99)
     with pytest.raises(ValueError, match="max_batch_size must not be given"):
         calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=100, max_batch_size=20)
-    with pytest.raises(ValueError, match="must be the scheme's"):
-        Sampler(scheme, 100, 21)
+    refused("must be the scheme's", Sampler, scheme, 100, 21)
     arguments = (
         "calibrate --iterations 9 --dataset-size 9 --batch-size 2 --epsilon 1 --delta .1 --truncate-to 3"
     )

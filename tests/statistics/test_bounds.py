@@ -11,6 +11,7 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.bounds import TERM_EDGES, Budget, bin_terms
 from jaxacct.statistics.hockey_stick import checked_counts
 from tests.draws import mean_interval
+from tests.refusals import refused
 
 FALSE_ALARM = 1e-6  # of each simulated check, over the choice of its (fixed) seed
 
@@ -49,8 +50,7 @@ def test_edges():
 
 @pytest.mark.parametrize("bad", [-1e-9, 1.0000001, math.nan, math.inf])
 def test_terms_outside_are_refused(bad):
-    with pytest.raises(ValueError, match=r"terms must be in \[0, 1\]"):
-        bin_terms([0.5, bad])
+    refused(r"terms must be in \[0, 1\]", bin_terms, [0.5, bad])
 
 
 def test_mean_upper():
@@ -58,14 +58,12 @@ def test_mean_upper():
     assert terms.mean() <= bounds.mean_upper(bin_terms(terms)) <= 1.0055 * terms.mean()
     assert bounds.mean_upper(coins(1, 3)) == 0.25
     assert bounds.mean_upper(coins(0, 3)) == 0
-    with pytest.raises(ValueError, match="counts must hold"):
-        bounds.mean_upper(coins(0, 0))
+    refused("counts must hold", lambda: bounds.mean_upper(coins(0, 0)))
 
 
 @pytest.mark.parametrize("counts", [np.ones(3, int), np.ones(len(TERM_EDGES)), -coins(1, 0)])
 def test_counts_are_checked(counts):
-    with pytest.raises(ValueError, match="counts must be"):
-        bounds.mean_upper(counts)
+    refused("counts must be", bounds.mean_upper, counts)
 
 
 # --- The fixed-sample rule ---
@@ -85,8 +83,7 @@ def test_kl_at_the_ends():
     assert bounds.kl(0, 0) == bounds.kl(1, 1) == 0
     assert bounds.kl(0, 1) == bounds.kl(1, 0) == bounds.kl(0.5, 0) == bounds.kl(0.5, 1) == math.inf
     assert bounds.kl(1, 0.25) == pytest.approx(math.log(4))
-    with pytest.raises(ValueError, match="must be in"):
-        bounds.kl(-0.1, 0.5)
+    refused("must be in", bounds.kl, -0.1, 0.5)
 
 
 # (samples, delta_v / delta_prime, delta_prime) -> bound: numbers of the peer's tests.
@@ -127,12 +124,9 @@ def test_budget():
             assert budget.total == pytest.approx(delta, rel=1e-14)
             assert budget.failure_probability == pytest.approx(fraction * delta)
             assert Budget(budget.delta, budget.delta_v, budget.failure_probability) == budget
-            with pytest.raises(ValueError, match="delta must be at least"):
-                Budget(delta, delta, budget.failure_probability)
-            with pytest.raises(ValueError, match="failure_fraction must be in"):
-                Budget.split(delta, 1.0)
-            with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
-                Budget.split(1.0)
+            refused("delta must be at least", Budget, delta, delta, budget.failure_probability)
+            refused("failure_fraction must be in", Budget.split, delta, 1.0)
+            refused(r"delta must be in \(0, 1\)", Budget.split, 1.0)
 
 
 # --- The anytime-valid rule ---
@@ -362,8 +356,7 @@ def test_wealth_is_no_more_than_what_was_put_in(theta):
 def test_weights_of_bets_are_a_distribution(total):
     """The attack: a wealth that begins above 1 is accepted more often than q; rounding alone is allowed."""
     counts, bets = coins(0, 10), np.array([0.3, 0.6])
-    with pytest.raises(ValueError, match="of sum at most 1"):
-        bounds.log_wealth(counts, 0.1, bets, np.array([0.5, total - 0.5]))
+    refused("of sum at most 1", lambda: bounds.log_wealth(counts, 0.1, bets, np.array([0.5, total - 0.5])))
     bounds.log_wealth(counts, 0.1, bets, np.array([0.5, 0.5 + 2.0**-52]))
 
 
@@ -373,6 +366,5 @@ def test_weights_of_bets_are_a_distribution(total):
 )
 def test_stored_counts_hide_nothing(pairs):
     """Attack: of an index that is there twice the last count alone would be read."""
-    with pytest.raises(ValueError, match="counts must"):
-        checked_counts(pairs, 9, "counts")
+    refused("counts must", checked_counts, pairs, 9, "counts")
     assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]

@@ -274,9 +274,9 @@ def test_one_line_names_the_argument(tmp_path):
         change, message = BAD[name]
         given = dict(plan=COVERED, model=PARAMS, loss=loss, data=data())
         given |= dict(optimizer=optax.sgd(0.1), out=tmp_path / "run") | change
-        with pytest.raises(ValueError, match="^" + re.escape(message)) as refused:
+        with pytest.raises(ValueError, match="^" + re.escape(message)) as caught:
             fit(**given)
-        assert "\n" not in str(refused.value) and HELPS.get(name, "") in str(refused.value)
+        assert "\n" not in str(caught.value) and HELPS.get(name, "") in str(caught.value)
         assert not list(tmp_path.rglob("secret.json"))
 
 
@@ -295,9 +295,9 @@ def test_options_are_a_record():
 
 def test_the_error_of_a_loss_keeps_its_traceback():
     """The line of the caller's function that failed is in the chain."""
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError) as caught:
         fit(COVERED, {"w": jnp.zeros(3)}, lambda p, e: e["z"], data(), optax.sgd(0.1))
-    assert isinstance(refused.value.__cause__, KeyError)
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_an_archive_is_refused(tmp_path):

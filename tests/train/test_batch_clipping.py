@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.plans import plan as correlated
 from train.batches.sampler import Replayed, make_generator
@@ -88,8 +89,7 @@ def test_samplers():
     for bad in ((12, 5, 1, "shuffling"), (12, 3, 2, "poisson"), (0, 1, 1, "shuffling")):
         with pytest.raises(ValueError):
             epoch_batches((1, 2, 3, 4), *bad)
-    with pytest.raises(ValueError, match="key"):
-        epoch_batches((1, 2), 12, 3, 2, "shuffling")
+    refused("key", epoch_batches, (1, 2), 12, 3, 2, "shuffling")
 
 
 @pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
@@ -209,8 +209,7 @@ def test_fit_runs_all_rounds_and_says_who_it_covers(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(**fields, keys=KEYS, progress=stop)
     for change, word in (({"data": data + 1}, "other data"), ({"clip_norm": 2.0}, "another clip_norm")):
-        with pytest.raises(ValueError, match=word):
-            fit(**fields | change)
+        refused(word, fit, **fields | change)
     result = fit(**fields)  # with fresh keys, which the folder's replace
     np.testing.assert_array_equal(result.params, whole.params)
     assert result.steps == 6
@@ -248,11 +247,8 @@ def test_what_the_plan_does_not_cover_is_refused():
     ]:
         fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=np.zeros((12, 3), np.float32))
         fields |= dict(optimizer=optax.sgd(0.1), clip_norm=1.0)
-        with pytest.raises(ValueError, match=word) as caught:
-            fit(**fields | change)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="inner"):
-        fit(**fields | {"plan": correlated(dataset_size=12), "inner": optax.sgd(0.1)})
+        refused(word, fit, **fields | change)
+    refused("inner", lambda: fit(**fields | {"plan": correlated(dataset_size=12), "inner": optax.sgd(0.1)}))
 
 
 def test_plans_are_checked_when_they_are_read(tmp_path):
@@ -288,12 +284,10 @@ def test_plans_are_checked_when_they_are_read(tmp_path):
             GeneralPlan.from_json(stored | {name: value})
     with pytest.raises(ValueError, match="missing required field `delta`"):
         GeneralPlan.from_json({k: v for k, v in stored.items() if k != "delta"})
-    with pytest.raises(ValueError, match="plan has the unknown field 'note'"):
-        GeneralPlan.from_json(stored | {"note": 1})
+    refused("plan has the unknown field 'note'", lambda: GeneralPlan.from_json(stored | {"note": 1}))
     with pytest.raises(ValueError, match=r"plan\.num_epochs: Expected `int`, got `float`"):
         GeneralPlan.from_json(stored | {"num_epochs": 50.0})
-    with pytest.raises(ValueError, match="schema jaxacct-general-dpsgd"):
-        GeneralPlan.from_json([stored])
+    refused("schema jaxacct-general-dpsgd", GeneralPlan.from_json, [stored])
 
 
 def test_a_round_by_itself():
@@ -307,8 +301,7 @@ def test_a_round_by_itself():
         (({"a": jnp.array([[jnp.nan]])}, 1.0, "batch"), "finite"),
         (({"a": jnp.zeros(2), "b": jnp.zeros(())}, 1.0, "mixed"), "leading axis"),
     ):
-        with pytest.raises(ValueError, match=word):
-            aggregate(*bad)
+        refused(word, aggregate, *bad)
     # With hardly any noise: the mean of the clipped terms, and what is private only if asked for.
     key = np.arange(8, dtype=np.uint32)
     data = np.float32([[[3.0, 4.0]], [[0.3, 0.4]]])

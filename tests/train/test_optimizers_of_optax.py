@@ -9,6 +9,7 @@ import optax
 import optax.contrib
 import pytest
 
+from tests.refusals import refused
 from tests.train.plans import plan
 from train.optimizers import privatize
 from train.procedures.step import make_step
@@ -122,9 +123,7 @@ def check(name: str, function) -> None:
     transformation = made(name, function)
     step = make_step(loss, private, transformation, clipping="per_example")
     if name.rpartition(".")[2] in REFUSED:
-        with pytest.raises(ValueError, match=REFUSED[name.rpartition(".")[2]]) as refused:
-            step.init(PARAMS)
-        assert "\n" not in str(refused.value)
+        refused(REFUSED[name.rpartition(".")[2]], step.init, PARAMS)
         return
     state = step.init(PARAMS)
     for _ in range(2):

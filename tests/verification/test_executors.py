@@ -22,6 +22,7 @@ from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.proposals.base import direction_key
 from jaxacct.statistics.hockey_stick import Direction
+from tests.refusals import refused
 
 KEY = jax.random.key(11)
 MECHANISM = Mechanism(BMinSep(120, 4, 0.02), BandedToeplitz.square_root(4), 1.4)
@@ -127,8 +128,7 @@ def test_pieces_that_turn_out_to_be_needless_are_cancelled():
     ],
 )
 def test_what_no_worker_can_have_drawn_is_refused(kind, change):
-    with pytest.raises(ValueError, match=r"executor must return all 2048 draws of blocks 0\.\.15"):
-        evidence_by(AtOnce(change))
+    refused(r"executor must return all 2048 draws of blocks 0\.\.15", lambda: evidence_by(AtOnce(change)))
 
 
 def moved(counts, by):
@@ -186,8 +186,7 @@ def test_an_executor_is_checked_before_anything_runs(executor, monkeypatch):
             options=CalibrationOptions(executor=bad),
         ),
     ):
-        with pytest.raises(ValueError, match=r"executor must be a concurrent\.futures\.Executor, got"):
-            call()
+        refused(r"executor must be a concurrent\.futures\.Executor, got", call)
     with pytest.raises(ValueError, match="executor must not be given together with accountant"):
         CalibrationOptions(accountant="unamplified", executor=AtOnce())
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
+from tests.refusals import refused
 from tests.train import stand_in_torch, test_loop
 from tests.train.plans import plan, plan_of
 from tests.train.stand_in_torch import Tensor
@@ -286,8 +287,7 @@ def test_what_is_no_loader_is_refused_before_anything(tmp_path):
         (shuffled()[:11], "at least the 12 steps of the run, got 11"),
         ([], "at least the 12 steps"),
     ):
-        with pytest.raises(ValueError, match=said):
-            run(batches, out=tmp_path / "run")
+        refused(said, run, batches, out=tmp_path / "run")
     with pytest.raises(BatchesError, match="the plan's 4 ids, got 3 at step 0"):
         run(shuffled()[:, :3], out=tmp_path / "run")
     assert not (tmp_path / "run" / "secret.json").exists()
@@ -306,8 +306,7 @@ def test_other_batches_on_resume_are_refused(tmp_path):
         (longer, "another batches|'length': 12"),
         ((each for each in shuffled()), "'length': 12"),
     ):
-        with pytest.raises(ValueError, match=said):
-            run(batches, out=tmp_path / "run", checkpoint_every=2)
+        refused(said, run, batches, out=tmp_path / "run", checkpoint_every=2)
     np.testing.assert_array_equal(flat(run(shuffled(), out=tmp_path / "run")), flat(run(shuffled())))
 
 
@@ -337,8 +336,7 @@ def test_absent_examples_leave_their_places_empty():
         # A row of zeros has a gradient in b alone; of one with loss 0 it is zero.
         whole = run(batches, plan=absent, rows=zeros)
         assert missing.steps == whole.steps
-    with pytest.raises(ValueError, match="data must have"):
-        run(shuffled(), rows=fewer)
+    refused("data must have", lambda: run(shuffled(), rows=fewer))
 
 
 # Attacks on runs whose noise is used twice: two models with one noise differ by an exact sum of gradients.
@@ -390,9 +388,9 @@ def test_other_batches_of_a_step_that_was_begun_are_refused(tmp_path):
     out = tmp_path / "run"
     stopped(8, out, shuffled())
     assert sorted(int(each.name) for each in (out / "checkpoints").iterdir())[-1] == 5
-    with pytest.raises(BatchesError, match="the same as before at step 5") as refused:
+    with pytest.raises(BatchesError, match="the same as before at step 5") as caught:
         run(swapped(6), out=out)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
     np.testing.assert_array_equal(flat(run(shuffled(), out=out)), flat(run(shuffled())))
 
 
@@ -422,10 +420,7 @@ def test_a_shown_step_without_its_batches_is_refused(tmp_path):
     with pytest.raises(BatchesError, match="the same as before at step 11"):
         run(other, out=tmp_path)
     (tmp_path / "private/batches").unlink()
-    with pytest.raises(
-        ValueError, match="has shown step 12 and has neither a checkpoint of it nor its batches"
-    ):
-        run(other, out=tmp_path)
+    refused("has shown step 12 and has neither a checkpoint of it nor its batches", run, other, out=tmp_path)
 
 
 def test_lines_that_were_never_finished_are_dropped(tmp_path):

@@ -16,6 +16,7 @@ from jaxacct import (
 )
 from tests.oracles import enumeration
 from tests.oracles.settings import SMALL
+from tests.refusals import refused
 from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.sampler import BatchOverflowError, Sampler
 
@@ -75,8 +76,7 @@ def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
 def test_no_more_steps_than_the_scheme_has():
     sampler = Sampler(Poisson(1, 0.5), 10, 10, KEY)
     sampler.next()
-    with pytest.raises(ValueError, match="1 steps"):
-        sampler.next()
+    refused("1 steps", sampler.next)
 
 
 def test_a_resumed_sampler_goes_on_with_the_same_batches():
@@ -103,8 +103,7 @@ def test_a_resumed_sampler_goes_on_with_the_same_batches():
 def test_a_sampler_that_replays_differently_is_refused():
     part = Sampler(Poisson(5, 0.5), 10, 10, KEY)
     part.next()
-    with pytest.raises(ValueError, match="does not replay"):
-        Sampler(Poisson(5, 0.4), 10, 10, state=part.state)
+    refused("does not replay", lambda: Sampler(Poisson(5, 0.4), 10, 10, state=part.state))
 
 
 @pytest.mark.parametrize(
@@ -112,8 +111,7 @@ def test_a_sampler_that_replays_differently_is_refused():
 )
 def test_bad_sizes(name, value):
     sizes = {"dataset_size": 10, "max_batch_size": 10} | {name: value}
-    with pytest.raises(ValueError, match=name):
-        Sampler(Poisson(5, 0.1), **sizes)
+    refused(name, lambda: Sampler(Poisson(5, 0.1), **sizes))
 
 
 def test_production_size_stays_small():

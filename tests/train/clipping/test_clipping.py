@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from train.clipping.grid import Grid
 from train.clipping.per_example import (
     clip_rows_to_grid,
@@ -176,8 +177,7 @@ def test_memory_follows_the_microbatch(key):
 
 def test_bad_clip_norm():
     for value in [0.0, -1.0, float("inf"), float("nan"), "1"]:
-        with pytest.raises(ValueError, match="clip_norm"):
-            Grid(value, 20)
+        refused("clip_norm", Grid, value, 20)
 
 
 def test_a_loss_that_is_not_per_example_is_refused(key):
@@ -189,14 +189,11 @@ def test_a_loss_that_is_not_per_example_is_refused(key):
     def batched(params, batch):
         return jax.vmap(loss, (None, 0))(params, batch).mean()
 
-    with pytest.raises(ValueError, match="one number for one example"):
-        clipped_gradient_sum(vector, params, batch, mask, grid=GRID)
-    with pytest.raises(ValueError, match="raised by loss"):
-        clipped_gradient_sum(batched, params, batch, mask, grid=GRID)
+    refused("one number for one example", clipped_gradient_sum, vector, params, batch, mask, grid=GRID)
+    refused("raised by loss", clipped_gradient_sum, batched, params, batch, mask, grid=GRID)
     with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got 1.0"):
         clipped_gradient_sum(loss, params, batch, mask, grid=1.0)
-    with pytest.raises(ValueError, match="rows like mask"):
-        clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), grid=GRID)
+    refused("rows like mask", lambda: clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), grid=GRID))
 
 
 def exact_norm(counts) -> int:
