@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism, NotCertifiedError, calibrate
-from jaxacct.accountants import ACCOUNTANTS, unamplified
+from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism
+from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, random_allocation
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases, lattice_distribution
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
-from jaxacct.core.evidence import Bound
 from jaxacct.estimates.estimate import estimate_delta
 
 IDENTITY = BandedToeplitz.identity()
@@ -237,18 +236,6 @@ def test_a_model_of_sums_has_a_node_of_every_phase():
     """Where a sum ends below all of one phase's lognormal."""
     model = lognormal_lattice.Rough.of(Mixture((Phases(1, 0.5), Phases(1, 1e-3))), 0.5)
     assert all(places.size for _, places, _ in model.parts) and math.isfinite(model.tilt_to(0.6))
-
-
-def test_calibrate_draws_nothing_there():
-    scheme = BallsInBins(64, 16)
-    plan = calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5)
-    assert plan.certified and plan.evidence == Bound("random-allocation")
-    sigma = plan.mechanism.noise_multiplier
-    assert sigma < 0.75 * unamplified.noise_multiplier_for(plan.mechanism, 2.0, 1e-5)
-    # What is below it on the grid is not private: bounds there are at most 1 % above the truth.
-    assert ACCOUNTANTS["random-allocation"].delta(Mechanism(scheme, IDENTITY, sigma / 1.011), 2.0) > 1.01e-5
-    with pytest.raises(NotCertifiedError, match="could not be certified"):
-        calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5, noise_multiplier=sigma / 1.011)
 
 
 def test_nan_gives_the_trivial_bound(monkeypatch):

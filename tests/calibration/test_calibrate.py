@@ -58,17 +58,6 @@ def test_batch_sizes(plan):
     assert 80 < plan.max_batch_size < 120
 
 
-def test_save_load_and_verify_again(plan, tmp_path):
-    path = tmp_path / "plan.json"
-    plan.save(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    loaded = Plan.load(path)
-    assert loaded == plan
-    again = loaded.verify(max_samples=2_000_000)
-    assert again.certified
-    assert again.evidence.remove.key != plan.evidence.remove.key
-
-
 def test_a_search_ends_where_any_noise_is_private():
     """An example that hardly ever participates: delta is larger than the probability that it does at all."""
     plan = calibrate(BMinSep(60, 6, 1e-7), STRATEGY, epsilon=1.0, delta=1e-3)
@@ -98,24 +87,6 @@ def test_composition_needs_more_noise(plan):
     assert Plan.from_json(json.loads(json.dumps(both.to_json()))) == both
     with pytest.raises(ValueError, match="compose_with must leave room"):
         calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=other)
-
-
-def test_resumes_from_a_folder(tmp_path):
-    # A candidate at the edge is given up earlier.
-    few = CalibrationOptions(checkpoint_dir=tmp_path, max_samples=60_000)
-    first = calibrate(SMALL, STRATEGY, **TARGET, options=few)
-    calls = []
-    again = calibrate(
-        SMALL,
-        STRATEGY,
-        **TARGET,
-        progress=lambda what, done, expected: calls.append(what),
-        options=few,
-    )
-    assert again.mechanism == first.mechanism
-    # The same evidence, from the same keys, with no search and hardly a draw.
-    assert again.evidence == first.evidence
-    assert not [c for c in calls if c.startswith("trying")]
 
 
 def test_a_proposal_that_the_scheme_does_not_have_is_refused():

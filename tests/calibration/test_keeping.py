@@ -15,13 +15,12 @@ from jaxacct import (
     Target,
     recommend,
 )
-from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, choice_of, copies_of
+from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, choice_of
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.cli.commands import calibrate as command
 from jaxacct.proposals import registry
 from jaxacct.recommendation import result
-from jaxacct.report import facts
 from jaxacct.strategies import ending, workload_named
 from tests.refusals import refused
 from train.noise import redrawn
@@ -225,21 +224,6 @@ def test_recommend_prints_a_command_that_calibrates_what_it_selected(words, matr
     found = recommend(**SMALL, **given)
     assert (scheme, ending(strategy, scheme)) == (found.chosen.scheme, found.chosen.strategy)
     assert found.chosen.matrix == matrix
-
-
-@pytest.mark.parametrize("memory", [1, 3, 5, 16])
-def test_copies_are_counted_in_one_way(memory):
-    """By the option, the table, the choice, the strategy and what a plan says."""
-    found = recommend(**SMALL, memory_copies=memory)
-    for row in found.candidates:
-        assert row.memory_copies == row.strategy.memory_copies == row.strategy.noise_copies + 1 <= memory
-        assert row.memory_copies == copies_of(row.strategy.named_bands, row.matrix)
-    plan = found.calibrate(CalibrationOptions(accountant="unamplified"))
-    copies = plan.mechanism.strategy.memory_copies
-    copies_in_words = "1 copy" if copies == 1 else f"{copies} copies"
-    assert f"keeps {copies_in_words} of the parameters\n" in found.why()
-    (row,) = (value for name, value in facts.mechanism_rows(plan.claim) if name == "strategy")
-    assert f"training keeps {copies_in_words} of the parameters" in row
 
 
 def test_no_copies_are_those_of_noise_that_is_drawn_again(asked, capsys):

@@ -24,7 +24,6 @@ from jaxacct import (
 from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.calibration import grid, route
 from jaxacct.calibration.pilots import Pilots
-from jaxacct.cli import main as cli
 from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
 
@@ -148,23 +147,6 @@ def test_more_noise_than_any_target_needs():
 def test_bad_input(change: dict[str, Any], message):
     with pytest.raises(ValueError, match=message):
         calibrate(SCHEME, STRATEGY, **change)
-
-
-def test_on_the_command_line(tmp_path, capsys):
-    common = ["--scheme", "poisson", "--sampling-probability", "0.01", "--iterations", "200"]
-    out = tmp_path / "plan.json"
-    assert (
-        cli.run(["calibrate", *common, "--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]) == 0
-    )
-    plan = Plan.load(out)
-    assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
-    assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0
-    assert cli.run(["calibrate", *common, "--noise-multiplier", "0.05", "--epsilon", "0.01"]) == 1
-    assert "not certified: noise multiplier 0.05 is too small for any delta" in capsys.readouterr().err
-    sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
-    assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
-    assert "bands must be given here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [dict(delta=3e-2), dict(epsilon=1.0)], ids=str)

@@ -12,7 +12,6 @@ from scipy import stats
 from jaxacct import BandedToeplitz, Plan, Poisson, Target, calibrate, recommend
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.calibration import targets
-from jaxacct.cli.main import main
 from jaxacct.report import risk
 from tests import calibrating
 from tests.refusals import refused
@@ -156,16 +155,3 @@ def test_a_call_has_one_target():
                 call(**given, target=Target(1.0, 0.1))
         refused(r"target must be a jaxacct\.Target, got \(1\.0, 0\.1\)", call, target=(1.0, 0.1))
         refused(r"target must be one of .*; given was epsilon alone", call, epsilon=1.0)
-
-
-def test_the_command_says_what_implies_the_target(capsys, tmp_path):
-    problem = ["--scheme", "poisson", "--iterations", "1", "--sampling-probability", "1"]
-    with pytest.raises(SystemExit) as stop:
-        main(["calibrate", *problem, "--tpr", "0.1", "--fpr", "0.01", "--out", str(tmp_path / "plan.json")])
-    said = capsys.readouterr().out
-    assert stop.value.code == 0 and "no membership test has a true positive rate above 0.1; (" in said
-    numbers = ["--dataset-size", "600", "--batch-size", "60", "--iterations", "20", "--bands", "1"]
-    with pytest.raises(SystemExit) as stop:
-        main(["recommend", *numbers, "--tpr", "0.1", "--fpr", "0.01"])
-    said = capsys.readouterr().out
-    assert stop.value.code == 0 and "--tpr 0.1 --fpr 0.01" in said and "implies it" in said

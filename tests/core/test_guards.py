@@ -504,23 +504,6 @@ def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
     assert max(pilots.speed) == 2048.0
 
 
-def test_half_of_the_time_is_left_to_verify_what_a_pilot_has_found():
-    """Twelve seconds a pilot: the fourth begins with less than half a minute left, and is not drawn."""
-    clock, seen = SimpleNamespace(left=60.0), []
-
-    def limit_for(claim):
-        clock.left -= 12.0
-        seen.append(claim.mechanism.noise_multiplier)
-        return 1000.0 if seen[-1] > 2.05 else None
-
-    problem = Problem(MECHANISM.scheme, MECHANISM.strategy, "zero-out", epsilon=1.0, delta=1e-3)
-    options = CalibrationOptions(estimate=2.0)
-    found = route.Route(problem, options, SimpleNamespace(limit_for=limit_for, clock=clock), None, None)
-    first, limit = found.selected(Grid(problem, 1.01), 0, 200)
-    assert (len(seen), limit) == (3, 1000)
-    assert 1.01**first == pytest.approx(min(noise for noise in seen if noise > 2.05), rel=1e-12)
-
-
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60", True])
 def test_seconds_are_checked(seconds):
     refused("seconds must be a number above 0, got", CalibrationOptions, seconds=seconds)

@@ -80,14 +80,6 @@ def truth(sigma=0.8, p=0.2, times=1, also=()):
     return found
 
 
-def test_the_closed_form_is_the_mechanism():
-    remove, add = sampled_deltas(GRID, 0.8, 0.2)
-    exact, below = np.maximum(remove, add)[40::40], truth()
-    # Its losses are rounded down by less than the interval.
-    assert all(exact >= [below.get_delta_for_epsilon(e) for e in GRID[40::40]])
-    assert all(exact <= [below.get_delta_for_epsilon(e - INTERVAL) for e in GRID[40::40]])
-
-
 def test_it_dominates_and_is_tight_at_every_epsilon():
     """At points of the grid, between them, and in compositions with itself and a Gaussian."""
     found = exported()

@@ -66,16 +66,6 @@ def test_kernel_against_the_recurrence_in_float64(n, lockout, starts, num_sample
     assert np.abs(kernel - exact).max() <= (n + 8) * 2.0**-23 * size
 
 
-def test_kernel_over_blocks_of_samples():
-    """`vmap` over blocks is one more axis of the grid."""
-    path = path_of(22, 5, 5)
-    run = jax.jit(lambda ratios: gpu_recurrence.kernel_values(ratios, *path, interpret=True))
-    ratios = jnp.asarray(np.random.default_rng(1).normal(size=(3, 22, 128)), jnp.float32)
-    together = jax.jit(jax.vmap(run))(ratios)
-    for part, alone in zip(together, ratios, strict=True):
-        np.testing.assert_array_equal(part, run(alone))
-
-
 def test_kernel_compiles_for_a_gpu():
     """As far as a machine without one can: to Triton's code."""
     path = path_of(40, np.arange(40) % 5 + 2, 3)

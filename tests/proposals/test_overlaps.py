@@ -125,17 +125,6 @@ def test_optimal_at_many_steps():
     assert prefix_sum_error(found, iterations=1000, noise_multiplier=1.0) == pytest.approx(12.625, rel=1e-4)
 
 
-def test_small_optimum_against_a_grid():
-    """Two bands, one number to find: no value on a fine grid is better, by enumeration of patterns."""
-    found = BandedInverse.optimal(iterations=8, bands=2, min_separation=2, participations=3)
-
-    def exact(strategy):
-        return prefix_sum_error(strategy, iterations=8, noise_multiplier=1.0) * worst(strategy.array, 8, 2, 3)
-
-    least = min(exact(BandedInverse((1.0, -h), 8)) for h in np.linspace(0, 1, 101))
-    assert exact(found) <= least * (1 + 1e-9)
-
-
 def test_gradient_against_differences():
     n, point = 12, np.array([1.0, -0.4, 0.1, -0.2])
     at = (Workload().error_of(n, 4), n, 3, 3)

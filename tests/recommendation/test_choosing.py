@@ -33,7 +33,6 @@ from jaxacct.core.evidence import Bound
 from jaxacct.kernels import randomness
 from jaxacct.recommendation import noise_estimate
 from jaxacct.recommendation.matrices import amplified_matrix
-from jaxacct.recommendation.noise_estimate import by_moment
 from jaxacct.recommendation.search import SIMILAR_ERROR_RATIO, recommend
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from tests.benchmarks.paper.cells import estimated_errors
@@ -260,16 +259,6 @@ def test_at_most_one_participation_takes_any_matrix():
     assert not mechanism.is_upper_bound
 
 
-def test_estimates_of_inverses_are_near_the_truth():
-    """Columns overlap: without the greater sensitivity of that they would be a tenth below it."""
-    rows = recommend(**SMALL | {"epsilon": 8.0}, memory_copies=0).candidates
-    overlapping = [row for row in rows if row.scheme.min_separation == 2 and row.strategy.named_bands == 2]
-    for row in overlapping:
-        true = true_noise(row.scheme, row.strategy, 8.0, SMALL["delta"])
-        assert 0.95 < row.noise_multiplier / true < 1.1
-    assert len(overlapping) == 1
-
-
 @pytest.mark.parametrize("copies", [1, 2, 3, 5])
 def test_memory_is_what_training_keeps(copies):
     """The vectors in the trainer's own state, and the one being made."""
@@ -380,27 +369,6 @@ def test_bad_input():
         refused("^" + message.replace("(", r"\("), recommend, **SMALL | numbers)
 
 
-@pytest.mark.parametrize(
-    ("log_z", "root"),
-    [
-        (lambda sigma: sigma**-4.0, 1.0),
-        (lambda sigma: 16 * sigma**-3.0, 16 ** (1 / 3)),
-        (lambda sigma: math.inf if sigma < 2 else 27 * sigma**-2.0, math.sqrt(27)),
-        (lambda sigma: 0.0, 0.05),
-    ],
-)
-def test_the_noise_of_a_moment(log_z, root, monkeypatch):
-    """Where ln Z_2 is mu^2 = 1, in a few evaluations, each of which may take a second."""
-    asked = []
-    monkeypatch.setattr(
-        noise_estimate,
-        "log_moment",
-        lambda mechanism, m: asked.append(m) or log_z(mechanism.noise_multiplier),
-    )
-    at = by_moment(Poisson(1, 0.5), BandedToeplitz.identity(), 2, 1.0)
-    assert at == pytest.approx(root, rel=2e-3) and len(asked) < 8
-
-
 def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     path = tmp_path / "plan.json"
     # With so few draws the last candidates, at the edge of what can be certified, are given up earlier.
@@ -436,22 +404,6 @@ def test_separations_are_ordered_as_their_certified_errors_are():
     short, long = estimated_errors([(scheme, 64) for scheme in schemes], epsilon=4.0, delta=2.8e-6, **run)
     assert short is not None and long is not None
     assert short == pytest.approx(35.87, rel=0.15) and 0.85 < long / short < 0.93
-
-
-def test_third_moments_are_left_out_where_an_error_is_far_behind(monkeypatch):
-    """The ratio of a similar candidate is right to 3 %; without one they are taken."""
-    monkeypatch.setattr(noise_estimate, "COSTLY_THIRD_TABLE_SIZE", 0)
-    rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
-    estimates = noise_estimate.Estimates.at(rate, **AT)
-    root = ending(BandedToeplitz.square_root(4), FOURS)
-    like = estimates.of(FOURS, ending(BandedToeplitz.square_root(2), FOURS), "square-root", None)
-    assert like is not None and len(like.moments) == 2
-    places = [
-        estimates.of(FOURS, root, "square-root", by, least)
-        for by, least in ((like, math.inf), (like, 1e-9), (None, 1e-9))
-    ]
-    assert [len(place.moments) for place in places] == [2, 1, 2]
-    assert places[1].noise_multiplier == pytest.approx(places[0].noise_multiplier, rel=0.03)
 
 
 @pytest.mark.parametrize(("adjacency", "shift"), [("zero-out", 1), ("replace-one", 2)])

@@ -11,7 +11,6 @@ from jaxacct import (
     CalibrationOptions,
     FixedOrder,
     Mechanism,
-    Poisson,
     Toeplitz,
     calibrate,
     recommend,
@@ -196,18 +195,6 @@ def test_the_next_candidate_is_certified_where_one_exceeds_its_estimate(small, e
     if best:
         assert "more than 5 % above the estimate" in said[0] and rows[1].describe() in said[0]
         assert said[-1].startswith(rows[best].describe()) and "takes the place" in said[-1]
-
-
-def test_dp_sgd_is_released_where_all_others_exceed_their_estimates(small, monkeypatch):
-    said: list[str] = []
-    asked, _ = as_if_certified(small, [20.0], monkeypatch)
-    plan = small.calibrate(progress=lambda *report: said.append(report[0]))
-    assert plan.evidence == Bound("pld") and plan.mechanism.scheme == Poisson(20, 0.1)
-    assert len(asked) == 4, "two others, then Poisson sampling"
-    assert choice_of(plan).bands == 1 and choice_of(plan).scheme == "poisson"
-    assert "more than 5 % above the estimate" in said[0] and "poisson" in said[-1]
-    named = small.calibrate(CalibrationOptions(accountant="unamplified"))
-    assert named.noise_multiplier == 20 * small.chosen.noise_multiplier, "options are kept"
 
 
 def test_a_candidate_that_cannot_be_certified_leaves_the_plan_as_it_is(small, monkeypatch):

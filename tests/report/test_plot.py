@@ -5,14 +5,12 @@ import dataclasses
 import functools
 import html
 import math
-import time
 
 import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, recommend
 from jaxacct.accountants.tradeoff import EpsilonDelta, Gaussian
-from jaxacct.common import progress
 from jaxacct.core.text import verdict_lines
 from jaxacct.estimates.profile import Profile
 from jaxacct.report import plots as plot
@@ -116,23 +114,6 @@ def test_a_notebook_shows_figures_and_plans():
         assert plan.statement() in html.unescape(shown)
         assert all(line in html.unescape(shown) for line in verdict_lines(plan.verdict))
         assert shown.count("<p") == shown.count("</p") == 2 and "<script" not in shown
-
-
-def test_progress_in_a_notebook_without_widgets_is_plain_lines(monkeypatch, capsys):
-    """Rich would warn in every cell that it needs them."""
-    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.02)
-    with progress.watch() as tell:
-        tell("remove", 0, 100.0)
-        tell("remove", 50, 100.0)
-        time.sleep(0.2)
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("jaxacct: remove, 50 samples")
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 10.0)
-    with progress.watch():
-        pass
-    assert capsys.readouterr() == ("", "")
 
 
 def test_bars_end_at_what_the_certified_point_implies():

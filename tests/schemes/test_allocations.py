@@ -17,7 +17,6 @@ from jaxacct.likelihood import rounding
 from jaxacct.schemes.protocol.batch_sizes import batch_sizes, max_batch_size
 from tests.oracles import enumeration
 from tests.refusals import refused
-from tests.schemes.test_schemes import FALSE_ALARM
 
 
 def small(n):
@@ -26,27 +25,6 @@ def small(n):
         yield from (EpochwiseAllocation(n, epoch, b) for b in range(1, epoch + 1))
     for b in range(1, n + 1):
         yield from (BalancedMinSep(n, b, k) for k in range(1, -(-n // b) + 1))
-
-
-@pytest.mark.parametrize("scheme", [EpochwiseAllocation(1000, 240, 64), BalancedMinSep(1000, 64, 4)], ids=str)
-def test_marginals_of_a_long_run(scheme, key):
-    """Steps of one example exclude each other, so counts vary less than those of independent ones."""
-    num = 200_000
-    steps = np.asarray(jax.jit(lambda k: scheme.draw_positions(k, num))(key))
-    assert steps.min() >= 0 and np.diff(steps)[steps[:, 1:] < 1000].min() >= 64
-    observed = np.bincount(np.minimum(steps, 1000).ravel(), minlength=1001)[:1000]
-    expected = num * scheme.participation_probabilities()
-    assert stats.chi2.sf(np.square(observed - expected) @ (1 / expected), 999) > FALSE_ALARM
-    if isinstance(scheme, EpochwiseAllocation):
-        assert (steps // 240 == np.arange(5)).all()
-        return
-    # The first gap beyond b - 1 is that of uniform subsets: P(gap > g) = C(m - g, k) / C(m, k) from the left.
-    # Four waits at 4.9 standard deviations have a false alarm of 1e-6 each.
-    m, first = 1000 - 3 * 63, steps[:, 0]
-    for at in (50, 200, 400):
-        chance = math.comb(m - at, 4) / math.comb(m, 4)
-        for gap in (first, steps[:, 1] - first - 64):
-            assert abs((gap >= at).mean() - chance) < 4.9 * math.sqrt(chance * (1 - chance) / num)
 
 
 @pytest.mark.parametrize(

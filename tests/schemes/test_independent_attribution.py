@@ -10,11 +10,9 @@ import pytest
 
 from jaxacct import (
     BandedToeplitz,
-    BMinSep,
     FiniteToeplitz,
     IndependentAttribution,
     Mechanism,
-    MultiAttribution,
     Plan,
     Toeplitz,
     calibrate,
@@ -176,19 +174,6 @@ def test_what_rounding_leaves_out_is_kept_in_one_state_or_in_all(warm, monkeypat
     unit = 2.0**-24 * 3 * 600 * 0.02
     assert every < 4 * unit and one < 12 * unit
     assert none > 2 * one
-
-
-def test_special_cases(x64):
-    """One example is b-min-sep; a separation of 1 is multi-attribution."""
-    rng, strategy = np.random.default_rng(5), BandedToeplitz.square_root(4)
-    outputs = rng.normal(size=(6, 23))
-    ours = privacy_loss(Mechanism(IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
-    theirs = privacy_loss(Mechanism(BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    identity = BandedToeplitz.identity()
-    ours = privacy_loss(Mechanism(IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
-    theirs = privacy_loss(Mechanism(MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
 def test_what_is_refused():

@@ -15,7 +15,6 @@ from jaxacct import (
     Budget,
     CalibrationOptions,
     CyclicPoisson,
-    Dense,
     FiniteToeplitz,
     IndependentAttribution,
     Mechanism,
@@ -24,7 +23,6 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
     calibrate,
-    estimate_delta,
     privacy_loss,
     verify,
 )
@@ -186,20 +184,6 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     assert claim_with(plan.claim, strategy=whole).digest != plan.claim.digest
     seen = verify(extended, 1.0, 0.05, max_samples=200_000, key=jax.random.key(6), proposal="plain")
     assert not seen.certified
-
-
-@pytest.mark.slow
-def test_a_dense_matrix_says_the_same():
-    """Another way to the same mechanism: plain draws of a matrix product, in place of transforms."""
-    scheme, strategy = BallsInBins(8, 8), square_root(8, 8)
-    dense = Dense(enumeration.strategy_matrix(strategy.array, 8, 8))
-    ours, theirs = (
-        estimate_delta(Mechanism(scheme, c, 0.6), 1.0, num_samples=20_000, key=jax.random.key(seed))
-        for seed, c in enumerate((strategy, dense))
-    )
-    assert ours.low <= theirs.high and theirs.low <= ours.high
-    whole = Mechanism(scheme, BandedToeplitz(strategy.coefficients), 0.6)
-    assert estimate_delta(whole, 1.0, num_samples=20_000, key=jax.random.key(2)).low > ours.high
 
 
 # --- Rounding ---

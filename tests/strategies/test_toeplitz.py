@@ -1,13 +1,11 @@
 """Strategy matrices against dense linear algebra, published optima and the peer's optimiser."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from jax_privacy.matrix_factorization import toeplitz as peer
 
-import jaxacct
 from jaxacct.strategies import BandedToeplitz, prefix_sum_error
 from jaxacct.strategies.banded_toeplitz import log_error_of
 from jaxacct.strategies.workload import PREFIX_SUMS
@@ -127,15 +125,6 @@ def test_files(tmp_path):
     for text in ("1, 0.5,0.375\n", "1 0.5 0.375", "1,\n0.5,\n0.375\n", "1\n0.5\n\n0.375"):
         path.write_text(text)
         assert BandedToeplitz.from_file(path).coefficients == BandedToeplitz((1, 0.5, 0.375)).coefficients
-
-
-def test_the_example_of_a_dense_matrix(tmp_path, monkeypatch, capsys):
-    """The block of the guide on matrices; its matrix as a file of coefficients is refused."""
-    guide = (Path(jaxacct.__file__).parent / "guides/matrices.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    exec(guide.split("```python\n")[1].split("```")[0], {})
-    assert "epsilon" in capsys.readouterr().out.lower()
-    refused(r"^strategy file .*matrix\.npy: ", lambda: BandedToeplitz.from_file(tmp_path / "matrix.npy"))
 
 
 def test_bad_files(tmp_path):

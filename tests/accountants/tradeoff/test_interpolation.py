@@ -20,7 +20,7 @@ from jaxacct.accountants.tradeoff import (
     rdp_to_epsilon,
     shifted_interpolation_gdp,
 )
-from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import convex_mu, window_mu
+from jaxacct.accountants.tradeoff.last_iterate.noisy_gd import convex_mu
 from jaxacct.accountants.tradeoff.last_iterate.renyi import METHODS
 from tests.oracles.constrained_lower_bound import constrained_gdp_lower_bound
 from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
@@ -140,21 +140,6 @@ def test_hull_gives_the_theorems():
     assert noisy_gd_gdp(steps=400, diameter=5.0, **run).theorem == "theorem 4.2"
     long = shifted_interpolation_gdp([0.95] * 20000, 0.1, 1.0)
     assert long.mu == pytest.approx(0.1 * math.sqrt(1.95 / 0.05), rel=1e-9) and long.gaps[-1] < 1e-12
-
-
-@pytest.mark.parametrize("window", [1, 3, 20])
-def test_windows_of_the_closed_forms_are_feasible(window):
-    """Theorem 4.6 and the windows of theorem 4.2 are the taut string itself, so no gap is ever negative."""
-    cycle, S, D = 5, 0.2, 1.7
-    one = [S] + [0.0] * (cycle - 1)
-    found = shifted_interpolation_gdp([1.0] * (cycle * window), one * window, 1.0, D).mu
-    assert math.hypot(found, S) == pytest.approx(convex_mu(window, cycle, S, D), rel=1e-12)
-    for c in (0.5, 0.9, 0.999):
-        found = shifted_interpolation_gdp([c] * window, S, 1.0, D).mu
-        assert found == pytest.approx(window_mu(window, S, D, c), rel=1e-9)
-    assert shifted_interpolation_gdp([1.0] * window, S, 1.0, D).mu == pytest.approx(
-        window_mu(window, S, D, 1.0), rel=1e-12
-    )
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -37,21 +37,6 @@ def run(p, sensitivity, eta, **change):
     return noisy_sgd_accountant(**fields | change)
 
 
-def test_constrained_windows_by_the_central_limit():
-    """Proposition C.15: best windows and their mu, the noise split evenly."""
-    for (p, sensitivity, eta), window, mu in (
-        ((0.01, 0.5, 0.1), 808.61, 0.23444377),
-        ((0.02, 1.0, 0.05), 304.65, 0.76389903),
-    ):
-        bound = run(p, sensitivity, eta).bounds[1]
-        assert bound.theorem == "theorem 4.10" and abs(bound.window - window) <= max(3, 0.02 * window)
-        assert bound.clt_mu() == pytest.approx(mu, rel=1e-4)
-        better = run(p, sensitivity, eta, noise_split=None).bounds[1]
-        assert better.clt_mu() <= bound.clt_mu() * (1 + 1e-9)
-    thin = run(0.0025, 0.25, 0.1).bounds[1]
-    assert abs(thin.window - 7241.84) < 100
-
-
 def test_certified_values_hold_the_estimates():
     bound = constrained_bound(809, math.sqrt(2), p=0.01, sensitivity=0.5 / 3, scaled_diameter=1 / 0.3)
     assert 0.862462 - 1e-5 <= bound.curve.epsilon(1e-5) <= 0.862462 + 1e-3

@@ -19,7 +19,6 @@ from jaxacct.accountants.tradeoff import (
     gdp_epsilon,
     mixture_delta,
     mixture_epsilon,
-    mixture_tradeoff,
     participation_pmf,
     sample_participation,
     shuffled_batch_clip_mu,
@@ -117,17 +116,6 @@ def test_printed_hoeffding_tails_fail():
     true = mixture_epsilon(1e-5, big, 2.0)
     assert true == pytest.approx(22.4524, abs=1e-3) and true > printed
     assert mixture_epsilon(1e-8, big, 2.0) == pytest.approx(28.602, abs=1e-3)
-
-
-def test_zero_atom():
-    distribution = ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
-    np.testing.assert_allclose(
-        mixture_tradeoff([0.1, 0.2, 0.5, 0.9], distribution, 1.0),
-        [0.7185395861, 0.6085375387, 0.3085375387, 0.0163826432],
-        rtol=1e-8,
-    )
-    assert mixture_tradeoff(0.0, distribution, 1.0) == 1 and mixture_tradeoff(1.0, distribution, 1.0) == 0
-    assert mixture_delta(0.5, distribution, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
 
 
 def test_groups_of_four():

@@ -105,16 +105,6 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
     assert (one.private_present != other.private_present).any()
 
 
-@pytest.mark.slow
-def test_the_command_on_digits(tmp_path, capsys):
-    """As it comes, in some fifteen seconds."""
-    plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
-    code, out, _ = commands.command(
-        capsys, "audit", "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
-    )
-    assert code == 0 and "one-run audit, 960" in out
-
-
 def jittered(params, example, key):
     """`loss` of an example that is another one whenever it is read: by its number and step."""
     return loss(params, {"x": example["x"] + jax.random.normal(key, (3,)), "y": example["y"]})

@@ -155,22 +155,6 @@ def test_the_sampler_is_algorithm_3():
         assert chi_square_p_value(many.reshape(120 * COPIES, -1), distribution) > FALSE_ALARM / 2
 
 
-@pytest.mark.parametrize(("k_u", "b", "p"), [(2, 9, 0.03), (6, 1, 0.2)])
-def test_no_user_takes_part_twice_within_the_separation(k_u, b, p):
-    """Every batch of long runs on a co-authorship-like graph."""
-    graph = bound_contributions(papers(), k_u, seed=b)
-    sets, scheme = user_sets(graph), MultiAttribution(300, b, p, k_u)
-    drawn = batches(scheme, graph, (b, k_u, 0, 9))
-    assert sum(map(len, drawn)) > 0
-    last = {}
-    for step, batch in enumerate(drawn):
-        users = set().union(*(sets[e] for e in batch), set())
-        for user in users:
-            assert step - last.get(user, -b) >= b
-            assert sum(user in sets[e] for e in batch) <= k_u
-            last[user] = step
-
-
 @pytest.mark.parametrize("warm", [True, False])
 def test_expected_batch_sizes(warm):
     """Exact against 4,000 runs, at every step, by their standard error; false alarm 1e-6."""

@@ -20,17 +20,6 @@ def test_digits_need_no_folder_and_split_the_same_way_every_time():
     assert 0 <= together.min() < together.max() == 1
 
 
-def test_rows_beyond_the_indices_are_exactly_zero():
-    taken = load("digits").train.take(np.array([3, 1]), 5)
-    assert taken["inputs"].shape == (5, 8, 8, 1)
-    assert taken["inputs"].dtype == np.float32
-    assert taken["labels"].dtype == np.int32
-    assert not taken["inputs"][2:].any()
-    assert not taken["labels"][2:].any()
-    one = load("digits").train.take(np.array([1]), 1)
-    np.testing.assert_array_equal(taken["inputs"][1], one["inputs"][0])
-
-
 def test_bad_input(tmp_path):
     refused("data must be one of digits, mnist, got 'svhn'", load, "svhn")
     refused("data_folder must be given", load, "mnist")

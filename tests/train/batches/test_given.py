@@ -118,39 +118,6 @@ def drawn(batches) -> tuple[np.ndarray, GivenBatches]:
     return np.array([given.next() for _ in range(STEPS)]), given
 
 
-def a_loader_of_pairs(torch):
-    """A loader of (inputs, labels) without ids."""
-
-    class Pairs(torch.utils.data.Dataset):
-        def __len__(self):
-            return ROWS
-
-        def __getitem__(self, index):
-            return data()["x"][index], data()["y"][index]
-
-    seed = torch.Generator().manual_seed(0)
-    return torch.utils.data.DataLoader(Pairs(), SIZE, shuffle=True, drop_last=True, generator=seed)
-
-
-def loss_of_pair(params, example):
-    return loss(params, {"x": example[0], "y": example[1]})
-
-
-@pytest.mark.usefixtures("one_key")
-def test_a_loader_of_inputs_and_labels():
-    """Both halves of a loader train the bits of arrays; the loader is refused with the line that helps."""
-    loader = a_loader_of_pairs(stand_in_torch.module())
-    ids = [ids for _ in range(3) for ids in loader.batch_sampler][:STEPS]
-    options = TrainOptions(keys=KEYS, checkpoint_every=5)
-    found = fit(
-        certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(1.0), batches=ids, options=options
-    )
-    np.testing.assert_array_equal(flat(found), flat(run(np.array(ids))))
-    said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
-    with pytest.raises(BatchesError, match=said):
-        GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
-
-
 class Repeated(StandInLoader):
     """A data set of TensorFlow that repeats for ever: `len` raises."""
 
@@ -159,6 +126,17 @@ class Repeated(StandInLoader):
 
     def __iter__(self):
         return itertools.cycle(super().__iter__())
+
+
+def test_a_loader_of_inputs_and_labels_is_refused():
+    """With the line that helps."""
+    pairs = list(zip(data()["x"], data()["y"], strict=True))
+    loader = stand_in_torch.module().utils.data.DataLoader(
+        pairs, SIZE, shuffle=True, drop_last=True, generator=stand_in_torch.Generator().manual_seed(0)
+    )
+    said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
+    with pytest.raises(BatchesError, match=said):
+        GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
 
 
 def test_ids_of_several_dtypes():

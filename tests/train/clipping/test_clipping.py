@@ -154,27 +154,6 @@ def test_padding_and_poison_contribute_exactly_zero(key):
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(empty._replace(total=empty.total.whole)))
 
 
-def test_memory_follows_the_microbatch(key):
-    """Temporary memory of the compiled sum: 64 examples at a time against 4."""
-    params = {"w": jnp.zeros((256, 256))}
-    batch, mask = {"x": jnp.zeros((64, 256))}, jnp.ones(64, bool)
-
-    def temporary(micro):
-        def total(params, batch, mask):
-            return clipped_gradient_sum(
-                lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p["w"])),
-                params,
-                batch,
-                mask,
-                grid=GRID,
-                microbatch_size=micro,
-            ).total
-
-        return jax.jit(total).lower(params, batch, mask).compile().memory_analysis().temp_size_in_bytes
-
-    assert temporary(4) < temporary(64) / 4
-
-
 def test_bad_clip_norm():
     for value in [0.0, -1.0, float("inf"), float("nan"), "1"]:
         refused("clip_norm", Grid, value, 20)
