@@ -26,6 +26,7 @@ from jaxacct.cli.main import main
 from jaxacct.common import progress
 from jaxacct.statistics.bounds import Budget
 from tests import calibrating
+from tests.commands import exit_code
 from tests.oracles import enumeration
 
 SOURCE = Path(checker.__file__)
@@ -458,9 +459,7 @@ def test_it_runs_alone_and_as_a_command(plan_path, tmp_path, capsys):
     alone = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert alone.returncode == 0 and json.loads(alone.stdout)["verdict"] == "certified", alone
     for options in ([], ["--json"]):
-        with pytest.raises(SystemExit) as stop:
-            main(["check", str(plan_path), *options])
-        assert stop.value.code == 0
+        assert exit_code("check", plan_path, *options) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(
         "first implementation: certified\ncertified: (1, 0.01) by the second"
@@ -480,11 +479,11 @@ def test_a_report_says_whether_both_implementations_agree(plan_path, tmp_path, c
         ),
     ):
         monkeypatch.setattr(checker, "check_file", lambda path, second=second: (0, second))
-        with pytest.raises(SystemExit) as stop:
-            main(
-                ["report", str(plan_path), "--out", str(page), "--draws", "0", "--check", "--force", "--json"]
-            )
-        assert stop.value.code == code and said in page.read_text()
+        assert (
+            exit_code("report", plan_path, "--out", page, "--draws", "0", "--check", "--force", "--json")
+            == code
+            and said in page.read_text()
+        )
         assert json.loads(capsys.readouterr().out)["check"] == second
 
 

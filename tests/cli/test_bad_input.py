@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import jaxacct
-from jaxacct.cli import main as cli
 from jaxacct.kernels import randomness
 from tests import calibrating
+from tests.commands import exit_code
 from train import load_model
 
 PROBLEM = {
@@ -242,9 +242,7 @@ def nothing_is_computed(monkeypatch, folder):
 def refused(arguments, folder, capsys):
     """The line on standard error."""
     before, started = contents(folder), time.thread_time()
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == 2
+    assert exit_code(*arguments) == 2
     assert time.thread_time() - started < 10
     captured = capsys.readouterr()
     assert captured.out == ""

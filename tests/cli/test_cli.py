@@ -16,6 +16,7 @@ from jaxacct.cli import output
 from jaxacct.cli.commands import recommend
 from jaxacct.report.facts import describe
 from jaxacct.statistics.lines import KINDS
+from tests.commands import exit_code
 
 COMMON = [
     "--scheme",
@@ -32,16 +33,10 @@ BANDS = ["--bands", "6", "--min-separation", "6", "--strategy", "square-root"]
 TARGET = ["--epsilon", "2", "--delta", "2e-2"]
 
 
-def run(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(a) for a in arguments])
-    return caught.value.code
-
-
 @pytest.fixture(scope="module")
 def plan_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "plan.json"
-    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--out", path) == 0
+    assert exit_code("calibrate", *COMMON, *BANDS, *TARGET, "--out", path) == 0
     return path
 
 
@@ -59,19 +54,19 @@ def test_show_prints_every_line_of_the_error_budget(plan_path):
 
 
 def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
-    assert run("show", plan_path) == 0
+    assert exit_code("show", plan_path) == 0
     shown = capsys.readouterr().out
     assert "is (2, 0.02)-differentially private" in shown
     assert "noise multiplier" in shown
     assert "delta_v" in shown
-    assert run("verify", plan_path, "--json") == 0
+    assert exit_code("verify", plan_path, "--json") == 0
     out = capsys.readouterr()
     assert json.loads(out.out)["certified"] is True
     assert not [line for line in out.err.splitlines() if " so far" not in line]  # of a slow machine
 
 
 def test_json_is_one_object_and_nothing_else(capsys):
-    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.6", "--json") == 0
+    assert exit_code("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.6", "--json") == 0
     assert json.loads(capsys.readouterr().out)["claim"]["noise_multiplier"] == 0.6
     command = [
         "estimate",
@@ -80,11 +75,11 @@ def test_json_is_one_object_and_nothing_else(capsys):
         "--noise-multiplier",
         "0.6",  # near that of the plan, so that the same distributions are drawn from
     ]
-    assert run(*command, "--epsilon", "2", "--samples", "2000", "--json") == 0
+    assert exit_code(*command, "--epsilon", "2", "--samples", "2000", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "estimate"
     assert found["low"] <= found["value"] <= found["high"]
-    assert run(*command, "--delta", "1e-2", "--samples", "2000", "--json") == 0
+    assert exit_code(*command, "--delta", "1e-2", "--samples", "2000", "--json") == 0
     assert json.loads(capsys.readouterr().out)["quantity"] == "epsilon"
 
 
@@ -99,7 +94,7 @@ def test_what_is_infinite_is_null_in_json(capsys):
 
 def test_an_estimate_says_so(capsys):
     assert (
-        run(
+        exit_code(
             "estimate",
             *COMMON,
             *BANDS,
@@ -116,7 +111,7 @@ def test_an_estimate_says_so(capsys):
 
 
 def test_not_certified_exits_1_and_says_why(capsys):
-    assert run("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.3") == 1
+    assert exit_code("calibrate", *COMMON, *BANDS, *TARGET, "--noise-multiplier", "0.3") == 1
     message = capsys.readouterr().err
     assert "could not be certified" in message
     assert message.count("\n") == 1
@@ -178,7 +173,7 @@ def test_a_loss_that_is_not_finite_is_no_bad_input(monkeypatch, capsys):
         raise NonFiniteLossError("1 of 8 privacy losses are not finite")
 
     monkeypatch.setattr("jaxacct.cli.commands.calibrate.calibrate", fail)
-    assert run("calibrate", *COMMON, *BANDS, *TARGET) == 1
+    assert exit_code("calibrate", *COMMON, *BANDS, *TARGET) == 1
     assert capsys.readouterr().err == "jaxacct: not certified: 1 of 8 privacy losses are not finite\n"
 
 
@@ -206,6 +201,6 @@ def test_interrupt_and_resume(tmp_path, capsys):
     # A signal that lands in the callback of a weak reference is lost: Python's affair, and rare.
     assert process.returncode in (0, 130), err
     assert out.exists() != (process.returncode == 130)
-    assert run(*command[3:]) == 0
+    assert exit_code(*command[3:]) == 0
     assert json.loads(capsys.readouterr().out)["claim"]["noise_multiplier"] == 1.9
     assert out.exists()

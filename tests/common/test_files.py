@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from jaxacct.cli import main as cli
 from jaxacct.common import files, progress
 from jaxacct.common.files import check_target, write_atomically
+from tests.commands import exit_code
 from tests.refusals import refused
 
 
@@ -61,9 +61,7 @@ def test_only_files_of_the_same_kind_are_replaced_unless_forced(tmp_path, monkey
     given = "--scheme poisson --sampling-probability 0.1 --iterations 9 --epsilon 2 --delta 1e-3".split()
 
     def calibrate(*more):
-        with pytest.raises(SystemExit) as caught:
-            cli.main(["calibrate", *given, "--accountant", "unamplified", *more])
-        return caught.value.code
+        return exit_code("calibrate", *given, "--accountant", "unamplified", *more)
 
     assert calibrate("--out", "other") == 2
     assert other.read_text() == "a thesis"

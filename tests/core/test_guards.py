@@ -38,7 +38,6 @@ from jaxacct.accountants.composition import event_profile
 from jaxacct.calibration import pilots as pilots_module
 from jaxacct.calibration import route
 from jaxacct.calibration.grid import Grid, Problem
-from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
 from jaxacct.common.records import differences, read
 from jaxacct.core import check as checking
@@ -60,6 +59,7 @@ from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import NonFiniteLossError
 from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
+from tests.commands import exit_code
 from tests.proposals_by_name import proposal_by_name
 from tests.refusals import refused
 from tests.stored_plans import KINDS, claim_with, sampled_directions, with_side
@@ -625,9 +625,7 @@ def test_stored_fixtures_are_drawn_again(kind):
 def replayed(plan: Plan, path, capsys, *options) -> tuple[int, str]:
     """Exit code and output of `jaxacct verify --replay` for the plan, as it is stored."""
     plan.save(path)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["verify", str(path), "--replay", *options])
-    return stop.value.code, capsys.readouterr().out
+    return exit_code("verify", path, "--replay", *options), capsys.readouterr().out
 
 
 def test_the_command_replays(drawn, tmp_path, capsys):
@@ -662,9 +660,7 @@ def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
     plan.save(tmp_path / "plan.json")
 
     def verified(*options):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["verify", str(tmp_path / "plan.json"), *options])
-        return stop.value.code, capsys.readouterr()
+        return exit_code("verify", tmp_path / "plan.json", *options), capsys.readouterr()
 
     code, said = verified()
     bound = f"accountant unamplified: delta(1) <= {plan.verdict.bound!r}"

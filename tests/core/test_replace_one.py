@@ -34,7 +34,6 @@ from jaxacct import (
 )
 from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.analytic import best_accountant, delta_by
-from jaxacct.cli import main
 from jaxacct.core import evidence
 from jaxacct.core.check import check, resolve
 from jaxacct.likelihood.rounding import loss_lines
@@ -45,6 +44,7 @@ from jaxacct.schemes import BalancedMinSep
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import by_name
+from tests.commands import exit_code
 from tests.oracles.enumeration import pattern_distribution
 from tests.refusals import refused
 from tests.rounding_errors import loss_margin, measured_error
@@ -336,11 +336,7 @@ def test_an_attack_on_the_real_sampler():
 def plan_of(tmp_path, *more):
     numbers = "--scheme b-min-sep --iterations 12 --min-separation 3 --sampling-probability 0.1 --bands 3"
     target = "--epsilon 4 --delta 1e-2 --dataset-size 80 --noise-multiplier 1.5 --adjacency replace-one"
-    with pytest.raises(SystemExit) as done:
-        main.main(
-            ["calibrate", *numbers.split(), *target.split(), "--out", str(tmp_path / "plan.json"), *more]
-        )
-    return done.value.code
+    return exit_code("calibrate", *numbers.split(), *target.split(), "--out", tmp_path / "plan.json", *more)
 
 
 def test_another_another_adjacency_proves_nothing(tmp_path):

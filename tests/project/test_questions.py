@@ -15,6 +15,7 @@ import safetensors.numpy
 
 from jaxacct.cli import main as cli
 from jaxacct.cli.usage import parse
+from tests.commands import exit_code
 from tests.project.test_notebooks import no_steps
 from tests.train import stand_in_torch
 from train.run import loop
@@ -86,9 +87,7 @@ def run(line: str) -> None:
                 assert not end.code, line
         return
     assert program == "jaxacct", line
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert not caught.value.code, line
+    assert not exit_code(*arguments), line
 
 
 def prepare(folder: Path, page: Path, rows: int, shared: Path) -> None:

@@ -26,7 +26,6 @@ from jaxacct import (
 )
 from jaxacct.accountants import analytic
 from jaxacct.calibration.choice import choice_of
-from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.cli.problem import Problem
 from jaxacct.core.evidence import Bound
@@ -36,6 +35,7 @@ from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.recommendation.search import SIMILAR_ERROR_RATIO, recommend
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from tests.benchmarks.paper.cells import estimated_errors
+from tests.commands import exit_code
 from tests.oracles.enumeration import pattern_distribution
 from tests.refusals import refused
 from train.noise import recursion as noise
@@ -51,12 +51,6 @@ FOURS = BMinSep.from_batch_size(dataset_size=80, batch_size=10, iterations=12, m
 @pytest.fixture(scope="module")
 def found():
     return recommend(**SMALL)
-
-
-def run(*arguments):
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(a) for a in arguments])
-    return caught.value.code
 
 
 @functools.cache
@@ -167,7 +161,7 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     monkeypatch.setattr(problem_module, "recommend", lambda **given: recommended)
     path, target = tmp_path / "plan.json", ["--epsilon", "16", "--delta", "1e-5"]
     sizes = ["--dataset-size", "640", "--batch-size", "10", "--iterations", "64"]
-    assert run("calibrate", *sizes, *target, "--memory-copies", "3", "--out", path) == 0
+    assert exit_code("calibrate", *sizes, *target, "--memory-copies", "3", "--out", path) == 0
     plan = Plan.load(path)
     assert choice_of(plan) == recommended.choice and plan.evidence == Bound("unamplified")
     mechanism = plan.mechanism
@@ -373,7 +367,7 @@ def test_calibrate_chooses_certifies_and_says_why(tmp_path, capsys):
     path = tmp_path / "plan.json"
     # With so few draws the last candidates, at the edge of what can be certified, are given up earlier.
     few = "--max-samples", "60000"
-    assert run("calibrate", *README, *TARGET, *few, "--memory-copies", "2", "--out", path) == 0
+    assert exit_code("calibrate", *README, *TARGET, *few, "--memory-copies", "2", "--out", path) == 0
     text = capsys.readouterr().out
     recommended = recommend(**SMALL, memory_copies=2)
     chosen, plan = recommended.chosen, Plan.load(path)

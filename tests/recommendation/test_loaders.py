@@ -18,10 +18,10 @@ from jaxacct import (
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
 from jaxacct.calibration.choice import choice_of
-from jaxacct.cli.main import main
 from jaxacct.core.evidence import Bound
 from jaxacct.core.shares import RANKED_SHARES
 from jaxacct.recommendation import noise_estimate, result
+from tests.commands import exit_code
 
 RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e-5)
 
@@ -30,12 +30,6 @@ RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e
 class Certified:
     noise_multiplier: float
     choice: dict | None = None
-
-
-def exit_code(*arguments) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
-    return int(stopped.value.code or 0)
 
 
 @pytest.mark.parametrize("separation", [1, 10])

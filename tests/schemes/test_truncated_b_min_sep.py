@@ -18,9 +18,9 @@ from jaxacct import (
     privacy_loss,
 )
 from jaxacct.accountants.analytic import best_accountant
-from jaxacct.cli.main import main
 from jaxacct.kernels.binomial import Arrays, Level, binomial_of_words, binomial_tables
 from jaxacct.schemes.truncation.truncated_batch_sizes import _words
+from tests.commands import exit_code
 from tests.oracles import enumeration
 from tests.refusals import refused
 from tests.schemes.test_schemes import chi_square_p_value
@@ -365,7 +365,5 @@ def test_bad_input(capsys):
     arguments = (
         "calibrate --iterations 9 --dataset-size 9 --batch-size 2 --epsilon 1 --delta .1 --truncate-to 3"
     )
-    with pytest.raises(SystemExit) as stop:
-        main(arguments.split())
-    assert stop.value.code == 2
+    assert exit_code(*arguments.split()) == 2
     assert "truncate_to does not apply to b-min-sep" in capsys.readouterr().err

@@ -30,12 +30,12 @@ from jaxacct import (
     sample_privacy_loss,
 )
 from jaxacct.accountants.analytic import best_accountant
-from jaxacct.cli.main import main
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
+from tests.commands import exit_code
 from tests.oracles import enumeration
 from tests.stored_plans import as_json, forged
 from train.noise import recursion as noise
@@ -225,9 +225,7 @@ def test_certified_and_stored(tmp_path, capsys):
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again.mechanism == plan.mechanism
-    with pytest.raises(SystemExit) as stop:
-        main(["show", str(tmp_path / "plan.json")])
-    assert stop.value.code == 0 and "upper bound" in capsys.readouterr().out
+    assert exit_code("show", tmp_path / "plan.json") == 0 and "upper bound" in capsys.readouterr().out
     names = {
         direction: {c.proposal.name for c in candidates(plan.mechanism, 2.0, direction, Budget.split(1e-3))}
         for direction in ("remove", "add")
