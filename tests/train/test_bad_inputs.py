@@ -189,10 +189,7 @@ BAD = {
     "a data set of Grain": (dict(data=GRAIN.to_iter_dataset()), DATA),
     "an iterator of Grain": (dict(data=iter(GRAIN.to_iter_dataset())), DATA),
     "no data": (dict(data=None), DATA + ", or have rows by index, got None"),
-    "a table's name": (
-        dict(data="train.csv"),
-        DATA + ", or have rows by index, got 'train.csv'",
-    ),
+    "a table's name": (dict(data="train.csv"), DATA + ", or have rows by index, got 'train.csv'"),
     "a generator": (
         dict(data=(row for row in X)),
         DATA + ", or have rows by index, got a generator: batches",
