@@ -4,7 +4,6 @@ False alarms: every statistical test states its own, 1e-6.
 """
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -214,22 +213,6 @@ def test_the_mixture_of_a_mechanism():
     certain = CyclicPoisson(10, 4, 1.0).phase_participations
     assert certain is not None and certain.tolist() == [3, 3, 2, 2]
     assert CyclicPoisson(10, 4, 0.5).phase_participations is None
-
-
-@pytest.mark.parametrize("sizes", [(3, 2), pytest.param((5, 3), marks=pytest.mark.slow)])
-def test_phases_of_unequal_size_at_every_noise(sizes):
-    """Where n is no multiple of b, the lattice of one phase may end below all of another's lognormal.
-
-    Epsilon 4 at noise 3.37 had no bound for n = 3, b = 2; two phases also against quadrature.
-    """
-    scheme = BallsInBins(*sizes)
-    for sigma, epsilon in itertools.product((0.5, 1.0, 3.37, 20.0, 1e4), (0.0, 2.0, 4.0, 10.0)):
-        mechanism = Mechanism(scheme, IDENTITY, sigma)
-        bound = ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon)
-        assert 0 <= bound <= 1
-        if scheme.cycle_length == 2:
-            exact = quadrature([turns**0.5 / sigma for turns in scheme.phase_participations], 0, epsilon)
-            assert bound >= exact * (1 - 3e-5) - 1e-13
 
 
 def test_a_model_of_sums_has_a_node_of_every_phase():

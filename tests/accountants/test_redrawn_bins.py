@@ -10,7 +10,6 @@ import scipy
 from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
-    CalibrationOptions,
     EpochwiseAllocation,
     Mechanism,
     Target,
@@ -23,7 +22,6 @@ from jaxacct.accountants.allocation.redrawn_bins import (
     RedrawnBins,
 )
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.core.evidence import Bound
 from tests.oracles import tuples
 
 IDENTITY = BandedToeplitz.identity()
@@ -132,24 +130,6 @@ def test_k_of_n_steps_of_a_run():
     many = dataclasses.replace(mechanism, scheme=BalancedMinSep(10_000, 1, 205))  # pairs have no tables
     for scheme, taken in ((mechanism, None), (apart, None), (many, "redrawn-bins")):
         assert getattr(analytic.close(scheme, 1e-5), "name", None) == taken
-
-
-def test_calibration_takes_it_without_samples():
-    """At C = I and separation 1, for every delta that a plan may have."""
-    scheme, identity = EpochwiseAllocation(20, 10), BandedToeplitz.identity()
-    plan = calibrate(
-        scheme,
-        identity,
-        dataset_size=100,
-        target=Target.advantage(0.1),
-        options=CalibrationOptions(grid_ratio=1.05),
-    )
-    assert plan.certified and plan.evidence == Bound("redrawn-bins")
-    sigma = plan.mechanism.noise_multiplier
-    assert redrawn_bins_delta(10, 2, sigma, 0.0) <= 0.1 < redrawn_bins_delta(10, 2, sigma / 1.06, 0.0)
-    assert analytic.close(plan.mechanism, 1e-12) is not None
-    apart = dataclasses.replace(plan.mechanism, scheme=EpochwiseAllocation(20, 10, 2))
-    assert analytic.close(apart, 0.1) is None
 
 
 def tail_of_two(sigma, epsilon):

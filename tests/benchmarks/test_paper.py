@@ -241,5 +241,4 @@ def test_finished_runs_are_not_made_again(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "undecided" in said and "90.5 ± 6.4" in said and (tmp_path / "figure-4.png").exists()
     (tmp_path / "figure-4.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="is none of this command"):
-        figure_4.main(["--out", str(tmp_path)])
+    refused("is none of this command", figure_4.main, ["--out", str(tmp_path)])

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-import jaxacct
 from jaxacct import (
     BallsInBins,
     BandedToeplitz,
@@ -15,7 +14,7 @@ from jaxacct import (
     Target,
     recommend,
 )
-from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, choice_of
+from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.cli.commands import calibrate as command
@@ -182,18 +181,6 @@ def test_names_of_proposals_that_exist_pass():
     for name in ("plain", "replicas:2", "replicas:16", "replicas:2,3"):
         registry.check_name(name, False)
     registry.check_name("replicas:2", True)
-
-
-def test_a_recommendation_calibrates_itself():
-    found = recommend(**SMALL, bands=2)
-    plan = found.calibrate(CalibrationOptions(accountant="unamplified"), adjacency="add-or-remove-one")
-    assert plan.certified and plan.mechanism.adjacency == "add-or-remove-one"
-    assert (plan.mechanism.scheme, plan.mechanism.strategy) == (found.chosen.scheme, found.chosen.strategy)
-    assert choice_of(plan) == found.choice and plan.noise_multiplier == plan.mechanism.noise_multiplier
-    advantage = recommend(
-        **{name: SMALL[name] for name in list(SMALL)[:3]}, target=jaxacct.Target.advantage(0.3), bands=2
-    )
-    assert advantage.calibrate(CalibrationOptions(accountant="unamplified")).epsilon == 0
 
 
 def test_given_coefficients_are_recorded():

@@ -136,21 +136,6 @@ def test_numbers_as_people_write_them(steps, monkeypatch):
     assert (given["dataset_size"], given["batch_size"], given["iterations"]) == (50_000, 200.0, 1000)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
-@pytest.mark.parametrize(
-    "arguments",
-    [["--help"], pytest.param(["spent", "--event", "1,1,1", "--delta", ".1"], marks=pytest.mark.slow)],
-)
-def test_a_closed_pipe(arguments):
-    """As with `| head`: no traceback and no line."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "jaxacct", *arguments]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=os.environ, timeout=60)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (cli.OUTPUT_CLOSED, b"")
-
-
 def test_a_plan_is_written_even_if_the_output_is_closed(tmp_path, monkeypatch):
     """`jaxacct calibrate --out plan.json | head` was seen to lose the plan."""
 

@@ -147,20 +147,6 @@ def composed_epsilon(delta):
     return accountant.compose(sampled, N).get_epsilon(delta)
 
 
-def test_a_composed_epsilon_without_a_draw(monkeypatch):
-    """Poisson sampling and C = I with a Gaussian, by the accountant, against dp-accounting's."""
-    monkeypatch.setattr(estimate, "draw_samples", None)
-    found = estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT)
-    assert (found.low, found.num_samples, found.value) == (0, 0, found.high)
-    exact = composed_epsilon(1e-5)
-    assert exact * (1 - 1e-4) <= found.high <= exact * (1 + 1e-3)
-    at_epsilon = estimate_delta(MECHANISM, found.high, compose_with=EVENT)
-    assert at_epsilon.num_samples == 0 and 0.99e-5 < at_epsilon.value <= 1e-5
-    replaced = dataclasses.replace(MECHANISM, adjacency="replace-one")
-    with pytest.raises(ValueError, match="compose_with must not be given with replace-one adjacency"):
-        estimate_epsilon(replaced, 1e-5, compose_with=EVENT)
-
-
 def test_a_composed_epsilon_of_samples(monkeypatch):
     """The interval holds dp-accounting's value at confidence 1 - 1e-6, without the accountants' bound."""
     monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (math.inf, None))
@@ -236,20 +222,3 @@ def test_bad_grids():
     for grid in [[], [1.0, 1.0], [2.0, 1.0], [-1.0], [np.nan], [[1.0]]]:
         with pytest.raises(ValueError, match="epsilons must be"):
             privacy_profile(ONE, grid)
-
-
-@pytest.mark.parametrize("other", [None, dp_accounting.GaussianDpEvent(4.0)], ids=str)
-def test_poisson_sampling_has_a_profile_without_a_draw(other, monkeypatch):
-    """C = I: upper ends by the accountant at every point, against dp-accounting."""
-    monkeypatch.setattr("jaxacct.estimates.estimate.draw_samples", None)
-    mechanism, grid = Mechanism(Poisson(50, 0.05), BandedToeplitz.identity(), 1.5), np.linspace(0, 2, 18)
-    found = privacy_profile(mechanism, grid, compose_with=other)
-    events = PLDAccountant().compose(
-        dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5)), 50
-    )
-    if other is not None:
-        events.compose(other)
-    for epsilon, lower, upper in zip(grid, found.lower, found.upper, strict=True):
-        exact = events.get_delta(float(epsilon))
-        assert lower == 0 and 0.998 * exact <= upper <= 1.005 * exact, epsilon
-    assert found.num_samples == 0 and set(found.proposals.values()) == {"pld"}

@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism
+from jaxacct import BandedToeplitz, BMinSep
 from jaxacct.kernels.likelihoods import gpu_recurrence
-from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.kernels.table import first_values
-from jaxacct.proposals import base as proposals
 from jaxacct.schemes.table import SamplingTable
 from tests.oracles import enumeration
 
@@ -147,22 +145,3 @@ def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
         participation[rows, positions[rows, slots]] = counts[rows, slots]
         expected = before + 0.7 * participation @ dense.T @ dense
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
-
-
-def test_a_block_drawn_by_windows_is_the_same_block(monkeypatch, key):
-    mechanism = Mechanism(BMinSep(90, 7, 0.05, True), BandedToeplitz.square_root(6), 0.8)
-    draw = functools.partial(
-        proposals.plain(mechanism, "remove").draw_block,
-        key,
-        mechanism.scheme,
-        mechanism.strategy,
-        0.8,
-        (),
-        jnp.float32,
-    )
-    by_fft = jax.jit(lambda: draw())()
-    monkeypatch.setattr(proposals, "few_windows", lambda *_: True)
-    by_windows = jax.jit(lambda: draw())()
-    assert by_windows.loss.shape == (BLOCK_SIZE,)
-    np.testing.assert_allclose(by_windows.loss, by_fft.loss, rtol=1e-4, atol=1e-5)
-    assert np.ptp(by_fft.loss) > 1

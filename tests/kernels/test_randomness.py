@@ -204,19 +204,6 @@ def test_streams_of_neighbouring_keys_do_not_meet():
     assert stats.poisson.ppf(FALSE_ALARM, expected) <= repeats <= stats.poisson.isf(FALSE_ALARM, expected)
 
 
-def test_batching_changes_nothing():
-    """A key's normals are the same alone, jitted and mapped with others, to the last bit."""
-    keys = block_keys(jax.random.key(5), 3, 4)
-
-    def draw(key):
-        return randomness.normal_pairs(key, (8, 33), jnp.float32)
-
-    together = jax.jit(jax.vmap(draw))(keys)
-    for i, key in enumerate(keys):
-        for one, many in zip(jax.jit(draw)(key), together, strict=True):
-            np.testing.assert_array_equal(one, many[i])
-
-
 def test_float32_log_add_exp():
     """Within the 8 units of the budget, of the larger of the result and ln 2; a GPU's needs more than 4."""
     rng = np.random.default_rng(0)

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize, stats
@@ -38,7 +37,6 @@ from tests.benchmarks.paper.cells import estimated_errors
 from tests.commands import exit_code
 from tests.oracles.enumeration import pattern_distribution
 from tests.refusals import refused
-from train.noise import recursion as noise
 
 SMALL: dict[str, Any] = dict(dataset_size=80, batch_size=10, iterations=12, epsilon=0.5, delta=1e-2)
 README = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
@@ -236,34 +234,6 @@ def test_fixed_numbers_of_participations_are_ranked_beside_the_others():
     # Whole epochs have the expected batch size only where it divides the data set.
     other = recommend(**numbers | dict(batch_size=59), strategy="square-root", bands=4)
     assert "epochwise-allocation" not in {row.scheme.name for row in other.candidates}
-
-
-def test_at_most_one_participation_takes_any_matrix():
-    """0.8 expected participations: a buffered matrix with amplification."""
-    found = recommend(
-        dataset_size=1000, batch_size=10, iterations=80, epsilon=6.0, delta=1e-5, memory_copies=5
-    )
-    chosen = found.chosen
-    assert chosen.scheme == BalancedMinSep(80, 80, 0.8) and chosen.matrix == "buffered"
-    assert chosen.accountant is None
-    assert "at most one participation, 2 buffers (BLT)" in chosen.describe()
-    banded = [row for row in found.candidates if row.matrix != "buffered"]
-    assert chosen.error < 0.62 * min(row.error for row in banded)
-    mechanism = Mechanism(chosen.scheme, chosen.strategy, chosen.noise_multiplier)
-    assert not mechanism.is_upper_bound
-
-
-@pytest.mark.parametrize("copies", [1, 2, 3, 5])
-def test_memory_is_what_training_keeps(copies):
-    """The vectors in the trainer's own state, and the one being made."""
-    rows = recommend(**SMALL, memory_copies=copies).candidates
-    parameters = {"w": jnp.zeros(3)}
-    for row in rows:
-        state = noise.init(row.strategy, parameters, jnp.zeros(8, jnp.uint32))
-        assert row.memory_copies == state.recent["w"].shape[0] + 1 <= copies
-    assert max(row.strategy.bands for row in rows) == copies
-    if copies == 1:
-        assert all(row.strategy == BandedToeplitz.identity() for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -57,21 +57,6 @@ def test_losses_of_the_evidence_have_their_mean():
             assert (edges[1:] + edges[:-1]) / 2 @ heights == pytest.approx(sign * mean, abs=LOSS_BIN_WIDTH)
 
 
-def test_running_sums_are_as_wide_as_the_distribution_says(key):
-    """Independent noise: sigma sqrt(t), and a path leaves four deviations with probability below 1e-4."""
-    strategy = BandedToeplitz.square_root(3)
-    figure = plot.running_sums(Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0), paths=2, key=key)
-    for axes in figure.axes:
-        edges = axes.collections[0].get_paths()[0].vertices
-        np.testing.assert_allclose(edges[:, 1].max(), 2 * 2.0 * math.sqrt(12), rtol=1e-6)
-        assert all(np.abs(line.get_ydata()).max() < 4 * 2.0 * math.sqrt(12) for line in axes.lines)
-    # One band: both sides are the same noise.
-    left, right = ([line.get_ydata() for line in axes.lines] for axes in figure.axes)
-    np.testing.assert_allclose(left, right, rtol=1e-5)
-    shown = plot.strategy_matrices(strategy, 12, steps=6).axes[1].images[0].get_array()
-    np.testing.assert_allclose(np.linalg.inv(shown)[:3, 0], strategy.coefficients, rtol=1e-5)
-
-
 def test_histograms_hold_every_draw_and_refuse_what_is_no_number():
     figure = plot.histogram({"with": [0.0, 1.0, 1.0], "without": [-1.0, 0.5]}, epsilon=0.7)
     heights = [patch.get_data().values for patch in figure.axes[0].patches]

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 from scipy import stats
@@ -127,17 +126,6 @@ def test_adjacencies():
     assert unamplified.sensitivity(replaced.mechanism) == pytest.approx(length)
     assert gaussian(2.0, length / replaced.noise_multiplier) <= 1e-5
     assert gaussian(2.0, length / replaced.noise_multiplier * 1.0101) > 1e-5
-
-
-def test_composition_costs_noise():
-    event = dp_accounting.GaussianDpEvent(5.0)
-    alone, both = (
-        calibrate(EPOCHS, BandedToeplitz.identity(), **TARGET, compose_with=other).noise_multiplier
-        for other in (None, event)
-    )
-    length = math.sqrt(3)
-    assert alone < both
-    assert gaussian(2.0, math.hypot(length / both, 1 / 5)) <= 1e-5
 
 
 def test_what_samples_is_refused():

@@ -92,25 +92,6 @@ SAME = [
 ]
 
 
-def test_every_sampler_is_a_table(x64):
-    """The likelihood, the probabilities and ln Z_2 of a module are those of its table."""
-    for scheme, custom in SAME:
-        ratios = jnp.asarray(np.random.default_rng(0).normal(0, 2, (6, scheme.iterations)))
-        ours, theirs = (jax.jit(one.log_likelihood_ratios)(ratios) for one in (custom, scheme))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(
-            custom.participation_probabilities(), scheme.participation_probabilities(), rtol=1e-11
-        )
-        none = scheme.log_probability_of_none()
-        assert custom.log_probability_of_none() == pytest.approx(none, rel=1e-12) or none == -math.inf
-        assert math.isfinite(custom.log_probability_of_none()) == math.isfinite(none)
-        assert custom.max_participations == scheme.max_participations
-        assert custom.min_separation == min(scheme.min_separation, scheme.iterations)
-        strategy = BandedToeplitz.square_root(min(3, custom.min_separation))
-        one, two = (Mechanism(kind, strategy, 0.8) for kind in (custom, scheme))
-        assert pairs.log_normalizer(one) == pytest.approx(scheme.replicas(two).log_normalizer(two), rel=1e-10)
-
-
 def by_recursion(table, ratios):
     """The likelihood ratio from section 1 of the proof, state by state."""
 

@@ -19,7 +19,6 @@ from jaxacct import (
 )
 from jaxacct.accountants.analytic import best_accountant
 from jaxacct.kernels.binomial import Arrays, Level, binomial_of_words, binomial_tables
-from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.commands import exit_code
 from tests.oracles import enumeration
 from tests.refusals import refused
@@ -91,29 +90,6 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
                 np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
             if (r < 10).all() or not scheme.can_truncate:
                 assert ours[1] == 0
-
-
-@pytest.mark.parametrize(("window", "p"), [((3, 9), 0.97), ((60_000, 70_001), 0.003), ((500, 40_000), 0.5)])
-def test_drawn_binomials(window, p, key):
-    """One to four digits, lowest values of each or of all; chi-square against SciPy, false alarm 1e-6."""
-    arrays = binomial_tables((window,), (p,)).arrays
-    number = len(arrays.levels)
-
-    @jax.jit
-    def draw(key, trials):
-        words = [_words(part, number, trials.shape) for part in jax.random.split(key)]
-        return binomial_of_words(words, trials, arrays)
-
-    trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
-    drawn = np.asarray(draw(key, jnp.asarray(trials, jnp.int32)))
-    for most, seen in zip(trials[::50_000], np.split(drawn, 3), strict=True):
-        edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
-        expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
-        counts = np.bincount(np.searchsorted(edges, seen), minlength=len(expected))
-        enough = expected > 0
-        assert counts[~enough].sum() == 0
-        if enough.sum() > 1:
-            assert stats.chisquare(counts[enough], 50_000 * expected[enough]).pvalue > FALSE_ALARM / 3
 
 
 def table_distributions(arrays, at: int):

@@ -15,7 +15,7 @@ from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from tests.train.modules import made
 from train.models.lora import add_lora
 from train.models.loss import nnx_loss, refuse_batch_statistics
-from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token
+from train.models.networks import SmallCNN, Transformer, next_token
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
 from train.procedures.step import TrainState, make_step
@@ -32,18 +32,6 @@ def test_examples_do_not_see_each_other(key):
     for row in range(3):
         np.testing.assert_allclose(forward(model, inputs[row]), together[row], atol=1e-5)
     refuse_batch_statistics(model)
-
-
-def test_cross_entropy_against_the_definition(key):
-    model = made(lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)))
-    example = {"inputs": jax.random.uniform(key, (8, 8, 1)), "labels": jnp.int32(3)}
-    logits = np.asarray(nnx.jit(lambda model, inputs: model(inputs))(model, example["inputs"]), np.float64)
-    found = float(nnx.jit(cross_entropy)(model, example))
-    assert found == pytest.approx(np.log(np.exp(logits).sum()) - logits[3], rel=1e-5)
-    loss, params = nnx_loss(model, cross_entropy)
-    value, gradients = jax.jit(jax.value_and_grad(loss))(params, example)
-    assert value == pytest.approx(found, rel=1e-6)
-    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
 
 
 SIZES = dict(length=15, width=8, layers=1, heads=2)
@@ -125,13 +113,3 @@ def test_the_table_of_the_page():
         trained, kept = (int(number.replace(",", "")) for number in (trained, kept))
         others = OTHERS if name == "adapters" else 0
         assert kept == round(stated(trained, others, int(bands)))
-
-
-@pytest.mark.slow
-def test_the_memory_of_the_model_of_the_table():
-    model = Transformer(8192, 256, 512, 8, 8, nnx.Rngs(0))
-    trained, others, kept, beside = memory_of_step(model, 8, 1, length=256, batch=64)
-    assert (trained, others) == (593_920, OTHERS)
-    assert stated(trained, others, 1) <= kept < stated(trained, others, 1) + 1
-    (said,) = re.findall(r"one microbatch: (\d+) megabytes", PAGE.read_text())
-    assert beside < 1.1 * int(said)

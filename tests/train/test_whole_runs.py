@@ -253,8 +253,7 @@ def test_bfloat16_parameters_are_averaged_in_float32():
 
 def test_refused(tmp_path):
     for value in (0.0, 1.0, -0.5, optax.contrib.schedule_free_eval_params):
-        with pytest.raises(ValueError, match=r"average must be in \(0, 1\), got"):
-            run(average=value)
+        refused(r"average must be in \(0, 1\), got", run, average=value)
     # Of a plan of last iterates only the last one is covered.
     with pytest.raises(ValueError, match="average must not be given for a plan of last-iterate"):
         run(plan=convex(), model=None, loss=LogisticRegression(10, 2.0, 0.02), optimizer=None, average=0.9)

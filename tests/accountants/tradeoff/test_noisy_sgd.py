@@ -50,25 +50,6 @@ def test_central_limit_is_no_bound():
     assert gdp_epsilon(1e-5, bound.clt_mu()) < 3.2135  # of an exact 3.2147: on the unsafe side
 
 
-def test_strongly_convex_against_composition():
-    fields = dict(
-        steps=500,
-        batch_size=100,
-        num_examples=10000,
-        stepsize=0.01,
-        noise_std=1.0,
-        grad_sensitivity=10.0,
-        smoothness=1.0,
-        strong_convexity=1.0,
-    )
-    short = noisy_sgd_accountant(**fields)
-    names = short.epsilons(1e-5)
-    assert short.best(1e-5).theorem == "composition" and names["theorem 4.9"] > names["composition"]
-    # The estimate .069442 of the specification is from too coarse a grid; a finer one lies in the bracket.
-    assert names["composition"] == pytest.approx(0.06934, abs=5e-5)
-    assert short.epsilon(1e-5) == names["composition"]
-
-
 def test_the_specification_has_a_number_of_a_coarse_grid():
     """Its 0.094004 for p = .0025 is above what is certified."""
     assert compose([(Subsampled(Gaussian(0.25 / 3), 0.0025), 2000)]).epsilon(1e-5) < 0.0938

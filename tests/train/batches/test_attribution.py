@@ -13,9 +13,7 @@ from pyarrow import csv, parquet
 from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
-from jaxacct.core.evidence import Bound
 from jaxacct.core.text import unit_in_words
-from tests.commands import exit_code
 from tests.oracles import enumeration, shared_examples
 from tests.refusals import refused
 from tests.schemes.test_schemes import chi_square_p_value
@@ -174,14 +172,6 @@ def test_expected_batch_sizes(warm):
         assert np.ptp(exact) == 0
     else:
         assert exact[0] > exact[-1]
-
-
-def test_neighborhoods_against_sets(monkeypatch):
-    monkeypatch.setattr(graphs, "_PAIRS_AT_ONCE", 50)  # many chunks
-    graph = papers(80, 30, seed=3)
-    sets = user_sets(graph)
-    exact = [sum(bool(a & b) for b in sets) for a in sets]
-    np.testing.assert_array_equal(graphs.neighborhood_sizes(graph), exact)
 
 
 @pytest.mark.parametrize("duplicates", [False, True])
@@ -392,25 +382,6 @@ def test_without_lockouts_of_others_sharing_is_allowed(separation):
     assert "each with no other user" in unit_in_words(MultiAttribution(5, 3, 0.1, 2))
     with pytest.raises(ValueError, match="graph must give every example one owner"):
         Sampler(MultiAttribution(5, 3, 0.1, 2), shared.num_examples, 60, graph=shared)
-
-
-def test_the_command_says_how_to_go_on(tmp_path, capsys):
-    """What it prints for a shared graph is a command line that makes a plan which trains on that graph."""
-    write_edges(papers(), tmp_path / "edges.csv")
-    code, out, _ = prepared(capsys, tmp_path, "--accountant", "revealed-pattern", batch=0.8)
-    assert code == 0
-    line = json.loads(out)["next"]
-    values = {"iterations": "12", "bands": "2", "epsilon": "2", "delta": "1e-3"}
-    for name, value in values.items():
-        line = line.replace(f"--{name} ...", f"--{name} {value}")
-    words = line.replace("plan.json", str(tmp_path / "plan.json")).split()
-    assert exit_code(*words[1:], "--strategy", "square-root") == 0
-    plan, graph = Plan.load(tmp_path / "plan.json"), Attribution.load(tmp_path / "graph.npz")
-    assert plan.evidence == Bound("revealed-pattern")
-    sampler = Sampler.from_plan(plan, (1, 2, 3, 4), graph)
-    drawn = [sampler.next() for _ in range(12)]
-    again = Sampler.from_plan(plan, None, graph, sampler.state)
-    assert again.state == sampler.state and any(batch.size for batch in drawn)
 
 
 def loose_plan(scheme, dataset_size: int) -> Plan:

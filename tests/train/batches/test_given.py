@@ -159,26 +159,6 @@ def test_ids_of_several_dtypes():
             given_of([wrong] * STEPS)
 
 
-def test_examples_that_are_left_over():
-    """22 examples in batches of 4: each epoch may leave out others, and none may come twice in one."""
-    scheme = FixedOrder.from_batch_size(dataset_size=ROWS + 2, batch_size=SIZE, iterations=STEPS)
-    assert scheme.steps_per_epoch == EPOCH
-    generator = np.random.default_rng(4)
-    ids = np.concatenate([generator.permutation(ROWS + 2)[:ROWS].reshape(EPOCH, SIZE) for _ in range(3)])
-    assert len({frozenset(part.ravel()) for part in ids.reshape(3, -1)}) == 3
-    given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
-    for _ in range(STEPS):
-        given.next()
-    left = np.setdiff1d(np.arange(ROWS + 2), ids[:EPOCH])
-    ids[EPOCH - 1, :2] = left  # the last rows of the first epoch
-    ids[EPOCH - 1, 2] = ids[0, 0]
-    given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
-    with pytest.raises(BatchesError, match=f"at step {EPOCH - 1}, as it was in step 0"):
-        for _ in range(STEPS):
-            given.next()
-    assert given.state.step == EPOCH - 1
-
-
 # Each is wrong at step 7 (the third of the second epoch), but for those of the first batch.
 def changed(step, place, value):
     ids = shuffled().copy()

@@ -48,25 +48,6 @@ def test_each_example_follows_the_accounted_distribution():
         assert chi_square_p_value(drawn, enumeration.pattern_distribution(scheme)) > FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    "scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4), EpochwiseAllocation(5, 3, 2)]
-)
-def test_examples_are_independent(scheme):
-    """Pairs of examples: the distribution of both vectors is the product, where they are alone and among a
-    hundred.
-
-    8,000 pairs in 160 runs of 50, as examples that follow each other are drawn; alone 800 tell batches of a
-    fixed size, which a hundred examples would hide. False alarm 1e-6 together.
-    """
-    distribution = enumeration.pattern_distribution(scheme)
-    pairs = {x + y: v * w for x, v in distribution.items() for y, w in distribution.items()}
-    alone = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(800)])
-    assert chi_square_p_value(alone, pairs) > FALSE_ALARM / 2
-    width = 2 * scheme.iterations
-    many = [participation(scheme, 100, (run, 5, 6, 7)).reshape(50, width) for run in range(160)]
-    assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
-
-
 def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
     sampler = Sampler(Poisson(5, 0.5), 100, 20, KEY)
     with pytest.raises(BatchOverflowError, match="raise max_batch_size"):

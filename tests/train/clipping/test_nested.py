@@ -152,30 +152,3 @@ def deep(kernels, example):
         return x + jnp.tanh(x @ kernel), None
 
     return jnp.sum(lax.scan(jax.checkpoint(layer, prevent_cse=False), example["x"], kernels)[0] ** 2)
-
-
-def unrolled(kernels, example):
-    x = example["x"]
-    for kernel in kernels:
-        x = x + jnp.tanh(x @ kernel)
-    return jnp.sum(x**2)
-
-
-def test_a_scan_of_remat_takes_the_memory_of_its_layers_unrolled():
-    """No gradient of an example is in the program; gradients written down are four times as much memory."""
-    width, layers, size = 128, 4, 16
-    kernels, batch = drawn(layers, width, width), {"x": np.zeros((size, POSITIONS, width), np.float32)}
-
-    def lowered(sum_of, of, params):
-        return jax.jit(
-            lambda p, b: sum_of(of, p, b, np.ones(size, bool), grid=GRID, microbatch_size=size)
-        ).trace(params, batch)
-
-    def memory(traced):
-        return traced.lower().compile().memory_analysis().temp_size_in_bytes
-
-    scanned = lowered(ghost_gradient_sum, deep, kernels)
-    assert largest(scanned.jaxpr) < size * kernels.size / 4
-    apart = lowered(ghost_gradient_sum, unrolled, list(kernels))
-    assert memory(scanned) < 1.25 * memory(apart)
-    assert memory(lowered(clipped_gradient_sum, deep, kernels)) > 4 * memory(scanned)
