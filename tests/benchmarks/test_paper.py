@@ -169,20 +169,6 @@ def test_an_undecided_statement_is_not_counted_as_agreement():
     assert [verdict.agrees for verdict in statements.section_7_2(worse, 1500)] == [False, None]
 
 
-def test_an_older_table_is_gone_on_with(tmp_path):
-    """With more columns, as `tests/benchmarks/cinic-10.csv` has."""
-    head = "scheme,iterations,epoch_length,bands,separation,epsilon,delta,noise_multiplier,prefix_sum_error,"
-    path = tmp_path / "cells.csv"
-    path.write_text(head + "method,samples,seconds,predicted_plain_samples,proposal\n"
-                    "b-min-sep,12,4,2,4,1.0,0.01,2.0,3.0,certified,10,1.0,5,plain / zero\n")  # fmt: skip
-    table, cell = Table(path), Cell("b-min-sep", 12, 4, 2, 4, 1.0, 0.01)
-    assert table.error_of(cell) == 3.0 and table.best([cell]) == cell
-    other = dataclasses.replace(cell, bands=1)
-    assert table.best([other]) is None
-    table.add(other, table.rows[cell] | {"prefix_sum_error": "2.5"})
-    assert Table(path).rows == table.rows and Table(path).best([cell, other]) == other
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -88,20 +88,6 @@ def test_a_full_batch_needs_the_noise_of_the_gaussian():
     assert 1 <= plan.noise_multiplier < 1.0101 and plan.delta == 1e-5
 
 
-def test_a_sampled_step_needs_the_noise_of_its_own_curve():
-    """TPR of the best test is (1 - p) FPR + p Phi(z(FPR) + 1 / sigma): another point than the Gaussian's."""
-    rate, tpr, fpr = 0.1, 0.1, 0.01
-    exact = 1 / (stats.norm.ppf((tpr - (1 - rate) * fpr) / rate) - stats.norm.ppf(fpr))
-    epsilon, delta = Target.tpr(tpr, fpr=fpr).with_least_noise(Poisson(1, rate), ONE).point
-    assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
-    plan = calibrate(Poisson(1, rate), ONE, epsilon=epsilon, delta=delta)
-    assert exact <= plan.noise_multiplier < 1.05 * exact
-    usual = calibrate(
-        Poisson(1, rate), ONE, **dict(zip(("epsilon", "delta"), Target.tpr(tpr, fpr=fpr).point, strict=True))
-    )
-    assert usual.noise_multiplier > 1.2 * exact
-
-
 def test_what_plain_samples_do_not_resolve_keeps_the_point_of_the_gaussian():
     target = Target.tpr(3e-6, fpr=1e-6)
     assert target.with_least_noise(Poisson(1, 1.0), ONE) == target

@@ -12,7 +12,6 @@ import math
 import shutil
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from scipy import integrate, stats
 import jaxacct
 from jaxacct import checker
 from jaxacct.cli.main import main
-from jaxacct.common import progress
 from jaxacct.statistics.bounds import Budget
 from tests import calibrating
 from tests.commands import exit_code
@@ -664,21 +662,6 @@ def test_a_digest_that_does_not_fit_is_reported(tmp_path):
     plan["claim"]["unknown"] = 1
     with pytest.raises(ValueError, match="claim must have the fields"):
         checker.check(plan)
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_command_says_that_it_works_and_keeps_its_output(terminal, tmp_path, capsys, monkeypatch):
-    """A line on standard error while it computes; the verdict on standard output, also beside a bar."""
-    check = checker.check_file
-    monkeypatch.setattr(checker, "check_file", lambda path: (time.sleep(0.3), check(path))[1])
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.05)
-    monkeypatch.setattr(progress, "is_interactive", lambda: terminal)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
-    with pytest.raises(SystemExit):
-        main(["check", str(fixed_order_plan(tmp_path))])
-    said = capsys.readouterr()
-    assert "second implementation" in said.err and "by the second" not in said.err
-    assert said.out.startswith("first implementation: certified\ncertified: ")
 
 
 @pytest.mark.parametrize("json_text", [False, True])

@@ -10,7 +10,6 @@ import pytest
 
 from jaxacct.cli import main as cli
 from jaxacct.cli.usage import SYNONYMS, parse
-from jaxacct.common.progress import console
 
 COMMANDS = [[name] for name in cli.COMMANDS]
 COMMANDS += [["tradeoff", name] for name in ("general", "last-iterate")]
@@ -98,11 +97,3 @@ def test_no_colour_where_none_is_wanted(asked):
     os.close(main)
     assert process.wait() == 0 and b"calibrate" in text
     assert (b"\x1b[" in text) != asked
-
-
-def test_progress_obeys_no_color(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert console().color_system is not None
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert console(stderr=True).color_system is None

@@ -9,14 +9,12 @@ import unittest
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import dp_event, privacy_accountant, privacy_accountant_test
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
 import jaxacct
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, TruncatedBMinSep
 from jaxacct.accountants.composition import composed_delta
-from jaxacct.accountants.history import joined
 from jaxacct.estimates.profile import Profile
 from jaxacct.interoperation import (
     batch_selection,
@@ -28,9 +26,9 @@ from jaxacct.interoperation import (
 )
 from jaxacct.interoperation.pessimistic_pld import INTERVAL
 from jaxacct.strategies.banded_inverse import BandedInverse
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.refusals import refused
-from tests.schemes.test_schemes import chi_square_p_value
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
@@ -351,47 +349,6 @@ def test_a_distribution_of_dp_accounting_composes():
         refused(r"value_discretization_interval must be 0\.001 to be composed", own.compose, odd)
 
 
-Relation = privacy_accountant.NeighboringRelation
-NEXT_TO_ZERO = 1e-100
-"""A bound that small is 0 to a suite that asks for 0 itself."""
-
-
-class OurAccountant(privacy_accountant.PrivacyAccountant):
-    """`jaxacct.epsilon` and `jaxacct.delta` as an accountant of dp-accounting."""
-
-    def __init__(self, neighboring_relation=Relation.ADD_OR_REMOVE_ONE, *_, **__):
-        super().__init__(neighboring_relation)
-        self.events: list = []
-
-    def _maybe_compose(self, event, count, do_compose):
-        repeated = dp_event.SelfComposedDpEvent(event, count)
-        try:
-            joined([event, repeated])  # `supports` asks for a count of 0
-        except ValueError as error:
-            while isinstance(event, dp_event.ComposedDpEvent | dp_event.SelfComposedDpEvent):
-                event = event.events[0] if isinstance(event, dp_event.ComposedDpEvent) else event.event
-            return self.CompositionErrorDetails(event, str(error))
-        if do_compose:
-            self.events.append(repeated)
-        return None
-
-    def get_epsilon(self, target_delta):
-        return jaxacct.epsilon(self.events, delta=min(max(target_delta, NEXT_TO_ZERO), 1 - 2**-53))
-
-    def get_delta(self, target_epsilon):
-        found = jaxacct.delta(self.events, epsilon=min(target_epsilon, 1e4))
-        return found if found > NEXT_TO_ZERO else 0.0
-
-
-class Suite(privacy_accountant_test.PrivacyAccountantTest):
-    """Abstract suite of dp-accounting."""
-
-    __test__ = False  # of pytest itself
-
-    def _make_test_accountants(self):
-        return [OurAccountant()]
-
-
 def failures(suite: type[unittest.TestCase], names: str = "") -> dict[str, str]:
     """Return {method: last line} of the tests of a class that do not pass, of names that match."""
     loader, result = unittest.TestLoader(), unittest.TestResult()
@@ -401,10 +358,6 @@ def failures(suite: type[unittest.TestCase], names: str = "") -> dict[str, str]:
     assert result.testsRun > 10
     bad = [*result.failures, *result.errors]
     return {test._testMethodName: text.strip().splitlines()[-1] for test, text in bad}
-
-
-def test_the_abstract_suite_of_dp_accounting():
-    assert failures(Suite) == {}
 
 
 KEPT = (

@@ -100,17 +100,6 @@ def test_what_the_kernel_covers(monkeypatch, x64):
         assert not gpu_recurrence.serves(wider, np.zeros(shape, bool), lockout, jnp.float32)
 
 
-def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
-    scheme = BMinSep(20, 4, 0.2, warm_start=True)
-    ratios = jax.random.normal(key, (6, 20))
-    expected = jax.jit(scheme.log_likelihood_ratios)(ratios)
-    asked = []
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(gpu_recurrence, "serves", lambda *path: asked.append(path) or True)
-    np.testing.assert_array_equal(jax.jit(lambda r: scheme.log_likelihood_ratios(r))(ratios), expected)
-    assert asked
-
-
 @pytest.mark.parametrize(
     ("n", "b", "bands", "p", "warm"),
     [

@@ -71,20 +71,6 @@ def test_long_runs(iterations, separation, bands, p, sigma):
     assert error < 1e-3 + 1e-4 * largest
 
 
-def test_typical_margins_are_small():
-    """The price at the production settings: at most 0.01 (issue 11)."""
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    production = Mechanism(scheme, BandedToeplitz.square_root(256), 0.3964)
-    assert loss_margin(production, 2, delta_v=1.29e-8) < 8e-3
-    small = Mechanism(BMinSep(1024, 16, 1 / 240), BandedToeplitz.square_root(16), 1.0)
-    assert loss_margin(small) < 3e-3
-    for sigma in (1.0, 2.0, 4.0):
-        users = Mechanism(IndependentAttribution(1000, 16, 0.0036, 2), BandedToeplitz.square_root(16), sigma)
-        assert loss_margin(users, delta_v=1e-6) < 0.01
-
-
 def test_the_margin_is_a_function_of_its_arguments_and_nothing_is_left_out():
     """Lines of every kind, all finite, the same from a second look; their sums are what a verdict uses."""
     from jaxacct.proposals import base, threshold

@@ -81,21 +81,6 @@ def test_no_arrow_goes_up():
         done |= free
 
 
-MAX_FLOORS = 11  # rooms of the longest chain of imports
-
-
-def test_few_floors():
-    rooms = graph()
-
-    @functools.cache
-    def floor(name: str) -> int:
-        return 1 + max((floor(other) for other in rooms[name]), default=0)
-
-    floors = {name: floor(name) for name in rooms}
-    assert {"train", "__init__", "__main__"} <= set(floors)
-    assert max(floors.values()) <= MAX_FLOORS, sorted(floors.items(), key=lambda pair: pair[1])
-
-
 def modules() -> dict[str, set[str]]:
     """Modules of both packages, each with those that it imports, at its top or inside its functions.
 

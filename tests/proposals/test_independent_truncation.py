@@ -27,8 +27,8 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from tests.draws import mean_interval
 from tests.oracles import enumeration
+from tests.oracles.chi_square import chi_square_p_value
 from tests.proposals_by_name import proposal_by_name
-from tests.schemes.test_schemes import chi_square_p_value
 from tests.schemes.test_truncated_b_min_sep import count_distribution, plane_delta
 
 FALSE_ALARM = 1e-6

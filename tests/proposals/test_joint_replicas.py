@@ -17,9 +17,9 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import Item
 from tests.draws import draws_of, mean_interval
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution, strategy_matrix
 from tests.proposals_by_name import proposal_by_name
-from tests.schemes.test_schemes import chi_square_p_value
 
 TWO, THREE, ONE = (0.8, 0.6), (0.8, 0.48, 0.36), (1.0,)
 # Cold and warm, one band, a separation longer than the run, and runs of a few times the separation.

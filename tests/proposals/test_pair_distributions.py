@@ -20,9 +20,9 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
 )
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import min_p_value, pair_distributions
-from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
 

@@ -14,9 +14,9 @@ from jaxacct.proposals.families import replicas
 from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.statistics.hockey_stick import Direction
 from tests.oracles import tuples
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import SMALL, few_in_ci
 from tests.proposals_by_name import family_candidates, normalizer_of_two, replica_proposal
-from tests.schemes.test_schemes import chi_square_p_value
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)

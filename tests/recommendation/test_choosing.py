@@ -5,7 +5,6 @@ import functools
 import math
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from scipy import optimize, stats
@@ -33,7 +32,6 @@ from jaxacct.recommendation import noise_estimate
 from jaxacct.recommendation.matrices import amplified_matrix
 from jaxacct.recommendation.search import SIMILAR_ERROR_RATIO, recommend
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
-from tests.benchmarks.paper.cells import estimated_errors
 from tests.commands import exit_code
 from tests.oracles.enumeration import pattern_distribution
 from tests.refusals import refused
@@ -194,17 +192,6 @@ def test_another_workload_ranks_and_shapes_the_matrices(name, found):
     assert f"error of {name} about" in recommended.why() and "prefix-sum error about" in found.why()
 
 
-def test_balanced_min_sep_is_searched_where_it_is_asked_for():
-    """Separations that leave room for all participations; the estimated noise is near what is needed."""
-    numbers = dict(dataset_size=60, batch_size=18, iterations=10, epsilon=2.0, delta=1e-2)
-    rows = recommend(**numbers, scheme="balanced-min-sep", memory_copies=2, strategy="square-root").candidates
-    assert {row.scheme.min_separation for row in rows} <= {1, 2}
-    assert {row.scheme.max_participations for row in rows} == {3}
-    best = Mechanism(rows[0].scheme, rows[0].strategy, rows[0].noise_multiplier)
-    delta = jaxacct.estimate_delta(best, 2.0, num_samples=20_000, key=jax.random.key(0)).value
-    assert 2e-3 < delta < 3e-2
-
-
 def test_a_given_scheme_has_nearly_the_estimate_that_it_has_beside_others():
     """Certified: 1.4166 for balanced min-sep. Without an estimate of another scheme they were 14 % apart."""
     run = dict(dataset_size=2000, batch_size=100, iterations=60, epsilon=2.0, delta=1e-5, memory_copies=8)
@@ -355,19 +342,6 @@ def test_a_zero_that_is_given_is_given():
     assert problem.undecided() == ["scheme", "strategy"]
     for call in (problem.build, lambda: problem.choose(epsilon=1.0, delta=1e-3)):
         refused(r"(bands|min_separation) must be", call)
-
-
-def test_separations_are_ordered_as_their_certified_errors_are():
-    """CINIC-10 at epsilon 4 with 64 bands: 35.87 is certified at separation 64, 31.83 at 150, 0.887 of it.
-
-    1.16 would be estimated where the long separation was given the ratio of independent noise to s_2, so that
-    the better one would never be recommended.
-    """
-    run = dict(dataset_size=300_000, batch_size=1000)
-    schemes = [BMinSep.from_batch_size(iterations=1500, min_separation=s, **run) for s in (64, 150)]
-    short, long = estimated_errors([(scheme, 64) for scheme in schemes], epsilon=4.0, delta=2.8e-6, **run)
-    assert short is not None and long is not None
-    assert short == pytest.approx(35.87, rel=0.15) and 0.85 < long / short < 0.93
 
 
 @pytest.mark.parametrize(("adjacency", "shift"), [("zero-out", 1), ("replace-one", 2)])

@@ -1,7 +1,6 @@
 """Pictures show what was computed, are distinguished without colour, and replace no other file."""
 
 import builtins
-import dataclasses
 import functools
 import html
 import math
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, recommend
-from jaxacct.accountants.tradeoff import EpsilonDelta, Gaussian
+from jaxacct.accountants.tradeoff import Gaussian
 from jaxacct.core.text import verdict_lines
 from jaxacct.estimates.profile import Profile
 from jaxacct.report import plots as plot
@@ -33,18 +32,6 @@ def drawn():
 
 def lines_of(figure, place=0):
     return {line.get_label(): line for line in figure.axes[place].lines}
-
-
-def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
-    """The orders differ and meet again: all draws were seen, and their wealth accepted."""
-    plan = drawn()
-    figure = plot.verification(plan.verdict)
-    paths = [line.get_data() for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
-    needed = -math.log(plan.target.budget.failure_probability)
-    wealths = np.array([wealth for draws, wealth in paths if draws[-1] == plan.evidence.remove.num_samples])
-    assert len(wealths) and np.ptp(wealths[:5, -1]) < 1e-9 and wealths[0, -1] >= needed
-    assert np.all(wealths[:, 0] == 0) and np.ptp(wealths[:5, 20]) > 0
-    assert plot.verification(whole("analytic").verdict) is None
 
 
 def test_losses_of_the_evidence_have_their_mean():
@@ -99,11 +86,3 @@ def test_a_notebook_shows_figures_and_plans():
         assert plan.statement() in html.unescape(shown)
         assert all(line in html.unescape(shown) for line in verdict_lines(plan.verdict))
         assert shown.count("<p") == shown.count("</p") == 2 and "<script" not in shown
-
-
-def test_bars_end_at_what_the_certified_point_implies():
-    plan = drawn()
-    high = dataclasses.replace(PROFILE, upper=np.ones_like(PROFILE.upper))
-    bars = plot.profile(plan, high).axes[0].containers[0][2][0].get_segments()
-    implied = EpsilonDelta(plan.epsilon, plan.delta).delta(PROFILE.epsilons)
-    assert np.all([bar[:, 1].max() for bar in bars] <= implied * (1 + 1e-12))

@@ -37,7 +37,7 @@ from jaxacct.schemes.replicas import table as pairs
 from jaxacct.schemes.table import SamplingTable
 from tests.conformance.test_schemes import MEMBERS
 from tests.oracles import enumeration
-from tests.schemes.test_schemes import chi_square_p_value
+from tests.oracles.chi_square import chi_square_p_value
 
 FALSE_ALARM = 1e-6
 # Of those of `MEMBERS` CI has three: lockouts by step and starts, counts that are thinned, turns.

@@ -21,8 +21,8 @@ from jaxacct.accountants.analytic import best_accountant
 from jaxacct.kernels.binomial import Arrays, Level, binomial_of_words, binomial_tables
 from tests.commands import exit_code
 from tests.oracles import enumeration
+from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
-from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.sampler import Sampler
 
 FALSE_ALARM = 1e-6

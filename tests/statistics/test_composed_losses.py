@@ -13,7 +13,6 @@ from jaxacct import BandedToeplitz, CalibrationOptions, Mechanism, NotCertifiedE
 from jaxacct.accountants import analytic
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.accountants.event_pairs import discrete_laplace, laplace
-from jaxacct.individual import subsampled_gaussian_delta
 from jaxacct.statistics import composed_losses
 from jaxacct.statistics.composed_losses import (
     Part,
@@ -81,17 +80,6 @@ def test_two_steps_are_the_sum_over_who_is_large(cut):
     assert large.total == pytest.approx(tail, rel=2e-3)  # of the pair that dominates
 
 
-def test_restricted_curves_add_up():
-    """Of the losses up to the cut and above, at every x: the curve itself, within the stated errors."""
-    for curve in sampled_gaussian(0.8, 1e-3):
-        losses = np.linspace(-1e-3, 2.0, 401)
-        whole = curve.at(losses)
-        parts = [Restricted(curve, 0.02, above=above).at(losses) for above in (False, True)]
-        off = np.abs(parts[0].deltas + parts[1].deltas - whole.deltas)
-        assert np.all(off <= sum(part.error for part in parts) * np.append(1.0, whole.tails[:-1]))
-        assert np.all(parts[0].deltas[losses > 0.02] == 0)
-
-
 def test_one_step_is_above_its_definition_over_the_whole_range():
     """q from 1e-6 to 1, sigma from 0.01 to 1e4, losses of every size."""
     rng = np.random.default_rng(0)
@@ -106,18 +94,6 @@ def test_one_step_is_above_its_definition_over_the_whole_range():
             )
             assert exact <= bound
             assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
-
-
-@pytest.mark.parametrize("tiny", [1e-15, 1e-12, 1e-9, 1e-6])
-def test_one_step_whose_probability_is_close_to_1(tiny):
-    """The loss of the add direction ends at -ln(1 - q): below it the masses of both must not cancel."""
-    q, sigma = 1 - tiny, math.sqrt(-1 / (2 * math.log(tiny)))
-    end = -float(mpmath.log(1 - mpmath.mpf(q)))
-    curve = sampled_gaussian(sigma, q)[1]
-    for epsilon in end - np.array([1.0, 0.2, 0.05, 0.01, 1e-3]):
-        exact = sampled(float(epsilon), q, sigma, remove=False)
-        assert exact <= divergence_bound([Part(curve, 1)], float(epsilon))
-        np.testing.assert_allclose(subsampled_gaussian_delta(q, sigma, epsilon, "add"), float(exact), 1e-8)
 
 
 def test_one_step_of_replace_one_over_the_whole_range():
@@ -362,16 +338,6 @@ def test_chords_are_raised_by_what_deltas_may_be_off_by():
     assert raised[-1] == 0.351
     falling = chord_masses(np.array([0.1, 0.1, 0.05]), np.zeros(3), 1.0)
     assert np.all(np.diff(falling) <= 0)
-
-
-def test_a_hull_of_upper_bounds_is_between_curve_and_bounds():
-    rng = np.random.default_rng(4)
-    curve, losses = sampled_gaussian(1.0, 0.3)[0], np.linspace(-2.0, 5.0, 300)
-    exact = curve.at(losses).deltas
-    bounds = np.minimum.accumulate(np.minimum(1.0, exact * np.exp(rng.exponential(0.2, 300))))
-    hull = ChordCurve.below(losses, bounds).at(losses)
-    assert np.all(hull.deltas >= exact * (1 - 1e-12)) and np.all(hull.deltas <= bounds * (1 + 1e-12))
-    assert np.all(hull.tails >= hull.deltas) and np.all(np.diff(hull.tails) <= 1e-12)
 
 
 def test_a_curve_that_is_low_by_its_stated_error_still_gives_a_bound():

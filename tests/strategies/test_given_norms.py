@@ -13,12 +13,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxacct import BMinSep, Mechanism, Plan
-from jaxacct.cli.main import run
+from jaxacct import BMinSep, Mechanism
 from jaxacct.core.claim import Claim, ClaimedTarget, claim_from_json
 from jaxacct.core.text import noise_multipliers
-from jaxacct.report.facts import describe
-from jaxacct.report.html import report
 from jaxacct.strategies import (
     STRATEGIES,
     BandedInverse,
@@ -148,22 +145,3 @@ def plan_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("given")
     (folder / "c.txt").write_text("1.0\n0.5\n0.5\n")
     return folder
-
-
-def test_every_command_names_both_numbers(plan_file, capsys):
-    """From the file of coefficients to the page: no text leaves the reader with the smaller number alone."""
-    out = plan_file / "plan.json"
-    problem = ["--iterations", "6", "--sampling-probability", "1", "--min-separation", "3", "--strategy"]
-    options = [*problem, str(plan_file / "c.txt")]
-    target = ["--epsilon", "8", "--delta", "1e-5"]
-    assert run(["calibrate", *options, *target, "--out", str(out)]) == 0
-    plan, printed = Plan.load(out), capsys.readouterr().out
-    assert run(["show", str(out)]) == 0
-    texts = [printed, capsys.readouterr().out, plan.statement(), describe(plan), report(plan)]
-    assert run(["estimate", *options, "--noise-multiplier", repr(plan.noise_multiplier), "--epsilon", "8",
-                 "--samples", "1000"]) == 0  # fmt: skip
-    texts.append(capsys.readouterr().out)
-    for text in texts:
-        assert has_the_certified_noise(shown(text), first_column(COLUMN), plan.noise_multiplier)
-        assert f"{plan.noise_multiplier!r} for C divided by 1.22474487" in text
-    assert json.loads(out.read_text())["claim"]["strategy"]["given_norm"] == pytest.approx(1.5**0.5)

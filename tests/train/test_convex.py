@@ -177,16 +177,6 @@ def test_plans_refuse_steps_outside_the_conditions(tmp_path):
     refused(r"num_examples must be .* 0", LastIteratePlan.calibrate, 3.0, 1e-5, num_examples=0, **run)
 
 
-def test_the_loss_is_that_of_its_gradient(x64):
-    for loss in (LOSSES[0], LOSSES[2]):
-        x = loss.prepare([[1.0, -2.0, 0.5]])
-        weights = np.random.default_rng(1).normal(size=loss.shape(3))
-        derivative = jax.jit(lambda *given, loss=loss: jax.grad(loss)(*given))
-        for y in range(loss.num_classes):
-            found = derivative(weights, (x[0], y))
-            np.testing.assert_allclose(found, gradient(loss, weights, x, np.array([y])), rtol=1e-9)
-
-
 def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(tmp_path):
     """Stopped after 8 of 12 steps, a checkpoint after 6: `evaluate` never saw an iterate on the way."""
     run, seen = plan("sgd", epsilon=30.0), []

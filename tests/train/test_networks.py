@@ -14,24 +14,13 @@ from scipy import special
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from tests.train.modules import made
 from train.models.lora import add_lora
-from train.models.loss import nnx_loss, refuse_batch_statistics
-from train.models.networks import SmallCNN, Transformer, next_token
+from train.models.loss import nnx_loss
+from train.models.networks import Transformer, next_token
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
 from train.procedures.step import TrainState, make_step
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
-
-
-def test_examples_do_not_see_each_other(key):
-    model = made(lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)))
-    inputs = jax.random.uniform(key, (3, 8, 8, 1))
-    forward = nnx.jit(lambda model, inputs: model(inputs))
-    together = forward(model, inputs)
-    assert together.shape == (3, 10)
-    for row in range(3):
-        np.testing.assert_allclose(forward(model, inputs[row]), together[row], atol=1e-5)
-    refuse_batch_statistics(model)
 
 
 SIZES = dict(length=15, width=8, layers=1, heads=2)

@@ -148,16 +148,6 @@ def test_the_weights_of_a_file(tmp_path):
     np.testing.assert_array_equal(jax.random.key_data(model.dropout.rngs.key[...]), streams)
 
 
-def test_a_pytree_and_a_single_array(tmp_path):
-    file = in_safetensors(tmp_path / "a.safetensors")
-    like = jax.tree.map(jnp.zeros_like, nested())
-    found = load_weights(file, like)
-    assert jax.tree.structure(found) == jax.tree.structure(like)
-    np.testing.assert_array_equal(found["layers"]["0"]["kernel"], weights()["layers.0.kernel"])
-    one = in_safetensors(tmp_path / "one.safetensors", {"params": np.ones(3, np.float32)})
-    np.testing.assert_array_equal(load_weights(one, jnp.zeros(3)), np.ones(3))
-
-
 def test_names_and_layouts_of_another_library(tmp_path):
     """PyTorch: `weight` of (outputs, inputs), prefixes, entries that the model has no use for."""
     theirs = {"net.0.weight": weights()["layers.0.kernel"].T.copy(), "net.0.bias": weights()["layers.0.bias"],

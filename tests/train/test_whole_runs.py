@@ -111,17 +111,6 @@ def test_ctrl_c_writes_a_checkpoint(tmp_path, capsys):
     assert log.read_text() == (tmp_path / "whole/private/metrics.jsonl").read_text()
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    def twice(step, info):
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(out=tmp_path, callback=twice)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["0"]
-
-
 def undefined(params, example):
     return jnp.log(-1.0 - jnp.abs(example["y"])) + params["b"]
 

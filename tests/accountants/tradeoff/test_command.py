@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 
 from jaxacct.accountants import tradeoff
-from jaxacct.cli import main as cli
 from jaxacct.cli.commands import tradeoff as command
 from jaxacct.cli.usage import parse
+from tests import commands
 from tests.refusals import refused
 
 
 def run(capsys, *words, command=("tradeoff",)):
-    with pytest.raises(SystemExit) as left:
-        cli.main([*command, *words])
-    seen = capsys.readouterr()
-    return left.value.code, seen.out, seen.err
+    return commands.command(capsys, *command, *words)
 
 
 GENERAL = ["general", "--dataset-size", "50000", "--num-epochs", "10", "--delta", "1e-5"]

@@ -104,16 +104,6 @@ def test_convex_cyclic_and_its_printed_crossing():
     assert composition_gdp(0.25 / 3, 31) < best
 
 
-def test_best_shifts_by_batch():
-    values = {1: 0.7427, 10: 0.7449, 20: 0.7495, 30: 0.7622, 39: 0.8734, 40: 0.9925}
-    for index, mu in values.items():
-        bound = noisy_cgd_gdp(epochs=50, strong_convexity=0.002, batch_index=index, **MNIST)
-        assert bound.mu == pytest.approx(mu, abs=6e-5)
-    assert noisy_cgd_gdp(epochs=50, strong_convexity=0.002, **MNIST).compared[
-        "theorem 4.5 as c tends to 1"
-    ] == pytest.approx(0.9944289, rel=1e-6)
-
-
 def test_hull_gives_the_theorems():
     c, s, t = 0.9, 0.3, 25
     found = shifted_interpolation_gdp([c] * t, s, 1.0)
@@ -176,16 +166,6 @@ def test_hull_against_a_general_solver(seed):
     assert found.mu == pytest.approx(math.sqrt(best.fun), rel=1e-5)
     if gap == 0:  # the bound holds for the process that drifts as far as it can
         assert found.mu >= exact_mu(c, s, noise) - 1e-12
-
-
-def test_schedules_go_through_the_hull():
-    """Step sizes that fall: above the exact process, below composition; constant ones give theorem 4.2."""
-    eta = 0.05 / np.sqrt(1 + np.arange(100) / 10)
-    bound = shifted_interpolation_gdp(1 - eta, eta, 10 * eta).mu
-    assert exact_mu(1 - eta, eta, 10 * eta) * (1 - 1e-12) <= bound < 1
-    run = dict(noise_std=10.0, grad_sensitivity=1.0, num_examples=1, strong_convexity=1.0, smoothness=1.0)
-    flat = shifted_interpolation_gdp(np.full(100, 0.95), 0.05, 0.5).mu
-    assert flat == pytest.approx(noisy_gd_gdp(steps=100, stepsize=0.05, **run).mu, rel=1e-10)
 
 
 def test_langevin_and_exponential_mechanism():

@@ -13,8 +13,8 @@ import scipy
 import train.procedures.bandmf
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
+from tests import commands
 from tests.stored_plans import with_derived
-from tests.train import commands
 from tests.train.plans import plan, plan_of
 from train.audit import canaries, command
 from train.audit.canaries import outputs

@@ -14,11 +14,11 @@ from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
 from jaxacct.core.text import unit_in_words
+from tests.commands import command
 from tests.oracles import enumeration, shared_examples
+from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
-from tests.schemes.test_schemes import chi_square_p_value
 from tests.stored_plans import whole
-from tests.train.commands import command
 from tests.train.fitting import fit
 from tests.train.plans import plan_of
 from train.batches import attribution

@@ -15,9 +15,9 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from tests.oracles import enumeration
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import SMALL
 from tests.refusals import refused
-from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.sampler import BatchOverflowError, Sampler
 
 FALSE_ALARM = 1e-6
@@ -93,19 +93,6 @@ def test_a_sampler_that_replays_differently_is_refused():
 def test_bad_sizes(name, value):
     sizes = {"dataset_size": 10, "max_batch_size": 10} | {name: value}
     refused(name, lambda: Sampler(Poisson(5, 0.1), **sizes))
-
-
-def test_production_size_stays_small():
-    """14,745,600 examples, b = 256: 4 bytes an example (speed: tests/benchmarks)."""
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    sampler = Sampler(scheme, 14_745_600, 2300, KEY)
-    sizes = [sampler.next().size for _ in range(300)]
-    assert abs(np.mean(sizes) - 1793) < stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(1793 / 300)
-    kept = [pool.members for pool in sampler._pool.pools]
-    kept += [group for groups in sampler._pool.returning for part in groups for group in part]
-    assert sum(part.nbytes for part in kept) < 62e6
 
 
 def test_truncation_keeps_every_example_alike():
