@@ -1,4 +1,4 @@
-"""Filters: counts of charged steps, rounding, NaN, adversarial adaptive sequences."""
+"""Filters: readmission, rounding, NaN, adversarial adaptive sequences."""
 
 import fractions
 

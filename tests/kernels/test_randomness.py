@@ -1,4 +1,4 @@
-"""Random words and normals: quality, tails, independence, and no dependence on how blocks are batched."""
+"""Random words and normals: quality, tails, independence, and the words and keys of JAX."""
 
 import functools
 import itertools

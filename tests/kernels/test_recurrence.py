@@ -1,4 +1,4 @@
-"""Likelihoods of b-min-sep at every separation and extreme ratios, and what thousands of steps round."""
+"""Likelihoods of b-min-sep: steps without participation, and what thousands of steps round."""
 
 import jax
 import jax.numpy as jnp

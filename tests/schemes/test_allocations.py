@@ -1,4 +1,4 @@
-"""Epochwise allocation and balanced min-sep: likelihoods by enumeration, long runs by draws.
+"""Epochwise allocation and balanced min-sep: limits, batch sizes, bad input.
 
 That draws and batches follow the same distribution is in tests/conformance/test_registry.py.
 """

@@ -1,4 +1,4 @@
-"""One process for every sampler: the table against each scheme's module, enumeration, and its own draws.
+"""One process for every sampler: the table against its recursion, enumeration, and its own draws.
 
 Statistical tests have a false-alarm probability of 1e-6 each, with fixed keys.
 """

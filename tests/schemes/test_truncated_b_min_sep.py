@@ -1,4 +1,4 @@
-"""Truncated b-min-sep: distributions against enumeration, the peer, exact deltas; a run end to end."""
+"""Truncated b-min-sep: distributions, tables and likelihoods against enumeration; the pair dominates."""
 
 import dataclasses
 import itertools

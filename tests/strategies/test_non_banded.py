@@ -1,4 +1,4 @@
-"""Strategy matrices that are not banded: bounds against enumeration, exact deltas, limits, training."""
+"""Strategy matrices that are not banded: bounds against enumeration, exact deltas, limits."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Strategy matrices against dense linear algebra, published optima and the peer's optimiser."""
+"""Strategy matrices against dense linear algebra, published optima."""
 
 import json
 

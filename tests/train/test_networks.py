@@ -1,4 +1,4 @@
-"""Networks and their adapters: one example at a time or many, attention, the memory of a step."""
+"""Networks and their adapters: attention, the memory of a step."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What fails at the end fails first; runs that end early, go on later, are stopped or train on nothing."""
+"""What fails at the end fails first; runs that end early, go on later or train on nothing; averages."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Data sets, MNIST from small files in its published layout, written here; bad files; padding."""
+"""Data sets, MNIST from small files in its published layout, written here; bad files."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Real batches: participation against enumeration, separation, batch sizes, resuming, speed."""
+"""Real batches: participation and truncation against their distributions, batch sizes, resuming."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which programs keep rows apart: attacks, what losses are made of, and what is computed one at a time."""
+"""Which programs keep rows apart: attacks, and what is computed one at a time."""
 
 import jax
 import jax.numpy as jnp
