@@ -123,3 +123,12 @@ def test_an_event_with_impossible_numbers_is_refused_in_one_line():
     ):
         for use in (event_profile, lambda event: composed_delta((), 1.0, event)):
             refused("compose_with must be", use, event)
+
+
+def test_discrete_laplace_noise_of_a_large_sensitivity():
+    """As Laplace noise of the same scale in the limit, without an array of the sensitivity's size."""
+    t = np.array([0.1, 0.5, 0.9])
+    fine = event_profile(dp_event.DiscreteLaplaceDpEvent(1e-12, 10**12))(t)
+    np.testing.assert_allclose(fine, -np.expm1((t - 1) / 2), rtol=1e-3)
+    with pytest.raises(ValueError, match=r"sensitivity must be at most \d+, got 9007199254740993$"):
+        event_profile(dp_event.DiscreteLaplaceDpEvent(1e-12, 2**53 + 1))

@@ -297,3 +297,36 @@ def test_a_delta_below_float64_is_not_0():
     problem = dict(iterations=1, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=20.0)
     for epsilon in (8.0, 1e308):
         assert 0 < dice.dice_delta_subsampled(epsilon, sampling_probability=0.1, **problem) < 1e-299
+
+
+def test_partial_amplification():
+    whole = dice.dice_rdp_subsampled(
+        3.0, error_clip_norm=1.0, noise_std=50.0, sampling_probability=1.0, **CIFAR
+    )
+    assert whole == pytest.approx(0.35795769, rel=1e-7)
+    problem = dict(iterations=6, clip_norm=1.0, error_clip_norm=0.4, batch_size=2, noise_std=1.3)
+    found = dice.dice_rdp_subsampled(2.5, sampling_probability=0.3, residual_bound=0.5, **problem)
+    assert found == pytest.approx(1.86134686, rel=1e-7)
+    total = 0.0
+    for pattern in itertools.product((0, 1), repeat=6):
+        probability, squares, seen = 1.0, 0.0, 0
+        for taken in pattern:
+            probability *= 0.3 if taken else 0.7
+            squares += (taken * 0.5 + min(0.8, seen * 0.25)) ** 2
+            seen += taken
+        total += probability * math.exp(2.5 * 1.5 / (2 * 1.69) * squares)
+    assert found == pytest.approx(math.log(total) / 1.5, rel=1e-12)
+    orders = np.concatenate([np.linspace(1.1, 16, 150), np.geomspace(16, 256, 60)])
+    for bound, epsilon in ((math.inf, 1.300), (1.0, 1.203)):
+        rdp = [
+            dice.dice_rdp_subsampled(
+                float(a),
+                error_clip_norm=1e-3,
+                noise_std=0.073,
+                sampling_probability=0.02,
+                residual_bound=bound,
+                **CIFAR,
+            )
+            for a in orders
+        ]
+        assert rdp_to_epsilon(rdp, orders, 1e-5)[0] == pytest.approx(epsilon, abs=2e-3)

@@ -4,6 +4,7 @@ False alarms: every statistical test states its own, 1e-6.
 """
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -15,6 +16,7 @@ from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, random_allocation
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases, lattice_distribution
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.estimates.estimate import estimate_delta
 
 IDENTITY = BandedToeplitz.identity()
@@ -228,3 +230,57 @@ def test_nan_gives_the_trivial_bound(monkeypatch):
         for name in ("_untilted", "_tail"):
             monkeypatch.setattr(lognormal_sums, name, lambda *arguments, found=found: found)
         assert divergence_bound.__wrapped__(Mixture((Phases(2, 0.7),)), 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("phases", "unused"),
+    [((Phases(1, 0.02),), 0), ((Phases(1, 6.0),), 3), ((Phases(1, 1.5), Phases(1, 1.2)), 0)],
+)
+def test_at_epsilon_0_it_is_the_total_variation(phases, unused):
+    """The number behind a plan for an advantage."""
+    exact = quadrature([part.mu for part in phases], unused, 0.0)
+    assert exact * (1 - 1e-9) <= divergence_bound(Mixture(phases, unused), 0.0) <= 1.01 * exact
+
+
+@pytest.mark.parametrize("points", [2**8, 2**10, 2**15])
+def test_bounds_hold_on_any_lattice(points, monkeypatch):
+    numbers = dict(_MIN_POINTS=points, _POINTS_A_TERM=1, _TAIL_POINTS=max(points, 512))
+    for name, number in numbers.items():
+        monkeypatch.setattr(lognormal_sums, name, number)
+    for epsilon in (1.0, 4.0):
+        exact = quadrature([1.1, 1.1], 0, epsilon)
+        assert exact <= divergence_bound.__wrapped__(Mixture((Phases(2, 1.1),)), epsilon)
+
+
+def test_extreme_numbers_are_bounds_too():
+    """Nothing is NaN or negative, delta falls with epsilon, and the exact zeros are zeros."""
+    for scheme, sigma in (
+        (BallsInBins(5, 3), 1e8),
+        (BallsInBins(4, 600), 1e3),
+        (BallsInBins(4, 600), 0.05),
+        (BallsInBins(5, 3), 1e-3),
+    ):
+        mechanism = Mechanism(scheme, IDENTITY, sigma)
+        least = scheme.log_probability_of_none()
+        deltas = [ACCOUNTANTS["random-allocation"].delta(mechanism, e) for e in (1e-3, 1.0, 50.0, 700.0)]
+        assert all(0 <= d <= 1 for d in deltas)
+        assert all(a >= b * (1 - 1e-3) - 1e-12 for a, b in itertools.pairwise(deltas))
+        for d, e in zip(deltas[:3], (1e-3, 1.0, 50.0), strict=True):
+            revealed = gdp_delta(e, math.sqrt(scheme.max_participations) / sigma)
+            assert d <= 1.01 * min(revealed, -math.expm1(least)) + 1e-12
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), pytest.param((5, 3), marks=pytest.mark.slow)])
+def test_phases_of_unequal_size_at_every_noise(sizes):
+    """Where n is no multiple of b, the lattice of one phase may end below all of another's lognormal.
+
+    Epsilon 4 at noise 3.37 had no bound for n = 3, b = 2; two phases also against quadrature.
+    """
+    scheme = BallsInBins(*sizes)
+    for sigma, epsilon in itertools.product((0.5, 1.0, 3.37, 20.0, 1e4), (0.0, 2.0, 4.0, 10.0)):
+        mechanism = Mechanism(scheme, IDENTITY, sigma)
+        bound = ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon)
+        assert 0 <= bound <= 1
+        if scheme.cycle_length == 2:
+            exact = quadrature([turns**0.5 / sigma for turns in scheme.phase_participations], 0, epsilon)
+            assert bound >= exact * (1 - 3e-5) - 1e-13

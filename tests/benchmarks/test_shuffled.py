@@ -136,3 +136,28 @@ def test_bounds_of_a_shuffle_are_in_order():
     assert shuffled.shuffled_delta_upper(1000, 4.0, 0.49) < 1e-5 < gdp_delta(0.92, 1.0 / 4.0)
     with pytest.raises(ValueError, match="epsilon must be"):
         shuffled.shuffled_delta_upper(10, 1.0, -0.1)
+
+
+@pytest.mark.parametrize(("g", "a"), [(1.0, -1.0), (1.0, 0.3), (0.4, -1.0), (-1.0, 1.0)])
+@pytest.mark.parametrize(("sigma", "own", "others"), [(2.0, 0.6, 1.2), (3.0, 0.3, 1.0)])
+def test_the_parts_of_the_upper_bound(g, a, sigma, own, others):
+    """On a grid: kinds are probabilities, mix to both sides, and hide in r but for kappa.
+
+    Thresholds are low, so that every part is seen: tau and kappa are up to a tenth.
+    """
+    y = np.linspace(-30, 30, 60_001)
+    p, q, r = (scipy.stats.norm.pdf(y, mean, sigma) for mean in (g, 0.0, a))
+    cell = y[1] - y[0]
+    rate = math.exp(own)
+    u, v = np.maximum(p - rate * q, 0) / (1 + rate), np.maximum(q - rate * p, 0) / (1 + rate)
+    near, none = p - u + v, q + u - v
+    tau = gdp_delta(own, 1.0 / sigma) / (1 + rate)
+    assert abs(near - p).sum() * cell / 2 <= tau * (1 + 1e-6) and abs(near.sum() * cell - 1) < 1e-9
+    first, second = (rate * near - none) / (rate - 1), (rate * none - near) / (rate - 1)
+    assert min(first.min(), second.min()) > -1e-12
+    w = 1 / (1 + math.exp(-own))
+    np.testing.assert_allclose(w * first + (1 - w) * second, near, atol=1e-12)
+    np.testing.assert_allclose((1 - w) * first + w * second, none, atol=1e-12)
+    alpha = math.exp(-others) / 2
+    kappa = alpha * (gdp_delta(others, 2.0 / sigma) + gdp_delta(others, 1.0 / sigma) + 2 * tau)
+    assert np.maximum(alpha * (first + second) - r, 0).sum() * cell <= kappa * (1 + 1e-6)

@@ -2,10 +2,12 @@
 
 import functools
 import itertools
+import json
 from typing import Any
 
 import pytest
 
+import jaxacct
 from jaxacct import BandedToeplitz, BMinSep, NotCertifiedError, Plan, Poisson, Target
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
@@ -157,3 +159,17 @@ def test_noise_of_any_small_size_is_not_certified(noise):
             calibrating.calibrate(
                 Poisson(12, 0.1), FULL["strategy"], epsilon=1.0, delta=1e-5, noise_multiplier=noise, **given
             )
+
+
+def test_what_is_printed_is_what_is_stored(tmp_path, monkeypatch, capsys):
+    """--json, --out and `show` have the same claim."""
+    monkeypatch.chdir(tmp_path)
+    line = (
+        "--scheme poisson --sampling-probability 1 --iterations 1 --tpr 0.4 --fpr 0.1 --json --out plan.json"
+    )
+    assert cli.run(["calibrate", *line.split()]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "plan.json").read_text())
+    assert cli.run(["show", "plan.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == printed
+    assert jaxacct.Plan.load("plan.json").certified

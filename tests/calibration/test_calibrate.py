@@ -93,3 +93,43 @@ def test_a_proposal_that_the_scheme_does_not_have_is_refused():
     """It was dropped in silence, and the bound released."""
     with pytest.raises(ValueError, match=r"proposal must be one of .*plain, got 'replicas:2,4'"):
         calibrate(SMALL, STRATEGY, **TARGET, options=CalibrationOptions(proposal="replicas:2,4"))
+
+
+def test_save_load_and_verify_again(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    loaded = Plan.load(path)
+    assert loaded == plan
+    again = loaded.verify(max_samples=2_000_000)
+    assert again.certified
+    assert again.evidence.remove.key != plan.evidence.remove.key
+
+
+def test_one_noise_multiplier(plan):
+    good = calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
+    assert good.certified
+    assert good.mechanism.noise_multiplier == 2.0
+    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.4 could not be certified .* remove"):
+        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.4, key=jax.random.key(1))
+    with pytest.raises(ValueError, match="max_samples must be at least"):
+        few = CalibrationOptions(proposal="plain", max_samples=10)
+        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, options=few)
+
+
+def test_resumes_from_a_folder(tmp_path):
+    # A candidate at the edge is given up earlier.
+    few = CalibrationOptions(checkpoint_dir=tmp_path, max_samples=60_000)
+    first = calibrate(SMALL, STRATEGY, **TARGET, options=few)
+    calls = []
+    again = calibrate(
+        SMALL,
+        STRATEGY,
+        **TARGET,
+        progress=lambda what, done, expected: calls.append(what),
+        options=few,
+    )
+    assert again.mechanism == first.mechanism
+    # The same evidence, from the same keys, with no search and hardly a draw.
+    assert again.evidence == first.evidence
+    assert not [c for c in calls if c.startswith("trying")]

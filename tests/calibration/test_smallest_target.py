@@ -15,6 +15,7 @@ from jaxacct import (
     BMinSep,
     CalibrationOptions,
     Mechanism,
+    NotCertifiedError,
     Plan,
     Poisson,
     calibrate,
@@ -24,6 +25,7 @@ from jaxacct import (
 from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.calibration import grid, route
 from jaxacct.calibration.pilots import Pilots
+from jaxacct.cli import main as cli
 from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
 
@@ -168,3 +170,34 @@ def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(gi
         reserve = truncation.reserve(Poisson(20, 0.1), epsilon, 800, 110)
         bound = ACCOUNTANTS["pld"].delta(Mechanism(Poisson(20, 0.1), found.mechanism.strategy, 1.0), epsilon)
         assert (bound <= delta - reserve) == holds, (bound, delta, reserve)
+
+
+@pytest.mark.parametrize("given", [dict(delta=1e-2), dict(epsilon=0.5)], ids=str)
+def test_too_little_noise_is_not_certified(given):
+    """Whatever the target: no NaN, no infinite margin, no warning of NumPy."""
+    for noise in (1e-9, 1e-3):
+        with pytest.raises(NotCertifiedError, match=r"too small for any (epsilon up to 100|delta up to 0.5)"):
+            calibrate(
+                SCHEME,
+                STRATEGY,
+                noise_multiplier=noise,
+                **given,
+                options=CalibrationOptions(accountant="analytic"),
+            )
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    common = ["--scheme", "poisson", "--sampling-probability", "0.01", "--iterations", "200"]
+    out = tmp_path / "plan.json"
+    assert (
+        cli.run(["calibrate", *common, "--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]) == 0
+    )
+    plan = Plan.load(out)
+    assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
+    assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0
+    assert cli.run(["calibrate", *common, "--noise-multiplier", "0.05", "--epsilon", "0.01"]) == 1
+    assert "not certified: noise multiplier 0.05 is too small for any delta" in capsys.readouterr().err
+    sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
+    assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
+    assert "bands must be given here" in capsys.readouterr().err

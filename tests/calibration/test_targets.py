@@ -141,3 +141,17 @@ def test_a_call_has_one_target():
                 call(**given, target=Target(1.0, 0.1))
         refused(r"target must be a jaxacct\.Target, got \(1\.0, 0\.1\)", call, target=(1.0, 0.1))
         refused(r"target must be one of .*; given was epsilon alone", call, epsilon=1.0)
+
+
+def test_a_sampled_step_needs_the_noise_of_its_own_curve():
+    """TPR of the best test is (1 - p) FPR + p Phi(z(FPR) + 1 / sigma): another point than the Gaussian's."""
+    rate, tpr, fpr = 0.1, 0.1, 0.01
+    exact = 1 / (stats.norm.ppf((tpr - (1 - rate) * fpr) / rate) - stats.norm.ppf(fpr))
+    epsilon, delta = Target.tpr(tpr, fpr=fpr).with_least_noise(Poisson(1, rate), ONE).point
+    assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
+    plan = calibrate(Poisson(1, rate), ONE, epsilon=epsilon, delta=delta)
+    assert exact <= plan.noise_multiplier < 1.05 * exact
+    usual = calibrate(
+        Poisson(1, rate), ONE, **dict(zip(("epsilon", "delta"), Target.tpr(tpr, fpr=fpr).point, strict=True))
+    )
+    assert usual.noise_multiplier > 1.2 * exact

@@ -272,3 +272,18 @@ def test_what_cannot_work_is_not_printed(tmp_path, monkeypatch, capsys):
 
 def test_the_data_set_without_a_download():
     assert len(load("digits").train) == DIGITS
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], pytest.param(["spent", "--event", "1,1,1", "--delta", ".1"], marks=pytest.mark.slow)],
+)
+def test_a_closed_pipe(arguments):
+    """As with `| head`: no traceback and no line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jaxacct", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=os.environ, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.OUTPUT_CLOSED, b"")

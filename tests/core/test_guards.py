@@ -8,6 +8,8 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,13 +58,14 @@ from jaxacct.proposals.threshold import Resolved, threshold
 from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
-from jaxacct.statistics.hockey_stick import NonFiniteLossError
+from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
+from jaxacct.strategies import Toeplitz
 from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
 from tests.commands import exit_code
 from tests.proposals_by_name import proposal_by_name
 from tests.refusals import refused
-from tests.stored_plans import KINDS, claim_with, sampled_directions, with_side
+from tests.stored_plans import KINDS, claim_with, forged, sampled_directions, with_side
 from tests.stored_plans import whole as stored_plan
 
 MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
@@ -772,3 +775,104 @@ def test_no_name_of_the_mutants_means_two_things():
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
+def test_cross_terms_begin_where_columns_overlap():
+    """Bands b + 1 at separation b share c_0 c_b; bands b share nothing."""
+    for bands in (2, 3, 5):
+        strategy = Toeplitz(tuple(BandedToeplitz.square_root(bands).coefficients))
+        c = np.array(strategy.coefficients)
+        assert not strategy.cross_terms(40, bands).any()
+        shared = float(strategy.cross_terms(40, bands - 1))
+        assert shared >= c[0] * c[-1] > 0.01
+
+
+def test_overflow_is_for_the_whole_run():
+    for size, rate, steps in ((1000, 0.05, 1), (1000, 0.05, 5000), (60_000, 0.001, 7200)):
+        most = max_batch_size(size, rate, steps)
+        assert steps * stats.binom.sf(most, size, rate) <= 1e-9
+        assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
+
+
+def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
+    """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
+    passed = dict(wall=5.0, cpu=0.0)
+    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
+    monkeypatch.setattr(pilots_module, "time", times)
+    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 16)
+    clocks = []
+
+    class Kept(pilots_module.Clock):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            clocks.append(self)
+
+    monkeypatch.setattr(sys.modules["jaxacct.calibration.calibrate"], "Clock", Kept)
+    monkeypatch.setattr(route.Route, "plan", lambda route: None)
+    with ThreadPoolExecutor(1) as pool:
+        for executor in (None, pool):
+            options = CalibrationOptions(seconds=60.0, executor=executor)
+            calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, options=options)
+    alone, with_workers = clocks
+    assert alone.left == with_workers.left == 60.0
+    passed["wall"] += 59.0
+    assert (alone.left, with_workers.left) == (60.0, 1.0)
+    passed["cpu"] += 100.0
+    assert (alone.left, with_workers.left) == (10.0, 1.0)
+    passed["cpu"] += 20.0
+    with pytest.raises(pilots_module.OutOfTimeError):
+        alone("drawing", 0, 0)
+
+
+def test_half_of_the_time_is_left_to_verify_what_a_pilot_has_found():
+    """Twelve seconds a pilot: the fourth begins with less than half a minute left, and is not drawn."""
+    clock, seen = SimpleNamespace(left=60.0), []
+
+    def limit_for(claim):
+        clock.left -= 12.0
+        seen.append(claim.mechanism.noise_multiplier)
+        return 1000.0 if seen[-1] > 2.05 else None
+
+    problem = Problem(MECHANISM.scheme, MECHANISM.strategy, "zero-out", epsilon=1.0, delta=1e-3)
+    options = CalibrationOptions(estimate=2.0)
+    found = route.Route(problem, options, SimpleNamespace(limit_for=limit_for, clock=clock), None, None)
+    first, limit = found.selected(Grid(problem, 1.01), 0, 200)
+    assert (len(seen), limit) == (3, 1000)
+    assert 1.01**first == pytest.approx(min(noise for noise in seen if noise > 2.05), rel=1e-12)
+
+
+def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
+    """End to end on a drawn plan: it trains; a forged histogram, which no recomputation sees, is refused
+    unless the caller says that it need not be verified."""
+    import optax
+
+    from tests.train.fitting import fit
+
+    by_any_proposal = Plan.verify  # here by the one that is compiled already
+    monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
+    sized = claim_with(drawn.claim, dataset_size=40)
+    honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
+    # A margin depends on delta_v, a little.
+    honest = with_side(honest, "remove", margin=1.001 * drawn.evidence.remove.margin)
+    asked = []
+
+    def train(plan, **options):
+        data = {"x": np.ones((40, 1), np.float32)}
+        options |= dict(progress=lambda what, done, of: asked.append(what))
+        return fit(
+            plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), **options
+        )
+
+    assert train(honest).steps == 24
+    assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
+    # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
+    lucky = dict(term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
+    little = forged(honest, noise_multiplier=0.7)
+    margin = checking.resolve(little.claim, Direction.REMOVE, plain(MECHANISM, "remove").spec).margin
+    little = with_side(little, "remove", margin=margin, **lucky)
+    assert little.certified
+    asked.clear()
+    with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
+        train(little)
+    assert "training" not in asked
+    assert train(little, verify=False, steps=2).steps == 2

@@ -294,3 +294,12 @@ def test_a_choice_of_something_else_is_refused_with_its_own_statement():
         (name,) = other
         with pytest.raises(ValueError, match=f"choice is of {name}"):
             choice_of(Plan.from_json(data))
+
+
+def test_a_command_of_a_choice_is_one_command():
+    """Names are those of the search, and free text is quoted."""
+    for bad in (dict(scheme="poisson; rm"), dict(matrix="x"), dict(given=("seed",)), dict(adjacency="add")):
+        data = as_json(chosen_plan()) | {"choice": dataclasses.replace(CHOICE, **bad).to_json()}
+        with pytest.raises(ValueError, match="plan choice"):
+            choice_of(Plan.from_json(data))
+    assert "--workload 'adam; rm'" in dataclasses.replace(CHOICE, workload="adam; rm").command()

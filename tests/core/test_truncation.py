@@ -173,3 +173,24 @@ def test_without_a_normalizer_tails_are_not_covered():
     assert mechanism.scheme.replicas(mechanism) is None and truncation.tail_bound(mechanism.scheme, 8.0) < 1
     assert not covers(mechanism, 8.0)
     assert covers(Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 0.9), 8.0)
+
+
+def test_the_production_reserve():
+    """Against exact arithmetic by hand: expected participations times a binomial tail, a tenth of delta."""
+    tail = stats.binom.sf(2047, 14_745_599, PRODUCTION.participation_rate)
+    sampled = 7200 * PRODUCTION.participation_rate * tail
+    reserved = reserve(PRODUCTION, 10.0, 14_745_600, 2048)
+    assert sampled < reserved < 1.05 * sampled
+    assert 0.05 < reserved / 1.301e-8 < 0.2
+
+
+def test_a_cut_run_resumes_with_the_same_batches():
+    scheme = Poisson(20, 0.5)
+    whole = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
+    batches = [whole.next() for _ in range(20)]
+    part = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
+    for _ in range(7):
+        part.next()
+    resumed = Sampler(scheme, 100, 45, state=part.state, truncate=True)
+    for batch in batches[7:]:
+        np.testing.assert_array_equal(resumed.next(), batch)

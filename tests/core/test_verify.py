@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -255,3 +256,47 @@ def test_bands_of_a_profile_share_their_failure_probability(scheme, monkeypatch)
     privacy_profile(mechanism, [0.1, 0.5, 1.0, 2.0], confidence=0.9, num_samples=10)
     assert len(spent) >= len(mechanism.directions)
     assert sum(spent) == pytest.approx(0.1, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 30_000), ("fixed", 8192)])
+def test_false_acceptances_at_length(rule, max_samples, plain):
+    """As `test_false_acceptances_of_bounded_proposals`, 1500 runs of every kind; false alarm 1e-6 each."""
+    sigma, p, q, runs = 1.0, 0.3, 0.05, 1500
+    mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
+    delta_v = tuples.one_step_delta(sigma, p, epsilon, "remove") * (1 - 1e-6)
+    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    options = dict(plain=plain, rule=rule, max_samples=max_samples)
+    wrong = sum(accepts(mechanism, epsilon, "remove", budget, run, **options) for run in range(runs))
+    assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
+
+
+def test_resumes_where_it_was(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    options = dict(proposal="plain", max_samples=60_000)
+    calls = []
+
+    def stop_at_third(what, done, expected):
+        calls.append(done)
+        if len(calls) == 3:
+            raise Interrupted
+
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
+        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
+    resumed_at = []
+    with Checkpoint(tmp_path) as checkpoint:
+        resumed = verify(
+            mechanism,
+            2.0,
+            1e-3,
+            checkpoint=checkpoint,
+            progress=lambda what, done, expected: resumed_at.append(done),
+            **options,
+        )
+        stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
+    assert resumed_at[0] > calls[-1]
+    from jaxacct.kernels.randomness import key_from_words
+
+    whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
+    assert resumed.evidence == whole.evidence

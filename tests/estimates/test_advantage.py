@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, BMinSep, Plan, Target, calibrate, verify
+from jaxacct.core import text
 from jaxacct.kernels.randomness import key_from_words
+from jaxacct.report import risk
+from jaxacct.report.html import report
 from tests.oracles.enumeration import pattern_distribution
+from tests.stored_plans import as_json
 
 ADVANTAGE = 0.3
 SCHEME = BMinSep.from_batch_size(dataset_size=80, batch_size=10, iterations=12, min_separation=8)
@@ -54,3 +58,17 @@ def test_no_test_gains_more_and_one_would_with_less_noise(plan):
 def test_the_divergence_at_epsilon_0_is_that_of_the_best_test(plan):
     found = best_test(plan, plan.mechanism.noise_multiplier)
     assert plan.verdict.remove.estimate == pytest.approx(found, abs=3 * ERROR)
+
+
+def test_the_plan_says_it_and_is_read_back(plan):
+    data = as_json(plan)
+    assert Plan.from_json(data) == plan and plan.certified
+    assert (plan.epsilon, plan.delta) == (0.0, ADVANTAGE)
+    assert "true positive rate more than 0.3 above its false positive rate" in plan.statement()
+    assert risk.advantage(plan.epsilon, plan.delta) == ADVANTAGE
+    for change in ({"delta": 0.25}, {"epsilon": -0.1}, {"epsilon": 0.1}):
+        with pytest.raises(ValueError, match=r"plan|epsilon|budget"):
+            Plan.from_json(data | {"claim": data["claim"] | change})
+    assert "more than 0.3 above" in report(plan)  # and its pictures can be made
+    spent = math.fsum(delta for _, delta in text.budget_items(plan.verdict))
+    assert spent <= ADVANTAGE

@@ -18,7 +18,9 @@ from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
 from jaxacct import (
+    BandedInverse,
     BandedToeplitz,
+    BMinSep,
     Mechanism,
     Poisson,
     estimate_delta,
@@ -26,9 +28,12 @@ from jaxacct import (
     privacy_profile,
 )
 from jaxacct.accountants import unamplified
-from jaxacct.estimates import estimate
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
+from jaxacct.estimates import estimate, known
 from jaxacct.estimates.estimate import proven_epsilon
+from jaxacct.proposals.base import ProposalSpec, plain
 from tests.oracles import tuples
+from tests.oracles.enumeration import strategy_matrix
 from tests.schemes.test_sampling import _pld
 
 FALSE_ALARM = 1e-6
@@ -197,3 +202,44 @@ def test_bad_grids():
     for grid in [[], [1.0, 1.0], [2.0, 1.0], [-1.0], [np.nan], [[1.0]]]:
         with pytest.raises(ValueError, match="epsilons must be"):
             privacy_profile(ONE, grid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", DELTAS)
+def test_epsilon_and_delta_are_covered_in_300_runs(delta):
+    misses, width = cover(delta, 300, 8192)
+    assert np.all(misses <= few(300, 0.05)), misses
+    assert width < 0.4 * pld_epsilon(delta)
+
+
+def test_what_no_draw_resolves_is_what_holds_without_a_draw(key):
+    """128 plain draws at 1e-9: the pattern revealed. Of bounds nothing is known from below."""
+    mechanism = Mechanism(BMinSep(4, 2, 0.3), BandedInverse.bisr(iterations=4, bands=2), 1.0)
+    found = estimate_epsilon(mechanism, 1e-9, num_samples=128, key=key)
+    rows = strategy_matrix(mechanism.strategy.array, 4, 4)
+    length = max(
+        np.linalg.norm(rows[:, [first, later]].sum(axis=1)) for first, later in [(0, 2), (0, 3), (1, 3)]
+    )
+    assert found.value == found.high == proven_epsilon(mechanism, "remove", 1e-9)
+    assert 0.999e-9 < gdp_delta(found.high, length) <= 1e-9
+    assert found.low == 0
+
+
+def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
+    """With little noise a scale is beyond e^709: no traceback; the proposal that resolves delta is chosen."""
+    low = dataclasses.replace(plain(MECHANISM, "remove"), spec=ProposalSpec("low", ()), log_scale=-1.0)
+    high = dataclasses.replace(low, spec=ProposalSpec("high", ()), log_scale=5e4, total_variation=1e-300)
+    for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
+        found = [high, dataclasses.replace(low, total_variation=total_variation)]
+        monkeypatch.setattr(estimate, "proposals_at", lambda *_, composed, found=found: found)
+        assert estimate._distribution_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
+
+
+def test_bounds_that_are_not_exact_do_not_replace_samples():
+    """An accountant that reveals phases is above the value; that of the steps themselves is not."""
+    other = Mechanism(BMinSep(N, 2, P), BandedToeplitz.identity(), SIGMA)
+    assert known.known_or_samples(other, None)[0] is None
+    replaced = Mechanism(Poisson(N, P), BandedToeplitz.identity(), SIGMA, "replace-one")
+    found = estimate_delta(replaced, 1.0)
+    assert found.num_samples == 0 and found.directions["remove"] == found.directions["add"] == found.value
+    assert found.value > estimate_delta(MECHANISM, 1.0).value

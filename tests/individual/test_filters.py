@@ -182,3 +182,18 @@ def test_a_filter_without_its_rule_would_be_beaten():
 def test_the_budget_of_a_target_is_the_largest_that_keeps_it(kind, epsilon, delta):
     budget = kind.from_epsilon_delta(epsilon, delta).budget_mu
     assert gdp_delta(epsilon, budget) <= delta * (1 + 1e-9) < gdp_delta(epsilon, 1.001 * budget)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_charged_steps(wide):
+    """Budget B^2 = 1/2, noise 10: constant norms 1, .5, .25, .1 last exactly 50, 200, 800, 5000 steps."""
+    with jax.enable_x64(wide):
+        privacy_filter = IndividualGDPFilter(0.5**0.5)
+        state, taken = run(privacy_filter, np.array([1, 0.5, 0.25, 0.1]) / 10, 5100)
+        assert taken.tolist() == [50, 200, 800, 5000]
+        state, taken = run(privacy_filter, np.array([1, 0.5, 0.25, 0.1]) / 10, 100)
+        expected = [2.9432252, 1.9930914, 0.9263415, 0.3406694]
+        np.testing.assert_allclose(privacy_filter.epsilon(state, 1e-5), expected, rtol=2e-6)
+        assert np.all(
+            privacy_filter.mu(state) ** 2 >= np.minimum(0.5, 100 * np.array([1, 0.25, 0.0625, 0.01]) / 100)
+        )

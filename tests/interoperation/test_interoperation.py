@@ -7,6 +7,7 @@ import types
 import unittest
 
 import dp_accounting
+import jax
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -364,3 +365,16 @@ KEPT = (
     "test_(additive_noise|gaussian_basic|poisson_subsampled_gaussian|poisson_subsampling_with|"
     "self_composed|supports_gaussian|randomized_response_with_zero)"
 )
+
+
+def test_the_default_config_of_jax_privacy_is_taken():
+    """Its float32 coefficients have not quite norm 1, and its noise is multiplied by theirs."""
+    from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
+
+    run = dict(strategy_optimization_steps=3, epsilon=1.0, delta=1e-5)
+    with jax.numpy_dtype_promotion("standard"):
+        config = BandMFExecutionPlanConfig.default(2, 8, **run)
+    given = np.asarray(config.strategy, np.float64)
+    found = strategy_of(config)
+    assert found.given_norm == pytest.approx(np.linalg.norm(given), rel=1e-15)
+    assert found.coefficients == pytest.approx(tuple(given / np.linalg.norm(given)), rel=1e-12)

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep
+from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from jaxacct.kernels.likelihoods import gpu_recurrence
+from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.kernels.table import first_values
+from jaxacct.proposals import base as proposals
 from jaxacct.schemes.table import SamplingTable
 from tests.oracles import enumeration
 
@@ -134,3 +136,33 @@ def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
         participation[rows, positions[rows, slots]] = counts[rows, slots]
         expected = before + 0.7 * participation @ dense.T @ dense
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
+    scheme = BMinSep(20, 4, 0.2, warm_start=True)
+    ratios = jax.random.normal(key, (6, 20))
+    expected = jax.jit(scheme.log_likelihood_ratios)(ratios)
+    asked = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu_recurrence, "serves", lambda *path: asked.append(path) or True)
+    np.testing.assert_array_equal(jax.jit(lambda r: scheme.log_likelihood_ratios(r))(ratios), expected)
+    assert asked
+
+
+def test_a_block_drawn_by_windows_is_the_same_block(monkeypatch, key):
+    mechanism = Mechanism(BMinSep(90, 7, 0.05, True), BandedToeplitz.square_root(6), 0.8)
+    draw = functools.partial(
+        proposals.plain(mechanism, "remove").draw_block,
+        key,
+        mechanism.scheme,
+        mechanism.strategy,
+        0.8,
+        (),
+        jnp.float32,
+    )
+    by_fft = jax.jit(lambda: draw())()
+    monkeypatch.setattr(proposals, "few_windows", lambda *_: True)
+    by_windows = jax.jit(lambda: draw())()
+    assert by_windows.loss.shape == (BLOCK_SIZE,)
+    np.testing.assert_allclose(by_windows.loss, by_fft.loss, rtol=1e-4, atol=1e-5)
+    assert np.ptp(by_fft.loss) > 1

@@ -66,3 +66,11 @@ def test_a_certain_participation_adds_up_thousands_of_ratios():
     found = np.asarray(likelihood(ratios, 1.0, 2), np.float64)
     plain = np.cumsum(ratios[0, ::2])[-1]
     assert abs(plain - exact) > 100 * 2.0**-23 * exact > 100 * np.max(np.abs(found - exact))
+
+
+@pytest.mark.parametrize(("n", "b"), [(1, 1), (31, 2), (65, 16), (5, 9)])
+def test_every_separation(n, b, x64):
+    ratios = np.outer((0.01, 1.0, 300.0), np.random.default_rng(n * b).normal(size=n))
+    for p in (1e-6, 0.1, 0.999999, 1.0):
+        exact = log_likelihood_ratios(BMinSep(n, b, p, False), ratios, 0.5)
+        np.testing.assert_allclose(likelihood(ratios, p, b), exact, rtol=1e-11, atol=1e-12)

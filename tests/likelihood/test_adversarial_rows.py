@@ -115,3 +115,19 @@ def test_the_recurrences_against_enumeration(scheme):
     np.testing.assert_allclose(
         log_likelihood_ratios(scheme, outputs - 0.5, 0.5), exact, rtol=1e-10, atol=1e-12
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "p"), [(20_000, 0.05), (5000, 0.9), (5000, 1e-5)])
+def test_two_examples_of_a_user(n, p):
+    """Rows up to 8 in size, for which the bound is a number."""
+    scheme, strategy = IndependentAttribution(n, 4, p, 2, False), BandedToeplitz.square_root(3)
+    ratios = np.clip(rows(n, 4, p), -8, 8)
+    products = strategy.column_products(4).astype(np.float32)
+    found = np.asarray(jax.jit(scheme.log_likelihood_ratios)(ratios, products), np.float64)
+    exact = of_two_examples(scheme, ratios, products.astype(np.float64))
+    mechanism, count = Mechanism(scheme, strategy, SIGMA), rounding.max_unit_participations(scheme)
+    for row, loss, wrong in zip(ratios, exact, np.abs(found - exact), strict=True):
+        size = rounding.Size(count, 0.0, 0.0, max(0.0, loss), 0.0, 0.0, 0.0, float(np.abs(row).max()))
+        booked = rounding._recurrence_error(mechanism, size, count)
+        assert wrong <= booked < 400

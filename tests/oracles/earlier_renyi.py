@@ -11,3 +11,8 @@ def ye_shokri_cyclic_rho(
     c, cycle, E = contraction, batches_per_epoch, epochs
     extra = c ** (cycle - 2) * (1 - c * c) / (1 - c**cycle) ** 2 * (1 - c ** (cycle * (E - 1)))
     return batch_sensitivity**2 / 2 * (1 + extra)
+
+
+def ye_shokri_full_rho(*, steps: int, contraction: float, slower: float, sensitivity: float) -> float:
+    """Return rho of the bound of figure 1 (theorem D.6): `S^2 (1+c)/(1-c) (1 - slower^t)`."""
+    return sensitivity**2 * (1 + contraction) / (1 - contraction) * (1 - slower**steps)

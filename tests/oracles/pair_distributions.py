@@ -80,6 +80,11 @@ def _of_sums(distributions: np.ndarray, number: int) -> np.ndarray:
     return np.triu(np.ones((n, n)), 1)[:, :, None, None] * total
 
 
+def batch_size_distributions(scheme, others: int) -> np.ndarray:
+    """(n, n, others + 1, others + 1): sizes of two batches that `others` independent examples join."""
+    return _of_sums(_renewal(scheme, 1), others)
+
+
 def min_p_value(drawn: np.ndarray, distributions: np.ndarray) -> float:
     """Of exact binomial tails, two-sided, of every count of every pair of steps, times their number.
 

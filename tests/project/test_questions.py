@@ -1,9 +1,11 @@
 """Commands of the pages in `guides/questions`: all can be read, one of a kind runs with smaller numbers."""
 
+import os
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -164,3 +166,28 @@ def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch, shared):
 def test_a_page_is_one_screen():
     for page in PAGES:
         assert len(page.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+DEVICES = FOLDER / "many-devices.md"
+
+
+@pytest.mark.slow
+def test_the_page_of_many_devices_runs_on_eight(tmp_path, shared):
+    """With the default clipping, which is ghost clipping there."""
+    prepare(tmp_path, DEVICES, 3000, shared)
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from tests.project import test_questions as t; "
+        "import jax; assert jax.device_count() == 8; from pathlib import Path; "
+        "t.run_page(t.DEVICES, Path.cwd(), str); print('held')"
+    )
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(FOLDER.parents[2])],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.strip().endswith("held"), done.stderr[-3000:]
+    assert "clipping: ghost" in done.stderr

@@ -16,7 +16,10 @@ from jaxacct import (
     FiniteToeplitz,
     Mechanism,
     TruncatedBMinSep,
+    calibrate,
+    estimate_delta,
 )
+from jaxacct.estimates.estimate import best_proposal
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families.replicas import log_scale
 from jaxacct.proposals.families.truncated import Replicas
@@ -340,3 +343,32 @@ def test_where_there_is_none():
     with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
         proposal_by_name(loud, 1.0, "remove", NAME)
     assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]
+
+
+def test_few_samples(tmp_path):
+    """A maximum at the mean batch, delta 1e-6: certified in both directions by a few thousand draws."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=600, batch_size=6, iterations=24, min_separation=4, max_batch_size=6
+    )
+    strategy = BandedToeplitz.square_root(3)
+    plan = calibrate(scheme, strategy, epsilon=8.0, delta=1e-6, dataset_size=600, noise_multiplier=1.4)
+    assert plan.certified and plan.is_sampled
+    for seen in plan.verdict.directions:
+        assert seen.proposal.startswith("truncated") and seen.num_samples < 50_000
+    plan.save(tmp_path / "plan.json")
+    assert type(plan).load(tmp_path / "plan.json") == plan
+    found = estimate_delta(plan.mechanism, 8.0, num_samples=1000, key=jax.random.key(1))
+    assert (
+        found.low == 0
+        and found.high < 1e-5
+        and all(name.startswith("truncated") for name in found.proposals.values())
+    )
+    plain = [c.predicted_samples for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-6))]
+    assert max(plain) > 1000 * min(plain)
+    # Where plain draws of the pair itself are few, they are taken.
+    assert [c.proposal.name for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-2))] == [
+        "plain"
+    ]
+    loud = dataclasses.replace(plan.mechanism, noise_multiplier=0.5)
+    assert best_proposal(loud, 1.0, "remove", None, None).name == "plain"
+    assert best_proposal(loud, 1.0, "remove", NAME, None).name == NAME

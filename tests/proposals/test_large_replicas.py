@@ -137,3 +137,25 @@ def test_identities_of_pairs(name, shape, key):
         assert shape == "overlapping"
         return
     check(mechanism, 10_000, key)
+
+
+HAVE_REPLICAS = [
+    name for name in SCHEMES if name not in ("independent-attribution", "truncated-b-min-sep", "fixed-order")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HAVE_REPLICAS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_identities_at_the_largest_sizes(name, shape, key):
+    """Twice the steps, and in the other shapes twice the separation, too, as long as there are tables."""
+    found, (steps, cycle, separation, bands) = None, SHAPES[shape]
+    while steps <= 1000:
+        mechanism = mechanism_of(name, (steps, cycle, separation, bands))
+        if mechanism is None:
+            break
+        found, steps = mechanism, 2 * steps
+    if found is None:
+        assert shape == "overlapping"
+        return
+    check(found, 50_000, key)

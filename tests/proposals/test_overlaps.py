@@ -20,7 +20,8 @@ from jaxacct import (
     prefix_sum_error,
 )
 from jaxacct.accountants import unamplified
-from jaxacct.strategies import Dense, by_name, strategy_from_json, worst_pattern
+from jaxacct.strategies import Dense, Workload, by_name, strategy_from_json, worst_pattern
+from jaxacct.strategies.banded_inverse import _log_error
 from tests.oracles import enumeration
 
 N = 10
@@ -129,3 +130,24 @@ def test_by_name_for_the_most_participations():
     assert cyclic == by_name("optimal-inverse", 3, BallsInBins(12, 3))
     assert cyclic == BandedInverse.optimal(iterations=12, bands=3, min_separation=3, participations=4)
     assert by_name("optimal-inverse", 3, Poisson(12, 0.05)) == BandedInverse((1.0,), 12)
+
+
+def test_small_optimum_against_a_grid():
+    """Two bands, one number to find: no value on a fine grid is better, by enumeration of patterns."""
+    found = BandedInverse.optimal(iterations=8, bands=2, min_separation=2, participations=3)
+
+    def exact(strategy):
+        return prefix_sum_error(strategy, iterations=8, noise_multiplier=1.0) * worst(strategy.array, 8, 2, 3)
+
+    least = min(exact(BandedInverse((1.0, -h), 8)) for h in np.linspace(0, 1, 101))
+    assert exact(found) <= least * (1 + 1e-9)
+
+
+def test_gradient_against_differences():
+    n, point = 12, np.array([1.0, -0.4, 0.1, -0.2])
+    at = (Workload().error_of(n, 4), n, 3, 3)
+    _, gradient = _log_error(point, *at)
+    for k in range(3):
+        step = 1e-6 * np.eye(4)[k + 1]
+        slope = (_log_error(point + step, *at)[0] - _log_error(point - step, *at)[0]) / 2e-6
+        assert gradient[k] == pytest.approx(slope, rel=1e-6)

@@ -22,7 +22,7 @@ from jaxacct import (
 )
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
-from tests.oracles.pair_distributions import min_p_value, pair_distributions
+from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
 
@@ -128,3 +128,27 @@ def test_truncated_batches_follow_the_distribution_of_all_subsets(scheme, most):
         for run in range(3000)
     ]
     assert chi_square_p_value(np.array(drawn), distribution) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [BMinSep(5, 3, 0.3), MultiAttribution(4, 2, 0.3, 2), IndependentAttribution(4, 3, 0.4, 2)],
+    ids=str,
+)
+def test_two_ways_to_the_exact_distribution_agree(scheme):
+    """Chains against enumeration of all vectors."""
+    distributions = pair_distributions(scheme)
+    found = np.zeros_like(distributions)
+    for vector, weight in pattern_distribution(scheme).items():
+        for s, t in itertools.combinations(range(len(vector)), 2):
+            found[s, t, vector[s], vector[t]] += weight
+    np.testing.assert_allclose(distributions, found, atol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [True, False])
+def test_pairs_of_batch_sizes(warm, key):
+    """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
+    scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
+    drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
+    assert min_p_value(drawn, batch_size_distributions(scheme.untruncated, 14)) > FALSE_ALARM

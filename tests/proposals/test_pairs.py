@@ -26,10 +26,13 @@ from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import registry
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import pair_weights, replicas
+from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas.base import log_attractions
+from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences
+from tests.draws import draws_of, mean_interval
 from tests.oracles import enumeration
-from tests.proposals_by_name import family_candidates, replica_proposal
+from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
 
 SIGMA = 1.1
 STRATEGY = BandedToeplitz((2.0, 1.0))
@@ -217,3 +220,45 @@ def test_numbers_and_schemes_that_there_are_not():
         with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
             replica_proposal(mechanism, m, 1.0)
     assert [p.name for p in family_candidates("replicas", overlapping, 1.0)] == ["replicas:2"]
+
+
+@pytest.mark.slow  # `conformance` has another number of replicas
+def test_a_users_draws_have_the_exact_divergence(key):
+    """Weights, scale and terms together, in an interval around the truth (1e-6)."""
+    epsilon = 0.5
+    with jax.enable_x64(True):
+        _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
+    proposal = replica_proposal(USER, 6, epsilon)
+    scale = math.exp(proposal.log_scale)
+    terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
+    assert terms.max() <= 1 + 1e-5
+    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
+    assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
+
+
+def test_few_samples_where_tables_of_more_replicas_do_not_fit():
+    """A user's four examples, 64 steps apart (10 million plain draws), and one example at a small epsilon."""
+    p = 1 / (250 - 63)
+    for scheme, sigma, epsilon in (
+        (IndependentAttribution(1000, 64, p, 4), 5.0, 4.0),
+        (BMinSep(1000, 64, p), 3.0, 1.0),
+    ):
+        mechanism = production(scheme, sigma)
+        found = candidates(mechanism, epsilon, "remove", Budget.split(1e-5))
+        predicted = {each.proposal.name: each.predicted_samples for each in found}
+        chosen = found[0].proposal
+        assert chosen.spec.parameters[0] > 2 and predicted[chosen.name] < 60_000 < 1e7 < predicted["plain"]
+        again = proposal_by_name(mechanism, epsilon, "remove", chosen.name)
+        assert (again.name, again.log_scale) == (chosen.name, chosen.log_scale) and again.scale_at is not None
+        assert again.scale_at(epsilon) == again.log_scale > again.scale_at(2 * epsilon)
+        # Half as many pairs are drawn, each wrong by as much as two replicas are.
+        m = chosen.spec.parameters[0]
+        of_pair = replicas.sharper(pair_weights.one_of(mechanism)[0], m)
+        relative, variation = of_pair.scheme.replicas(of_pair).errors(of_pair)
+        assert chosen.total_variation == m / 2 * variation
+        assert chosen.relative_error >= m / 2 * relative > 0
+        # A user's own vectors have a distribution of their own given the outputs, and what is rare of it is
+        # reserved.
+        own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
+        assert len(own) == (scheme.parts is not None)
+    assert len({p.name for p in family_candidates("replicas", mechanism, 1.0)}) > 2

@@ -5,12 +5,15 @@ import json
 import math
 
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
 
 from jaxacct import (
     BufferedToeplitz,
     CalibrationOptions,
     FixedOrder,
     Mechanism,
+    Poisson,
     Toeplitz,
     calibrate,
     recommend,
@@ -203,3 +206,35 @@ def test_a_candidate_that_cannot_be_certified_leaves_the_plan_as_it_is(small, mo
     plan = small.calibrate(progress=lambda *report: said.append(report[0]))
     assert plan.noise_multiplier == 20 * small.chosen.noise_multiplier
     assert sum("max_batch_size must" in line for line in said) == 3
+
+
+@pytest.mark.slow
+def test_one_band_is_the_sampler_with_the_least_certified_noise():
+    """Estimates rank others first that samples cannot reach: they end at 1.22 where this is .83."""
+    run = dict(dataset_size=1_000_000, batch_size=1000, iterations=10_000, epsilon=1.0, delta=1e-7)
+    found = recommend(**run, bands=1)
+    rows = {row.scheme.name: row for row in found.candidates}
+    assert (
+        found.chosen is rows["poisson"]
+        and found.chosen.noise_multiplier < rows["balls-in-bins"].noise_multiplier
+    )
+    plan = found.calibrate()
+    assert plan.evidence == Bound("pld")
+    assert plan.noise_multiplier == pytest.approx(found.chosen.noise_multiplier, rel=1e-3)
+    events = PoissonSampledDpEvent(1e-3, GaussianDpEvent(plan.noise_multiplier))
+    assert 0.97e-7 < PLDAccountant().compose(events, 10_000).get_delta(1.0) < 1.003e-7
+    # The other one's noise is certified, too.
+    other = rows["balls-in-bins"]
+    assert other.accountant == "random-allocation"
+
+
+def test_dp_sgd_is_released_where_all_others_exceed_their_estimates(small, monkeypatch):
+    said: list[str] = []
+    asked, _ = as_if_certified(small, [20.0], monkeypatch)
+    plan = small.calibrate(progress=lambda *report: said.append(report[0]))
+    assert plan.evidence == Bound("pld") and plan.mechanism.scheme == Poisson(20, 0.1)
+    assert len(asked) == 4, "two others, then Poisson sampling"
+    assert choice_of(plan).bands == 1 and choice_of(plan).scheme == "poisson"
+    assert "more than 5 % above the estimate" in said[0] and "poisson" in said[-1]
+    named = small.calibrate(CalibrationOptions(accountant="unamplified"))
+    assert named.noise_multiplier == 20 * small.chosen.noise_multiplier, "options are kept"

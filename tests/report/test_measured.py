@@ -80,3 +80,11 @@ def test_no_band_is_above_what_the_certified_point_implies():
     assert implied[0] == pytest.approx(risk.advantage(plan.epsilon, plan.delta), rel=1e-9)
     beyond = bands.epsilons >= plan.epsilon
     np.testing.assert_allclose(implied[beyond], plan.delta, rtol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confidence", [0.5, html.CONFIDENCE])
+def test_bands_of_200_reports_hold_the_truth(confidence, monkeypatch):
+    """Binomial(200, <= 1 - confidence) reports miss, at either end; false alarm 1e-6."""
+    found = misses(200, 2048, confidence, monkeypatch)
+    assert np.all(found <= stats.binom.isf(FALSE_ALARM, 200, 1 - confidence)), found

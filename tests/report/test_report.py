@@ -20,8 +20,8 @@ from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items, rounded_up
 from jaxacct.estimates.profile import Profile, privacy_profile
+from jaxacct.report import facts, risk
 from jaxacct.report import plots as plot
-from jaxacct.report import risk
 from jaxacct.report.facts import describe
 from jaxacct.report.html import FIRST_LINE, _risk, measure, report
 from jaxacct.report.page import ASSUMPTIONS
@@ -387,3 +387,13 @@ def test_two_implementations_are_named_where_both_certify_and_only_there():
     assert words in report(plan, second={"verdict": "certified"})
     for second in (None, {"verdict": "not covered"}, {"verdict": "not certified", "differences": ["scale"]}):
         assert words not in report(plan, second=second)
+
+
+def test_no_text_of_a_plan_shows_a_trivial_advantage():
+    """The certified point alone bounds it by 0.9993 at epsilon 8; the equivalent mu is one of a Gaussian."""
+    plan = Plan.load(Path(__file__).parents[1] / "fixtures/readme_plan.json")
+    said = describe(plan)
+    assert "advantage" not in said and "0.999" not in said
+    mu = float(said.split("mu ")[1].split()[0])
+    assert gdp_delta(plan.epsilon, mu) == pytest.approx(plan.delta, rel=0.01)
+    assert {name for name, _ in facts.whole(plan)} <= set(facts.TERMS)

@@ -3,12 +3,14 @@
 import dataclasses
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
 from scipy import stats
 
 from jaxacct import (
     BandedToeplitz,
+    BMinSep,
     BufferedToeplitz,
     CalibrationOptions,
     Claim,
@@ -23,7 +25,7 @@ from jaxacct import (
     estimate_epsilon,
     privacy_loss,
 )
-from jaxacct.accountants import unamplified
+from jaxacct.accountants import analytic, unamplified
 from jaxacct.core import evidence as data
 from jaxacct.core.check import check
 from jaxacct.proposals.base import ProposalSpec
@@ -153,3 +155,13 @@ def test_what_samples_is_refused():
 
 def test_bands_above_the_separation_are_refused():
     refused("bands must be at most", lambda: Mechanism(EPOCHS, BandedToeplitz.square_root(2), 1.0))
+
+
+def test_the_bound_is_exact():
+    mechanism = Mechanism(FixedOrder(8, 4, 2), BandedToeplitz.square_root(4), 3.0)
+    for epsilon in (0.0, 1e-3, 1.0, 5.0):
+        exact = gaussian(epsilon, math.sqrt(2) / 3.0)
+        assert exact <= analytic.close(mechanism).delta(mechanism, epsilon) <= exact * (1 + 1e-6)
+    assert analytic.close(mechanism, compose_with=dp_accounting.GaussianDpEvent(5.0)) is None
+    random = Mechanism(BMinSep(8, 4, 0.2), BandedToeplitz.square_root(4), 3.0)
+    assert analytic.close(random) is None

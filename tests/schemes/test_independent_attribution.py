@@ -10,9 +10,11 @@ import pytest
 
 from jaxacct import (
     BandedToeplitz,
+    BMinSep,
     FiniteToeplitz,
     IndependentAttribution,
     Mechanism,
+    MultiAttribution,
     Plan,
     Toeplitz,
     calibrate,
@@ -213,3 +215,16 @@ def test_errors_of_independent_draws_multiply(number):
     exact = (1 + one) ** number - 1
     assert 0 < float(one) and exact * (1 - Fraction(1, 2**40)) <= Fraction(scheme.draw_errors[0])
     assert scheme.draw_errors[0] == pytest.approx(float(exact), rel=1e-12)
+
+
+def test_special_cases(x64):
+    """One example is b-min-sep; a separation of 1 is multi-attribution."""
+    rng, strategy = np.random.default_rng(5), BandedToeplitz.square_root(4)
+    outputs = rng.normal(size=(6, 23))
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    identity = BandedToeplitz.identity()
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)

@@ -38,6 +38,11 @@ def pld_distribution(sigma, p, n, direction):
     return {"remove": _pld(sigma, p, n)._pmf_remove, "add": _pld(sigma, p, n)._pmf_add}[direction]
 
 
+def pld_delta(sigma, p, n, epsilon, direction):
+    """Its delta."""
+    return float(pld_distribution(sigma, p, n, direction).get_delta_for_epsilon(epsilon))
+
+
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(("scheme", "bands"), few_in_ci({10, 19}))
 def test_distribution_of_the_loss_against_outputs(scheme, bands, direction, key):

@@ -7,19 +7,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax_privacy import batch_selection
+from jax_privacy.experimental.monte_carlo import sample_generation
 from scipy import integrate, stats
 
 from jaxacct import (
     BandedToeplitz,
     BMinSep,
     Mechanism,
+    NotCertifiedError,
+    Plan,
     TruncatedBMinSep,
     calibrate,
     privacy_loss,
 )
 from jaxacct.accountants.analytic import best_accountant
-from jaxacct.kernels.binomial import Arrays, Level, binomial_of_words, binomial_tables
+from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
+from jaxacct.proposals.base import plain
+from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.commands import exit_code
+from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
@@ -343,3 +350,126 @@ def test_bad_input(capsys):
     )
     assert exit_code(*arguments.split()) == 2
     assert "truncate_to does not apply to b-min-sep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("n", "b", "bands", "warm"), [(64, 8, 2, True), (30, 40, 1, False)])
+def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
+    """At most two bands, where the peer's last columns are right (`tests/project/test_errata.py`)."""
+    scheme = TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
+    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(b)
+    outputs, sizes = rng.normal(size=(5, n)), rng.integers(40, 80, (5, n)).astype(np.int32)
+    peer = batch_selection.BMinSepSampling(
+        sampling_prob=0.05, iterations=n, min_sep=b, warm_start=warm, truncated_batch_size=60
+    )
+    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
+    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("window", "p"), [((3, 9), 0.97), ((60_000, 70_001), 0.003), ((500, 40_000), 0.5)])
+def test_drawn_binomials(window, p, key):
+    """One to four digits, lowest values of each or of all; chi-square against SciPy, false alarm 1e-6."""
+    arrays = binomial_tables((window,), (p,)).arrays
+    number = len(arrays.levels)
+
+    @jax.jit
+    def draw(key, trials):
+        words = [_words(part, number, trials.shape) for part in jax.random.split(key)]
+        return binomial_of_words(words, trials, arrays)
+
+    trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
+    drawn = np.asarray(draw(key, jnp.asarray(trials, jnp.int32)))
+    for most, seen in zip(trials[::50_000], np.split(drawn, 3), strict=True):
+        edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
+        expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
+        counts = np.bincount(np.searchsorted(edges, seen), minlength=len(expected))
+        enough = expected > 0
+        assert counts[~enough].sum() == 0
+        if enough.sum() > 1:
+            assert stats.chisquare(counts[enough], 50_000 * expected[enough]).pvalue > FALSE_ALARM / 3
+
+
+@pytest.mark.parametrize("kind", ["even", "dyadic", "geometric", "rough"])
+def test_alias_tables_are_exact(kind):
+    """Added up in integers, the cells give back every weight; dyadic ones fill cells exactly."""
+    rng = np.random.default_rng(7)
+    for cells in (2, 8, 64):
+        widths = rng.integers(1, cells + 1, 12)
+        weights = np.zeros((len(widths), cells), np.int64)
+        for row, width in zip(weights, widths, strict=True):
+            distribution = {
+                "even": np.ones(width),
+                "dyadic": 2.0 ** -rng.integers(0, 6, width),
+                "geometric": 0.3 ** np.arange(width),
+                "rough": rng.random(width) ** 20,
+            }[kind]
+            row[:width] = np.floor(distribution / distribution.sum() * 2**61).astype(np.int64)
+            row[np.argmax(distribution)] += 2**62 - int(row.sum())
+        capacity = 2**62 // cells
+        for row, limits, alias in zip(weights, *alias_tables(weights), strict=True):
+            distribution_back = [0] * cells
+            for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
+                assert 0 <= limit <= capacity
+                distribution_back[cell] += limit
+                distribution_back[other] += capacity - limit
+            assert distribution_back == row.tolist()
+
+
+def test_batch_sizes_of_the_production_case(key):
+    """Mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all.
+
+    The others are independent, so that is the distribution of every single batch size, from a cold start too.
+    """
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=14_745_600,
+        batch_size=1793,
+        iterations=300,
+        min_separation=256,
+        max_batch_size=2048,
+    )
+    sizes = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 2048)).astype(float)
+    distribution = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
+    z = stats.norm.isf(FALSE_ALARM / 1200)
+    assert (np.abs(sizes.mean(axis=0) - distribution.mean()) / distribution.std()).max() < z / np.sqrt(2048)
+    spread = sizes.var(axis=0, ddof=1) * 2047 / distribution.var()
+    low, high = stats.chi2.ppf(FALSE_ALARM / 1200, 2047), stats.chi2.isf(FALSE_ALARM / 1200, 2047)
+    assert low < spread.min() <= spread.max() < high
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_plain_draws_give_the_exact_delta(direction, key):
+    """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
+    scheme = TruncatedBMinSep(1, 1, 0.4, 4, 8)
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.7)
+    exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
+    draws = draws_of(plain(mechanism, direction), key, 1500)
+    sign = 1 if direction == "remove" else -1
+    terms = np.maximum(0.0, -np.expm1(0.8 - sign * draws.loss))
+    error = terms.std() / np.sqrt(terms.size)
+    assert abs(terms.mean() - exact) < stats.norm.isf(FALSE_ALARM / 2) * error
+    assert plain(mechanism, direction).total_variation < 1e-15
+    # Checkpoints of draws that were made of other words are refused (`run._kept`).
+    assert plain(mechanism, direction).draw_metadata == {"proposal": "plain", "log_scale": 0.0, "words": 2}
+
+
+def test_from_calibration_to_batches(tmp_path, key):
+    """A maximum at the mean batch: certified, stored, and the trainer truncates to it."""
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=600, batch_size=30, iterations=24, min_separation=4, max_batch_size=30
+    )
+    strategy = BandedToeplitz.square_root(3)
+    target = dict(epsilon=4.0, delta=1e-2, key=key)
+    plan = calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=1.1)
+    assert plan.is_sampled and plan.certified
+    # Cuts cost something: noise that is enough without them is not enough.
+    assert calibrate(scheme.untruncated, strategy, **target, noise_multiplier=0.7).certified
+    with pytest.raises(NotCertifiedError):
+        calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=0.7)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.mechanism == plan.mechanism and again.max_batch_size == 30
+    assert "truncated to uniformly random subsets" in again.statement()
+    assert plan.expected_batch_size is not None and 25 < plan.expected_batch_size < 30
+    sampler = Sampler.from_plan(again)
+    sizes = [sampler.next().size for _ in range(24)]
+    assert max(sizes) == 30

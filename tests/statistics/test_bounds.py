@@ -343,3 +343,60 @@ def test_stored_counts_hide_nothing(pairs):
     """Attack: of an index that is there twice the last count alone would be read."""
     refused("counts must", checked_counts, pairs, 9, "counts")
     assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]
+
+
+# (samples, delta_v / delta_prime, delta_prime) -> bound: numbers of the peer's tests.
+@pytest.mark.parametrize(
+    ("samples", "tau", "delta", "bound"),
+    [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
+    + [(4, 3, 1 / 4, 1 / 9)],
+)
+@pytest.mark.parametrize("scale", [1, 1e-3])
+def test_failure_probabilities_of_the_peer(samples, tau, delta, bound, scale):
+    ours = bounds.failure_probability(
+        delta_v=tau * delta * scale, delta_prime=delta * scale, samples=samples, scale=scale
+    )
+    assert ours == pytest.approx(bound, rel=1e-12)
+
+
+def test_wealth_is_monotone():
+    counts = bin_terms(np.random.default_rng(2).beta(0.3, 3, 500))
+    bets, weights = bounds.default_bets()
+    wealth = [bounds.log_wealth(counts, t, bets, weights) for t in np.geomspace(1e-9, 0.999, 200)]
+    assert np.all(np.diff(wealth) >= -1e-9)
+    more = counts + coins(0, 1)
+    assert bounds.log_wealth(more, 0.2, bets, weights) > bounds.log_wealth(counts, 0.2, bets, weights)
+    more = counts + coins(1, 0)
+    assert bounds.log_wealth(more, 0.2, bets, weights) < bounds.log_wealth(counts, 0.2, bets, weights)
+
+
+def test_a_pilot_without_hits_does_not_bet_everything():
+    theta = 1e-3
+    for pilot in (coins(0, 10), coins(0, 10**4), coins(0, 10**6)):
+        bets, weights = bounds.default_bets(theta, pilot)
+        assert bets[0] < 1
+        assert bounds.accepts(coins(1, 40_000), theta, 1e-8, bets[:1], weights[:1])
+
+
+def test_confidence_bounds_are_useful():
+    low, high = mean_interval(coins(500, 9500), 0.01)
+    assert 0.040 < low < 0.05 < high < 0.060
+    _, high = mean_interval(coins(0, 10_000), 0.01)
+    assert high < 1e-3  # ln(200) / 10,000 is 5.3e-4
+    assert mean_interval(coins(0, 0)) == (0.0, pytest.approx(1))
+    assert mean_interval(coins(10_000, 0), 0.01)[0] > 0.98
+    assert mean_interval(coins(10_000, 0), 0.01)[1] == pytest.approx(1)
+    assert mean_interval(bin_terms(np.full(10**4, 1e-6)), 0.01)[1] < 1e-3
+    assert 0 < mean_interval(coins(3, 10**10))[0] < 3e-10 < mean_interval(coins(3, 10**10))[1]
+
+
+def test_hopeless_is_rare_below_the_line_and_common_above():
+    """2000 runs at mean theta: false alarms of the rule are Binomial(2000, <= 1e-3)."""
+    heads = np.random.default_rng(4).binomial(2000, 0.05, 2000)
+    wrong = sum(bounds.hopeless(coins(k, 2000 - k), 0.05) for k in heads)
+    assert wrong <= stats.binom.isf(FALSE_ALARM, 2000, 1e-3)
+    assert bounds.hopeless(coins(170, 1830), 0.05)
+    assert bounds.hopeless(coins(25, 10**9), 1e-9)
+    assert not bounds.hopeless(coins(0, 10**9), 1e-12)
+    assert not bounds.hopeless(coins(0, 0), 0.1)
+    assert not bounds.hopeless(coins(100, 0), 1.0)

@@ -6,10 +6,14 @@ from fractions import Fraction
 import mpmath as mp
 import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import privacy_loss_distribution
 from scipy import special
 
-from jaxacct import BandedToeplitz, MultiAttribution, calibrate
+from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, calibrate
+from jaxacct.accountants import analytic
 from jaxacct.core.evidence import Bound
+from jaxacct.interoperation import dominating_event
 from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.gaussian_mixtures import (
     Mixture,
@@ -165,3 +169,18 @@ def test_weights_that_miss_one_are_no_certificate(q, sigma, off):
         truth = weight * (mp.ncdf(mu - z) - mp.ncdf(-z))
     for curve in (remove, add):
         assert divergence_bound([Part(curve, 1)], 0.0) >= float(truth) * (1 - 1e-12)
+
+
+def test_dp_accounting_is_above_and_its_optimistic_estimate_below():
+    mechanism = Mechanism(IndependentAttribution(10, 1, 0.1, 3), BandedToeplitz.identity(), 3.0)
+    found = dominating_event(mechanism)
+    assert found.exact and isinstance(found.event.event, dp_event.MixtureOfGaussiansDpEvent)
+    mixed = found.event.event
+    sizes = mixed.standard_deviation, mixed.sensitivities, mixed.sampling_probs
+    ends = []
+    for pessimistic in (False, True):
+        one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            *sizes, pessimistic_estimate=pessimistic, value_discretization_interval=1e-2
+        )
+        ends.append(one.self_compose(10).get_delta_for_epsilon(0.5))
+    assert ends[0] <= analytic.delta_by("pld", mechanism, 0.5) <= ends[1] * (1 + 1e-3)

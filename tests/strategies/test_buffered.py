@@ -115,3 +115,22 @@ def test_bad_numbers():
     ]:
         with pytest.raises(ValueError, match=message):
             BufferedToeplitz(**{"decays": (0.5,), "weights": (0.5,), "iterations": 4} | change)
+
+
+# Error x squared sensitivity by jax-privacy with as many buffers, and by the optimal n free coefficients for
+# one participation.
+@pytest.mark.parametrize(
+    ("n", "k", "buffers", "peer", "freely"),
+    [
+        (128, 1, 3, 5.74993, 5.74646),
+        (1000, 1, 3, 9.30911, 9.29670),
+        (128, 4, 3, 28.8420, 0),
+        (1000, 8, 3, 109.031, 0),
+    ],
+)
+def test_no_worse_than_the_peer_and_hardly_than_free_coefficients(n, k, buffers, peer, freely):
+    found = BufferedToeplitz.optimal(iterations=n, buffers=buffers, min_separation=n // k, participations=k)
+    assert found.buffers <= buffers
+    at = loss(found, n, n // k, k)
+    assert freely < at <= peer * (1 + 1e-6)
+    assert not freely or at < 1.002 * freely

@@ -36,6 +36,7 @@ from tests.draws import mean_interval
 from tests.oracles import enumeration, settings, tuples
 from tests.proposals_by_name import normalizer_of_two, proposal_by_name
 from tests.refusals import refused
+from tests.rounding_errors import loss_margin, measured_error
 from tests.stored_plans import claim_with, loaded
 
 FALSE_ALARM = 1e-6
@@ -206,3 +207,22 @@ def test_what_it_refuses():
     for n in (4, 6):  # the release would be another one
         with pytest.raises(ValueError, match=f"strategy must have the scheme's 5 iterations, got {n}"):
             Mechanism(BMinSep(5, 2, 0.1), square_root(2, n), 1.0)
+
+
+@pytest.mark.parametrize("sigma", [0.05, 1.0, 100.0])
+@pytest.mark.parametrize(
+    ("scheme", "bands", "orders"),
+    [
+        (BallsInBins(256, 64), 64, [2]),
+        pytest.param(BMinSep(16, 4, 0.1), 4, [1, 2], marks=pytest.mark.slow),
+        pytest.param(IndependentAttribution(60, 8, 0.03, 2), 8, [1, 2], marks=pytest.mark.slow),
+        pytest.param(TruncatedBMinSep(60, 8, 0.03, 12, 100), 8, [1], marks=pytest.mark.slow),
+    ],
+)
+def test_errors_stay_well_below_the_margin(scheme, bands, orders, sigma):
+    mechanism = mechanism_of(scheme, bands, sigma)
+    for replicas in orders:
+        error = measured_error(jax.random.key(99), mechanism, replicas)
+        assert 0 < error < loss_margin(mechanism, replicas) / 2
+    whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    assert loss_margin(mechanism, 2) < 1.5 * loss_margin(whole, 2)

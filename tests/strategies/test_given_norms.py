@@ -145,3 +145,14 @@ def plan_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("given")
     (folder / "c.txt").write_text("1.0\n0.5\n0.5\n")
     return folder
+
+
+def test_matrices_at_random():
+    """Rounding never leaves too little noise: 300 matrices of sizes from 1e-200 to 1e200."""
+    rng = np.random.default_rng(1)
+    for scale in 10 ** rng.uniform(-200, 200, 300):
+        c = tuple((rng.random(rng.integers(1, 9)) + 0.01) * scale)
+        sigma = float(rng.uniform(0.1, 10))
+        assert has_the_certified_noise(
+            Fraction(repr(BandedToeplitz(c).noise_as_given(sigma))), first_column(c), sigma
+        )

@@ -252,3 +252,20 @@ def test_bad_input():
             make()
     small = Mechanism(BMinSep(2, 1, 0.5), Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
     assert sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)
+
+
+@pytest.mark.parametrize(
+    "strategy", [BandedInverse.bisr(iterations=20, bands=4), Toeplitz(tuple(0.6 ** np.arange(20)))]
+)
+def test_streamed_noise_is_the_inverse_times_white_noise(strategy):
+    params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
+    levels = 2.0**19
+    state = noise.init(strategy, params, np.arange(8, dtype=np.uint32))
+    step = jax.jit(lambda state: noise.draw(strategy, levels, state, params))
+    white = [noise.standard_normals(state.key, t, 7)[:3] for t in range(20)]
+    drawn = []
+    for _ in range(20):
+        w, state = step(state)
+        drawn.append(np.asarray(w["a"]) / levels)
+    exact = np.linalg.solve(enumeration.strategy_matrix(strategy.array, 20, 20), np.array(white, float))
+    np.testing.assert_allclose(np.array(drawn), exact, rtol=1e-4, atol=1e-5)

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from jax_privacy.matrix_factorization import toeplitz as peer
 
 from jaxacct.strategies import BandedToeplitz, prefix_sum_error
 from jaxacct.strategies.banded_toeplitz import log_error_of
 from jaxacct.strategies.workload import PREFIX_SUMS
+from tests.oracles.enumeration import strategy_matrix
 from tests.refusals import refused
 
 
@@ -137,3 +139,24 @@ def test_bad_files(tmp_path):
 def test_unreadable_file(tmp_path):
     for path in (tmp_path / "absent.txt", tmp_path):
         refused("cannot be read", BandedToeplitz.from_file, path)
+
+
+def dense_error(strategy, n, sigma=1.0):
+    sums = np.tril(np.ones((n, n))) @ np.linalg.inv(strategy_matrix(strategy.coefficients, n, n))
+    return (sums**2).sum() / n * sigma**2
+
+
+@pytest.mark.parametrize(("n", "bands"), [(16, 16), (64, 8)])
+def test_error_of_optima_against_dense_and_peer(n, bands, x64):
+    strategy = optimal(n, bands)
+    ours = prefix_sum_error(strategy, iterations=n, noise_multiplier=1.0)
+    assert ours == pytest.approx(dense_error(strategy, n), rel=1e-10)
+    assert ours == pytest.approx(float(peer.loss(strategy.array, n)), rel=1e-10)
+
+
+@pytest.mark.parametrize(("n", "bands"), [(100, 7), pytest.param(333, 20, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("default_promotion")
+def test_not_worse_than_the_peers_optimiser(n, bands, x64):
+    theirs = BandedToeplitz(tuple(np.asarray(peer.optimize_banded_toeplitz(n, bands)).tolist()))
+    ours = prefix_sum_error(optimal(n, bands), iterations=n, noise_multiplier=1.0)
+    assert ours <= prefix_sum_error(theirs, iterations=n, noise_multiplier=1.0) * (1 + 1e-6)

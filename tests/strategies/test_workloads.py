@@ -201,3 +201,15 @@ def test_an_optimised_matrix_by_name_is_made_for_the_workload():
     assert made != by_name("optimal", 3, scheme)
     for name in ("square-root", "bisr"):
         refused("workload must not be given together with strategy", by_name, name, 3, scheme, workload)
+
+
+def test_closed_forms():
+    """Prefix sums; geometric sums of momentum; powers of what decay leaves; rates as weights of columns."""
+    lower = np.tril(np.ones((N, N)))
+    lag = np.subtract.outer(np.arange(N), np.arange(N))
+    np.testing.assert_array_equal(Workload().matrix(N), lower)
+    powers = np.where(lag >= 0, 1 - 0.9 ** (lag + 1.0), 0) / (1 - 0.9)
+    np.testing.assert_allclose(WORKLOADS[1].matrix(N), 0.3 * powers, rtol=1e-12)
+    left = 0.3 * (1 - 0.3 * 0.2) ** np.maximum(lag, 0) * lower
+    np.testing.assert_allclose(WORKLOADS[2].matrix(N), left, rtol=1e-12)
+    np.testing.assert_allclose(WORKLOADS[4].matrix(N), lower * WORKLOADS[4].rates(N), rtol=1e-12)

@@ -314,3 +314,13 @@ def test_a_round_by_itself():
     np.testing.assert_allclose(seen, [-0.45, -0.6], atol=2e-3)
     assert float(info.clipped_fraction) == 0.5
     np.testing.assert_allclose(outer_update(jnp.ones(2), jnp.array([1.0, 2.0]), 0.5), [0.5, 0.0])
+
+
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+def test_every_place_of_a_round_is_as_likely_for_a_record(sampling):
+    """Places of each of 8 records in rounds of 2 terms of 2; chi-square, false alarm 1e-6 of all together."""
+    generator, counts = make_generator((5, 6, 7, 8)), np.zeros((8, 4))
+    for _ in range(500):
+        for one in epoch_batches(generator, 8, 2, 2, sampling):
+            counts[one.ravel(), np.arange(4)] += 1
+    assert counts.sum() == 4000 and min(stats.chisquare(counts, axis=1).pvalue) > 1e-6 / 8

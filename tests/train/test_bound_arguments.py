@@ -258,3 +258,12 @@ def test_folders_with_another_generator_are_refused(tmp_path):
                 ValueError, match=r"another generator of noise .a release that draws otherwise\)"
             ):
                 kept._compare(before, now | {"versions": 2}, elastic=True)
+
+
+def test_metrics_go_to_a_callback(tmp_path):
+    """Each step once and in order, as in the private file."""
+    seen = []
+    run(out=tmp_path, callback=lambda *each: seen.append(each))
+    lines = [json.loads(line) for line in (tmp_path / "private/metrics.jsonl").open()]
+    assert [{"step": step, **values} for step, values in seen] == lines
+    assert len(seen) == 12

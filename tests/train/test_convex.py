@@ -247,3 +247,20 @@ def test_the_functions_of_the_paper():
         refused(word, noisy_sgd, LOSSES[0], DATA, KEYS, **dict(steps=2, noise_std=20.0) | given | change)
     refused("data must be a pair", noisy_cgd, LOSSES[0], DATA[0], DATA[1], epochs=1, noise_std=20.0, **given)
     refused("loss_fn", lambda: noisy_cgd(lambda w, e: 0.0, DATA, epochs=1, noise_std=20.0, **given))
+
+
+def test_stochastic_batches_and_fresh_keys():
+    run = plan("sgd", epsilon=30.0)
+    one, two = (last(run, LOSSES[0], DATA, keys=KEYS) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+    assert (last(run, LOSSES[0], DATA) != one).any()
+
+
+def test_the_loss_is_that_of_its_gradient(x64):
+    for loss in (LOSSES[0], LOSSES[2]):
+        x = loss.prepare([[1.0, -2.0, 0.5]])
+        weights = np.random.default_rng(1).normal(size=loss.shape(3))
+        derivative = jax.jit(lambda *given, loss=loss: jax.grad(loss)(*given))
+        for y in range(loss.num_classes):
+            found = derivative(weights, (x[0], y))
+            np.testing.assert_allclose(found, gradient(loss, weights, x, np.array([y])), rtol=1e-9)

@@ -236,3 +236,14 @@ def test_the_example_of_the_paper():
     assert x == pytest.approx(-(knee - c) / knee, abs=1e-3)
     xs, es = path(gradients, 0.5, 6000, rate=0.05, batch_size=knee + 1, c1=c, c2=c)
     assert abs(xs[-1]) < 1e-4 and es[-1] == pytest.approx(-0.25, abs=1e-3)
+
+
+def test_bad_updates():
+    rule = aggregate()
+    state = rule.init(tree(np.zeros(3)))
+    with pytest.raises(ValueError, match="mask"):
+        rule.update(tree(np.zeros((3, 3))), state)
+    with pytest.raises(ValueError, match="mask"):
+        rule.update(tree(np.zeros((3, 3))), state, mask=np.ones(2, bool))
+    with pytest.raises(ValueError, match="structure"):
+        rule.update(np.zeros((2, 3), np.float32), state)

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import stat
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -14,8 +16,8 @@ from jaxacct.individual import gdp_delta
 from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
-from train.batches.sampler import Replayed, Sampler
-from train.procedures.dice import _shuffled
+from train.batches.sampler import Replayed, Sampler, make_generator
+from train.procedures.dice import DiceState, _shuffled, rule_of
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -154,3 +156,22 @@ def test_bad_plans():
         {"sampling": "cyclic"},
     ]:
         refused(next(iter(bad)), dataclasses.replace, PLAN, **bad)
+
+
+def test_what_the_bound_says_of_the_rule_that_runs():
+    """One huge example against none of it: v differs by at most the charge of `dice_mu`, step by step."""
+    rule = dataclasses.replace(rule_of(PLAN), noise_std=0.0)
+    fresh = DiceState(jnp.zeros((), jnp.int32), jnp.zeros(3), jnp.asarray(KEYS[1]))
+    dice, sums, release = [fresh, fresh], jax.jit(rule.sums), jax.jit(rule.release)
+    generator = make_generator(KEYS[0])
+    for step in range(12):
+        rows = generator.normal(size=(16, 3)).astype(np.float32)
+        rows[0] *= 10.0 ** generator.integers(0, 30)
+        out, joins = [], step % 3 == 0
+        for world in (0, 1):
+            mask = np.arange(16) >= (world if joins else 1)
+            (clipped, raw), _ = sums(rows, mask)
+            v, dice[world] = release(dice[world], clipped, raw)
+            out.append(np.asarray(v, float))
+        most = joins * 0.7 / 16 + (2 * 0.5 if step else 0)
+        assert np.linalg.norm(out[0] - out[1]) <= most * (1 + 1e-6)

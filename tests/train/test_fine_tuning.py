@@ -14,6 +14,7 @@ from tests.train.fitting import fit
 from tests.train.test_loop import KEYS, ROWS, Crash, crash_at, data, flat, plan, run
 from train import load_model
 from train.batches.sampler import Sampler
+from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.models.loss import Loss, Numbered, NumberedRows, as_loss, nnx_loss, public_key
@@ -290,3 +291,43 @@ def test_keys_that_draw_for_a_whole_batch_are_refused():
 def test_a_frozen_part_may_not_take_the_keys_name():
     loss = Loss(lambda frozen, key, params, example: jnp.sum(params), {"key": jnp.ones(3)}, None)
     refused("called key", loss.digests)
+
+
+def test_weights_that_a_device_is_bound_to_make_one_program():
+    """As `load_model` gives them: the state that came out of the first step went into a second program."""
+    private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    rows, mask = jax.tree.map(lambda leaf: leaf[:4], data()), np.ones(4, bool)
+    weight = jax.device_put(np.ones(3, np.float32), jax.devices()[0])
+    loss = jax.tree_util.Partial(lambda weight, w, e: (e["x"] @ (weight * w) - e["y"]) ** 2, weight)
+    step = make_step(loss, private, optax.sgd(0.1))
+    state = step.init(jnp.zeros(3))
+    for _ in range(3):
+        state, _ = step(state, rows, mask)
+    assert step._jitted.programs() == 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda m, e: nnx.remat(squared)(m, e), lambda m, e: nnx.jit(squared)(m, e), scanned],
+    ids=["remat", "jit", "scan"],
+)
+def test_transformations_that_hand_the_model_back_are_no_writing(loss):
+    functional, params = nnx_loss(Adapted(), loss)
+    example = jax.tree.map(lambda leaf: leaf[0], data())
+    expected, _ = nnx_loss(Adapted(), squared)
+    value, gradient = jax.jit(jax.value_and_grad(functional))(params, example)
+    assert value == pytest.approx(float(jax.jit(lambda *given: expected(*given))(params, example)), rel=1e-2)
+    assert any(np.any(np.asarray(leaf, np.float32) != 0) for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("sum_of", [clipped_gradient_sum, ghost_gradient_sum])
+def test_what_is_handed_a_whole_batch_is_refused(sum_of):
+    """The attack: a masked row's content reached the others' gradients by 1.67."""
+
+    def own_key(params, example):
+        seed = jax.lax.bitcast_convert_type(example[0], jnp.uint32)
+        key = jax.random.fold_in(jax.random.key(0, impl="rbg"), seed)
+        return jnp.sum(params * jax.random.normal(key, (64,)))
+
+    with pytest.raises(ValueError, match=r"keep examples apart.*key<rbg>"):
+        sum_of(own_key, jnp.zeros(64), np.ones((4, 64), np.float32), np.ones(4, bool), grid=Grid(1.0, 20))

@@ -112,3 +112,32 @@ def test_every_model_trains(name):
 def test_one_model():
     """The fast sibling of all of them; a model that trains by both kinds is in `test_automatic.py`."""
     check(FAST)
+
+
+def norms_of_loop(loss, params, rows, dtype=jnp.float64):
+    return norms_of(gradients_of_loop(loss, params, rows, dtype))
+
+
+def in_bfloat16(params, example):
+    """Of a dense layer whose input and cotangent bfloat16 has exactly."""
+    found = example["x"].astype(jnp.bfloat16) @ params.astype(jnp.bfloat16)
+    return jnp.sum(found.astype(jnp.float32) * example["cotangent"])
+
+
+def test_gradients_of_bfloat16_are_rounded_by_the_loop():
+    """The norm of the exact gradient in float64: ghost clipping has it, gradients written down are rounded.
+
+    To the 8 bits of bfloat16, as products of two of its arrays are returned in it.
+    """
+    generator, width = np.random.default_rng(0), 48
+    x, cotangent = (generator.integers(-99, 99, (FEW, 3, width)).astype(np.float32) for _ in range(2))
+    rows, params = {"x": x, "cotangent": cotangent}, np.zeros((width, width), np.float32)
+    exact = np.einsum("bti,bto->bio", x.astype(np.float64), cotangent.astype(np.float64))
+    norms = np.sqrt((exact**2).sum((1, 2)))
+    off = {}
+    for kind, sum_of in BOTH.items():
+        run = jax.jit(lambda p, r, sum_of=sum_of: sum_of(in_bfloat16, p, r, np.ones(FEW, bool), grid=GRID))
+        off[kind] = np.max(np.abs(run(params, rows).norms / norms - 1))
+    loop = norms_of_loop(in_bfloat16, params, rows, jnp.float32)
+    assert off["ghost"] < 2e-7, off
+    assert off["per_example"] > 1e-6 and np.max(np.abs(loop / norms - 1)) > 1e-6

@@ -123,3 +123,10 @@ def test_refused_before_anything_is_computed(monkeypatch):
     monkeypatch.setattr(hosts.multihost_utils, "process_allgather", lambda own: np.append(own, True))
     with pytest.raises(ValueError, match=r"options must be valid on all processes, were not on \[1\]"):
         hosts.check(SimpleNamespace(mesh=both), None)
+
+
+def test_one_process_is_as_ever():
+    keys = (1, 2, 3, 4), None
+    assert hosts.keys(keys) is keys and hosts.first(lambda: keys) is keys
+    assert hosts.local(keys) is keys and hosts.spread(None, keys, ()) is keys
+    hosts.agree(anything=object())

@@ -16,6 +16,7 @@ from flax import nnx
 
 from jaxacct import BufferedToeplitz, Plan
 from jaxacct.common.files import write_atomically
+from tests.commands import command
 from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.plans import plan, plan_of
@@ -24,6 +25,8 @@ from train.batches.given import keyed
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.noise import recursion as noise
+from train.optimizers import privatize
+from train.procedures.step import make_step
 from train.run.folder import CheckpointError, RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -348,3 +351,42 @@ def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypat
     sampler.write_text(json.dumps(json.loads(sampler.read_text()) | {"step": 0}))
     with pytest.raises(CheckpointError, match="its sampler is at another step"):
         run(out=folder, checkpoint_every=6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--data", "mnist"], "data_folder"),
+        (["--plan", "missing.json"], "cannot be read"),
+        (["--learning-rate", "-1"], "learning_rate"),
+        (["--steps", "1000"], "steps must be at most"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_2(change, message, tmp_path, capsys):
+    plan(dataset_size=1440).save(tmp_path / "plan.json")
+    given = ["--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "run"), "--data", "digits"]
+    if change[0] in given:
+        del given[(at := given.index(change[0])) : at + 2]
+    code, _, error = command(capsys, "train", *given, *change)
+    assert code == 2 and message in error and error.count("\n") == 1
+
+
+def test_the_state_keeps_its_dtypes():
+    private = privatize(plan(dataset_size=ROWS).mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
+    rows = jax.tree.map(lambda leaf: leaf[:4], data())
+    for optimizer in (optax.adam(0.1), optax.sgd(0.05, momentum=0.9), optax.adamw(0.1), optax.lion(0.1)):
+        step = make_step(loss, private, optimizer)
+        state = step.init(params)
+        after, _ = jax.eval_shape(step, state, rows, np.ones(4, bool))
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
+
+
+def test_one_sampler_a_run(tmp_path, monkeypatch):
+    """Built fresh from the key that is stored, or from the stored state; never one to throw away."""
+    built = []
+    begin = Sampler.__init__
+    monkeypatch.setattr(Sampler, "__init__", lambda self, *a, **k: built.append(a[3]) or begin(self, *a, **k))
+    run(out=tmp_path / "run")
+    run(out=tmp_path / "run", keys=((9, 9, 9, 9), KEYS[1]))
+    assert built == [[1, 2, 3, 4], [1, 2, 3, 4]]

@@ -102,3 +102,13 @@ def test_the_table_of_the_page():
         trained, kept = (int(number.replace(",", "")) for number in (trained, kept))
         others = OTHERS if name == "adapters" else 0
         assert kept == round(stated(trained, others, int(bands)))
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_model_of_the_table():
+    model = Transformer(8192, 256, 512, 8, 8, nnx.Rngs(0))
+    trained, others, kept, beside = memory_of_step(model, 8, 1, length=256, batch=64)
+    assert (trained, others) == (593_920, OTHERS)
+    assert stated(trained, others, 1) <= kept < stated(trained, others, 1) + 1
+    (said,) = re.findall(r"one microbatch: (\d+) megabytes", PAGE.read_text())
+    assert beside < 1.1 * int(said)

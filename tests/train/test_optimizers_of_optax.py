@@ -1,5 +1,7 @@
 """A transformation of optax takes two steps, or is refused in one line that says why."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,3 +64,119 @@ def test_two_steps(name):
         state, _ = step(state, ROWS, np.ones(4, bool))
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(PARAMS))
+
+
+# Values of required arguments, by name.
+VALUES = dict(
+    learning_rate=0.1,
+    clipping=0.1,
+    eta=0.1,
+    gamma=0.5,
+    max_delta=1.0,
+    threshold=1.0,
+    max_norm=1.0,
+    decay=0.9,
+    inner=SGD,
+    tx=SGD,
+    optimizer=SGD,
+    adv_optimizer=optax.sgd(0.01),
+    base_optimizer=SGD,
+    fast_optimizer=SGD,
+    max_consecutive_errors=3,
+    should_transform_fn=lambda step: step > 0,
+    mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
+    freeze_mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
+    param_labels=lambda params: jax.tree.map(lambda leaf: "a" if leaf.ndim > 1 else "b", params),
+    transforms={"a": SGD, "b": optax.adam(0.1)},
+    sync_period=2,
+    slow_step_size=0.5,
+    step_size=-0.1,
+    step_size_fn=lambda step: -0.1,
+    max_backtracking_steps=3,
+    max_linesearch_steps=3,
+    measure_name="size",
+    measure=lambda updates, *_: updates,
+    l2_norm_clip=1.0,
+    noise_multiplier=1.0,
+    seed=0,
+)
+
+
+OTHERS = {
+    "chain": lambda f: f(optax.clip(1.0), SGD),
+    "named_chain": lambda f: f(("clip", optax.clip(1.0)), ("sgd", SGD)),
+    "inject_hyperparams": lambda f: f(optax.adam)(learning_rate=jnp.float32(0.1)),
+    "inject_stateful_hyperparams": lambda f: f(optax.adam)(learning_rate=jnp.float32(0.1)),
+    "stateless": lambda f: f(lambda updates, params: updates),
+    "stateless_with_tree_map": lambda f: f(lambda update, param: update),
+    "noisy_sgd": lambda f: f(0.1, key=0),
+    "lookahead": lambda f: f(SGD, 2, 0.5),
+}
+
+
+def transformations() -> dict:
+    """Functions of both modules that return a transformation, by name."""
+    found = {}
+    for module in (optax, optax.contrib):
+        for name, function in vars(module).items():
+            if name.startswith("_") or not inspect.isfunction(function):
+                continue
+            if "GradientTransformation" in str(inspect.signature(function).return_annotation):
+                found[f"{module.__name__}.{name}"] = function
+    return found
+
+
+def made(name: str, function):
+    """The transformation that a function makes of `VALUES`."""
+    short = name.rpartition(".")[2]
+    if short in OTHERS:
+        return OTHERS[short](function)
+    required = [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    return function(**{each: VALUES[each] for each in required})
+
+
+def loss(params, example):
+    return jnp.sum((example["x"] @ params["w"] + params["b"] - example["y"]) ** 2)
+
+
+def check(name: str, function) -> None:
+    mechanism = plan("poisson", dataset_size=60).mechanism
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0)
+    transformation = made(name, function)
+    step = make_step(loss, private, transformation, clipping="per_example")
+    if name.rpartition(".")[2] in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[name.rpartition(".")[2]]) as refused:
+            step.init(PARAMS)
+        assert "\n" not in str(refused.value)
+        return
+    state = step.init(PARAMS)
+    for _ in range(2):
+        state, _ = step(state, ROWS, np.ones(4, bool))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(PARAMS))
+
+
+# Those that died of donated state, or are refused: a fast sibling of all of them.
+SOME = ["contrib.prodigy", "contrib.sam", "contrib.dpsgd", "contrib.momo", "lbfgs", "inject_hyperparams"]
+
+
+def test_the_list_is_of_all():
+    """Those that are refused exist; a release of optax with others runs them as well."""
+    found = transformations()
+    assert len(found) >= 119
+    assert REFUSED.keys() <= {name.rpartition(".")[2] for name in found}
+
+
+@pytest.mark.parametrize("name", [f"optax.{each}" for each in SOME])
+def test_some_transformations(name):
+    check(name, transformations()[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", transformations())
+def test_all_transformations(name):
+    check(name, transformations()[name])

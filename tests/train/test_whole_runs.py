@@ -16,7 +16,7 @@ from tests.train.plans import plan
 from tests.train.test_command import convex
 from tests.train.test_dice_plan import PLAN as DICE
 from tests.train.test_loop import PARAMS, ROWS, data, flat, loss, run
-from train import load_model
+from train import load_model, save_model
 from train.optimizers import average_of, averaging
 from train.procedures.convex import LogisticRegression
 from train.run.folder import RunFolder
@@ -246,3 +246,24 @@ def test_refused(tmp_path):
     # Of a plan of last iterates only the last one is covered.
     with pytest.raises(ValueError, match="average must not be given for a plan of last-iterate"):
         run(plan=convex(), model=None, loss=LogisticRegression(10, 2.0, 0.02), optimizer=None, average=0.9)
+
+
+def test_float_leaves_become_arrays(tmp_path):
+    """Numbers, of Python or NumPy, among the parameters train as arrays of one number do."""
+    whole = run(out=tmp_path / "arrays")
+    for zero in (0.0, np.float64(0)):
+        mixed = run(model={"w": np.zeros(3), "b": zero}, out=tmp_path / type(zero).__name__)
+        assert isinstance(mixed.params["b"], jax.Array) and not mixed.params["b"].weak_type
+        np.testing.assert_array_equal(flat(mixed.params), flat(whole.params))
+    save_model(tmp_path, {"w": np.zeros(3), "b": 0.0})
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    def twice(step, info):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(out=tmp_path, callback=twice)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["0"]

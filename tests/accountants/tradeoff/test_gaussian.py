@@ -99,3 +99,18 @@ def test_printed_minimum_in_f_eps_delta_is_no_tradeoff():
     alpha, epsilon, delta = 0.1, 1.0, 0.1
     printed = min(0.0, 1 - delta - np.exp(epsilon) * alpha, np.exp(-epsilon) * (1 - delta - alpha))
     assert printed <= 0 < tradeoff.dp_tradeoff(alpha, epsilon, delta)
+
+
+def test_acceptance_numbers():
+    near(tradeoff.gdp_tradeoff(0.05, 1.0), 0.7404889772)
+    near(tradeoff.gdp_tradeoff(0.1, 0.5), 0.7827609196)
+    near(tradeoff.gdp_tradeoff(0.05, 2.0), 0.3612399687)
+    near(tradeoff.gdp_tradeoff(0.5, 1.0), 0.1586552539)
+    near(tradeoff.gdp_tradeoff(tradeoff.gdp_tradeoff(0.3, 1.0), 1.0), 0.3, 1e-12)
+    near(tradeoff.gdp_delta([0.0, 1.0, 2.0], 1.0), [0.3829249225, 0.1269367375, 0.0209236358])
+    near(tradeoff.gdp_delta(3.0, 2.0), 0.1838130766)
+    near(tradeoff.gdp_delta(1.0, 0.5), 0.0068295950)
+    near(tradeoff.dp_tradeoff([0.1, 0.5], 1.0, 0.1), [0.6281718172, 0.1471517765])
+    near(tradeoff.gdp_epsilon(1e-5, [0.5, 1.0, 2.0]), [1.99309140, 4.37717810, 9.99725615])
+    near(tradeoff.gdp_mu(8.0, 1e-5), 1.66603060)
+    near(tradeoff.gdp_mu(1.0, 1e-5), 0.26805112)

@@ -221,3 +221,13 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         kept = [word for pair in pairs if pair[0] not in words for word in pair]
         code, _, error = commands.command(capsys, "audit", *kept, *words)
         assert code == 2 and said in error and error.count("\n") == 1, (words, error)
+
+
+@pytest.mark.slow
+def test_the_command_on_digits(tmp_path, capsys):
+    """As it comes, in some fifteen seconds."""
+    plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
+    code, out, _ = commands.command(
+        capsys, "audit", "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
+    )
+    assert code == 0 and "one-run audit, 960" in out

@@ -440,3 +440,36 @@ def test_updates_on_a_graph_are_divided_by_its_own_batch_size(monkeypatch):
     covered = loose_plan(MultiAttribution(12, 3, 0.1, 1), graph.num_examples)
     fit_on(covered, graph)
     assert divided == [pytest.approx(2 * covered.expected_batch_size, rel=1e-9)]
+
+
+@pytest.mark.parametrize(("k_u", "b", "p"), [(2, 9, 0.03), (6, 1, 0.2)])
+def test_no_user_takes_part_twice_within_the_separation(k_u, b, p):
+    """Every batch of long runs on a co-authorship-like graph."""
+    graph = bound_contributions(papers(), k_u, seed=b)
+    sets, scheme = user_sets(graph), MultiAttribution(300, b, p, k_u)
+    drawn = batches(scheme, graph, (b, k_u, 0, 9))
+    assert sum(map(len, drawn)) > 0
+    last = {}
+    for step, batch in enumerate(drawn):
+        users = set().union(*(sets[e] for e in batch), set())
+        for user in users:
+            assert step - last.get(user, -b) >= b
+            assert sum(user in sets[e] for e in batch) <= k_u
+            last[user] = step
+
+
+def test_neighborhoods_against_sets(monkeypatch):
+    monkeypatch.setattr(graphs, "_PAIRS_AT_ONCE", 50)  # many chunks
+    graph = papers(80, 30, seed=3)
+    sets = user_sets(graph)
+    exact = [sum(bool(a & b) for b in sets) for a in sets]
+    np.testing.assert_array_equal(graphs.neighborhood_sizes(graph), exact)
+
+
+def test_one_user_an_example_is_what_the_scheme_says():
+    """`from_batch_size` and the graph agree where every example has a user of its own, with phantoms."""
+    graph = from_edges(np.arange(500), np.arange(500), dataset_size=500)
+    sizes = dict(batch_size=7.0, min_separation=3, examples_per_user=2)
+    p = attribution.find_sampling_probability(graph, **sizes)
+    scheme = MultiAttribution.from_batch_size(dataset_size=500, iterations=9, **sizes)
+    np.testing.assert_allclose(p, scheme.sampling_probability, rtol=1e-9)

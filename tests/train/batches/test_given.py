@@ -18,6 +18,7 @@ from tests.train.test_loop import KEYS, PARAMS, Crash, crash_at, loss
 from train import fit
 from train.batches.given import BatchesError, Committed, GivenBatches
 from train.batches.sampler import Sampler, SamplerState
+from train.noise.normals import next_key
 from train.options import TrainOptions
 from train.run import machine
 from train.run.folder import CheckpointError
@@ -402,3 +403,89 @@ def test_lines_that_were_never_finished_are_dropped(tmp_path):
     with pytest.raises(BatchesError, match="at step 2"):
         other.add(SamplerState(key, 3, "other"))
     other.close()
+
+
+def a_loader_of_pairs(torch):
+    """A loader of (inputs, labels) without ids."""
+
+    class Pairs(torch.utils.data.Dataset):
+        def __len__(self):
+            return ROWS
+
+        def __getitem__(self, index):
+            return data()["x"][index], data()["y"][index]
+
+    seed = torch.Generator().manual_seed(0)
+    return torch.utils.data.DataLoader(Pairs(), SIZE, shuffle=True, drop_last=True, generator=seed)
+
+
+def loss_of_pair(params, example):
+    return loss(params, {"x": example[0], "y": example[1]})
+
+
+@pytest.mark.usefixtures("one_key")
+def test_a_loader_of_inputs_and_labels():
+    """Both halves of a loader train the bits of arrays; the loader is refused with the line that helps."""
+    loader = a_loader_of_pairs(stand_in_torch.module())
+    ids = [ids for _ in range(3) for ids in loader.batch_sampler][:STEPS]
+    options = TrainOptions(keys=KEYS, checkpoint_every=5)
+    found = fit(
+        certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(1.0), batches=ids, options=options
+    )
+    np.testing.assert_array_equal(flat(found), flat(run(np.array(ids))))
+    said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
+    with pytest.raises(BatchesError, match=said):
+        GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
+
+
+def test_a_dataset_that_repeats_for_ever():
+    """Its length is not stated; the checks of its order are those of any other."""
+    ids = shuffled()
+    found, given = drawn(Repeated(ids))
+    np.testing.assert_array_equal(found, ids)
+    assert given.described() == {"length": None}
+    given = given_of(Repeated(ids[:4]))  # repeats four batches of an epoch of five
+    with pytest.raises(BatchesError, match="at step 4, as it was in step 0"):
+        for _ in range(STEPS):
+            given.next()
+    assert given.state.step == 4
+
+
+def test_a_batch_of_all_examples():
+    """The batch size N: every step is an epoch, one participation a step is allowed and no other size."""
+    scheme = FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS, iterations=STEPS)
+    assert (scheme.participations, scheme.steps_per_epoch, scheme.min_separation) == (STEPS, 1, 1)
+    given = given_of([np.roll(np.arange(ROWS), step) for step in range(STEPS)], scheme)
+    for _ in range(STEPS):
+        assert given.next().size == ROWS
+    with pytest.raises(BatchesError, match="the plan's 20 ids, got 19"):
+        given_of([np.arange(ROWS - 1)] * STEPS, scheme)
+    with pytest.raises(ValueError, match="batch_size must be at most dataset_size 20, got 21"):
+        FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS + 1, iterations=STEPS)
+
+
+def test_examples_that_are_left_over():
+    """22 examples in batches of 4: each epoch may leave out others, and none may come twice in one."""
+    scheme = FixedOrder.from_batch_size(dataset_size=ROWS + 2, batch_size=SIZE, iterations=STEPS)
+    assert scheme.steps_per_epoch == EPOCH
+    generator = np.random.default_rng(4)
+    ids = np.concatenate([generator.permutation(ROWS + 2)[:ROWS].reshape(EPOCH, SIZE) for _ in range(3)])
+    assert len({frozenset(part.ravel()) for part in ids.reshape(3, -1)}) == 3
+    given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
+    for _ in range(STEPS):
+        given.next()
+    left = np.setdiff1d(np.arange(ROWS + 2), ids[:EPOCH])
+    ids[EPOCH - 1, :2] = left  # the last rows of the first epoch
+    ids[EPOCH - 1, 2] = ids[0, 0]
+    given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
+    with pytest.raises(BatchesError, match=f"at step {EPOCH - 1}, as it was in step 0"):
+        for _ in range(STEPS):
+            given.next()
+    assert given.state.step == EPOCH - 1
+
+
+def test_no_two_texts_have_one_key():
+    """The key of a step is a function of all keys and texts before it."""
+    keys = [next_key(KEYS[1], text) for text in ("a", "b")] + [next_key(KEYS[1] + 1, "a"), KEYS[1]]
+    assert len({tuple(np.asarray(key).tolist()) for key in keys}) == 4
+    assert all(key.shape == (8,) and key.dtype == np.uint32 for key in keys[:3])

@@ -102,3 +102,16 @@ def test_the_precision_of_the_caller_is_that_of_the_thread(x64):
 
     with ahead((jnp.zeros(1).dtype for _ in range(1)), 1) as found:
         assert next(found) == jnp.float64
+
+
+def test_control_c_ends_a_run_that_reads(tmp_path):
+    """In the middle of reading the fourth batch; the folder goes on from its last checkpoint."""
+    options = dict(out=tmp_path / "run", checkpoint_every=5, prefetch=1)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(data=Watched(signalled=4), **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not threads()
+    np.testing.assert_array_equal(flat(run(**options).params), flat(run().params))

@@ -1,5 +1,7 @@
 """Real batches: participation and truncation against their distributions, batch sizes, resuming."""
 
+import collections
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -104,3 +106,44 @@ def test_truncation_keeps_every_example_alike():
         counts[batch] += 1
         full += len(batch) == 10
     assert full > 200 and stats.chisquare(counts).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    "scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4), EpochwiseAllocation(5, 3, 2)]
+)
+def test_examples_are_independent(scheme):
+    """Pairs of examples: the distribution of both vectors is the product, where they are alone and among a
+    hundred.
+
+    8,000 pairs in 160 runs of 50, as examples that follow each other are drawn; alone 800 tell batches of a
+    fixed size, which a hundred examples would hide. False alarm 1e-6 together.
+    """
+    distribution = enumeration.pattern_distribution(scheme)
+    pairs = {x + y: v * w for x, v in distribution.items() for y, w in distribution.items()}
+    alone = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(800)])
+    assert chi_square_p_value(alone, pairs) > FALSE_ALARM / 2
+    width = 2 * scheme.iterations
+    many = [participation(scheme, 100, (run, 5, 6, 7)).reshape(50, width) for run in range(160)]
+    assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
+
+
+@pytest.mark.parametrize(("b", "p", "warm"), [(5, 0.9, False), (40, 0.3, True)])
+def test_separation_is_never_violated(b, p, warm):
+    drawn = participation(BMinSep(200, b, p, warm), 500)
+    for steps in map(np.flatnonzero, drawn):
+        assert np.all(np.diff(steps) >= b)
+
+
+def test_fresh_keys_differ_and_batches_with_them():
+    drawn = {tuple(sorted(Sampler(Poisson(1, 0.5), 64, 64).next().tolist())) for _ in range(3)}
+    keys = {Sampler(Poisson(1, 0.5), 64, 64).state.key for _ in range(3)}
+    assert len(keys) == 3
+    assert len(drawn) == 3
+
+
+def test_tiny_data_sets():
+    assert participation(BMinSep(9, 4, 1.0, False), 1).tolist() == [[1, 0, 0, 0, 1, 0, 0, 0, 1]]
+    counts = collections.Counter(
+        participation(BallsInBins(4, 4), 1, (run, 0, 0, 0)).argmax() for run in range(400)
+    )
+    assert stats.chisquare([counts[i] for i in range(4)]).pvalue > FALSE_ALARM

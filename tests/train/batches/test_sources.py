@@ -3,9 +3,12 @@
 import time
 import tracemalloc
 
+import datasets
 import grain
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.refusals import refused
 from tests.train.test_loop import ROWS, data, flat, run
@@ -348,3 +351,22 @@ def test_fourteen_million_rows_start_at_once_and_in_little_memory(tmp_path):
     assert found.sum(axis=1).tolist() == [3072, 0, 0] and len(digest) == 32
     # Measured: 0.02 s, 2 MB. What reads it whole takes minutes, what copies it 45 GB.
     assert seconds < 5 and peak < 50e6
+
+
+SCHEMA = [("x", pa.list_(pa.float32(), 3)), ("y", pa.float32())]
+
+
+def test_parquet_files_by_datasets(tmp_path):
+    """The rows and the trained bits of arrays."""
+    table = pa.table({"x": data()["x"].tolist(), "y": data()["y"]}, pa.schema(SCHEMA))
+    parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
+    mapped = datasets.Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=tmp_path / "cache")
+    wanted = ArrayRows(data()).take(PLACES, 8)
+    for source in (mapped, mapped.with_format("numpy")):
+        rows = as_rows(source)
+        found = rows.take(PLACES, 8)
+        assert len(rows) == ROWS and found.keys() == wanted.keys()
+        for name in wanted:
+            assert found[name].dtype == wanted[name].dtype
+            np.testing.assert_array_equal(found[name], wanted[name])
+    np.testing.assert_array_equal(flat(run(data=mapped, steps=3).params), flat(run(steps=3).params))

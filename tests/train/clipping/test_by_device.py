@@ -234,3 +234,9 @@ def the_partitioner_fails():
 def test_the_partitioner_returns_zeros():
     """The entry of the errata; where this fails, XLA may have mended it."""
     in_process("the_partitioner_fails()")
+
+
+@pytest.mark.slow
+def test_every_layer_over_four_and_eight_devices():
+    """Attention, LoRA, `scan`, every microbatch size, individual accounting."""
+    in_process("all_sums()")

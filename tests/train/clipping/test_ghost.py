@@ -453,3 +453,17 @@ def test_a_gradient_is_written_down_where_that_takes_less_time():
     for positions, inputs, heads in itertools.product(sizes, sizes, sizes):
         if heads * positions**2 + 2 * inputs > 2**26:
             assert written_down(positions, inputs, inputs, heads)
+
+
+def test_float32_sums_neither_overflow_nor_vanish():
+    """Factors of 1e-37 and 1e37 beside each other, and one that is zero: as in float64."""
+    generator = np.random.default_rng(5)
+    batch = {name: generator.normal(size=(4, 1, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+    for name, by in (("left", [1e-37, 1e37, 0, 1]), ("right", [1e37, 1e-37, 1e38, 1])):
+        batch[name] = (batch[name] * np.reshape(by, (4, 1, 1))).astype(np.float32)
+    program = jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID))
+    found = program(batch, np.ones(4, bool))
+    exact = np.einsum("bk,bn->bkn", *(np.float64(rows[:, 0]) for rows in batch.values()))
+    exact /= np.maximum(1, np.linalg.norm(exact, axis=(1, 2), keepdims=True))
+    np.testing.assert_allclose(found.total.scaled(1.0), exact.sum(axis=0), atol=0.1)
+    assert np.any(found.total.units())

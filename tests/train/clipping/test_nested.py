@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax import lax
 
 from train.clipping import equations, ghost
@@ -152,3 +153,69 @@ def deep(kernels, example):
         return x + jnp.tanh(x @ kernel), None
 
     return jnp.sum(lax.scan(jax.checkpoint(layer, prevent_cse=False), example["x"], kernels)[0] ** 2)
+
+
+def unrolled(kernels, example):
+    x = example["x"]
+    for kernel in kernels:
+        x = x + jnp.tanh(x @ kernel)
+    return jnp.sum(x**2)
+
+
+def fast_share(model, batch, of):
+    graph, params, others = nnx.split(model, nnx.Param, ...)
+    return ghost.suits(
+        lambda params, example: of(nnx.merge(graph, params, others), example), params, batch, grid=GRID
+    )[0]
+
+
+class Layers(nnx.Module):
+    """Four dense layers, made and run by transformations of nnx."""
+
+    def __init__(self, rngs):
+        @nnx.split_rngs(splits=LAYERS)
+        @nnx.vmap(in_axes=0)
+        def make(rngs):
+            return nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        @nnx.remat
+        def run(layer, x):
+            return jnp.tanh(layer(x))
+
+        return run(self.layers, x)
+
+
+def test_a_scan_of_remat_takes_the_memory_of_its_layers_unrolled():
+    """No gradient of an example is in the program; gradients written down are four times as much memory."""
+    width, layers, size = 128, 4, 16
+    kernels, batch = drawn(layers, width, width), {"x": np.zeros((size, POSITIONS, width), np.float32)}
+
+    def lowered(sum_of, of, params):
+        return jax.jit(
+            lambda p, b: sum_of(of, p, b, np.ones(size, bool), grid=GRID, microbatch_size=size)
+        ).trace(params, batch)
+
+    def memory(traced):
+        return traced.lower().compile().memory_analysis().temp_size_in_bytes
+
+    scanned = lowered(ghost_gradient_sum, deep, kernels)
+    assert largest(scanned.jaxpr) < size * kernels.size / 4
+    apart = lowered(ghost_gradient_sum, unrolled, list(kernels))
+    assert memory(scanned) < 1.25 * memory(apart)
+    assert memory(lowered(clipped_gradient_sum, deep, kernels)) > 4 * memory(scanned)
+
+
+def test_layers_and_recurrent_cells_of_nnx():
+    """All but biases: of a scan of remat, and of `nnx.RNN`."""
+    batch = {"x": np.zeros((ROWS, POSITIONS, WIDTH), np.float32)}
+    found = fast_share(Layers(nnx.Rngs(0)), batch, lambda model, example: model(example["x"]).sum())
+    assert found == WIDTH / (WIDTH + 1)
+    cell = nnx.RNN(nnx.GRUCell(WIDTH, WIDTH, rngs=nnx.Rngs(0)))
+    found = fast_share(
+        cell, batch, lambda model, example: model(example["x"], initial_carry=jnp.zeros(WIDTH)).sum()
+    )
+    assert found > 0.95

@@ -10,6 +10,7 @@ from jax.experimental import buffer_callback, custom_partitioning, io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from tests.train.test_loop import run
 from train.clipping import ghost, rows_apart
 from train.clipping.ghost import choose
 from train.clipping.grid import Grid
@@ -223,3 +224,13 @@ def test_ghost_clipping_is_not_chosen_for_it_and_refuses_it():
     assert found.clipping == "per_example" and "one at a time" in found.reason
     with pytest.raises(ValueError, match=r"ragged_dot_general does one at a time: clipping must be 'per_exa"):
         ghost.ghost_gradient_sum(experts, params, ROWS, MASK, grid=GRID)
+
+
+def test_fit_trains_a_mixture_of_experts():
+    def loss(params, example):
+        return experts(params["w"], example["x"]) + params["b"] - example["y"]
+
+    params = {"w": jnp.ones((2, 3, 200)), "b": jnp.zeros(())}
+    with pytest.warns(UserWarning, match=WARNING.format("ragged_dot_general")):
+        found = run(model=params, loss=loss, steps=2)
+    assert jnp.isfinite(found.params["w"]).all() and (found.params["w"] != 1).any()

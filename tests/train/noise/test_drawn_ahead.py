@@ -12,7 +12,7 @@ from tests.train.plans import plan
 from train.noise import recursion
 from train.optimizers import privatize
 from train.procedures import step as step_module
-from train.procedures.step import make_step
+from train.procedures.step import _draw, make_step
 
 PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
 BATCH = {"x": jnp.zeros((4, 3)), "y": jnp.zeros(4)}, jnp.zeros(4, bool)
@@ -121,3 +121,22 @@ def test_no_message_shows_what_was_drawn(steps):
     assert state.noise.key is not None
     shown = repr(step._drawn) + repr(step) + repr(vars(step)["_drawn"])
     assert "secret" in shown and "Array" not in shown
+
+
+def test_another_key_or_step_in_a_state_is_followed(steps):
+    (step, _), (other, two) = steps
+    state, _ = step(step.init(PARAMS), *BATCH)
+    begun = other.init(PARAMS)
+    # As restored from a checkpoint: the same state but for its noise.
+    state, _ = step(state._replace(params=begun.params, noise=begun.noise), *BATCH)
+    np.testing.assert_allclose(parameters(state), two[0], rtol=1e-5)
+
+
+def test_steps_of_as_many_parameters_share_the_program():
+    programs = []
+    for seed in (1, 2):
+        step = step_of(seed)
+        state, _ = step(step.init(PARAMS), *BATCH)
+        step(state, *BATCH)
+        programs.append(_draw._cache_size())
+    assert programs[0] == programs[1] > 0

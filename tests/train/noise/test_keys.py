@@ -209,3 +209,12 @@ def test_others_see_nothing_of_the_private_log(finished):
         assert stat.S_IMODE((finished / name).stat().st_mode) == 0o666 & ~mask
     for path in [finished / "model", *(finished / "model").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~mask
+
+
+def test_what_is_published_of_a_run_has_no_times(finished):
+    published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
+    assert not any(
+        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text)
+        for name, text in published.items()
+        if not name.endswith("/0")
+    )

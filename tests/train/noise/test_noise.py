@@ -8,7 +8,7 @@ import optax
 import pytest
 from scipy import linalg, signal, stats
 
-from jaxacct import BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
+from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
 from jaxacct.kernels.randomness import fresh_key, key_words
 from tests.refusals import refused
 from train.batches import sampler
@@ -296,3 +296,76 @@ def test_linear_decay_of_the_paper():
 def test_bad_arguments(name, value):
     options = {"clip_norm": 1.0, "expected_batch_size": 1.0} | {name: value}
     refused(name, lambda: privatize(Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0), **options))
+
+
+def test_chacha_against_rfc_8439():
+    """The block of section 2.3.2, with 20 rounds."""
+    key = np.frombuffer(bytes(range(32)), "<u4")
+    block = jax.jit(lambda: chacha.blocks(key, (1, 0x09000000, 0x4A000000, 0), rounds=20))()
+    expected = (
+        "e4e7f110 15593bd1 1fdd0f50 c47120a3 c7f4d1c7 0368c033 9aaa2204 4e6cd4c3 "
+        "466482d2 09aa9f07 05d7c214 a2028bd9 d19c12b5 b94e16de e883d0cb 4e3c50a2"
+    )
+    assert [f"{int(word):08x}" for word in block[:, 0]] == expected.split()
+
+
+def test_elementary_functions_against_numpy(x64):
+    """Float64 to a few units in the last place, at the ends too."""
+    x = np.concatenate([2.0 ** -np.linspace(0, 97, 20_001), 1 - np.logspace(-16, -1, 500)])
+    np.testing.assert_allclose(jax.jit(normals._log)(x), np.log(x), rtol=1e-15, atol=1e-15)
+    eighths = np.arange(8, dtype=np.uint64) << 61
+    angles = np.r_[np.arange(20_001, dtype=np.uint64) * (2**64 // 20_001), eighths, eighths - 1, eighths + 1]
+    sine, cosine = jax.jit(normals._sine_cosine)(angles)
+    turns = angles.astype(np.float64) * 2.0**-64
+    np.testing.assert_allclose(sine, np.sin(2 * np.pi * turns), atol=2e-15)
+    np.testing.assert_allclose(cosine, np.cos(2 * np.pi * turns), atol=2e-15)
+
+
+def test_every_word_of_the_key_matters():
+    for word in range(8):
+        other = KEY.copy()
+        other[word] += 1
+        a, b = (noise.standard_normals(k, 0, 12) for k in (KEY, other))
+        assert not np.any(np.asarray(a) == np.asarray(b))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "copies"),
+    [(BandedToeplitz.square_root(16), 15), (BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000), 4)],
+)
+def test_memory_is_bands_minus_one_copies_or_two_a_buffer(strategy, copies):
+    state = noise.init(strategy, PARAMS, KEY)
+    size = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.recent)) == copies * size
+    assert strategy.noise_copies == copies
+
+
+def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
+    """Was 6.6 times, more than the gradients need where few are in memory at a time."""
+    params = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}
+    white = privatize(
+        Mechanism(Poisson(9, 0.1), BandedToeplitz.square_root(1), 1.0),
+        clip_norm=1.0,
+        expected_batch_size=4.0,
+        key=KEY,
+    )
+    total = jax.eval_shape(lambda params: GridSum.of(params, white.grid), params)
+    state = jax.eval_shape(lambda: white.init({"w": jnp.zeros(1_000_000)}))
+    with jax.enable_x64(True):
+        program = jax.jit(white.update).lower(total, state).compile()
+    analysis = program.memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 5 * 4e6
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [BandedToeplitz.square_root(64), BandedInverse.bisr(iterations=64, bands=64)],
+    ids=["c", "inverse"],
+)
+def test_kept_noise_is_updated_in_place(strategy):
+    """A copy of the ring would take 63 times the memory of the parameters, and most of the time of a draw."""
+    params = jax.ShapeDtypeStruct((100_000,), jnp.float32)
+    state = jax.eval_shape(lambda: noise.init(strategy, jnp.zeros(100_000), KEY))
+    draw = jax.jit(lambda state: noise.draw(strategy, LEVELS, state, params), donate_argnums=0)
+    analysis = draw.lower(state).compile().memory_analysis()
+    assert analysis is not None and analysis.temp_size_in_bytes < 12 * params.size * 4

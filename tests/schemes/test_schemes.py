@@ -1,0 +1,91 @@
+"""Schemes: the distribution of drawn participation against enumeration, construction, bad input, JSON."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxacct import (
+    BallsInBins,
+    BMinSep,
+    CyclicPoisson,
+    MultiAttribution,
+    Poisson,
+)
+
+FALSE_ALARM = 1e-6
+
+
+def chi_square_p_value(drawn, distribution) -> float:
+    """P-value of drawn 0/1 vectors under `distribution`; rare patterns are pooled to expect five each."""
+    drawn = drawn.astype(int)
+    # Each pattern as one number: rows are sorted forty times as slowly.
+    base = int(np.ptp(drawn)) + 1
+    assert base ** drawn.shape[1] < 2**62
+    digits = base ** np.arange(drawn.shape[1])
+    _, first, counts = np.unique((drawn - drawn.min()) @ digits, return_index=True, return_counts=True)
+    seen = {tuple(p): c for p, c in zip(drawn[first].tolist(), counts, strict=True)}
+    assert set(seen) <= set(distribution), "a pattern that the scheme cannot produce was drawn"
+    expected = np.array([w * len(drawn) for w in distribution.values()])
+    observed = np.array([seen.get(x, 0) for x in distribution], float)
+    rare = expected < 5
+    if rare.any():
+        expected = np.append(expected[~rare], expected[rare].sum())
+        observed = np.append(observed[~rare], observed[rare].sum())
+    if expected[-1] < 1e-9 or len(expected) < 2:
+        return 1.0
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return float(stats.chi2.sf(statistic, len(expected) - 1))
+
+
+def test_counts_of_the_production_setting(key):
+    """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081
+    (proofs/derivations.md, 7).
+    """
+    scheme = BMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+    )
+    num = 20_000
+    draw = jax.jit(lambda k: scheme.draw_participation(k, 2000).sum(axis=1))
+    counts = np.concatenate([np.asarray(draw(k)) for k in jax.random.split(key, num // 2000)])
+    observed = np.bincount(counts.astype(int), minlength=5)
+    observed = np.append(observed[:5], observed[5:].sum())
+    distribution = np.array([0.4053, 0.3777, 0.1637, 0.0438, 0.0081])
+    distribution = np.append(distribution, 1 - distribution.sum())
+    p_value = stats.chi2.sf(((observed - distribution * num) ** 2 / (distribution * num)).sum(), 5)
+    assert p_value > FALSE_ALARM
+
+
+def test_from_batch_size():
+    p0 = 200 / 51_200
+    scheme = BMinSep.from_batch_size(dataset_size=51_200, batch_size=200, iterations=1024, min_separation=16)
+    assert scheme.sampling_probability == pytest.approx(p0 / (1 - 15 * p0), rel=1e-14)
+    assert scheme.participation_rate == pytest.approx(p0, rel=1e-14)
+    assert scheme.warm_start
+    full = BMinSep.from_batch_size(dataset_size=160, batch_size=10, iterations=5, min_separation=16)
+    assert full.sampling_probability == 1.0
+    assert Poisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3) == Poisson(3, 0.05)
+    cyclic = CyclicPoisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3, cycle_length=4)
+    assert cyclic == CyclicPoisson(3, 4, 0.2)
+    bins = BallsInBins.from_batch_size(dataset_size=100, batch_size=5, iterations=3)
+    assert bins == BallsInBins(3, 20)
+    # Never a larger batch than asked for.
+    assert BallsInBins.from_batch_size(dataset_size=101, batch_size=5, iterations=3).cycle_length == 21
+
+
+def test_counts_of_many_examples(key):
+    """Their distribution (false alarm 1e-6), and what each adds to a likelihood ratio."""
+    many, some = MultiAttribution(6, 2, 0.1, 20), MultiAttribution(6, 2, 0.3, 3)
+    steps, counts = jax.jit(lambda key: many.table.draw_counts(key, 10_000))(key)
+    counts = np.asarray(counts)[np.asarray(steps) < 6]
+    distribution = np.append(0.0, many.count_weights())
+    common = distribution * counts.size >= 5
+    observed = np.bincount(counts, minlength=distribution.size)
+    observed = np.append(observed[common], observed[~common].sum())
+    expected = counts.size * np.append(distribution[common], distribution[~common].sum())
+    assert counts.min() >= 1
+    assert stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), common.sum()) > FALSE_ALARM
+    ratios = np.linspace(-3, 3, 12, dtype=np.float32).reshape(2, 6)
+    joined = jax.jit(lambda x: some._any_count(x, np.float32(0.2)))(ratios)
+    each = [w * np.exp(j * ratios - j * (j - 1) * 0.2) for j, w in enumerate(some.count_weights(), 1)]
+    np.testing.assert_allclose(joined, np.log(sum(each)), rtol=1e-5, atol=1e-6)
