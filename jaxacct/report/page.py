@@ -28,7 +28,7 @@ ASSUMPTIONS = (
     (
         "Only the noisy sums and what follows from them are released.",
         "A canary audit of the trainer stays below the certified epsilon; broken trainers do not.",
-        "tests/train/audit/test_audit.py::test_the_trainer_stays_under_the_certified_epsilon_and_broken_ones_do_not",
+        "tests/train/audit/test_audit_command.py::test_planted_faults_are_found_and_nothing_else",
     ),
 )
 

@@ -2,17 +2,14 @@
 
 import json
 
-import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
 
 from jaxacct import (
     BallsInBins,
     BandedToeplitz,
     BMinSep,
     CalibrationOptions,
-    CyclicPoisson,
     Mechanism,
     MultiAttribution,
     NotCertifiedError,
@@ -30,24 +27,6 @@ from tests import calibrating
 
 def at(scheme, noise_multiplier: float) -> Mechanism:
     return Mechanism(scheme, BandedToeplitz.identity(), noise_multiplier)
-
-
-def test_the_pattern_revealed_bounds_balls_in_bins():
-    mechanism = at(BallsInBins(12, 4), 2.0)
-    revealed = analytic.delta_by("unamplified", mechanism, 1.0)
-    assert revealed == pytest.approx(gdp_delta(1.0, np.sqrt(3) / 2.0), rel=1e-12)
-    name, bound = analytic.best_accountant(mechanism, 1.0)
-    assert name == "random-allocation" and bound < 0.5 * revealed
-
-
-def test_poisson_uses_pld():
-    accountant = PLDAccountant()
-    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
-    accountant.compose(event, 40)
-    for scheme in (Poisson(40, 0.1), BMinSep(40, 1, 0.1), CyclicPoisson(79, 2, 0.1)):
-        delta = analytic.best_accountant(at(scheme, 1.0), 1.0)[1]
-        assert delta == pytest.approx(accountant.get_delta(1.0), rel=1e-4)
-        assert delta == pytest.approx(0.0669567, rel=1e-3)  # PEERS.md, 3c
 
 
 def test_unamplified_noise_multiplier_is_on_the_line():

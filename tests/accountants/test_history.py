@@ -14,12 +14,13 @@ from dp_accounting.pld import PLDAccountant
 
 import jaxacct as ja
 from jaxacct import Mechanism
-from jaxacct.accountants import analytic, composition
+from jaxacct.accountants import analytic
 from jaxacct.accountants import event_pairs as pairs
 from jaxacct.accountants.composition import steps_of
 from jaxacct.accountants.history import epsilon_of_first_steps
 from jaxacct.statistics.loss_curves import ChordCurve
 from tests.oracles.enumeration import pattern_distribution
+from tests.refusals import refused
 
 X = np.linspace(-4.0, 4.0, 161)
 
@@ -106,23 +107,6 @@ def test_a_discrete_gaussian_far_out(shift, epsilon):
     assert ja.delta([event], epsilon=epsilon) >= truth > 0
 
 
-def test_the_largest_loss_of_many_is_a_node():
-    """A pure epsilon is made of it."""
-    event = dp_event.DiscreteLaplaceDpEvent(1 / 11_999, 11_999)
-    ((curves, _),) = steps_of(event)
-    assert composition._max_loss(curves) >= 1
-    selected = dp_event.RepeatAndSelectDpEvent(event, 1e9, 1.0)
-    assert ja.delta([selected], epsilon=2.999) > 1e-17
-
-
-def test_the_discrete_laplace_is_sampled():
-    y = np.arange(-200, 201)
-    q, p = (np.exp(-0.4 * abs(y - at)) for at in (0, 3))
-    p, q = p / p.sum(), q / q.sum()
-    ((curves, _),) = steps_of(dp.PoissonSampledDpEvent(0.2, dp_event.DiscreteLaplaceDpEvent(0.4, 3)))
-    assert_above(curves, mixed(0.2, p, q), q, 1 + 1e-9)
-
-
 def test_the_sample_of_a_composition_is_that_of_both_together():
     """Two answers on one sample are not two answers on samples of their own."""
     p, q = answers(0.4, 3, 0), answers(0.4, 3, 1)
@@ -201,25 +185,6 @@ def test_a_tree_is_a_gaussian_of_its_levels():
     assert found == expected
 
 
-def test_a_list_is_below_dp_accounting_and_hardly_above():
-    events = [(1.0, 0.02, 60), dp.LaplaceDpEvent(9.0), (1.0, 0.02, 40), (2.0, 1.0, 1)]
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    for q, sigma, count in ((0.02, 1.0, 100), (1.0, 2.0, 1)):
-        accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(sigma)), count)
-    accountant.compose(dp.LaplaceDpEvent(9.0))
-    assert ja.delta(events, epsilon=1.0) == pytest.approx(accountant.get_delta(1.0), rel=5e-3)
-    assert ja.delta(events[:2], epsilon=1.0) < 0.9 * ja.delta(events, epsilon=1.0)
-
-
-def test_epsilon_is_where_delta_is_reached():
-    events = [(2.0, 1.0, 1), dp.LaplaceDpEvent(9.0)]
-    found = ja.epsilon(events, delta=1e-5)
-    assert ja.delta(events, epsilon=found) <= 1e-5 < ja.delta(events, epsilon=found * (1 - 2e-6))
-    assert ja.epsilon([], delta=1e-5) == 0.0
-    assert ja.epsilon([dp.NonPrivateDpEvent()], delta=0.5) == math.inf
-    assert ja.delta([dp.PoissonSampledDpEvent(0.1, dp.NonPrivateDpEvent())], epsilon=3.0) == 1.0
-
-
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
@@ -233,25 +198,7 @@ def test_epsilon_is_where_delta_is_reached():
     ],
 )
 def test_an_event_that_is_not_covered_is_named(event, reason):
-    with pytest.raises(ValueError, match=rf"^events\[1\] must be .*{reason}") as caught:
-        ja.delta([(1.0, 0.1, 10), event], epsilon=1.0)
-    assert "\n" not in str(caught.value)
-
-
-def test_extreme_numbers_are_curves():
-    """Every curve falls from 1, and no number has a NaN."""
-    found = [
-        pairs.pure(0.0), pairs.pure(0.0, 0.3), pairs.pure(600.0), pairs.bounded_range(1e-14),
-        pairs.bounded_range(400.0), pairs.zero_concentrated(1e-40), pairs.zero_concentrated(1e4, 3.0),
-        pairs.zero_concentrated(0.0, 1.0), pairs.discrete_gaussian(0.01, 1), pairs.discrete_gaussian(3e3, 1),
-        pairs.discrete_gaussian(1e9, 1), pairs.randomized_response(1e-300, 3),
-        pairs.randomized_response(1 - 1e-16, 2),
-    ]  # fmt: skip
-    for remove, add in found:
-        for curve in (remove, add, remove.sampled(1e-9, True), add.sampled(1 - 1e-12, False)):
-            values = curve.at(X)
-            assert isinstance(curve, ChordCurve) and np.isfinite(values.deltas).all()
-            assert np.all(np.diff(values.deltas) <= 1e-15) and np.all(values.deltas >= -np.expm1(X) - 1e-11)
+    refused(rf"^events\[1\] must be .*{reason}", ja.delta, [(1.0, 0.1, 10), event], epsilon=1.0)
 
 
 def marginal(scheme, steps: int) -> dict:
@@ -297,15 +244,6 @@ def test_first_steps_of_a_run_have_spent_less():
         epsilon_of_first_steps(mechanism, 41, delta=1e-3, largest=8.0)
 
 
-def test_first_steps_of_a_fixed_order_have_fewer_participations():
-    mechanism = Mechanism(ja.FixedOrder(40, 10, 4), ja.BandedToeplitz.square_root(4), 2.0)
-    for steps, participations in ((7, 1), (14, 2)):
-        found, name = epsilon_of_first_steps(mechanism, steps, delta=1e-5, largest=50.0)
-        expected = ja.epsilon([(2.0 / math.sqrt(participations), 1.0, 1)], delta=1e-5)
-        assert name == "unamplified" and found == pytest.approx(expected, rel=2e-4)
-        assert found >= expected * (1 - 1e-6)
-
-
 @pytest.mark.parametrize("strategy", [ja.FiniteToeplitz((4, 3), 6), ja.BandedToeplitz((4, 3))])
 def test_first_rows_of_a_matrix_are_those_of_the_shorter_one(strategy):
     shorter = strategy.of_first_steps()
@@ -328,8 +266,58 @@ def test_a_group_is_a_user_with_as_many_examples():
 
 @pytest.mark.parametrize("group", [0, 1001, 2.5])
 def test_a_group_that_is_not_covered_is_refused(group):
-    with pytest.raises(ValueError, match="group must be"):
-        ja.epsilon([(1.0, 0.1, 3)], delta=1e-5, group=group)
+    refused("group must be", ja.epsilon, [(1.0, 0.1, 3)], delta=1e-5, group=group)
     for event in (dp.LaplaceDpEvent(1.0), dp.PoissonSampledDpEvent(0.1, dp.LaplaceDpEvent(1.0))):
-        with pytest.raises(ValueError, match=r"group must be 1 for events\[0\], a .*, got 2"):
-            ja.epsilon([event], delta=1e-5, group=2)
+        refused(r"group must be 1 for events\[0\], a .*, got 2", ja.epsilon, [event], delta=1e-5, group=2)
+
+
+def test_the_discrete_laplace_is_sampled():
+    y = np.arange(-200, 201)
+    q, p = (np.exp(-0.4 * abs(y - at)) for at in (0, 3))
+    p, q = p / p.sum(), q / q.sum()
+    ((curves, _),) = steps_of(dp.PoissonSampledDpEvent(0.2, dp_event.DiscreteLaplaceDpEvent(0.4, 3)))
+    assert_above(curves, mixed(0.2, p, q), q, 1 + 1e-9)
+
+
+def test_a_list_is_below_dp_accounting_and_hardly_above():
+    events = [(1.0, 0.02, 60), dp.LaplaceDpEvent(9.0), (1.0, 0.02, 40), (2.0, 1.0, 1)]
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for q, sigma, count in ((0.02, 1.0, 100), (1.0, 2.0, 1)):
+        accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(sigma)), count)
+    accountant.compose(dp.LaplaceDpEvent(9.0))
+    assert ja.delta(events, epsilon=1.0) == pytest.approx(accountant.get_delta(1.0), rel=5e-3)
+    assert ja.delta(events[:2], epsilon=1.0) < 0.9 * ja.delta(events, epsilon=1.0)
+
+
+def test_epsilon_is_where_delta_is_reached():
+    events = [(2.0, 1.0, 1), dp.LaplaceDpEvent(9.0)]
+    found = ja.epsilon(events, delta=1e-5)
+    assert ja.delta(events, epsilon=found) <= 1e-5 < ja.delta(events, epsilon=found * (1 - 2e-6))
+    assert ja.epsilon([], delta=1e-5) == 0.0
+    assert ja.epsilon([dp.NonPrivateDpEvent()], delta=0.5) == math.inf
+    assert ja.delta([dp.PoissonSampledDpEvent(0.1, dp.NonPrivateDpEvent())], epsilon=3.0) == 1.0
+
+
+def test_extreme_numbers_are_curves():
+    """Every curve falls from 1, and no number has a NaN."""
+    found = [
+        pairs.pure(0.0), pairs.pure(0.0, 0.3), pairs.pure(600.0), pairs.bounded_range(1e-14),
+        pairs.bounded_range(400.0), pairs.zero_concentrated(1e-40), pairs.zero_concentrated(1e4, 3.0),
+        pairs.zero_concentrated(0.0, 1.0), pairs.discrete_gaussian(0.01, 1), pairs.discrete_gaussian(3e3, 1),
+        pairs.discrete_gaussian(1e9, 1), pairs.randomized_response(1e-300, 3),
+        pairs.randomized_response(1 - 1e-16, 2),
+    ]  # fmt: skip
+    for remove, add in found:
+        for curve in (remove, add, remove.sampled(1e-9, True), add.sampled(1 - 1e-12, False)):
+            values = curve.at(X)
+            assert isinstance(curve, ChordCurve) and np.isfinite(values.deltas).all()
+            assert np.all(np.diff(values.deltas) <= 1e-15) and np.all(values.deltas >= -np.expm1(X) - 1e-11)
+
+
+def test_first_steps_of_a_fixed_order_have_fewer_participations():
+    mechanism = Mechanism(ja.FixedOrder(40, 10, 4), ja.BandedToeplitz.square_root(4), 2.0)
+    for steps, participations in ((7, 1), (14, 2)):
+        found, name = epsilon_of_first_steps(mechanism, steps, delta=1e-5, largest=50.0)
+        expected = ja.epsilon([(2.0 / math.sqrt(participations), 1.0, 1)], delta=1e-5)
+        assert name == "unamplified" and found == pytest.approx(expected, rel=2e-4)
+        assert found >= expected * (1 - 1e-6)

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism, NotCertifiedError, calibrate
-from jaxacct.accountants import ACCOUNTANTS, unamplified
+from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism
+from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, random_allocation
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases, lattice_distribution
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.core.evidence import Bound
-from jaxacct.estimates.estimate import estimate_delta, estimate_epsilon
+from jaxacct.estimates.estimate import estimate_delta
 
 IDENTITY = BandedToeplitz.identity()
 
@@ -96,16 +95,6 @@ def test_far_tails_of_two_kinds_of_phases():
         assert about <= divergence_bound(mixture, epsilon) <= 1.02 * about
 
 
-@pytest.mark.parametrize(
-    ("phases", "unused"),
-    [((Phases(1, 0.02),), 0), ((Phases(1, 6.0),), 3), ((Phases(1, 1.5), Phases(1, 1.2)), 0)],
-)
-def test_at_epsilon_0_it_is_the_total_variation(phases, unused):
-    """The number behind a plan for an advantage."""
-    exact = quadrature([part.mu for part in phases], unused, 0.0)
-    assert exact * (1 - 1e-9) <= divergence_bound(Mixture(phases, unused), 0.0) <= 1.01 * exact
-
-
 def test_the_normal_distribution_function_is_as_accurate_as_is_booked():
     mpmath = pytest.importorskip("mpmath")
     for z in np.concatenate([-np.linspace(0, 24.5, 400), [1.0, 5.0, 24.0]]):
@@ -168,16 +157,6 @@ def test_means_of_sums_against_convolution(tilt):
     assert np.all(found <= exact + wrapped * math.exp(tilt * 8) + 1e-12)
 
 
-@pytest.mark.parametrize("points", [2**8, 2**10, 2**15])
-def test_bounds_hold_on_any_lattice(points, monkeypatch):
-    numbers = dict(_MIN_POINTS=points, _POINTS_A_TERM=1, _TAIL_POINTS=max(points, 512))
-    for name, number in numbers.items():
-        monkeypatch.setattr(lognormal_sums, name, number)
-    for epsilon in (1.0, 4.0):
-        exact = quadrature([1.1, 1.1], 0, epsilon)
-        assert exact <= divergence_bound.__wrapped__(Mixture((Phases(2, 1.1),)), epsilon)
-
-
 def test_against_draws_of_the_mechanism(key):
     """Intervals of the estimator, which are wrong with probability 1e-6, meet the two bounds."""
     mechanism = Mechanism(BallsInBins(10, 4), IDENTITY, 1.1)
@@ -238,6 +217,41 @@ def test_the_mixture_of_a_mechanism():
     assert CyclicPoisson(10, 4, 0.5).phase_participations is None
 
 
+def test_a_model_of_sums_has_a_node_of_every_phase():
+    """Where a sum ends below all of one phase's lognormal."""
+    model = lognormal_lattice.Rough.of(Mixture((Phases(1, 0.5), Phases(1, 1e-3))), 0.5)
+    assert all(places.size for _, places, _ in model.parts) and math.isfinite(model.tilt_to(0.6))
+
+
+def test_nan_gives_the_trivial_bound(monkeypatch):
+    """NaN, and what is no probability."""
+    for wrong in (math.nan, -0.1, 1.1):
+        found = np.array([wrong]), np.array([0.0])
+        for name in ("_untilted", "_tail"):
+            monkeypatch.setattr(lognormal_sums, name, lambda *arguments, found=found: found)
+        assert divergence_bound.__wrapped__(Mixture((Phases(2, 0.7),)), 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("phases", "unused"),
+    [((Phases(1, 0.02),), 0), ((Phases(1, 6.0),), 3), ((Phases(1, 1.5), Phases(1, 1.2)), 0)],
+)
+def test_at_epsilon_0_it_is_the_total_variation(phases, unused):
+    """The number behind a plan for an advantage."""
+    exact = quadrature([part.mu for part in phases], unused, 0.0)
+    assert exact * (1 - 1e-9) <= divergence_bound(Mixture(phases, unused), 0.0) <= 1.01 * exact
+
+
+@pytest.mark.parametrize("points", [2**8, 2**10, 2**15])
+def test_bounds_hold_on_any_lattice(points, monkeypatch):
+    numbers = dict(_MIN_POINTS=points, _POINTS_A_TERM=1, _TAIL_POINTS=max(points, 512))
+    for name, number in numbers.items():
+        monkeypatch.setattr(lognormal_sums, name, number)
+    for epsilon in (1.0, 4.0):
+        exact = quadrature([1.1, 1.1], 0, epsilon)
+        assert exact <= divergence_bound.__wrapped__(Mixture((Phases(2, 1.1),)), epsilon)
+
+
 def test_extreme_numbers_are_bounds_too():
     """Nothing is NaN or negative, delta falls with epsilon, and the exact zeros are zeros."""
     for scheme, sigma in (
@@ -270,42 +284,3 @@ def test_phases_of_unequal_size_at_every_noise(sizes):
         if scheme.cycle_length == 2:
             exact = quadrature([turns**0.5 / sigma for turns in scheme.phase_participations], 0, epsilon)
             assert bound >= exact * (1 - 3e-5) - 1e-13
-
-
-def test_a_model_of_sums_has_a_node_of_every_phase():
-    """Where a sum ends below all of one phase's lognormal."""
-    model = lognormal_lattice.Rough.of(Mixture((Phases(1, 0.5), Phases(1, 1e-3))), 0.5)
-    assert all(places.size for _, places, _ in model.parts) and math.isfinite(model.tilt_to(0.6))
-
-
-def test_calibrate_draws_nothing_there():
-    scheme = BallsInBins(64, 16)
-    plan = calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5)
-    assert plan.certified and plan.evidence == Bound("random-allocation")
-    sigma = plan.mechanism.noise_multiplier
-    assert sigma < 0.75 * unamplified.noise_multiplier_for(plan.mechanism, 2.0, 1e-5)
-    # What is below it on the grid is not private: bounds there are at most 1 % above the truth.
-    assert ACCOUNTANTS["random-allocation"].delta(Mechanism(scheme, IDENTITY, sigma / 1.011), 2.0) > 1.01e-5
-    with pytest.raises(NotCertifiedError, match="could not be certified"):
-        calibrate(scheme, IDENTITY, epsilon=2.0, delta=1e-5, noise_multiplier=sigma / 1.011)
-
-
-def test_estimates_are_the_bound_there():
-    """Where draws saw nothing at all: delta is about 1e-7."""
-    mechanism = Mechanism(BallsInBins(64, 16), IDENTITY, 2.5)
-    found = estimate_delta(mechanism, 1.7)
-    bound = ACCOUNTANTS["random-allocation"].delta(mechanism, 1.7)
-    assert (found.low, found.value, found.high) == (0.0, bound, bound) and 1e-9 < bound < 1e-6
-    assert found.num_samples == 0 and set(found.proposals.values()) == {"random-allocation"}
-    back = estimate_epsilon(mechanism, found.value)
-    assert back.num_samples == 0 and back.low == 0 and back.value == back.high == pytest.approx(1.7, rel=1e-3)
-    assert divergence_bound(random_allocation.mixture_of(mechanism), back.high) <= found.value
-
-
-def test_nan_gives_the_trivial_bound(monkeypatch):
-    """NaN, and what is no probability."""
-    for wrong in (math.nan, -0.1, 1.1):
-        found = np.array([wrong]), np.array([0.0])
-        for name in ("_untilted", "_tail"):
-            monkeypatch.setattr(lognormal_sums, name, lambda *arguments, found=found: found)
-        assert divergence_bound.__wrapped__(Mixture((Phases(2, 0.7),)), 1.0) == 1.0

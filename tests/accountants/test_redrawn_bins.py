@@ -10,7 +10,6 @@ import scipy
 from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
-    CalibrationOptions,
     EpochwiseAllocation,
     Mechanism,
     Target,
@@ -24,7 +23,6 @@ from jaxacct.accountants.allocation.redrawn_bins import (
     epoch_curve,
 )
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from jaxacct.core.evidence import Bound
 from tests.oracles import tuples
 
 IDENTITY = BandedToeplitz.identity()
@@ -135,24 +133,6 @@ def test_k_of_n_steps_of_a_run():
         assert getattr(analytic.close(scheme, 1e-5), "name", None) == taken
 
 
-def test_calibration_takes_it_without_samples():
-    """At C = I and separation 1, for every delta that a plan may have."""
-    scheme, identity = EpochwiseAllocation(20, 10), BandedToeplitz.identity()
-    plan = calibrate(
-        scheme,
-        identity,
-        dataset_size=100,
-        target=Target.advantage(0.1),
-        options=CalibrationOptions(grid_ratio=1.05),
-    )
-    assert plan.certified and plan.evidence == Bound("redrawn-bins")
-    sigma = plan.mechanism.noise_multiplier
-    assert redrawn_bins_delta(10, 2, sigma, 0.0) <= 0.1 < redrawn_bins_delta(10, 2, sigma / 1.06, 0.0)
-    assert analytic.close(plan.mechanism, 1e-12) is not None
-    apart = dataclasses.replace(plan.mechanism, scheme=EpochwiseAllocation(20, 10, 2))
-    assert analytic.close(apart, 0.1) is None
-
-
 def tail_of_two(sigma, epsilon):
     """Divergence of two phases by the trapezoidal rule over one of them, the other in closed form.
 
@@ -180,16 +160,6 @@ def test_tails_of_an_epoch_against_quadrature(sigma, end):
     assert np.all(found[used] >= exact[used] * (1 - 1e-6))
     used &= exact > 1e-11
     assert np.all(found[used] <= 1.01 * exact[used])
-
-
-@pytest.mark.parametrize(
-    ("sigma", "epsilon"), [(2.0, 2.5), (2.0, 3.0), (1.0, 5.0), (1.0, 6.0), (0.5, 12.0), (0.25, 40.0)]
-)
-def test_one_far_bound_against_quadrature(sigma, epsilon):
-    """Above the exact divergence by at most 0.1 %, for deltas from 1e-7 to 1e-17."""
-    exact = tail_of_two(sigma, epsilon)
-    found = lognormal_sums.divergence_bound(Mixture((Phases(2, 1 / sigma),)), epsilon)
-    assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
 
 
 @pytest.mark.parametrize(
@@ -233,6 +203,33 @@ def test_many_participations_of_k_of_n():
     assert RedrawnBins().delta(mechanism, 2.0) <= 1e-5
 
 
+def test_a_new_bin_every_epoch_needs_less_noise_than_one_for_all():
+    """1.4262 for an advantage of 0.1 is published for the former."""
+    sigma = 1.003 * 1.4262
+    assert redrawn_bins_delta(100, 10, sigma, 0.0) <= 0.1 < redrawn_bins_delta(100, 10, 1.4261, 0.0)
+    assert lognormal_sums.divergence_bound(Mixture((Phases(100, math.sqrt(10) / sigma),)), 0.0) > 0.101
+
+
+def test_noise_below_its_range_has_the_trivial_bound():
+    assert redrawn_bins_delta(2, 2, 0.05, 0.0) == 1
+
+
+def test_a_delta_below_the_floor_is_refused():
+    """At once: no noise that a mechanism takes shows it, with the pattern revealed, either."""
+    with pytest.raises(ValueError, match="delta must be larger for any accountant, got 1e-18"):
+        calibrate(EpochwiseAllocation(4, 2), IDENTITY, target=Target.advantage(1e-18))
+
+
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"), [(2.0, 2.5), (2.0, 3.0), (1.0, 5.0), (1.0, 6.0), (0.5, 12.0), (0.25, 40.0)]
+)
+def test_one_far_bound_against_quadrature(sigma, epsilon):
+    """Above the exact divergence by at most 0.1 %, for deltas from 1e-7 to 1e-17."""
+    exact = tail_of_two(sigma, epsilon)
+    found = lognormal_sums.divergence_bound(Mixture((Phases(2, 1 / sigma),)), epsilon)
+    assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
+
+
 def test_the_curve_of_an_epoch_is_above_its_divergence_on_the_line():
     """By quadrature, at losses of either sign."""
     f, q = one_epoch(2, 1.0)
@@ -259,20 +256,3 @@ def test_noise_for_an_advantage_of_a_tenth(steps, epochs, exact):
     """Certified within 0.3 % above the published exact noise, which has four decimal places."""
     assert redrawn_bins_delta(steps, epochs, 1.003 * exact, 0.0) <= 0.1
     assert redrawn_bins_delta(steps, epochs, exact - 1e-3, 0.0) > 0.1
-
-
-def test_a_new_bin_every_epoch_needs_less_noise_than_one_for_all():
-    """1.4262 for an advantage of 0.1 is published for the former."""
-    sigma = 1.003 * 1.4262
-    assert redrawn_bins_delta(100, 10, sigma, 0.0) <= 0.1 < redrawn_bins_delta(100, 10, 1.4261, 0.0)
-    assert lognormal_sums.divergence_bound(Mixture((Phases(100, math.sqrt(10) / sigma),)), 0.0) > 0.101
-
-
-def test_noise_below_its_range_has_the_trivial_bound():
-    assert redrawn_bins_delta(2, 2, 0.05, 0.0) == 1
-
-
-def test_a_delta_below_the_floor_is_refused():
-    """At once: no noise that a mechanism takes shows it, with the pattern revealed, either."""
-    with pytest.raises(ValueError, match="delta must be larger for any accountant, got 1e-18"):
-        calibrate(EpochwiseAllocation(4, 2), IDENTITY, target=Target.advantage(1e-18))

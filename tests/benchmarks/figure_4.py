@@ -10,6 +10,7 @@ learning rates counts, chosen on the test set: a real job has to choose it on pu
 Plans and finished runs are kept: the same command goes on where it was.
 """
 
+import argparse
 import csv
 import itertools
 import sys
@@ -22,7 +23,6 @@ from flax import nnx
 from scipy import stats
 
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Plan, Poisson, calibrate
-from jaxacct.cli.usage import new_app, parse
 from jaxacct.common.files import write_atomically
 from jaxacct.report.figure import MARKERS, blank, save
 from tests.benchmarks.paper.statements import Verdict
@@ -144,24 +144,22 @@ def not_private(protocol: Protocol, rate: float, seed: int, split) -> float:
     return accuracy(model, split.test)(params)["accuracy"]
 
 
-def rebuild(protocol: Protocol, folder: Path, seconds: float = float("inf")) -> bool:
-    """Make the runs that are not there yet, then table and picture; whether all are there."""
+def rebuild(protocol: Protocol, folder: Path) -> None:
+    """Make the runs that are not there yet, then table and picture."""
     folder.mkdir(parents=True, exist_ok=True)
     table, split = folder / "figure-4.csv", load("digits")
     rows = _read(table)
     done = {tuple(row[name] for name in _KEYS) for row in rows}
     jobs = [job for job in protocol.jobs() if (str(protocol.iterations), *map(str, job)) not in done]
-    made, started = 0, time.monotonic()
+    started = time.monotonic()
     for index, (name, epsilon, rate, seed) in enumerate(jobs):
         since = time.monotonic()
-        if since - started > seconds:
-            break
         if name == NOT_PRIVATE:
             sigma, found = 0.0, not_private(protocol, rate / 3, seed, split)
         else:
             plan = plan_of(protocol, name, epsilon, folder)
             sigma, found = plan.mechanism.noise_multiplier, run(protocol, plan, rate, seed, split)
-        took, made = round(time.monotonic() - since, 1), made + 1
+        took = round(time.monotonic() - since, 1)
         values = (protocol.iterations, name, epsilon, sigma, rate, seed, found, took)
         rows.append(dict(zip(COLUMNS, map(str, values), strict=True)))
         lines = [",".join(COLUMNS)] + [",".join(f'"{row[c]}"' for c in COLUMNS) for row in rows]
@@ -177,9 +175,7 @@ def rebuild(protocol: Protocol, folder: Path, seconds: float = float("inf")) -> 
     text = "\n\n".join([markdown(best), *(verdict.line() for verdict in judged(best))])
     write_atomically(folder / "figure-4.txt", text + "\n")
     print(text)
-    if best:
-        save(drawn(best), folder / "figure-4.png")
-    return made == len(jobs)
+    save(drawn(best), folder / "figure-4.png")
 
 
 def _read(table: Path) -> list[dict[str, str]]:
@@ -309,31 +305,15 @@ def drawn(best: dict[tuple[str, float], Accuracies]):
     return figure
 
 
-def command(out: str, full: bool = False, seconds: float = float("inf")) -> int:
-    """Accuracies of DP-SGD and BandMF on digits by sampling scheme and epsilon, each under its plan.
-
-    Args:
-      out: folder for plans, figure-4.csv, figure-4.png and figure-4.txt; what is there is gone on with.
-      full: 400 steps, five epsilons, three rates and five seeds (hours), in place of the short form.
-      seconds: start no run after so long.
-    """
-    if not seconds >= 0:
-        raise ValueError(f"seconds must be at least 0, got {seconds!r}")
-    return 0 if rebuild(FULL if full else SHORT, Path(out), seconds) else 1
-
-
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line: exit code 0 all done, 1 time was up, 2 bad input, 130 interrupted."""
-    app = new_app("python -m tests.benchmarks.figure_4", None)
-    app.default(command)
-    try:
-        code = parse(app, sys.argv[1:] if argv is None else argv)()
-    except (ValueError, OSError) as error:
-        print(f"figure_4: {error}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)
+    """Run the command line; the same command goes on where it was."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder; what is there is gone on with")
+    parser.add_argument(
+        "--full", action="store_true", help="400 steps, five epsilons, three rates, five seeds"
+    )
+    given = parser.parse_args(argv)
+    rebuild(FULL if given.full else SHORT, given.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Individual accounting measured and drawn: speed, the paper's figures 1 and 3 to 5, groups and filters.
+"""Individual accounting drawn: the paper's figures 1 and 3 to 5, groups and filters.
 
-    PYTHONPATH=. python tests/benchmarks/individual.py [speed] [steps] [curves] [histogram] [groups]
+    PYTHONPATH=. python tests/benchmarks/individual.py [curves] [histogram] [groups]
 
 All parts by default. Pictures go to tests/benchmarks/figures. Individual values are private; those
 here are of public data sets.
@@ -20,9 +20,6 @@ from jaxacct import BandedToeplitz, CalibrationOptions, Plan, Poisson, calibrate
 from jaxacct.individual import (
     ApproximateBlackwell,
     FourierAccountant,
-    PLDIndividualAccountant,
-    RDPIndividualAccountant,
-    SigmaGrid,
     compose_gdp,
     gdp_delta,
     gdp_epsilon,
@@ -33,53 +30,6 @@ from train.individual import IndividualAccounting
 
 FIGURES = Path(__file__).parent / "figures"
 DELTA = 1e-5
-
-
-def seconds(function, repeats: int) -> float:
-    """Best of some runs, the first not counted: compiled by then."""
-    function()
-    found = []
-    for _ in range(repeats):
-        since = time.perf_counter()
-        function()
-        found.append(time.perf_counter() - since)
-    return min(found)
-
-
-def speed() -> None:
-    """Updates and queries for 10^3 to 10^6 examples, 41 buckets, for 200 different norm histories."""
-    grid = SigmaGrid(2.0, 64.0, 40)
-    renyi = RDPIndividualAccountant(0.01, 2.0, 1.0, grid)
-    fourier = PLDIndividualAccountant(0.01, 2.0, 1.0, grid)
-    print(
-        "| examples | update, ms | examples updated a second | Renyi query, s | Fourier query, s |\n"
-        + "|---" * 5
-        + "|"
-    )
-    histories = np.random.default_rng(0).uniform(0.02, 1, (50, 200)).astype(np.float32)
-    for number in (10**3, 10**4, 10**5, 10**6):
-        update = jax.jit(renyi.update, donate_argnums=0)
-        state = renyi.init(number)
-        for row in histories:
-            state = update(state, np.resize(row, number))
-        kept = jax.tree.map(np.asarray, state)
-        held = [state]
-
-        norms = jnp.asarray(np.resize(histories[0], number))
-
-        def one(held=held, norms=norms, update=update):
-            held[0] = jax.block_until_ready(update(held[0], norms))
-
-        per_update = seconds(one, 10)
-        since = time.perf_counter()
-        worst = renyi.epsilon(kept, DELTA)
-        by_renyi = time.perf_counter() - since
-        since = time.perf_counter()
-        found = fourier.epsilon(kept, DELTA)
-        by_fourier = time.perf_counter() - since
-        assert (found <= worst + 1e-9).all()
-        shown = f"| {number:,} | {1e3 * per_update:.2f} | {number / per_update / 1e6:.1f} million"
-        print(f"{shown} | {by_renyi:.2f} | {by_fourier:.2f} |", flush=True)
 
 
 def white_plan(
@@ -132,45 +82,6 @@ def imbalanced(name: str, rare: dict[int, float], seed: int = 0):
     ]
     train = np.sort(np.concatenate(kept))
     return tuple({"x": x[i].astype(np.float32), "y": y[i].astype(np.int32)} for i in (train, test))
-
-
-def steps() -> None:
-    """What following everybody adds to a step of DP-GD, and of DP-SGD, where all gradients are needed."""
-    train, _ = imbalanced("digits", {})
-    size = len(train["y"])
-    params, loss, _ = network(64, 10)
-    print("| plan | without, ms a step | tracked | filtered |\n" + "|---" * 4 + "|")
-    filtered = IndividualAccounting(1.0, DELTA)
-    for name, probability, number in (("full batches", 1.0, 200), ("Poisson, q = 0.05", 0.05, 400)):
-        covered = white_plan(number, size, 10.0, probability)
-
-        def run(individual, covered=covered):
-            marks = []
-
-            def mark(what, done, total):
-                marks.append(time.perf_counter())
-
-            options = dict(
-                clip_norm=1.0, microbatch_size=256, progress=mark, individual=individual, verify=False
-            )
-            fit(covered, params, loss, train, optax.sgd(0.1), **options)
-            return float(np.median(np.diff(marks)[20:]))
-
-        found = {label: [] for label in ("without", "tracked", "filtered")}
-        for _ in range(3):
-            for label, individual in (
-                ("without", None),
-                ("tracked", IndividualAccounting()),
-                ("filtered", filtered),
-            ):
-                found[label].append(run(individual))
-        best = {label: 1e3 * min(times) for label, times in found.items()}
-        more = {label: best[label] / best["without"] - 1 for label in best}
-        print(
-            f"| {name} | {best['without']:.2f} | {best['tracked']:.2f} ({more['tracked']:+.0%}) | "
-            f"{best['filtered']:.2f} ({more['filtered']:+.0%}) |",
-            flush=True,
-        )
 
 
 def pyplot():
@@ -245,7 +156,8 @@ def histogram() -> None:
     middle = int(np.argsort(by_fourier)[len(picked) // 2])
     counts = some.records.counts[middle][None]
     given = private.tracker.accountant
-    accountant = FourierAccountant(given.sampling_probability, tuple(map(float, given.charged_sigmas)))
+    sigmas = tuple(map(float, given.charged_sigmas))
+    accountant = FourierAccountant(given.sampling_probability, sigmas, 10.0, 2**16)
     span = (0.01, max(0.05, float(by_fourier[middle])))
     mu = float(ApproximateBlackwell(accountant, span, points=12).mu(counts)[0])
     plot = pyplot()
@@ -352,7 +264,7 @@ def groups(seeds: int = 4) -> None:
     figure.savefig(FIGURES / "individual-groups.png", dpi=120)
 
 
-PARTS = {part.__name__: part for part in (speed, steps, curves, histogram, groups)}
+PARTS = {part.__name__: part for part in (curves, histogram, groups)}
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ OF_LOSSES, EVENTS_COMPOSED = (
     "tests/statistics/test_composed_losses.py",
     "tests/accountants/test_composition.py",
 )
-EXTREMES = "tests/accountants/tradeoff/test_extremes.py tests/accountants/tradeoff/test_refusals.py"
+EXTREMES = "tests/accountants/tradeoff/test_extremes.py tests/accountants/tradeoff/test_command.py"
 STREAMS = "tests/kernels/test_stream_keys.py"
 SPENT = "tests/accountants/test_history.py"
 MIXTURES, PROTOCOL = "tests/statistics/test_gaussian_mixtures.py", "tests/conformance/test_accountants.py"

@@ -2,30 +2,37 @@
 
 import dataclasses
 import functools
-import json
 
 import pytest
 
 from jaxacct import BMinSep, calibrate, prefix_sum_error
+from jaxacct.common.files import write_atomically
 from jaxacct.recommendation.search import recommend
-from jaxacct.schemes import SCHEMES
 from jaxacct.strategies import by_name, ending
+from tests.benchmarks import figure_4
+from tests.benchmarks.figure_4 import (
+    COLUMNS,
+    FULL,
+    NOT_PRIVATE,
+    OURS,
+    SHORT,
+    Protocol,
+    judged,
+    summary,
+)
 from tests.benchmarks.paper import __main__ as command
 from tests.benchmarks.paper import cells, statements
 from tests.benchmarks.paper.cells import Table, promising, scheme_of
 from tests.benchmarks.paper.setting import METHODS, SECTION_7_1, SECTION_7_2, Cell, Setting
 from tests.benchmarks.paper.statements import Compared
+from tests.refusals import refused
 
 # One epoch and a half, and one, at numbers whose programs other tests have as well.
 TINY = Setting(12, 1e-2, (8, 12), (0.5,), (2,), separations=())
 
 
-def run(*arguments) -> int:
-    with pytest.raises(SystemExit) as stop:
-        command.main([str(argument) for argument in arguments])
-    code = stop.value.code
-    assert isinstance(code, int)
-    return code
+def run(*arguments) -> None:
+    command.main([str(argument) for argument in arguments])
 
 
 @pytest.fixture
@@ -33,8 +40,7 @@ def drawn(monkeypatch) -> list[Cell]:
     """The cells that are certified, tiny ones: draws are real, and the noise is given, not searched."""
     seen = []
     for sweep in (command.FIGURE_2, command.FIGURE_3):
-        changed = command.command_of(dataclasses.replace(sweep, short=TINY))
-        monkeypatch.setitem(command.COMMANDS, sweep.name, changed)
+        monkeypatch.setitem(command.SWEEPS, sweep.name, dataclasses.replace(sweep, short=TINY))
 
     def quick(scheme, strategy, **options):
         enough = 3.5 if scheme.name == "cyclic-poisson" else 2.3  # that bound reveals the phase
@@ -52,9 +58,7 @@ def drawn(monkeypatch) -> list[Cell]:
 def test_the_figures_are_drawn_resumed_and_judged(drawn, tmp_path, capsys):
     """Two points, really certified: rows are what was certified, and nothing is made twice."""
     out = tmp_path / "paper"
-    assert run("figure-3", "--out", out, "--short", "--seconds", "0") == 1
-    assert "0 of 2 points: the same command goes on" in capsys.readouterr().out and not drawn
-    assert run("figure-3", "--out", out, "--short") == 0
+    run("figure-3", "--out", out, "--short")
     said = capsys.readouterr()
     assert "1/2 points" in said.err and "2/2 points" in said.err
     assert said.out.count("agrees: ") + said.out.count("DISAGREES: ") == 3
@@ -66,11 +70,9 @@ def test_the_figures_are_drawn_resumed_and_judged(drawn, tmp_path, capsys):
         exact = prefix_sum_error(matrix_of(cell), iterations=12, noise_multiplier=noise)
         assert table.error_of(cell) == pytest.approx(exact, rel=1e-9)
     drawn.clear()
-    assert run("figure-3", "--out", out, "--short", "--json") == 0 and not drawn
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["finished"] and [p["epoch_length"] for p in printed["points"]] == [8, 12]
-    assert all(p["b-min-sep"] <= p["balls-in-bins"] for p in printed["points"])
-    assert run("figure-2", "--out", out, "--short") == 0
+    run("figure-3", "--out", out, "--short")
+    assert not drawn and capsys.readouterr().out == said.out
+    run("figure-2", "--out", out, "--short")
     assert [cell.scheme for cell in drawn] == ["cyclic-poisson"] * 2
     assert {path.name for path in out.iterdir()} >= {"figure-2.png", "figure-2.txt", "figure-3.png"}
     assert "ratio" in (out / "figure-2.txt").read_text()
@@ -167,20 +169,6 @@ def test_an_undecided_statement_is_not_counted_as_agreement():
     assert [verdict.agrees for verdict in statements.section_7_2(worse, 1500)] == [False, None]
 
 
-def test_an_older_table_is_gone_on_with(tmp_path):
-    """With more columns, as `tests/benchmarks/cinic-10.csv` has."""
-    head = "scheme,iterations,epoch_length,bands,separation,epsilon,delta,noise_multiplier,prefix_sum_error,"
-    path = tmp_path / "cells.csv"
-    path.write_text(head + "method,samples,seconds,predicted_plain_samples,proposal\n"
-                    "b-min-sep,12,4,2,4,1.0,0.01,2.0,3.0,certified,10,1.0,5,plain / zero\n")  # fmt: skip
-    table, cell = Table(path), Cell("b-min-sep", 12, 4, 2, 4, 1.0, 0.01)
-    assert table.error_of(cell) == 3.0 and table.best([cell]) == cell
-    other = dataclasses.replace(cell, bands=1)
-    assert table.best([other]) is None
-    table.add(other, table.rows[cell] | {"prefix_sum_error": "2.5"})
-    assert Table(path).rows == table.rows and Table(path).best([cell, other]) == other
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -190,28 +178,56 @@ def test_an_older_table_is_gone_on_with(tmp_path):
         "samples,seconds\nb-min-sep,12,4,2,4,1.0,0.01,2.0,nan,certified,1,1\n",
     ],
 )
-def test_another_file_in_its_place_is_refused(text, tmp_path, capsys):
+def test_another_file_in_its_place_is_refused(text, tmp_path):
     (tmp_path / "cells.csv").write_text(text)
-    assert run("figure-2", "--out", tmp_path, "--short") == 2
-    said = capsys.readouterr().err
-    assert "cells.csv" in said and said.count("\n") == 1
+    refused("cells.csv", run, "figure-2", "--out", tmp_path, "--short")
     assert (tmp_path / "cells.csv").read_text() == text
 
 
-def test_bad_commands_are_one_line(tmp_path, capsys):
-    file = tmp_path / "file"
-    file.write_text("mine")
-    for arguments, words in (
-        (["figure-5", "--out", tmp_path], "Available commands: figure-2"),
-        (["figure-2"], "--out"),
-        (["figure-2", "--out", file], "out must be a folder"),
-        (["figure-2", "--out", tmp_path, "--seconds", "-1"], "seconds must be at least 0"),
-        (["figure-4", "--out", tmp_path], "python -P -m tests.benchmarks.figure_4 --out"),
-    ):
-        assert run(*arguments) == 2
-        said = capsys.readouterr().err
-        assert words in said and said.count("\n") == 1
-    assert set(METHODS) - {"dp-sgd"} <= set(SCHEMES)
+def rows(protocol: Protocol, of) -> list[dict[str, str]]:
+    found = []
+    for name, epsilon, rate, seed in protocol.jobs():
+        values = (protocol.iterations, name, epsilon, 1.5, rate, seed, of(name, epsilon, rate, seed), 1.0)
+        found.append(dict(zip(COLUMNS, map(str, values), strict=True)))
+    return found
+
+
+def test_the_best_rate_counts_and_a_rate_with_runs_missing_does_not():
+    made = rows(FULL, lambda name, epsilon, rate, seed: 0.5 + rate + seed / 1000)
+    best = summary(made)
+    assert best[OURS, 8.0].mean == pytest.approx(0.802) and best[OURS, 8.0].values.size == 5
+    lucky = [row for row in made if row["learning_rate"] != "0.3" or row["seed"] == "4"]
+    assert summary(lucky)[OURS, 8.0].mean == pytest.approx(0.602)
+    assert {epsilon for name, epsilon in best if name == NOT_PRIVATE} == {float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("gain", "spread", "agrees"),
+    [(0.02, 1e-3, True), (-0.02, 1e-3, False), (0.02, 1.0, None), (0, 1e-3, None)],
+)
+def test_differences_are_judged_by_their_intervals(gain, spread, agrees):
+    """Three seeds a cell; b-min-sep is better by `gain`, give or take."""
+
+    def of(name, epsilon, rate, seed):
+        return 0.7 + (gain + spread * (seed - 1) if name == OURS else 0.0)
+
+    verdicts = judged(summary(rows(Protocol(20, (1.0, 8.0), (0.3,), 3), of)))
+    assert [verdict.agrees for verdict in verdicts] == [agrees, agrees]
+    assert f"{100 * gain:+.1f}" in verdicts[0].found
+    assert [verdict.agrees for verdict in judged({})] == [None, None]
+
+
+def test_finished_runs_are_not_made_again(tmp_path, capsys, monkeypatch):
+    for name in ("run", "not_private", "plan_of"):
+        monkeypatch.setattr(figure_4, name, lambda *_: pytest.fail("it was made again"))
+    made = rows(SHORT, lambda name, epsilon, rate, seed: 0.9 + seed / 100)
+    lines = [",".join(COLUMNS)] + [",".join(f'"{row[c]}"' for c in COLUMNS) for row in made]
+    write_atomically(tmp_path / "figure-4.csv", "\n".join(lines) + "\n")
+    figure_4.main(["--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "undecided" in said and "90.5 ± 6.4" in said and (tmp_path / "figure-4.png").exists()
+    (tmp_path / "figure-4.csv").write_text("a,b\n1,2\n")
+    refused("is none of this command", figure_4.main, ["--out", str(tmp_path)])
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from tests.benchmarks import pictures, results
 
 NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e-[0-9]+)?")
@@ -66,17 +64,3 @@ def test_pictures_are_drawn_from_the_records(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "FIGURES", tmp_path)
     pictures.write({entry["name"]: entry for entry in results.records()})
     assert len(list(tmp_path.glob("*.png"))) == len(pictures.DRAWN)
-
-
-def test_a_record_without_a_field_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
-    results.record("one", question="?", order=10, columns=["a"], rows=[[1]])
-    assert results.records()[0]["rows"] == [["1"]]
-    entry = json.loads((tmp_path / "one.json").read_text())
-    (tmp_path / "one.json").write_text(json.dumps(entry | {"rows": [[1, 2]]}))
-    with pytest.raises(ValueError, match="row of another length"):
-        results.records()
-    del entry["machine"]
-    (tmp_path / "one.json").write_text(json.dumps(entry))
-    with pytest.raises(ValueError, match="lacks machine"):
-        results.records()

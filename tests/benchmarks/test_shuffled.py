@@ -47,12 +47,6 @@ def test_the_lower_bound_is_below_quadrature():
         assert 0.7 * exact < shuffled.shuffled_delta_lower(2, sigma, epsilon) <= exact * (1 + 1e-6)
 
 
-def test_one_step_is_the_gaussian_mechanism():
-    for epsilon in (0.0, 1.0, 3.0):
-        exact = gdp_delta(epsilon, 1.0 / 0.9)
-        assert exact * (1 - 1e-4) <= shuffled.shuffled_delta_lower(1, 0.9, epsilon) <= exact
-
-
 def test_noise_and_epsilons_agree():
     noise = shuffled.compare_noise_multipliers(200, 1, 4.0, 1e-5)
     assert noise.redrawn_at_most < noise.shuffled_at_least < noise.unamplified
@@ -60,20 +54,6 @@ def test_noise_and_epsilons_agree():
     assert at_least.shuffled_at_least == pytest.approx(4.0, rel=2e-3)
     at_most = compare_epsilons(200, 1, noise.redrawn_at_most, 1e-5)
     assert at_most.redrawn_at_most <= 4.0 * (1 + 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ((0, 1, 1.0, 1e-5), "steps"),
-        ((9, 0, 1.0, 1e-5), "epochs"),
-        ((9, 1, -1.0, 1e-5), "epsilon"),
-        ((9, 1, 1.0, 2.0), "delta"),
-    ],
-)
-def test_bad_input(arguments, name):
-    with pytest.raises(ValueError, match=name):
-        shuffled.compare_noise_multipliers(*arguments)
 
 
 @pytest.mark.parametrize(("own", "epsilon"), [(34.0, 33.9), (36.5, 36.0), (1e-9, 0.0), (0.5, 0.4999999)])
@@ -107,31 +87,6 @@ def test_the_pair_of_the_upper_bound_against_enumeration(n, probability, own):
         assert np.maximum(q - math.exp(epsilon) * p, 0).sum() == pytest.approx(exact, rel=1e-9)
         found = shuffled._clones_delta(n, probability, own, epsilon)
         assert exact * (1 - 1e-12) <= found <= exact * (1 + 1e-6) + 1e-15
-
-
-@pytest.mark.parametrize(("g", "a"), [(1.0, -1.0), (1.0, 0.3), (0.4, -1.0), (-1.0, 1.0)])
-@pytest.mark.parametrize(("sigma", "own", "others"), [(2.0, 0.6, 1.2), (3.0, 0.3, 1.0)])
-def test_the_parts_of_the_upper_bound(g, a, sigma, own, others):
-    """On a grid: kinds are probabilities, mix to both sides, and hide in r but for kappa.
-
-    Thresholds are low, so that every part is seen: tau and kappa are up to a tenth.
-    """
-    y = np.linspace(-30, 30, 60_001)
-    p, q, r = (scipy.stats.norm.pdf(y, mean, sigma) for mean in (g, 0.0, a))
-    cell = y[1] - y[0]
-    rate = math.exp(own)
-    u, v = np.maximum(p - rate * q, 0) / (1 + rate), np.maximum(q - rate * p, 0) / (1 + rate)
-    near, none = p - u + v, q + u - v
-    tau = gdp_delta(own, 1.0 / sigma) / (1 + rate)
-    assert abs(near - p).sum() * cell / 2 <= tau * (1 + 1e-6) and abs(near.sum() * cell - 1) < 1e-9
-    first, second = (rate * near - none) / (rate - 1), (rate * none - near) / (rate - 1)
-    assert min(first.min(), second.min()) > -1e-12
-    w = 1 / (1 + math.exp(-own))
-    np.testing.assert_allclose(w * first + (1 - w) * second, near, atol=1e-12)
-    np.testing.assert_allclose((1 - w) * first + w * second, none, atol=1e-12)
-    alpha = math.exp(-others) / 2
-    kappa = alpha * (gdp_delta(others, 2.0 / sigma) + gdp_delta(others, 1.0 / sigma) + 2 * tau)
-    assert np.maximum(alpha * (first + second) - r, 0).sum() * cell <= kappa * (1 + 1e-6)
 
 
 def drawn(n, sigma, epsilon, other, rng, number=4000):
@@ -183,11 +138,26 @@ def test_bounds_of_a_shuffle_are_in_order():
         shuffled.shuffled_delta_upper(10, 1.0, -0.1)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 1000, 2**50])
-def test_bounds_are_in_order_at_extremes(steps):
-    """Tails that underflow are in the lower bound; exponents beyond float64 are in no upper one."""
-    sigmas, epsilons = (1e-9, 1e-3, 0.058, 0.14, 3.0, 1e9), (0.0, 1.0, 415.6, 709.0, 1e5, 1e300)
-    for sigma, epsilon in itertools.product(sigmas, epsilons):
-        known = gdp_delta(epsilon, 1.0 / sigma)
-        lower = shuffled.shuffled_delta_lower(steps, sigma, epsilon)
-        assert lower <= shuffled.shuffled_delta_upper(steps, sigma, epsilon) <= known <= 1, (sigma, epsilon)
+@pytest.mark.parametrize(("g", "a"), [(1.0, -1.0), (1.0, 0.3), (0.4, -1.0), (-1.0, 1.0)])
+@pytest.mark.parametrize(("sigma", "own", "others"), [(2.0, 0.6, 1.2), (3.0, 0.3, 1.0)])
+def test_the_parts_of_the_upper_bound(g, a, sigma, own, others):
+    """On a grid: kinds are probabilities, mix to both sides, and hide in r but for kappa.
+
+    Thresholds are low, so that every part is seen: tau and kappa are up to a tenth.
+    """
+    y = np.linspace(-30, 30, 60_001)
+    p, q, r = (scipy.stats.norm.pdf(y, mean, sigma) for mean in (g, 0.0, a))
+    cell = y[1] - y[0]
+    rate = math.exp(own)
+    u, v = np.maximum(p - rate * q, 0) / (1 + rate), np.maximum(q - rate * p, 0) / (1 + rate)
+    near, none = p - u + v, q + u - v
+    tau = gdp_delta(own, 1.0 / sigma) / (1 + rate)
+    assert abs(near - p).sum() * cell / 2 <= tau * (1 + 1e-6) and abs(near.sum() * cell - 1) < 1e-9
+    first, second = (rate * near - none) / (rate - 1), (rate * none - near) / (rate - 1)
+    assert min(first.min(), second.min()) > -1e-12
+    w = 1 / (1 + math.exp(-own))
+    np.testing.assert_allclose(w * first + (1 - w) * second, near, atol=1e-12)
+    np.testing.assert_allclose((1 - w) * first + w * second, none, atol=1e-12)
+    alpha = math.exp(-others) / 2
+    kappa = alpha * (gdp_delta(others, 2.0 / sigma) + gdp_delta(others, 1.0 / sigma) + 2 * tau)
+    assert np.maximum(alpha * (first + second) - r, 0).sum() * cell <= kappa * (1 + 1e-6)

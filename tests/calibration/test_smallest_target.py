@@ -129,20 +129,6 @@ def test_poisson_sampling_takes_the_exact_accountant(named):
     assert other.delta == pytest.approx(1e-5, rel=0.02)
 
 
-@pytest.mark.parametrize("given", [dict(delta=1e-2), dict(epsilon=0.5)], ids=str)
-def test_too_little_noise_is_not_certified(given):
-    """Whatever the target: no NaN, no infinite margin, no warning of NumPy."""
-    for noise in (1e-9, 1e-3):
-        with pytest.raises(NotCertifiedError, match=r"too small for any (epsilon up to 100|delta up to 0.5)"):
-            calibrate(
-                SCHEME,
-                STRATEGY,
-                noise_multiplier=noise,
-                **given,
-                options=CalibrationOptions(accountant="analytic"),
-            )
-
-
 def test_more_noise_than_any_target_needs():
     plan = calibrate(SCHEME, STRATEGY, noise_multiplier=1e6, delta=1e-2)
     assert plan.epsilon == pytest.approx(grid.LIMITS["epsilon"][0], rel=0.02)
@@ -165,23 +151,6 @@ def test_bad_input(change: dict[str, Any], message):
         calibrate(SCHEME, STRATEGY, **change)
 
 
-def test_on_the_command_line(tmp_path, capsys):
-    common = ["--scheme", "poisson", "--sampling-probability", "0.01", "--iterations", "200"]
-    out = tmp_path / "plan.json"
-    assert (
-        cli.run(["calibrate", *common, "--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]) == 0
-    )
-    plan = Plan.load(out)
-    assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
-    assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0
-    assert cli.run(["calibrate", *common, "--noise-multiplier", "0.05", "--epsilon", "0.01"]) == 1
-    assert "not certified: noise multiplier 0.05 is too small for any delta" in capsys.readouterr().err
-    sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
-    assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
-    assert "bands must be given here" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("given", [dict(delta=3e-2), dict(epsilon=1.0)], ids=str)
 def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(given):
     """Two-sided: the bound leaves the reserve, and at one step of the grid less it does not."""
@@ -201,3 +170,34 @@ def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(gi
         reserve = truncation.reserve(Poisson(20, 0.1), epsilon, 800, 110)
         bound = ACCOUNTANTS["pld"].delta(Mechanism(Poisson(20, 0.1), found.mechanism.strategy, 1.0), epsilon)
         assert (bound <= delta - reserve) == holds, (bound, delta, reserve)
+
+
+@pytest.mark.parametrize("given", [dict(delta=1e-2), dict(epsilon=0.5)], ids=str)
+def test_too_little_noise_is_not_certified(given):
+    """Whatever the target: no NaN, no infinite margin, no warning of NumPy."""
+    for noise in (1e-9, 1e-3):
+        with pytest.raises(NotCertifiedError, match=r"too small for any (epsilon up to 100|delta up to 0.5)"):
+            calibrate(
+                SCHEME,
+                STRATEGY,
+                noise_multiplier=noise,
+                **given,
+                options=CalibrationOptions(accountant="analytic"),
+            )
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    common = ["--scheme", "poisson", "--sampling-probability", "0.01", "--iterations", "200"]
+    out = tmp_path / "plan.json"
+    assert (
+        cli.run(["calibrate", *common, "--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]) == 0
+    )
+    plan = Plan.load(out)
+    assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
+    assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0
+    assert cli.run(["calibrate", *common, "--noise-multiplier", "0.05", "--epsilon", "0.01"]) == 1
+    assert "not certified: noise multiplier 0.05 is too small for any delta" in capsys.readouterr().err
+    sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
+    assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
+    assert "bands must be given here" in capsys.readouterr().err

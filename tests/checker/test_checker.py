@@ -12,7 +12,6 @@ import math
 import shutil
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from scipy import integrate, stats
 import jaxacct
 from jaxacct import checker
 from jaxacct.cli.main import main
-from jaxacct.common import progress
 from jaxacct.statistics.bounds import Budget
 from tests import calibrating
+from tests.commands import exit_code
 from tests.oracles import enumeration
 
 SOURCE = Path(checker.__file__)
@@ -458,9 +457,7 @@ def test_it_runs_alone_and_as_a_command(plan_path, tmp_path, capsys):
     alone = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert alone.returncode == 0 and json.loads(alone.stdout)["verdict"] == "certified", alone
     for options in ([], ["--json"]):
-        with pytest.raises(SystemExit) as stop:
-            main(["check", str(plan_path), *options])
-        assert stop.value.code == 0
+        assert exit_code("check", plan_path, *options) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(
         "first implementation: certified\ncertified: (1, 0.01) by the second"
@@ -480,11 +477,11 @@ def test_a_report_says_whether_both_implementations_agree(plan_path, tmp_path, c
         ),
     ):
         monkeypatch.setattr(checker, "check_file", lambda path, second=second: (0, second))
-        with pytest.raises(SystemExit) as stop:
-            main(
-                ["report", str(plan_path), "--out", str(page), "--draws", "0", "--check", "--force", "--json"]
-            )
-        assert stop.value.code == code and said in page.read_text()
+        assert (
+            exit_code("report", plan_path, "--out", page, "--draws", "0", "--check", "--force", "--json")
+            == code
+            and said in page.read_text()
+        )
         assert json.loads(capsys.readouterr().out)["check"] == second
 
 
@@ -665,21 +662,6 @@ def test_a_digest_that_does_not_fit_is_reported(tmp_path):
     plan["claim"]["unknown"] = 1
     with pytest.raises(ValueError, match="claim must have the fields"):
         checker.check(plan)
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_command_says_that_it_works_and_keeps_its_output(terminal, tmp_path, capsys, monkeypatch):
-    """A line on standard error while it computes; the verdict on standard output, also beside a bar."""
-    check = checker.check_file
-    monkeypatch.setattr(checker, "check_file", lambda path: (time.sleep(0.3), check(path))[1])
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.05)
-    monkeypatch.setattr(progress, "is_interactive", lambda: terminal)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
-    with pytest.raises(SystemExit):
-        main(["check", str(fixed_order_plan(tmp_path))])
-    said = capsys.readouterr()
-    assert "second implementation" in said.err and "by the second" not in said.err
-    assert said.out.startswith("first implementation: certified\ncertified: ")
 
 
 @pytest.mark.parametrize("json_text", [False, True])

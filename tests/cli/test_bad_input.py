@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-import jaxacct
-from jaxacct.cli import main as cli
+import jaxacct as ja
 from jaxacct.kernels import randomness
 from tests import calibrating
+from tests.commands import exit_code
 from train import load_model
 
 PROBLEM = {
@@ -242,9 +242,7 @@ def nothing_is_computed(monkeypatch, folder):
 def refused(arguments, folder, capsys):
     """The line on standard error."""
     before, started = contents(folder), time.thread_time()
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert caught.value.code == 2
+    assert exit_code(*arguments) == 2
     assert time.thread_time() - started < 10
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -270,8 +268,8 @@ def test_a_bad_line(folder, capsys):
         assert all(word in seen for word in words), (line, seen)
 
 
-SCHEME, STRATEGY_MATRIX = jaxacct.BMinSep(8, 3, 0.2), jaxacct.BandedToeplitz.square_root(2)
-MECHANISM = jaxacct.Mechanism(SCHEME, STRATEGY_MATRIX, 1.0)
+SCHEME, MATRIX = ja.BMinSep(8, 3, 0.2), ja.BandedToeplitz.square_root(2)
+MECHANISM = ja.Mechanism(SCHEME, MATRIX, 1.0)
 NO_NUMBER = (0, -1.0, float("nan"), float("inf"), "1", None, [1.0], True, 10**400)
 NO_COUNT = (0, -1, 1.5, "3", None, [3], True, float("nan"))
 GIVEN_COUNT = tuple(value for value in NO_COUNT if value is not None)  # None is the default
@@ -280,94 +278,70 @@ NO_MECHANISM = (None, "mechanism", 1.0, SCHEME, [MECHANISM])
 CALLS = [
     (call, name, values)
     for name, values, call in (
-        (
-            "scheme",
-            (None, "poisson", STRATEGY_MATRIX, [SCHEME]),
-            lambda v: jaxacct.Mechanism(v, STRATEGY_MATRIX, 1),
-        ),
-        ("strategy", (None, "bisr", SCHEME, [1.0, 0.5]), lambda v: jaxacct.Mechanism(SCHEME, v, 1.0)),
-        (
-            "noise_multiplier",
-            (*NO_NUMBER, 1e300, 1e-300),
-            lambda v: jaxacct.Mechanism(SCHEME, STRATEGY_MATRIX, v),
-        ),
-        ("mechanism", NO_MECHANISM, lambda v: jaxacct.estimate_delta(v, 1.0)),
-        ("mechanism", NO_MECHANISM, lambda v: jaxacct.estimate_epsilon(v, 1e-3)),
-        ("mechanism", NO_MECHANISM, lambda v: jaxacct.privacy_profile(v, [1.0])),
-        ("mechanism", NO_MECHANISM, lambda v: jaxacct.verify(v, 1.0, 1e-3)),
-        ("mechanism", NO_MECHANISM, lambda v: jaxacct.privacy_loss(v, np.zeros(8))),
-        ("mechanism", NO_MECHANISM, lambda v: jaxacct.sample_privacy_loss(jax.random.key(0), v, 5)),
-        ("epsilon", NO_NUMBER[1:], lambda v: jaxacct.estimate_delta(MECHANISM, v)),
-        ("num_samples", GIVEN_COUNT, lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, num_samples=v)),
-        ("confidence", NO_CHANCE, lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, confidence=v)),
-        ("key", (1, "key", [1, 2], np.zeros(3)), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, key=v)),
-        ("proposal", ("nope", 3), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, proposal=v)),
-        ("compose_with", ("gaussian", 1.0), lambda v: jaxacct.estimate_delta(MECHANISM, 1.0, compose_with=v)),
-        ("delta", NO_CHANCE, lambda v: jaxacct.estimate_epsilon(MECHANISM, v)),
-        ("num_samples", GIVEN_COUNT, lambda v: jaxacct.estimate_epsilon(MECHANISM, 1e-3, num_samples=v)),
-        ("confidence", NO_CHANCE, lambda v: jaxacct.estimate_epsilon(MECHANISM, 1e-3, confidence=v)),
+        ("scheme", (None, "poisson", MATRIX, [SCHEME]), lambda v: ja.Mechanism(v, MATRIX, 1)),
+        ("strategy", (None, "bisr", SCHEME, [1.0, 0.5]), lambda v: ja.Mechanism(SCHEME, v, 1.0)),
+        ("noise_multiplier", (*NO_NUMBER, 1e300, 1e-300), lambda v: ja.Mechanism(SCHEME, MATRIX, v)),
+        ("mechanism", NO_MECHANISM, lambda v: ja.estimate_delta(v, 1.0)),
+        ("mechanism", NO_MECHANISM, lambda v: ja.estimate_epsilon(v, 1e-3)),
+        ("mechanism", NO_MECHANISM, lambda v: ja.privacy_profile(v, [1.0])),
+        ("mechanism", NO_MECHANISM, lambda v: ja.verify(v, 1.0, 1e-3)),
+        ("mechanism", NO_MECHANISM, lambda v: ja.privacy_loss(v, np.zeros(8))),
+        ("mechanism", NO_MECHANISM, lambda v: ja.sample_privacy_loss(jax.random.key(0), v, 5)),
+        ("epsilon", NO_NUMBER[1:], lambda v: ja.estimate_delta(MECHANISM, v)),
+        ("num_samples", GIVEN_COUNT, lambda v: ja.estimate_delta(MECHANISM, 1.0, num_samples=v)),
+        ("confidence", NO_CHANCE, lambda v: ja.estimate_delta(MECHANISM, 1.0, confidence=v)),
+        ("key", (1, "key", [1, 2], np.zeros(3)), lambda v: ja.estimate_delta(MECHANISM, 1.0, key=v)),
+        ("proposal", ("nope", 3), lambda v: ja.estimate_delta(MECHANISM, 1.0, proposal=v)),
+        ("compose_with", ("gaussian", 1.0), lambda v: ja.estimate_delta(MECHANISM, 1.0, compose_with=v)),
+        ("delta", NO_CHANCE, lambda v: ja.estimate_epsilon(MECHANISM, v)),
+        ("num_samples", GIVEN_COUNT, lambda v: ja.estimate_epsilon(MECHANISM, 1e-3, num_samples=v)),
+        ("confidence", NO_CHANCE, lambda v: ja.estimate_epsilon(MECHANISM, 1e-3, confidence=v)),
         (
             "epsilons",
             ([], [1.0, 1.0], [-1.0], [np.nan], [[1.0]], None, ["a"]),
-            lambda v: jaxacct.privacy_profile(MECHANISM, v),
+            lambda v: ja.privacy_profile(MECHANISM, v),
         ),
-        (
-            "scheme",
-            (None, "poisson", STRATEGY_MATRIX),
-            lambda v: jaxacct.calibrate(v, STRATEGY_MATRIX, epsilon=1.0, delta=1e-3),
-        ),
+        ("scheme", (None, "poisson", MATRIX), lambda v: ja.calibrate(v, MATRIX, epsilon=1.0, delta=1e-3)),
         (
             "strategy",
             (None, "bisr", SCHEME, [1.0, 0.5]),
-            lambda v: jaxacct.calibrate(SCHEME, v, epsilon=1.0, delta=1e-3),
+            lambda v: ja.calibrate(SCHEME, v, epsilon=1.0, delta=1e-3),
         ),
-        ("epsilon", NO_NUMBER, lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, epsilon=v, delta=1e-3)),
-        ("delta", NO_CHANCE, lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, epsilon=1.0, delta=v)),
-        ("max_samples", NO_COUNT[:4], lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, max_samples=v)),
-        ("epsilon", NO_NUMBER[1:], lambda v: jaxacct.verify(MECHANISM, v, 1e-3)),
-        (
-            "advantage",
-            NO_CHANCE,
-            lambda v: jaxacct.calibrate(SCHEME, STRATEGY_MATRIX, target=jaxacct.Target.advantage(v)),
-        ),
-        ("delta", NO_CHANCE, lambda v: jaxacct.verify(MECHANISM, 1.0, v)),
-        ("rule", (None, "never", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, rule=v)),
-        ("proposal", ("magic", 3), lambda v: jaxacct.verify(MECHANISM, 1.0, 1e-3, proposal=v)),
-        (
-            "outputs",
-            ("x", np.zeros(7), np.zeros((2, 2, 8)), None),
-            lambda v: jaxacct.privacy_loss(MECHANISM, v),
-        ),
+        ("epsilon", NO_NUMBER, lambda v: ja.calibrate(SCHEME, MATRIX, epsilon=v, delta=1e-3)),
+        ("delta", NO_CHANCE, lambda v: ja.calibrate(SCHEME, MATRIX, epsilon=1.0, delta=v)),
+        ("max_samples", NO_COUNT[:4], lambda v: ja.verify(MECHANISM, 1.0, 1e-3, max_samples=v)),
+        ("epsilon", NO_NUMBER[1:], lambda v: ja.verify(MECHANISM, v, 1e-3)),
+        ("advantage", NO_CHANCE, lambda v: ja.calibrate(SCHEME, MATRIX, target=ja.Target.advantage(v))),
+        ("delta", NO_CHANCE, lambda v: ja.verify(MECHANISM, 1.0, v)),
+        ("rule", (None, "never", 3), lambda v: ja.verify(MECHANISM, 1.0, 1e-3, rule=v)),
+        ("proposal", ("magic", 3), lambda v: ja.verify(MECHANISM, 1.0, 1e-3, proposal=v)),
+        ("outputs", ("x", np.zeros(7), np.zeros((2, 2, 8)), None), lambda v: ja.privacy_loss(MECHANISM, v)),
         (
             "direction",
             ("sideways", None),
-            lambda v: jaxacct.sample_privacy_loss(randomness.fresh_key(), MECHANISM, 5, v),
+            lambda v: ja.sample_privacy_loss(randomness.fresh_key(), MECHANISM, 5, v),
         ),
-        ("iterations", (*NO_COUNT, 10**20), lambda v: jaxacct.Poisson(v, 0.1)),
-        (
-            "sampling_probability",
-            (0, 1.5, -1, float("nan"), "x", None, 1e-300),
-            lambda v: jaxacct.Poisson(5, v),
-        ),
-        ("min_separation", NO_COUNT, lambda v: jaxacct.BMinSep(5, v, 0.1)),
-        ("warm_start", (1, None, "yes"), lambda v: jaxacct.BMinSep(5, 2, 0.1, v)),
-        ("cycle_length", NO_COUNT, lambda v: jaxacct.BallsInBins(5, v)),
-        ("examples_per_user", NO_COUNT, lambda v: jaxacct.MultiAttribution(5, 2, 0.1, v)),
+        ("iterations", (*NO_COUNT, 10**20), lambda v: ja.Poisson(v, 0.1)),
+        ("sampling_probability", (0, 1.5, -1, float("nan"), "x", None, 1e-300), lambda v: ja.Poisson(5, v)),
+        ("min_separation", NO_COUNT, lambda v: ja.BMinSep(5, v, 0.1)),
+        ("warm_start", (1, None, "yes"), lambda v: ja.BMinSep(5, 2, 0.1, v)),
+        ("cycle_length", NO_COUNT, lambda v: ja.BallsInBins(5, v)),
+        ("examples_per_user", NO_COUNT, lambda v: ja.MultiAttribution(5, 2, 0.1, v)),
         (
             "dataset_size",
             (*NO_COUNT, 10**20),
-            lambda v: jaxacct.Poisson.from_batch_size(dataset_size=v, batch_size=1, iterations=5),
+            lambda v: ja.Poisson.from_batch_size(dataset_size=v, batch_size=1, iterations=5),
         ),
         (
             "batch_size",
             (*NO_NUMBER[:7], 11),
-            lambda v: jaxacct.Poisson.from_batch_size(dataset_size=10, batch_size=v, iterations=5),
+            lambda v: ja.Poisson.from_batch_size(dataset_size=10, batch_size=v, iterations=5),
         ),
-        ("bands", NO_COUNT, jaxacct.BandedToeplitz.square_root),
-        ("coefficients", ((), (0.0,), (1.0, -0.5), (float("nan"),), "ab", None, 3), jaxacct.BandedToeplitz),
-        ("delta", NO_CHANCE, jaxacct.Budget.split),
-        ("plan", ("/no/such/plan", "/", ""), jaxacct.Plan.load),
-        ("plan", ({}, [], "x", None, {"schema": "jaxacct-plan"}), jaxacct.Plan.from_json),
+        ("bands", NO_COUNT, ja.BandedToeplitz.square_root),
+        ("coefficients", ((), (0.0,), (1.0, -0.5), (float("nan"),), "ab", None, 3), ja.BandedToeplitz),
+        ("delta", NO_CHANCE, ja.Budget.split),
+        ("plan", ("/no/such/plan", "/", ""), ja.Plan.load),
+        ("plan", ({}, [], "x", None, {"schema": "jaxacct-plan"}), ja.Plan.from_json),
     )
 ]
 
@@ -387,11 +361,11 @@ NUMBERS = dict(dataset_size=3000, batch_size=50, iterations=60, epsilon=2.0, del
 
 
 def calibrate(**options):
-    return calibrating.calibrate(SCHEME, STRATEGY_MATRIX, **(dict(epsilon=2.0, delta=1e-2) | options))
+    return calibrating.calibrate(SCHEME, MATRIX, **(dict(epsilon=2.0, delta=1e-2) | options))
 
 
 def recommend(**options):
-    return jaxacct.recommend(**(NUMBERS | options))
+    return ja.recommend(**(NUMBERS | options))
 
 
 REFUSED = [
@@ -411,9 +385,9 @@ REFUSED = [
     (lambda: recommend(scheme="poison"), "scheme must be one of poisson", "got 'poison'"),
     (lambda: recommend(strategy="sqrt"), "strategy must be", "got 'sqrt'"),
     (lambda: recommend(workload="speed"), "workload must be prefix-sum, or a list", "got 'speed'"),
-    (lambda: recommend(target=jaxacct.Target(2.0)), "epsilon and delta must not be given together with tar"),
-    (lambda: jaxacct.risk.true_positive_rate([1.0], [0.1], 1.5), "false_positive_rate must be", "got 1.5"),
-    (lambda: jaxacct.risk.advantage([-1.0], [0.1]), "epsilons must be at least 0", "-1"),
+    (lambda: recommend(target=ja.Target(2.0)), "epsilon and delta must not be given together with tar"),
+    (lambda: ja.risk.true_positive_rate([1.0], [0.1], 1.5), "false_positive_rate must be", "got 1.5"),
+    (lambda: ja.risk.advantage([-1.0], [0.1]), "epsilons must be at least 0", "-1"),
     (lambda: load_model("nowhere", {"w": np.zeros(3)}), "run must be", "nowhere"),
 ]
 

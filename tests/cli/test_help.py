@@ -10,7 +10,6 @@ import pytest
 
 from jaxacct.cli import main as cli
 from jaxacct.cli.usage import SYNONYMS, parse
-from jaxacct.common.progress import console
 
 COMMANDS = [[name] for name in cli.COMMANDS]
 COMMANDS += [["tradeoff", name] for name in ("general", "last-iterate")]
@@ -40,10 +39,10 @@ def test_the_help_of_a_command(capsys):
         # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
         assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
         for name in (name for name in SYNONYMS if name.startswith("--")):  # a hint names what it has
-            with pytest.raises(ValueError) as refused:
+            with pytest.raises(ValueError) as caught:
                 read([*words, name, "1"])
-            hinted = re.search("did you mean ([a-z-]+)", str(refused.value))
-            assert hinted is None or re.search(rf"(?<![a-z-]){hinted[1]}(?![a-z-])", text), refused.value
+            hinted = re.search("did you mean ([a-z-]+)", str(caught.value))
+            assert hinted is None or re.search(rf"(?<![a-z-]){hinted[1]}(?![a-z-])", text), caught.value
         for panel in text.split("╭─ ")[1:]:
             rows = [line[2:3] for line in panel.splitlines() if re.match(r"│ [* ]  [A-Z-]", line)]
             assert rows == sorted(rows, reverse=True), f"required options are not first: {panel}"
@@ -98,11 +97,3 @@ def test_no_colour_where_none_is_wanted(asked):
     os.close(main)
     assert process.wait() == 0 and b"calibrate" in text
     assert (b"\x1b[" in text) != asked
-
-
-def test_progress_obeys_no_color(monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert console().color_system is not None
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert console(stderr=True).color_system is None

@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from jaxacct.cli import main as cli
 from jaxacct.common import files, progress
 from jaxacct.common.files import check_target, write_atomically
+from tests.commands import exit_code
+from tests.refusals import refused
 
 
 def mode(path):
@@ -34,8 +35,7 @@ def test_nothing_but_a_plain_file_is_replaced(tmp_path):
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="not a plain file"):
         write_atomically(pipe, "text")
-    with pytest.raises(ValueError, match=r"out must be a file, .*pipe' is a device or a pipe"):
-        check_target(pipe, None, "")
+    refused(r"out must be a file, .*pipe' is a device or a pipe", check_target, pipe, None, "")
     assert stat.S_ISFIFO(pipe.stat().st_mode) and [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
@@ -61,9 +61,7 @@ def test_only_files_of_the_same_kind_are_replaced_unless_forced(tmp_path, monkey
     given = "--scheme poisson --sampling-probability 0.1 --iterations 9 --epsilon 2 --delta 1e-3".split()
 
     def calibrate(*more):
-        with pytest.raises(SystemExit) as caught:
-            cli.main(["calibrate", *given, "--accountant", "unamplified", *more])
-        return caught.value.code
+        return exit_code("calibrate", *given, "--accountant", "unamplified", *more)
 
     assert calibrate("--out", "other") == 2
     assert other.read_text() == "a thesis"
@@ -87,8 +85,7 @@ def test_the_target_is_tried_before_the_work(tmp_path, monkeypatch):
     check_target(tmp_path / "new", None, "")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(files.tempfile, "mkstemp", full)
-    with pytest.raises(ValueError, match="cannot be written: No space left on device"):
-        check_target(tmp_path / "new", None, "")
+    refused("cannot be written: No space left on device", lambda: check_target(tmp_path / "new", None, ""))
 
 
 def test_a_plain_line_without_a_terminal(monkeypatch, capsys):
@@ -133,14 +130,12 @@ def test_ctrl_c_while_importing(tmp_path):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_what_json_has_no_name_for_is_no_json_here(number, tmp_path):
     (tmp_path / "plan.json").write_text(f'{{"epsilon": {number}}}')
-    with pytest.raises(ValueError, match="not valid JSON"):
-        files.read_json(tmp_path / "plan.json", "plan")
+    refused("not valid JSON", lambda: files.read_json(tmp_path / "plan.json", "plan"))
 
 
 def test_one_folder_has_one_owner(tmp_path):
     """Two would write over each other's checkpoints; afterwards it is free again."""
     first = files.Checkpoint(tmp_path)
-    with pytest.raises(ValueError, match="is in use by another process"):
-        files.Checkpoint(tmp_path)
+    refused("is in use by another process", files.Checkpoint, tmp_path)
     first.close()
     files.Checkpoint(tmp_path).close()

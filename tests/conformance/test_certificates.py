@@ -18,6 +18,7 @@ from jaxacct.core import evidence as data
 from jaxacct.core.check import check
 from jaxacct.core.evidence import evidence_from_json, evidence_to_json
 from jaxacct.core.text import budget_items, verdict_lines, verdict_to_json
+from tests.refusals import refused
 from tests.stored_plans import claim_with, whole, with_side
 
 # By type: a stored plan that has it, and in which direction.
@@ -69,14 +70,12 @@ def test_plain_json_values_and_lines_for_people(kind):
     assert json.loads(to_json(verdict_to_json(plan.verdict)))["certified"] is True
     assert 0 < sum(delta for _, delta in budget_items(plan.verdict)) <= plan.delta
     for broken in ({"kind": "guess"}, {"kind": 1}, {}, None, [values]):
-        with pytest.raises(ValueError, match=r"^plan evidence[^\n]*$"):
-            evidence_from_json(broken)
+        refused(r"^plan evidence[^\n]*$", evidence_from_json, broken)
     for name in values:
         if name != "kind":
             with pytest.raises(ValueError, match="plan evidence"):
                 evidence_from_json({key: value for key, value in values.items() if key != name})
-    with pytest.raises(ValueError, match="unknown field"):
-        evidence_from_json(values | {"accepted": True})
+    refused("unknown field", evidence_from_json, values | {"accepted": True})
 
 
 @pytest.mark.parametrize("kind", [data.Mean])

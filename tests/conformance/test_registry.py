@@ -19,7 +19,7 @@ from jaxacct.schemes import SCHEMES, FixedOrder, MultiAttribution
 from jaxacct.schemes.protocol.numbers import Numbers
 from tests.conformance.test_schemes import MEMBERS, typical_side
 from tests.oracles import enumeration
-from tests.schemes.test_schemes import FALSE_ALARM, chi_square_p_value
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 
 PAGES = (Path(__file__).parents[2] / "jaxacct/proofs").glob("*.md")
 PROOFS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}

@@ -16,12 +16,10 @@ from jaxacct import (
     IndependentAttribution,
     Mechanism,
     MultiAttribution,
-    Plan,
     Poisson,
     TruncatedBMinSep,
-    checker,
 )
-from jaxacct.cli import main
+from tests.refusals import refused
 from train.batches.sampler import Sampler
 
 FALSE_ALARM = 1e-6
@@ -111,17 +109,6 @@ def test_the_others_batches_do_not_depend_on_the_example(scheme):
     assert p_value > FALSE_ALARM
 
 
-def test_parts_of_equal_size_are_seen():
-    """Two steps that take turns, each with half of the examples: the third one decides about the others."""
-    rng = np.random.default_rng(0)
-
-    def halves(size, runs=2000):
-        phases = np.argsort(rng.random((runs, size)), axis=1)[:, :2] % 2
-        return (np.arange(4)[:, None] % 2 == phases[:, None, :]).astype(int)
-
-    assert same_distribution(counted(halves(3)), counted(halves(2))) < FALSE_ALARM
-
-
 def test_mechanisms_without_the_pair_are_refused():
     white = BandedToeplitz.square_root(1)
     for scheme in (
@@ -129,25 +116,8 @@ def test_mechanisms_without_the_pair_are_refused():
         MultiAttribution(12, 3, 0.1, examples_per_user=2),
         IndependentAttribution(12, 3, 0.1, examples_per_user=2),
     ):
-        with pytest.raises(ValueError, match="adjacency must be 'zero-out' for scheme"):
-            Mechanism(scheme, white, 1.0, "add-or-remove-one")
+        refused("adjacency must be 'zero-out' for scheme", Mechanism, scheme, white, 1.0, "add-or-remove-one")
     mechanism = Mechanism(Poisson(12, 0.1), white, 1.0, "add-or-remove-one")
     with pytest.raises(ValueError, match="max_batch_size must not be given with add-or-remove-one"):
         Claim(mechanism, ClaimedTarget.at(2.0, 1e-3), 100, 15)
-    with pytest.raises(ValueError, match="adjacency must be one of"):
-        Mechanism(Poisson(12, 0.1), white, 1.0, "replace-two")
-
-
-def test_the_command_line_states_it(tmp_path, capsys):
-    numbers = "--scheme b-min-sep --iterations 12 --min-separation 3 --sampling-probability 0.1 --bands 3"
-    target = "--epsilon 4 --delta 1e-2 --dataset-size 80 --noise-multiplier 3 --adjacency add-or-remove-one"
-    with pytest.raises(SystemExit) as done:
-        main.main(["calibrate", *numbers.split(), *target.split(), "--out", str(tmp_path / "plan.json")])
-    assert done.value.code == 0
-    assert "for one example under add-or-remove-one adjacency" in capsys.readouterr().out
-    plan = Plan.load(tmp_path / "plan.json")
-    assert plan.mechanism.is_add_or_remove and "data sets of 1 to 80 examples" in plan.statement()
-    assert checker.check_file(tmp_path / "plan.json")[0] == 0
-    with pytest.raises(SystemExit) as done:
-        main.main(["calibrate", *numbers.split(), *target.split(), "--max-batch-size", "20"])
-    assert done.value.code == 2 and "add-or-remove-one" in capsys.readouterr().err
+    refused("adjacency must be one of", lambda: Mechanism(Poisson(12, 0.1), white, 1.0, "replace-two"))

@@ -40,7 +40,6 @@ from jaxacct.accountants.composition import event_profile
 from jaxacct.calibration import pilots as pilots_module
 from jaxacct.calibration import route
 from jaxacct.calibration.grid import Grid, Problem
-from jaxacct.cli import main as cli
 from jaxacct.common.files import read_json, to_json
 from jaxacct.common.records import differences, read
 from jaxacct.core import check as checking
@@ -63,7 +62,9 @@ from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from jaxacct.strategies import Toeplitz
 from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
+from tests.commands import exit_code
 from tests.proposals_by_name import proposal_by_name
+from tests.refusals import refused
 from tests.stored_plans import KINDS, claim_with, forged, sampled_directions, with_side
 from tests.stored_plans import whole as stored_plan
 
@@ -127,8 +128,7 @@ def test_a_proposal_whose_errors_use_up_delta_is_refused():
     for error in (BUDGET.delta_v, 2 * BUDGET.delta_v):
         off = dataclasses.replace(plain(MECHANISM, "remove"), total_variation=error)
         assert -0.1 < threshold(off, BUDGET.delta_v) <= 0
-        with pytest.raises(ValueError, match="does not resolve delta_v"):
-            of(off)
+        refused("does not resolve delta_v", of, off)
 
 
 def test_nothing_is_drawn_only_where_no_mean_could_be_above():
@@ -143,8 +143,7 @@ def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
     assert dataclasses.replace(CLAIM, mechanism=other).digest == CLAIM.digest
     object.__setattr__(other, "adjacency", "replace-two")  # which there is not
     assert dataclasses.replace(CLAIM, mechanism=other).digest != CLAIM.digest
-    with pytest.raises(ValueError, match="budget must spend at most delta"):
-        ClaimedTarget(1.0, 0.99e-2, BUDGET)
+    refused("budget must spend at most delta", ClaimedTarget, 1.0, 0.99e-2, BUDGET)
 
 
 def test_no_stream_serves_twice(monkeypatch):
@@ -193,23 +192,6 @@ def test_only_plain_draws_where_what_is_composed_hides_nothing():
     assert proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2").replicas == 2
     with pytest.raises(ValueError, match="proposal replicas:2 is not available for this mechanism"):
         proposal_by_name(MECHANISM, 1.0, "remove", "replicas:2", composed=composed)
-
-
-def test_cross_terms_begin_where_columns_overlap():
-    """Bands b + 1 at separation b share c_0 c_b; bands b share nothing."""
-    for bands in (2, 3, 5):
-        strategy = Toeplitz(tuple(BandedToeplitz.square_root(bands).coefficients))
-        c = np.array(strategy.coefficients)
-        assert not strategy.cross_terms(40, bands).any()
-        shared = float(strategy.cross_terms(40, bands - 1))
-        assert shared >= c[0] * c[-1] > 0.01
-
-
-def test_overflow_is_for_the_whole_run():
-    for size, rate, steps in ((1000, 0.05, 1), (1000, 0.05, 5000), (60_000, 0.001, 7200)):
-        most = max_batch_size(size, rate, steps)
-        assert steps * stats.binom.sf(most, size, rate) <= 1e-9
-        assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
 
 
 def test_the_largest_batch_is_that_of_the_binomial_distribution():
@@ -365,8 +347,7 @@ def test_a_verification_is_given_up_for_what_it_predicts_and_not_before_an_eight
         assert is_settled(Stop(patience=patience), seen, blocks, 0.05, *bets) is (ends or certified)
         assert not is_settled(Stop("fixed", patience=patience), seen, blocks, 0.05, *bets)
     for wrong in (0, math.nan):
-        with pytest.raises(ValueError, match="patience must be above 0, got"):
-            Stop(patience=wrong)
+        refused("patience must be above 0, got", Stop, patience=wrong)
 
 
 @pytest.mark.parametrize("rule", ["anytime", "fixed"])
@@ -378,8 +359,7 @@ def test_a_part_of_the_failure_probability_asks_for_more(rule):
         assert checking.accepts(nothing, 0.01, rule, level, *bets) is (share == 1)
         if rule == "anytime":
             assert is_settled(Stop(share=share), nothing, 12, 0.01, *bets) is (share == 1)
-    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
-        Stop(share=0)
+    refused(r"share must be in \(0, 1\], got 0", Stop, share=0)
 
 
 def test_the_ladder_verifies_nothing_that_the_reserve_does_not_cover(monkeypatch):
@@ -425,17 +405,6 @@ def test_a_search_ends_at_the_smallest_candidate_that_pilots_allow():
             found, tried = selected(truth, top, estimate)
             assert found == (truth, 1000)
             assert max(tried) <= top and len(tried) <= 20
-
-
-def test_a_good_estimate_saves_pilots():
-    spent = []
-    for estimate in (None, 0.68):
-        found, tried = selected(-35, 100, estimate)
-        assert found == (-35, 1000)
-        spent.append(len(tried))
-    assert spent[1] <= 7 < 12 <= spent[0]
-    with pytest.raises(ValueError, match="estimate must be a finite number above 0, got 0"):
-        CalibrationOptions(estimate=0)
 
 
 @pytest.mark.parametrize(("truth", "top"), [(13, 12), (0, -500)])
@@ -519,36 +488,6 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     assert plan.certified and isinstance(plan.evidence, Bound)
 
 
-def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
-    """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
-    passed = dict(wall=5.0, cpu=0.0)
-    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
-    monkeypatch.setattr(pilots_module, "time", times)
-    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 16)
-    clocks = []
-
-    class Kept(pilots_module.Clock):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            clocks.append(self)
-
-    monkeypatch.setattr(sys.modules["jaxacct.calibration.calibrate"], "Clock", Kept)
-    monkeypatch.setattr(route.Route, "plan", lambda route: None)
-    with ThreadPoolExecutor(1) as pool:
-        for executor in (None, pool):
-            options = CalibrationOptions(seconds=60.0, executor=executor)
-            calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, options=options)
-    alone, with_workers = clocks
-    assert alone.left == with_workers.left == 60.0
-    passed["wall"] += 59.0
-    assert (alone.left, with_workers.left) == (60.0, 1.0)
-    passed["cpu"] += 100.0
-    assert (alone.left, with_workers.left) == (10.0, 1.0)
-    passed["cpu"] += 20.0
-    with pytest.raises(pilots_module.OutOfTimeError):
-        alone("drawing", 0, 0)
-
-
 def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
     """A pilot draws 2,048 samples in a CPU second of two cores, whatever the wall clock says."""
     passed = dict(wall=0.0, cpu=0.0)
@@ -568,27 +507,9 @@ def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
     assert max(pilots.speed) == 2048.0
 
 
-def test_half_of_the_time_is_left_to_verify_what_a_pilot_has_found():
-    """Twelve seconds a pilot: the fourth begins with less than half a minute left, and is not drawn."""
-    clock, seen = SimpleNamespace(left=60.0), []
-
-    def limit_for(claim):
-        clock.left -= 12.0
-        seen.append(claim.mechanism.noise_multiplier)
-        return 1000.0 if seen[-1] > 2.05 else None
-
-    problem = Problem(MECHANISM.scheme, MECHANISM.strategy, "zero-out", epsilon=1.0, delta=1e-3)
-    options = CalibrationOptions(estimate=2.0)
-    found = route.Route(problem, options, SimpleNamespace(limit_for=limit_for, clock=clock), None, None)
-    first, limit = found.selected(Grid(problem, 1.01), 0, 200)
-    assert (len(seen), limit) == (3, 1000)
-    assert 1.01**first == pytest.approx(min(noise for noise in seen if noise > 2.05), rel=1e-12)
-
-
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60", True])
 def test_seconds_are_checked(seconds):
-    with pytest.raises(ValueError, match="seconds must be a number above 0, got"):
-        CalibrationOptions(seconds=seconds)
+    refused("seconds must be a number above 0, got", CalibrationOptions, seconds=seconds)
 
 
 def test_a_budget_above_delta_is_refused():
@@ -665,8 +586,7 @@ def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, mo
     from train.procedures import bandmf
 
     other = dataclasses.replace(drawn, evidence=structs.replace(drawn.evidence, claim="0" * 64))
-    with pytest.raises(ValueError, match="plan must be certified"):
-        train.training.fit(other, np.zeros(1), None, np.zeros((5, 1)))
+    refused("plan must be certified", lambda: train.training.fit(other, np.zeros(1), None, np.zeros((5, 1))))
     asked = []
 
     def rejects(self, **options):
@@ -675,8 +595,7 @@ def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, mo
         return with_side(self, "remove", term_counts=((5120, number),), loss_counts=((3000, number),)).verdict
 
     monkeypatch.setattr(Plan, "verify", rejects)
-    with pytest.raises(ValueError, match="could not be verified with fresh randomness: remove: "):
-        bandmf._verify(drawn, None)
+    refused("could not be verified with fresh randomness: remove: ", bandmf._verify, drawn, None)
     assert "key" not in asked[0]
 
 
@@ -686,8 +605,7 @@ def test_replay_draws_the_stored_key(drawn):
     lucky = with_side(drawn, "remove", term_counts=((0, number),), loss_counts=((2047, number),))
     assert lucky.certified  # nothing that can be computed is wrong
     assert replay(lucky)[0].moved > 0
-    with pytest.raises(ValueError, match="no samples to draw again"):
-        replay(ANALYTIC)
+    refused("no samples to draw again", replay, ANALYTIC)
 
 
 ANALYTIC = Plan(
@@ -710,9 +628,7 @@ def test_stored_fixtures_are_drawn_again(kind):
 def replayed(plan: Plan, path, capsys, *options) -> tuple[int, str]:
     """Exit code and output of `jaxacct verify --replay` for the plan, as it is stored."""
     plan.save(path)
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["verify", str(path), "--replay", *options])
-    return stop.value.code, capsys.readouterr().out
+    return exit_code("verify", path, "--replay", *options), capsys.readouterr().out
 
 
 def test_the_command_replays(drawn, tmp_path, capsys):
@@ -747,9 +663,7 @@ def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
     plan.save(tmp_path / "plan.json")
 
     def verified(*options):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["verify", str(tmp_path / "plan.json"), *options])
-        return stop.value.code, capsys.readouterr()
+        return exit_code("verify", tmp_path / "plan.json", *options), capsys.readouterr()
 
     code, said = verified()
     bound = f"accountant unamplified: delta(1) <= {plan.verdict.bound!r}"
@@ -766,43 +680,6 @@ def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
     (tmp_path / "plan.json").write_text(to_json(data))
     code, said = verified()
     assert code == 2 and "plan digest does not match" in said.err and said.err.count("\n") == 1
-
-
-def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
-    """End to end on a drawn plan: it trains; a forged histogram, which no recomputation sees, is refused
-    unless the caller says that it need not be verified."""
-    import optax
-
-    from tests.train.fitting import fit
-
-    by_any_proposal = Plan.verify  # here by the one that is compiled already
-    monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
-    sized = claim_with(drawn.claim, dataset_size=40)
-    honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
-    # A margin depends on delta_v, a little.
-    honest = with_side(honest, "remove", margin=1.001 * drawn.evidence.remove.margin)
-    asked = []
-
-    def train(plan, **options):
-        data = {"x": np.ones((40, 1), np.float32)}
-        options |= dict(progress=lambda what, done, of: asked.append(what))
-        return fit(
-            plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), **options
-        )
-
-    assert train(honest).steps == 24
-    assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
-    # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
-    lucky = dict(term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
-    little = forged(honest, noise_multiplier=0.7)
-    margin = checking.resolve(little.claim, Direction.REMOVE, plain(MECHANISM, "remove").spec).margin
-    little = with_side(little, "remove", margin=margin, **lucky)
-    assert little.certified
-    asked.clear()
-    with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
-        train(little)
-    assert "training" not in asked
-    assert train(little, verify=False, steps=2).steps == 2
 
 
 # -- NaN ---
@@ -872,11 +749,9 @@ def test_nan_is_refused_at():
 def test_nan_never_compares_as_good(tmp_path, drawn, monkeypatch):
     assert differences(NAN, NAN) and differences({"x": 1.0}, {"x": NAN})
     (tmp_path / "plan.json").write_text('{"epsilon": NaN}')
-    with pytest.raises(ValueError, match="NaN is not a number that JSON has"):
-        read_json(tmp_path / "plan.json", "plan")
+    refused("NaN is not a number that JSON has", lambda: read_json(tmp_path / "plan.json", "plan"))
     assert not with_side(drawn, "remove", margin=NAN).certified
-    with pytest.raises(ValueError, match="share must be in"):
-        Stop(share=NAN)
+    refused("share must be in", Stop, share=NAN)
     found = of()
     monkeypatch.setattr(thresholds, "total", lambda *arguments: NAN)
     with pytest.raises(NonFiniteLossError, match="margin"):
@@ -900,3 +775,104 @@ def test_no_name_of_the_mutants_means_two_things():
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     names = [node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
+def test_cross_terms_begin_where_columns_overlap():
+    """Bands b + 1 at separation b share c_0 c_b; bands b share nothing."""
+    for bands in (2, 3, 5):
+        strategy = Toeplitz(tuple(BandedToeplitz.square_root(bands).coefficients))
+        c = np.array(strategy.coefficients)
+        assert not strategy.cross_terms(40, bands).any()
+        shared = float(strategy.cross_terms(40, bands - 1))
+        assert shared >= c[0] * c[-1] > 0.01
+
+
+def test_overflow_is_for_the_whole_run():
+    for size, rate, steps in ((1000, 0.05, 1), (1000, 0.05, 5000), (60_000, 0.001, 7200)):
+        most = max_batch_size(size, rate, steps)
+        assert steps * stats.binom.sf(most, size, rate) <= 1e-9
+        assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
+
+
+def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
+    """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
+    passed = dict(wall=5.0, cpu=0.0)
+    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
+    monkeypatch.setattr(pilots_module, "time", times)
+    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 16)
+    clocks = []
+
+    class Kept(pilots_module.Clock):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            clocks.append(self)
+
+    monkeypatch.setattr(sys.modules["jaxacct.calibration.calibrate"], "Clock", Kept)
+    monkeypatch.setattr(route.Route, "plan", lambda route: None)
+    with ThreadPoolExecutor(1) as pool:
+        for executor in (None, pool):
+            options = CalibrationOptions(seconds=60.0, executor=executor)
+            calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, options=options)
+    alone, with_workers = clocks
+    assert alone.left == with_workers.left == 60.0
+    passed["wall"] += 59.0
+    assert (alone.left, with_workers.left) == (60.0, 1.0)
+    passed["cpu"] += 100.0
+    assert (alone.left, with_workers.left) == (10.0, 1.0)
+    passed["cpu"] += 20.0
+    with pytest.raises(pilots_module.OutOfTimeError):
+        alone("drawing", 0, 0)
+
+
+def test_half_of_the_time_is_left_to_verify_what_a_pilot_has_found():
+    """Twelve seconds a pilot: the fourth begins with less than half a minute left, and is not drawn."""
+    clock, seen = SimpleNamespace(left=60.0), []
+
+    def limit_for(claim):
+        clock.left -= 12.0
+        seen.append(claim.mechanism.noise_multiplier)
+        return 1000.0 if seen[-1] > 2.05 else None
+
+    problem = Problem(MECHANISM.scheme, MECHANISM.strategy, "zero-out", epsilon=1.0, delta=1e-3)
+    options = CalibrationOptions(estimate=2.0)
+    found = route.Route(problem, options, SimpleNamespace(limit_for=limit_for, clock=clock), None, None)
+    first, limit = found.selected(Grid(problem, 1.01), 0, 200)
+    assert (len(seen), limit) == (3, 1000)
+    assert 1.01**first == pytest.approx(min(noise for noise in seen if noise > 2.05), rel=1e-12)
+
+
+def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
+    """End to end on a drawn plan: it trains; a forged histogram, which no recomputation sees, is refused
+    unless the caller says that it need not be verified."""
+    import optax
+
+    from tests.train.fitting import fit
+
+    by_any_proposal = Plan.verify  # here by the one that is compiled already
+    monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
+    sized = claim_with(drawn.claim, dataset_size=40)
+    honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
+    # A margin depends on delta_v, a little.
+    honest = with_side(honest, "remove", margin=1.001 * drawn.evidence.remove.margin)
+    asked = []
+
+    def train(plan, **options):
+        data = {"x": np.ones((40, 1), np.float32)}
+        options |= dict(progress=lambda what, done, of: asked.append(what))
+        return fit(
+            plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), **options
+        )
+
+    assert train(honest).steps == 24
+    assert asked.index("remove (plain)") < asked.index("training")  # and it was drawn at all
+    # Much too little noise, with a histogram that would be enough: certified by all that can be computed.
+    lucky = dict(term_counts=((0, 2**20),), loss_counts=((2047, 2**20),))
+    little = forged(honest, noise_multiplier=0.7)
+    margin = checking.resolve(little.claim, Direction.REMOVE, plain(MECHANISM, "remove").spec).margin
+    little = with_side(little, "remove", margin=margin, **lucky)
+    assert little.certified
+    asked.clear()
+    with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
+        train(little)
+    assert "training" not in asked
+    assert train(little, verify=False, steps=2).steps == 2

@@ -34,9 +34,8 @@ from jaxacct import (
 )
 from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.analytic import best_accountant, delta_by
-from jaxacct.cli import main
 from jaxacct.core import evidence
-from jaxacct.core.check import Outcome, check, resolve
+from jaxacct.core.check import check, resolve
 from jaxacct.likelihood.rounding import loss_lines
 from jaxacct.proposals.base import ProposalSpec
 from jaxacct.proposals.candidates import proposals_at
@@ -45,7 +44,9 @@ from jaxacct.schemes import BalancedMinSep
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import by_name
+from tests.commands import exit_code
 from tests.oracles.enumeration import pattern_distribution
+from tests.refusals import refused
 from tests.rounding_errors import loss_margin, measured_error
 from train.batches.sampler import Sampler
 
@@ -295,16 +296,6 @@ def test_too_little_noise_is_not_certified():
     assert wrong <= 3
 
 
-@pytest.mark.parametrize("proposal", ["plain", "replicas:2"])
-def test_enough_noise_is_certified(proposal):
-    exact = one_step(0.3, 1.0, 1.0)
-    found = certified(
-        Poisson(1, 0.3), WHITE, 1.0, 1.0, 1.3 * exact, 3, proposal=proposal, max_samples=100_000
-    )
-    assert found.certified and found.remove.proposal == proposal
-    assert found.add.outcome == Outcome.DOMINATED and found.add.certified
-
-
 def test_a_practical_target_from_few_samples():
     """(8, 1e-5) for 50 steps with 2.5 expected participations, of the programs above."""
     found = certified(Poisson(50, 0.05), WHITE, 0.8, 8.0, 1e-5, 1)
@@ -345,37 +336,7 @@ def test_an_attack_on_the_real_sampler():
 def plan_of(tmp_path, *more):
     numbers = "--scheme b-min-sep --iterations 12 --min-separation 3 --sampling-probability 0.1 --bands 3"
     target = "--epsilon 4 --delta 1e-2 --dataset-size 80 --noise-multiplier 1.5 --adjacency replace-one"
-    with pytest.raises(SystemExit) as done:
-        main.main(
-            ["calibrate", *numbers.split(), *target.split(), "--out", str(tmp_path / "plan.json"), *more]
-        )
-    return done.value.code
-
-
-def test_the_command_line(tmp_path, capsys):
-    assert plan_of(tmp_path) == 0
-    out = capsys.readouterr().out
-    assert "for one example under replace-one adjacency" in out
-    assert "at most that of the remove direction" in out
-    plan = Plan.load(tmp_path / "plan.json")
-    assert plan.certified and isinstance(plan.evidence.add, evidence.Dominated)
-    assert Plan.from_json(plan.to_json()).claim == plan.claim
-    for command in (
-        ["verify", "plan.json", "--replay"],
-        ["report", "plan.json", "--out", "report.html", "--draws", "0"],
-    ):
-        with pytest.raises(SystemExit) as done:
-            main.main(
-                [str(tmp_path / word) if word.endswith((".json", ".html")) else word for word in command]
-            )
-        assert done.value.code == 0, command
-    page = (tmp_path / "report.html").read_text()
-    assert "replace-one" in page and "under zero-out" in page
-    capsys.readouterr()
-    numbers = "--scheme poisson --iterations 1 --sampling-probability 0.3 --noise-multiplier 1 --epsilon 1"
-    with pytest.raises(SystemExit) as done:
-        main.main(["estimate", *numbers.split(), "--adjacency", "replace-one", "--samples", "20000"])
-    assert done.value.code == 0 and "delta = 0.01" in capsys.readouterr().out
+    return exit_code("calibrate", *numbers.split(), *target.split(), "--out", tmp_path / "plan.json", *more)
 
 
 def test_another_another_adjacency_proves_nothing(tmp_path):
@@ -403,16 +364,14 @@ def test_what_has_no_antipodal_pair_is_refused():
         TruncatedBMinSep(12, 3, 0.1, max_batch_size=4, dataset_size=20),
         MultiAttribution(12, 3, 0.1, examples_per_user=2),
     ):
-        with pytest.raises(ValueError, match="adjacency must be 'zero-out' for scheme"):
-            Mechanism(scheme, WHITE, 1.0, REPLACE)
+        refused("adjacency must be 'zero-out' for scheme", Mechanism, scheme, WHITE, 1.0, REPLACE)
     mechanism = Mechanism(Poisson(12, 0.1), WHITE, 1.0, REPLACE)
     with pytest.raises(ValueError, match="max_batch_size must not be given with replace-one"):
         Claim(mechanism, ClaimedTarget.at(2.0, 1e-3), 100, 15)
     with pytest.raises(ValueError, match="compose_with must not be given with replace-one"):
         Claim(mechanism, ClaimedTarget.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
     for name in ("random-allocation", "redrawn-bins"):
-        with pytest.raises(ValueError, match="not for replace-one"):
-            delta_by(name, mechanism, 1.0)
+        refused("not for replace-one", delta_by, name, mechanism, 1.0)
     with pytest.raises(ValueError, match="the pair of replace-one is symmetric"):
         sample_privacy_loss(jax.random.key(0), mechanism, 10, "add")
 

@@ -1,5 +1,6 @@
 """The whole verifier: soundness just above the line, power below it, resume, evidence."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -9,16 +10,30 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxacct import BandedToeplitz, BMinSep, Budget, Mechanism, Plan, Poisson, verify
+from jaxacct import (
+    BandedToeplitz,
+    BMinSep,
+    Budget,
+    Mechanism,
+    Plan,
+    Poisson,
+    TruncatedBMinSep,
+    privacy_profile,
+    verify,
+)
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common.files import Checkpoint
 from jaxacct.core.check import Outcome, check_direction, resolve_proposal
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import NotRun, Sampled
 from jaxacct.core.verify import Run, Stop, draw, next_check
+from jaxacct.estimates import estimate
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
+from jaxacct.verification import replay as again
 from tests.oracles import tuples
+from tests.refusals import refused
+from tests.stored_plans import whole
 
 FALSE_ALARM = 1e-6
 IDENTITY = BandedToeplitz((1.0,))
@@ -71,20 +86,6 @@ def test_false_acceptances_stay_within_q(rule, max_samples):
     assert accepted <= limit < runs / 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 30_000), ("fixed", 8192)])
-def test_false_acceptances_at_length(rule, max_samples, plain):
-    """As `test_false_acceptances_of_bounded_proposals`, 1500 runs of every kind; false alarm 1e-6 each."""
-    sigma, p, q, runs = 1.0, 0.3, 0.05, 1500
-    mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
-    delta_v = tuples.one_step_delta(sigma, p, epsilon, "remove") * (1 - 1e-6)
-    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
-    options = dict(plain=plain, rule=rule, max_samples=max_samples)
-    wrong = sum(accepts(mechanism, epsilon, "remove", budget, run, **options) for run in range(runs))
-    assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
-
-
 @pytest.mark.parametrize("rule", ["anytime", "fixed"])
 def test_accepts_below_the_line(rule):
     """At 70 % of delta_v: the rate of acceptance is far from q."""
@@ -131,37 +132,6 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.parametrize("stop_after", [1, 3])
-def test_resumes_where_it_was(stop_after, tmp_path):
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
-    options = dict(proposal="plain", max_samples=60_000)
-    calls = []
-
-    def interrupt(what, done, expected):
-        calls.append(done)
-        if len(calls) == stop_after:
-            raise Interrupted
-
-    with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
-        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=interrupt, **options)
-    resumed_at = []
-    with Checkpoint(tmp_path) as checkpoint:
-        resumed = verify(
-            mechanism,
-            2.0,
-            1e-3,
-            checkpoint=checkpoint,
-            progress=lambda what, done, expected: resumed_at.append(done),
-            **options,
-        )
-        stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
-    assert resumed_at[0] > calls[-1]
-    from jaxacct.kernels.randomness import key_from_words
-
-    whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
-    assert resumed.evidence == whole.evidence
-
-
 def test_a_plan_is_not_verified_by_its_own_samples(tmp_path):
     """The folder in which its samples were drawn has other samples for `Plan.verify`, which then resumes."""
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
@@ -179,15 +149,12 @@ def test_a_plan_is_not_verified_by_its_own_samples(tmp_path):
 def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
     mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with Checkpoint(tmp_path) as checkpoint:
-        with pytest.raises(ValueError, match="in use by another process"):
-            Checkpoint(tmp_path)
+        refused("in use by another process", Checkpoint, tmp_path)
         verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
         (path,) = tmp_path.glob("remove-*.json")
         for damaged in (path.read_text()[:-5], "", "[1, 2]"):
             path.write_text(damaged)
-            with pytest.raises(ValueError, match=path.name) as refused:
-                verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
-            assert "\n" not in str(refused.value)
+            refused(path.name, verify, mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
     Checkpoint(tmp_path).close()
 
 
@@ -247,3 +214,89 @@ def test_false_acceptances_of_bounded_proposals():
     wrong = sum(accepted(exact * (1 - 1e-6), run, 10_000) for run in range(runs))
     assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
     assert all(accepted(exact * 1.1, run, 20_000) for run in range(5))
+
+
+def test_a_replay_is_accepted_where_its_own_draws_prove_the_claim(monkeypatch):
+    """What is drawn again decides, by the check of its direction."""
+    checked = []
+
+    def refused(claim, direction, side, evidence):
+        checked.append((direction, side.num_samples))
+        return dataclasses.replace(real(claim, direction, side, evidence), outcome=Outcome.MEAN_ABOVE)
+
+    real, plan = again.check_direction, whole("plain")
+    assert all(one.accepted for one in again.replay(plan))
+    monkeypatch.setattr(again, "check_direction", refused)
+    assert [one.accepted for one in again.replay(plan) if one.drawn] == [False] * len(checked)
+    assert checked
+
+
+@pytest.mark.parametrize("proposal", [None, "plain"])
+def test_a_plan_is_verified_by_the_proposal_that_is_asked_for(proposal):
+    plan = whole("replicas")
+    stored = plan.verdict.remove.proposal
+    assert stored != "plain"
+    found = plan.verify(proposal=proposal, max_samples=2048, key=jax.random.key(0))
+    assert found.remove is not None and found.remove.proposal == (proposal or stored)
+
+
+@pytest.mark.parametrize(
+    "scheme", [Poisson(4, 0.9), TruncatedBMinSep(3, 4, 0.5, 4, 9)], ids=["poisson", "truncated"]
+)
+def test_bands_of_a_profile_share_their_failure_probability(scheme, monkeypatch):
+    """All intervals of all directions that are drawn fail with at most 1 - confidence together."""
+    spent = []
+
+    def bands(chosen, grid, draw, q):
+        spent.append(q * len(grid))
+        return np.tile([[0.0], [0.0], [0.5]], len(grid))
+
+    monkeypatch.setattr(estimate.interval, "bands_of_both", bands)
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
+    privacy_profile(mechanism, [0.1, 0.5, 1.0, 2.0], confidence=0.9, num_samples=10)
+    assert len(spent) >= len(mechanism.directions)
+    assert sum(spent) == pytest.approx(0.1, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 30_000), ("fixed", 8192)])
+def test_false_acceptances_at_length(rule, max_samples, plain):
+    """As `test_false_acceptances_of_bounded_proposals`, 1500 runs of every kind; false alarm 1e-6 each."""
+    sigma, p, q, runs = 1.0, 0.3, 0.05, 1500
+    mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
+    delta_v = tuples.one_step_delta(sigma, p, epsilon, "remove") * (1 - 1e-6)
+    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    options = dict(plain=plain, rule=rule, max_samples=max_samples)
+    wrong = sum(accepts(mechanism, epsilon, "remove", budget, run, **options) for run in range(runs))
+    assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
+
+
+def test_resumes_where_it_was(tmp_path):
+    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+    options = dict(proposal="plain", max_samples=60_000)
+    calls = []
+
+    def stop_at_third(what, done, expected):
+        calls.append(done)
+        if len(calls) == 3:
+            raise Interrupted
+
+    with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
+        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
+    resumed_at = []
+    with Checkpoint(tmp_path) as checkpoint:
+        resumed = verify(
+            mechanism,
+            2.0,
+            1e-3,
+            checkpoint=checkpoint,
+            progress=lambda what, done, expected: resumed_at.append(done),
+            **options,
+        )
+        stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
+    assert resumed_at[0] > calls[-1]
+    from jaxacct.kernels.randomness import key_from_words
+
+    whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
+    assert resumed.evidence == whole.evidence

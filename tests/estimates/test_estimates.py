@@ -32,6 +32,7 @@ from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.proposals.base import ProposalSpec, plain
+from tests.oracles import tuples
 from tests.oracles.enumeration import strategy_matrix
 from tests.schemes.test_sampling import _pld
 
@@ -72,14 +73,6 @@ def test_epsilon_and_delta_are_covered():
     assert np.all(misses <= few(12, 0.05)), misses
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("delta", DELTAS)
-def test_epsilon_and_delta_are_covered_in_300_runs(delta):
-    misses, width = cover(delta, 300, 8192)
-    assert np.all(misses <= few(300, 0.05)), misses
-    assert width < 0.4 * pld_epsilon(delta)
-
-
 def cover_profile(runs, num_samples, confidence):
     grid = np.array([pld_epsilon(delta) for delta in DELTAS])
     misses = 0
@@ -101,55 +94,14 @@ def test_the_profile_is_covered_in_300_runs():
     assert cover_profile(300, 2048, 0.95) <= few(300, 0.05)
 
 
-def test_intervals_grow_with_confidence(key):
-    """From the same draws, strictly."""
-    intervals = []
-    for confidence in (0.2, 0.95, 1 - 1e-12):
-        options: dict[str, Any] = dict(confidence=confidence, num_samples=512, key=key)
-        delta, epsilon = (
-            estimate_delta(MECHANISM, 0.5, **options),
-            estimate_epsilon(MECHANISM, 1e-5, **options),
-        )
-        bands = privacy_profile(MECHANISM, [0.1, 0.5], **options)
-        low = [delta.low, epsilon.low, *bands.lower]
-        high = [delta.high, epsilon.high, *bands.upper]
-        intervals.append((low, high))
-    lows, highs = np.array(intervals).transpose(1, 0, 2)
-    assert np.all(np.diff(lows, axis=0) <= 0) and np.all(np.diff(highs, axis=0) >= 0)
-    assert np.all(highs[-1] - lows[-1] > highs[0] - lows[0])
-
-
 def test_epsilon_falls_as_delta_grows(key):
     found = [estimate_epsilon(MECHANISM, delta, num_samples=1024, key=key) for delta in (1e-9, 1e-7, 0.5)]
     assert np.all(np.diff([f.value for f in found]) < 0)
     assert found[-1].value == found[-1].low == found[-1].high == 0
 
 
-def test_what_no_draw_resolves_is_what_holds_without_a_draw(key):
-    """128 plain draws at 1e-9: the pattern revealed. Of bounds nothing is known from below."""
-    mechanism = Mechanism(BMinSep(4, 2, 0.3), BandedInverse.bisr(iterations=4, bands=2), 1.0)
-    found = estimate_epsilon(mechanism, 1e-9, num_samples=128, key=key)
-    rows = strategy_matrix(mechanism.strategy.array, 4, 4)
-    length = max(
-        np.linalg.norm(rows[:, [first, later]].sum(axis=1)) for first, later in [(0, 2), (0, 3), (1, 3)]
-    )
-    assert found.value == found.high == proven_epsilon(mechanism, "remove", 1e-9)
-    assert 0.999e-9 < gdp_delta(found.high, length) <= 1e-9
-    assert found.low == 0
-
-
 def test_the_least_noise_that_a_mechanism_takes_has_a_finite_epsilon():
     assert 1e17 < unamplified.epsilon_at(dataclasses.replace(MECHANISM, noise_multiplier=1e-9), 1e-9) < 1e21
-
-
-def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
-    """With little noise a scale is beyond e^709: no traceback; the proposal that resolves delta is chosen."""
-    low = dataclasses.replace(plain(MECHANISM, "remove"), spec=ProposalSpec("low", ()), log_scale=-1.0)
-    high = dataclasses.replace(low, spec=ProposalSpec("high", ()), log_scale=5e4, total_variation=1e-300)
-    for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
-        found = [high, dataclasses.replace(low, total_variation=total_variation)]
-        monkeypatch.setattr(estimate, "proposals_at", lambda *_, composed, found=found: found)
-        assert estimate._distribution_at(MECHANISM, 1.0, "remove", 1e-6).name == taken
 
 
 def test_poisson_sampling_with_independent_noise_needs_no_samples():
@@ -185,20 +137,6 @@ def composed_epsilon(delta):
     return accountant.compose(sampled, N).get_epsilon(delta)
 
 
-def test_a_composed_epsilon_without_a_draw(monkeypatch):
-    """Poisson sampling and C = I with a Gaussian, by the accountant, against dp-accounting's."""
-    monkeypatch.setattr(estimate, "draw_samples", None)
-    found = estimate_epsilon(MECHANISM, 1e-5, compose_with=EVENT)
-    assert (found.low, found.num_samples, found.value) == (0, 0, found.high)
-    exact = composed_epsilon(1e-5)
-    assert exact * (1 - 1e-4) <= found.high <= exact * (1 + 1e-3)
-    at_epsilon = estimate_delta(MECHANISM, found.high, compose_with=EVENT)
-    assert at_epsilon.num_samples == 0 and 0.99e-5 < at_epsilon.value <= 1e-5
-    replaced = dataclasses.replace(MECHANISM, adjacency="replace-one")
-    with pytest.raises(ValueError, match="compose_with must not be given with replace-one adjacency"):
-        estimate_epsilon(replaced, 1e-5, compose_with=EVENT)
-
-
 def test_a_composed_epsilon_of_samples(monkeypatch):
     """The interval holds dp-accounting's value at confidence 1 - 1e-6, without the accountants' bound."""
     monkeypatch.setattr(estimate.analytic, "epsilon_at", lambda *_: (math.inf, None))
@@ -230,3 +168,78 @@ def test_a_proven_epsilon_includes_what_a_proposal_leaves_out(monkeypatch):
         Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 2.0), "remove", 1e-6
     )
     assert math.exp(-found) + 5e-7 <= 1e-6 and found == pytest.approx(math.log(2e6), rel=0.05)
+
+
+ONE = Mechanism(Poisson(1, 0.3), BandedToeplitz((1.0,)), 0.8)
+GRID = np.array([0.05, 0.3, 1.0, 2.0, 4.0])
+
+
+def exact(direction):
+    return np.array([tuples.one_step_delta(0.8, 0.3, e, direction) for e in GRID])
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_bands_hold_the_exact_profile(direction, key):
+    found = privacy_profile(ONE, GRID, num_samples=40_000, confidence=1 - FALSE_ALARM, key=key)
+    lower, estimate, upper = found.directions[direction]
+    truth = exact(direction)
+    assert np.all(lower <= truth + 1e-12)
+    assert np.all(truth <= upper + 1e-12)
+    assert np.all((lower <= estimate) & (estimate <= upper))
+    assert np.all(np.diff(upper) <= 1e-12)
+    if direction == "add":  # at most the other one, of which it has the upper band
+        assert lower[0] > 0 and np.array_equal(upper, found.upper)
+        return
+    # Not vacuous: within a third of the truth where it is not tiny.
+    seen = truth > 1e-3
+    assert np.all(upper[seen] < 1.35 * truth[seen])
+    assert np.all(lower[seen] > 0.65 * truth[seen])
+
+
+def test_coverage_is_simultaneous():
+    """At confidence 0.8, runs in which any of six bands fails are Binomial(24, <= 0.2); false alarm 1e-6."""
+    few = slice(None, None, 2)
+    truth = {direction: exact(direction)[few] for direction in ("remove", "add")}
+    wrong = 0
+    for run in range(24):
+        found = privacy_profile(ONE, GRID[few], num_samples=1000, confidence=0.8, key=jax.random.key(run))
+        bands = [(found.directions[d], truth[d]) for d in truth]
+        wrong += any(np.any((t < b[0] - 1e-12) | (t > b[2] + 1e-12)) for b, t in bands)
+    assert wrong <= stats.binom.isf(FALSE_ALARM, 24, 0.2)
+
+
+def test_bad_grids():
+    for grid in [[], [1.0, 1.0], [2.0, 1.0], [-1.0], [np.nan], [[1.0]]]:
+        with pytest.raises(ValueError, match="epsilons must be"):
+            privacy_profile(ONE, grid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", DELTAS)
+def test_epsilon_and_delta_are_covered_in_300_runs(delta):
+    misses, width = cover(delta, 300, 8192)
+    assert np.all(misses <= few(300, 0.05)), misses
+    assert width < 0.4 * pld_epsilon(delta)
+
+
+def test_what_no_draw_resolves_is_what_holds_without_a_draw(key):
+    """128 plain draws at 1e-9: the pattern revealed. Of bounds nothing is known from below."""
+    mechanism = Mechanism(BMinSep(4, 2, 0.3), BandedInverse.bisr(iterations=4, bands=2), 1.0)
+    found = estimate_epsilon(mechanism, 1e-9, num_samples=128, key=key)
+    rows = strategy_matrix(mechanism.strategy.array, 4, 4)
+    length = max(
+        np.linalg.norm(rows[:, [first, later]].sum(axis=1)) for first, later in [(0, 2), (0, 3), (1, 3)]
+    )
+    assert found.value == found.high == proven_epsilon(mechanism, "remove", 1e-9)
+    assert 0.999e-9 < gdp_delta(found.high, length) <= 1e-9
+    assert found.low == 0
+
+
+def test_scales_beyond_float64_are_compared_in_logs(monkeypatch):
+    """With little noise a scale is beyond e^709: no traceback; the proposal that resolves delta is chosen."""
+    low = dataclasses.replace(plain(MECHANISM, "remove"), spec=ProposalSpec("low", ()), log_scale=-1.0)
+    high = dataclasses.replace(low, spec=ProposalSpec("high", ()), log_scale=5e4, total_variation=1e-300)
+    for total_variation, taken in ((1e-8, "low"), (0.0, "low"), (1e-3, "high")):
+        found = [high, dataclasses.replace(low, total_variation=total_variation)]
+        monkeypatch.setattr(estimate, "proposals_at", lambda *_, composed, found=found: found)
+        assert estimate._distribution_at(MECHANISM, 1.0, "remove", 1e-6).name == taken

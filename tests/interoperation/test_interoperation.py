@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import re
 import types
+import unittest
 
 import dp_accounting
 import jax
@@ -25,8 +27,9 @@ from jaxacct.interoperation import (
 )
 from jaxacct.interoperation.pessimistic_pld import INTERVAL
 from jaxacct.strategies.banded_inverse import BandedInverse
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
-from tests.schemes.test_schemes import chi_square_p_value
+from tests.refusals import refused
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
@@ -78,14 +81,6 @@ def truth(sigma=0.8, p=0.2, times=1, also=()):
     for other in also:
         found = found.compose(other)
     return found
-
-
-def test_the_closed_form_is_the_mechanism():
-    remove, add = sampled_deltas(GRID, 0.8, 0.2)
-    exact, below = np.maximum(remove, add)[40::40], truth()
-    # Its losses are rounded down by less than the interval.
-    assert all(exact >= [below.get_delta_for_epsilon(e) for e in GRID[40::40]])
-    assert all(exact <= [below.get_delta_for_epsilon(e - INTERVAL) for e in GRID[40::40]])
 
 
 def test_it_dominates_and_is_tight_at_every_epsilon():
@@ -147,15 +142,6 @@ def test_bounds_that_wobble_still_dominate(seed):
     assert masses.min() >= -1e-15 and masses.sum() + found.pld._pmf_remove._infinity_mass == pytest.approx(1)
 
 
-def test_edges():
-    """Hardly any and very much noise; two points are enough, and the least that there may be."""
-    for sigma, grid in ((0.1, GRID), (0.1, GRID[[0, -1]]), (10.0, GRID)):
-        exact = np.maximum(gaussian_delta(grid, sigma), 0)
-        found = pld_of_profile(profile_of(grid, exact, exact))
-        for epsilon in (0.0, 0.5, 6.0):
-            assert found.delta(epsilon) >= gaussian_delta(epsilon, sigma) * (1 - 1e-9)
-
-
 @pytest.mark.parametrize(
     ("epsilons", "line"),
     [
@@ -167,16 +153,14 @@ def test_edges():
 )
 def test_a_profile_that_cannot_be_used(epsilons, line):
     grid = np.array(epsilons)
-    with pytest.raises(ValueError, match=line):
-        pld_of_profile(profile_of(grid, grid + 0.5, grid + 0.5))
+    refused(line, lambda: pld_of_profile(profile_of(grid, grid + 0.5, grid + 0.5)))
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 2.0, math.nan])
 def test_a_confidence_that_is_none_is_refused(confidence):
     """Above 1 the failure probability would be negative, and delta too small."""
     good = profile_of(GRID, *sampled_deltas(GRID, 0.8, 0.2))
-    with pytest.raises(ValueError, match="confidence must be in"):
-        pld_of_profile(dataclasses.replace(good, confidence=confidence))
+    refused("confidence must be in", lambda: pld_of_profile(dataclasses.replace(good, confidence=confidence)))
 
 
 def test_a_trivial_profile():
@@ -230,8 +214,7 @@ def test_events():
     # Rounds are independent, but a column of the matrix reaches into the rounds that follow.
     together = dominating_event(Mechanism(Poisson(6, 0.2), BandedInverse((1.0, -0.5), 6), 1.5))
     assert not together.exact and together.event.noise_multiplier < 1.5 / math.sqrt(6)
-    with pytest.raises(ValueError, match="mechanism"):
-        dominating_event("mine")
+    refused("mechanism", dominating_event, "mine")
 
 
 @pytest.mark.parametrize(
@@ -276,8 +259,7 @@ def test_parts_of_equal_size_are_refused_as_the_others_give_an_example_away():
     for seed in range(20):
         first, second = selection.batch_iterator(2, rng=seed)
         assert len(first) == len(second) == 1 and first != second
-    with pytest.raises(ValueError, match="INDEPENDENT"):
-        scheme_of(selection)
+    refused("INDEPENDENT", scheme_of, selection)
     assert scheme_of(CyclicPoissonSampling(0.1, 9)) == Poisson(9, 0.1)  # one part is the same either way
 
 
@@ -291,11 +273,9 @@ def test_distributions_that_are_not_here_are_refused():
         (theirs.BMinSepSampling(0.0, 4, 2), "sampling_probability"),
         ("poisson", "got str"),
     ):
-        with pytest.raises(ValueError, match=line):
-            scheme_of(selection)
+        refused(line, scheme_of, selection)
     for scheme in (jaxacct.MultiAttribution(6, 2, 0.1, 2), "b-min-sep"):
-        with pytest.raises(ValueError, match="scheme must be one of"):
-            batch_selection(scheme)
+        refused("scheme must be one of", batch_selection, scheme)
 
 
 def test_coefficients():
@@ -303,8 +283,7 @@ def test_coefficients():
     assert strategy_of(np.array(ours.coefficients)).coefficients == pytest.approx(ours.coefficients)
     larger = np.array(ours.coefficients) * 1.0000000247  # whose noise would be less than is certified
     for bad in ([1.0, 0.5], [[1.0]], [math.nan], [], larger):
-        with pytest.raises(ValueError, match="norm 1"):
-            strategy_of(bad)
+        refused("norm 1", strategy_of, bad)
 
 
 def test_a_config_adds_noise_by_its_norm():
@@ -312,21 +291,7 @@ def test_a_config_adds_noise_by_its_norm():
     config = types.SimpleNamespace(strategy=np.float32([1.0, 0.5, 0.2]), column_normalize=False)
     assert strategy_of(config).given_norm == pytest.approx(math.sqrt(1.29), rel=1e-6)
     config.column_normalize = True
-    with pytest.raises(ValueError, match="without column_normalize"):
-        strategy_of(config)
-
-
-def test_the_default_config_of_jax_privacy_is_taken():
-    """Its float32 coefficients have not quite norm 1, and its noise is multiplied by theirs."""
-    from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
-
-    run = dict(strategy_optimization_steps=3, epsilon=1.0, delta=1e-5)
-    with jax.numpy_dtype_promotion("standard"):
-        config = BandMFExecutionPlanConfig.default(2, 8, **run)
-    given = np.asarray(config.strategy, np.float64)
-    found = strategy_of(config)
-    assert found.given_norm == pytest.approx(np.linalg.norm(given), rel=1e-15)
-    assert found.coefficients == pytest.approx(tuple(given / np.linalg.norm(given)), rel=1e-12)
+    refused("without column_normalize", strategy_of, config)
 
 
 def test_random_allocation_is_k_of_n_steps(monkeypatch):
@@ -344,11 +309,9 @@ def test_random_allocation_is_k_of_n_steps(monkeypatch):
         scheme = jaxacct.BalancedMinSep(8, separation, k)
         assert scheme_of(RandomAllocationSampling(k, 8)) == scheme
         assert batch_selection(scheme) == RandomAllocationSampling(k, 8)
-    with pytest.raises(ValueError, match="cycle_length"):
-        scheme_of(RandomAllocationSampling(2, 8, 2))
+    refused("cycle_length", lambda: scheme_of(RandomAllocationSampling(2, 8, 2)))
     for other in (jaxacct.BalancedMinSep(8, 2, 3), jaxacct.BalancedMinSep(8, 1, 2.5)):
-        with pytest.raises(ValueError, match="whole participations"):
-            batch_selection(other)
+        refused("whole participations", batch_selection, other)
 
 
 def test_only_what_is_of_one_adjacency_composes():
@@ -360,13 +323,10 @@ def test_only_what_is_of_one_adjacency_composes():
         2.0, neighboring_relation=ZERO_OUT, value_discretization_interval=INTERVAL
     )
     for other in (gaussian, exported()):
-        with pytest.raises(ValueError, match="adjacency must be replace-one to be composed, got zero-out"):
-            found.compose(other)
-    with pytest.raises(ValueError, match="adjacency must be zero-out to be composed, got replace-one"):
-        exported().compose(found)
+        refused("adjacency must be replace-one to be composed, got zero-out", found.compose, other)
+    refused("adjacency must be zero-out to be composed, got replace-one", lambda: exported().compose(found))
     assert found.compose(gaussian, "replace-one").compose(found).adjacency == "replace-one"
-    with pytest.raises(ValueError, match="adjacency must be"):
-        found.compose(gaussian, "replace-two")
+    refused("adjacency must be", found.compose, gaussian, "replace-two")
     mechanism = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 2.0, "replace-one")
     drawn = dominating_pld(mechanism, max_epsilon=1.0, points=2, num_samples=2048)
     assert drawn.adjacency == "replace-one"
@@ -387,5 +347,34 @@ def test_a_distribution_of_dp_accounting_composes():
         assert found.pld.get_delta_for_epsilon(epsilon) >= exact * (1 - 1e-3) - own.failure_probability
     for interval in (1e-4, 5e-4):
         odd = privacy_loss_distribution.from_gaussian_mechanism(2.0, value_discretization_interval=interval)
-        with pytest.raises(ValueError, match=r"value_discretization_interval must be 0\.001 to be composed"):
-            own.compose(odd)
+        refused(r"value_discretization_interval must be 0\.001 to be composed", own.compose, odd)
+
+
+def failures(suite: type[unittest.TestCase], names: str = "") -> dict[str, str]:
+    """Return {method: last line} of the tests of a class that do not pass, of names that match."""
+    loader, result = unittest.TestLoader(), unittest.TestResult()
+    for name in loader.getTestCaseNames(suite):
+        if re.match(names, name):
+            suite(name).run(result)
+    assert result.testsRun > 10
+    bad = [*result.failures, *result.errors]
+    return {test._testMethodName: text.strip().splitlines()[-1] for test, text in bad}
+
+
+KEPT = (
+    "test_(additive_noise|gaussian_basic|poisson_subsampled_gaussian|poisson_subsampling_with|"
+    "self_composed|supports_gaussian|randomized_response_with_zero)"
+)
+
+
+def test_the_default_config_of_jax_privacy_is_taken():
+    """Its float32 coefficients have not quite norm 1, and its noise is multiplied by theirs."""
+    from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
+
+    run = dict(strategy_optimization_steps=3, epsilon=1.0, delta=1e-5)
+    with jax.numpy_dtype_promotion("standard"):
+        config = BandMFExecutionPlanConfig.default(2, 8, **run)
+    given = np.asarray(config.strategy, np.float64)
+    found = strategy_of(config)
+    assert found.given_norm == pytest.approx(np.linalg.norm(given), rel=1e-15)
+    assert found.coefficients == pytest.approx(tuple(given / np.linalg.norm(given)), rel=1e-12)

@@ -225,15 +225,3 @@ def test_truncated_batches_can_be_drawn_under_x64():
     with jax.enable_x64(True):
         shapes = [(part.shape, part.dtype) for part in jax.eval_shape(sizes_and_counts)]
     assert shapes == [((64, 6), np.int32), ((64, 6), np.float32), ((64, 6), np.float32)]
-
-
-@pytest.mark.slow
-def test_batch_sizes_and_counts_under_x64_are_those_without():
-    single = [np.asarray(part) for part in sizes_and_counts()]
-    with jax.enable_x64(True):
-        double = [np.asarray(part) for part in sizes_and_counts()]
-        mechanism = Mechanism(TRUNCATED, BandedToeplitz.square_root(2), 1.0)
-        losses = base.plain(mechanism, "remove").draw(KEY, 0, 1, jnp.float64).loss
-    for one, other in zip(single, double, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert np.isfinite(losses).all()

@@ -66,16 +66,6 @@ def test_kernel_against_the_recurrence_in_float64(n, lockout, starts, num_sample
     assert np.abs(kernel - exact).max() <= (n + 8) * 2.0**-23 * size
 
 
-def test_kernel_over_blocks_of_samples():
-    """`vmap` over blocks is one more axis of the grid."""
-    path = path_of(22, 5, 5)
-    run = jax.jit(lambda ratios: gpu_recurrence.kernel_values(ratios, *path, interpret=True))
-    ratios = jnp.asarray(np.random.default_rng(1).normal(size=(3, 22, 128)), jnp.float32)
-    together = jax.jit(jax.vmap(run))(ratios)
-    for part, alone in zip(together, ratios, strict=True):
-        np.testing.assert_array_equal(part, run(alone))
-
-
 def test_kernel_compiles_for_a_gpu():
     """As far as a machine without one can: to Triton's code."""
     path = path_of(40, np.arange(40) % 5 + 2, 3)
@@ -112,17 +102,6 @@ def test_what_the_kernel_covers(monkeypatch, x64):
         assert not gpu_recurrence.serves(wider, np.zeros(shape, bool), lockout, jnp.float32)
 
 
-def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
-    scheme = BMinSep(20, 4, 0.2, warm_start=True)
-    ratios = jax.random.normal(key, (6, 20))
-    expected = jax.jit(scheme.log_likelihood_ratios)(ratios)
-    asked = []
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(gpu_recurrence, "serves", lambda *path: asked.append(path) or True)
-    np.testing.assert_array_equal(jax.jit(lambda r: scheme.log_likelihood_ratios(r))(ratios), expected)
-    assert asked
-
-
 @pytest.mark.parametrize(
     ("n", "b", "bands", "p", "warm"),
     [
@@ -157,6 +136,17 @@ def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):
         participation[rows, positions[rows, slots]] = counts[rows, slots]
         expected = before + 0.7 * participation @ dense.T @ dense
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
+
+
+def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
+    scheme = BMinSep(20, 4, 0.2, warm_start=True)
+    ratios = jax.random.normal(key, (6, 20))
+    expected = jax.jit(scheme.log_likelihood_ratios)(ratios)
+    asked = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu_recurrence, "serves", lambda *path: asked.append(path) or True)
+    np.testing.assert_array_equal(jax.jit(lambda r: scheme.log_likelihood_ratios(r))(ratios), expected)
+    assert asked
 
 
 def test_a_block_drawn_by_windows_is_the_same_block(monkeypatch, key):

@@ -135,17 +135,6 @@ def test_a_program_that_fails_is_not_kept():
     assert not refuses._programs
 
 
-@pytest.mark.slow
-def test_options_for_the_compiler_change_no_draw():
-    """A program called alone has them, inside of another one it has not."""
-    mechanism = Mechanism(BMinSep(6, 2, 0.2), BandedToeplitz.square_root(2), 1.0)
-    keys = jax.random.split(jax.random.key(0), 2)
-    fixed = plain(mechanism, "remove").draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
-    alone = draw_blocks(*fixed, 1.0, (), keys).loss
-    inside = jax.jit(lambda keys: draw_blocks(*fixed, 1.0, (), keys).loss)(keys)
-    assert alone.tolist() == inside.tolist()
-
-
 def test_programs_that_threads_call_at_once_keep_to_one_core(monkeypatch):
     """Else two Fourier transforms wait for each other forever in jaxlib 0.11: no draw would end."""
     asked, jit = [], jax.jit
@@ -180,3 +169,14 @@ def test_options_for_the_compiler_are_left_out_where_set_unknown_or_refused(monk
     assert set(programs.compiler_options()) == left
     assert shifted(2.0, x).tolist() == [2.0, 3.0]
     programs.compiler_options.cache_clear()
+
+
+@pytest.mark.slow
+def test_options_for_the_compiler_change_no_draw():
+    """A program called alone has them, inside of another one it has not."""
+    mechanism = Mechanism(BMinSep(6, 2, 0.2), BandedToeplitz.square_root(2), 1.0)
+    keys = jax.random.split(jax.random.key(0), 2)
+    fixed = plain(mechanism, "remove").draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
+    alone = draw_blocks(*fixed, 1.0, (), keys).loss
+    inside = jax.jit(lambda keys: draw_blocks(*fixed, 1.0, (), keys).loss)(keys)
+    assert alone.tolist() == inside.tolist()

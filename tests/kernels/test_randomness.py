@@ -1,4 +1,4 @@
-"""Random words and normals: quality, tails, independence, and no dependence on how blocks are batched."""
+"""Random words and normals: quality, tails, independence, and the words and keys of JAX."""
 
 import math
 
@@ -58,20 +58,6 @@ def test_words_drawn_flat_are_those_of_jax(shape):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_words_of_several_keys_and_of_some_places_are_those_of_each_key():
-    keys, places = jax.random.split(jax.random.key(3), 3), jnp.asarray([[4, 0], [1, 1]])
-
-    @jax.jit
-    def found(keys):
-        each = [(threefry.bits_32(key, (5,)), threefry.bits_32_at(key, 5, places)) for key in keys]
-        return threefry.bits_32_of(keys, 5), each
-
-    of_all, of_each = found(keys)
-    for row, (words, at) in zip(of_all, of_each, strict=True):
-        np.testing.assert_array_equal(row, words)
-        np.testing.assert_array_equal(at, np.asarray(words)[places])
-
-
 def test_tails_beyond_jax(pair):
     """Counts above 2, 3, 4 and 5 are binomial; the largest number there can be is 6.7."""
     values = np.abs(np.concatenate(pair).reshape(-1))
@@ -114,21 +100,6 @@ def test_words_are_those_of_jax(shape):
             np.testing.assert_array_equal(np.asarray(whole)[index], part)
 
 
-def set_in_each_place(words) -> np.ndarray:
-    """(32,) share of uint32 words that have each bit, the lowest first."""
-    bits = np.unpackbits(words.astype("<u4").view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")
-    return bits.sum(axis=0, dtype=np.int64) / words.size
-
-
-def test_bits_are_fair():
-    """Each of the 32 places of both arrays, and each pair of neighbouring places; false alarm 1e-6 in all."""
-    for words in threefry.two_words(jax.random.key(3), (1 << 20,)):
-        words = np.asarray(words)
-        bound = stats.norm.isf(FALSE_ALARM / 256) * np.sqrt(0.25 / words.size)
-        assert np.abs(set_in_each_place(words) - 0.5).max() < bound
-        assert np.abs(set_in_each_place(words ^ words >> 1)[:31] - 0.5).max() < bound
-
-
 def test_streams_keep_their_numbers():
     """Evidence, checkpoints and parts of earlier runs are drawn again by them."""
     numbers = {name: int(stream) for name, stream in randomness.Stream.__members__.items()}
@@ -168,19 +139,6 @@ def test_streams_of_neighbouring_keys_do_not_meet():
     assert stats.poisson.ppf(FALSE_ALARM, expected) <= repeats <= stats.poisson.isf(FALSE_ALARM, expected)
 
 
-def test_batching_changes_nothing():
-    """A key's normals are the same alone, jitted and mapped with others, to the last bit."""
-    keys = block_keys(jax.random.key(5), 3, 4)
-
-    def draw(key):
-        return randomness.normal_pairs(key, (8, 33), jnp.float32)
-
-    together = jax.jit(jax.vmap(draw))(keys)
-    for i, key in enumerate(keys):
-        for one, many in zip(jax.jit(draw)(key), together, strict=True):
-            np.testing.assert_array_equal(one, many[i])
-
-
 def test_float32_log_add_exp():
     """Within the 8 units of the budget, of the larger of the result and ln 2; a GPU's needs more than 4."""
     rng = np.random.default_rng(0)
@@ -210,3 +168,30 @@ def test_the_rarest_radii_take_their_last_bits_from_their_row(monkeypatch):
     np.testing.assert_allclose(radius[:, 0], radius[:, 1], rtol=1e-6)  # of one row
     # A word is uniform, so radius^2 / 2 - 40 ln 2 is exponential: 64 of them, false alarm 1e-6.
     assert stats.kstest(np.maximum(radius[:, 0] ** 2 / 2 - 40 * np.log(2), 0), "expon").pvalue > 1e-6
+
+
+def test_words_of_several_keys_and_of_some_places_are_those_of_each_key():
+    keys, places = jax.random.split(jax.random.key(3), 3), jnp.asarray([[4, 0], [1, 1]])
+
+    @jax.jit
+    def found(keys):
+        each = [(threefry.bits_32(key, (5,)), threefry.bits_32_at(key, 5, places)) for key in keys]
+        return threefry.bits_32_of(keys, 5), each
+
+    of_all, of_each = found(keys)
+    for row, (words, at) in zip(of_all, of_each, strict=True):
+        np.testing.assert_array_equal(row, words)
+        np.testing.assert_array_equal(at, np.asarray(words)[places])
+
+
+def test_batching_changes_nothing():
+    """A key's normals are the same alone, jitted and mapped with others, to the last bit."""
+    keys = block_keys(jax.random.key(5), 3, 4)
+
+    def draw(key):
+        return randomness.normal_pairs(key, (8, 33), jnp.float32)
+
+    together = jax.jit(jax.vmap(draw))(keys)
+    for i, key in enumerate(keys):
+        for one, many in zip(jax.jit(draw)(key), together, strict=True):
+            np.testing.assert_array_equal(one, many[i])

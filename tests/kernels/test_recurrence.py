@@ -1,11 +1,11 @@
-"""Likelihoods of b-min-sep at every separation and extreme ratios, and what thousands of steps round."""
+"""Likelihoods of b-min-sep: steps without participation, and what thousands of steps round."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, BMinSep, Mechanism, privacy_loss
+from jaxacct import BMinSep
 from jaxacct.kernels import recurrence
 from tests.oracles.recurrences import log_likelihood_ratios
 
@@ -13,14 +13,6 @@ from tests.oracles.recurrences import log_likelihood_ratios
 def likelihood(ratios, p, b):
     """Of a cold start, (num_samples,); ratios are (num_samples, n)."""
     return jax.jit(BMinSep(ratios.shape[-1], b, p, False).log_likelihood_ratios)(jnp.asarray(ratios))
-
-
-@pytest.mark.parametrize(("n", "b"), [(1, 1), (31, 2), (65, 16), (5, 9)])
-def test_every_separation(n, b, x64):
-    ratios = np.outer((0.01, 1.0, 300.0), np.random.default_rng(n * b).normal(size=n))
-    for p in (1e-6, 0.1, 0.999999, 1.0):
-        exact = log_likelihood_ratios(BMinSep(n, b, p, False), ratios, 0.5)
-        np.testing.assert_allclose(likelihood(ratios, p, b), exact, rtol=1e-11, atol=1e-12)
 
 
 def test_steps_without_participation_cost_nothing():
@@ -50,15 +42,6 @@ def test_tree_sum(size):
     np.testing.assert_allclose(summed, values.astype(float).sum(1), atol=1e-5)
 
 
-def test_one_trace_for_many_noise_levels(traced_once):
-    from jaxacct.likelihood.loss import _loss_of_outputs
-
-    traced_once(_loss_of_outputs)
-    outputs = np.zeros((3, 17), np.float32)
-    for sigma in (0.5, 0.6, 0.7):
-        privacy_loss(Mechanism(BMinSep(17, 5, 0.123), BandedToeplitz.square_root(5), sigma), outputs)
-
-
 def test_gradients_flow(x64):
     """Tangents of L are minorants (proofs/derivations.md, 9), so the recurrence must differentiate, p = 1
     included.
@@ -83,3 +66,11 @@ def test_a_certain_participation_adds_up_thousands_of_ratios():
     found = np.asarray(likelihood(ratios, 1.0, 2), np.float64)
     plain = np.cumsum(ratios[0, ::2])[-1]
     assert abs(plain - exact) > 100 * 2.0**-23 * exact > 100 * np.max(np.abs(found - exact))
+
+
+@pytest.mark.parametrize(("n", "b"), [(1, 1), (31, 2), (65, 16), (5, 9)])
+def test_every_separation(n, b, x64):
+    ratios = np.outer((0.01, 1.0, 300.0), np.random.default_rng(n * b).normal(size=n))
+    for p in (1e-6, 0.1, 0.999999, 1.0):
+        exact = log_likelihood_ratios(BMinSep(n, b, p, False), ratios, 0.5)
+        np.testing.assert_allclose(likelihood(ratios, p, b), exact, rtol=1e-11, atol=1e-12)

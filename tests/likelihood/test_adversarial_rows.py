@@ -103,6 +103,20 @@ def test_two_examples_of_a_user_against_enumeration():
     np.testing.assert_allclose(of_two_examples(scheme, scores, products), exact, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [BMinSep(7, 3, 0.3), BMinSep(6, 1, 0.4), CyclicPoisson(7, 3, 0.4), BallsInBins(7, 3), Poisson(5, 0.2)]
+    + [MultiAttribution(5, 2, 0.3, 3), BMinSep(7, 3, 1.0), BMinSep(6, 4, 0.3, False)],
+    ids=str,
+)
+def test_the_recurrences_against_enumeration(scheme):
+    outputs = np.random.default_rng(0).normal(size=(9, scheme.iterations))
+    exact = log_ratio(scheme, (1.0,), 1.0, outputs)
+    np.testing.assert_allclose(
+        log_likelihood_ratios(scheme, outputs - 0.5, 0.5), exact, rtol=1e-10, atol=1e-12
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "p"), [(20_000, 0.05), (5000, 0.9), (5000, 1e-5)])
 def test_two_examples_of_a_user(n, p):
@@ -117,17 +131,3 @@ def test_two_examples_of_a_user(n, p):
         size = rounding.Size(count, 0.0, 0.0, max(0.0, loss), 0.0, 0.0, 0.0, float(np.abs(row).max()))
         booked = rounding._recurrence_error(mechanism, size, count)
         assert wrong <= booked < 400
-
-
-@pytest.mark.parametrize(
-    "scheme",
-    [BMinSep(7, 3, 0.3), BMinSep(6, 1, 0.4), CyclicPoisson(7, 3, 0.4), BallsInBins(7, 3), Poisson(5, 0.2)]
-    + [MultiAttribution(5, 2, 0.3, 3), BMinSep(7, 3, 1.0), BMinSep(6, 4, 0.3, False)],
-    ids=str,
-)
-def test_the_recurrences_against_enumeration(scheme):
-    outputs = np.random.default_rng(0).normal(size=(9, scheme.iterations))
-    exact = log_ratio(scheme, (1.0,), 1.0, outputs)
-    np.testing.assert_allclose(
-        log_likelihood_ratios(scheme, outputs - 0.5, 0.5), exact, rtol=1e-10, atol=1e-12
-    )

@@ -45,34 +45,6 @@ GRID = [
 ]
 
 
-@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 100.0])
-@pytest.mark.parametrize(
-    ("scheme", "bands"),
-    [pytest.param(*one, marks=() if i == 1 else pytest.mark.slow) for i, one in enumerate(GRID)],
-)
-def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-    error = measured_error(jax.random.key(99), mechanism)
-    margin = loss_margin(mechanism)
-    assert 0 < error < margin / 2
-
-
-SOME_DENSE = Dense(np.tril(np.random.default_rng(0).random((60, 60))) + np.eye(60))
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "replicas"),
-    [
-        (Mechanism(BMinSep(120, 32, 0.006), BandedInverse.bisr(iterations=120, bands=8), 0.7), 2),
-        (Mechanism(BMinSep(60, 32, 0.006), SOME_DENSE, 0.7), 1),
-        (Mechanism(TruncatedBMinSep(200, 32, 1.03e-3, 105, 100_000), BandedToeplitz.square_root(16), 0.6), 1),
-    ],
-    ids=["inverse", "dense", "truncated"],
-)
-def test_errors_of_other_matrices_and_of_truncated_batches(mechanism, replicas, key):
-    assert 0 < measured_error(key, mechanism, replicas) < loss_margin(mechanism, replicas) / 2
-
-
 # (iterations, separation, bands, probability): long runs; errors of L in float32 were measured with these.
 LONG = [
     (20_000, 16, 16, 1e-3),
@@ -100,20 +72,6 @@ def test_long_runs(iterations, separation, bands, p, sigma):
     assert 0 < error < margin / 2
     largest = mechanism.scheme.max_participations * (1 / sigma**2 + 10 / sigma)
     assert error < 1e-3 + 1e-4 * largest
-
-
-def test_typical_margins_are_small():
-    """The price at the production settings: at most 0.01 (issue 11)."""
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    production = Mechanism(scheme, BandedToeplitz.square_root(256), 0.3964)
-    assert loss_margin(production, 2, delta_v=1.29e-8) < 8e-3
-    small = Mechanism(BMinSep(1024, 16, 1 / 240), BandedToeplitz.square_root(16), 1.0)
-    assert loss_margin(small) < 3e-3
-    for sigma in (1.0, 2.0, 4.0):
-        users = Mechanism(IndependentAttribution(1000, 16, 0.0036, 2), BandedToeplitz.square_root(16), sigma)
-        assert loss_margin(users, delta_v=1e-6) < 0.01
 
 
 def test_the_margin_is_a_function_of_its_arguments_and_nothing_is_left_out():
@@ -214,6 +172,48 @@ def test_shared_out_participations_are_no_likelier_than_an_even_share():
         exact = np.logaddexp.reduce([sum(rounding._log_sets(scheme, k) for k in way) for way in ways])
         assert min(0.0, exact) - 1e-12 <= rounding.log_count_tail(scheme, count)
     assert rounding.log_count_tail(scheme, 25) == -np.inf
+
+
+SOME_DENSE = Dense(np.tril(np.random.default_rng(0).random((60, 60))) + np.eye(60))
+
+
+@pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 100.0])
+@pytest.mark.parametrize(
+    ("scheme", "bands"),
+    [pytest.param(*one, marks=() if i == 1 else pytest.mark.slow) for i, one in enumerate(GRID)],
+)
+def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    error = measured_error(jax.random.key(99), mechanism)
+    margin = loss_margin(mechanism)
+    assert 0 < error < margin / 2
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "replicas"),
+    [
+        (Mechanism(BMinSep(120, 32, 0.006), BandedInverse.bisr(iterations=120, bands=8), 0.7), 2),
+        (Mechanism(BMinSep(60, 32, 0.006), SOME_DENSE, 0.7), 1),
+        (Mechanism(TruncatedBMinSep(200, 32, 1.03e-3, 105, 100_000), BandedToeplitz.square_root(16), 0.6), 1),
+    ],
+    ids=["inverse", "dense", "truncated"],
+)
+def test_errors_of_other_matrices_and_of_truncated_batches(mechanism, replicas, key):
+    assert 0 < measured_error(key, mechanism, replicas) < loss_margin(mechanism, replicas) / 2
+
+
+def test_typical_margins_are_small():
+    """The price at the production settings: at most 0.01 (issue 11)."""
+    scheme = BMinSep.from_batch_size(
+        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+    )
+    production = Mechanism(scheme, BandedToeplitz.square_root(256), 0.3964)
+    assert loss_margin(production, 2, delta_v=1.29e-8) < 8e-3
+    small = Mechanism(BMinSep(1024, 16, 1 / 240), BandedToeplitz.square_root(16), 1.0)
+    assert loss_margin(small) < 3e-3
+    for sigma in (1.0, 2.0, 4.0):
+        users = Mechanism(IndependentAttribution(1000, 16, 0.0036, 2), BandedToeplitz.square_root(16), sigma)
+        assert loss_margin(users, delta_v=1e-6) < 0.01
 
 
 @pytest.mark.slow

@@ -57,8 +57,3 @@ def missing(text: str) -> list[str]:
 def test_every_path_and_name_exists():
     found = {page.relative_to(ROOT): missing(page.read_text(encoding="utf-8")) for page in PAGES}
     assert not {page: names for page, names in found.items() if names}
-
-
-def test_a_name_that_is_gone_is_seen():
-    text = "`train/individual.py`, `jaxacct.calibrate`, `train.fit(plan)`, `train.gone`, `schemes.table.Gone`"
-    assert missing(text) == ["schemes.table.Gone", "train.gone", "train/individual.py"]

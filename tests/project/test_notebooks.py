@@ -99,16 +99,6 @@ def test_every_cell_runs_with_small_numbers(path, monkeypatch, tmp_path, calibra
         plt.close("all")
 
 
-@pytest.mark.slow
-@by_name
-def test_runs_as_it_is(path, as_installed, monkeypatch, tmp_path):
-    """In a kernel, from another folder and with the names of an installation."""
-    from tests.benchmarks.notebooks import execute
-
-    monkeypatch.setenv("PYTHONPATH", str(as_installed))
-    execute(path, as_installed, tmp_path)
-
-
 @by_name
 def test_what_ships_was_run_and_is_independent_of_the_machine(path):
     """Outputs in every part, no error or warning, no path of a home or of a temporary folder, no key."""

@@ -15,13 +15,13 @@ import safetensors.numpy
 
 from jaxacct.cli import main as cli
 from jaxacct.cli.usage import parse
+from tests.commands import exit_code
 from tests.project.test_notebooks import no_steps
 from tests.train import stand_in_torch
 from train.run import loop
 
 FOLDER = Path(__file__).parents[2] / "jaxacct/guides/questions"
 PAGES = sorted(FOLDER.glob("*.md"))
-DEVICES = FOLDER / "many-devices.md"
 # Numbers of a page -> smaller ones, which the quick tests use; longer ones first.
 SMALLER = {
     "--batch-size 200 --min-separation 16": "--batch-size 30 --min-separation 8",
@@ -86,9 +86,7 @@ def run(line: str) -> None:
                 assert not end.code, line
         return
     assert program == "jaxacct", line
-    with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
-    assert not caught.value.code, line
+    assert not exit_code(*arguments), line
 
 
 def prepare(folder: Path, page: Path, rows: int, shared: Path) -> None:
@@ -156,6 +154,24 @@ def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch, shared):
+    if "import torch" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path, page, 60000, shared)
+    run_page(page, tmp_path, lambda line: line)
+
+
+def test_a_page_is_one_screen():
+    for page in PAGES:
+        assert len(page.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+DEVICES = FOLDER / "many-devices.md"
+
+
+@pytest.mark.slow
 def test_the_page_of_many_devices_runs_on_eight(tmp_path, shared):
     """With the default clipping, which is ghost clipping there."""
     prepare(tmp_path, DEVICES, 3000, shared)
@@ -175,18 +191,3 @@ def test_the_page_of_many_devices_runs_on_eight(tmp_path, shared):
     )
     assert done.stdout.strip().endswith("held"), done.stderr[-3000:]
     assert "clipping: ghost" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch, shared):
-    if "import torch" in page.read_text(encoding="utf-8"):
-        pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    prepare(tmp_path, page, 60000, shared)
-    run_page(page, tmp_path, lambda line: line)
-
-
-def test_a_page_is_one_screen():
-    for page in PAGES:
-        assert len(page.read_text(encoding="utf-8").splitlines()) <= 60

@@ -10,9 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.signal
 
 import jaxacct
 from jaxacct.cli import interrupted as _interrupted
@@ -191,13 +189,3 @@ def test_a_folder_of_another_user_is_not_run_from(environment, tmp_path, monkeyp
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     assert keep_compiled_programs() is None
     assert "JAX_COMPILATION_CACHE_DIR" not in environment
-
-
-def test_prefix_sums_without_scipy_signal():
-    """Against the filter that it stands in for; dyadic rounding of at most n terms."""
-    for n, bands in [(1, 1), (9, 1), (3, 5), (200, 17), (64, 64)]:
-        strategy = jaxacct.BandedToeplitz.square_root(bands)
-        sums = scipy.signal.lfilter([1.0], strategy.array, np.ones(n))
-        expected = np.dot(n - np.arange(n), sums**2) / n
-        found = jaxacct.prefix_sum_error(strategy, iterations=n, noise_multiplier=1.0)
-        assert found == pytest.approx(expected, rel=1e-12)

@@ -82,16 +82,6 @@ def test_no_line_of_a_paragraph_begins_a_list():
         assert not BROKEN.findall(prose_of_page(page)), page
 
 
-def test_a_minus_sign_at_the_beginning_of_a_line_is_seen():
-    assert BROKEN.search("the weight is (1\n- 2 alpha) rho")
-    assert not BROKEN.search("Items:\n\n- one\n  more of it\n- two\n\nText.")
-
-
-def test_a_banned_phrase_is_seen():
-    assert BANNED.search("Nobody knows who takes part.")
-    assert not BANNED.search("The participation probability of an eligible example is p.")
-
-
 # Banned in code as well: private words of a former version.
 BANNED_IN_CODE = re.compile(
     BANNED.pattern[:-3]
@@ -122,13 +112,6 @@ def test_code_uses_the_words_of_the_field():
             assert not found, (path, found)
 
 
-def test_a_banned_word_is_seen_in_code():
-    assert BANNED_IN_CODE.search(prose_of('def f():\n    """Nobody knows."""\n'))
-    assert BANNED_IN_CODE.search(prose_of("x = 1  # who took part\n"))
-    assert BANNED_IN_CODE.search(prose_of('raise ValueError(f"{name} is none for {kind}")\n'))
-    assert not BANNED_IN_CODE.search(prose_of('told = {"law": 1}\n"""The `law` of x."""\n'))
-
-
 BANNED_IN_NAMES = {
     *"told tells knows nobody somebody whoever busier barred alike glance garbled wanted booked".split()
 }
@@ -150,15 +133,6 @@ def test_names_use_the_words_of_the_field():
     for path in CODE:
         if ROOT / "tests" not in path.parents:
             assert not wrong_names(path.read_text(encoding="utf-8")), path
-
-
-def test_a_banned_name_is_seen():
-    assert wrong_names("most_rows = 1\ndef nobody_is_here(told): pass") == {
-        "most_rows",
-        "nobody_is_here",
-        "told",
-    }
-    assert not wrong_names("max_rows = min_rows = smallest_bound(1)")
 
 
 def public_classes():

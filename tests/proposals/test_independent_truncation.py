@@ -30,8 +30,8 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
 from tests.draws import mean_interval
 from tests.oracles import enumeration
+from tests.oracles.chi_square import chi_square_p_value
 from tests.proposals_by_name import proposal_by_name
-from tests.schemes.test_schemes import chi_square_p_value
 from tests.schemes.test_truncated_b_min_sep import count_distribution, plane_delta
 
 FALSE_ALARM = 1e-6
@@ -335,6 +335,16 @@ def test_what_is_booked(key):
         assert 0 < sum(errors) < margin and max(errors) < math.log1p(weight)
 
 
+def test_where_there_is_none():
+    untruncated = mechanism_of(SMALL[0][0].untruncated, 2)
+    with pytest.raises(ValueError, match="scheme must truncate batches itself, got b-min-sep"):
+        proposal_by_name(untruncated, 1.0, "remove", NAME)
+    loud = mechanism_of(SMALL[0][0], 2, 0.01)
+    with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
+        proposal_by_name(loud, 1.0, "remove", NAME)
+    assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]
+
+
 def test_few_samples(tmp_path):
     """A maximum at the mean batch, delta 1e-6: certified in both directions by a few thousand draws."""
     scheme = TruncatedBMinSep.from_batch_size(
@@ -362,13 +372,3 @@ def test_few_samples(tmp_path):
     loud = dataclasses.replace(plan.mechanism, noise_multiplier=0.5)
     assert best_proposal(loud, 1.0, "remove", None, None).name == "plain"
     assert best_proposal(loud, 1.0, "remove", NAME, None).name == NAME
-
-
-def test_where_there_is_none():
-    untruncated = mechanism_of(SMALL[0][0].untruncated, 2)
-    with pytest.raises(ValueError, match="scheme must truncate batches itself, got b-min-sep"):
-        proposal_by_name(untruncated, 1.0, "remove", NAME)
-    loud = mechanism_of(SMALL[0][0], 2, 0.01)
-    with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
-        proposal_by_name(loud, 1.0, "remove", NAME)
-    assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]

@@ -18,9 +18,9 @@ from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import Item
 from tests.draws import draws_of, mean_interval
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution, strategy_matrix
 from tests.proposals_by_name import family_candidates, proposal_by_name
-from tests.schemes.test_schemes import chi_square_p_value
 
 TWO, THREE, ONE = (0.8, 0.6), (0.8, 0.48, 0.36), (1.0,)
 # Cold and warm, one band, a separation longer than the run, and runs of a few times the separation.
@@ -101,17 +101,6 @@ def test_other_mechanisms_have_none():
             proposal_by_name(mechanism(good, TWO), 1.0, "remove", f"joint-replicas:{m}")
 
 
-def test_rare_participation_is_resolved_where_pairs_do_not():
-    """The scale of a large run's target; pairs of a tournament attract each other m - 1 times as much."""
-    one = Mechanism(BMinSep(2000, 16, 1.218e-4), BandedToeplitz.square_root(16), 0.4741)
-    joint_scale = min(p.log_scale for p in family_candidates("joint-replicas", one, 4.0))
-    assert joint_scale < min(p.log_scale for p in family_candidates("replicas", one, 4.0)) - 7
-    setting = Setting(one, 4.0, Direction.REMOVE, None)
-    for limit, expected in ((-5, False), (-12, True)):  # of what needs few samples: pairs, or four together
-        found = registry.candidates(setting, lambda proposal: 0.0 if proposal.log_scale < limit else 1e6)  # noqa: B023
-        assert any(proposal.spec.family == "joint-replicas" for proposal in found) is expected
-
-
 @pytest.mark.parametrize(
     ("scheme", "coefficients", "m"),
     [SETTINGS[0], pytest.param(BMinSep(4, 1, 0.4), ONE, 3, marks=pytest.mark.slow)],
@@ -155,3 +144,14 @@ def test_a_verification_is_near_the_divergence():
     for delta, expected in ((0.7 * low, False), (1.3 * high, True)):
         verdict = verify(one, 4.0, delta, proposal=proposal.name, max_samples=30_000, key=jax.random.key(3))
         assert verdict.certified is expected
+
+
+def test_rare_participation_is_resolved_where_pairs_do_not():
+    """The scale of a large run's target; pairs of a tournament attract each other m - 1 times as much."""
+    one = Mechanism(BMinSep(2000, 16, 1.218e-4), BandedToeplitz.square_root(16), 0.4741)
+    joint_scale = min(p.log_scale for p in family_candidates("joint-replicas", one, 4.0))
+    assert joint_scale < min(p.log_scale for p in family_candidates("replicas", one, 4.0)) - 7
+    setting = Setting(one, 4.0, Direction.REMOVE, None)
+    for limit, expected in ((-5, False), (-12, True)):  # of what needs few samples: pairs, or four together
+        found = registry.candidates(setting, lambda proposal: 0.0 if proposal.log_scale < limit else 1e6)  # noqa: B023
+        assert any(proposal.spec.family == "joint-replicas" for proposal in found) is expected

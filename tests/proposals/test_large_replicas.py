@@ -28,9 +28,6 @@ SHAPES = {
     "once": (40, 60.0, 4, 4),
     "overlapping": (60, 12.0, 3, 6),
 }
-HAVE_REPLICAS = [
-    name for name in SCHEMES if name not in ("independent-attribution", "truncated-b-min-sep", "fixed-order")
-]
 
 
 def scheme_of(name, steps, cycle, separation):
@@ -140,6 +137,11 @@ def test_identities_of_pairs(name, shape, key):
         assert shape == "overlapping"
         return
     check(mechanism, 10_000, key)
+
+
+HAVE_REPLICAS = [
+    name for name in SCHEMES if name not in ("independent-attribution", "truncated-b-min-sep", "fixed-order")
+]
 
 
 @pytest.mark.slow

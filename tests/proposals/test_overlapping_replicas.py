@@ -25,7 +25,7 @@ from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.schemes.replicas import aged, table, table_weights
 from jaxacct.schemes.replicas.base import log_lift
 from tests.oracles import enumeration
-from tests.schemes.test_schemes import chi_square_p_value
+from tests.oracles.chi_square import chi_square_p_value
 
 FALSE_ALARM = 1e-6
 TAIL = (1.0, 0.6, 0.4, 0.3, 0.2, 0.1)

@@ -125,6 +125,13 @@ def test_optimal_at_many_steps():
     assert prefix_sum_error(found, iterations=1000, noise_multiplier=1.0) == pytest.approx(12.625, rel=1e-4)
 
 
+def test_by_name_for_the_most_participations():
+    cyclic = by_name("optimal-inverse", 3, CyclicPoisson(12, 3, 0.1))
+    assert cyclic == by_name("optimal-inverse", 3, BallsInBins(12, 3))
+    assert cyclic == BandedInverse.optimal(iterations=12, bands=3, min_separation=3, participations=4)
+    assert by_name("optimal-inverse", 3, Poisson(12, 0.05)) == BandedInverse((1.0,), 12)
+
+
 def test_small_optimum_against_a_grid():
     """Two bands, one number to find: no value on a fine grid is better, by enumeration of patterns."""
     found = BandedInverse.optimal(iterations=8, bands=2, min_separation=2, participations=3)
@@ -144,10 +151,3 @@ def test_gradient_against_differences():
         step = 1e-6 * np.eye(4)[k + 1]
         slope = (_log_error(point + step, *at)[0] - _log_error(point - step, *at)[0]) / 2e-6
         assert gradient[k] == pytest.approx(slope, rel=1e-6)
-
-
-def test_by_name_for_the_most_participations():
-    cyclic = by_name("optimal-inverse", 3, CyclicPoisson(12, 3, 0.1))
-    assert cyclic == by_name("optimal-inverse", 3, BallsInBins(12, 3))
-    assert cyclic == BandedInverse.optimal(iterations=12, bands=3, min_separation=3, participations=4)
-    assert by_name("optimal-inverse", 3, Poisson(12, 0.05)) == BandedInverse((1.0,), 12)

@@ -20,9 +20,9 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
 )
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
-from tests.schemes.test_schemes import chi_square_p_value
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
 
@@ -49,21 +49,6 @@ def exact(scheme):
     return pair_distributions(getattr(scheme, "untruncated", scheme))
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [BMinSep(5, 3, 0.3), MultiAttribution(4, 2, 0.3, 2), IndependentAttribution(4, 3, 0.4, 2)],
-    ids=str,
-)
-def test_two_ways_to_the_exact_distribution_agree(scheme):
-    """Chains against enumeration of all vectors."""
-    distributions = pair_distributions(scheme)
-    found = np.zeros_like(distributions)
-    for vector, weight in pattern_distribution(scheme).items():
-        for s, t in itertools.combinations(range(len(vector)), 2):
-            found[s, t, vector[s], vector[t]] += weight
-    np.testing.assert_allclose(distributions, found, atol=1e-14)
-
-
 @pytest.mark.parametrize("scheme", SOME_FAST, ids=str)
 def test_pairs_of_the_accountants_samples(scheme, key):
     drawn = np.asarray(jax.jit(lambda key: scheme.draw_participation(key, 200_000))(key))
@@ -75,15 +60,6 @@ def test_a_wrong_distribution_of_pairs_is_noticed(key):
     drawn = np.asarray(jax.jit(lambda key: SCHEMES[0].draw_participation(key, 200_000))(key))
     for wrong in (BMinSep(N, 5, 0.206), SCHEMES[4], CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5)):
         assert min_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("warm", [True, False])
-def test_pairs_of_batch_sizes(warm, key):
-    """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
-    scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
-    drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
-    assert min_p_value(drawn, batch_size_distributions(scheme.untruncated, 14)) > FALSE_ALARM
 
 
 def drawn_by(sampler, size: int) -> np.ndarray:
@@ -152,3 +128,27 @@ def test_truncated_batches_follow_the_distribution_of_all_subsets(scheme, most):
         for run in range(3000)
     ]
     assert chi_square_p_value(np.array(drawn), distribution) > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [BMinSep(5, 3, 0.3), MultiAttribution(4, 2, 0.3, 2), IndependentAttribution(4, 3, 0.4, 2)],
+    ids=str,
+)
+def test_two_ways_to_the_exact_distribution_agree(scheme):
+    """Chains against enumeration of all vectors."""
+    distributions = pair_distributions(scheme)
+    found = np.zeros_like(distributions)
+    for vector, weight in pattern_distribution(scheme).items():
+        for s, t in itertools.combinations(range(len(vector)), 2):
+            found[s, t, vector[s], vector[t]] += weight
+    np.testing.assert_allclose(distributions, found, atol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [True, False])
+def test_pairs_of_batch_sizes(warm, key):
+    """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
+    scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
+    drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
+    assert min_p_value(drawn, batch_size_distributions(scheme.untruncated, 14)) > FALSE_ALARM

@@ -22,14 +22,12 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.core.verify import verify
-from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import registry
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import pair_weights, replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas.base import log_attractions
-from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences
 from tests.draws import draws_of, mean_interval
@@ -185,20 +183,6 @@ def test_the_scale_of_a_users_pairs():
     assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
 
 
-@pytest.mark.slow  # `conformance` has another number of replicas
-def test_a_users_draws_have_the_exact_divergence(key):
-    """Weights, scale and terms together, in an interval around the truth (1e-6)."""
-    epsilon = 0.5
-    with jax.enable_x64(True):
-        _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
-    proposal = replica_proposal(USER, 6, epsilon)
-    scale = math.exp(proposal.log_scale)
-    terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
-    assert terms.max() <= 1 + 1e-5
-    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
-    assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
-
-
 @pytest.mark.parametrize(
     "scheme", [IndependentAttribution(3, 2, 0.3, 4), IndependentAttribution(4, 2, 0.4, 3)], ids=str
 )
@@ -218,24 +202,38 @@ def test_the_likelihood_by_pairs_is_above_that_of_all_tuples(scheme):
     assert (too_low < exact - margin).any() and (apart - above).max() > 0.1
 
 
-@pytest.mark.slow
-def test_the_divergence_by_pairs_is_hardly_above_the_exact_one(key, monkeypatch):
-    """Three examples of one user, in an interval around the truth and 5 % more (1e-6)."""
-    scheme, epsilon = IndependentAttribution(2, 2, 0.3, 3), 0.5
-    mechanism = Mechanism(scheme, IDENTITY, 2.5)
+def production(scheme, sigma: float) -> Mechanism:
+    return Mechanism(scheme, BandedToeplitz.square_root(16), sigma)
+
+
+def test_no_more_than_two_where_those_need_few_samples():
+    quiet = production(BMinSep(1000, 64, 1 / (250 - 63)), 1.0)
+    names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}
+    assert names == {"plain", "replicas:2"}
+
+
+def test_numbers_and_schemes_that_there_are_not():
+    users = Mechanism(SMALL[6], STRATEGY, SIGMA)
+    truncated = Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
+    overlapping = Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA)
+    for mechanism, m in ((users, 2), (users, 5), (users, 1), (truncated, 4), (overlapping, 4)):
+        with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
+            replica_proposal(mechanism, m, 1.0)
+    assert [p.name for p in family_candidates("replicas", overlapping, 1.0)] == ["replicas:2"]
+
+
+@pytest.mark.slow  # `conformance` has another number of replicas
+def test_a_users_draws_have_the_exact_divergence(key):
+    """Weights, scale and terms together, in an interval around the truth (1e-6)."""
+    epsilon = 0.5
     with jax.enable_x64(True):
-        _, exact, _ = divergences(scheme, 2.5, epsilon)
-    monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(2, 2, True))
-    proposal = proposal_by_name(mechanism, epsilon, "remove", "replicas:4")
+        _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
+    proposal = replica_proposal(USER, 6, epsilon)
     scale = math.exp(proposal.log_scale)
     terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
     assert terms.max() <= 1 + 1e-5
     low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
-    assert scale * low <= 1.05 * exact and exact <= scale * high and high < 1.5 * low
-
-
-def production(scheme, sigma: float) -> Mechanism:
-    return Mechanism(scheme, BandedToeplitz.square_root(16), sigma)
+    assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
 
 
 def test_few_samples_where_tables_of_more_replicas_do_not_fit():
@@ -264,19 +262,3 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
         own = [line.name for line in budget_lines(chosen, 1e-5) if line.name.endswith("a user's own")]
         assert len(own) == (scheme.parts is not None)
     assert len({p.name for p in family_candidates("replicas", mechanism, 1.0)}) > 2
-
-
-def test_no_more_than_two_where_those_need_few_samples():
-    quiet = production(BMinSep(1000, 64, 1 / (250 - 63)), 1.0)
-    names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}
-    assert names == {"plain", "replicas:2"}
-
-
-def test_numbers_and_schemes_that_there_are_not():
-    users = Mechanism(SMALL[6], STRATEGY, SIGMA)
-    truncated = Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
-    overlapping = Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA)
-    for mechanism, m in ((users, 2), (users, 5), (users, 1), (truncated, 4), (overlapping, 4)):
-        with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
-            replica_proposal(mechanism, m, 1.0)
-    assert [p.name for p in family_candidates("replicas", overlapping, 1.0)] == ["replicas:2"]

@@ -14,10 +14,10 @@ from jaxacct.proposals.families import replicas
 from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.statistics.hockey_stick import Direction, weighted_terms
 from tests.oracles import tuples
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import SMALL, few_in_ci
 from tests.proposals_by_name import family_candidates, normalizer_of_two, replica_proposal
 from tests.schemes.test_sampling import pld_delta, pld_distribution
-from tests.schemes.test_schemes import chi_square_p_value
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)
@@ -80,25 +80,6 @@ def test_normalizers_of_the_prototype(scheme, bands, sigma, published):
     assert math.exp(log_normalizer(mechanism)) == pytest.approx(published, rel=4e-3)
 
 
-@pytest.mark.parametrize("delta", [1e-6, pytest.param(1e-4, marks=pytest.mark.slow)])
-def test_poisson_against_pld_at_small_deltas(delta, key):
-    """The best proposal against the PLD accountant where plain sampling would see nothing.
-
-    The epsilon is the one at which PLD says `delta`; agreement within the Monte Carlo error, the 2e-3 that
-    PLD's rounding may cost, and no vacuity: the error is below a fifth of delta.
-    """
-    n, p, sigma = 60, 0.1, 1.0
-    mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
-    epsilon = pld_distribution(sigma, p, n, "remove").get_epsilon_for_delta(delta)
-    found = family_candidates("replicas", mechanism, epsilon)
-    best = min(found, key=lambda proposal: proposal.log_scale)
-    exact = pld_delta(sigma, p, n, epsilon, "remove")
-    terms = weighted_terms(draw(best, 400, key), "remove", epsilon)
-    error = terms.std() / math.sqrt(terms.size)
-    assert abs(terms.mean() - exact) < Z * error + 5e-3 * exact
-    assert error < exact / 5
-
-
 def test_overflowing_tables_are_not_offered():
     mechanism = Mechanism(BMinSep(3000, 4, 0.5), BandedToeplitz.square_root(4), 0.05)
     assert family_candidates("replicas", mechanism, 1.0) == []
@@ -133,3 +114,22 @@ def test_attraction_too_strong_to_draw_is_no_proposal(sigma):
     assert log_normalizer(mechanism) == math.inf
     found = registry.candidates(Setting(mechanism, 8.0, Direction.REMOVE, None), lambda proposal: 1e9)
     assert {proposal.name for proposal in found} == {"plain"}
+
+
+@pytest.mark.parametrize("delta", [1e-6, pytest.param(1e-4, marks=pytest.mark.slow)])
+def test_poisson_against_pld_at_small_deltas(delta, key):
+    """The best proposal against the PLD accountant where plain sampling would see nothing.
+
+    The epsilon is the one at which PLD says `delta`; agreement within the Monte Carlo error, the 2e-3 that
+    PLD's rounding may cost, and no vacuity: the error is below a fifth of delta.
+    """
+    n, p, sigma = 60, 0.1, 1.0
+    mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
+    epsilon = pld_distribution(sigma, p, n, "remove").get_epsilon_for_delta(delta)
+    found = family_candidates("replicas", mechanism, epsilon)
+    best = min(found, key=lambda proposal: proposal.log_scale)
+    exact = pld_delta(sigma, p, n, epsilon, "remove")
+    terms = weighted_terms(draw(best, 400, key), "remove", epsilon)
+    error = terms.std() / math.sqrt(terms.size)
+    assert abs(terms.mean() - exact) < Z * error + 5e-3 * exact
+    assert error < exact / 5

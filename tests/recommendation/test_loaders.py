@@ -21,10 +21,10 @@ from jaxacct import (
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
 from jaxacct.calibration.choice import choice_of
-from jaxacct.cli.main import main
 from jaxacct.core.evidence import Bound
 from jaxacct.core.shares import RANKED_SHARES
 from jaxacct.recommendation import noise_estimate, result
+from tests.commands import exit_code
 
 RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e-5)
 
@@ -33,12 +33,6 @@ RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e
 class Certified:
     noise_multiplier: float
     choice: dict | None = None
-
-
-def exit_code(*arguments) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
-    return int(stopped.value.code or 0)
 
 
 @pytest.mark.parametrize("separation", [1, 10])
@@ -114,26 +108,6 @@ def test_replace_one_is_ranked_at_its_own_noise(scheme):
 def test_bad_matrices_of_a_fixed_order(options, said, capsys):
     assert exit_code("recommend", *NUMBERS, "--scheme", "fixed-order", *options.split()) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_one_band_is_the_sampler_with_the_least_certified_noise():
-    """Estimates rank others first that samples cannot reach: they end at 1.22 where this is .83."""
-    run = dict(dataset_size=1_000_000, batch_size=1000, iterations=10_000, epsilon=1.0, delta=1e-7)
-    found = recommend(**run, bands=1)
-    rows = {row.scheme.name: row for row in found.candidates}
-    assert (
-        found.chosen is rows["poisson"]
-        and found.chosen.noise_multiplier < rows["balls-in-bins"].noise_multiplier
-    )
-    plan = found.calibrate()
-    assert plan.evidence == Bound("pld")
-    assert plan.noise_multiplier == pytest.approx(found.chosen.noise_multiplier, rel=1e-3)
-    events = PoissonSampledDpEvent(1e-3, GaussianDpEvent(plan.noise_multiplier))
-    assert 0.97e-7 < PLDAccountant().compose(events, 10_000).get_delta(1.0) < 1.003e-7
-    # The other one's noise is certified, too.
-    other = rows["balls-in-bins"]
-    assert other.accountant == "random-allocation"
 
 
 def test_one_band_of_a_named_sampler_is_kept():
@@ -220,18 +194,6 @@ def test_the_next_candidate_is_certified_where_one_exceeds_its_estimate(small, e
         assert said[-1].startswith(rows[best].describe()) and "takes the place" in said[-1]
 
 
-def test_dp_sgd_is_released_where_all_others_exceed_their_estimates(small, monkeypatch):
-    said: list[str] = []
-    asked, _ = as_if_certified(small, [20.0], monkeypatch)
-    plan = small.calibrate(progress=lambda *report: said.append(report[0]))
-    assert plan.evidence == Bound("pld") and plan.mechanism.scheme == Poisson(20, 0.1)
-    assert len(asked) == 4, "two others, then Poisson sampling"
-    assert choice_of(plan).bands == 1 and choice_of(plan).scheme == "poisson"
-    assert "more than 5 % above the estimate" in said[0] and "poisson" in said[-1]
-    named = small.calibrate(CalibrationOptions(accountant="unamplified"))
-    assert named.noise_multiplier == 20 * small.chosen.noise_multiplier, "options are kept"
-
-
 def test_a_candidate_that_cannot_be_certified_leaves_the_plan_as_it_is(small, monkeypatch):
     real, said = result.calibrate, []
 
@@ -244,3 +206,35 @@ def test_a_candidate_that_cannot_be_certified_leaves_the_plan_as_it_is(small, mo
     plan = small.calibrate(progress=lambda *report: said.append(report[0]))
     assert plan.noise_multiplier == 20 * small.chosen.noise_multiplier
     assert sum("max_batch_size must" in line for line in said) == 3
+
+
+@pytest.mark.slow
+def test_one_band_is_the_sampler_with_the_least_certified_noise():
+    """Estimates rank others first that samples cannot reach: they end at 1.22 where this is .83."""
+    run = dict(dataset_size=1_000_000, batch_size=1000, iterations=10_000, epsilon=1.0, delta=1e-7)
+    found = recommend(**run, bands=1)
+    rows = {row.scheme.name: row for row in found.candidates}
+    assert (
+        found.chosen is rows["poisson"]
+        and found.chosen.noise_multiplier < rows["balls-in-bins"].noise_multiplier
+    )
+    plan = found.calibrate()
+    assert plan.evidence == Bound("pld")
+    assert plan.noise_multiplier == pytest.approx(found.chosen.noise_multiplier, rel=1e-3)
+    events = PoissonSampledDpEvent(1e-3, GaussianDpEvent(plan.noise_multiplier))
+    assert 0.97e-7 < PLDAccountant().compose(events, 10_000).get_delta(1.0) < 1.003e-7
+    # The other one's noise is certified, too.
+    other = rows["balls-in-bins"]
+    assert other.accountant == "random-allocation"
+
+
+def test_dp_sgd_is_released_where_all_others_exceed_their_estimates(small, monkeypatch):
+    said: list[str] = []
+    asked, _ = as_if_certified(small, [20.0], monkeypatch)
+    plan = small.calibrate(progress=lambda *report: said.append(report[0]))
+    assert plan.evidence == Bound("pld") and plan.mechanism.scheme == Poisson(20, 0.1)
+    assert len(asked) == 4, "two others, then Poisson sampling"
+    assert choice_of(plan).bands == 1 and choice_of(plan).scheme == "poisson"
+    assert "more than 5 % above the estimate" in said[0] and "poisson" in said[-1]
+    named = small.calibrate(CalibrationOptions(accountant="unamplified"))
+    assert named.noise_multiplier == 20 * small.chosen.noise_multiplier, "options are kept"

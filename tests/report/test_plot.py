@@ -1,22 +1,20 @@
 """Pictures show what was computed, are distinguished without colour, and replace no other file."""
 
 import builtins
-import dataclasses
 import functools
 import html
 import math
-import time
 
 import numpy as np
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, recommend
-from jaxacct.accountants.tradeoff import EpsilonDelta, Gaussian
-from jaxacct.common import progress
+from jaxacct.accountants.tradeoff import Gaussian
 from jaxacct.core.text import verdict_lines
 from jaxacct.estimates.profile import Profile
 from jaxacct.report import plots as plot
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
+from tests.refusals import refused
 from tests.stored_plans import KINDS, whole
 
 MECHANISM = Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0)
@@ -36,23 +34,6 @@ def lines_of(figure, place=0):
     return {line.get_label(): line for line in figure.axes[place].lines}
 
 
-def styles(lines) -> list:
-    """Distinction of lines in grey."""
-    return [(line._unscaled_dash_pattern[1], line.get_marker(), line.get_linewidth() // 1) for line in lines]
-
-
-def test_the_bet_ends_where_the_verifier_did_whatever_the_order():
-    """The orders differ and meet again: all draws were seen, and their wealth accepted."""
-    plan = drawn()
-    figure = plot.verification(plan.verdict)
-    paths = [line.get_data() for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
-    needed = -math.log(plan.target.budget.failure_probability)
-    wealths = np.array([wealth for draws, wealth in paths if draws[-1] == plan.evidence.remove.num_samples])
-    assert len(wealths) and np.ptp(wealths[:5, -1]) < 1e-9 and wealths[0, -1] >= needed
-    assert np.all(wealths[:, 0] == 0) and np.ptp(wealths[:5, 20]) > 0
-    assert plot.verification(whole("analytic").verdict) is None
-
-
 def test_losses_of_the_evidence_have_their_mean():
     direction = {patch.get_label(): patch for patch in plot.losses(drawn()).axes[0].patches}
     for name, sign in (("remove", 1), ("add", -1)):
@@ -63,41 +44,13 @@ def test_losses_of_the_evidence_have_their_mean():
             assert (edges[1:] + edges[:-1]) / 2 @ heights == pytest.approx(sign * mean, abs=LOSS_BIN_WIDTH)
 
 
-def test_running_sums_are_as_wide_as_the_distribution_says(key):
-    """Independent noise: sigma sqrt(t), and a path leaves four deviations with probability below 1e-4."""
-    strategy = BandedToeplitz.square_root(3)
-    figure = plot.running_sums(Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0), paths=2, key=key)
-    for axes in figure.axes:
-        edges = axes.collections[0].get_paths()[0].vertices
-        np.testing.assert_allclose(edges[:, 1].max(), 2 * 2.0 * math.sqrt(12), rtol=1e-6)
-        assert all(np.abs(line.get_ydata()).max() < 4 * 2.0 * math.sqrt(12) for line in axes.lines)
-    # One band: both sides are the same noise.
-    left, right = ([line.get_ydata() for line in axes.lines] for axes in figure.axes)
-    np.testing.assert_allclose(left, right, rtol=1e-5)
-    shown = plot.strategy_matrices(strategy, 12, steps=6).axes[1].images[0].get_array()
-    np.testing.assert_allclose(np.linalg.inv(shown)[:3, 0], strategy.coefficients, rtol=1e-5)
-
-
 def test_histograms_hold_every_draw_and_refuse_what_is_no_number():
     figure = plot.histogram({"with": [0.0, 1.0, 1.0], "without": [-1.0, 0.5]}, epsilon=0.7)
     heights = [patch.get_data().values for patch in figure.axes[0].patches]
     assert [part.sum() for part in heights] == pytest.approx([1, 1])
     assert len({str(patch.get_linestyle()) for patch in figure.axes[0].patches}) == 2
     for bad in ({}, {"a": []}, {"a": [math.inf]}):
-        with pytest.raises(ValueError, match="samples must be a dictionary of non-empty lists"):
-            plot.histogram(bad)
-
-
-def test_accuracy_against_epsilon_has_a_line_a_mechanism():
-    lines = {"DP-SGD": ([1, 4], [0.5, 0.9], [0.1, 0.05]), "BandMF": ([1, 4], [0.6, 0.95])}
-    figure = plot.against_epsilon(lines, "accuracy")
-    (axes,), (legend,) = figure.axes, figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["DP-SGD", "BandMF"]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "4"]
-    with pytest.raises(ValueError, match="as many values as epsilons"):
-        plot.against_epsilon({"a": ([1, 2], [1])}, "error")
-    with pytest.raises(ValueError, match="at least one line"):
-        plot.against_epsilon({}, "error")
+        refused("samples must be a dictionary of non-empty lists", plot.histogram, bad)
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +74,7 @@ def test_without_matplotlib_a_figure_is_refused_in_one_line(monkeypatch):
         return real(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match=r"^plot needs matplotlib: pip install 'jaxacct\[plot\]'$"):
-        plot.blank(1, 1)
+    refused(r"^plot needs matplotlib: pip install 'jaxacct\[plot\]'$", plot.blank, 1, 1)
 
 
 def test_a_notebook_shows_figures_and_plans():
@@ -134,39 +86,3 @@ def test_a_notebook_shows_figures_and_plans():
         assert plan.statement() in html.unescape(shown)
         assert all(line in html.unescape(shown) for line in verdict_lines(plan.verdict))
         assert shown.count("<p") == shown.count("</p") == 2 and "<script" not in shown
-
-
-def test_progress_in_a_notebook_without_widgets_is_plain_lines(monkeypatch, capsys):
-    """Rich would warn in every cell that it needs them."""
-    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.02)
-    with progress.watch() as tell:
-        tell("remove", 0, 100.0)
-        tell("remove", 50, 100.0)
-        time.sleep(0.2)
-    out, err = capsys.readouterr()
-    assert not out and err.startswith("jaxacct: remove, 50 samples")
-    monkeypatch.setattr(progress, "PLAIN_SECONDS", 10.0)
-    with progress.watch():
-        pass
-    assert capsys.readouterr() == ("", "")
-
-
-def test_panels_are_equal_and_no_legend_is_on_a_curve():
-    """All pictures of a page, whatever their legends say."""
-    plan, places = drawn(), set()
-    for figure in (plot.profile(plan, PROFILE), plot.tradeoff(plan, PROFILE), plot.losses(plan)):
-        figure.canvas.draw()
-        places.add((*figure.get_size_inches(), *figure.axes[0].get_position().bounds))
-        legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_tightbbox()
-        assert 0 <= legend.y0 and legend.y1 <= axes.y0 and legend.x1 <= figure.bbox.x1
-    assert len(places) == 1
-
-
-def test_bars_end_at_what_the_certified_point_implies():
-    plan = drawn()
-    high = dataclasses.replace(PROFILE, upper=np.ones_like(PROFILE.upper))
-    bars = plot.profile(plan, high).axes[0].containers[0][2][0].get_segments()
-    implied = EpsilonDelta(plan.epsilon, plan.delta).delta(PROFILE.epsilons)
-    assert np.all([bar[:, 1].max() for bar in bars] <= implied * (1 + 1e-12))

@@ -15,19 +15,19 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
-from jaxacct.cli.main import main
 from jaxacct.core import truncation
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items, rounded_up
 from jaxacct.estimates.profile import Profile, privacy_profile
-from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.report import facts, risk
 from jaxacct.report import plots as plot
 from jaxacct.report.facts import describe
 from jaxacct.report.html import FIRST_LINE, _risk, measure, report
 from jaxacct.report.page import ASSUMPTIONS
 from jaxacct.statistics.composed import TabulatedProfile
+from tests.commands import exit_code
+from tests.refusals import refused
 from tests.stored_plans import KINDS, analytic, forged, whole
 
 VOID = {"meta", "br", "path", "use", "line"}
@@ -149,11 +149,9 @@ def test_bad_numbers_are_refused():
         (([1.0, 2.0], 0.1, 0.5), "equally many"),
         (([], [], 0.5), "got empty"),
     ]:
-        with pytest.raises(ValueError, match=match):
-            risk.true_positive_rate(*arguments)
+        refused(match, risk.true_positive_rate, *arguments)
         if "false_positive" not in match:
-            with pytest.raises(ValueError, match=match):
-                risk.advantage(*arguments[:2])
+            refused(match, risk.advantage, *arguments[:2])
 
 
 def a_gaussian_step() -> Plan:
@@ -165,16 +163,15 @@ def a_gaussian_step() -> Plan:
 def test_the_command(tmp_path, capsys):
     plan, out = tmp_path / "plan.json", tmp_path / "report.html"
     a_gaussian_step().save(plan)
-    with pytest.raises(SystemExit) as stop:
-        main(["report", str(plan), "--out", str(out), "--draws", "2000"])
-    assert stop.value.code == 0 and "differentially private" in capsys.readouterr().out
+    assert (
+        exit_code("report", plan, "--out", out, "--draws", "2000") == 0
+        and "differentially private" in capsys.readouterr().out
+    )
     assert out.read_text().startswith(FIRST_LINE)
     other = tmp_path / "notes.html"
     other.write_text("mine")
     for target, code in ((other, 2), (out, 0)):
-        with pytest.raises(SystemExit) as stop:
-            main(["report", str(plan), "--out", str(target), "--draws", "0"])
-        assert stop.value.code == code
+        assert exit_code("report", plan, "--out", target, "--draws", "0") == code
     assert other.read_text() == "mine" and "is another file" in capsys.readouterr().err
 
 
@@ -273,8 +270,7 @@ def test_reconstruction_is_bounded_and_would_not_be_with_less_noise():
 
     assert right < bound(sigma) + error and right > bound(1.35 * sigma) + error
     assert risk.reconstruction(1.0, 0.01, [0.0, 1.0]).tolist() == pytest.approx([0.01, 1.0])
-    with pytest.raises(ValueError, match="baseline must be in"):
-        risk.reconstruction(1.0, 0.1, 1.5)
+    refused("baseline must be in", risk.reconstruction, 1.0, 0.1, 1.5)
     assert "reconstruction of what is guessed with probability 1 %" in _risk(whole("plain"), None)
 
 
@@ -292,16 +288,12 @@ def test_show_reads_plans_of_other_kinds_and_report_names_the_command(other, tmp
     path = tmp_path / "plan.json"
     other.save(path)
     for arguments, code in ((["show", path], 0), (["report", path, "--out", tmp_path / "r.html"], 2)):
-        with pytest.raises(SystemExit) as stop:
-            main([str(a) for a in arguments])
-        assert stop.value.code == code
+        assert exit_code(*arguments) == code
     said = capsys.readouterr()
     assert other.statement() in said.out
     assert f"`jaxacct show {path}`" in said.err and said.err.count("\n") == 1
     path.write_text(json.dumps(other.to_json() | {"epsilon": other.epsilon / 100}))
-    with pytest.raises(SystemExit) as stop:
-        main(["show", str(path)])
-    assert stop.value.code == 2 and "must be valid" in capsys.readouterr().err
+    assert exit_code("show", path) == 2 and "must be valid" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("bound", [0.03014, 0.0301, 0.99949, 0.9999, 1.0, 1.0001e-5, 9.999e-4])
@@ -350,12 +342,6 @@ def test_the_page_begins_with_the_statement_and_says_what_identifies_the_run():
     assert words.count(digest) == 1
 
 
-def run(arguments) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    return stop.value.code
-
-
 @pytest.fixture
 def without_pictures(monkeypatch):
     monkeypatch.setattr("jaxacct.report.html._pictures", lambda *_: "")
@@ -368,14 +354,14 @@ def test_a_forged_plan_is_not_shown_as_certified(tmp_path, capsys):
     plan = forged(honest, noise_multiplier=0.7 * honest.noise_multiplier)
     plan.save(tmp_path / "plan.json")
     arguments = ["report", tmp_path / "plan.json", "--out", tmp_path / "r.html", "--draws", 0]
-    assert run([*arguments, "--json"]) == 1
+    assert exit_code(*arguments, "--json") == 1
     assert json.loads(capsys.readouterr().out) == {
         **{"certified": False, "verified": False, "out": str(tmp_path / "r.html")}
     }
     words = Page((tmp_path / "r.html").read_text()).words
     assert "NOT CERTIFIED: fresh samples do not verify this plan" in words.split("The mechanism")[0]
     assert plan.statement() not in words
-    assert run([*arguments, "--no-verify"]) == 0
+    assert exit_code(*arguments, "--no-verify") == 0
     words = Page((tmp_path / "r.html").read_text()).words
     assert words.index("NOT VERIFIED: stored counts, which anyone can write") < words.index(plan.statement())
 
@@ -383,7 +369,7 @@ def test_a_forged_plan_is_not_shown_as_certified(tmp_path, capsys):
 def test_a_plan_by_a_bound_needs_no_samples_to_be_verified(monkeypatch, tmp_path, without_pictures):
     monkeypatch.setattr("jaxacct.core.plan.verify_claim", None)
     whole("analytic").save(tmp_path / "plan.json")
-    assert run(["report", tmp_path / "plan.json", "--out", tmp_path / "r.html", "--draws", 0]) == 0
+    assert exit_code("report", tmp_path / "plan.json", "--out", tmp_path / "r.html", "--draws", 0) == 0
     assert "The bound was computed again for this page" in Page((tmp_path / "r.html").read_text()).words
 
 
@@ -392,14 +378,6 @@ def test_a_delta_of_one_over_n_or_more_is_warned_of(delta, warned):
     plan = analytic(Mechanism(Poisson(4, 0.1), BandedToeplitz.identity(), 3.0), 8.0, delta, dataset_size=100)
     assert ("Warning: delta" in Page(report(plan)).words.split("The mechanism")[0]) == warned
     assert ("is not below 1/n = 0.01" in describe(plan)) == warned
-
-
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
-def test_adjacency_is_explained_with_an_example(adjacency):
-    mechanism = Mechanism(Poisson(4, 0.1), BandedToeplitz.identity(), 9.0, adjacency)
-    words = Page(report(analytic(mechanism, 8.0, 1e-3, dataset_size=10))).words.split("The mechanism")[0]
-    assert "Compared are a data set and the same one" in words and "Ada" in words
-    assert ("private. Example" in words) == (adjacency == "add-or-remove-one")
 
 
 def test_two_implementations_are_named_where_both_certify_and_only_there():

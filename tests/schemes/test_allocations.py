@@ -1,4 +1,4 @@
-"""Epochwise allocation and balanced min-sep: likelihoods by enumeration, long runs by draws.
+"""Epochwise allocation and balanced min-sep: limits, batch sizes, bad input.
 
 That draws and batches follow the same distribution is in tests/conformance/test_registry.py.
 """
@@ -16,7 +16,7 @@ from jaxacct import BalancedMinSep, BallsInBins, EpochwiseAllocation
 from jaxacct.likelihood import rounding
 from jaxacct.schemes.protocol.batch_sizes import batch_sizes, max_batch_size
 from tests.oracles import enumeration
-from tests.schemes.test_schemes import FALSE_ALARM
+from tests.refusals import refused
 
 
 def small(n):
@@ -25,55 +25,6 @@ def small(n):
         yield from (EpochwiseAllocation(n, epoch, b) for b in range(1, epoch + 1))
     for b in range(1, n + 1):
         yield from (BalancedMinSep(n, b, k) for k in range(1, -(-n // b) + 1))
-
-
-@pytest.mark.parametrize("steps", [(1, 3, 4), pytest.param((2, *range(5, 9)), marks=pytest.mark.slow)])
-def test_likelihoods_of_all_patterns(steps, x64):
-    rng, schemes = np.random.default_rng(0), [scheme for n in steps for scheme in small(n)]
-    ratios = [rng.normal(0, 5, (2, scheme.iterations)) for scheme in schemes]
-
-    @jax.jit  # one program for all
-    def run(ratios):
-        return [scheme.log_likelihood_ratios(r) for scheme, r in zip(schemes, ratios, strict=True)]
-
-    for ours, r, scheme in zip(run(ratios), ratios, schemes, strict=True):
-        distribution = enumeration.pattern_distribution(scheme)
-        patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
-        if isinstance(scheme, EpochwiseAllocation):
-            np.testing.assert_allclose(weights @ patterns, scheme.participation_rate, rtol=1e-12)
-        else:
-            n, b, k = scheme.iterations, scheme.min_separation, int(scheme.participations)
-            assert math.comb(n - (k - 1) * (b - 1), k) == len(patterns)
-        np.testing.assert_allclose(ours, np.log(np.exp(r @ patterns.T) @ weights), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("scheme", [BalancedMinSep(1000, 64, 4), BalancedMinSep(200, 16, 9)], ids=str)
-def test_every_pattern_of_a_long_run_is_counted(scheme):
-    """At log-ratios of 0 the mean is 1; its derivatives are the shares of patterns with each step."""
-    mean, shares = jax.jit(jax.value_and_grad(scheme.log_likelihood_ratios))(jnp.zeros(scheme.iterations))
-    assert abs(mean) < 1e-3
-    np.testing.assert_allclose(shares, scheme.participation_probabilities(), rtol=1e-3)
-
-
-@pytest.mark.parametrize("scheme", [EpochwiseAllocation(1000, 240, 64), BalancedMinSep(1000, 64, 4)], ids=str)
-def test_marginals_of_a_long_run(scheme, key):
-    """Steps of one example exclude each other, so counts vary less than those of independent ones."""
-    num = 200_000
-    steps = np.asarray(jax.jit(lambda k: scheme.draw_positions(k, num))(key))
-    assert steps.min() >= 0 and np.diff(steps)[steps[:, 1:] < 1000].min() >= 64
-    observed = np.bincount(np.minimum(steps, 1000).ravel(), minlength=1001)[:1000]
-    expected = num * scheme.participation_probabilities()
-    assert stats.chi2.sf(np.square(observed - expected) @ (1 / expected), 999) > FALSE_ALARM
-    if isinstance(scheme, EpochwiseAllocation):
-        assert (steps // 240 == np.arange(5)).all()
-        return
-    # The first gap beyond b - 1 is that of uniform subsets: P(gap > g) = C(m - g, k) / C(m, k) from the left.
-    # Four waits at 4.9 standard deviations have a false alarm of 1e-6 each.
-    m, first = 1000 - 3 * 63, steps[:, 0]
-    for at in (50, 200, 400):
-        chance = math.comb(m - at, 4) / math.comb(m, 4)
-        for gap in (first, steps[:, 1] - first - 64):
-            assert abs((gap >= at).mean() - chance) < 4.9 * math.sqrt(chance * (1 - chance) / num)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +83,7 @@ def test_bad_input():
             "participations must be at most 2",
         ),
     ):
-        with pytest.raises(ValueError, match=message) as caught:
-            make()
-        assert "\n" not in str(caught.value)
+        refused(message, make)
     assert EpochwiseAllocation.from_batch_size(**sizes, min_separation=2) == EpochwiseAllocation(8, 4, 2)
     assert EpochwiseAllocation.from_batch_size(**sizes | {"batch_size": 30}).epoch_steps == 4
     assert EpochwiseAllocation(9, 12, 2).min_separation == 12

@@ -178,19 +178,6 @@ def test_what_rounding_leaves_out_is_kept_in_one_state_or_in_all(warm, monkeypat
     assert none > 2 * one
 
 
-def test_special_cases(x64):
-    """One example is b-min-sep; a separation of 1 is multi-attribution."""
-    rng, strategy = np.random.default_rng(5), BandedToeplitz.square_root(4)
-    outputs = rng.normal(size=(6, 23))
-    ours = privacy_loss(Mechanism(IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
-    theirs = privacy_loss(Mechanism(BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    identity = BandedToeplitz.identity()
-    ours = privacy_loss(Mechanism(IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
-    theirs = privacy_loss(Mechanism(MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
-
-
 def test_what_is_refused():
     with pytest.raises(ValueError, match="examples_per_user must be an integer of at least 1, got 0"):
         IndependentAttribution(5, 2, 0.1, 0)
@@ -228,3 +215,16 @@ def test_errors_of_independent_draws_multiply(number):
     exact = (1 + one) ** number - 1
     assert 0 < float(one) and exact * (1 - Fraction(1, 2**40)) <= Fraction(scheme.draw_errors[0])
     assert scheme.draw_errors[0] == pytest.approx(float(exact), rel=1e-12)
+
+
+def test_special_cases(x64):
+    """One example is b-min-sep; a separation of 1 is multi-attribution."""
+    rng, strategy = np.random.default_rng(5), BandedToeplitz.square_root(4)
+    outputs = rng.normal(size=(6, 23))
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    identity = BandedToeplitz.identity()
+    ours = privacy_loss(Mechanism(IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    theirs = privacy_loss(Mechanism(MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)

@@ -1,4 +1,4 @@
-"""One process for every sampler: the table against each scheme's module, enumeration, and its own draws.
+"""One process for every sampler: the table against its recursion, enumeration, and its own draws.
 
 Statistical tests have a false-alarm probability of 1e-6 each, with fixed keys.
 """
@@ -37,7 +37,7 @@ from jaxacct.schemes.replicas import table as pairs
 from jaxacct.schemes.table import SamplingTable
 from tests.conformance.test_schemes import MEMBERS
 from tests.oracles import enumeration
-from tests.schemes.test_schemes import chi_square_p_value
+from tests.oracles.chi_square import chi_square_p_value
 
 FALSE_ALARM = 1e-6
 # Of those of `MEMBERS` CI has three: lockouts by step and starts, counts that are thinned, turns.
@@ -90,25 +90,6 @@ SAME = [
     (BalancedMinSep(40, 3, 4.5), balanced(40, 3, 4.5)),
     (BalancedMinSep(30, 1, 3), balanced(30, 1, 3)),
 ]
-
-
-def test_every_sampler_is_a_table(x64):
-    """The likelihood, the probabilities and ln Z_2 of a module are those of its table."""
-    for scheme, custom in SAME:
-        ratios = jnp.asarray(np.random.default_rng(0).normal(0, 2, (6, scheme.iterations)))
-        ours, theirs = (jax.jit(one.log_likelihood_ratios)(ratios) for one in (custom, scheme))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(
-            custom.participation_probabilities(), scheme.participation_probabilities(), rtol=1e-11
-        )
-        none = scheme.log_probability_of_none()
-        assert custom.log_probability_of_none() == pytest.approx(none, rel=1e-12) or none == -math.inf
-        assert math.isfinite(custom.log_probability_of_none()) == math.isfinite(none)
-        assert custom.max_participations == scheme.max_participations
-        assert custom.min_separation == min(scheme.min_separation, scheme.iterations)
-        strategy = BandedToeplitz.square_root(min(3, custom.min_separation))
-        one, two = (Mechanism(kind, strategy, 0.8) for kind in (custom, scheme))
-        assert pairs.log_normalizer(one) == pytest.approx(scheme.replicas(two).log_normalizer(two), rel=1e-10)
 
 
 def by_recursion(table, ratios):
@@ -409,3 +390,22 @@ def test_a_start_too_rare_to_draw_is_a_distance():
         SamplingTable([0.3] * 10, 9, False, (start, 1 - start)).draw_errors for start in (1e-9, 1e-20)
     )
     assert common[0] > 1e-7 > rare[0] and rare[1] == common[1] + 2.0**-51
+
+
+def test_every_sampler_is_a_table(x64):
+    """The likelihood, the probabilities and ln Z_2 of a module are those of its table."""
+    for scheme, custom in SAME:
+        ratios = jnp.asarray(np.random.default_rng(0).normal(0, 2, (6, scheme.iterations)))
+        ours, theirs = (jax.jit(one.log_likelihood_ratios)(ratios) for one in (custom, scheme))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(
+            custom.participation_probabilities(), scheme.participation_probabilities(), rtol=1e-11
+        )
+        none = scheme.log_probability_of_none()
+        assert custom.log_probability_of_none() == pytest.approx(none, rel=1e-12) or none == -math.inf
+        assert math.isfinite(custom.log_probability_of_none()) == math.isfinite(none)
+        assert custom.max_participations == scheme.max_participations
+        assert custom.min_separation == min(scheme.min_separation, scheme.iterations)
+        strategy = BandedToeplitz.square_root(min(3, custom.min_separation))
+        one, two = (Mechanism(kind, strategy, 0.8) for kind in (custom, scheme))
+        assert pairs.log_normalizer(one) == pytest.approx(scheme.replicas(two).log_normalizer(two), rel=1e-10)

@@ -1,4 +1,4 @@
-"""Truncated b-min-sep: distributions against enumeration, the peer, exact deltas; a run end to end."""
+"""Truncated b-min-sep: distributions, tables and likelihoods against enumeration; the pair dominates."""
 
 import dataclasses
 import itertools
@@ -22,13 +22,14 @@ from jaxacct import (
     privacy_loss,
 )
 from jaxacct.accountants.analytic import best_accountant
-from jaxacct.cli.main import main
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
 from jaxacct.schemes.truncation.truncated_batch_sizes import _words
+from tests.commands import exit_code
 from tests.draws import draws_of
 from tests.oracles import enumeration
-from tests.schemes.test_schemes import chi_square_p_value
+from tests.oracles.chi_square import chi_square_p_value
+from tests.refusals import refused
 from train.batches.sampler import Sampler
 
 FALSE_ALARM = 1e-6
@@ -98,43 +99,6 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
                 assert ours[1] == 0
 
 
-@pytest.mark.parametrize(("n", "b", "bands", "warm"), [(64, 8, 2, True), (30, 40, 1, False)])
-def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
-    """At most two bands, where the peer's last columns are right (`tests/project/test_errata.py`)."""
-    scheme = TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
-    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(b)
-    outputs, sizes = rng.normal(size=(5, n)), rng.integers(40, 80, (5, n)).astype(np.int32)
-    peer = batch_selection.BMinSepSampling(
-        sampling_prob=0.05, iterations=n, min_sep=b, warm_start=warm, truncated_batch_size=60
-    )
-    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
-    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize(("window", "p"), [((3, 9), 0.97), ((60_000, 70_001), 0.003), ((500, 40_000), 0.5)])
-def test_drawn_binomials(window, p, key):
-    """One to four digits, lowest values of each or of all; chi-square against SciPy, false alarm 1e-6."""
-    arrays = binomial_tables((window,), (p,)).arrays
-    number = len(arrays.levels)
-
-    @jax.jit
-    def draw(key, trials):
-        words = [_words(part, number, trials.shape) for part in jax.random.split(key)]
-        return binomial_of_words(words, trials, arrays)
-
-    trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
-    drawn = np.asarray(draw(key, jnp.asarray(trials, jnp.int32)))
-    for most, seen in zip(trials[::50_000], np.split(drawn, 3), strict=True):
-        edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
-        expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
-        counts = np.bincount(np.searchsorted(edges, seen), minlength=len(expected))
-        enough = expected > 0
-        assert counts[~enough].sum() == 0
-        if enough.sum() > 1:
-            assert stats.chisquare(counts[enough], 50_000 * expected[enough]).pvalue > FALSE_ALARM / 3
-
-
 def table_distributions(arrays, at: int):
     """(number of trials, {value: probability}) of every table, added up in integers from its cells."""
     unit = 1
@@ -195,32 +159,6 @@ def test_windows_are_left_with_the_probability_that_is_booked():
     )
 
 
-@pytest.mark.parametrize("kind", ["even", "dyadic", "geometric", "rough"])
-def test_alias_tables_are_exact(kind):
-    """Added up in integers, the cells give back every weight; dyadic ones fill cells exactly."""
-    rng = np.random.default_rng(7)
-    for cells in (2, 8, 64):
-        widths = rng.integers(1, cells + 1, 12)
-        weights = np.zeros((len(widths), cells), np.int64)
-        for row, width in zip(weights, widths, strict=True):
-            distribution = {
-                "even": np.ones(width),
-                "dyadic": 2.0 ** -rng.integers(0, 6, width),
-                "geometric": 0.3 ** np.arange(width),
-                "rough": rng.random(width) ** 20,
-            }[kind]
-            row[:width] = np.floor(distribution / distribution.sum() * 2**61).astype(np.int64)
-            row[np.argmax(distribution)] += 2**62 - int(row.sum())
-        capacity = 2**62 // cells
-        for row, limits, alias in zip(weights, *alias_tables(weights), strict=True):
-            distribution_back = [0] * cells
-            for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
-                assert 0 <= limit <= capacity
-                distribution_back[cell] += limit
-                distribution_back[other] += capacity - limit
-            assert distribution_back == row.tolist()
-
-
 def test_a_tie_is_settled_by_the_low_words():
     """One cell whose threshold is 5 2^30 + 7: words of 5 depend on the 30 bits below, no other word does."""
     level = Level(np.array([[[5 << 1 | 1, 0]]], np.uint32), np.array([[[7, 0]]], np.uint32), np.array([[0]]))
@@ -265,27 +203,6 @@ def test_batch_sizes_have_the_distribution_of_sampling_everyone(scheme, key):
     table = np.stack([np.bincount(part, minlength=code.max() + 1) for part in np.split(code.reshape(-1), 2)])
     table = table[:, table.sum(axis=0) > 20]
     assert stats.chi2_contingency(table).pvalue > FALSE_ALARM
-
-
-def test_batch_sizes_of_the_production_case(key):
-    """Mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all.
-
-    The others are independent, so that is the distribution of every single batch size, from a cold start too.
-    """
-    scheme = TruncatedBMinSep.from_batch_size(
-        dataset_size=14_745_600,
-        batch_size=1793,
-        iterations=300,
-        min_separation=256,
-        max_batch_size=2048,
-    )
-    sizes = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 2048)).astype(float)
-    distribution = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
-    z = stats.norm.isf(FALSE_ALARM / 1200)
-    assert (np.abs(sizes.mean(axis=0) - distribution.mean()) / distribution.std()).max() < z / np.sqrt(2048)
-    spread = sizes.var(axis=0, ddof=1) * 2047 / distribution.var()
-    low, high = stats.chi2.ppf(FALSE_ALARM / 1200, 2047), stats.chi2.isf(FALSE_ALARM / 1200, 2047)
-    assert low < spread.min() <= spread.max() < high
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -390,22 +307,6 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
     assert 0 < worst <= bound + 1e-5
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
-def test_plain_draws_give_the_exact_delta(direction, key):
-    """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
-    scheme = TruncatedBMinSep(1, 1, 0.4, 4, 8)
-    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.7)
-    exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
-    draws = draws_of(plain(mechanism, direction), key, 1500)
-    sign = 1 if direction == "remove" else -1
-    terms = np.maximum(0.0, -np.expm1(0.8 - sign * draws.loss))
-    error = terms.std() / np.sqrt(terms.size)
-    assert abs(terms.mean() - exact) < stats.norm.isf(FALSE_ALARM / 2) * error
-    assert plain(mechanism, direction).total_variation < 1e-15
-    # Checkpoints of draws that were made of other words are refused (`run._kept`).
-    assert plain(mechanism, direction).draw_metadata == {"proposal": "plain", "log_scale": 0.0, "words": 2}
-
-
 def test_without_truncation_it_is_b_min_sep(key, x64):
     truncated, whole = TruncatedBMinSep(20, 4, 0.1, 50, 50), BMinSep(20, 4, 0.1)
     strategy, rng = BandedToeplitz.square_root(3), np.random.default_rng(0)
@@ -421,6 +322,134 @@ def test_without_truncation_it_is_b_min_sep(key, x64):
     counts = draw_counts(key, len(sizes), "remove", jnp.asarray(sizes, jnp.int32))
     assert set(np.unique(counts)) <= {0, 1} and counts.any()
     assert not draw_counts(key, len(sizes), "add", jnp.asarray(sizes, jnp.int32)).any()
+
+
+def test_bad_input(capsys):
+    with pytest.raises(
+        ValueError, match=r"max_batch_size .* must be at least the largest expected batch size 50"
+    ):
+        TruncatedBMinSep(5, 1, 0.5, 49, 100)
+    refused("max_batch_size must be an integer", TruncatedBMinSep, 5, 1, 0.5, 0, 100)
+    refused("dataset_size must be below", lambda: TruncatedBMinSep(5, 1, 1e-9, 100, 2**31))
+    scheme, identity = TruncatedBMinSep(5, 1, 0.1, 20, 100), BandedToeplitz.identity()
+    refused("batch_sizes must be given", lambda: privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5)))
+    with pytest.raises(ValueError, match=r"batch_sizes must have the shape \(5,\)"):
+        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.zeros(4))
+    for size in (2.0**40, 2**31, -1, 1.5, np.nan, 1j):
+        with pytest.raises(ValueError, match="batch_sizes must be whole numbers from 0 to 2147483647, got"):
+            privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.array([0, 1, 2, 3, size]))
+    with pytest.raises(ValueError, match="batch_sizes must be given"):
+        privacy_loss(Mechanism(scheme.untruncated, identity, 1.0), np.zeros(5), np.zeros(5))
+    with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, got 99"):
+        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=99)
+    with pytest.raises(ValueError, match="max_batch_size must not be given"):
+        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=100, max_batch_size=20)
+    refused("must be the scheme's", Sampler, scheme, 100, 21)
+    arguments = (
+        "calibrate --iterations 9 --dataset-size 9 --batch-size 2 --epsilon 1 --delta .1 --truncate-to 3"
+    )
+    assert exit_code(*arguments.split()) == 2
+    assert "truncate_to does not apply to b-min-sep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("n", "b", "bands", "warm"), [(64, 8, 2, True), (30, 40, 1, False)])
+def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
+    """At most two bands, where the peer's last columns are right (`tests/project/test_errata.py`)."""
+    scheme = TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
+    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(b)
+    outputs, sizes = rng.normal(size=(5, n)), rng.integers(40, 80, (5, n)).astype(np.int32)
+    peer = batch_selection.BMinSepSampling(
+        sampling_prob=0.05, iterations=n, min_sep=b, warm_start=warm, truncated_batch_size=60
+    )
+    theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
+    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("window", "p"), [((3, 9), 0.97), ((60_000, 70_001), 0.003), ((500, 40_000), 0.5)])
+def test_drawn_binomials(window, p, key):
+    """One to four digits, lowest values of each or of all; chi-square against SciPy, false alarm 1e-6."""
+    arrays = binomial_tables((window,), (p,)).arrays
+    number = len(arrays.levels)
+
+    @jax.jit
+    def draw(key, trials):
+        words = [_words(part, number, trials.shape) for part in jax.random.split(key)]
+        return binomial_of_words(words, trials, arrays)
+
+    trials = np.repeat([window[0], sum(window) // 2, window[1]], 50_000)
+    drawn = np.asarray(draw(key, jnp.asarray(trials, jnp.int32)))
+    for most, seen in zip(trials[::50_000], np.split(drawn, 3), strict=True):
+        edges = np.unique(stats.binom.ppf(np.linspace(0, 1, 30)[1:-1], most, p))
+        expected = np.diff(stats.binom.cdf(edges, most, p), prepend=0, append=1)
+        counts = np.bincount(np.searchsorted(edges, seen), minlength=len(expected))
+        enough = expected > 0
+        assert counts[~enough].sum() == 0
+        if enough.sum() > 1:
+            assert stats.chisquare(counts[enough], 50_000 * expected[enough]).pvalue > FALSE_ALARM / 3
+
+
+@pytest.mark.parametrize("kind", ["even", "dyadic", "geometric", "rough"])
+def test_alias_tables_are_exact(kind):
+    """Added up in integers, the cells give back every weight; dyadic ones fill cells exactly."""
+    rng = np.random.default_rng(7)
+    for cells in (2, 8, 64):
+        widths = rng.integers(1, cells + 1, 12)
+        weights = np.zeros((len(widths), cells), np.int64)
+        for row, width in zip(weights, widths, strict=True):
+            distribution = {
+                "even": np.ones(width),
+                "dyadic": 2.0 ** -rng.integers(0, 6, width),
+                "geometric": 0.3 ** np.arange(width),
+                "rough": rng.random(width) ** 20,
+            }[kind]
+            row[:width] = np.floor(distribution / distribution.sum() * 2**61).astype(np.int64)
+            row[np.argmax(distribution)] += 2**62 - int(row.sum())
+        capacity = 2**62 // cells
+        for row, limits, alias in zip(weights, *alias_tables(weights), strict=True):
+            distribution_back = [0] * cells
+            for cell, (limit, other) in enumerate(zip(limits.tolist(), alias.tolist(), strict=True)):
+                assert 0 <= limit <= capacity
+                distribution_back[cell] += limit
+                distribution_back[other] += capacity - limit
+            assert distribution_back == row.tolist()
+
+
+def test_batch_sizes_of_the_production_case(key):
+    """Mean and variance of Binomial(|D| - 1, rate) at every step; false alarm 1e-6 in all.
+
+    The others are independent, so that is the distribution of every single batch size, from a cold start too.
+    """
+    scheme = TruncatedBMinSep.from_batch_size(
+        dataset_size=14_745_600,
+        batch_size=1793,
+        iterations=300,
+        min_separation=256,
+        max_batch_size=2048,
+    )
+    sizes = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 2048)).astype(float)
+    distribution = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
+    z = stats.norm.isf(FALSE_ALARM / 1200)
+    assert (np.abs(sizes.mean(axis=0) - distribution.mean()) / distribution.std()).max() < z / np.sqrt(2048)
+    spread = sizes.var(axis=0, ddof=1) * 2047 / distribution.var()
+    low, high = stats.chi2.ppf(FALSE_ALARM / 1200, 2047), stats.chi2.isf(FALSE_ALARM / 1200, 2047)
+    assert low < spread.min() <= spread.max() < high
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_plain_draws_give_the_exact_delta(direction, key):
+    """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
+    scheme = TruncatedBMinSep(1, 1, 0.4, 4, 8)
+    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.7)
+    exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
+    draws = draws_of(plain(mechanism, direction), key, 1500)
+    sign = 1 if direction == "remove" else -1
+    terms = np.maximum(0.0, -np.expm1(0.8 - sign * draws.loss))
+    error = terms.std() / np.sqrt(terms.size)
+    assert abs(terms.mean() - exact) < stats.norm.isf(FALSE_ALARM / 2) * error
+    assert plain(mechanism, direction).total_variation < 1e-15
+    # Checkpoints of draws that were made of other words are refused (`run._kept`).
+    assert plain(mechanism, direction).draw_metadata == {"proposal": "plain", "log_scale": 0.0, "words": 2}
 
 
 def test_from_calibration_to_batches(tmp_path, key):
@@ -444,37 +473,3 @@ def test_from_calibration_to_batches(tmp_path, key):
     sampler = Sampler.from_plan(again)
     sizes = [sampler.next().size for _ in range(24)]
     assert max(sizes) == 30
-
-
-def test_bad_input(capsys):
-    with pytest.raises(
-        ValueError, match=r"max_batch_size .* must be at least the largest expected batch size 50"
-    ):
-        TruncatedBMinSep(5, 1, 0.5, 49, 100)
-    with pytest.raises(ValueError, match="max_batch_size must be an integer"):
-        TruncatedBMinSep(5, 1, 0.5, 0, 100)
-    with pytest.raises(ValueError, match="dataset_size must be below"):
-        TruncatedBMinSep(5, 1, 1e-9, 100, 2**31)
-    scheme, identity = TruncatedBMinSep(5, 1, 0.1, 20, 100), BandedToeplitz.identity()
-    with pytest.raises(ValueError, match="batch_sizes must be given"):
-        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5))
-    with pytest.raises(ValueError, match=r"batch_sizes must have the shape \(5,\)"):
-        privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.zeros(4))
-    for size in (2.0**40, 2**31, -1, 1.5, np.nan, 1j):
-        with pytest.raises(ValueError, match="batch_sizes must be whole numbers from 0 to 2147483647, got"):
-            privacy_loss(Mechanism(scheme, identity, 1.0), np.zeros(5), np.array([0, 1, 2, 3, size]))
-    with pytest.raises(ValueError, match="batch_sizes must be given"):
-        privacy_loss(Mechanism(scheme.untruncated, identity, 1.0), np.zeros(5), np.zeros(5))
-    with pytest.raises(ValueError, match="dataset_size must be the scheme's 100, got 99"):
-        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=99)
-    with pytest.raises(ValueError, match="max_batch_size must not be given"):
-        calibrate(scheme, identity, epsilon=1.0, delta=1e-2, dataset_size=100, max_batch_size=20)
-    with pytest.raises(ValueError, match="must be the scheme's"):
-        Sampler(scheme, 100, 21)
-    arguments = (
-        "calibrate --iterations 9 --dataset-size 9 --batch-size 2 --epsilon 1 --delta .1 --truncate-to 3"
-    )
-    with pytest.raises(SystemExit) as stop:
-        main(arguments.split())
-    assert stop.value.code == 2
-    assert "truncate_to does not apply to b-min-sep" in capsys.readouterr().err

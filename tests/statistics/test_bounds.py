@@ -11,6 +11,7 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.bounds import TERM_EDGES, Budget, bin_terms
 from jaxacct.statistics.hockey_stick import checked_counts
 from tests.draws import mean_interval
+from tests.refusals import refused
 
 FALSE_ALARM = 1e-6  # of each simulated check, over the choice of its (fixed) seed
 
@@ -49,8 +50,7 @@ def test_edges():
 
 @pytest.mark.parametrize("bad", [-1e-9, 1.0000001, math.nan, math.inf])
 def test_terms_outside_are_refused(bad):
-    with pytest.raises(ValueError, match=r"terms must be in \[0, 1\]"):
-        bin_terms([0.5, bad])
+    refused(r"terms must be in \[0, 1\]", bin_terms, [0.5, bad])
 
 
 def test_mean_upper():
@@ -58,14 +58,12 @@ def test_mean_upper():
     assert terms.mean() <= bounds.mean_upper(bin_terms(terms)) <= 1.0055 * terms.mean()
     assert bounds.mean_upper(coins(1, 3)) == 0.25
     assert bounds.mean_upper(coins(0, 3)) == 0
-    with pytest.raises(ValueError, match="counts must hold"):
-        bounds.mean_upper(coins(0, 0))
+    refused("counts must hold", lambda: bounds.mean_upper(coins(0, 0)))
 
 
 @pytest.mark.parametrize("counts", [np.ones(3, int), np.ones(len(TERM_EDGES)), -coins(1, 0)])
 def test_counts_are_checked(counts):
-    with pytest.raises(ValueError, match="counts must be"):
-        bounds.mean_upper(counts)
+    refused("counts must be", bounds.mean_upper, counts)
 
 
 # --- The fixed-sample rule ---
@@ -85,22 +83,7 @@ def test_kl_at_the_ends():
     assert bounds.kl(0, 0) == bounds.kl(1, 1) == 0
     assert bounds.kl(0, 1) == bounds.kl(1, 0) == bounds.kl(0.5, 0) == bounds.kl(0.5, 1) == math.inf
     assert bounds.kl(1, 0.25) == pytest.approx(math.log(4))
-    with pytest.raises(ValueError, match="must be in"):
-        bounds.kl(-0.1, 0.5)
-
-
-# (samples, delta_v / delta_prime, delta_prime) -> bound: numbers of the peer's tests.
-@pytest.mark.parametrize(
-    ("samples", "tau", "delta", "bound"),
-    [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
-    + [(4, 3, 1 / 4, 1 / 9)],
-)
-@pytest.mark.parametrize("scale", [1, 1e-3])
-def test_failure_probabilities_of_the_peer(samples, tau, delta, bound, scale):
-    ours = bounds.failure_probability(
-        delta_v=tau * delta * scale, delta_prime=delta * scale, samples=samples, scale=scale
-    )
-    assert ours == pytest.approx(bound, rel=1e-12)
+    refused("must be in", bounds.kl, -0.1, 0.5)
 
 
 def test_fixed_rule_against_the_exact_binomial():
@@ -127,12 +110,9 @@ def test_budget():
             assert budget.total == pytest.approx(delta, rel=1e-14)
             assert budget.failure_probability == pytest.approx(fraction * delta)
             assert Budget(budget.delta, budget.delta_v, budget.failure_probability) == budget
-            with pytest.raises(ValueError, match="delta must be at least"):
-                Budget(delta, delta, budget.failure_probability)
-            with pytest.raises(ValueError, match="failure_fraction must be in"):
-                Budget.split(delta, 1.0)
-            with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
-                Budget.split(1.0)
+            refused("delta must be at least", Budget, delta, delta, budget.failure_probability)
+            refused("failure_fraction must be in", Budget.split, delta, 1.0)
+            refused(r"delta must be in \(0, 1\)", Budget.split, 1.0)
 
 
 # --- The anytime-valid rule ---
@@ -220,17 +200,6 @@ def test_wealth_is_the_product(theta):
     assert bounds.log_wealth(bin_terms(raw), theta, bets, weights) <= np.log(weights @ products)
 
 
-def test_wealth_is_monotone():
-    counts = bin_terms(np.random.default_rng(2).beta(0.3, 3, 500))
-    bets, weights = bounds.default_bets()
-    wealth = [bounds.log_wealth(counts, t, bets, weights) for t in np.geomspace(1e-9, 0.999, 200)]
-    assert np.all(np.diff(wealth) >= -1e-9)
-    more = counts + coins(0, 1)
-    assert bounds.log_wealth(more, 0.2, bets, weights) > bounds.log_wealth(counts, 0.2, bets, weights)
-    more = counts + coins(1, 0)
-    assert bounds.log_wealth(more, 0.2, bets, weights) < bounds.log_wealth(counts, 0.2, bets, weights)
-
-
 def test_wealth_at_the_edges():
     bets, weights = bounds.default_bets()
     assert weights.sum() == pytest.approx(1) and bets[-1] == 1
@@ -272,14 +241,6 @@ def test_bets_outside_are_refused(bets, weights):
     """Such bets would not be a supermartingale: a tampered record must not pass."""
     with pytest.raises(ValueError):
         bounds.log_wealth(coins(1, 1), 0.1, bets, weights)
-
-
-def test_a_pilot_without_hits_does_not_bet_everything():
-    theta = 1e-3
-    for pilot in (coins(0, 10), coins(0, 10**4), coins(0, 10**6)):
-        bets, weights = bounds.default_bets(theta, pilot)
-        assert bets[0] < 1
-        assert bounds.accepts(coins(1, 40_000), theta, 1e-8, bets[:1], weights[:1])
 
 
 def test_predicted_samples():
@@ -352,6 +313,71 @@ def test_confidence_bounds_allow_for_the_rounding(term):
             assert term < 1e-4 or high - low <= 0.006 * exact
 
 
+@pytest.mark.parametrize("theta", [1e-6, 0.01, 0.3, 0.9])
+def test_wealth_is_no_more_than_what_was_put_in(theta):
+    """After one coin of mean theta its expectation is at most 1, whichever side is bet on."""
+    heads, tails = (bin_terms(np.array([value])) for value in (1.0, 0.0))
+    fair = (
+        bounds.log_wealth(heads, theta, *bounds.default_bets()),
+        bounds.log_wealth(tails, theta, *bounds.default_bets()),
+    )
+    other = bounds._log_wealth_above(heads, theta), bounds._log_wealth_above(tails, theta)
+    for of_heads, of_tails in (fair, other):
+        mean = theta * math.exp(of_heads) + (1 - theta) * math.exp(of_tails)
+        assert 0.1 < mean <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("total", [1 + 1e-9, 1.005, 1.01])
+def test_weights_of_bets_are_a_distribution(total):
+    """The attack: a wealth that begins above 1 is accepted more often than q; rounding alone is allowed."""
+    counts, bets = coins(0, 10), np.array([0.3, 0.6])
+    refused("of sum at most 1", lambda: bounds.log_wealth(counts, 0.1, bets, np.array([0.5, total - 0.5])))
+    bounds.log_wealth(counts, 0.1, bets, np.array([0.5, 0.5 + 2.0**-52]))
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [((3, 5), (3, 1)), ((4, 5), (3, 1)), ((9, 1),), ((-1, 1),), ((0, 0),), ((0, 2**62),), ((0, 1.0),)],
+)
+def test_stored_counts_hide_nothing(pairs):
+    """Attack: of an index that is there twice the last count alone would be read."""
+    refused("counts must", checked_counts, pairs, 9, "counts")
+    assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]
+
+
+# (samples, delta_v / delta_prime, delta_prime) -> bound: numbers of the peer's tests.
+@pytest.mark.parametrize(
+    ("samples", "tau", "delta", "bound"),
+    [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
+    + [(4, 3, 1 / 4, 1 / 9)],
+)
+@pytest.mark.parametrize("scale", [1, 1e-3])
+def test_failure_probabilities_of_the_peer(samples, tau, delta, bound, scale):
+    ours = bounds.failure_probability(
+        delta_v=tau * delta * scale, delta_prime=delta * scale, samples=samples, scale=scale
+    )
+    assert ours == pytest.approx(bound, rel=1e-12)
+
+
+def test_wealth_is_monotone():
+    counts = bin_terms(np.random.default_rng(2).beta(0.3, 3, 500))
+    bets, weights = bounds.default_bets()
+    wealth = [bounds.log_wealth(counts, t, bets, weights) for t in np.geomspace(1e-9, 0.999, 200)]
+    assert np.all(np.diff(wealth) >= -1e-9)
+    more = counts + coins(0, 1)
+    assert bounds.log_wealth(more, 0.2, bets, weights) > bounds.log_wealth(counts, 0.2, bets, weights)
+    more = counts + coins(1, 0)
+    assert bounds.log_wealth(more, 0.2, bets, weights) < bounds.log_wealth(counts, 0.2, bets, weights)
+
+
+def test_a_pilot_without_hits_does_not_bet_everything():
+    theta = 1e-3
+    for pilot in (coins(0, 10), coins(0, 10**4), coins(0, 10**6)):
+        bets, weights = bounds.default_bets(theta, pilot)
+        assert bets[0] < 1
+        assert bounds.accepts(coins(1, 40_000), theta, 1e-8, bets[:1], weights[:1])
+
+
 def test_confidence_bounds_are_useful():
     low, high = mean_interval(coins(500, 9500), 0.01)
     assert 0.040 < low < 0.05 < high < 0.060
@@ -374,37 +400,3 @@ def test_hopeless_is_rare_below_the_line_and_common_above():
     assert not bounds.hopeless(coins(0, 10**9), 1e-12)
     assert not bounds.hopeless(coins(0, 0), 0.1)
     assert not bounds.hopeless(coins(100, 0), 1.0)
-
-
-@pytest.mark.parametrize("theta", [1e-6, 0.01, 0.3, 0.9])
-def test_wealth_is_no_more_than_what_was_put_in(theta):
-    """After one coin of mean theta its expectation is at most 1, whichever side is bet on."""
-    heads, tails = (bin_terms(np.array([value])) for value in (1.0, 0.0))
-    fair = (
-        bounds.log_wealth(heads, theta, *bounds.default_bets()),
-        bounds.log_wealth(tails, theta, *bounds.default_bets()),
-    )
-    other = bounds._log_wealth_above(heads, theta), bounds._log_wealth_above(tails, theta)
-    for of_heads, of_tails in (fair, other):
-        mean = theta * math.exp(of_heads) + (1 - theta) * math.exp(of_tails)
-        assert 0.1 < mean <= 1 + 1e-9
-
-
-@pytest.mark.parametrize("total", [1 + 1e-9, 1.005, 1.01])
-def test_weights_of_bets_are_a_distribution(total):
-    """The attack: a wealth that begins above 1 is accepted more often than q; rounding alone is allowed."""
-    counts, bets = coins(0, 10), np.array([0.3, 0.6])
-    with pytest.raises(ValueError, match="of sum at most 1"):
-        bounds.log_wealth(counts, 0.1, bets, np.array([0.5, total - 0.5]))
-    bounds.log_wealth(counts, 0.1, bets, np.array([0.5, 0.5 + 2.0**-52]))
-
-
-@pytest.mark.parametrize(
-    "pairs",
-    [((3, 5), (3, 1)), ((4, 5), (3, 1)), ((9, 1),), ((-1, 1),), ((0, 0),), ((0, 2**62),), ((0, 1.0),)],
-)
-def test_stored_counts_hide_nothing(pairs):
-    """Attack: of an index that is there twice the last count alone would be read."""
-    with pytest.raises(ValueError, match="counts must"):
-        checked_counts(pairs, 9, "counts")
-    assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]

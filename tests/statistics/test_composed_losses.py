@@ -81,26 +81,6 @@ def test_two_steps_are_the_sum_over_who_is_large(cut):
     assert large.total == pytest.approx(tail, rel=2e-3)  # of the pair that dominates
 
 
-def test_restricted_curves_add_up():
-    """Of the losses up to the cut and above, at every x: the curve itself, within the stated errors."""
-    for curve in sampled_gaussian(0.8, 1e-3):
-        losses = np.linspace(-1e-3, 2.0, 401)
-        whole = curve.at(losses)
-        parts = [Restricted(curve, 0.02, above=above).at(losses) for above in (False, True)]
-        off = np.abs(parts[0].deltas + parts[1].deltas - whole.deltas)
-        assert np.all(off <= sum(part.error for part in parts) * np.append(1.0, whole.tails[:-1]))
-        assert np.all(parts[0].deltas[losses > 0.02] == 0)
-
-
-def test_rare_participation_needs_little_noise():
-    """A million steps at rate 1e-5: delta comes from one large loss; rounding alone had asked for 1.64."""
-    found = [
-        max(divergence_bound([Part(curve, 1_000_000)], 0.1) for curve in sampled_gaussian(s, 1e-5))
-        for s in (0.82, 0.84)
-    ]
-    assert found[1] <= 1e-10 < found[0] < 1.7e-10
-
-
 def test_one_step_is_above_its_definition_over_the_whole_range():
     """q from 1e-6 to 1, sigma from 0.01 to 1e4, losses of every size."""
     rng = np.random.default_rng(0)
@@ -115,18 +95,6 @@ def test_one_step_is_above_its_definition_over_the_whole_range():
             )
             assert exact <= bound
             assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
-
-
-@pytest.mark.parametrize("tiny", [1e-15, 1e-12, 1e-9, 1e-6])
-def test_one_step_whose_probability_is_close_to_1(tiny):
-    """The loss of the add direction ends at -ln(1 - q): below it the masses of both must not cancel."""
-    q, sigma = 1 - tiny, math.sqrt(-1 / (2 * math.log(tiny)))
-    end = -float(mpmath.log(1 - mpmath.mpf(q)))
-    curve = sampled_gaussian(sigma, q)[1]
-    for epsilon in end - np.array([1.0, 0.2, 0.05, 0.01, 1e-3]):
-        exact = sampled(float(epsilon), q, sigma, remove=False)
-        assert exact <= divergence_bound([Part(curve, 1)], float(epsilon))
-        np.testing.assert_allclose(subsampled_gaussian_delta(q, sigma, epsilon, "add"), float(exact), 1e-8)
 
 
 def test_one_step_of_replace_one_over_the_whole_range():
@@ -166,19 +134,6 @@ def test_false_claims_at_small_delta_are_refused(steps, sigma, epsilon, delta):
                 noise_multiplier=sigma,
                 options=CalibrationOptions(accountant=accountant),
             )
-
-
-@pytest.mark.parametrize("accountant", ["pld", "analytic"])
-def test_released_noise_holds_at_small_delta(accountant):
-    plan = calibrate(
-        Poisson(10_000, 1.0),
-        IDENTITY,
-        epsilon=13.0,
-        delta=1e-13,
-        options=CalibrationOptions(grid_ratio=1.0005, accountant=accountant),
-    )
-    mu = math.sqrt(10_000) / plan.mechanism.noise_multiplier
-    assert 0.97e-13 < gaussian(13.0, mu) <= plan.verdict.bound <= 1e-13
 
 
 def test_a_delta_that_cannot_be_shown_is_refused():
@@ -236,18 +191,6 @@ TRUTH = float(gaussian(3.0, math.sqrt(1000) / 30))
 def test_any_tilt_gives_a_bound(tilt, monkeypatch):
     monkeypatch.setattr(composed_losses.Rough, "tilt_for", lambda self, epsilon: tilt)
     assert divergence_bound(PARTS, 3.0) >= TRUTH
-
-
-@pytest.mark.parametrize(("points", "cut"), [(64, 1e-5), (1024, 1e-5), (1024, 0.1), (2**15, 0.5)])
-def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
-    """Large cuts: what is left out, and what wraps around, is added."""
-    monkeypatch.setattr(composed_losses, "_MIN_POINTS", points)
-    monkeypatch.setattr(composed_losses, "_MAX_POINTS", 2 * points)
-    monkeypatch.setattr(composed_losses, "CUT", cut)
-    rng = np.random.default_rng(1)
-    for epsilon in rng.uniform(0.2, 6.0, 8):
-        exact = gaussian(float(epsilon), math.sqrt(1000) / 30)
-        assert divergence_bound(PARTS, float(epsilon)) >= exact
 
 
 def test_sums_beyond_the_lattice_are_added(monkeypatch):
@@ -400,16 +343,6 @@ def test_chords_are_raised_by_what_deltas_may_be_off_by():
     assert np.all(np.diff(falling) <= 0)
 
 
-def test_a_hull_of_upper_bounds_is_between_curve_and_bounds():
-    rng = np.random.default_rng(4)
-    curve, losses = sampled_gaussian(1.0, 0.3)[0], np.linspace(-2.0, 5.0, 300)
-    exact = curve.at(losses).deltas
-    bounds = np.minimum.accumulate(np.minimum(1.0, exact * np.exp(rng.exponential(0.2, 300))))
-    hull = ChordCurve.below(losses, bounds).at(losses)
-    assert np.all(hull.deltas >= exact * (1 - 1e-12)) and np.all(hull.deltas <= bounds * (1 + 1e-12))
-    assert np.all(hull.tails >= hull.deltas) and np.all(np.diff(hull.tails) <= 1e-12)
-
-
 def test_a_curve_that_is_low_by_its_stated_error_still_gives_a_bound():
     """The attack: without the error the bound on ten steps is a tenth too small."""
 
@@ -500,3 +433,70 @@ def test_errors_of_tails_are_in_a_curve(monkeypatch):
 def test_losses_beyond_the_integers_of_a_lattice_are_infinite(q):
     curve = sampled_gaussian(1e-3, q)[0]
     assert divergence_bound([Part(curve, 10**12)], 1e-3) == 1.0
+
+
+def test_restricted_curves_add_up():
+    """Of the losses up to the cut and above, at every x: the curve itself, within the stated errors."""
+    for curve in sampled_gaussian(0.8, 1e-3):
+        losses = np.linspace(-1e-3, 2.0, 401)
+        whole = curve.at(losses)
+        parts = [Restricted(curve, 0.02, above=above).at(losses) for above in (False, True)]
+        off = np.abs(parts[0].deltas + parts[1].deltas - whole.deltas)
+        assert np.all(off <= sum(part.error for part in parts) * np.append(1.0, whole.tails[:-1]))
+        assert np.all(parts[0].deltas[losses > 0.02] == 0)
+
+
+def test_rare_participation_needs_little_noise():
+    """A million steps at rate 1e-5: delta comes from one large loss; rounding alone had asked for 1.64."""
+    found = [
+        max(divergence_bound([Part(curve, 1_000_000)], 0.1) for curve in sampled_gaussian(s, 1e-5))
+        for s in (0.82, 0.84)
+    ]
+    assert found[1] <= 1e-10 < found[0] < 1.7e-10
+
+
+@pytest.mark.parametrize("tiny", [1e-15, 1e-12, 1e-9, 1e-6])
+def test_one_step_whose_probability_is_close_to_1(tiny):
+    """The loss of the add direction ends at -ln(1 - q): below it the masses of both must not cancel."""
+    q, sigma = 1 - tiny, math.sqrt(-1 / (2 * math.log(tiny)))
+    end = -float(mpmath.log(1 - mpmath.mpf(q)))
+    curve = sampled_gaussian(sigma, q)[1]
+    for epsilon in end - np.array([1.0, 0.2, 0.05, 0.01, 1e-3]):
+        exact = sampled(float(epsilon), q, sigma, remove=False)
+        assert exact <= divergence_bound([Part(curve, 1)], float(epsilon))
+        np.testing.assert_allclose(subsampled_gaussian_delta(q, sigma, epsilon, "add"), float(exact), 1e-8)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "analytic"])
+def test_released_noise_holds_at_small_delta(accountant):
+    plan = calibrate(
+        Poisson(10_000, 1.0),
+        IDENTITY,
+        epsilon=13.0,
+        delta=1e-13,
+        options=CalibrationOptions(grid_ratio=1.0005, accountant=accountant),
+    )
+    mu = math.sqrt(10_000) / plan.mechanism.noise_multiplier
+    assert 0.97e-13 < gaussian(13.0, mu) <= plan.verdict.bound <= 1e-13
+
+
+@pytest.mark.parametrize(("points", "cut"), [(64, 1e-5), (1024, 1e-5), (1024, 0.1), (2**15, 0.5)])
+def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
+    """Large cuts: what is left out, and what wraps around, is added."""
+    monkeypatch.setattr(composed_losses, "_MIN_POINTS", points)
+    monkeypatch.setattr(composed_losses, "_MAX_POINTS", 2 * points)
+    monkeypatch.setattr(composed_losses, "CUT", cut)
+    rng = np.random.default_rng(1)
+    for epsilon in rng.uniform(0.2, 6.0, 8):
+        exact = gaussian(float(epsilon), math.sqrt(1000) / 30)
+        assert divergence_bound(PARTS, float(epsilon)) >= exact
+
+
+def test_a_hull_of_upper_bounds_is_between_curve_and_bounds():
+    rng = np.random.default_rng(4)
+    curve, losses = sampled_gaussian(1.0, 0.3)[0], np.linspace(-2.0, 5.0, 300)
+    exact = curve.at(losses).deltas
+    bounds = np.minimum.accumulate(np.minimum(1.0, exact * np.exp(rng.exponential(0.2, 300))))
+    hull = ChordCurve.below(losses, bounds).at(losses)
+    assert np.all(hull.deltas >= exact * (1 - 1e-12)) and np.all(hull.deltas <= bounds * (1 + 1e-12))
+    assert np.all(hull.tails >= hull.deltas) and np.all(np.diff(hull.tails) <= 1e-12)

@@ -15,7 +15,6 @@ from jaxacct import (
     Budget,
     CalibrationOptions,
     CyclicPoisson,
-    Dense,
     FiniteToeplitz,
     IndependentAttribution,
     Mechanism,
@@ -24,7 +23,6 @@ from jaxacct import (
     Poisson,
     TruncatedBMinSep,
     calibrate,
-    estimate_delta,
     privacy_loss,
     verify,
 )
@@ -37,6 +35,7 @@ from jaxacct.strategies import ending
 from tests.draws import mean_interval
 from tests.oracles import enumeration, settings, tuples
 from tests.proposals_by_name import normalizer_of_two, proposal_by_name
+from tests.refusals import refused
 from tests.rounding_errors import loss_margin, measured_error
 from tests.stored_plans import claim_with, loaded
 
@@ -187,21 +186,27 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     assert not seen.certified
 
 
-@pytest.mark.slow
-def test_a_dense_matrix_says_the_same():
-    """Another way to the same mechanism: plain draws of a matrix product, in place of transforms."""
-    scheme, strategy = BallsInBins(8, 8), square_root(8, 8)
-    dense = Dense(enumeration.strategy_matrix(strategy.array, 8, 8))
-    ours, theirs = (
-        estimate_delta(Mechanism(scheme, c, 0.6), 1.0, num_samples=20_000, key=jax.random.key(seed))
-        for seed, c in enumerate((strategy, dense))
-    )
-    assert ours.low <= theirs.high and theirs.low <= ours.high
-    whole = Mechanism(scheme, BandedToeplitz(strategy.coefficients), 0.6)
-    assert estimate_delta(whole, 1.0, num_samples=20_000, key=jax.random.key(2)).low > ours.high
-
-
 # --- Rounding ---
+
+
+# --- Where it is used ---
+
+
+def test_the_rule():
+    few, many = BandedToeplitz.square_root(4), BandedToeplitz.square_root(64)
+    for scheme in (BMinSep(60, 4, 0.1), BallsInBins(60, 4), IndependentAttribution(60, 4, 0.1, 2)):
+        assert ending(few, scheme) == FiniteToeplitz(few.coefficients, 60)
+    assert ending(few, BMinSep(61, 4, 0.1)) is few  # more than 20 steps for each band but the first
+    assert ending(many, BMinSep(63, 64, 0.1)) is many  # no column would be whole
+    assert ending(BandedToeplitz.identity(), Poisson(3, 0.1)) == BandedToeplitz.identity()
+
+
+def test_what_it_refuses():
+    refused("coefficients must be at most iterations 2 numbers, got 3", FiniteToeplitz, (1.0, 0.5, 0.2), 2)
+    refused("iterations must be", FiniteToeplitz, (1.0,), 0)
+    for n in (4, 6):  # the release would be another one
+        with pytest.raises(ValueError, match=f"strategy must have the scheme's 5 iterations, got {n}"):
+            Mechanism(BMinSep(5, 2, 0.1), square_root(2, n), 1.0)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 1.0, 100.0])
@@ -221,25 +226,3 @@ def test_errors_stay_well_below_the_margin(scheme, bands, orders, sigma):
         assert 0 < error < loss_margin(mechanism, replicas) / 2
     whole = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
     assert loss_margin(mechanism, 2) < 1.5 * loss_margin(whole, 2)
-
-
-# --- Where it is used ---
-
-
-def test_the_rule():
-    few, many = BandedToeplitz.square_root(4), BandedToeplitz.square_root(64)
-    for scheme in (BMinSep(60, 4, 0.1), BallsInBins(60, 4), IndependentAttribution(60, 4, 0.1, 2)):
-        assert ending(few, scheme) == FiniteToeplitz(few.coefficients, 60)
-    assert ending(few, BMinSep(61, 4, 0.1)) is few  # more than 20 steps for each band but the first
-    assert ending(many, BMinSep(63, 64, 0.1)) is many  # no column would be whole
-    assert ending(BandedToeplitz.identity(), Poisson(3, 0.1)) == BandedToeplitz.identity()
-
-
-def test_what_it_refuses():
-    with pytest.raises(ValueError, match="coefficients must be at most iterations 2 numbers, got 3"):
-        FiniteToeplitz((1.0, 0.5, 0.2), 2)
-    with pytest.raises(ValueError, match="iterations must be"):
-        FiniteToeplitz((1.0,), 0)
-    for n in (4, 6):  # the release would be another one
-        with pytest.raises(ValueError, match=f"strategy must have the scheme's 5 iterations, got {n}"):
-            Mechanism(BMinSep(5, 2, 0.1), square_root(2, n), 1.0)

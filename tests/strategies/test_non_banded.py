@@ -1,4 +1,4 @@
-"""Strategy matrices that are not banded: bounds against enumeration, exact deltas, limits, training."""
+"""Strategy matrices that are not banded: bounds against enumeration, exact deltas, limits."""
 
 import functools
 import itertools
@@ -30,12 +30,12 @@ from jaxacct import (
     sample_privacy_loss,
 )
 from jaxacct.accountants.analytic import best_accountant
-from jaxacct.cli.main import main
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
+from tests.commands import exit_code
 from tests.oracles import enumeration
 from tests.stored_plans import as_json, forged
 from train.noise import recursion as noise
@@ -225,9 +225,7 @@ def test_certified_and_stored(tmp_path, capsys):
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again.mechanism == plan.mechanism
-    with pytest.raises(SystemExit) as stop:
-        main(["show", str(tmp_path / "plan.json")])
-    assert stop.value.code == 0 and "upper bound" in capsys.readouterr().out
+    assert exit_code("show", tmp_path / "plan.json") == 0 and "upper bound" in capsys.readouterr().out
     names = {
         direction: {c.proposal.name for c in candidates(plan.mechanism, 2.0, direction, Budget.split(1e-3))}
         for direction in ("remove", "add")
@@ -240,6 +238,20 @@ def test_certified_and_stored(tmp_path, capsys):
         other = forged(plan, mechanism=Mechanism(scheme, kind, 3.0))
         stored = as_json(other)["claim"]["strategy"]
         assert strategy_from_json(stored) == kind
+
+
+def test_bad_input():
+    for make, message in [
+        (lambda: BandedInverse((1.0, 0.5), 8), "without negative entries"),
+        (lambda: Dense(np.array([[1.0, 0.0], [-0.1, 1.0]])), "finite entries of at least 0"),
+        (lambda: Dense(np.ones((3, 3))), "lower triangular"),
+        (lambda: Dense(np.ones((3, 2))), "must be square"),
+        (lambda: noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32)), "must be Toeplitz"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make()
+    small = Mechanism(BMinSep(2, 1, 0.5), Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
+    assert sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)
 
 
 @pytest.mark.parametrize(
@@ -257,17 +269,3 @@ def test_streamed_noise_is_the_inverse_times_white_noise(strategy):
         drawn.append(np.asarray(w["a"]) / levels)
     exact = np.linalg.solve(enumeration.strategy_matrix(strategy.array, 20, 20), np.array(white, float))
     np.testing.assert_allclose(np.array(drawn), exact, rtol=1e-4, atol=1e-5)
-
-
-def test_bad_input():
-    for make, message in [
-        (lambda: BandedInverse((1.0, 0.5), 8), "without negative entries"),
-        (lambda: Dense(np.array([[1.0, 0.0], [-0.1, 1.0]])), "finite entries of at least 0"),
-        (lambda: Dense(np.ones((3, 3))), "lower triangular"),
-        (lambda: Dense(np.ones((3, 2))), "must be square"),
-        (lambda: noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32)), "must be Toeplitz"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            make()
-    small = Mechanism(BMinSep(2, 1, 0.5), Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
-    assert sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)

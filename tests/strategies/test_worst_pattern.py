@@ -74,29 +74,6 @@ def test_bounds_enclose_every_pattern(monkeypatch):
     assert max(ratios) < 1.1 and np.mean(np.array(ratios) < 1 + 1e-9) > 0.95
 
 
-def test_disjoint_columns_are_exact_at_the_end_of_the_run():
-    """The last columns are cut off: with 4 bands and 9 steps the third participation has one row of four."""
-    for iterations in [8, 9, 11, 12]:
-        for participations in [1, 2, 4]:
-            for strategy in (BandedToeplitz.square_root(4), FiniteToeplitz((1.0, 3.0, 2.0, 1.0), iterations)):
-                p = Patterns(iterations, 4, participations)
-                upper = squared_sensitivity(strategy, p)
-                assert upper == pytest.approx(by_enumeration(strategy, p), rel=1e-12)
-            if iterations == 9 and participations == 4:
-                assert upper < 2.9  # three columns of norm 1 are not to be had
-
-
-def test_columns_that_never_rise_are_exact():
-    """Theorem 2 of arXiv 2405.13763: steps 0, b, 2 b, .. are the worst; short and long runs agree."""
-    strategy = BufferedToeplitz((0.99, 0.8, 0.2), (0.1, 0.2, 0.3), 400)
-    for b, k in ((1, 4), (50, 8), (130, 5), (400, 3)):
-        upper = squared_sensitivity(strategy, Patterns(400, b, k))
-        steps = b * np.arange(min(k, -(-400 // b)))
-        exact = np.square(matrix_of(strategy, 400)[:, steps].sum(axis=1)).sum()
-        assert upper == pytest.approx(exact, rel=1e-11)
-        assert strategy.squared_sensitivity(400, b, k) == pytest.approx(exact, rel=1e-10)
-
-
 def test_vectors_of_any_direction_are_covered():
     """Attack: gradients in three dimensions, chosen by power iteration, on every pattern of a small run."""
     rng, n = np.random.default_rng(1), 7
@@ -136,3 +113,26 @@ def test_epochs_lower_the_bound():
     lower = np.square(long.columns(7200, steps).sum(axis=1)).sum()
     upper = squared_sensitivity(long, Patterns(7200, 1, 10, 720))
     assert lower < upper < 1.001 * lower
+
+
+def test_disjoint_columns_are_exact_at_the_end_of_the_run():
+    """The last columns are cut off: with 4 bands and 9 steps the third participation has one row of four."""
+    for iterations in [8, 9, 11, 12]:
+        for participations in [1, 2, 4]:
+            for strategy in (BandedToeplitz.square_root(4), FiniteToeplitz((1.0, 3.0, 2.0, 1.0), iterations)):
+                p = Patterns(iterations, 4, participations)
+                upper = squared_sensitivity(strategy, p)
+                assert upper == pytest.approx(by_enumeration(strategy, p), rel=1e-12)
+            if iterations == 9 and participations == 4:
+                assert upper < 2.9  # three columns of norm 1 are not to be had
+
+
+def test_columns_that_never_rise_are_exact():
+    """Theorem 2 of arXiv 2405.13763: steps 0, b, 2 b, .. are the worst; short and long runs agree."""
+    strategy = BufferedToeplitz((0.99, 0.8, 0.2), (0.1, 0.2, 0.3), 400)
+    for b, k in ((1, 4), (50, 8), (130, 5), (400, 3)):
+        upper = squared_sensitivity(strategy, Patterns(400, b, k))
+        steps = b * np.arange(min(k, -(-400 // b)))
+        exact = np.square(matrix_of(strategy, 400)[:, steps].sum(axis=1)).sum()
+        assert upper == pytest.approx(exact, rel=1e-11)
+        assert strategy.squared_sensitivity(400, b, k) == pytest.approx(exact, rel=1e-10)

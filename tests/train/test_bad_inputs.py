@@ -189,10 +189,7 @@ BAD = {
     "a data set of Grain": (dict(data=GRAIN.to_iter_dataset()), DATA),
     "an iterator of Grain": (dict(data=iter(GRAIN.to_iter_dataset())), DATA),
     "no data": (dict(data=None), DATA + ", or have rows by index, got None"),
-    "a table's name": (
-        dict(data="train.csv"),
-        DATA + ", or have rows by index, got 'train.csv'",
-    ),
+    "a table's name": (dict(data="train.csv"), DATA + ", or have rows by index, got 'train.csv'"),
     "a generator": (
         dict(data=(row for row in X)),
         DATA + ", or have rows by index, got a generator: batches",
@@ -274,9 +271,9 @@ def test_one_line_names_the_argument(tmp_path):
         change, message = BAD[name]
         given = dict(plan=COVERED, model=PARAMS, loss=loss, data=data())
         given |= dict(optimizer=optax.sgd(0.1), out=tmp_path / "run") | change
-        with pytest.raises(ValueError, match="^" + re.escape(message)) as refused:
+        with pytest.raises(ValueError, match="^" + re.escape(message)) as caught:
             fit(**given)
-        assert "\n" not in str(refused.value) and HELPS.get(name, "") in str(refused.value)
+        assert "\n" not in str(caught.value) and HELPS.get(name, "") in str(caught.value)
         assert not list(tmp_path.rglob("secret.json"))
 
 
@@ -295,9 +292,9 @@ def test_options_are_a_record():
 
 def test_the_error_of_a_loss_keeps_its_traceback():
     """The line of the caller's function that failed is in the chain."""
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError) as caught:
         fit(COVERED, {"w": jnp.zeros(3)}, lambda p, e: e["z"], data(), optax.sgd(0.1))
-    assert isinstance(refused.value.__cause__, KeyError)
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_an_archive_is_refused(tmp_path):

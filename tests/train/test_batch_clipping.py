@@ -14,6 +14,7 @@ import pytest
 from scipy import stats
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.plans import plan as correlated
 from train.batches.sampler import Replayed, make_generator
@@ -56,13 +57,6 @@ def plan(**change):
     return GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, **fields | change)
 
 
-def test_clip_by_norm():
-    v, clipped = np.float32([3.0, 4.0]), jax.jit(clip_by_l2_norm, static_argnums=1)
-    np.testing.assert_allclose(clipped(v, 1.0), [0.6, 0.8], rtol=1e-6)
-    np.testing.assert_array_equal(clipped(v, 10.0), v)
-    np.testing.assert_array_equal(clipped(0 * v, 1.0), 0)
-
-
 def test_nothing_longer_than_the_clip_norm_is_returned():
     """Also where squares of float32 underflow or overflow; norms by exact fractions."""
     clipped = jax.jit(clip_by_l2_norm, static_argnums=1)
@@ -95,8 +89,7 @@ def test_samplers():
     for bad in ((12, 5, 1, "shuffling"), (12, 3, 2, "poisson"), (0, 1, 1, "shuffling")):
         with pytest.raises(ValueError):
             epoch_batches((1, 2, 3, 4), *bad)
-    with pytest.raises(ValueError, match="key"):
-        epoch_batches((1, 2), 12, 3, 2, "shuffling")
+    refused("key", epoch_batches, (1, 2), 12, 3, 2, "shuffling")
 
 
 @pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
@@ -115,16 +108,6 @@ def test_samplers_follow_the_distribution_of_the_accountant(sampling):
     assert set(counts) <= set(distribution.squared_sensitivity.tolist())
     seen = np.array([counts[int(y)] for y in distribution.squared_sensitivity])
     assert stats.chisquare(seen, distribution.prob * (seen.sum() / distribution.prob.sum())).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
-def test_every_place_of_a_round_is_as_likely_for_a_record(sampling):
-    """Places of each of 8 records in rounds of 2 terms of 2; chi-square, false alarm 1e-6 of all together."""
-    generator, counts = make_generator((5, 6, 7, 8)), np.zeros((8, 4))
-    for _ in range(500):
-        for one in epoch_batches(generator, 8, 2, 2, sampling):
-            counts[one.ravel(), np.arange(4)] += 1
-    assert counts.sum() == 4000 and min(stats.chisquare(counts, axis=1).pvalue) > 1e-6 / 8
 
 
 @functools.cache
@@ -226,8 +209,7 @@ def test_fit_runs_all_rounds_and_says_who_it_covers(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(**fields, keys=KEYS, progress=stop)
     for change, word in (({"data": data + 1}, "other data"), ({"clip_norm": 2.0}, "another clip_norm")):
-        with pytest.raises(ValueError, match=word):
-            fit(**fields | change)
+        refused(word, fit, **fields | change)
     result = fit(**fields)  # with fresh keys, which the folder's replace
     np.testing.assert_array_equal(result.params, whole.params)
     assert result.steps == 6
@@ -265,11 +247,8 @@ def test_what_the_plan_does_not_cover_is_refused():
     ]:
         fields = dict(plan=plan(), model=jnp.zeros(3), loss=square, data=np.zeros((12, 3), np.float32))
         fields |= dict(optimizer=optax.sgd(0.1), clip_norm=1.0)
-        with pytest.raises(ValueError, match=word) as caught:
-            fit(**fields | change)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="inner"):
-        fit(**fields | {"plan": correlated(dataset_size=12), "inner": optax.sgd(0.1)})
+        refused(word, fit, **fields | change)
+    refused("inner", lambda: fit(**fields | {"plan": correlated(dataset_size=12), "inner": optax.sgd(0.1)}))
 
 
 def test_plans_are_checked_when_they_are_read(tmp_path):
@@ -305,12 +284,10 @@ def test_plans_are_checked_when_they_are_read(tmp_path):
             GeneralPlan.from_json(stored | {name: value})
     with pytest.raises(ValueError, match="missing required field `delta`"):
         GeneralPlan.from_json({k: v for k, v in stored.items() if k != "delta"})
-    with pytest.raises(ValueError, match="plan has the unknown field 'note'"):
-        GeneralPlan.from_json(stored | {"note": 1})
+    refused("plan has the unknown field 'note'", lambda: GeneralPlan.from_json(stored | {"note": 1}))
     with pytest.raises(ValueError, match=r"plan\.num_epochs: Expected `int`, got `float`"):
         GeneralPlan.from_json(stored | {"num_epochs": 50.0})
-    with pytest.raises(ValueError, match="schema jaxacct-general-dpsgd"):
-        GeneralPlan.from_json([stored])
+    refused("schema jaxacct-general-dpsgd", GeneralPlan.from_json, [stored])
 
 
 def test_a_round_by_itself():
@@ -324,8 +301,7 @@ def test_a_round_by_itself():
         (({"a": jnp.array([[jnp.nan]])}, 1.0, "batch"), "finite"),
         (({"a": jnp.zeros(2), "b": jnp.zeros(())}, 1.0, "mixed"), "leading axis"),
     ):
-        with pytest.raises(ValueError, match=word):
-            aggregate(*bad)
+        refused(word, aggregate, *bad)
     # With hardly any noise: the mean of the clipped terms, and what is private only if asked for.
     key = np.arange(8, dtype=np.uint32)
     data = np.float32([[[3.0, 4.0]], [[0.3, 0.4]]])
@@ -338,3 +314,13 @@ def test_a_round_by_itself():
     np.testing.assert_allclose(seen, [-0.45, -0.6], atol=2e-3)
     assert float(info.clipped_fraction) == 0.5
     np.testing.assert_allclose(outer_update(jnp.ones(2), jnp.array([1.0, 2.0]), 0.5), [0.5, 0.0])
+
+
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+def test_every_place_of_a_round_is_as_likely_for_a_record(sampling):
+    """Places of each of 8 records in rounds of 2 terms of 2; chi-square, false alarm 1e-6 of all together."""
+    generator, counts = make_generator((5, 6, 7, 8)), np.zeros((8, 4))
+    for _ in range(500):
+        for one in epoch_batches(generator, 8, 2, 2, sampling):
+            counts[one.ravel(), np.arange(4)] += 1
+    assert counts.sum() == 4000 and min(stats.chisquare(counts, axis=1).pvalue) > 1e-6 / 8

@@ -6,7 +6,8 @@ import pytest
 
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
-from tests.train import commands, plans
+from tests import commands
+from tests.train import plans
 from train.batches.sampler import BatchOverflowError
 from train.procedures.convex import LogisticRegression
 from train.procedures.protocol import procedure_of

@@ -1,4 +1,4 @@
-"""Networks and their adapters: one example at a time or many, attention, the memory of a step."""
+"""Networks and their adapters: attention, the memory of a step."""
 
 import re
 from pathlib import Path
@@ -14,36 +14,13 @@ from scipy import special
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from tests.train.modules import made
 from train.models.lora import add_lora
-from train.models.loss import nnx_loss, refuse_batch_statistics
-from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token
+from train.models.loss import nnx_loss
+from train.models.networks import Transformer, next_token
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
 from train.procedures.step import TrainState, make_step
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
-
-
-def test_examples_do_not_see_each_other(key):
-    model = made(lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)))
-    inputs = jax.random.uniform(key, (3, 8, 8, 1))
-    forward = nnx.jit(lambda model, inputs: model(inputs))
-    together = forward(model, inputs)
-    assert together.shape == (3, 10)
-    for row in range(3):
-        np.testing.assert_allclose(forward(model, inputs[row]), together[row], atol=1e-5)
-    refuse_batch_statistics(model)
-
-
-def test_cross_entropy_against_the_definition(key):
-    model = made(lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)))
-    example = {"inputs": jax.random.uniform(key, (8, 8, 1)), "labels": jnp.int32(3)}
-    logits = np.asarray(nnx.jit(lambda model, inputs: model(inputs))(model, example["inputs"]), np.float64)
-    found = float(nnx.jit(cross_entropy)(model, example))
-    assert found == pytest.approx(np.log(np.exp(logits).sum()) - logits[3], rel=1e-5)
-    loss, params = nnx_loss(model, cross_entropy)
-    value, gradients = jax.jit(jax.value_and_grad(loss))(params, example)
-    assert value == pytest.approx(found, rel=1e-6)
-    assert all(np.any(leaf != 0) for leaf in jax.tree.leaves(gradients))
 
 
 SIZES = dict(length=15, width=8, layers=1, heads=2)

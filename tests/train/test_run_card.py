@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from jaxacct import Plan
-from jaxacct.cli.main import main
 from jaxacct.common.files import json_digest
 from jaxacct.report.run_card import RunCard, about_plan, read_plan
+from tests.commands import exit_code
 from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import PARAMS, ROWS, data, loss
@@ -116,9 +116,7 @@ FORGERIES = {
 
 
 def check(folder, *options) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["check-run", str(folder / "run"), str(folder / "plan.json"), *options])
-    return ended.value.code
+    return exit_code("check-run", folder / "run", folder / "plan.json", *options)
 
 
 def test_an_honest_run_and_a_copy_of_what_is_published(honest, tmp_path, capsys):
@@ -162,9 +160,7 @@ def test_a_report_shows_a_run_of_its_plan_and_refuses_others(honest, tmp_path, c
 
     def report(run):
         arguments = ["--out", str(tmp_path / "r.html"), "--run", str(honest / run), "--draws", "0"]
-        with pytest.raises(SystemExit) as ended:
-            main(["report", str(honest / "plan.json"), *arguments])
-        return ended.value.code
+        return exit_code("report", honest / "plan.json", *arguments)
 
     assert report("run") == 0
     text = (tmp_path / "r.html").read_text()

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.report.run_card import digest_of_files
 from jaxacct.schemes import BMinSep
+from tests.refusals import refused
 from tests.train.clipping.test_by_device import in_process, small_sums
 from tests.train.noise.test_redrawn import INVERSE, KEY
 from tests.train.plans import plan
@@ -235,8 +236,7 @@ def runs_resume():
         trained((2, 4), folder / "part", 3)
         same(trained((2, 4), folder / "part").params, whole.params)
         trained((2, 4), folder / "moved", 3)
-        with pytest.raises(ValueError, match=r"holds a run with another .*layout|elastic continues"):
-            trained((4, 2), folder / "moved")
+        refused(r"holds a run with another .*layout|elastic continues", trained, (4, 2), folder / "moved")
         with pytest.warns(UserWarning, match="continues elsewhere from step 3"):
             moved = trained((4, 2), folder / "moved", elastic=True)
         assert all(jax.tree.leaves(jax.tree.map(lambda a, b: np.any(a != b), moved.params, whole.params)))
@@ -271,7 +271,7 @@ def annotations_and_refusals():
 
     found = run(Annotated((None, "model"), nnx.Rngs(0)))
     assert found["kernel"][...].sharding.spec == P(None, "model")
-    refused = {
+    cases = {
         r"be sharded over axes of mesh .*, got 'heads'": Annotated((None, "heads"), nnx.Rngs(0)),
         r"axes of mesh divide: .* cuts axis 0 of shape \(6, 8\) into 4 parts": Annotated(
             ("model",), nnx.Rngs(0)
@@ -280,9 +280,8 @@ def annotations_and_refusals():
             jnp.zeros((6, 8)), NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), P(None, "model"))
         ),
     }
-    for message, model in refused.items():
-        with pytest.raises(ValueError, match=f"^model must .*{message}"):
-            run(model)
+    for message, model in cases.items():
+        refused(f"^model must .*{message}", run, model)
 
 
 def small_ones():

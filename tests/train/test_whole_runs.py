@@ -1,4 +1,4 @@
-"""What fails at the end fails first; runs that end early, go on later, are stopped or train on nothing."""
+"""What fails at the end fails first; runs that end early, go on later or train on nothing; averages."""
 
 import json
 import logging
@@ -11,10 +11,15 @@ import numpy as np
 import optax
 import pytest
 
+from tests.refusals import refused
 from tests.train.plans import plan
+from tests.train.test_command import convex
 from tests.train.test_dice_plan import PLAN as DICE
 from tests.train.test_loop import PARAMS, ROWS, data, flat, loss, run
-from train import save_model
+from train import load_model, save_model
+from train.optimizers import average_of, averaging
+from train.procedures.convex import LogisticRegression
+from train.run.folder import RunFolder
 from train.run.trained import Watch
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
@@ -39,13 +44,10 @@ FAILING = [
 @pytest.mark.parametrize(("change", "message"), FAILING)
 def test_what_fails_at_the_end_fails_before_the_first_step(change, message, tmp_path):
     seen = []
-    with pytest.raises(ValueError, match=message) as refused:
-        run(out=tmp_path, callback=lambda *each: seen.append(each), **change)
-    assert "\n" not in str(refused.value)
+    refused(message, lambda: run(out=tmp_path, callback=lambda *each: seen.append(each), **change))
     assert not seen and not (tmp_path / "private/batches").exists() and not (tmp_path / "model").exists()
     if "evaluate" in change:
-        with pytest.raises(ValueError, match=message):
-            run(callback=lambda *each: seen.append(each), **change)
+        refused(message, lambda: run(callback=lambda *each: seen.append(each), **change))
         assert not seen
         assert run(out=tmp_path).steps == 12
 
@@ -66,16 +68,6 @@ def test_evaluate_is_called_once_before_the_first_step(tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_float_leaves_become_arrays(tmp_path):
-    """Numbers, of Python or NumPy, among the parameters train as arrays of one number do."""
-    whole = run(out=tmp_path / "arrays")
-    for zero in (0.0, np.float64(0)):
-        mixed = run(model={"w": np.zeros(3), "b": zero}, out=tmp_path / type(zero).__name__)
-        assert isinstance(mixed.params["b"], jax.Array) and not mixed.params["b"].weak_type
-        np.testing.assert_array_equal(flat(mixed.params), flat(whole.params))
-    save_model(tmp_path, {"w": np.zeros(3), "b": 0.0})
-
-
 def test_a_run_ends_earlier_or_goes_on_later(tmp_path):
     """Its first steps are those of the whole run, so no noise is used twice; the guarantee is the plan's."""
     whole, short = run(), run(steps=6)
@@ -90,8 +82,7 @@ def test_a_run_ends_earlier_or_goes_on_later(tmp_path):
         np.testing.assert_array_equal(flat(ended.params), flat(short.params))
         assert ended.statement == whole.statement
         assert json.loads((out / "result.json").read_text())["guarantee"] == whole.statement
-        with pytest.raises(ValueError, match=r"steps must be at least 6, as the run in .* is there, got 5"):
-            run(out=out, steps=5)
+        refused(r"steps must be at least 6, as the run in .* is there, got 5", run, out=out, steps=5)
         np.testing.assert_array_equal(flat(run(out=out).params), flat(whole.params))
 
 
@@ -118,17 +109,6 @@ def test_ctrl_c_writes_a_checkpoint(tmp_path, capsys):
     whole = run(out=tmp_path / "whole")
     np.testing.assert_array_equal(flat(run(out=tmp_path / "part").params), flat(whole.params))
     assert log.read_text() == (tmp_path / "whole/private/metrics.jsonl").read_text()
-
-
-def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    def twice(step, info):
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(out=tmp_path, callback=twice)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["0"]
 
 
 def undefined(params, example):
@@ -192,17 +172,98 @@ def test_nothing_is_said_of_steps_without_examples():
     assert not watch.is_open
 
 
-def test_clipping_is_printed_and_in_the_result(tmp_path, capsys):
-    for _ in range(2):  # also of a folder that has it already
-        result = run(out=tmp_path, clipping="ghost")
-        assert result.clipping == "ghost (as given)"
-        assert capsys.readouterr().err == f"clipping: {result.clipping}\n"
-        assert json.loads((tmp_path / "result.json").read_text())["clipping"] == result.clipping
-
-
 def test_optimizers_are_not_given_the_callers_arrays():
     """Arrays of the caller live on: parameters, keys, and hyperparameters in the optimizer's state."""
     rate = jnp.float32(0.1)
     params = jax.tree.map(jnp.array, PARAMS)
     run(model=params, optimizer=optax.inject_hyperparams(optax.sgd)(rate))
     assert not rate.is_deleted() and not params["w"].is_deleted()
+
+
+DECAY, STEPS = 0.7, 12
+
+
+def iterates(**options) -> list[np.ndarray]:
+    """The parameters after each step, by the state that checkpoints hold."""
+    seen = []
+    real = RunFolder.save
+
+    def kept(self, state, drawn):
+        seen.append(flat(state.params).astype(np.float64))
+        return real(self, state, drawn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "save", kept)
+        result = run(checkpoint_every=1, **options)
+    return seen[1:], result
+
+
+def test_the_average_of_all_iterates_is_published(tmp_path):
+    """Weights decay^(t - s) on the iterates of a run without it, which has the same bits."""
+    each, last = iterates(out=tmp_path / "last")
+    published = run(out=tmp_path / "average", average=DECAY, evaluate=lambda params: {"w": params["w"][0]})
+    weights = DECAY ** np.arange(STEPS)[::-1]
+    wanted = (weights[:, None] * np.array(each)).sum(0) / weights.sum()
+    np.testing.assert_allclose(flat(published.params), wanted, rtol=1e-5, atol=1e-6)
+    assert np.abs(flat(published.params) - flat(last.params)).max() > 1e-2  # another model
+    np.testing.assert_array_equal(flat(load_model(tmp_path / "average", PARAMS)), flat(published.params))
+    # `evaluate` sees the average, and the guarantee is the same.
+    assert published.evaluation == {"w": float(published.params["w"][0])}
+    assert published.statement == last.statement
+    assert json.loads((tmp_path / "average/result.json").read_text())["guarantee"] == last.statement
+
+
+def test_the_result_has_the_optimizer_state():
+    """That of optax's own updates; an average is beside it."""
+    optimizer = optax.adam(0.1)
+    result = run(optimizer=optimizer)
+    assert jax.tree.structure(result.opt_state) == jax.tree.structure(optimizer.init(PARAMS))
+    assert result.opt_state[0].count == STEPS
+    averaged = run(optimizer=optimizer, average=DECAY)
+    for a, b in zip(*map(jax.tree.leaves, (averaged.opt_state.inner, result.opt_state)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert "opt_state" not in repr(result)
+
+
+def test_bfloat16_parameters_are_averaged_in_float32():
+    """A small step is below the resolution of a bfloat16 average, which would stand still."""
+    step = averaging(optax.sgd(1.0), 0.999)
+    params = jnp.ones(3, jnp.bfloat16)
+    state = step.init(params)
+    for _ in range(300):
+        updates, state = step.update(jnp.full(3, -0.01), state, params)
+        params = optax.apply_updates(params, updates)
+    assert state.average.dtype == jnp.float32
+    assert average_of(state, params).dtype == jnp.bfloat16
+    steps = np.cumsum(np.full(300, 0.01)) + 1
+    weights = 0.999 ** np.arange(300)[::-1]
+    assert abs(float(state.average[0]) - (weights * steps).sum() / weights.sum()) < 0.05
+
+
+def test_refused(tmp_path):
+    for value in (0.0, 1.0, -0.5, optax.contrib.schedule_free_eval_params):
+        refused(r"average must be in \(0, 1\), got", run, average=value)
+    # Of a plan of last iterates only the last one is covered.
+    with pytest.raises(ValueError, match="average must not be given for a plan of last-iterate"):
+        run(plan=convex(), model=None, loss=LogisticRegression(10, 2.0, 0.02), optimizer=None, average=0.9)
+
+
+def test_float_leaves_become_arrays(tmp_path):
+    """Numbers, of Python or NumPy, among the parameters train as arrays of one number do."""
+    whole = run(out=tmp_path / "arrays")
+    for zero in (0.0, np.float64(0)):
+        mixed = run(model={"w": np.zeros(3), "b": zero}, out=tmp_path / type(zero).__name__)
+        assert isinstance(mixed.params["b"], jax.Array) and not mixed.params["b"].weak_type
+        np.testing.assert_array_equal(flat(mixed.params), flat(whole.params))
+    save_model(tmp_path, {"w": np.zeros(3), "b": 0.0})
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    def twice(step, info):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(out=tmp_path, callback=twice)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["0"]

@@ -13,9 +13,9 @@ import jax
 import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, verify
-from jaxacct.cli.main import main
 from jaxacct.common import files
 from jaxacct.common.files import Checkpoint
+from tests.commands import exit_code
 
 MECHANISM = Mechanism(Poisson(50, 0.05), BandedToeplitz((1.0,)), 1.3)
 TARGET = dict(epsilon=1.0, delta=2e-3, proposal="plain", max_samples=60_000)
@@ -78,9 +78,7 @@ def test_killed_again_and_again_the_evidence_is_the_same(times, tmp_path):
     assert kills, "every run ended before it could be killed: make it longer"
     for folder, out in ((part, "part.json"), (whole, "whole.json")):
         # In this process, where the other tests of the file have what was compiled.
-        with pytest.raises(SystemExit) as ended:
-            main([*COMMAND, "--checkpoint-dir", str(folder), "--out", str(tmp_path / out)])
-        assert ended.value.code == 0
+        assert exit_code(*COMMAND, "--checkpoint-dir", folder, "--out", tmp_path / out) == 0
     assert lasting(tmp_path / "part.json") == lasting(tmp_path / "whole.json")
 
 

@@ -27,31 +27,6 @@ from jaxacct.accountants.tradeoff.curves.curves import Group
 ALPHAS = np.array([0.0, 1e-6, 0.01, 0.05, 0.3, 0.5, 0.8, 0.95, 1.0])
 
 
-def test_subsampled_gaussian_numbers():
-    curve = Subsampled(Gaussian(2.5), 0.25)
-    expected = [0.85026736, 0.76155876, 0.50282489, 0.02726983]
-    np.testing.assert_allclose(curve([0.01, 0.05, 0.3, 0.8]), expected, atol=6e-9)
-    # At .95 by the definition: alpha = f_p(f(alpha)), on the part where f is the inverse of f_p.
-    value = curve(0.95)
-    assert 0.25 * gdp_tradeoff(value, 2.5) + 0.75 * (1 - value) == pytest.approx(0.95, abs=1e-12)
-    assert value == pytest.approx(4.0990e-4, rel=1e-5)
-    np.testing.assert_allclose([curve.delta(0.0), curve.delta(1.0)], [0.19717511, 0.12876132], atol=6e-9)
-    thin = Subsampled(Gaussian(2 / 3), 0.025)
-    np.testing.assert_allclose([thin.delta(0.01), thin.delta(0.2)], [3.75391495e-3, 3.80747942e-6], rtol=1e-8)
-    found = subsampled_gdp_tradeoff([0.1, 0.4, 0.5, 0.9], 1.0, 0.25)
-    np.testing.assert_allclose(found, [0.8277140771, 0.5042687694, 0.4042687694, 0.0484574535], rtol=1e-8)
-
-
-def test_subsampling_limits():
-    np.testing.assert_allclose(
-        subsampled_gdp_tradeoff(ALPHAS, 1.3, 1.0), gdp_tradeoff(ALPHAS, 1.3), atol=1e-12
-    )
-    for p, mu in ((0.0, 2.0), (0.3, 0.0)):
-        np.testing.assert_allclose(subsampled_gdp_tradeoff(ALPHAS, mu, p), 1 - ALPHAS, atol=1e-12)
-    assert Subsampled(Gaussian(1.0), 0.0).delta(0.0) == 0
-    assert Subsampled(Gaussian(1.0), 1.0).delta(0.7) == pytest.approx(gdp_delta(0.7, 1.0), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     "curve",
     [
@@ -138,14 +113,6 @@ def test_printed_group_rule_for_approximate_dp_fails():
         assert (1 - below) - math.exp(epsilon) * (1 - above) <= delta
 
 
-def test_composition_of_gaussians_is_closed_and_identity_is_neutral():
-    identity, thin = Gaussian(0.0), Subsampled(Gaussian(1.0), 0.2)
-    assert compose([(Gaussian(0.6), 1), (Gaussian(0.8), 1)]) == Gaussian(1.0)
-    assert compose([(Gaussian(0.5), 1), (identity, 1)]).mu == 0.5 and Gaussian(0.5).power(4).mu == 1.0
-    assert compose([(thin, 1), (identity, 3)]) == thin
-    assert compose([(compose([(thin, 2)]), 1), (thin, 1)]) == compose([(thin, 3)])
-
-
 @pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-8])
 def test_numerical_composition_is_just_above_the_closed_form(delta):
     curve = Composed(((Gaussian(0.6), 1), (Gaussian(0.8), 1)))
@@ -177,39 +144,10 @@ def test_one_step_composed_is_just_above_the_closed_form():
     assert exact * (1 - 1e-12) <= Composed(((part, 1),)).epsilon(1e-5) <= exact * (1 + 1e-4)
 
 
-def test_a_composed_mixture_is_just_above_its_expansion():
-    """(G_1 + G_2)/2 composed three times is a mixture over binomial counts."""
-    part = GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
-    mus = np.array([math.sqrt(k + 4 * (3 - k)) for k in range(4)])
-    weights = np.array([math.comb(3, k) / 8 for k in range(4)])
-    exact = GaussianMixture(mus, weights)
-    above = compose([(part, 3)]).delta([0.0, 1.0, 5.0]) - exact.delta([0.0, 1.0, 5.0])
-    assert (above >= 0).all() and (above < 1e-3).all()
-
-
-def test_against_dp_accounting_for_sampling_of_one_side():
-    """With the sampled side alone (Poisson, add or remove), dp-accounting's delta is at most ours: C_p
-    dominates."""
-    accountant = pld.PLDAccountant()
-    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
-    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 20))
-    ours = compose([(Subsampled(Gaussian(1.0), 0.1), 20)])
-    assert ours.delta(1.0) >= accountant.get_delta(1.0) * (1 - 1e-3)
-
-
 def test_best_of_several():
     best = Best((Gaussian(1.0), EpsilonDelta(2.0, 1e-3)))
     assert best.delta(2.0) == pytest.approx(1e-3) and best.delta(0.0) == Gaussian(1.0).delta(0.0)
     assert best.epsilon(1e-3) == pytest.approx(2.0)
-
-
-def test_several_guarantees_and_groups_compose():
-    """Ten times `Best` is below ten times each; a group of two Gaussians is a Gaussian of twice the mu."""
-    both = (Gaussian(0.3), EpsilonDelta(0.5, 1e-4))
-    best, *each = (float(curve.power(10).delta(2.0)) for curve in (Best(both), *both))
-    assert 0.1 * min(each) < best <= min(each) * (1 + 1e-3)
-    pair = compose([(Group(Subsampled(Gaussian(0.2), 1.0), 2), 5)])
-    assert pair.delta(0.5) >= Gaussian(0.4 * 5**0.5).delta(0.5) * (1 - 1e-9)
 
 
 @pytest.mark.slow
@@ -236,3 +174,65 @@ def test_a_trade_off_value_collects_no_rounding(alpha, mu):
     """The largest of many lines, each rounded, would be above the exact value."""
     quantile = NormalDist().inv_cdf(alpha)
     assert 0 <= subsampled_gdp_tradeoff(alpha, mu, 1.0) <= NormalDist().cdf(-quantile - mu) * (1 + 1e-12)
+
+
+def test_subsampled_gaussian_numbers():
+    curve = Subsampled(Gaussian(2.5), 0.25)
+    expected = [0.85026736, 0.76155876, 0.50282489, 0.02726983]
+    np.testing.assert_allclose(curve([0.01, 0.05, 0.3, 0.8]), expected, atol=6e-9)
+    # At .95 by the definition: alpha = f_p(f(alpha)), on the part where f is the inverse of f_p.
+    value = curve(0.95)
+    assert 0.25 * gdp_tradeoff(value, 2.5) + 0.75 * (1 - value) == pytest.approx(0.95, abs=1e-12)
+    assert value == pytest.approx(4.0990e-4, rel=1e-5)
+    np.testing.assert_allclose([curve.delta(0.0), curve.delta(1.0)], [0.19717511, 0.12876132], atol=6e-9)
+    thin = Subsampled(Gaussian(2 / 3), 0.025)
+    np.testing.assert_allclose([thin.delta(0.01), thin.delta(0.2)], [3.75391495e-3, 3.80747942e-6], rtol=1e-8)
+    found = subsampled_gdp_tradeoff([0.1, 0.4, 0.5, 0.9], 1.0, 0.25)
+    np.testing.assert_allclose(found, [0.8277140771, 0.5042687694, 0.4042687694, 0.0484574535], rtol=1e-8)
+
+
+def test_subsampling_limits():
+    np.testing.assert_allclose(
+        subsampled_gdp_tradeoff(ALPHAS, 1.3, 1.0), gdp_tradeoff(ALPHAS, 1.3), atol=1e-12
+    )
+    for p, mu in ((0.0, 2.0), (0.3, 0.0)):
+        np.testing.assert_allclose(subsampled_gdp_tradeoff(ALPHAS, mu, p), 1 - ALPHAS, atol=1e-12)
+    assert Subsampled(Gaussian(1.0), 0.0).delta(0.0) == 0
+    assert Subsampled(Gaussian(1.0), 1.0).delta(0.7) == pytest.approx(gdp_delta(0.7, 1.0), rel=1e-12)
+
+
+def test_composition_of_gaussians_is_closed_and_identity_is_neutral():
+    identity, thin = Gaussian(0.0), Subsampled(Gaussian(1.0), 0.2)
+    assert compose([(Gaussian(0.6), 1), (Gaussian(0.8), 1)]) == Gaussian(1.0)
+    assert compose([(Gaussian(0.5), 1), (identity, 1)]).mu == 0.5 and Gaussian(0.5).power(4).mu == 1.0
+    assert compose([(thin, 1), (identity, 3)]) == thin
+    assert compose([(compose([(thin, 2)]), 1), (thin, 1)]) == compose([(thin, 3)])
+
+
+def test_a_composed_mixture_is_just_above_its_expansion():
+    """(G_1 + G_2)/2 composed three times is a mixture over binomial counts."""
+    part = GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
+    mus = np.array([math.sqrt(k + 4 * (3 - k)) for k in range(4)])
+    weights = np.array([math.comb(3, k) / 8 for k in range(4)])
+    exact = GaussianMixture(mus, weights)
+    above = compose([(part, 3)]).delta([0.0, 1.0, 5.0]) - exact.delta([0.0, 1.0, 5.0])
+    assert (above >= 0).all() and (above < 1e-3).all()
+
+
+def test_against_dp_accounting_for_sampling_of_one_side():
+    """With the sampled side alone (Poisson, add or remove), dp-accounting's delta is at most ours: C_p
+    dominates."""
+    accountant = pld.PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, 20))
+    ours = compose([(Subsampled(Gaussian(1.0), 0.1), 20)])
+    assert ours.delta(1.0) >= accountant.get_delta(1.0) * (1 - 1e-3)
+
+
+def test_several_guarantees_and_groups_compose():
+    """Ten times `Best` is below ten times each; a group of two Gaussians is a Gaussian of twice the mu."""
+    both = (Gaussian(0.3), EpsilonDelta(0.5, 1e-4))
+    best, *each = (float(curve.power(10).delta(2.0)) for curve in (Best(both), *both))
+    assert 0.1 * min(each) < best <= min(each) * (1 + 1e-3)
+    pair = compose([(Group(Subsampled(Gaussian(0.2), 1.0), 2), 5)])
+    assert pair.delta(0.5) >= Gaussian(0.4 * 5**0.5).delta(0.5) * (1 - 1e-9)

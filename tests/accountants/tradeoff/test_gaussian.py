@@ -5,25 +5,11 @@ import numpy as np
 import pytest
 
 from jaxacct.accountants import tradeoff
+from tests.refusals import refused
 
 
 def near(found, expected, relative=1e-6):
     np.testing.assert_allclose(found, expected, rtol=relative, atol=0)
-
-
-def test_acceptance_numbers():
-    near(tradeoff.gdp_tradeoff(0.05, 1.0), 0.7404889772)
-    near(tradeoff.gdp_tradeoff(0.1, 0.5), 0.7827609196)
-    near(tradeoff.gdp_tradeoff(0.05, 2.0), 0.3612399687)
-    near(tradeoff.gdp_tradeoff(0.5, 1.0), 0.1586552539)
-    near(tradeoff.gdp_tradeoff(tradeoff.gdp_tradeoff(0.3, 1.0), 1.0), 0.3, 1e-12)
-    near(tradeoff.gdp_delta([0.0, 1.0, 2.0], 1.0), [0.3829249225, 0.1269367375, 0.0209236358])
-    near(tradeoff.gdp_delta(3.0, 2.0), 0.1838130766)
-    near(tradeoff.gdp_delta(1.0, 0.5), 0.0068295950)
-    near(tradeoff.dp_tradeoff([0.1, 0.5], 1.0, 0.1), [0.6281718172, 0.1471517765])
-    near(tradeoff.gdp_epsilon(1e-5, [0.5, 1.0, 2.0]), [1.99309140, 4.37717810, 9.99725615])
-    near(tradeoff.gdp_mu(8.0, 1e-5), 1.66603060)
-    near(tradeoff.gdp_mu(1.0, 1e-5), 0.26805112)
 
 
 def exact(epsilon, mu):
@@ -86,18 +72,6 @@ def test_edges():
     assert tradeoff.gdp_to_rdp(2.0, 3.0) == 6
 
 
-def test_arrays_are_their_entries():
-    mus = np.array([0.01, 0.1, 1.0, 3.0, 40.0])
-    for one in (
-        lambda m: tradeoff.gdp_log_delta(1.5, m),
-        lambda m: tradeoff.gdp_epsilon(1e-6, m),
-        lambda m: tradeoff.gdp_tradeoff(0.07, m),
-        lambda m: tradeoff.subsampled_gdp_tradeoff(0.3, m, 0.2),
-        lambda m: tradeoff.Subsampled(tradeoff.Gaussian(m), 0.2).delta(0.4),
-    ):
-        np.testing.assert_allclose(one(mus), [one(m) for m in mus], rtol=1e-9)
-
-
 def test_bad_input_is_one_line():
     for call, word in [
         (lambda: tradeoff.gdp_tradeoff(1.5, 1.0), "alpha"),
@@ -117,9 +91,7 @@ def test_bad_input_is_one_line():
         (lambda: tradeoff.EpsilonDelta(1.0, 2.0), "delta"),
         (lambda: tradeoff.dp_tradeoff(0.1, -1.0, 0.1), "epsilon"),
     ]:
-        with pytest.raises(ValueError, match=word) as caught:
-            call()
-        assert "\n" not in str(caught.value)
+        refused(word, call)
 
 
 def test_printed_minimum_in_f_eps_delta_is_no_tradeoff():
@@ -127,3 +99,18 @@ def test_printed_minimum_in_f_eps_delta_is_no_tradeoff():
     alpha, epsilon, delta = 0.1, 1.0, 0.1
     printed = min(0.0, 1 - delta - np.exp(epsilon) * alpha, np.exp(-epsilon) * (1 - delta - alpha))
     assert printed <= 0 < tradeoff.dp_tradeoff(alpha, epsilon, delta)
+
+
+def test_acceptance_numbers():
+    near(tradeoff.gdp_tradeoff(0.05, 1.0), 0.7404889772)
+    near(tradeoff.gdp_tradeoff(0.1, 0.5), 0.7827609196)
+    near(tradeoff.gdp_tradeoff(0.05, 2.0), 0.3612399687)
+    near(tradeoff.gdp_tradeoff(0.5, 1.0), 0.1586552539)
+    near(tradeoff.gdp_tradeoff(tradeoff.gdp_tradeoff(0.3, 1.0), 1.0), 0.3, 1e-12)
+    near(tradeoff.gdp_delta([0.0, 1.0, 2.0], 1.0), [0.3829249225, 0.1269367375, 0.0209236358])
+    near(tradeoff.gdp_delta(3.0, 2.0), 0.1838130766)
+    near(tradeoff.gdp_delta(1.0, 0.5), 0.0068295950)
+    near(tradeoff.dp_tradeoff([0.1, 0.5], 1.0, 0.1), [0.6281718172, 0.1471517765])
+    near(tradeoff.gdp_epsilon(1e-5, [0.5, 1.0, 2.0]), [1.99309140, 4.37717810, 9.99725615])
+    near(tradeoff.gdp_mu(8.0, 1e-5), 1.66603060)
+    near(tradeoff.gdp_mu(1.0, 1e-5), 0.26805112)

@@ -72,68 +72,6 @@ def test_noisy_gd_is_attained():
     assert not beyond.exact and beyond.terms.kind == "certified"
 
 
-def test_figure_1():
-    expected = {
-        10: (0.312866, 1.185331, 1.29292, 1.77533, 1.199370),
-        20: (0.429149, 1.681210, 1.82910, 2.44012, 1.760057),
-        40: (0.548795, 2.211901, 2.40164, 3.17703, 2.594383),
-        80: (0.614270, 2.510470, 2.72329, 3.78484, 3.848610),
-        160: (0.624329, 2.556836, 2.77321, 4.06108, 5.759482),
-    }
-    for t, (mu, ours, renyi, prior, composition) in expected.items():
-        bound = noisy_gd_gdp(steps=t, **FIGURE_1)
-        rho = ye_shokri_full_rho(steps=t, contraction=0.95, slower=0.975, sensitivity=0.1)
-        found = (
-            bound.mu,
-            bound.epsilon(1e-5),
-            rdp_to_epsilon(bound.mu**2 / 2, 1e-5),
-            rdp_to_epsilon(rho, 1e-5),
-            gdp_epsilon(1e-5, bound.compared["composition"]),
-        )
-        np.testing.assert_allclose(found, (mu, ours, renyi, prior, composition), rtol=6e-6)
-
-
-def test_convex_with_diameter():
-    run = dict(
-        stepsize=0.2, noise_std=8.0, grad_sensitivity=0.25, num_examples=1, smoothness=1.0, diameter=1.0
-    )
-    bound = noisy_gd_gdp(steps=1000, **run)
-    assert bound.mu == pytest.approx(5**0.5 / 8, rel=1e-12) and bound.theorem == "theorem 4.3"
-    assert noisy_gd_gdp(steps=79, **run).theorem == "composition"
-    assert noisy_gd_gdp(steps=81, **run).theorem == "theorem 4.3"
-    other = noisy_gd_gdp(steps=1000, **run | {"stepsize": 0.07, "grad_sensitivity": 0.3})
-    assert other.window == 48 and other.mu == pytest.approx(0.5175533, abs=6e-8)
-    printed = math.sqrt(3 * 0.3 / 0.07 + 0.09 * math.ceil(1 / 0.021)) / 8
-    assert printed == pytest.approx(0.5180665, abs=6e-8) and other.mu < printed
-    free = noisy_gd_gdp(steps=50, **run | {"diameter": None})
-    assert free.theorem == "composition" and "composition is all" in free.note
-
-
-def test_mnist_cyclic():
-    expected = {
-        (0.002, 50): (0.992491397, 4.339159),
-        (0.002, 100): (1.235338799, 5.601272),
-        (0.002, 200): (1.592973651, 7.578945),
-        (0.004, 50): (0.988858528, 4.320787),
-        (0.004, 100): (1.217453916, 5.506060),
-        (0.004, 200): (1.506123979, 7.085874),
-    }
-    for (decay, epochs), (mu, epsilon) in expected.items():
-        bound = noisy_cgd_gdp(epochs=epochs, strong_convexity=decay, **MNIST)
-        assert bound.mu == pytest.approx(mu, rel=1e-9) and bound.epsilon(1e-5) == pytest.approx(
-            epsilon, rel=2e-7
-        )
-        low = noisy_cgd_gdp_lower_bound(epochs=epochs, strong_convexity=decay, **MNIST)
-        assert low <= bound.mu
-    found = [gdp_epsilon(1e-5, composition_gdp(2 / 3, epochs)) for epochs in (50, 100, 200)]
-    np.testing.assert_allclose(found, [30.506280, 49.883712, 83.830591], rtol=1e-7)
-    low = noisy_cgd_gdp_lower_bound(epochs=50, strong_convexity=0.002, **MNIST)
-    assert low == pytest.approx(0.7455695504, rel=1e-9)
-    s = np.zeros(2000)
-    s[39::40] = 2 / 3
-    assert low == pytest.approx(exact_mu([0.9999] * 2000, s, 1.0), rel=1e-9)
-
-
 def test_renyi_conversions():
     for rho, balle, asoodeh, mironov in (
         (0.7167, 5.822, 6.056, 6.462),
@@ -167,16 +105,6 @@ def test_convex_cyclic_and_its_printed_crossing():
     assert composition_gdp(0.25 / 3, 31) < best
 
 
-def test_best_shifts_by_batch():
-    values = {1: 0.7427, 10: 0.7449, 20: 0.7495, 30: 0.7622, 39: 0.8734, 40: 0.9925}
-    for index, mu in values.items():
-        bound = noisy_cgd_gdp(epochs=50, strong_convexity=0.002, batch_index=index, **MNIST)
-        assert bound.mu == pytest.approx(mu, abs=6e-5)
-    assert noisy_cgd_gdp(epochs=50, strong_convexity=0.002, **MNIST).compared[
-        "theorem 4.5 as c tends to 1"
-    ] == pytest.approx(0.9944289, rel=1e-6)
-
-
 def test_hull_gives_the_theorems():
     c, s, t = 0.9, 0.3, 25
     found = shifted_interpolation_gdp([c] * t, s, 1.0)
@@ -203,21 +131,6 @@ def test_hull_gives_the_theorems():
     assert noisy_gd_gdp(steps=400, diameter=5.0, **run).theorem == "theorem 4.2"
     long = shifted_interpolation_gdp([0.95] * 20000, 0.1, 1.0)
     assert long.mu == pytest.approx(0.1 * math.sqrt(1.95 / 0.05), rel=1e-9) and long.gaps[-1] < 1e-12
-
-
-@pytest.mark.parametrize("window", [1, 3, 20])
-def test_windows_of_the_closed_forms_are_feasible(window):
-    """Theorem 4.6 and the windows of theorem 4.2 are the taut string itself, so no gap is ever negative."""
-    cycle, S, D = 5, 0.2, 1.7
-    one = [S] + [0.0] * (cycle - 1)
-    found = shifted_interpolation_gdp([1.0] * (cycle * window), one * window, 1.0, D).mu
-    assert math.hypot(found, S) == pytest.approx(convex_mu(window, cycle, S, D), rel=1e-12)
-    for c in (0.5, 0.9, 0.999):
-        found = shifted_interpolation_gdp([c] * window, S, 1.0, D).mu
-        assert found == pytest.approx(window_mu(window, S, D, c), rel=1e-9)
-    assert shifted_interpolation_gdp([1.0] * window, S, 1.0, D).mu == pytest.approx(
-        window_mu(window, S, D, 1.0), rel=1e-12
-    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -256,16 +169,6 @@ def test_hull_against_a_general_solver(seed):
         assert found.mu >= exact_mu(c, s, noise) - 1e-12
 
 
-def test_schedules_go_through_the_hull():
-    """Step sizes that fall: above the exact process, below composition; constant ones give theorem 4.2."""
-    eta = 0.05 / np.sqrt(1 + np.arange(100) / 10)
-    bound = shifted_interpolation_gdp(1 - eta, eta, 10 * eta).mu
-    assert exact_mu(1 - eta, eta, 10 * eta) * (1 - 1e-12) <= bound < 1
-    run = dict(noise_std=10.0, grad_sensitivity=1.0, num_examples=1, strong_convexity=1.0, smoothness=1.0)
-    flat = shifted_interpolation_gdp(np.full(100, 0.95), 0.05, 0.5).mu
-    assert flat == pytest.approx(noisy_gd_gdp(steps=100, stepsize=0.05, **run).mu, rel=1e-10)
-
-
 def test_langevin_and_exponential_mechanism():
     run = dict(stepsize=0.1, lipschitz=1.0, strong_convexity=1.0, smoothness=1.0)
     found = [langevin_gdp(steps=t, **run) for t in (1, 10, None)]
@@ -293,21 +196,6 @@ def test_losses_of_a_bounded_range_are_gaussian(product):
     first = -np.expm1(top - 2 * product) / -math.expm1(-2 * product)
     worst = float(np.max(special.ndtri(first) - special.ndtri(first * np.exp(-top))))
     assert worst <= mu * (1 + 1e-9) and mu <= 1.5 * worst
-
-
-def test_limits_and_order():
-    for t in (1, 2, 10, 1000):
-        for c in (1e-9, 0.3, 0.9, 1 - 1e-9):
-            assert 0.1 * (1 - 1e-12) <= gd(c, t).mu <= 0.1 * math.sqrt(t) * (1 + 1e-12)
-    assert gd(0.9, 5).mu < gd(0.9, 6).mu < gd(0.95, 6).mu
-    assert gd(0.9, 10**9).mu == pytest.approx(0.1 * math.sqrt(1.9 / 0.1), rel=1e-12)
-    small = noisy_cgd_gdp(epochs=1, strong_convexity=0.002, **MNIST)
-    assert small.mu == pytest.approx(2 / 3) and small.exact
-    base = dict(strong_convexity=0.002, **MNIST)
-    assert noisy_cgd_gdp(epochs=5, **base).mu < noisy_cgd_gdp(epochs=6, **base).mu
-    assert noisy_cgd_gdp(epochs=5, **base | {"noise_std": 0.02}).mu == pytest.approx(
-        noisy_cgd_gdp(epochs=5, **base).mu / 2
-    )
 
 
 def test_calibration():
@@ -385,6 +273,118 @@ def test_lower_bound_against_the_exact_walk(n, cycle):
             epochs_of = dict(epochs=steps // cycle, batches_per_epoch=cycle, batch_size=1)
             upper = noisy_cgd_gdp(**epochs_of, smoothness=1.0, **run)
         assert 0 < lower < seen < upper.mu, steps
+
+
+def test_figure_1():
+    expected = {
+        10: (0.312866, 1.185331, 1.29292, 1.77533, 1.199370),
+        20: (0.429149, 1.681210, 1.82910, 2.44012, 1.760057),
+        40: (0.548795, 2.211901, 2.40164, 3.17703, 2.594383),
+        80: (0.614270, 2.510470, 2.72329, 3.78484, 3.848610),
+        160: (0.624329, 2.556836, 2.77321, 4.06108, 5.759482),
+    }
+    for t, (mu, ours, renyi, prior, composition) in expected.items():
+        bound = noisy_gd_gdp(steps=t, **FIGURE_1)
+        rho = ye_shokri_full_rho(steps=t, contraction=0.95, slower=0.975, sensitivity=0.1)
+        found = (
+            bound.mu,
+            bound.epsilon(1e-5),
+            rdp_to_epsilon(bound.mu**2 / 2, 1e-5),
+            rdp_to_epsilon(rho, 1e-5),
+            gdp_epsilon(1e-5, bound.compared["composition"]),
+        )
+        np.testing.assert_allclose(found, (mu, ours, renyi, prior, composition), rtol=6e-6)
+
+
+def test_convex_with_diameter():
+    run = dict(
+        stepsize=0.2, noise_std=8.0, grad_sensitivity=0.25, num_examples=1, smoothness=1.0, diameter=1.0
+    )
+    bound = noisy_gd_gdp(steps=1000, **run)
+    assert bound.mu == pytest.approx(5**0.5 / 8, rel=1e-12) and bound.theorem == "theorem 4.3"
+    assert noisy_gd_gdp(steps=79, **run).theorem == "composition"
+    assert noisy_gd_gdp(steps=81, **run).theorem == "theorem 4.3"
+    other = noisy_gd_gdp(steps=1000, **run | {"stepsize": 0.07, "grad_sensitivity": 0.3})
+    assert other.window == 48 and other.mu == pytest.approx(0.5175533, abs=6e-8)
+    printed = math.sqrt(3 * 0.3 / 0.07 + 0.09 * math.ceil(1 / 0.021)) / 8
+    assert printed == pytest.approx(0.5180665, abs=6e-8) and other.mu < printed
+    free = noisy_gd_gdp(steps=50, **run | {"diameter": None})
+    assert free.theorem == "composition" and "composition is all" in free.note
+
+
+def test_mnist_cyclic():
+    expected = {
+        (0.002, 50): (0.992491397, 4.339159),
+        (0.002, 100): (1.235338799, 5.601272),
+        (0.002, 200): (1.592973651, 7.578945),
+        (0.004, 50): (0.988858528, 4.320787),
+        (0.004, 100): (1.217453916, 5.506060),
+        (0.004, 200): (1.506123979, 7.085874),
+    }
+    for (decay, epochs), (mu, epsilon) in expected.items():
+        bound = noisy_cgd_gdp(epochs=epochs, strong_convexity=decay, **MNIST)
+        assert bound.mu == pytest.approx(mu, rel=1e-9) and bound.epsilon(1e-5) == pytest.approx(
+            epsilon, rel=2e-7
+        )
+        low = noisy_cgd_gdp_lower_bound(epochs=epochs, strong_convexity=decay, **MNIST)
+        assert low <= bound.mu
+    found = [gdp_epsilon(1e-5, composition_gdp(2 / 3, epochs)) for epochs in (50, 100, 200)]
+    np.testing.assert_allclose(found, [30.506280, 49.883712, 83.830591], rtol=1e-7)
+    low = noisy_cgd_gdp_lower_bound(epochs=50, strong_convexity=0.002, **MNIST)
+    assert low == pytest.approx(0.7455695504, rel=1e-9)
+    s = np.zeros(2000)
+    s[39::40] = 2 / 3
+    assert low == pytest.approx(exact_mu([0.9999] * 2000, s, 1.0), rel=1e-9)
+
+
+def test_best_shifts_by_batch():
+    values = {1: 0.7427, 10: 0.7449, 20: 0.7495, 30: 0.7622, 39: 0.8734, 40: 0.9925}
+    for index, mu in values.items():
+        bound = noisy_cgd_gdp(epochs=50, strong_convexity=0.002, batch_index=index, **MNIST)
+        assert bound.mu == pytest.approx(mu, abs=6e-5)
+    assert noisy_cgd_gdp(epochs=50, strong_convexity=0.002, **MNIST).compared[
+        "theorem 4.5 as c tends to 1"
+    ] == pytest.approx(0.9944289, rel=1e-6)
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_windows_of_the_closed_forms_are_feasible(window):
+    """Theorem 4.6 and the windows of theorem 4.2 are the taut string itself, so no gap is ever negative."""
+    cycle, S, D = 5, 0.2, 1.7
+    one = [S] + [0.0] * (cycle - 1)
+    found = shifted_interpolation_gdp([1.0] * (cycle * window), one * window, 1.0, D).mu
+    assert math.hypot(found, S) == pytest.approx(convex_mu(window, cycle, S, D), rel=1e-12)
+    for c in (0.5, 0.9, 0.999):
+        found = shifted_interpolation_gdp([c] * window, S, 1.0, D).mu
+        assert found == pytest.approx(window_mu(window, S, D, c), rel=1e-9)
+    assert shifted_interpolation_gdp([1.0] * window, S, 1.0, D).mu == pytest.approx(
+        window_mu(window, S, D, 1.0), rel=1e-12
+    )
+
+
+def test_schedules_go_through_the_hull():
+    """Step sizes that fall: above the exact process, below composition; constant ones give theorem 4.2."""
+    eta = 0.05 / np.sqrt(1 + np.arange(100) / 10)
+    bound = shifted_interpolation_gdp(1 - eta, eta, 10 * eta).mu
+    assert exact_mu(1 - eta, eta, 10 * eta) * (1 - 1e-12) <= bound < 1
+    run = dict(noise_std=10.0, grad_sensitivity=1.0, num_examples=1, strong_convexity=1.0, smoothness=1.0)
+    flat = shifted_interpolation_gdp(np.full(100, 0.95), 0.05, 0.5).mu
+    assert flat == pytest.approx(noisy_gd_gdp(steps=100, stepsize=0.05, **run).mu, rel=1e-10)
+
+
+def test_limits_and_order():
+    for t in (1, 2, 10, 1000):
+        for c in (1e-9, 0.3, 0.9, 1 - 1e-9):
+            assert 0.1 * (1 - 1e-12) <= gd(c, t).mu <= 0.1 * math.sqrt(t) * (1 + 1e-12)
+    assert gd(0.9, 5).mu < gd(0.9, 6).mu < gd(0.95, 6).mu
+    assert gd(0.9, 10**9).mu == pytest.approx(0.1 * math.sqrt(1.9 / 0.1), rel=1e-12)
+    small = noisy_cgd_gdp(epochs=1, strong_convexity=0.002, **MNIST)
+    assert small.mu == pytest.approx(2 / 3) and small.exact
+    base = dict(strong_convexity=0.002, **MNIST)
+    assert noisy_cgd_gdp(epochs=5, **base).mu < noisy_cgd_gdp(epochs=6, **base).mu
+    assert noisy_cgd_gdp(epochs=5, **base | {"noise_std": 0.02}).mu == pytest.approx(
+        noisy_cgd_gdp(epochs=5, **base).mu / 2
+    )
 
 
 def test_the_constants_of_the_lower_bound():

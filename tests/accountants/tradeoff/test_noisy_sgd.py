@@ -21,19 +21,6 @@ from jaxacct.accountants.tradeoff import (
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import constrained_bound, contracting_bound
 
 
-def test_central_limit_numbers():
-    found = [subsampled_gdp_clt(0.025, t, 2 / 3) for t in (2000, 4000, 8000)]
-    np.testing.assert_allclose(found, [1.025310997, 1.450008717, 2.050621994], rtol=1e-9)
-    np.testing.assert_allclose(
-        [gdp_epsilon(1e-5, mu) for mu in found], [4.50582, 6.77163, 10.31029], rtol=2e-6
-    )
-    one = compose([(Subsampled(Gaussian(2 / 3), 0.025), 1)])
-    assert one.epsilon(1e-5) == pytest.approx(0.165164, abs=1e-6)
-    small = [subsampled_gdp_clt(1.0, 1, mu) / (mu * math.sqrt(1.0)) for mu in (1e-9, 1e-4, 0.99e-3, 1.01e-3)]
-    np.testing.assert_allclose(small, 1.0, rtol=2e-3)
-    assert small[2] == pytest.approx(small[3], rel=1e-5)  # where the series takes over
-
-
 def run(p, sensitivity, eta, **change):
     n = 10000
     b = round(p * n)
@@ -51,21 +38,6 @@ def run(p, sensitivity, eta, **change):
     return noisy_sgd_accountant(**fields | change)
 
 
-def test_constrained_windows_by_the_central_limit():
-    """Proposition C.15: best windows and their mu, the noise split evenly."""
-    for (p, sensitivity, eta), window, mu in (
-        ((0.01, 0.5, 0.1), 808.61, 0.23444377),
-        ((0.02, 1.0, 0.05), 304.65, 0.76389903),
-    ):
-        bound = run(p, sensitivity, eta).bounds[1]
-        assert bound.theorem == "theorem 4.10" and abs(bound.window - window) <= max(3, 0.02 * window)
-        assert bound.clt_mu() == pytest.approx(mu, rel=1e-4)
-        better = run(p, sensitivity, eta, noise_split=None).bounds[1]
-        assert better.clt_mu() <= bound.clt_mu() * (1 + 1e-9)
-    thin = run(0.0025, 0.25, 0.1).bounds[1]
-    assert abs(thin.window - 7241.84) < 100
-
-
 def test_certified_values_hold_the_estimates():
     bound = constrained_bound(809, math.sqrt(2), p=0.01, sensitivity=0.5 / 3, scaled_diameter=1 / 0.3)
     assert 0.862462 - 1e-5 <= bound.curve.epsilon(1e-5) <= 0.862462 + 1e-3
@@ -77,45 +49,6 @@ def test_central_limit_is_no_bound():
     bound = constrained_bound(305, math.sqrt(2), p=0.02, sensitivity=1 / 3, scaled_diameter=1 / 0.15)
     assert bound.curve.epsilon(1e-5) >= 3.214654 - 1e-4
     assert gdp_epsilon(1e-5, bound.clt_mu()) < 3.2135  # of an exact 3.2147: on the unsafe side
-
-
-def test_strongly_convex_against_composition():
-    fields = dict(
-        steps=500,
-        batch_size=100,
-        num_examples=10000,
-        stepsize=0.01,
-        noise_std=1.0,
-        grad_sensitivity=10.0,
-        smoothness=1.0,
-        strong_convexity=1.0,
-    )
-    short = noisy_sgd_accountant(**fields)
-    names = short.epsilons(1e-5)
-    assert short.best(1e-5).theorem == "composition" and names["theorem 4.9"] > names["composition"]
-    # The estimate .069442 of the specification is from too coarse a grid; a finer one lies in the bracket.
-    assert names["composition"] == pytest.approx(0.06934, abs=5e-5)
-    assert short.epsilon(1e-5) == names["composition"]
-
-
-@pytest.mark.slow
-def test_strongly_convex_converges():
-    fields = dict(
-        batch_size=100,
-        num_examples=10000,
-        stepsize=0.01,
-        noise_std=1.0,
-        grad_sensitivity=10.0,
-        smoothness=1.0,
-        strong_convexity=1.0,
-    )
-    long = noisy_sgd_accountant(steps=20000, noise_split=math.sqrt(2), **fields)
-    bound = long.bounds[1]
-    assert abs(bound.window - 747.20) < 20 and bound.clt_mu() == pytest.approx(0.0613909375, rel=3e-2)
-    assert long.epsilon(1e-5) == pytest.approx(0.200438, rel=2e-3)
-    assert long.best(1e-5).theorem == "theorem 4.9"
-    twice = noisy_sgd_accountant(steps=40000, noise_split=math.sqrt(2), **fields)
-    assert twice.bounds[1].epsilon(1e-5) == pytest.approx(long.bounds[1].epsilon(1e-5), rel=1e-4)
 
 
 def test_the_specification_has_a_number_of_a_coarse_grid():
@@ -238,3 +171,70 @@ def test_calibration_finds_the_least_noise():
     enough, less = (noisy_sgd_accountant(noise_std=noise * share, **fields) for share in (1.0, 0.99))
     assert enough.holds(0.5, 1e-5) and not less.holds(0.5, 1e-5)
     assert noisy_sgd_accountant(noise_std=1e-4, **fields).by_limit()[0][0] == math.inf
+
+
+def test_central_limit_numbers():
+    found = [subsampled_gdp_clt(0.025, t, 2 / 3) for t in (2000, 4000, 8000)]
+    np.testing.assert_allclose(found, [1.025310997, 1.450008717, 2.050621994], rtol=1e-9)
+    np.testing.assert_allclose(
+        [gdp_epsilon(1e-5, mu) for mu in found], [4.50582, 6.77163, 10.31029], rtol=2e-6
+    )
+    one = compose([(Subsampled(Gaussian(2 / 3), 0.025), 1)])
+    assert one.epsilon(1e-5) == pytest.approx(0.165164, abs=1e-6)
+    small = [subsampled_gdp_clt(1.0, 1, mu) / (mu * math.sqrt(1.0)) for mu in (1e-9, 1e-4, 0.99e-3, 1.01e-3)]
+    np.testing.assert_allclose(small, 1.0, rtol=2e-3)
+    assert small[2] == pytest.approx(small[3], rel=1e-5)  # where the series takes over
+
+
+def test_constrained_windows_by_the_central_limit():
+    """Proposition C.15: best windows and their mu, the noise split evenly."""
+    for (p, sensitivity, eta), window, mu in (
+        ((0.01, 0.5, 0.1), 808.61, 0.23444377),
+        ((0.02, 1.0, 0.05), 304.65, 0.76389903),
+    ):
+        bound = run(p, sensitivity, eta).bounds[1]
+        assert bound.theorem == "theorem 4.10" and abs(bound.window - window) <= max(3, 0.02 * window)
+        assert bound.clt_mu() == pytest.approx(mu, rel=1e-4)
+        better = run(p, sensitivity, eta, noise_split=None).bounds[1]
+        assert better.clt_mu() <= bound.clt_mu() * (1 + 1e-9)
+    thin = run(0.0025, 0.25, 0.1).bounds[1]
+    assert abs(thin.window - 7241.84) < 100
+
+
+def test_strongly_convex_against_composition():
+    fields = dict(
+        steps=500,
+        batch_size=100,
+        num_examples=10000,
+        stepsize=0.01,
+        noise_std=1.0,
+        grad_sensitivity=10.0,
+        smoothness=1.0,
+        strong_convexity=1.0,
+    )
+    short = noisy_sgd_accountant(**fields)
+    names = short.epsilons(1e-5)
+    assert short.best(1e-5).theorem == "composition" and names["theorem 4.9"] > names["composition"]
+    # The estimate .069442 of the specification is from too coarse a grid; a finer one lies in the bracket.
+    assert names["composition"] == pytest.approx(0.06934, abs=5e-5)
+    assert short.epsilon(1e-5) == names["composition"]
+
+
+@pytest.mark.slow
+def test_strongly_convex_converges():
+    fields = dict(
+        batch_size=100,
+        num_examples=10000,
+        stepsize=0.01,
+        noise_std=1.0,
+        grad_sensitivity=10.0,
+        smoothness=1.0,
+        strong_convexity=1.0,
+    )
+    long = noisy_sgd_accountant(steps=20000, noise_split=math.sqrt(2), **fields)
+    bound = long.bounds[1]
+    assert abs(bound.window - 747.20) < 20 and bound.clt_mu() == pytest.approx(0.0613909375, rel=3e-2)
+    assert long.epsilon(1e-5) == pytest.approx(0.200438, rel=2e-3)
+    assert long.best(1e-5).theorem == "theorem 4.9"
+    twice = noisy_sgd_accountant(steps=40000, noise_split=math.sqrt(2), **fields)
+    assert twice.bounds[1].epsilon(1e-5) == pytest.approx(long.bounds[1].epsilon(1e-5), rel=1e-4)

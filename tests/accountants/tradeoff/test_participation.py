@@ -89,19 +89,6 @@ def test_subsampling_by_enumeration():
         assert_distribution(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
 
 
-def test_printed_numbers_of_the_distributions():
-    pmf = participation_pmf(12, 3, 2, 1, 4, "shuffling")
-    expected = {2: (1, 55), 4: (2, 165), 5: (24, 55), 8: (16, 55), 9: (8, 165), 10: (32, 165)}
-    assert_distribution(pmf, {y: Fraction(*p) for y, p in expected.items()})
-    from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import round_hits
-
-    hits = round_hits(12, 3, 2, 4)
-    assert hits == [Fraction(1, 33), Fraction(1, 3), Fraction(17, 33), Fraction(4, 33)]
-    q = 1 - float(round_hits(50000, 1, 500, 4)[0])
-    assert q == pytest.approx(0.0394051544, rel=1e-8) and 100 * q == pytest.approx(3.9405154413, rel=1e-9)
-    assert 100 * (1 - float(round_hits(1000, 1, 10, 5)[0])) == pytest.approx(4.9106294283, rel=1e-6)
-
-
 def test_printed_occupancy_distribution_fails():
     """Theorem F.1's q_j counts multisets as equally likely; it overstates privacy (errata)."""
     n, s, g = 4, 2, 2
@@ -133,33 +120,6 @@ def test_printed_hoeffding_tails_fail():
     true = mixture_epsilon(1e-5, big, 2.0)
     assert true == pytest.approx(22.4524, abs=1e-3) and true > printed
     assert mixture_epsilon(1e-8, big, 2.0) == pytest.approx(28.602, abs=1e-3)
-
-
-def test_mixture_numbers():
-    pmf = participation_pmf(1000, 1, 100, 1, 4, "shuffling")
-    np.testing.assert_allclose(pmf.prob, [0.000947, 0.061760, 0.430257, 0.507037], atol=6e-7)
-    assert pmf.mean == pytest.approx(3.4433833375, rel=1e-9)
-    assert mixture_tradeoff(0.1, pmf, 2.0) == pytest.approx(0.6389498589, rel=1e-9)
-    alphas = np.linspace(0, 1, 21)
-    assert (mixture_tradeoff(alphas, pmf, 2.0) >= Gaussian(1.0)(alphas) - 1e-12).all()
-    five = participation_pmf(1000, 1, 100, 5, 4, "shuffling")
-    assert five.mean == pytest.approx(17.2169166873, rel=1e-10)
-    assert mixture_delta(1.0, five, 2.0) == pytest.approx(0.5347233856, rel=1e-9)
-    assert mixture_tradeoff(0.1, five, 2.0) == pytest.approx(0.2148382892, rel=1e-8)
-    cap = Gaussian(math.sqrt(20) / 2)
-    assert cap.delta(1.0) == pytest.approx(0.5890996662, rel=1e-9)
-    assert cap(0.1) == pytest.approx(0.1699111529, rel=1e-9)
-
-
-def test_zero_atom():
-    distribution = ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
-    np.testing.assert_allclose(
-        mixture_tradeoff([0.1, 0.2, 0.5, 0.9], distribution, 1.0),
-        [0.7185395861, 0.6085375387, 0.3085375387, 0.0163826432],
-        rtol=1e-8,
-    )
-    assert mixture_tradeoff(0.0, distribution, 1.0) == 1 and mixture_tradeoff(1.0, distribution, 1.0) == 0
-    assert mixture_delta(0.5, distribution, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
 
 
 def test_groups_of_four():
@@ -233,18 +193,6 @@ def test_draws_follow_the_distribution(key, n, m, s, g, sampling):
     assert stats.chisquare(observed, expected * (observed.sum() / expected.sum())).pvalue > 1e-6
 
 
-def test_monte_carlo_twin(key, monkeypatch):
-    args = (1000, 1, 100, 5, 4, "shuffling")
-    pmf = participation_pmf(*args)
-    true, deltas = mixture_delta(1.0, pmf, 2.0), gdp_delta(1.0, np.sqrt(pmf.squared_sensitivity) / 2.0)
-    estimate, upper = mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
-    assert abs(estimate - true) < 4 * math.sqrt(pmf.prob @ (deltas - true) ** 2 / 20_000) + 1e-12
-    assert estimate < upper < true + 0.01 and upper > true
-    # The bound includes the relative error of the probabilities of samples.
-    monkeypatch.setattr(sampled_participation, "draw_error", lambda run: 0.5)
-    assert mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)[1] == pytest.approx(1.5 * upper)
-
-
 def test_large_data_sets_are_drawn_without_memory(key):
     drawn = sample_participation(key, 2_000_000_000, 1, 1000, 1, 3, "shuffling", 100)
     assert (np.asarray(drawn) == 3).all() or (np.asarray(drawn) >= 2).all()
@@ -302,3 +250,55 @@ def test_the_largest_is_the_largest_of_the_distribution():
         for sampling in ["shuffling", "subsampling"]:
             run = GeneralDPSGD(n, m, s, 2, sampling, g)
             assert run.most() == max(run.pmf().squared_sensitivity)
+
+
+def test_printed_numbers_of_the_distributions():
+    pmf = participation_pmf(12, 3, 2, 1, 4, "shuffling")
+    expected = {2: (1, 55), 4: (2, 165), 5: (24, 55), 8: (16, 55), 9: (8, 165), 10: (32, 165)}
+    assert_distribution(pmf, {y: Fraction(*p) for y, p in expected.items()})
+    from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import round_hits
+
+    hits = round_hits(12, 3, 2, 4)
+    assert hits == [Fraction(1, 33), Fraction(1, 3), Fraction(17, 33), Fraction(4, 33)]
+    q = 1 - float(round_hits(50000, 1, 500, 4)[0])
+    assert q == pytest.approx(0.0394051544, rel=1e-8) and 100 * q == pytest.approx(3.9405154413, rel=1e-9)
+    assert 100 * (1 - float(round_hits(1000, 1, 10, 5)[0])) == pytest.approx(4.9106294283, rel=1e-6)
+
+
+def test_mixture_numbers():
+    pmf = participation_pmf(1000, 1, 100, 1, 4, "shuffling")
+    np.testing.assert_allclose(pmf.prob, [0.000947, 0.061760, 0.430257, 0.507037], atol=6e-7)
+    assert pmf.mean == pytest.approx(3.4433833375, rel=1e-9)
+    assert mixture_tradeoff(0.1, pmf, 2.0) == pytest.approx(0.6389498589, rel=1e-9)
+    alphas = np.linspace(0, 1, 21)
+    assert (mixture_tradeoff(alphas, pmf, 2.0) >= Gaussian(1.0)(alphas) - 1e-12).all()
+    five = participation_pmf(1000, 1, 100, 5, 4, "shuffling")
+    assert five.mean == pytest.approx(17.2169166873, rel=1e-10)
+    assert mixture_delta(1.0, five, 2.0) == pytest.approx(0.5347233856, rel=1e-9)
+    assert mixture_tradeoff(0.1, five, 2.0) == pytest.approx(0.2148382892, rel=1e-8)
+    cap = Gaussian(math.sqrt(20) / 2)
+    assert cap.delta(1.0) == pytest.approx(0.5890996662, rel=1e-9)
+    assert cap(0.1) == pytest.approx(0.1699111529, rel=1e-9)
+
+
+def test_zero_atom():
+    distribution = ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
+    np.testing.assert_allclose(
+        mixture_tradeoff([0.1, 0.2, 0.5, 0.9], distribution, 1.0),
+        [0.7185395861, 0.6085375387, 0.3085375387, 0.0163826432],
+        rtol=1e-8,
+    )
+    assert mixture_tradeoff(0.0, distribution, 1.0) == 1 and mixture_tradeoff(1.0, distribution, 1.0) == 0
+    assert mixture_delta(0.5, distribution, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
+
+
+def test_monte_carlo_twin(key, monkeypatch):
+    args = (1000, 1, 100, 5, 4, "shuffling")
+    pmf = participation_pmf(*args)
+    true, deltas = mixture_delta(1.0, pmf, 2.0), gdp_delta(1.0, np.sqrt(pmf.squared_sensitivity) / 2.0)
+    estimate, upper = mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
+    assert abs(estimate - true) < 4 * math.sqrt(pmf.prob @ (deltas - true) ** 2 / 20_000) + 1e-12
+    assert estimate < upper < true + 0.01 and upper > true
+    # The bound includes the relative error of the probabilities of samples.
+    monkeypatch.setattr(sampled_participation, "draw_error", lambda run: 0.5)
+    assert mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)[1] == pytest.approx(1.5 * upper)

@@ -30,20 +30,6 @@ def response(rng, coins, epsilon, delta):
     return np.where(revealed, 10.0 * (2.0 * coins - 1), score - 0.5) + 1e-3 * rng.random(coins.shape)
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (2.0, 2e-5)])
-def test_bounds_hold_as_often_as_they_say_and_come_near(epsilon, delta):
-    """The worst mechanism there is, 150 times at confidence 0.9; a wrong bound would pass it more often.
-
-    150 trials that fail with probability at most 0.1 fail more than 36 times with probability 2e-7.
-    """
-    rng, found = np.random.default_rng(1), []
-    for _ in range(150):
-        coins = rng.random(400) < 0.5
-        found.append(one_run_bound(response(rng, coins, epsilon, delta), coins, delta, 0.9)[0])
-    assert sum(lower > epsilon for lower in found) <= 36, found
-    assert np.mean(found) > 0.35 * epsilon, found
-
-
 def test_the_price_of_delta_is_paid():
     """A mechanism that reveals one coin in twenty is (0, 1/20)-DP: at that delta nothing may be found."""
     coins = np.random.default_rng(0).random(400) < 0.5
@@ -126,6 +112,33 @@ def canary_scores(rng, sigma, supposed, canaries=960, steps=4, rate=0.9):
     return np.log1p(rate * np.expm1((released - 0.5) / supposed**2)).sum(axis=1), coins
 
 
+def test_rare_participations_are_seen_when_scores_suppose_less_noise():
+    """Twice in a hundred steps, with a quarter of the noise: one participation in the noise of all steps.
+
+    Guesses of "out" are seldom sure here, so with as many of them as of "in" few would be right.
+    """
+    rng = np.random.default_rng(0)
+    found = {}
+    for share in (1.0, SUSPECTED):
+        scores, coins = canary_scores(rng, 0.2, 0.8 * share, steps=100, rate=0.02)
+        found[share] = one_run_bound(scores, coins, 1e-5, 0.95)[0]
+    assert found[1.0] < 2 and found[SUSPECTED] > 2.7
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (2.0, 2e-5)])
+def test_bounds_hold_as_often_as_they_say_and_come_near(epsilon, delta):
+    """The worst mechanism there is, 150 times at confidence 0.9; a wrong bound would pass it more often.
+
+    150 trials that fail with probability at most 0.1 fail more than 36 times with probability 2e-7.
+    """
+    rng, found = np.random.default_rng(1), []
+    for _ in range(150):
+        coins = rng.random(400) < 0.5
+        found.append(one_run_bound(response(rng, coins, epsilon, delta), coins, delta, 0.9)[0])
+    assert sum(lower > epsilon for lower in found) <= 36, found
+    assert np.mean(found) > 0.35 * epsilon, found
+
+
 def test_a_quarter_of_the_noise_is_refuted_and_the_noise_that_is_claimed_is_not():
     """As on the CNN of `test_audit_command.py`; (2.1, 1e-5) holds without sampling, mu = 0.5.
 
@@ -138,16 +151,3 @@ def test_a_quarter_of_the_noise_is_refuted_and_the_noise_that_is_claimed_is_not(
         for sigma in (1.0, 4.0)
     )
     assert np.sum(np.array(broken) > 2.2) >= 23 and max(honest) < 1.2 and np.mean(honest) > 0.3
-
-
-def test_rare_participations_are_seen_when_scores_suppose_less_noise():
-    """Twice in a hundred steps, with a quarter of the noise: one participation in the noise of all steps.
-
-    Guesses of "out" are seldom sure here, so with as many of them as of "in" few would be right.
-    """
-    rng = np.random.default_rng(0)
-    found = {}
-    for share in (1.0, SUSPECTED):
-        scores, coins = canary_scores(rng, 0.2, 0.8 * share, steps=100, rate=0.02)
-        found[share] = one_run_bound(scores, coins, 1e-5, 0.95)[0]
-    assert found[1.0] < 2 and found[SUSPECTED] > 2.7

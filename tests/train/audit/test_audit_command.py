@@ -13,8 +13,8 @@ import scipy
 import train.procedures.bandmf
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
+from tests import commands
 from tests.stored_plans import with_derived
-from tests.train import commands
 from tests.train.plans import plan, plan_of
 from train.audit import canaries, command
 from train.audit.canaries import outputs
@@ -103,16 +103,6 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
     )
     assert 280 < one.private_present.sum() < 520  # fails with probability 1e-16
     assert (one.private_present != other.private_present).any()
-
-
-@pytest.mark.slow
-def test_the_command_on_digits(tmp_path, capsys):
-    """As it comes, in some fifteen seconds."""
-    plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
-    code, out, _ = commands.command(
-        capsys, "audit", "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
-    )
-    assert code == 0 and "one-run audit, 960" in out
 
 
 def jittered(params, example, key):
@@ -231,3 +221,13 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         kept = [word for pair in pairs if pair[0] not in words for word in pair]
         code, _, error = commands.command(capsys, "audit", *kept, *words)
         assert code == 2 and said in error and error.count("\n") == 1, (words, error)
+
+
+@pytest.mark.slow
+def test_the_command_on_digits(tmp_path, capsys):
+    """As it comes, in some fifteen seconds."""
+    plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
+    code, out, _ = commands.command(
+        capsys, "audit", "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
+    )
+    assert code == 0 and "one-run audit, 960" in out

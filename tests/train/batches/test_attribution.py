@@ -13,13 +13,12 @@ from pyarrow import csv, parquet
 from scipy import stats
 
 from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttribution, Plan
-from jaxacct.cli import main as cli
-from jaxacct.core.evidence import Bound
 from jaxacct.core.text import unit_in_words
+from tests.commands import command
 from tests.oracles import enumeration, shared_examples
-from tests.schemes.test_schemes import chi_square_p_value
+from tests.oracles.chi_square import chi_square_p_value
+from tests.refusals import refused
 from tests.stored_plans import whole
-from tests.train.commands import command
 from tests.train.fitting import fit
 from tests.train.plans import plan_of
 from train.batches import attribution
@@ -154,22 +153,6 @@ def test_the_sampler_is_algorithm_3():
         assert chi_square_p_value(many.reshape(120 * COPIES, -1), distribution) > FALSE_ALARM / 2
 
 
-@pytest.mark.parametrize(("k_u", "b", "p"), [(2, 9, 0.03), (6, 1, 0.2)])
-def test_no_user_takes_part_twice_within_the_separation(k_u, b, p):
-    """Every batch of long runs on a co-authorship-like graph."""
-    graph = bound_contributions(papers(), k_u, seed=b)
-    sets, scheme = user_sets(graph), MultiAttribution(300, b, p, k_u)
-    drawn = batches(scheme, graph, (b, k_u, 0, 9))
-    assert sum(map(len, drawn)) > 0
-    last = {}
-    for step, batch in enumerate(drawn):
-        users = set().union(*(sets[e] for e in batch), set())
-        for user in users:
-            assert step - last.get(user, -b) >= b
-            assert sum(user in sets[e] for e in batch) <= k_u
-            last[user] = step
-
-
 @pytest.mark.parametrize("warm", [True, False])
 def test_expected_batch_sizes(warm):
     """Exact against 4,000 runs, at every step, by their standard error; false alarm 1e-6."""
@@ -189,14 +172,6 @@ def test_expected_batch_sizes(warm):
         assert np.ptp(exact) == 0
     else:
         assert exact[0] > exact[-1]
-
-
-def test_neighborhoods_against_sets(monkeypatch):
-    monkeypatch.setattr(graphs, "_PAIRS_AT_ONCE", 50)  # many chunks
-    graph = papers(80, 30, seed=3)
-    sets = user_sets(graph)
-    exact = [sum(bool(a & b) for b in sets) for a in sets]
-    np.testing.assert_array_equal(graphs.neighborhood_sizes(graph), exact)
 
 
 @pytest.mark.parametrize("duplicates", [False, True])
@@ -228,15 +203,6 @@ def test_find_sampling_probability():
     assert fewer.max() < 2.0
     with pytest.raises(ValueError, match=r"batch_size must be at most .* got 150"):
         attribution.find_sampling_probability(graph, batch_size=150, min_separation=4, examples_per_user=3)
-
-
-def test_one_user_an_example_is_what_the_scheme_says():
-    """`from_batch_size` and the graph agree where every example has a user of its own, with phantoms."""
-    graph = from_edges(np.arange(500), np.arange(500), dataset_size=500)
-    sizes = dict(batch_size=7.0, min_separation=3, examples_per_user=2)
-    p = attribution.find_sampling_probability(graph, **sizes)
-    scheme = MultiAttribution.from_batch_size(dataset_size=500, iterations=9, **sizes)
-    np.testing.assert_allclose(p, scheme.sampling_probability, rtol=1e-9)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -272,11 +238,8 @@ def test_users_who_would_count_twice_are_refused_with_their_line(name, tmp_path)
     users, message = NAMES[name]
     path = tmp_path / "edges.csv"
     path.write_text("user,row\n" + "".join(f'"{user}",{row}\n' for row, user in enumerate(users)))
-    with pytest.raises(ValueError, match=f"must name every user in one way, {message}") as refused:
-        attribution.read_edges(path)
-    assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match=r"users must each have one name, edge [012] has"):
-        from_edges(users, [0, 1, 2], dataset_size=3)
+    refused(f"must name every user in one way, {message}", attribution.read_edges, path)
+    refused(r"users must each have one name, edge [012] has", from_edges, users, [0, 1, 2], dataset_size=3)
 
 
 @pytest.mark.parametrize("missing", ["", "nan", "NULL"])
@@ -284,34 +247,25 @@ def test_a_missing_user_among_numbers_is_refused_with_its_row(missing, tmp_path)
     """As pandas writes a column of numbers of which one is missing."""
     path = tmp_path / "edges.csv"
     path.write_text(f"user,row\n1.0,0\n{missing},1\n2.0,2\n")
-    with pytest.raises(ValueError, match="must have a user in every row, row 1 has none"):
-        attribution.read_edges(path)
+    refused("must have a user in every row, row 1 has none", attribution.read_edges, path)
     path.write_text(f"user,row\n1,0\n2,1\n2,{missing}\n")
-    with pytest.raises(ValueError, match="must have a row in every row, row 2 has none"):
-        attribution.read_edges(path)
-    with pytest.raises(ValueError, match="edge 1 has 'nan': drop it"):
-        from_edges([1.0, float("nan"), 2.0], [0, 1, 2], dataset_size=3)
+    refused("must have a row in every row, row 2 has none", attribution.read_edges, path)
+    refused("edge 1 has 'nan': drop it", from_edges, [1.0, float("nan"), 2.0], [0, 1, 2], dataset_size=3)
 
 
 def test_bad_input(tmp_path, capsys):
-    with pytest.raises(ValueError, match="row 1 has none"):
-        from_edges([0, 1], [0, 2], dataset_size=3)
-    with pytest.raises(ValueError, match=r"rows must be in 0..2, one was 3"):
-        from_edges([0, 1], [0, 3], dataset_size=3)
-    with pytest.raises(ValueError, match="rows must be integers"):
-        from_edges([0, 1], [0.0, 1.0], dataset_size=2)
-    with pytest.raises(ValueError, match="examples_per_user must be an integer"):
-        bound_contributions(papers(), 0)
+    refused("row 1 has none", from_edges, [0, 1], [0, 2], dataset_size=3)
+    refused(r"rows must be in 0..2, one was 3", from_edges, [0, 1], [0, 3], dataset_size=3)
+    refused("rows must be integers", from_edges, [0, 1], [0.0, 1.0], dataset_size=2)
+    refused("examples_per_user must be an integer", lambda: bound_contributions(papers(), 0))
     with pytest.raises(ValueError, match="examples_per_user must be at least"):
         Sampler(MultiAttribution(5, 2, 0.1, 1), 120, 120, graph=albums())
-    with pytest.raises(ValueError, match="graph must be given"):
-        Sampler(MultiAttribution(5, 2, 0.1, 1), 60, 60)
+    refused("graph must be given", lambda: Sampler(MultiAttribution(5, 2, 0.1, 1), 60, 60))
     (tmp_path / "edges.csv").write_text("who,what\n1,2\n")
     code, _, error = prepared(capsys, tmp_path, size=3)
     assert code == 2 and error.count("\n") == 1
     (tmp_path / "graph.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(ValueError, match="not a file that"):
-        Attribution.load(tmp_path / "graph.npz")
+    refused("not a file that", lambda: Attribution.load(tmp_path / "graph.npz"))
 
 
 FORGED = {
@@ -382,8 +336,7 @@ def test_independent_draws_keep_to_the_bound():
     Sampler(IndependentAttribution(5, 2, 0.1, 2), shared.num_examples, shared.num_examples, graph=shared)
     with pytest.raises(ValueError, match="examples_per_user must be at least 2, the most examples of a user"):
         Sampler(IndependentAttribution(5, 2, 0.1, 1), shared.num_examples, 60, graph=shared)
-    with pytest.raises(ValueError, match="graph must be given"):
-        Sampler(IndependentAttribution(5, 2, 0.1, 1), 60, 60)
+    refused("graph must be given", lambda: Sampler(IndependentAttribution(5, 2, 0.1, 1), 60, 60))
     with pytest.raises(ValueError, match="graph must have the 60 examples of the plan"):
         Sampler(IndependentAttribution(5, 2, 0.1, 2), 60, 60, graph=shared)
 
@@ -393,15 +346,12 @@ def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
     shared = bound_contributions(papers(), 2)
     message = r"graph must give every example one owner .* independent-attribution, or .* revealed-pattern"
     scheme = MultiAttribution(5, 2, 0.1, 2)
-    with pytest.raises(ValueError, match=message) as caught:
-        Sampler(scheme, shared.num_examples, shared.num_examples, graph=shared)
-    assert "\n" not in str(caught.value)
+    refused(message, Sampler, scheme, shared.num_examples, shared.num_examples, graph=shared)
     drawn = whole("users")  # by Monte Carlo, of the pair that hides the coins
     owners, rows = shared_examples.edges(499)
     graph = from_edges(owners, rows, dataset_size=500)
     for begin in (lambda: Sampler.from_plan(drawn, graph=graph), lambda: fit_on(drawn, graph)):
-        with pytest.raises(ValueError, match=message):
-            begin()
+        refused(message, begin)
     write_edges(papers(), tmp_path / "edges.csv")
     code, _, error = prepared(capsys, tmp_path)
     assert code == 2 and "independent-attribution" in error
@@ -434,27 +384,6 @@ def test_without_lockouts_of_others_sharing_is_allowed(separation):
         Sampler(MultiAttribution(5, 3, 0.1, 2), shared.num_examples, 60, graph=shared)
 
 
-def test_the_command_says_how_to_go_on(tmp_path, capsys):
-    """What it prints for a shared graph is a command line that makes a plan which trains on that graph."""
-    write_edges(papers(), tmp_path / "edges.csv")
-    code, out, _ = prepared(capsys, tmp_path, "--accountant", "revealed-pattern", batch=0.8)
-    assert code == 0
-    line = json.loads(out)["next"]
-    values = {"iterations": "12", "bands": "2", "epsilon": "2", "delta": "1e-3"}
-    for name, value in values.items():
-        line = line.replace(f"--{name} ...", f"--{name} {value}")
-    words = line.replace("plan.json", str(tmp_path / "plan.json")).split()
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*words[1:], "--strategy", "square-root"])
-    assert stop.value.code == 0
-    plan, graph = Plan.load(tmp_path / "plan.json"), Attribution.load(tmp_path / "graph.npz")
-    assert plan.evidence == Bound("revealed-pattern")
-    sampler = Sampler.from_plan(plan, (1, 2, 3, 4), graph)
-    drawn = [sampler.next() for _ in range(12)]
-    again = Sampler.from_plan(plan, None, graph, sampler.state)
-    assert again.state == sampler.state and any(batch.size for batch in drawn)
-
-
 def loose_plan(scheme, dataset_size: int) -> Plan:
     """Noise 1 at an epsilon so large that an analytic bound certifies it."""
     return plan_of(Mechanism(scheme, BandedToeplitz.square_root(3), 1.0), dataset_size)
@@ -480,10 +409,8 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
         return fit(*given, graph=graph, checkpoint_every=4, **options).params
 
     assert np.isfinite(trained(plan, graph, out=tmp_path / "run")).all()
-    with pytest.raises(ValueError, match="graph must be given"):
-        trained(plan, None, data["x"][: graph.num_examples])
-    with pytest.raises(ValueError, match="graph's 120 rows"):
-        trained(plan, graph, data["x"][:50])
+    refused("graph must be given", lambda: trained(plan, None, data["x"][: graph.num_examples]))
+    refused("graph's 120 rows", lambda: trained(plan, graph, data["x"][:50]))
     shared = bound_contributions(papers(120), 2)
     number = shared.num_examples
     revealed = loose_plan(scheme, number)  # a bound with all coins revealed holds there
@@ -492,8 +419,7 @@ def test_a_run_from_edges_to_a_model(tmp_path, capsys):
     scheme = IndependentAttribution(12, 3, 0.02, 2)
     assert np.isfinite(trained(loose_plan(scheme, number), shared)).all()
     fewer = loose_plan(dataclasses.replace(scheme, examples_per_user=1), number)
-    with pytest.raises(ValueError, match="examples_per_user must be at least 2"):
-        trained(fewer, shared)
+    refused("examples_per_user must be at least 2", trained, fewer, shared)
 
 
 def test_updates_on_a_graph_are_divided_by_its_own_batch_size(monkeypatch):
@@ -514,3 +440,36 @@ def test_updates_on_a_graph_are_divided_by_its_own_batch_size(monkeypatch):
     covered = loose_plan(MultiAttribution(12, 3, 0.1, 1), graph.num_examples)
     fit_on(covered, graph)
     assert divided == [pytest.approx(2 * covered.expected_batch_size, rel=1e-9)]
+
+
+@pytest.mark.parametrize(("k_u", "b", "p"), [(2, 9, 0.03), (6, 1, 0.2)])
+def test_no_user_takes_part_twice_within_the_separation(k_u, b, p):
+    """Every batch of long runs on a co-authorship-like graph."""
+    graph = bound_contributions(papers(), k_u, seed=b)
+    sets, scheme = user_sets(graph), MultiAttribution(300, b, p, k_u)
+    drawn = batches(scheme, graph, (b, k_u, 0, 9))
+    assert sum(map(len, drawn)) > 0
+    last = {}
+    for step, batch in enumerate(drawn):
+        users = set().union(*(sets[e] for e in batch), set())
+        for user in users:
+            assert step - last.get(user, -b) >= b
+            assert sum(user in sets[e] for e in batch) <= k_u
+            last[user] = step
+
+
+def test_neighborhoods_against_sets(monkeypatch):
+    monkeypatch.setattr(graphs, "_PAIRS_AT_ONCE", 50)  # many chunks
+    graph = papers(80, 30, seed=3)
+    sets = user_sets(graph)
+    exact = [sum(bool(a & b) for b in sets) for a in sets]
+    np.testing.assert_array_equal(graphs.neighborhood_sizes(graph), exact)
+
+
+def test_one_user_an_example_is_what_the_scheme_says():
+    """`from_batch_size` and the graph agree where every example has a user of its own, with phantoms."""
+    graph = from_edges(np.arange(500), np.arange(500), dataset_size=500)
+    sizes = dict(batch_size=7.0, min_separation=3, examples_per_user=2)
+    p = attribution.find_sampling_probability(graph, **sizes)
+    scheme = MultiAttribution.from_batch_size(dataset_size=500, iterations=9, **sizes)
+    np.testing.assert_allclose(p, scheme.sampling_probability, rtol=1e-9)

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import jaxacct
+from tests.refusals import refused
 from tests.train.test_loop import ROWS, data
 from train.batches.sources import ArrayRows, as_rows, check_numbers
 
@@ -78,12 +79,12 @@ def test_numbers_that_32_bits_change_are_refused():
     for kind in ["arrays", "source"]:
         for name in WIDE:
             column, message = WIDE[name]
-            with pytest.raises(ValueError, match=f"^data must have .*{message}") as refused:
+            with pytest.raises(ValueError, match=f"^data must have .*{message}") as caught:
                 if kind == "arrays":
                     ArrayRows({"ids": column})
                 else:
                     as_rows(Rows(column)).take(np.arange(2), 2)
-            assert "\n" not in str(refused.value)
+            assert "\n" not in str(caught.value)
 
 
 def test_a_number_of_a_later_batch_is_warned_of_and_ends_no_run():
@@ -114,10 +115,8 @@ def test_numbers_that_32_bits_keep_arrive():
 def test_records_are_refused_with_the_line_that_helps():
     """`np.load` of a structured array, as of `np.genfromtxt(names=True)`; bfloat16 has the same kind."""
     records = np.zeros(ROWS, [("x", np.float32), ("y", np.float32)])
-    with pytest.raises(ValueError, match=r"got records of x, y in data: give a dictionary of columns"):
-        ArrayRows(records)
-    with pytest.raises(ValueError, match=r"must be numbers, got \|V4 in data"):
-        ArrayRows(np.zeros(2, "V4"))
+    refused(r"got records of x, y in data: give a dictionary of columns", ArrayRows, records)
+    refused(r"must be numbers, got \|V4 in data", ArrayRows, np.zeros(2, "V4"))
     check_numbers((), np.zeros(2, jax.numpy.bfloat16))
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.train.test_loop import Crash, crash_at, data, flat, run
-from train.batches import prefetch
 from train.batches.prefetch import ahead
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
@@ -98,6 +97,13 @@ def test_who_leaves_in_between_leaves_no_thread():
         assert not threads()
 
 
+def test_the_precision_of_the_caller_is_that_of_the_thread(x64):
+    import jax.numpy as jnp
+
+    with ahead((jnp.zeros(1).dtype for _ in range(1)), 1) as found:
+        assert next(found) == jnp.float64
+
+
 def test_control_c_ends_a_run_that_reads(tmp_path):
     """In the middle of reading the fourth batch; the folder goes on from its last checkpoint."""
     options = dict(out=tmp_path / "run", checkpoint_every=5, prefetch=1)
@@ -109,35 +115,3 @@ def test_control_c_ends_a_run_that_reads(tmp_path):
         signal.signal(signal.SIGINT, before)
     assert not threads()
     np.testing.assert_array_equal(flat(run(**options).params), flat(run().params))
-
-
-def test_it_works_while_the_caller_does():
-    """Five items that take 20 ms each to make and to use: 120 ms and not 200, as both only wait."""
-
-    def items():
-        for i in range(5):
-            time.sleep(0.02)
-            yield i
-
-    def seconds(depth):
-        begun = time.monotonic()
-        with ahead(items(), depth) as found:
-            for _ in found:
-                time.sleep(0.02)
-        return time.monotonic() - begun
-
-    assert min(seconds(2) for _ in range(5)) < min(seconds(0) for _ in range(2)) - 0.03
-
-
-def test_the_precision_of_the_caller_is_that_of_the_thread(x64):
-    import jax.numpy as jnp
-
-    with ahead((jnp.zeros(1).dtype for _ in range(1)), 1) as found:
-        assert next(found) == jnp.float64
-
-
-@pytest.mark.parametrize("bad", [-1, 1.5, "2"])
-def test_bad_depth(bad):
-    with pytest.raises(ValueError, match="prefetch must be"):
-        run(prefetch=bad)
-    assert prefetch.Ready._fields == ("rows", "mask", "drawn")

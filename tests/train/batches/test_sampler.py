@@ -1,4 +1,4 @@
-"""Real batches: participation against enumeration, separation, batch sizes, resuming, speed."""
+"""Real batches: participation and truncation against their distributions, batch sizes, resuming."""
 
 import collections
 
@@ -17,8 +17,9 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from tests.oracles import enumeration
+from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import SMALL
-from tests.schemes.test_schemes import chi_square_p_value
+from tests.refusals import refused
 from train.batches.sampler import BatchOverflowError, Sampler
 
 FALSE_ALARM = 1e-6
@@ -49,32 +50,6 @@ def test_each_example_follows_the_accounted_distribution():
         assert chi_square_p_value(drawn, enumeration.pattern_distribution(scheme)) > FALSE_ALARM
 
 
-@pytest.mark.parametrize(
-    "scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4), EpochwiseAllocation(5, 3, 2)]
-)
-def test_examples_are_independent(scheme):
-    """Pairs of examples: the distribution of both vectors is the product, where they are alone and among a
-    hundred.
-
-    8,000 pairs in 160 runs of 50, as examples that follow each other are drawn; alone 800 tell batches of a
-    fixed size, which a hundred examples would hide. False alarm 1e-6 together.
-    """
-    distribution = enumeration.pattern_distribution(scheme)
-    pairs = {x + y: v * w for x, v in distribution.items() for y, w in distribution.items()}
-    alone = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(800)])
-    assert chi_square_p_value(alone, pairs) > FALSE_ALARM / 2
-    width = 2 * scheme.iterations
-    many = [participation(scheme, 100, (run, 5, 6, 7)).reshape(50, width) for run in range(160)]
-    assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
-
-
-@pytest.mark.parametrize(("b", "p", "warm"), [(5, 0.9, False), (40, 0.3, True)])
-def test_separation_is_never_violated(b, p, warm):
-    drawn = participation(BMinSep(200, b, p, warm), 500)
-    for steps in map(np.flatnonzero, drawn):
-        assert np.all(np.diff(steps) >= b)
-
-
 def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
     sampler = Sampler(Poisson(5, 0.5), 100, 20, KEY)
     with pytest.raises(BatchOverflowError, match="raise max_batch_size"):
@@ -84,8 +59,7 @@ def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
 def test_no_more_steps_than_the_scheme_has():
     sampler = Sampler(Poisson(1, 0.5), 10, 10, KEY)
     sampler.next()
-    with pytest.raises(ValueError, match="1 steps"):
-        sampler.next()
+    refused("1 steps", sampler.next)
 
 
 def test_a_resumed_sampler_goes_on_with_the_same_batches():
@@ -112,15 +86,7 @@ def test_a_resumed_sampler_goes_on_with_the_same_batches():
 def test_a_sampler_that_replays_differently_is_refused():
     part = Sampler(Poisson(5, 0.5), 10, 10, KEY)
     part.next()
-    with pytest.raises(ValueError, match="does not replay"):
-        Sampler(Poisson(5, 0.4), 10, 10, state=part.state)
-
-
-def test_fresh_keys_differ_and_batches_with_them():
-    drawn = {tuple(sorted(Sampler(Poisson(1, 0.5), 64, 64).next().tolist())) for _ in range(3)}
-    keys = {Sampler(Poisson(1, 0.5), 64, 64).state.key for _ in range(3)}
-    assert len(keys) == 3
-    assert len(drawn) == 3
+    refused("does not replay", lambda: Sampler(Poisson(5, 0.4), 10, 10, state=part.state))
 
 
 @pytest.mark.parametrize(
@@ -128,29 +94,7 @@ def test_fresh_keys_differ_and_batches_with_them():
 )
 def test_bad_sizes(name, value):
     sizes = {"dataset_size": 10, "max_batch_size": 10} | {name: value}
-    with pytest.raises(ValueError, match=name):
-        Sampler(Poisson(5, 0.1), **sizes)
-
-
-def test_tiny_data_sets():
-    assert participation(BMinSep(9, 4, 1.0, False), 1).tolist() == [[1, 0, 0, 0, 1, 0, 0, 0, 1]]
-    counts = collections.Counter(
-        participation(BallsInBins(4, 4), 1, (run, 0, 0, 0)).argmax() for run in range(400)
-    )
-    assert stats.chisquare([counts[i] for i in range(4)]).pvalue > FALSE_ALARM
-
-
-def test_production_size_stays_small():
-    """14,745,600 examples, b = 256: 4 bytes an example (speed: tests/benchmarks)."""
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    sampler = Sampler(scheme, 14_745_600, 2300, KEY)
-    sizes = [sampler.next().size for _ in range(300)]
-    assert abs(np.mean(sizes) - 1793) < stats.norm.isf(FALSE_ALARM / 2) * np.sqrt(1793 / 300)
-    kept = [pool.members for pool in sampler._pool.pools]
-    kept += [group for groups in sampler._pool.returning for part in groups for group in part]
-    assert sum(part.nbytes for part in kept) < 62e6
+    refused(name, lambda: Sampler(Poisson(5, 0.1), **sizes))
 
 
 def test_truncation_keeps_every_example_alike():
@@ -162,3 +106,44 @@ def test_truncation_keeps_every_example_alike():
         counts[batch] += 1
         full += len(batch) == 10
     assert full > 200 and stats.chisquare(counts).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    "scheme", [BMinSep(6, 3, 0.3), CyclicPoisson(6, 3, 0.5), Poisson(4, 0.4), EpochwiseAllocation(5, 3, 2)]
+)
+def test_examples_are_independent(scheme):
+    """Pairs of examples: the distribution of both vectors is the product, where they are alone and among a
+    hundred.
+
+    8,000 pairs in 160 runs of 50, as examples that follow each other are drawn; alone 800 tell batches of a
+    fixed size, which a hundred examples would hide. False alarm 1e-6 together.
+    """
+    distribution = enumeration.pattern_distribution(scheme)
+    pairs = {x + y: v * w for x, v in distribution.items() for y, w in distribution.items()}
+    alone = np.array([participation(scheme, 2, (run, 5, 6, 7)).reshape(-1) for run in range(800)])
+    assert chi_square_p_value(alone, pairs) > FALSE_ALARM / 2
+    width = 2 * scheme.iterations
+    many = [participation(scheme, 100, (run, 5, 6, 7)).reshape(50, width) for run in range(160)]
+    assert chi_square_p_value(np.concatenate(many), pairs) > FALSE_ALARM / 2
+
+
+@pytest.mark.parametrize(("b", "p", "warm"), [(5, 0.9, False), (40, 0.3, True)])
+def test_separation_is_never_violated(b, p, warm):
+    drawn = participation(BMinSep(200, b, p, warm), 500)
+    for steps in map(np.flatnonzero, drawn):
+        assert np.all(np.diff(steps) >= b)
+
+
+def test_fresh_keys_differ_and_batches_with_them():
+    drawn = {tuple(sorted(Sampler(Poisson(1, 0.5), 64, 64).next().tolist())) for _ in range(3)}
+    keys = {Sampler(Poisson(1, 0.5), 64, 64).state.key for _ in range(3)}
+    assert len(keys) == 3
+    assert len(drawn) == 3
+
+
+def test_tiny_data_sets():
+    assert participation(BMinSep(9, 4, 1.0, False), 1).tolist() == [[1, 0, 0, 0, 1, 0, 0, 0, 1]]
+    counts = collections.Counter(
+        participation(BallsInBins(4, 4), 1, (run, 0, 0, 0)).argmax() for run in range(400)
+    )
+    assert stats.chisquare([counts[i] for i in range(4)]).pvalue > FALSE_ALARM

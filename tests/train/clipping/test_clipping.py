@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.refusals import refused
 from train.clipping.grid import Grid
 from train.clipping.joined import Layout
 from train.clipping.per_example import (
     clip_rows_to_grid,
     clipped_gradient_sum,
-    default_microbatch_size,
     global_norm,
 )
 
@@ -155,31 +155,9 @@ def test_padding_and_poison_contribute_exactly_zero(key):
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(empty._replace(total=empty.total.whole)))
 
 
-def test_memory_follows_the_microbatch(key):
-    """Temporary memory of the compiled sum: 64 examples at a time against 4."""
-    params = {"w": jnp.zeros((256, 256))}
-    batch, mask = {"x": jnp.zeros((64, 256))}, jnp.ones(64, bool)
-
-    def temporary(micro):
-        def total(params, batch, mask):
-            return clipped_gradient_sum(
-                lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p["w"])),
-                params,
-                batch,
-                mask,
-                grid=GRID,
-                microbatch_size=micro,
-            ).total
-
-        return jax.jit(total).lower(params, batch, mask).compile().memory_analysis().temp_size_in_bytes
-
-    assert temporary(4) < temporary(64) / 4
-
-
 def test_bad_clip_norm():
     for value in [0.0, -1.0, float("inf"), float("nan"), "1"]:
-        with pytest.raises(ValueError, match="clip_norm"):
-            Grid(value, 20)
+        refused("clip_norm", Grid, value, 20)
 
 
 def test_a_loss_that_is_not_per_example_is_refused(key):
@@ -191,14 +169,11 @@ def test_a_loss_that_is_not_per_example_is_refused(key):
     def batched(params, batch):
         return jax.vmap(loss, (None, 0))(params, batch).mean()
 
-    with pytest.raises(ValueError, match="one number for one example"):
-        clipped_gradient_sum(vector, params, batch, mask, grid=GRID)
-    with pytest.raises(ValueError, match="raised by loss"):
-        clipped_gradient_sum(batched, params, batch, mask, grid=GRID)
+    refused("one number for one example", clipped_gradient_sum, vector, params, batch, mask, grid=GRID)
+    refused("raised by loss", clipped_gradient_sum, batched, params, batch, mask, grid=GRID)
     with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got 1.0"):
         clipped_gradient_sum(loss, params, batch, mask, grid=1.0)
-    with pytest.raises(ValueError, match="rows like mask"):
-        clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), grid=GRID)
+    refused("rows like mask", lambda: clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), grid=GRID))
 
 
 def exact_norm(counts) -> int:
@@ -252,28 +227,6 @@ def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
         assert exact_norm(counts) == 0
 
 
-def test_no_sum_exceeds_the_clip_norm_at_batch_4096():
-    """Sums of float32 moved by 1 + 3.7e-5 clip norms here: above the 1e-5 that was left for rounding.
-
-    The canary's part of an integer sum is its own integers, whatever the others are.
-    """
-    generator = np.random.default_rng(0)
-    rows = generator.normal(size=(4096, 64)).astype(np.float32) + 3
-    rows[0] = 7.0
-
-    def linear(params, example):
-        return params @ example
-
-    of_all = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=GRID, microbatch_size=512))
-    mask = np.ones(4096, bool)
-    others = mask.copy()  # another array: JAX reads the first one later, where it lies
-    others[0] = False
-    with_it, without = (of_all(np.zeros(64, np.float32), rows, each).total for each in (mask, others))
-    a, b = with_it.units(), without.units()
-    assert 0.999 * 2**40 < exact_norm([a - b]) <= 2**40
-    assert np.abs(a).max() > 2**28  # the sum itself is long
-
-
 def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(key):
     """Mutant 18: a NaN loss with a finite gradient."""
 
@@ -285,12 +238,6 @@ def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(key):
     sum_of = jax.jit(functools.partial(clipped_gradient_sum, lambda p, e: odd(p @ e), grid=GRID))
     found = sum_of(np.ones(2, np.float32), np.ones((3, 2), np.float32), np.ones(3, bool))
     assert not np.any(found.total.units())
-
-
-def test_global_norm_does_not_overflow():
-    assert global_norm({"a": jnp.array([3e30, 4e30])}) == pytest.approx(5e30)
-    assert global_norm({"a": jnp.array([1.7e38, 1e-40])}) == pytest.approx(1.7e38)
-    assert global_norm({"a": jnp.zeros(3)}) == 0
 
 
 def test_no_work_for_padding_and_the_same_bits(key):
@@ -320,13 +267,6 @@ def test_no_work_for_padding_and_the_same_bits(key):
         chex.assert_trees_all_equal(skipped, whole)
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="sizes of the caches of CPUs")
-def test_microbatches_are_as_large_as_caches_hold():
-    entries = 1, 6_090, 120_704, 669_706, 10**8
-    sizes = [default_microbatch_size({"w": jax.ShapeDtypeStruct((n,), np.float32)}) for n in entries]
-    assert sizes == [32, 32, 8, 2, 1]
-
-
 def test_arrays_that_are_joined_have_the_sums_of_separate_ones():
     """Columns go back to their parameter, whichever are side by side; one alone is not joined."""
     generator = np.random.default_rng(3)
@@ -340,3 +280,52 @@ def test_arrays_that_are_joined_have_the_sums_of_separate_ones():
         chex.assert_trees_all_equal_shapes(sums, layout.zeros())
         chex.assert_trees_all_close(layout.split(sums), expected, atol=1e-5)
         assert len(arrays) == 4 - max(0, 2 - len(apart))
+
+
+def test_memory_follows_the_microbatch(key):
+    """Temporary memory of the compiled sum: 64 examples at a time against 4."""
+    params = {"w": jnp.zeros((256, 256))}
+    batch, mask = {"x": jnp.zeros((64, 256))}, jnp.ones(64, bool)
+
+    def temporary(micro):
+        def total(params, batch, mask):
+            return clipped_gradient_sum(
+                lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p["w"])),
+                params,
+                batch,
+                mask,
+                grid=GRID,
+                microbatch_size=micro,
+            ).total
+
+        return jax.jit(total).lower(params, batch, mask).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(4) < temporary(64) / 4
+
+
+def test_no_sum_exceeds_the_clip_norm_at_batch_4096():
+    """Sums of float32 moved by 1 + 3.7e-5 clip norms here: above the 1e-5 that was left for rounding.
+
+    The canary's part of an integer sum is its own integers, whatever the others are.
+    """
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(4096, 64)).astype(np.float32) + 3
+    rows[0] = 7.0
+
+    def linear(params, example):
+        return params @ example
+
+    of_all = jax.jit(functools.partial(clipped_gradient_sum, linear, grid=GRID, microbatch_size=512))
+    mask = np.ones(4096, bool)
+    others = mask.copy()  # another array: JAX reads the first one later, where it lies
+    others[0] = False
+    with_it, without = (of_all(np.zeros(64, np.float32), rows, each).total for each in (mask, others))
+    a, b = with_it.units(), without.units()
+    assert 0.999 * 2**40 < exact_norm([a - b]) <= 2**40
+    assert np.abs(a).max() > 2**28  # the sum itself is long
+
+
+def test_global_norm_does_not_overflow():
+    assert global_norm({"a": jnp.array([3e30, 4e30])}) == pytest.approx(5e30)
+    assert global_norm({"a": jnp.array([1.7e38, 1e-40])}) == pytest.approx(1.7e38)
+    assert global_norm({"a": jnp.zeros(3)}) == 0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.refusals import refused
 from tests.train.modules import made
 from train.clipping import ghost, parts
 from train.clipping.equations import Product
@@ -287,20 +288,6 @@ def test_float32_sums_of_many_rows():
     assert np.any(wide != narrow)
 
 
-def test_float32_sums_neither_overflow_nor_vanish():
-    """Factors of 1e-37 and 1e37 beside each other, and one that is zero: as in float64."""
-    generator = np.random.default_rng(5)
-    batch = {name: generator.normal(size=(4, 1, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
-    for name, by in (("left", [1e-37, 1e37, 0, 1]), ("right", [1e37, 1e-37, 1e38, 1])):
-        batch[name] = (batch[name] * np.reshape(by, (4, 1, 1))).astype(np.float32)
-    program = jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID))
-    found = program(batch, np.ones(4, bool))
-    exact = np.einsum("bk,bn->bkn", *(np.float64(rows[:, 0]) for rows in batch.values()))
-    exact /= np.maximum(1, np.linalg.norm(exact, axis=(1, 2), keepdims=True))
-    np.testing.assert_allclose(found.total.scaled(1.0), exact.sum(axis=0), atol=0.1)
-    assert np.any(found.total.units())
-
-
 def test_padding_and_poison_are_exactly_nothing():
     """Infinities beside zeros too: 0 x inf is no number."""
     generator = np.random.default_rng(1)
@@ -369,18 +356,6 @@ def test_arguments_of_the_budget(monkeypatch):
     assert calls == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="sizes of the caches of CPUs")
-def test_the_default_microbatch():
-    def default_microbatch_size(batch):
-        return ghost._fitting(ghost._program(bilinear, dense, batch), dense)
-
-    dense = jnp.zeros((512, 512))
-    batch = {"left": np.zeros((2, 1, 512), np.float32), "right": np.zeros((2, 1, 512), np.float32)}
-    assert default_microbatch_size(batch) == 512  # two vectors each
-    many = {"left": np.zeros((2, 128, 512), np.float32), "right": np.zeros((2, 128, 512), np.float32)}
-    assert default_microbatch_size(many) == 4  # a gradient each
-
-
 def test_options():
     """Of `clipped_gradient_sum` on the same rows: equal but for what gradients are scaled to."""
     generator = np.random.default_rng(2)
@@ -399,10 +374,8 @@ def test_options():
 def test_bad_input():
     batch, mask = {"left": np.zeros((2, 4, 5)), "right": np.zeros((2, 4, 8))}, np.ones(2, bool)
     run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((5, 8)), batch, mask)
-    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got 1.0"):
-        run(grid=1.0)
-    with pytest.raises(ValueError, match="microbatch_size must be"):
-        run(grid=GRID, microbatch_size=0)
+    refused(r"grid must be a train.clipping.grid.Grid, got 1.0", run, grid=1.0)
+    refused("microbatch_size must be", run, grid=GRID, microbatch_size=0)
     with pytest.raises(ValueError, match="loss must return one number"):
         ghost_gradient_sum(lambda p, e: e["left"] @ p, jnp.zeros((5, 8)), batch, mask, grid=GRID)
 
@@ -480,3 +453,17 @@ def test_a_gradient_is_written_down_where_that_takes_less_time():
     for positions, inputs, heads in itertools.product(sizes, sizes, sizes):
         if heads * positions**2 + 2 * inputs > 2**26:
             assert written_down(positions, inputs, inputs, heads)
+
+
+def test_float32_sums_neither_overflow_nor_vanish():
+    """Factors of 1e-37 and 1e37 beside each other, and one that is zero: as in float64."""
+    generator = np.random.default_rng(5)
+    batch = {name: generator.normal(size=(4, 1, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
+    for name, by in (("left", [1e-37, 1e37, 0, 1]), ("right", [1e37, 1e-37, 1e38, 1])):
+        batch[name] = (batch[name] * np.reshape(by, (4, 1, 1))).astype(np.float32)
+    program = jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID))
+    found = program(batch, np.ones(4, bool))
+    exact = np.einsum("bk,bn->bkn", *(np.float64(rows[:, 0]) for rows in batch.values()))
+    exact /= np.maximum(1, np.linalg.norm(exact, axis=(1, 2), keepdims=True))
+    np.testing.assert_allclose(found.total.scaled(1.0), exact.sum(axis=0), atol=0.1)
+    assert np.any(found.total.units())

@@ -162,26 +162,6 @@ def unrolled(kernels, example):
     return jnp.sum(x**2)
 
 
-def test_a_scan_of_remat_takes_the_memory_of_its_layers_unrolled():
-    """No gradient of an example is in the program; gradients written down are four times as much memory."""
-    width, layers, size = 128, 4, 16
-    kernels, batch = drawn(layers, width, width), {"x": np.zeros((size, POSITIONS, width), np.float32)}
-
-    def lowered(sum_of, of, params):
-        return jax.jit(
-            lambda p, b: sum_of(of, p, b, np.ones(size, bool), grid=GRID, microbatch_size=size)
-        ).trace(params, batch)
-
-    def memory(traced):
-        return traced.lower().compile().memory_analysis().temp_size_in_bytes
-
-    scanned = lowered(ghost_gradient_sum, deep, kernels)
-    assert largest(scanned.jaxpr) < size * kernels.size / 4
-    apart = lowered(ghost_gradient_sum, unrolled, list(kernels))
-    assert memory(scanned) < 1.25 * memory(apart)
-    assert memory(lowered(clipped_gradient_sum, deep, kernels)) > 4 * memory(scanned)
-
-
 def fast_share(model, batch, of):
     graph, params, others = nnx.split(model, nnx.Param, ...)
     return ghost.suits(
@@ -207,6 +187,26 @@ class Layers(nnx.Module):
             return jnp.tanh(layer(x))
 
         return run(self.layers, x)
+
+
+def test_a_scan_of_remat_takes_the_memory_of_its_layers_unrolled():
+    """No gradient of an example is in the program; gradients written down are four times as much memory."""
+    width, layers, size = 128, 4, 16
+    kernels, batch = drawn(layers, width, width), {"x": np.zeros((size, POSITIONS, width), np.float32)}
+
+    def lowered(sum_of, of, params):
+        return jax.jit(
+            lambda p, b: sum_of(of, p, b, np.ones(size, bool), grid=GRID, microbatch_size=size)
+        ).trace(params, batch)
+
+    def memory(traced):
+        return traced.lower().compile().memory_analysis().temp_size_in_bytes
+
+    scanned = lowered(ghost_gradient_sum, deep, kernels)
+    assert largest(scanned.jaxpr) < size * kernels.size / 4
+    apart = lowered(ghost_gradient_sum, unrolled, list(kernels))
+    assert memory(scanned) < 1.25 * memory(apart)
+    assert memory(lowered(clipped_gradient_sum, deep, kernels)) > 4 * memory(scanned)
 
 
 def test_layers_and_recurrent_cells_of_nnx():

@@ -74,15 +74,6 @@ def test_each_state_has_its_own(steps):
     np.testing.assert_array_equal(parameters(earlier), parameters(ours))
 
 
-def test_another_key_or_step_in_a_state_is_followed(steps):
-    (step, _), (other, two) = steps
-    state, _ = step(step.init(PARAMS), *BATCH)
-    begun = other.init(PARAMS)
-    # As restored from a checkpoint: the same state but for its noise.
-    state, _ = step(state._replace(params=begun.params, noise=begun.noise), *BATCH)
-    np.testing.assert_allclose(parameters(state), two[0], rtol=1e-5)
-
-
 def test_in_a_program_around_it(steps):
     """A scan draws in its own program, and leaves no part of it in the step."""
     step, expected = steps[0]
@@ -122,6 +113,15 @@ def test_a_thread_with_another_state_does_not_lend_its_normals(steps, monkeypatc
     for expected in one[:3]:
         state, _ = step(state, *BATCH)
         np.testing.assert_allclose(parameters(state), expected, rtol=1e-5)
+
+
+def test_another_key_or_step_in_a_state_is_followed(steps):
+    (step, _), (other, two) = steps
+    state, _ = step(step.init(PARAMS), *BATCH)
+    begun = other.init(PARAMS)
+    # As restored from a checkpoint: the same state but for its noise.
+    state, _ = step(state._replace(params=begun.params, noise=begun.noise), *BATCH)
+    np.testing.assert_allclose(parameters(state), two[0], rtol=1e-5)
 
 
 def test_small_models_share_the_program():

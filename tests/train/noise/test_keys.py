@@ -14,6 +14,7 @@ import optax
 import pytest
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
+from tests.refusals import refused
 from tests.train import test_dice_plan
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, loss, run
@@ -101,9 +102,7 @@ def test_no_key_is_a_constant_of_a_program(name):
         lambda: jax.lax.map(made.init, many),
     )
     for each in begin:
-        with pytest.raises(ValueError, match=r"init must be called outside of jax\.jit") as refused:
-            each()
-        assert "\n" not in str(refused.value)
+        refused(r"init must be called outside of jax\.jit", each)
     given = steps(KEYS[1])[name]
     assert (key_in(jax.jit(given.init)(PARAMS)) == KEYS[1]).all()
 
@@ -125,8 +124,7 @@ def test_a_device_without_exact_sines_is_refused(name, monkeypatch):
 
 def test_a_round_by_itself_needs_a_key_inside_of_a_program():
     one = lambda params: private_round_update(None, params, np.ones((1, 2, 1)), lambda p, r: p, 1.0, 1.0)[0]  # noqa: E731
-    with pytest.raises(ValueError, match="init must be called outside"):
-        jax.jit(one)(np.zeros(3, np.float32))
+    refused("init must be called outside", lambda: jax.jit(one)(np.zeros(3, np.float32)))
     assert (one(np.zeros(3, np.float32)) != one(np.zeros(3, np.float32))).all()
 
 
@@ -168,11 +166,7 @@ def test_what_was_shown_is_not_trained_again_without_its_checkpoints(removed, fi
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = content(folder)
     for elastic in (False, True):
-        with pytest.raises(
-            ValueError, match=r"has shown step \d+ of a run and has no checkpoints"
-        ) as refused:
-            run(out=folder, elastic=elastic)
-        assert "\n" not in str(refused.value)
+        refused(r"has shown step \d+ of a run and has no checkpoints", run, out=folder, elastic=elastic)
     assert before == content(folder)
 
 
@@ -204,15 +198,6 @@ def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path, capf
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_is_published_of_a_run_has_no_times(finished):
-    published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
-    assert not any(
-        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text)
-        for name, text in published.items()
-        if not name.endswith("/0")
-    )
-
-
 def test_others_see_nothing_of_the_private_log(finished):
     """Neither its size nor its times: it is in a folder they may not enter; what is published is open."""
     assert not list(finished.glob("*private_metrics*"))
@@ -224,3 +209,12 @@ def test_others_see_nothing_of_the_private_log(finished):
         assert stat.S_IMODE((finished / name).stat().st_mode) == 0o666 & ~mask
     for path in [finished / "model", *(finished / "model").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~mask
+
+
+def test_what_is_published_of_a_run_has_no_times(finished):
+    published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
+    assert not any(
+        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text)
+        for name, text in published.items()
+        if not name.endswith("/0")
+    )

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
+from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import KEYS, PARAMS, ROWS, data, loss
@@ -49,8 +50,7 @@ def test_nothing_is_kept():
 def test_a_state_of_kept_noise_is_not_redrawn():
     """Its vectors would stay those of earlier steps, and be added again by the next kept step."""
     kept = recursion.init(INVERSE, MANY, KEY)
-    with pytest.raises(ValueError, match="noise_memory must be 'keep' for this state"):
-        redrawn.draw(INVERSE, LEVELS, kept, MANY)
+    refused("noise_memory must be 'keep' for this state", redrawn.draw, INVERSE, LEVELS, kept, MANY)
     with pytest.raises((TypeError, ValueError)):
         recursion.draw(INVERSE, LEVELS, redrawn.init(MANY, KEY), MANY)
 
@@ -67,8 +67,7 @@ def test_a_run_releases_the_bits_of_kept_noise_and_resumes(tmp_path):
     trained(tmp_path, 5, noise_memory="recompute")
     found = trained(tmp_path, noise_memory="recompute")
     np.testing.assert_array_equal(found["w"], kept["w"])
-    with pytest.raises(ValueError, match="another noise_memory"):
-        trained(tmp_path, noise_memory="keep")
+    refused("another noise_memory", trained, tmp_path, noise_memory="keep")
 
 
 def test_where_it_does_not_apply():
@@ -76,8 +75,7 @@ def test_where_it_does_not_apply():
     sizes = dict(clip_norm=1.0, expected_batch_size=4.0, noise_memory="recompute")
     with pytest.raises(ValueError, match=r"^noise_memory must be 'keep' for .*--strategy optimal-inverse"):
         privatize(Mechanism(BMinSep(12, 4, 0.2), BandedToeplitz.square_root(4), 1.0), **sizes)
-    with pytest.raises(ValueError, match=r"^noise_memory must be one of keep, recompute, got 'none'"):
-        trained(noise_memory="none")
+    refused(r"^noise_memory must be one of keep, recompute, got 'none'", trained, noise_memory="none")
     with pytest.raises(ValueError, match=r"^noise_memory must be 'keep' with batches, .* and with elastic"):
         trained(noise_memory="recompute", elastic=True)
     private = privatize(Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0), **sizes)
