@@ -69,9 +69,8 @@ class ClaimedTarget:
     @functools.cached_property
     def composition(self) -> Composed | None:
         """Composed mechanism, for proposals, or None. ValueError as `profile`."""
-        if not self.composed:
-            return None
-        return Composed(_events().event_profile(self.compose_with), self.budget.delta_v)
+        profile: Any = self.profile
+        return Composed(profile, self.budget.delta_v) if self.composed else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -240,7 +240,10 @@ class Plan:
                 "the first release: calibrate again with `jaxacct calibrate`"
             )
         try:
-            plan = _read(data)
+            read = records.read(_Written, data, "plan")
+            datetime.datetime.fromisoformat(read.provenance.created)
+            claim, evidence = claim_from_json(read.claim), evidence_from_json(read.evidence)
+            plan = cls(claim, evidence, read.choice, read.provenance)
             digest = json_digest([data["claim"], data["evidence"]])
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"plan has a malformed field: {error}") from None
@@ -274,11 +277,3 @@ class _Written:
     choice: dict[str, Any] | None
     provenance: Provenance
     notes: Any
-
-
-def _read(data: dict) -> Plan:
-    """Return the plan in JSON values, their types checked."""
-    read = records.read(_Written, data, "plan")
-    datetime.datetime.fromisoformat(read.provenance.created)
-    claim, evidence = claim_from_json(read.claim), evidence_from_json(read.evidence)
-    return Plan(claim, evidence, read.choice, read.provenance)

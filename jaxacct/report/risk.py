@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.estimates.profile import Profile
-from jaxacct.statistics.hockey_stick import Direction
+from jaxacct.statistics.hockey_stick import DIRECTIONS
 
 
 def true_positive_rate(epsilons, deltas, false_positive_rate, name: str = "false_positive_rate"):
@@ -62,14 +62,12 @@ def interval_of_tests(bands: Profile, false_positive_rates) -> tuple[np.ndarray,
         lines = np.minimum(slopes * at + one, 1 - (1 - other - at) / slopes)
         return np.maximum(at[:, 0], np.clip(lines.min(axis=1), 0, 1))
 
-    sides = [(Direction.REMOVE, Direction.ADD), (Direction.ADD, Direction.REMOVE)]
-    found = []
-    for row, shift in ((0, True), (1, False)):
-        deltas = {side: np.asarray(bands.directions[side][row]) for side, _ in sides}
-        if shift:
-            deltas = {side: np.append(delta[1:], 0.0) for side, delta in deltas.items()}
-        found.append(np.maximum(*(least(deltas[one], deltas[other]) for one, other in sides)))
-    return found[0], found[1]
+    def best(row, shift):
+        deltas = (bands.directions[direction][row] for direction in DIRECTIONS)
+        remove, add = (np.append(delta[shift:], np.zeros(shift)) for delta in deltas)
+        return np.maximum(least(remove, add), least(add, remove))
+
+    return best(0, 1), best(1, 0)
 
 
 def advantage(epsilons, deltas) -> float:

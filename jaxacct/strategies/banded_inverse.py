@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 
 from jaxacct.common import validate as _validate
-from jaxacct.statistics import roots
 from jaxacct.strategies import series
 from jaxacct.strategies.base import NoiseRecursion, schedule_of
 from jaxacct.strategies.series import quotient, sums_at_lags
@@ -119,16 +118,14 @@ class BandedInverse(ComputedColumn):
         # C has no negative entry where the tail has no positive one; a zero costs no copy of the noise.
         falling = search(series.binomial(0.5, bands), (-1.0, 0.0))
         falling = np.where(np.abs(falling) > 1e-12, falling, 0.0)
-        free = search(falling)
-
-        def mixed(share):
-            return (1 - share) * free + share * falling
-
-        def is_allowed(share):
-            return bool((series.inverse(mixed(share), n) >= 0).all())
-
-        share = 0.0 if is_allowed(0.0) else roots.bisect(is_allowed, 0.0, 1.0, absolute=1e-6)[1]
-        best = min((cls(tuple(inverse), n) for inverse in (falling, mixed(share))), key=loss)
+        free, best = search(falling), cls(tuple(falling), n)
+        low, high = -1.0, 1.0  # shares of `falling`, which alone is allowed: 0 is tried first, then bisection
+        while high > 0 and high - max(low, 0.0) > 1e-6:
+            share = max(0.0, (low + high) / 2)
+            inverse = (1 - share) * free + share * falling
+            allowed = (series.inverse(inverse, n) >= 0).all()
+            low, high = (low, share) if allowed else (share, high)
+            best = min(best, cls(tuple(inverse), n), key=loss) if allowed else best
         return dataclasses.replace(best, given_norm=1.0)  # the scale of a search has no meaning
 
     def noise_recursion(self) -> NoiseRecursion:
