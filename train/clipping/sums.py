@@ -114,14 +114,9 @@ class Clipping:
                 self.specs,
             )
             total, (norms, long, losses, *others) = over_rows(loss, params, batch, mask, records)
-        clipped = clipped_share(long, mask, norms, losses)
+        counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
+        clipped = jnp.sum(long & counted) / jnp.maximum(1, counted.sum())
         return ClippedSum(total, norms, losses, clipped, *others)
-
-
-def clipped_share(long, mask, norms, losses) -> jax.Array:
-    """Return the share of `long` among the examples of `mask` with a finite norm and loss, all (batch,)."""
-    counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
-    return jnp.sum(long & counted) / jnp.maximum(1, counted.sum())
 
 
 @dataclass(frozen=True)

@@ -62,20 +62,14 @@ class StepInfo(NamedTuple):
     """Largest gradient norm of the examples that count, before clipping; NaN where none does."""
 
 
-def info_of(losses, norms, mask, clipped) -> StepInfo:
-    """Return the private log of a step.
-
-    Args:
-      losses: (batch,) losses, not finite where a gradient is dropped for it.
-      norms: (batch,) gradient norms before clipping, not finite likewise.
-      mask: (batch,) bool, sampled examples.
-      clipped: share of gradients that were scaled down.
-    """
+def info_of(found: ClippedSum, mask) -> StepInfo:
+    """Return the private log of a step; `mask`, (batch,) bool: sampled examples."""
+    losses, norms = found.losses, found.norms
     counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)
     sampled, number = mask.sum(), counted.sum()
     return StepInfo(
         jnp.where(mask, losses, 0).sum() / jnp.maximum(1, sampled).astype(losses.dtype),
-        clipped,
+        found.clipped_fraction,
         jnp.nanmedian(jnp.where(mask, norms, jnp.nan)),
         sampled - number,
         jnp.where(number > 0, jnp.max(norms, where=counted, initial=0.0), jnp.nan),
@@ -335,7 +329,7 @@ def moved(optimizer, state: TrainState, released, noise, found: ClippedSum, mask
     """Return the state after the optimizer's update by what is `released`, and the private log."""
     updates, opt_state = optimizer.update(released, state.opt_state, state.params)
     after = TrainState(optax.apply_updates(state.params, updates), noise, opt_state, found.records)
-    return after, info_of(found.losses, found.norms, mask, found.clipped_fraction)
+    return after, info_of(found, mask)
 
 
 def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs):
