@@ -120,7 +120,7 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
         lattice = Sums.of(rough, float(epsilons[at]))
         end = int(np.searchsorted(epsilons, lattice.usable, side="right"))
         end = min(max(at + 1, end), epsilons.size)
-        found[at:end] = lattice.bounds(epsilons[at:end])
+        found[at:end] = [lattice.bound(float(epsilon)) for epsilon in epsilons[at:end]]
         if found[end - 1] <= _TABLE_FLOOR:
             found[end:] = found[end - 1]
             break
@@ -336,7 +336,7 @@ class Sums:
         start = max(0, math.floor(epsilon / self.step) - self.first)
         weights = self._weights(epsilon, start)
         value = float(np.sum(self._masses[start:] * weights))
-        return self._bound(epsilon, value, float(np.linalg.norm(weights)))
+        return self._bound(epsilon, value, math.sqrt(float(np.sum(weights * weights))))
 
     def errors(self, epsilon: float) -> float:
         """Return about what cuts and rounding add to the bound."""
@@ -350,18 +350,3 @@ class Sums:
     def _weights(self, epsilon: float, start: int) -> np.ndarray:
         past = np.maximum(self.step * (self.first + np.arange(start, self.points)) - epsilon, 0.0)
         return -np.exp(-self.tilt * past) * np.expm1(-past)
-
-    def bounds(self, epsilons: np.ndarray) -> np.ndarray:
-        """Return upper bounds on H at epsilons that the lattice reaches, each rounded down to it."""
-        if self.log_scale == -math.inf:
-            return np.full(epsilons.size, self.reserved)
-        past = self.step * np.arange(self.points)
-        weights = -np.exp(-self.tilt * past) * np.expm1(-past)
-        norm = float(np.linalg.norm(weights))
-        found = []
-        for place in np.floor(epsilons * (1 - 8 * UNIT) / self.step):
-            start = max(0, int(place) - self.first)
-            masses = self._masses[start:]
-            value = float(masses @ weights[: masses.size])
-            found.append(self._bound(self.step * place, value, norm))
-        return np.array(found)

@@ -187,7 +187,6 @@ MUTANTS = [
     Mutant(LOSSES, "        if not (exponent <= _MAX_SCALE and relative <= _MAX_RELATIVE):\n            return math.inf", "        exponent = min(exponent, 700.0)\n        if False:\n            return math.inf", OF_LOSSES),
     Mutant(LOSSES, "< self.first:\n            return math.inf", "< self.first:\n            pass", OF_LOSSES),
     Mutant(LOSSES, "np.roll(found, (offset - self.first)", "np.roll(found, (1 - offset - self.first)", OF_LOSSES),
-    Mutant(LOSSES, "np.floor(epsilons", "np.ceil(epsilons", OF_LOSSES),
     Mutant(LOSS_CURVES, "(upper[:-1] - lower[1:])", "(upper[:-1] - upper[1:])", OF_LOSSES),
     Mutant("jaxacct/statistics/gaussian_mixtures.py", "errors += term * (3", "errors += 0 * term * (3", OF_LOSSES),
     Mutant("jaxacct/statistics/gaussian_mixtures.py", "(0.0, 1 / sigma), (1 - q, q)", "(0.0, 1 / sigma), (q, 1 - q)", OF_LOSSES),
