@@ -290,7 +290,7 @@ MUTANTS = [
     Mutant("jaxacct/accountants/tradeoff/curves/composition.py", "Part(part.loss_curve(), times)", "Part(part.loss_curve(), 1)", "tests/accountants/tradeoff/test_curves.py"),
     Mutant("jaxacct/accountants/tradeoff/curves/composition.py", "[0.0, *corners]", "[0.0]", "tests/accountants/tradeoff/test_curves.py"),
     Mutant(INDEPENDENT, "math.expm1(self.examples_per_user * math.log1p(relative))", "relative", "tests/schemes/test_independent_attribution.py"),
-    Mutant("jaxacct/schemes/replicas/aged.py", "rounded_down = 1 - (2 *", "rounded_down = 1 + (2 *", "tests/proposals/test_overlapping_replicas.py"),
+    Mutant("jaxacct/schemes/replicas/by_age.py", "rounded_down = 1 - (2 *", "rounded_down = 1 + (2 *", "tests/proposals/test_overlapping_replicas.py"),
     Mutant("jaxacct/kernels/likelihoods/gpu_recurrence.py", "1 << (int(lockout.min()).bit_length() - 1), n)", "n)", "tests/kernels/test_gpu_recurrence.py"),
     Mutant("jaxacct/strategies/base.py", "if strategy.iterations != scheme.iterations:", "if strategy.iterations < scheme.iterations:", FINITE),
     Mutant("jaxacct/strategies/base.py", "if strategy.iterations != scheme.iterations:", "if strategy.iterations > scheme.iterations:", FINITE),
