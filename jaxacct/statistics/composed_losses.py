@@ -47,7 +47,9 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     whole = Sums.of(rough, epsilon)
     found = min(bounded(whole.bound(epsilon)), bounded(by_parts))
     is_finite = min(float(part.losses[0]) for part in rough.parts) > -_MAX_EPSILON
-    if epsilon > 0 and is_finite and whole.errors(epsilon) > _MAX_ERRORS * found > SMALLEST:
+    is_finite &= whole.log_scale > -math.inf
+    errors = whole.reserved + whole.bound(epsilon, errors_alone=True)
+    if epsilon > 0 and is_finite and errors > _MAX_ERRORS * found > SMALLEST:
         found = min(found, bounded(_by_largest_losses(parts, epsilon)))
     return found
 
@@ -328,25 +330,13 @@ class Sums:
         counted = float(np.maximum(0.0, value))  # keeps NaN, for which `_bounded` returns 1
         return (counted + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.reserved
 
-    def bound(self, epsilon: float) -> float:
-        """Return an upper bound on H(epsilon)."""
+    def bound(self, epsilon: float, errors_alone: bool = False) -> float:
+        """Return an upper bound on H(epsilon), or what cuts and rounding add to it."""
         if self.log_scale == -math.inf:
             return self.reserved  # all losses are infinite
         epsilon -= 8 * UNIT * (1 + epsilon)
         start = max(0, math.floor(epsilon / self.step) - self.first)
-        weights = self._weights(epsilon, start)
-        value = float(np.sum(self._masses[start:] * weights))
-        return self._bound(epsilon, value, math.sqrt(float(np.sum(weights * weights))))
-
-    def errors(self, epsilon: float) -> float:
-        """Return about what cuts and rounding add to the bound."""
-        if self.log_scale == -math.inf:
-            return 0.0
-        norm = float(
-            np.linalg.norm(self._weights(epsilon, max(0, math.floor(epsilon / self.step) - self.first)))
-        )
-        return self.reserved + self._bound(epsilon, 0.0, norm)
-
-    def _weights(self, epsilon: float, start: int) -> np.ndarray:
         past = np.maximum(self.step * (self.first + np.arange(start, self.points)) - epsilon, 0.0)
-        return -np.exp(-self.tilt * past) * np.expm1(-past)
+        weights = -np.exp(-self.tilt * past) * np.expm1(-past)
+        value = 0.0 if errors_alone else float(np.sum(self._masses[start:] * weights))
+        return self._bound(epsilon, value, math.sqrt(float(np.sum(weights * weights))))
