@@ -52,20 +52,6 @@ def _rounds(first, second, x, y):
     return x, y
 
 
-def bits_32_of(keys, size: int):
-    """Return (number of keys, size) uint32: the draws of `bits_32` with each of the keys, all at once.
-
-    Inside a loop over steps every step would run JAX's loop over the rounds on a few hundred numbers: half of
-    the time of drawing batch sizes.
-    """
-    # Where it is off, `jax.random.bits` counts in another way.
-    if not _counts_by_position():
-        return jax.vmap(lambda key: bits_32(key, (size,)))(keys)
-    words = jax.random.key_data(keys)
-    x, y = _rounds(words[:, :1], words[:, 1:], jnp.uint32(0), jnp.arange(size, dtype=jnp.uint32)[None])
-    return x ^ y
-
-
 def bits_32(key, shape):
     """Return uniform uint32 words of `shape`: the bits of `jax.random.bits`, drawn flat.
 
@@ -79,7 +65,8 @@ def bits_32_at_once(key, shape):
 
     For words that are used once, and not in a loop (see above).
     """
-    return bits_32_of(key[None], math.prod(shape))[0].reshape(shape)
+    size = math.prod(shape)
+    return bits_32_at(key, size, jnp.arange(size)).reshape(shape)
 
 
 def bits_32_at(key, size: int, places):

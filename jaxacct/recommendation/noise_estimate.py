@@ -24,7 +24,7 @@ from jaxacct.proposals.families import replicas
 from jaxacct.recommendation.result import REVEALED, Recommended
 from jaxacct.recommendation.third_moments import log_third_moment
 from jaxacct.schemes import BalancedMinSep, BMinSep, Poisson, Scheme, scheme_from_json, scheme_to_json
-from jaxacct.schemes.replicas import aged
+from jaxacct.schemes.replicas import by_age
 from jaxacct.schemes.replicas.table import entries, log_normalizer_about
 from jaxacct.strategies import BandedToeplitz, Strategy, Workload
 from jaxacct.strategies.workload import PREFIX_SUMS
@@ -143,7 +143,7 @@ class Estimates:
             return Recommended(scheme, strategy, matrix, revealed, self.workload, accountant=REVEALED)
         n, separation = scheme.iterations, scheme.min_separation
         if scheme.name == BMinSep.name and scheme.sums.probability < 1:
-            age = aged.longest_age(Mechanism(scheme, strategy, revealed))
+            age = by_age.longest_age(Mechanism(scheme, strategy, revealed))
             if n * (separation + age) ** 2 > MAX_AGED_TABLE_SIZE:
                 return None
         place = self.of(scheme, near, matrix, None)

@@ -14,7 +14,7 @@ from jaxacct.kernels.recurrence import log_mean_over_phases
 from jaxacct.schemes.protocol.numbers import participation_rate
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
-from jaxacct.schemes.replicas import aged
+from jaxacct.schemes.replicas import by_age
 from jaxacct.schemes.table import SamplingTable
 
 
@@ -97,7 +97,7 @@ class BMinSep(ExampleScheme):
 
     def replicas(self, mechanism) -> ModuleType | None:
         overlap = self.sampling_probability < 1 and mechanism.strategy.bands > self.min_separation
-        return aged if overlap and aged.fits(mechanism) else super().replicas(mechanism)
+        return by_age if overlap and by_age.fits(mechanism) else super().replicas(mechanism)
 
     @functools.cached_property
     def table(self) -> SamplingTable:

@@ -47,7 +47,9 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     whole = Sums.of(rough, epsilon)
     found = min(bounded(whole.bound(epsilon)), bounded(by_parts))
     is_finite = min(float(part.losses[0]) for part in rough.parts) > -_MAX_EPSILON
-    if epsilon > 0 and is_finite and whole.errors(epsilon) > _MAX_ERRORS * found > SMALLEST:
+    is_finite &= whole.log_scale > -math.inf
+    errors = whole.reserved + whole.bound(epsilon, errors_alone=True)
+    if epsilon > 0 and is_finite and errors > _MAX_ERRORS * found > SMALLEST:
         found = min(found, bounded(_by_largest_losses(parts, epsilon)))
     return found
 
@@ -120,7 +122,7 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
         lattice = Sums.of(rough, float(epsilons[at]))
         end = int(np.searchsorted(epsilons, lattice.usable, side="right"))
         end = min(max(at + 1, end), epsilons.size)
-        found[at:end] = lattice.bounds(epsilons[at:end])
+        found[at:end] = [lattice.bound(float(epsilon)) for epsilon in epsilons[at:end]]
         if found[end - 1] <= _TABLE_FLOOR:
             found[end:] = found[end - 1]
             break
@@ -328,40 +330,13 @@ class Sums:
         counted = float(np.maximum(0.0, value))  # keeps NaN, for which `_bounded` returns 1
         return (counted + self._rounding * weights_norm) * scale * (1 + 2 * relative) + self.reserved
 
-    def bound(self, epsilon: float) -> float:
-        """Return an upper bound on H(epsilon)."""
+    def bound(self, epsilon: float, errors_alone: bool = False) -> float:
+        """Return an upper bound on H(epsilon), or what cuts and rounding add to it."""
         if self.log_scale == -math.inf:
             return self.reserved  # all losses are infinite
         epsilon -= 8 * UNIT * (1 + epsilon)
         start = max(0, math.floor(epsilon / self.step) - self.first)
-        weights = self._weights(epsilon, start)
-        value = float(np.sum(self._masses[start:] * weights))
-        return self._bound(epsilon, value, float(np.linalg.norm(weights)))
-
-    def errors(self, epsilon: float) -> float:
-        """Return about what cuts and rounding add to the bound."""
-        if self.log_scale == -math.inf:
-            return 0.0
-        norm = float(
-            np.linalg.norm(self._weights(epsilon, max(0, math.floor(epsilon / self.step) - self.first)))
-        )
-        return self.reserved + self._bound(epsilon, 0.0, norm)
-
-    def _weights(self, epsilon: float, start: int) -> np.ndarray:
         past = np.maximum(self.step * (self.first + np.arange(start, self.points)) - epsilon, 0.0)
-        return -np.exp(-self.tilt * past) * np.expm1(-past)
-
-    def bounds(self, epsilons: np.ndarray) -> np.ndarray:
-        """Return upper bounds on H at epsilons that the lattice reaches, each rounded down to it."""
-        if self.log_scale == -math.inf:
-            return np.full(epsilons.size, self.reserved)
-        past = self.step * np.arange(self.points)
         weights = -np.exp(-self.tilt * past) * np.expm1(-past)
-        norm = float(np.linalg.norm(weights))
-        found = []
-        for place in np.floor(epsilons * (1 - 8 * UNIT) / self.step):
-            start = max(0, int(place) - self.first)
-            masses = self._masses[start:]
-            value = float(masses @ weights[: masses.size])
-            found.append(self._bound(self.step * place, value, norm))
-        return np.array(found)
+        value = 0.0 if errors_alone else float(np.sum(self._masses[start:] * weights))
+        return self._bound(epsilon, value, math.sqrt(float(np.sum(weights * weights))))

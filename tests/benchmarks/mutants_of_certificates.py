@@ -72,7 +72,6 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/kernels/likelihoods/interacting_recurrence.py", "tests/core/test_budget_lines.py"): [
         ("local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)", "local += 0"),
-        ("lockout_steps = 0 if compensates_all(block) else block + 1", "lockout_steps = 0"),
         ("4 * (growth + together + number * shift)", "4 * (growth + together + shift)"),
     ],
     ("jaxacct/proposals/families/replicas.py", "tests/core/test_budget_lines.py"): [

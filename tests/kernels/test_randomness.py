@@ -58,6 +58,12 @@ def test_words_drawn_flat_are_those_of_jax(shape):
         np.testing.assert_array_equal(found, expected)
 
 
+def test_words_of_some_places_are_those_of_all():
+    key, places = jax.random.key(3), jnp.asarray([[4, 0], [1, 1]])
+    at, words = jax.jit(lambda key: (threefry.bits_32_at(key, 5, places), threefry.bits_32(key, (5,))))(key)
+    np.testing.assert_array_equal(at, np.asarray(words)[places])
+
+
 def test_tails_beyond_jax(pair):
     """Counts above 2, 3, 4 and 5 are binomial; the largest number there can be is 6.7."""
     values = np.abs(np.concatenate(pair).reshape(-1))
@@ -168,20 +174,6 @@ def test_the_rarest_radii_take_their_last_bits_from_their_row(monkeypatch):
     np.testing.assert_allclose(radius[:, 0], radius[:, 1], rtol=1e-6)  # of one row
     # A word is uniform, so radius^2 / 2 - 40 ln 2 is exponential: 64 of them, false alarm 1e-6.
     assert stats.kstest(np.maximum(radius[:, 0] ** 2 / 2 - 40 * np.log(2), 0), "expon").pvalue > 1e-6
-
-
-def test_words_of_several_keys_and_of_some_places_are_those_of_each_key():
-    keys, places = jax.random.split(jax.random.key(3), 3), jnp.asarray([[4, 0], [1, 1]])
-
-    @jax.jit
-    def found(keys):
-        each = [(threefry.bits_32(key, (5,)), threefry.bits_32_at(key, 5, places)) for key in keys]
-        return threefry.bits_32_of(keys, 5), each
-
-    of_all, of_each = found(keys)
-    for row, (words, at) in zip(of_all, of_each, strict=True):
-        np.testing.assert_array_equal(row, words)
-        np.testing.assert_array_equal(at, np.asarray(words)[places])
 
 
 def test_batching_changes_nothing():

@@ -284,12 +284,11 @@ def interacting_error(mechanism, distribution: Distribution, count: int) -> floa
     growth = distribution.largest + free + m * math.log1p((b - 1) * sums.probability)
     shift = b * log_q - math.log(sums.probability)
     top = shift + math.log(m) + distribution.ratio + shared
-    locked_out = 0 if b >= 32 else b + 1
-    local = own + 4 * top + (4 + locked_out) * growth + (m - 1) * (3 * (m * top + growth) + 8)
-    fixed = (10 + m * locked_out) * growth + 2 * sums.steps * U * growth + 3 * free
+    local = own + 4 * top + 4 * growth + (m - 1) * (3 * (m * top + growth) + 8)
+    fixed = 10 * growth + 2 * sums.steps * U * growth + 3 * free
 
     def slope(k: int) -> float:
-        return (k + m) * (4 + 3 * m + locked_out) + 10 * (2 * k + 1)
+        return (k + m) * (4 + 3 * m) + 10 * (2 * k + 1)
 
     total = most(scheme)
     if U * slope(total) >= 0.5:

@@ -22,7 +22,7 @@ from jaxacct.core.verify import verify
 from jaxacct.proposals import registry
 from jaxacct.proposals.families import overlaps
 from jaxacct.proposals.families.replicas import log_normalizer
-from jaxacct.schemes.replicas import aged, table, table_weights
+from jaxacct.schemes.replicas import by_age, table, table_weights
 from jaxacct.schemes.replicas.base import log_lift
 from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
@@ -60,7 +60,7 @@ def tuples_of(scheme, column):
     together, first = x[which].sum(axis=1), x[which[:, 0]]
     pulls = x @ near @ x.T
     lifted = lift * together.sum(axis=1)
-    if scheme.replicas(Mechanism(scheme, strategy, SIGMA)) is aged:
+    if scheme.replicas(Mechanism(scheme, strategy, SIGMA)) is by_age:
         lifted = np.array([lifts_by_age(x[i], x[j], gram[0], b) for i, j in which])
     log_weight = np.log(p)[which].sum(axis=1) + lifted
     log_weight += pulls[which[:, 0], which[:, 1]]
@@ -89,10 +89,10 @@ def lifts_by_age(one, two, shared, b: int) -> float:
 @pytest.fixture(autouse=True)
 def ages_up_to_two_separations(monkeypatch):
     """So that some are older than what is distinguished."""
-    monkeypatch.setattr(aged, "_LONG_AGE", 1)
+    monkeypatch.setattr(by_age, "_LONG_AGE", 1)
     yield
-    aged._backward.cache_clear()
-    aged.tables.cache_clear()
+    by_age._backward.cache_clear()
+    by_age.tables.cache_clear()
 
 
 @pytest.mark.parametrize(("scheme", "column"), SETTINGS, ids=str)
@@ -209,7 +209,7 @@ def distribution_by_age(scheme, arrays) -> dict:
     """{(vectors of both): (probability, lifts)} of what `draw_with_one` draws, in float64 from its tables."""
     b, size = scheme.min_separation, len(arrays["stays"])
     none = size - b
-    after = np.asarray(aged._after(np.arange(size), none))
+    after = np.asarray(by_age._after(np.arange(size), none))
     tables = {
         name: np.asarray(arrays[name], np.float64)
         for name in ("alone", "together", "stays", "ahead", "lifts")
@@ -260,9 +260,9 @@ def test_ages_draw_what_they_declare(scheme):
         for s, x, p in zip(together.astype(int), first.astype(int), chance, strict=True)
     }
     arrays = module.tables(mechanism)
-    after = aged._codes(mechanism).after
+    after = by_age._codes(mechanism).after
     np.testing.assert_array_equal(
-        aged._after(np.arange(len(after)), len(after) - scheme.min_separation), after
+        by_age._after(np.arange(len(after)), len(after) - scheme.min_separation), after
     )
 
     def excess(arrays):
@@ -285,7 +285,7 @@ def test_ages_make_the_scale_smaller():
     strategy = BufferedToeplitz.optimal(iterations=120, buffers=2, min_separation=16, participations=8)
     mechanism = Mechanism(scheme, strategy, 0.8)
     assert 0 < log_normalizer(mechanism) < table.log_normalizer_about(mechanism) / 2
-    assert aged.longest_age(Mechanism(BMinSep(7200, 256, 0.01), Toeplitz((1.0, *[0.01] * 300)), 1.0)) == 0
+    assert by_age.longest_age(Mechanism(BMinSep(7200, 256, 0.01), Toeplitz((1.0, *[0.01] * 300)), 1.0)) == 0
 
 
 @pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), BMinSep(9, 3, 0.2)], ids=str)
@@ -295,9 +295,9 @@ def test_lifts_are_added_up_from_below(scheme):
     A draw adds at most the participations of two, each addition with an error of 2^-24.
     """
     mechanism = Mechanism(scheme, Toeplitz(TAIL), SIGMA)
-    codes, *_ = aged._factors(mechanism)
+    codes, *_ = by_age._factors(mechanism)
     exact = (codes.far[:, None] + codes.far) / log_lift(mechanism)
-    lifts = np.asarray(aged.tables(mechanism)["lifts"], np.float64)
+    lifts = np.asarray(by_age.tables(mechanism)["lifts"], np.float64)
     most_rounded = (1 + 2.0**-24) ** (2 * scheme.max_participations)
     assert exact.max() > 0.1 and np.all(lifts * most_rounded <= exact)
     np.testing.assert_allclose(lifts, exact, rtol=1e-5)

@@ -153,8 +153,8 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
 
 
 @pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_what_rounding_leaves_out_is_kept_in_one_state_or_in_all(warm, monkeypatch):
-    """Both ways in float32 against float64, 600 steps, three examples; plain sums have far larger errors."""
+def test_what_rounding_leaves_out_is_kept(warm, monkeypatch):
+    """In float32 against float64, 600 steps, three examples; plain sums have far larger errors."""
     scheme, rng = IndependentAttribution(600, 3, 0.02, 3, warm), np.random.default_rng(4)
     ratios = rng.normal(size=(600, 16)).astype(np.float32) / 4
     shared = np.float32([0.3, 0.2, 0.1])
@@ -163,19 +163,15 @@ def test_what_rounding_leaves_out_is_kept_in_one_state_or_in_all(warm, monkeypat
         anew = jax.jit(lambda rows, shared: scheme.log_likelihood_ratios(rows.T, shared))
         return np.asarray(anew(jax.numpy.asarray(ratios, dtype), jax.numpy.asarray(shared, dtype)))
 
-    found = []
-    for every in (False, True):
-        monkeypatch.setattr(interacting_recurrence, "compensates_all", lambda block, every=every: every)
-        found.append(loss(np.float32))
+    found = [loss(np.float32)]
     monkeypatch.setattr(interacting_recurrence, "two_sum", lambda a, b: (a + b, 0 * b))
     found.append(loss(np.float32))
     monkeypatch.undo()
     with jax.enable_x64(True):
         exact = loss(np.float64)
-    one, every, none = (float(np.abs(each - exact).max()) for each in found)
+    every, none = (float(np.abs(each - exact).max()) for each in found)
     unit = 2.0**-24 * 3 * 600 * 0.02
-    assert every < 4 * unit and one < 12 * unit
-    assert none > 2 * one
+    assert every < 4 * unit and none > 6 * every
 
 
 def test_what_is_refused():

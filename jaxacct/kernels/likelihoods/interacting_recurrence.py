@@ -27,15 +27,6 @@ from jaxacct.kernels.lockouts import Move, moves, start_states, states
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS, log_add_exp, softplus, tree_sum, two_sum
 
 
-def compensates_all(block: int) -> bool:
-    """Return whether rounding is compensated in every state, and not only where all processes are free.
-
-    States with locked-out processes are passed a block at a time. In short blocks that rounds little, and the
-    compensation would cost a fifth of the speed; in long blocks memory traffic takes the time.
-    """
-    return block >= 32
-
-
 def numbers_kept(block: int, processes: int, warm: bool) -> int:
     """Return how many numbers the recurrence holds at a time for one sample."""
     codes = 2 * block - 1 if warm else block
@@ -102,8 +93,7 @@ def overlaps_by_block(overlaps, n: int, block: int, dtype):
 class _Later(NamedTuple):
     """Natural log of the values of the next block in every state, (rows * states, ...), with compensation.
 
-    `lost` has one row, that of the step after, possibly only for the state in which all are free
-    (`compensates_all`); at p = 1 one row for every step.
+    `lost` has one row, that of the step after; at p = 1 one row for every step.
     """
 
     values: jax.Array
@@ -125,14 +115,12 @@ def _past_the_end(block: int, processes: int, log_q: float, samples, dtype) -> _
     steps = processes * np.arange(block)[:, None] + states(block, processes - 1).sum(axis=1)
     values = _column(free_steps(steps, log_q), dtype, len(samples))
     values = jnp.broadcast_to(values, (steps.size, *samples))
-    lost = steps.size if log_q == -math.inf else steps.shape[1] if compensates_all(block) else 1
+    lost = steps.size if log_q == -math.inf else steps.shape[1]
     return _Later(values, jnp.zeros_like(values[:lost]))
 
 
 def with_room(part, size: int, room: int):
-    """Pad rows of `size` states to rows of `room`; a single state stays one."""
-    if len(part) == 1 < size:
-        return part
+    """Pad rows of `size` states to rows of `room`."""
     rows = part.reshape(-1, size, *part.shape[1:])
     rows = jnp.pad(rows, [(0, 0), (0, room - size)] + [(0, 0)] * (part.ndim - 1))
     return rows.reshape(-1, *part.shape[1:])
@@ -194,9 +182,7 @@ def _step(all_moves, log_p: float, log_q: float, block: int):
                 total = jnp.concatenate([part, total[len(move.which) :]])
             else:
                 total = total.at[move.which].set(part)
-        added, kept = softplus(total), size if compensates_all(block) else 1
-        now, lost = two_sum(before[:kept], added[:kept] + lost[idle[:kept]])
-        now = jnp.concatenate([now, before[kept:] + added[kept:]]) if kept < size else now
+        now, lost = two_sum(before, softplus(total) + lost[idle])
         return _Later(lax.dynamic_update_slice_in_dim(values, now, k * size, axis=0), lost), None
 
     return step
@@ -265,13 +251,10 @@ def rounding_bound(
     # One participation: its factor, differences of g, and the sum over how many participate at a step.
     local = own + 4 * top + 4 * growth
     local += (number - 1) * (3 * (number * top + growth) + SOFTPLUS_ROUNDINGS)
-    # Steps at which some process is ineligible, where the recurrence is not compensated.
-    lockout_steps = 0 if compensates_all(block) else block + 1
-    local += lockout_steps * growth
     steps = SOFTPLUS_ROUNDINGS + 2  # of an increment
-    ends = (steps + number * lockout_steps) * growth + 2 * sums.steps * unit * growth + 3 * free
+    ends = steps * growth + 2 * sums.steps * unit * growth + 3 * free
     # Computed increments exceed the exact ones by a little: d grows with the d of all vectors.
-    each = 4 + 3 * number + lockout_steps
+    each = 4 + 3 * number
     slope = unit * ((most + number) * each + steps * (2 * most + 1))
     if not slope < 0.5:
         return math.inf
