@@ -17,7 +17,7 @@ import scipy
 from jax import lax
 
 from jaxacct.kernels.recurrence import log1p_coefficients, polynomial
-from jaxacct.kernels.threefry import bits_32, two_words
+from jaxacct.kernels.threefry import bits_32, bits_32_at_once, two_words
 
 BLOCK_SIZE = 128
 
@@ -196,15 +196,14 @@ def _rarely_exceeded(trials: int, probability: float, rare: float) -> int:
     return count
 
 
-def uniform_64(key, shape, dtype=jnp.float32, bits=bits_32):
-    """Draw uniforms on (0, 1] with steps of 2^-64, as exact near zero as `dtype` allows.
+def uniform_64(key, shape):
+    """Draw float32 uniforms on (0, 1] with steps of 2^-64, as exact near zero as float32 allows.
 
     `jax.random.uniform` in float32 has steps of 2^-23, which would bias a probability of 1e-4 by up to a
-    thousandth of itself. `bits` makes the words.
+    thousandth of itself.
     """
-    high, low = bits(key, (2, *shape))
-    below = (low.astype(dtype) + 0.5) * jnp.asarray(2.0**-32, dtype)
-    return (high.astype(dtype) + below) * jnp.asarray(2.0**-32, dtype)
+    high, low = (words.astype(jnp.float32) for words in bits_32_at_once(key, (2, *shape)))
+    return (high + (low + 0.5) * jnp.float32(2.0**-32)) * jnp.float32(2.0**-32)
 
 
 def multiply_high(a, b):

@@ -282,8 +282,8 @@ def draw_block_at(
     """Return losses of one block whose outputs are `N(C k, sigma^2 I)`, `k = draw_counts(key, size)` or 0.
 
     The shared body of every proposal that shifts the outputs by a drawn participation count vector; a sparse
-    one may be given by `draw_positions(key, size)` instead, positions and counts
-    (`Strategy.add_signal_windows`). `loss_of` takes the arguments of `loss_of_scores`.
+    one may be given by its positions, `draw_positions(key, size)`, instead (`Strategy.add_signal_windows`).
+    `loss_of` takes the arguments of `loss_of_scores`.
     """
     normals_key, counts_key = jax.random.split(key)
     n, size = scheme.iterations, randomness.BLOCK_SIZE
@@ -291,8 +291,8 @@ def draw_block_at(
     counts = None if draw_counts is None else draw_counts(counts_key, size)
     counts = None if counts is None else counts.astype(dtype)
     drawn = strategy.scores_from_normals(normals, n, sigma, counts)
-    positions, times = (None, None) if draw_positions is None else draw_positions(counts_key, size)
-    return loss_of(scheme, strategy, drawn, sigma, direction, batch_sizes, positions, times)
+    positions = None if draw_positions is None else draw_positions(counts_key, size)
+    return loss_of(scheme, strategy, drawn, sigma, direction, batch_sizes, positions)
 
 
 PLAIN = ProposalSpec("plain", ())
@@ -355,7 +355,7 @@ def draw_plain(
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
     draw = functools.partial(draw_block_at, key, scheme, strategy, sigma, dtype, loss_of=loss_of)
     if direction == Direction.REMOVE and few_windows(scheme, strategy):
-        loss = draw(draw_positions=lambda key, size: (scheme.sparse_positions.draw(key, size), None))
+        loss = draw(draw_positions=scheme.sparse_positions.draw)
     else:
 
         def draw_counts(counts_key, size):

@@ -41,7 +41,16 @@ import jax.numpy as jnp
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, draw_block_at, plain
+from jaxacct.proposals.base import (
+    Draws,
+    Proposal,
+    ProposalSpec,
+    SamplesNeeded,
+    Setting,
+    draw_block_at,
+    draw_plain,
+    plain,
+)
 from jaxacct.proposals.families.overlaps import log_factor_of_overlaps, overlap_arrays
 from jaxacct.proposals.families.pair_weights import log_factor, one_of, shared_events
 from jaxacct.schemes.replicas.base import log_attractions
@@ -268,6 +277,12 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
     return draw_block
 
 
+_DRAW_BY_PAIRS = functools.partial(
+    draw_plain, direction=Direction.REMOVE, loss_of=lambda *arguments: loss_by_pairs(*arguments[:4])
+)
+"""Draw from P itself."""
+
+
 def plain_by_pairs(mechanism: Mechanism) -> Proposal:
     """Plain sampling with losses by pairs of examples."""
     from jaxacct.proposals.families import replica_lines
@@ -275,21 +290,6 @@ def plain_by_pairs(mechanism: Mechanism) -> Proposal:
     return dataclasses.replace(
         plain(mechanism, Direction.REMOVE),
         spec=ProposalSpec("replicas", (1,)),
-        draw_block=_plain_by_pairs,
+        draw_block=_DRAW_BY_PAIRS,
         rounding_lines=functools.partial(replica_lines.plain_lines_by_pairs, mechanism),
     )
-
-
-def _plain_by_pairs(key, scheme, strategy, sigma, tables, dtype) -> Draws:
-    """Draw from P itself."""
-    del tables
-    loss = draw_block_at(
-        key,
-        scheme,
-        strategy,
-        sigma,
-        dtype,
-        draw_counts=scheme.draw_participation,
-        loss_of=lambda *arguments: loss_by_pairs(*arguments[:4]),
-    )
-    return Draws(loss, jnp.zeros_like(loss))

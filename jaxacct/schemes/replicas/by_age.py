@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxacct.kernels import threefry
 from jaxacct.kernels.exponentials import words_of
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.kernels.recurrence import log_probabilities
@@ -197,7 +196,7 @@ def draw_with_one(key, scheme, arrays, num_samples: int):
     lockout, other_lockout = jnp.divmod(
         draw_place(start_key, num_samples, arrays["starts"]), scheme.min_separation
     )
-    uniforms = uniform_64(walk_key, (scheme.iterations, num_samples), bits=threefry.bits_32_at_once)
+    uniforms = uniform_64(walk_key, (scheme.iterations, num_samples))
     size = arrays["stays"].shape[0]
     none = size - scheme.min_separation
     ahead = arrays["ahead"].reshape(-1)
