@@ -396,7 +396,7 @@ MUTANTS = [
     Mutant("train/run/machine.py", "if not jax.config.jax_threefry_partitionable:", "if False:", BOUND),
     Mutant("train/run/loop.py", "folder.moves_after(drawn.step), like)", "(), like)", BOUND),
     Mutant("train/run/folder.py", 'if left["until"] >= step]', 'if left["until"] > step]', BOUND),
-    Mutant("train/batches/fingerprints.py", "if eqn.primitive.name in _OUTSIDE:", "if False:", BOUND),
+    Mutant("train/run/traces.py", '    fingerprints.refuse_callbacks("optimizer", update)\n', "", BOUND),
     Mutant("train/run/machine.py", '"processor": _processor(),', "", BOUND),
     Mutant("train/run/machine.py", ", {_num_threads()} threads", "", BOUND),
     Mutant("train/run/machine.py", "repr(sorted(fields.items()))", "model", BOUND),

@@ -149,7 +149,7 @@ def check(name: str, function) -> None:
     transformation = made(name, function)
     step = make_step(loss, private, transformation, clipping="per_example")
     if name.rpartition(".")[2] in REFUSED:
-        with pytest.raises(ValueError, match=REFUSED[name.rpartition(".")[2]]) as refused:
+        with pytest.raises(ValueError, match=REFUSED[name.rpartition(".")[2]][1]) as refused:
             step.init(PARAMS)
         assert "\n" not in str(refused.value)
         return

@@ -12,6 +12,9 @@ from ..models.loss import Loss
 def of_parts(loss: Loss, optimizer: optax.GradientTransformation, state, rows) -> dict[str, str]:
     """Return digests of the loss with its gradient and of the optimizer: what a run is bound to everywhere.
 
+    ValueError for an optimizer that calls Python; a loss that does is refused before
+    (`train.clipping.rows_apart`).
+
     Args:
       loss: of one example.
       optimizer: with all that is chained to it.
@@ -26,8 +29,9 @@ def of_parts(loss: Loss, optimizer: optax.GradientTransformation, state, rows) -
         return optimizer.update(updates, opt_state, params)
 
     loss, params, opt_state = shapes((loss, state.params, state.opt_state))
-    updates = shapes(params, dtype=jnp.float32)
+    update = jax.make_jaxpr(updated)(shapes(params, dtype=jnp.float32), opt_state, params)
+    fingerprints.refuse_callbacks("optimizer", update)
     return {
         "loss": fingerprints.of_trace(jax.make_jaxpr(of_one)(loss, params, shapes(rows, 1))),
-        "optimizer": fingerprints.of_trace(jax.make_jaxpr(updated)(updates, opt_state, params)),
+        "optimizer": fingerprints.of_trace(update),
     }
