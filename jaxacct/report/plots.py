@@ -241,34 +241,6 @@ def running_sums(mechanism: Mechanism, steps: int = 200, paths: int = 3, key=Non
     return figure
 
 
-def against_epsilon(lines, ylabel: str, log: bool = False):
-    """Return error or accuracy against epsilon, a line for each mechanism.
-
-    Args:
-      lines: {name: (epsilons, values)} or {name: (epsilons, values, half widths of intervals)}.
-      ylabel: what the values are.
-      log: whether their axis is logarithmic.
-
-    Raises:
-      ValueError: where there is nothing to draw, or lines have other numbers of values than epsilons.
-    """
-    figure, axes = blank_axes(*PANEL)
-    if not lines:
-        raise ValueError("lines must have at least one line, got empty")
-    ticks = sorted({float(epsilon) for epsilons, *_ in lines.values() for epsilon in epsilons})
-    for index, (name, (epsilons, values, *half)) in enumerate(lines.items()):
-        if any(len(part) != len(epsilons) for part in (values, *half)):
-            raise ValueError(f"lines[{name!r}] must have as many values as epsilons")
-        # Side by side, or intervals at the same epsilon would cover each other.
-        shifted = np.asarray(epsilons, float) * (1 + 0.02 * (index - (len(lines) - 1) / 2) * bool(half))
-        look = style(index, has_marker=True)
-        axes.errorbar(shifted, values, *half, label=name, markersize=5, capsize=3, **look)
-    axes.set(xscale="log", xlabel="epsilon", ylabel=ylabel, yscale="log" if log else "linear")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    return finished(figure)
-
-
 def recommendation(result: Any):
     """Plot the ranking error against copies of the parameters for the noise; `result`: a `Recommendation`."""
     figure, axes = blank_axes(*PANEL)

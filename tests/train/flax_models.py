@@ -1,6 +1,6 @@
 """Small models as users of Flax write them, linen and nnx, each with its loss, rows and options.
 
-For `train.fit`, and for clipped sums against a loop over examples. Linen modules are
+For `train.fit`, for clipped sums against a loop over examples, and for times of steps. Linen modules are
 pytrees of parameters. Options are those of `TrainOptions`.
 """
 
@@ -53,23 +53,23 @@ def model(make):
     return make
 
 
-def _labels(generator):
+def _labels(generator, number):
     return {
-        "y": generator.integers(0, CLASSES, ROWS).astype(np.int32),
-        "number": np.arange(ROWS, dtype=np.int32),
+        "y": generator.integers(0, CLASSES, number).astype(np.int32),
+        "number": np.arange(number, dtype=np.int32),
     }
 
 
-def images(size=12, channels=1):
+def images(size=12, channels=1, number=ROWS):
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(ROWS, size, size, channels)).astype(np.float32)
-    return {"x": x} | _labels(generator)
+    x = generator.normal(size=(number, size, size, channels)).astype(np.float32)
+    return {"x": x} | _labels(generator, number)
 
 
-def texts():
+def texts(length=LENGTH, tokens=TOKENS, number=ROWS):
     generator = np.random.default_rng(0)
-    x = generator.integers(0, TOKENS, (ROWS, LENGTH)).astype(np.int32)
-    return {"x": x} | _labels(generator)
+    x = generator.integers(0, tokens, (number, length)).astype(np.int32)
+    return {"x": x} | _labels(generator, number)
 
 
 def _initial(module, rows, **collections):
@@ -96,6 +96,10 @@ def next_token(module, rows) -> Example:
     return Example(_initial(module, rows), loss, rows)
 
 
+def nnx_loss_of(model, example):
+    return cross_entropy(model(example["x"][None])[0], example["y"])
+
+
 def _pool(x):
     return linen.avg_pool(x, (2, 2), (2, 2))
 
@@ -111,6 +115,36 @@ def linen_cnn():
             return linen.Dense(CLASSES)(x)
 
     return classifier(Net(), images())
+
+
+@model
+def nnx_cnn():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.convolutions = nnx.List(
+                [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in ((1, 8), (8, 16))],
+            )
+            self.hidden = nnx.Linear(144, 64, rngs=rngs)
+            self.out = nnx.Linear(64, CLASSES, rngs=rngs)
+
+        def __call__(self, x):
+            for convolution in self.convolutions:
+                x = _pool(nnx.relu(convolution(x)))
+            return self.out(nnx.relu(self.hidden(x.reshape(len(x), -1))))
+
+    return Example(Net(nnx.Rngs(0)), nnx_loss_of, images())
+
+
+@model
+def linen_pooled_cnn():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            for width, stride in ((16, 1), (32, 2), (32, 2)):
+                x = linen.relu(linen.Conv(width, (3, 3), (stride, stride))(x))
+            return linen.Dense(CLASSES)(x.mean((1, 2)))
+
+    return classifier(Net(), images(16, 3))
 
 
 class Standardized(linen.Module):
@@ -137,29 +171,52 @@ class Residual(linen.Module):
 
     features: int
     stride: int = 1
+    convolution: Any = Standardized
 
     @linen.compact
     def __call__(self, x):
         y = linen.relu(linen.GroupNorm(4)(x))
         same = x.shape[-1] == self.features and self.stride == 1
-        x = x if same else Standardized(self.features, self.stride, 1)(y)
-        y = Standardized(self.features, self.stride)(y)
-        return x + Standardized(self.features)(linen.relu(linen.GroupNorm(4)(y)))
+        x = x if same else self.convolution(self.features, self.stride, 1)(y)
+        y = self.convolution(self.features, self.stride)(y)
+        return x + self.convolution(self.features)(linen.relu(linen.GroupNorm(4)(y)))
+
+
+def wide_resnet(blocks=1, widths=(8, 16, 32), size=16, number=ROWS, convolution=Standardized):
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = convolution(widths[0])(x)
+            for stage, width in enumerate(widths):
+                for block in range(blocks):
+                    x = Residual(width, 2 if stage and not block else 1, convolution)(x)
+            return linen.Dense(CLASSES)(linen.relu(linen.GroupNorm(4)(x)).mean((1, 2)))
+
+    return classifier(Net(), images(size, 3, number))
 
 
 @model
 def linen_wide_resnet():
-    widths = 8, 16, 32
+    return wide_resnet()
 
+
+@model
+def linen_resnet_group_norm():
+    def convolution(features, stride=1, window=3):
+        return linen.Conv(features, (window, window), (stride, stride), use_bias=False)
+
+    return wide_resnet(widths=(8, 16), convolution=convolution)
+
+
+@model
+def linen_weight_norm():
     class Net(linen.Module):
         @linen.compact
         def __call__(self, x):
-            x = Standardized(widths[0])(x)
-            for stage, width in enumerate(widths):
-                x = Residual(width, 2 if stage else 1)(x)
-            return linen.Dense(CLASSES)(linen.relu(linen.GroupNorm(4)(x)).mean((1, 2)))
+            x = linen.relu(linen.WeightNorm(linen.Conv(64, (3, 3)))(x))
+            return linen.Dense(CLASSES)(x.mean((1, 2)))
 
-    return classifier(Net(), images(16, 3))
+    return classifier(Net(), images())
 
 
 @model
@@ -219,6 +276,32 @@ def linen_bidirectional_lstm():
     return classifier(Net(), texts())
 
 
+@model
+def linen_gru():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = linen.RNN(linen.GRUCell(WIDTH))(linen.Embed(TOKENS, WIDTH)(x))
+            return linen.Dense(TOKENS)(x)
+
+    return next_token(Net(), texts())
+
+
+@model
+def nnx_lstm():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.embedding = nnx.Embed(TOKENS, WIDTH, rngs=rngs)
+            self.recurrent = nnx.RNN(nnx.LSTMCell(WIDTH, WIDTH, rngs=rngs))
+            self.out = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
+
+        def __call__(self, x):
+            zeros = jnp.zeros((len(x), WIDTH))
+            return self.out(self.recurrent(self.embedding(x), initial_carry=(zeros, zeros))[:, -1])
+
+    return Example(Net(nnx.Rngs(0)), nnx_loss_of, texts())
+
+
 class Block(linen.Module):
     """Layer of a transformer; `carried` makes it the body of a scan."""
 
@@ -236,24 +319,37 @@ class Block(linen.Module):
         return (x, None) if self.carried else x
 
 
-def language_model(block=Block, *, scanned=False, tied=False, dtype=jnp.float32):
+def language_model(
+    block=Block,
+    *,
+    scanned=False,
+    tied=False,
+    layers=2,
+    dtype=jnp.float32,
+    tokens=TOKENS,
+    width=WIDTH,
+    length=LENGTH,
+    number=ROWS,
+):
     class Net(linen.Module):
         @linen.compact
         def __call__(self, x):
-            embed = linen.Embed(TOKENS, WIDTH, dtype=dtype)
-            positions = self.param("positions", linen.initializers.normal(0.02), (LENGTH, WIDTH), dtype)
+            embed = linen.Embed(tokens, width, dtype=dtype)
+            positions = self.param("positions", linen.initializers.normal(0.02), (length, width), dtype)
             x = embed(x) + positions[: x.shape[1]]
             if scanned:
-                whole = linen.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+                whole = linen.scan(
+                    block, variable_axes={"params": 0}, split_rngs={"params": True}, length=layers
+                )
                 x, _ = whole(dtype=dtype, carried=True)(x, None)
             else:
-                for _ in range(2):
+                for _ in range(layers):
                     x = block(dtype=dtype)(x)
             x = linen.LayerNorm(dtype=dtype)(x)
-            logits = embed.attend(x) if tied else linen.Dense(TOKENS, dtype=dtype)(x)
+            logits = embed.attend(x) if tied else linen.Dense(tokens, dtype=dtype)(x)
             return logits.astype(jnp.float32)
 
-    return next_token(Net(), texts())
+    return next_token(Net(), texts(length, tokens, number))
 
 
 @model
@@ -272,12 +368,21 @@ def linen_lm_bfloat16():
 
 
 @model
+def linen_lm_remat():
+    return language_model(linen.remat(Block))
+
+
+@model
+def linen_lm_scan():
+    return language_model(scanned=True)
+
+
+@model
 def linen_lm_scan_of_remat():
     return language_model(linen.remat(Block, prevent_cse=False), scanned=True)
 
 
-@model
-def nnx_vit_dropout():
+def vision_transformer(remat=False, layers=2):
     class Layer(nnx.Module):
         def __init__(self, rngs):
             self.norms = nnx.List([nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2)])
@@ -295,19 +400,47 @@ def nnx_vit_dropout():
         def __init__(self, rngs):
             self.patches = nnx.Conv(1, WIDTH, (4, 4), strides=4, padding="VALID", rngs=rngs)
             self.positions = nnx.Param(jnp.zeros((9, WIDTH)))
-            self.layers = nnx.List([Layer(rngs) for _ in range(2)])
+            self.layers = nnx.List([Layer(rngs) for _ in range(layers)])
             self.out = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
 
         def __call__(self, x, key):
             x = self.patches(x).reshape(len(x), 9, WIDTH) + self.positions[...]
             for at, layer in enumerate(self.layers):
-                x = layer(x, jax.random.fold_in(key, at))
+                run = nnx.remat(Layer.__call__) if remat else Layer.__call__
+                x = run(layer, x, jax.random.fold_in(key, at))
             return self.out(x.mean(1))
 
     def loss(model, example, key):
         return cross_entropy(model(example["x"][None], key)[0], example["y"])
 
     return Example(Net(nnx.Rngs(0)), loss, images(), dict(loss_key=3))
+
+
+@model
+def nnx_vit_dropout():
+    return vision_transformer()
+
+
+@model
+def nnx_vit_remat():
+    return vision_transformer(remat=True)
+
+
+@model
+def linen_dropout():
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            x = linen.relu(linen.Dense(64)(x.reshape(len(x), -1)))
+            return linen.Dense(CLASSES)(linen.Dropout(0.2, deterministic=False)(x))
+
+    module, rows = Net(), images()
+
+    def loss(params, example, key):
+        logits = module.apply({"params": params}, example["x"][None], rngs={"dropout": key})
+        return cross_entropy(logits[0], example["y"])
+
+    return Example(_initial(module, rows, dropout=True), loss, rows, dict(loss_key=3))
 
 
 @model
@@ -327,7 +460,7 @@ def linen_graph_network():
         "nodes": generator.normal(size=(ROWS, 12, 8)).astype(np.float32),
         "edges": generator.integers(0, 12, (ROWS, 20, 2)).astype(np.int32),
         "real": (generator.random((ROWS, 20)) < 0.8).astype(np.float32),
-    } | _labels(generator)
+    } | _labels(generator, ROWS)
     module, names = Net(), ("nodes", "edges", "real")
     params = module.init(jax.random.key(0), *(rows[name][0] for name in names))["params"]
 
@@ -351,6 +484,24 @@ def linen_mixture_of_experts():
             return linen.Dense(CLASSES)((x + y[jnp.argsort(order)]).mean(0))[None]
 
     return classifier(Net(), texts())
+
+
+@model
+def nnx_lora():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden = nnx.LoRALinear(144, 64, lora_rank=4, rngs=rngs)
+            self.out = nnx.LoRALinear(64, CLASSES, lora_rank=4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(nnx.relu(self.hidden(x.reshape(len(x), -1))))
+
+    net = Net(nnx.Rngs(0))
+    generator = np.random.default_rng(1)
+    for layer in (net.hidden, net.out):  # initially zero, and gradients of the other factor with it
+        factor = layer.lora.lora_b
+        factor[...] = jnp.asarray(0.1 * generator.normal(size=factor.shape), jnp.float32)
+    return Example(net, nnx_loss_of, images(), dict(wrt=nnx.LoRAParam))
 
 
 @jax.custom_vjp

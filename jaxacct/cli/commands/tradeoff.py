@@ -1,5 +1,6 @@
 """`jaxacct tradeoff`: evaluate and calibrate runs that trade-off functions account for."""
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -133,7 +134,8 @@ def _check(out: str | None, plan, name: str, noise: float | None, epsilon: float
         raise ValueError(f"{name} (to evaluate) or epsilon (to calibrate) must be given, and not both")
     if out is not None and noise is not None:
         raise ValueError(f"out must not be given with {name}: a plan is calibrated, with epsilon")
-    files.check_target(out, lambda path: files.holds_schema(path, plan.schema), "a plan of this kind")
+    is_ours = functools.partial(files.holds_schema, schema=plan.schema)
+    files.check_target(out, is_ours, "a plan of this kind", may_force=False)
 
 
 def _loss(constants, num_classes, feature_norm, clip_norm):
