@@ -308,7 +308,7 @@ MUTANTS = [
     Mutant("train/clipping/per_example.py", "stored((kept, where_row(kept, counts)), lambda state: are_short(state).all(), mend)", "mend((kept, where_row(kept, leaves)))", CANCELLING),
     Mutant("train/procedures/stored.py", "lax.while_loop(lambda state: ~is_sound(state), mend, values)", "lax.cond(is_sound(values), lambda: values, lambda: mend(values))", CANCELLING),
     Mutant("train/clipping/per_example.py", "where_row(kept, jax.vmap(also)(gradients))", "jax.vmap(also)(gradients)", "tests/train/test_dice_plan.py"),
-    Mutant("train/procedures/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", "tests/train/test_dice_plan.py"),
+    Mutant("train/procedures/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", "tests/train/test_dice.py"),
     Mutant("train/procedures/dice.py", "> 2.0**46:", "> 2.0**60:", DICE),
     Mutant("train/procedures/dice.py", "limit, nothing = c2 * units * (1 - room)", "limit, nothing = c2 * units", DICE),
     Mutant("train/procedures/dice.py", "self.bounded(jax.tree.map(kept, error, raw, v))", "jax.tree.map(kept, error, raw, v)", DICE),

@@ -70,6 +70,16 @@ def test_what_is_released_is_within_the_sensitivity():
         assert np.isfinite(flat(with_one.error)).all()
 
 
+def test_a_row_outside_of_the_batch_is_in_neither_sum():
+    """What is released and the error are those of the rows alone, whatever lies where padding would."""
+    rule, rows = aggregate(), [[0.3, 0, 0.4], [3, 4, 12], [6, 8, 0]]
+    update, state = jax.jit(rule.update), rule.init(tree(np.zeros(3)))
+    alone = update(tree(rows[:2]), state, mask=np.ones(2, bool))
+    beside = update(tree(rows), state, mask=np.array([True, True, False]))
+    for one, other in zip(*map(jax.tree.leaves, (alone, beside)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_noise():
     """Mean 0 and standard deviation sigma_1 on the mean; false alarm 1e-6 (5 standard errors)."""
     size = 200_000
