@@ -108,7 +108,6 @@ OF_LOSSES, EVENTS_COMPOSED = (
     "tests/accountants/test_composition.py",
 )
 EXTREMES = "tests/accountants/tradeoff/test_extremes.py tests/accountants/tradeoff/test_command.py"
-STREAMS = "tests/kernels/test_stream_keys.py"
 SPENT = "tests/accountants/test_history.py"
 MIXTURES, PROTOCOL = "tests/statistics/test_gaussian_mixtures.py", "tests/conformance/test_accountants.py"
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import numpy as np
 import pytest
 
 from jaxacct import BMinSep, calibrate, prefix_sum_error
@@ -12,6 +13,7 @@ from jaxacct.strategies import by_name, ending
 from tests.benchmarks import figure_4
 from tests.benchmarks.figure_4 import (
     COLUMNS,
+    CYCLIC,
     FULL,
     NOT_PRIVATE,
     OURS,
@@ -244,3 +246,13 @@ def test_a_point_of_the_paper(tmp_path, monkeypatch):
     monkeypatch.setitem(command.COMMANDS, "figure-2", changed)
     assert run("figure-2", "--out", tmp_path) == 0
     assert "agrees" in (tmp_path / "figure-2.txt").read_text()
+
+
+@pytest.mark.slow
+def test_it_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(figure_4, "SHORT", Protocol(40, (8.0,), (0.3,), 2))
+    with pytest.raises(SystemExit) as stop:
+        figure_4.main(["--out", str(tmp_path)])
+    assert stop.value.code == 0 and "printed: " in capsys.readouterr().out
+    best = summary(figure_4._read(tmp_path / "figure-4.csv"))
+    assert np.all(best[NOT_PRIVATE, np.inf].values > 0.2) and {CYCLIC, OURS} <= {name for name, _ in best}

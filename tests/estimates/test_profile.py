@@ -6,16 +6,9 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson, privacy_profile
-from tests.oracles import tuples
 from tests.schemes.test_sampling import pld_delta
 
 FALSE_ALARM = 1e-6
-ONE = Mechanism(Poisson(1, 0.3), BandedToeplitz((1.0,)), 0.8)
-GRID = np.array([0.05, 0.3, 1.0, 2.0, 4.0])
-
-
-def exact(direction):
-    return np.array([tuples.one_step_delta(0.8, 0.3, e, direction) for e in GRID])
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import re
 import types
-import unittest
 
 import dp_accounting
 import jax
@@ -348,23 +346,6 @@ def test_a_distribution_of_dp_accounting_composes():
     for interval in (1e-4, 5e-4):
         odd = privacy_loss_distribution.from_gaussian_mechanism(2.0, value_discretization_interval=interval)
         refused(r"value_discretization_interval must be 0\.001 to be composed", own.compose, odd)
-
-
-def failures(suite: type[unittest.TestCase], names: str = "") -> dict[str, str]:
-    """Return {method: last line} of the tests of a class that do not pass, of names that match."""
-    loader, result = unittest.TestLoader(), unittest.TestResult()
-    for name in loader.getTestCaseNames(suite):
-        if re.match(names, name):
-            suite(name).run(result)
-    assert result.testsRun > 10
-    bad = [*result.failures, *result.errors]
-    return {test._testMethodName: text.strip().splitlines()[-1] for test, text in bad}
-
-
-KEPT = (
-    "test_(additive_noise|gaussian_basic|poisson_subsampled_gaussian|poisson_subsampling_with|"
-    "self_composed|supports_gaussian|randomized_response_with_zero)"
-)
 
 
 def test_the_default_config_of_jax_privacy_is_taken():

@@ -92,11 +92,9 @@ class ArrayRows:
         self._length = _length(self.arrays)
         if wrong := changed_by_jax(self.arrays):
             raise ValueError(wrong)
-        for leaf in jax.tree.leaves(self.arrays):
-            if leaf.dtype.kind == "f" and not all(
-                np.isfinite(part).all() for part in fingerprints.pieces(leaf)
-            ):
-                raise ValueError("data must be finite, got NaN or infinity")
+        floats = (leaf for leaf in jax.tree.leaves(self.arrays) if leaf.dtype.kind == "f")
+        if not all(np.isfinite(part).all() for leaf in floats for part in fingerprints.pieces(leaf)):
+            raise ValueError("data must be finite, got NaN or infinity")
 
     def __len__(self) -> int:
         return self._length
@@ -253,7 +251,7 @@ class SourceRows:
         ]
         self._probes = {place: jax.tree.map(np.array, as_arrays(source[place])) for place in places}
         self._like = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), self._probes[0])
-        self._batches, self._digests, self._warned = 0, {}, False
+        self._batches, self._digests = 0, {}
         order = self._random.permutation(places)
         together = self._gather(order)
         if wrong := changed_by_jax(together):
@@ -272,8 +270,7 @@ class SourceRows:
             return jax.tree.map(lambda leaf: padded(leaf, size), self._like)
         found = jax.tree.map(lambda leaf: padded(leaf, size), self._gather(indices))
         # To the operator's log alone: whether a run ends must not depend on the data.
-        if not self._warned and (wrong := changed_by_jax(found)):
-            self._warned = True
+        if wrong := changed_by_jax(found):
             warnings.warn(f"{wrong}; JAX changes them", stacklevel=2)
         self._check(found, indices)
         return found
@@ -393,12 +390,10 @@ def changed_by_jax(arrays) -> str | None:
 
 
 def _is_kept(piece: np.ndarray) -> bool:
-    if piece.dtype.kind != "f":
-        limits = np.iinfo(f"{piece.dtype.kind}4")
-        return not piece.size or bool(limits.min <= piece.min() and piece.max() <= limits.max)
-    large = piece[np.isfinite(piece) & (np.abs(piece) >= 2.0**24)]
+    if piece.dtype.kind == "f":
+        piece = piece[np.isfinite(piece) & (np.abs(piece) >= 2.0**24)]
     with np.errstate(over="ignore"):
-        return bool((large.astype(np.float32) == large).all())
+        return bool((piece.astype(f"{piece.dtype.kind}4") == piece).all())
 
 
 def _name(path) -> str:

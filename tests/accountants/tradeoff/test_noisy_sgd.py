@@ -201,18 +201,19 @@ def test_constrained_windows_by_the_central_limit():
     assert abs(thin.window - 7241.84) < 100
 
 
+STRONGLY_CONVEX = dict(
+    batch_size=100,
+    num_examples=10000,
+    stepsize=0.01,
+    noise_std=1.0,
+    grad_sensitivity=10.0,
+    smoothness=1.0,
+    strong_convexity=1.0,
+)
+
+
 def test_strongly_convex_against_composition():
-    fields = dict(
-        steps=500,
-        batch_size=100,
-        num_examples=10000,
-        stepsize=0.01,
-        noise_std=1.0,
-        grad_sensitivity=10.0,
-        smoothness=1.0,
-        strong_convexity=1.0,
-    )
-    short = noisy_sgd_accountant(**fields)
+    short = noisy_sgd_accountant(steps=500, **STRONGLY_CONVEX)
     names = short.epsilons(1e-5)
     assert short.best(1e-5).theorem == "composition" and names["theorem 4.9"] > names["composition"]
     # The estimate .069442 of the specification is from too coarse a grid; a finer one lies in the bracket.
@@ -222,19 +223,10 @@ def test_strongly_convex_against_composition():
 
 @pytest.mark.slow
 def test_strongly_convex_converges():
-    fields = dict(
-        batch_size=100,
-        num_examples=10000,
-        stepsize=0.01,
-        noise_std=1.0,
-        grad_sensitivity=10.0,
-        smoothness=1.0,
-        strong_convexity=1.0,
-    )
-    long = noisy_sgd_accountant(steps=20000, noise_split=math.sqrt(2), **fields)
+    long = noisy_sgd_accountant(steps=20000, noise_split=math.sqrt(2), **STRONGLY_CONVEX)
     bound = long.bounds[1]
     assert abs(bound.window - 747.20) < 20 and bound.clt_mu() == pytest.approx(0.0613909375, rel=3e-2)
     assert long.epsilon(1e-5) == pytest.approx(0.200438, rel=2e-3)
     assert long.best(1e-5).theorem == "theorem 4.9"
-    twice = noisy_sgd_accountant(steps=40000, noise_split=math.sqrt(2), **fields)
+    twice = noisy_sgd_accountant(steps=40000, noise_split=math.sqrt(2), **STRONGLY_CONVEX)
     assert twice.bounds[1].epsilon(1e-5) == pytest.approx(long.bounds[1].epsilon(1e-5), rel=1e-4)
