@@ -8,6 +8,7 @@ from typing import Any
 from jaxacct.calibration.calibrate import NotCertifiedError, calibrate
 from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice, options_of
 from jaxacct.calibration.options import DEFAULTS, CalibrationOptions
+from jaxacct.calibration.pilots import Clock
 from jaxacct.calibration.targets import Target
 from jaxacct.common.progress import announce
 from jaxacct.core.plan import Plan
@@ -18,6 +19,8 @@ from jaxacct.strategies.workload import PREFIX_SUM, PREFIX_SUMS
 
 MAX_EXCESS = 1.05
 """Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
+MIN_TIME = 0.5
+"""Fraction of the seconds that has to be left for samples of a further candidate."""
 
 REVEALED = "unamplified"
 """Accountant of candidates whose participations are revealed."""
@@ -161,11 +164,12 @@ class Recommendation:
 
         Where the candidate was ranked by an accountant's bound, this certifies it, unless options ask for
         samples. Where the certified noise multiplier is more than 5 % above the estimate, the next candidates
-        are certified as well: up to two more in order of rank, `seconds` each, then independent noise with
-        Poisson sampling, whose accountant is exact. This ends at a noise multiplier that keeps to its
-        estimate; candidates whose estimated error is not below the smallest certified one are left out. The
-        plan of the smallest certified error is returned, and `progress` reports why. As results decide which
-        plan that is, the candidates share the failure probability q (`core.shares.RANKED_SHARES`).
+        are certified as well: up to two more in order of rank, each while half of the `seconds` are left,
+        which all of them share, then independent noise with Poisson sampling, whose accountant is exact. This
+        ends at a noise multiplier that keeps to its estimate; candidates whose estimated error is not below
+        the smallest certified one are left out. The plan of the smallest certified error is returned, and
+        `progress` reports why. As results decide which plan that is, the candidates share the failure
+        probability q (`core.shares.RANKED_SHARES`).
 
         Args:
           options: of `jaxacct.calibrate`, without an estimate.
@@ -184,6 +188,7 @@ class Recommendation:
         is_default &= how.get("key") is None and how.get("noise_multiplier") is None
         how.setdefault("adjacency", self.choice.adjacency)
         row, (share, *other_shares) = self.chosen, RANKED_SHARES
+        seconds, clock = options.seconds, Clock(None, options.seconds, options.executor)
         certified = [(row, self._calibrated(row, options, how, share if is_default else None))]
         for other, share in zip(self._next_candidates if is_default else (), other_shares, strict=False):
             row, plan = certified[-1]
@@ -191,10 +196,14 @@ class Recommendation:
                 break
             if other.error >= min(each.error_at(made.noise_multiplier) for each, made in certified):
                 continue
+            if other.accountant is None and clock.left < MIN_TIME * seconds:
+                continue
             excess = (
                 f"certified noise multiplier {plan.noise_multiplier:.5g} is more than 5 % above the estimate"
             )
             _say(how, f"{row.describe()}: {excess} {row.noise_multiplier:.5g}; next: {other.describe()}")
+            if other.accountant is None:
+                options = dataclasses.replace(options, seconds=clock.left)
             try:
                 certified.append((other, self._calibrated(other, options, how, share)))
             except (ValueError, NotCertifiedError) as error:  # the best plan stands

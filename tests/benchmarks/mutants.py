@@ -486,6 +486,8 @@ MUTANTS = [
     Mutant("jaxacct/schemes/replicas/table_weights.py", 'return np.einsum("nak,nl,naa->nkl", one.chance, table.leaves, attractions)', 'return np.einsum("nak,nbl,nab->nkl", one.chance, one.chance, attractions)', "tests/proposals/test_independent_truncation.py"),
     Mutant("jaxacct/calibration/choice.py", '"epsilon": plan.epsilon', '"epsilon": choice.epsilon', PLAN),
     Mutant("jaxacct/recommendation/search.py", "scheme, self.numbers.workload, self.estimates.mu)", "scheme, PREFIX_SUMS, self.estimates.mu)", CHOOSING),
+    Mutant("jaxacct/recommendation/result.py", "seconds=clock.left)", "seconds=seconds)", "tests/recommendation/test_loaders.py"),
+    Mutant("jaxacct/recommendation/result.py", "< MIN_TIME * seconds", "< 0", "tests/recommendation/test_loaders.py"),
     Mutant("jaxacct/recommendation/result.py", "self.scheme.iterations, self.workload)", "self.scheme.iterations, PREFIX_SUMS)", CHOOSING),
     Mutant("jaxacct/recommendation/search.py", "like is None and scheme.sums.fixed_count:", "like is None and scheme.sums.phases:", CHOOSING),
     Mutant("jaxacct/calibration/targets.py", 'return cls(0.0, validate.open_probability("advantage", advantage))', 'return cls(0.1, validate.open_probability("advantage", advantage))', ADVANTAGE),

@@ -194,6 +194,24 @@ def test_the_next_candidate_is_certified_where_one_exceeds_its_estimate(small, e
         assert said[-1].startswith(rows[best].describe()) and "takes the place" in said[-1]
 
 
+@pytest.mark.parametrize("spent, tried", [(20, [60, 40]), (29, [60, 31]), (31, [60])])
+def test_candidates_share_the_seconds(small, spent, tried, monkeypatch):
+    """The next one has those that are left, if they are half; Poisson sampling needs none."""
+    asked, seconds, now = as_if_certified(small, (2,), monkeypatch)[0], [], [0.0]
+
+    def calibrated(scheme, strategy, *, options, **others):
+        now[0] += spent
+        if options.accountant is None:
+            seconds.append(options.seconds)
+        return certified(scheme, strategy, options=options, **others)
+
+    certified = result.calibrate
+    monkeypatch.setattr(result, "calibrate", calibrated)
+    monkeypatch.setattr(result.Clock, "now", lambda self: now[0])
+    small.calibrate()
+    assert seconds == tried and asked[-1].name == "poisson"
+
+
 def test_a_candidate_that_cannot_be_certified_leaves_the_plan_as_it_is(small, monkeypatch):
     real, said = result.calibrate, []
 
