@@ -29,7 +29,8 @@ MAX_CPU = 120
 """CPU seconds after which a job is stopped; its noise multiplier is then that of the bound."""
 POISSON = "--scheme poisson"
 USERS = "--scheme independent-attribution --examples-per-user 16 --bands 1 --min-separation 1"
-COLUMNS = ["job", "calibrate", "first, CPU s", "last, CPU s", "MB", "first noise", "last noise", "by"]
+COLUMNS = ["job", "calibrate", "first, CPU s", "last, CPU s", "first, MB", "last, MB", "first noise"]
+COLUMNS += ["last noise", "by"]
 COLUMNS += ["dp-accounting's epsilon at the last noise", "its CPU s"]
 
 
@@ -78,7 +79,7 @@ JOBS: dict[str, str] = {
 def measured(arguments: str) -> dict[str, Any]:
     """Return the CPU seconds, megabytes and noise multipliers of one command, and its plan if it ended."""
     command = [sys.executable, "-m", "jaxacct", "calibrate", *arguments.split(), "--json"]
-    first, bound, last = None, None, ""
+    first, before, bound, last = None, None, None, ""
     limits = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU, MAX_CPU))}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **limits
@@ -87,12 +88,15 @@ def measured(arguments: str) -> dict[str, Any]:
         for line in process.stderr:
             found = re.search(r"certified without samples: noise multiplier (\S+) \(accountant (\S+)\)", line)
             if found and first is None:
-                first, bound = cpu_seconds(process.pid), found.groups()
+                first, before = cpu_seconds(process.pid), peak_megabytes(process.pid)
+                bound = found.groups()
             last = line.strip() if line.startswith("jaxacct: ") else last
         text = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    numbers = dict(first=first, last=usage.ru_utime + usage.ru_stime, megabytes=usage.ru_maxrss / 1024)
+    numbers = dict(
+        seconds=[first, usage.ru_utime + usage.ru_stime], megabytes=[before, usage.ru_maxrss / 1024]
+    )
     numbers |= dict(first_noise=bound and float(bound[0]), plan=None)
     if process.returncode:
         stopped = f"{'none' if bound is None else bound[1]}, stopped at {MAX_CPU} s"
@@ -106,6 +110,13 @@ def cpu_seconds(process: int) -> float:
     """Return the CPU seconds of a running process (Linux)."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_megabytes(process: int) -> float:
+    """Return the largest memory of a running process so far (Linux)."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
 
 
 def peer(plan: dict[str, Any] | None) -> list[str]:
@@ -134,10 +145,10 @@ def main(names: list[str]) -> None:
     rows = {row[0]: row for row in kept["rows"]} if kept["columns"] == COLUMNS else {}
     for name in names or JOBS:
         own = measured(JOBS[name])
-        numbers = [own["first"], own["last"]]
-        row = [name, f"`{JOBS[name]}`", *("none" if one is None else f"{one:.1f}" for one in numbers)]
-        noises = ["none" if one is None else f"{one:.5g}" for one in (own["first_noise"], own["noise"])]
-        rows[name] = [*row, f"{own['megabytes']:.0f}", *noises, own["by"], *peer(own["plan"])]
+        noises = [own["first_noise"], own["noise"]]
+        kinds = zip((own["seconds"], own["megabytes"], noises), (".1f", ".0f", ".5g"), strict=True)
+        numbers = ["none" if one is None else f"{one:{how}}" for pair, how in kinds for one in pair]
+        rows[name] = [name, f"`{JOBS[name]}`", *numbers, own["by"], *peer(own["plan"])]
         print(*rows[name], sep=" | ", flush=True)
         record(
             "jobs",
