@@ -27,15 +27,16 @@ NORM_SLACK = 1e-6
 
 
 class CountState(NamedTuple):
-    """Steps of each example in each bucket (**private**)."""
+    """Steps of each example in each bucket (**private**).
+
+    Attributes:
+      counts: (num_examples, buckets) int32.
+      refused: (num_examples,) int32: number of norms that were not in [0, clip norm]. Such an example has no
+        guarantee.
+    """
 
     counts: Any
-    """(num_examples, buckets) int32."""
     refused: Any
-    """(num_examples,) int32: number of norms that were not in [0, clip norm].
-
-    Such an example has no guarantee.
-    """
 
 
 class _OfNorms:

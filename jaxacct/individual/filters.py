@@ -24,16 +24,19 @@ from jaxacct.individual.rdp import checked_orders, rdp_to_epsilon
 
 
 class FilterState(NamedTuple):
-    """State of a filter; **private** for filters of examples."""
+    """State of a filter; **private** for filters of examples.
+
+    Attributes:
+      spent: (num_examples,) or (num_examples, orders), float: charged so far, squared mu or Renyi divergence.
+      rest: like `spent`: the rounding errors of the additions.
+      active: (num_examples,) bool: participants of the last step.
+      step: () int32: steps so far.
+    """
 
     spent: Any
-    """(num_examples,) or (num_examples, orders), float: charged so far, squared mu or Renyi divergence."""
     rest: Any
-    """Like `spent`: the rounding errors of the additions."""
     active: Any
-    """(num_examples,) bool: participants of the last step."""
     step: Any
-    """() int32: steps so far."""
 
 
 def slack(dtype) -> float:

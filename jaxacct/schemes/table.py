@@ -29,12 +29,14 @@ class Unfolded(NamedTuple):
 
     Where units take turns, a row is a turn, a phase is a place in it, and the lockout is one row. Otherwise
     a row is a step and there is one phase.
+
+    Attributes:
+      join: (rows, phases, K) float64; 0 in rows past the end.
+      lockout: (rows,) int64, in rows.
     """
 
     join: np.ndarray
-    """(rows, phases, K) float64; 0 in rows past the end."""
     lockout: np.ndarray
-    """(rows,) int64, in rows."""
 
 
 class Path(NamedTuple):
@@ -42,18 +44,20 @@ class Path(NamedTuple):
 
     With ln f_i[j] the likelihood ratio from row i on, g = ln f - `offsets` is unchanged by a wait, and a
     participation weighs e^(`weights` + its log-ratio + g after it - g).
+
+    Attributes:
+      weights: (rows, phases, K) float64, ln; -inf where a unit cannot join.
+      certain: (rows, phases, K) bool: an eligible unit joins.
+      lockout: (rows,) int64, in rows.
+      start: (at most n,) float64: ln of the probability of the first eligible step, plus its offset.
+      offsets: (rows, phases, K) float64: ln of the probability of waiting while waiting is possible.
     """
 
     weights: np.ndarray
-    """(rows, phases, K) float64, ln; -inf where a unit cannot join."""
     certain: np.ndarray
-    """(rows, phases, K) bool: an eligible unit joins."""
     lockout: np.ndarray
-    """(rows,) int64, in rows."""
     start: np.ndarray
-    """(at most n,) float64: ln of the probability of the first eligible step, plus its offset."""
     offsets: np.ndarray
-    """(rows, phases, K) float64: ln of the probability of waiting while waiting is possible."""
 
 
 @dataclass(frozen=True, eq=False)

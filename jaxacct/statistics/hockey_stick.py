@@ -18,12 +18,14 @@ class Direction(enum.StrEnum):
     """Direction of the hockey-stick divergence, which also fixes the distribution that is sampled.
 
     Evidence and JSON hold the member names.
+
+    Attributes:
+      REMOVE: H(P, Q), samples from P: the unit participates.
+      ADD: H(Q, P), draws from Q: its gradients are zero.
     """
 
     REMOVE = "remove"
-    """H(P, Q), samples from P: the unit participates."""
     ADD = "add"
-    """H(Q, P), draws from Q: its gradients are zero."""
 
     @classmethod
     def of(cls, direction: str) -> Self:
