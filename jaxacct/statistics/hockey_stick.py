@@ -117,14 +117,6 @@ def add_counts(counts, more):
     return tuple(more) if counts is None else tuple(map(np.add, counts, more))
 
 
-def dense_counts(sparse, size: int) -> np.ndarray:
-    """Return (size,) int64 counts from (index, count) pairs."""
-    counts = np.zeros(size, np.int64)
-    for index, count in sparse:
-        counts[index] = count
-    return counts
-
-
 def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:
     """Return (index, count) pairs of the non-zero counts."""
     return tuple((int(i), int(counts[i])) for i in np.flatnonzero(counts))
