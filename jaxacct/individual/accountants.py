@@ -78,8 +78,8 @@ class GDPIndividualAccountant(OfSquares, _OfNorms):
     clip_norm: float
 
     def __post_init__(self):
-        for name in ("noise_multiplier", "clip_norm"):
-            object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
+        number = _validate.noise_multiplier
+        _validate.check_fields(self, noise_multiplier=number, clip_norm=number)
 
     def update(self, state: FilterState, norms) -> FilterState:
         """Return the state after a step in which clipped gradients had these (num_examples,) norms; jittable.
@@ -114,10 +114,9 @@ class _Bucketed(_OfNorms):
     grid: SigmaGrid
 
     def __post_init__(self):
-        q = _validate.probability("sampling_probability", self.sampling_probability)
-        object.__setattr__(self, "sampling_probability", q)
-        for name in ("noise_multiplier", "clip_norm"):
-            object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
+        _validate.check_fields(self, sampling_probability=_validate.probability)
+        number = _validate.noise_multiplier
+        _validate.check_fields(self, noise_multiplier=number, clip_norm=number)
         if self.grid.smallest != self.noise_multiplier:
             raise ValueError(
                 f"grid must begin at the noise multiplier {self.noise_multiplier:g}, "

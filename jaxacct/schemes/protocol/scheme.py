@@ -322,13 +322,7 @@ class ExampleScheme(TableScheme, abstract=True):
 
 
 class SizedScheme(ExampleScheme, abstract=True):
-    """Scheme that its sizes alone determine: it has no probability.
-
-    Attributes:
-      participation_rate: long-run rate of participations.
-    """
-
-    participation_rate: float
+    """Scheme that its sizes alone determine: it has no probability."""
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "Scheme":
@@ -354,8 +348,7 @@ def check_fields(scheme: Scheme, *integers: str, probability: bool = True) -> No
     checks: dict[str, Callable] = dict.fromkeys(integers, _validate.positive_integer)
     if probability:
         checks["sampling_probability"] = _validate.probability
-    for name, check in checks.items():
-        object.__setattr__(scheme, name, check(name, getattr(scheme, name)))
+    _validate.check_fields(scheme, **checks)
     warm_start = getattr(scheme, "warm_start", True)
     if not isinstance(warm_start, bool):
         raise ValueError(f"warm_start must be True or False, got {warm_start!r}")
