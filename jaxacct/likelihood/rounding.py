@@ -150,7 +150,7 @@ def exp_or_inf(exponent: float) -> float:
 
 
 def relative_line(item: Item, error: float, source: str) -> BudgetLine:
-    """Return the budget item of weights whose log has an error of at most `error`."""
+    """Return the budget item of weights whose log has an error of at most `error`; infinite from 600 on."""
     return BudgetLine(item, "relative", math.expm1(error) if error < 600 else math.inf, source)
 
 
