@@ -15,7 +15,7 @@ from jaxacct.common.files import to_json
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound, Sampled
 from jaxacct.statistics import bounds, hockey_stick
-from jaxacct.statistics.hockey_stick import dense_counts, sparse_counts
+from jaxacct.statistics.hockey_stick import checked_counts, sparse_counts
 
 FOLDER = Path(__file__).parent / "fixtures/plans"
 KINDS = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -105,7 +105,7 @@ def histograms(plan: Plan, direction: str) -> list[np.ndarray]:
     side = getattr(plan.evidence, direction)
     sizes = [len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(direction))]
     parts = side.term_counts, side.loss_counts
-    return [dense_counts(part, size) for part, size in zip(parts, sizes, strict=True)]
+    return [checked_counts(part, size, "counts") for part, size in zip(parts, sizes, strict=True)]
 
 
 def with_histograms(plan: Plan, direction: str, parts) -> Plan:

@@ -184,14 +184,16 @@ class Averaged(NamedTuple):
     """State of `averaging`: post-processing of noisy gradients, without privacy cost.
 
     It is part of the optimizer's state, so checkpoints hold it and a resumed run keeps it.
+
+    Attributes:
+      inner: of the optimizer.
+      weight: () float32: 1 - decay^steps.
+      average: pytree like the parameters, float32.
     """
 
     inner: Any
-    """Of the optimizer."""
     weight: jax.Array
-    """() float32: 1 - decay^steps."""
     average: Any
-    """Pytree like the parameters, float32."""
 
 
 def averaging(optimizer: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from collections.abc import Callable
 
 # Largest integers: arrays of that length, or times a block of samples, exceed any machine.
 MAX_SEPARATION = 2**24
@@ -58,14 +59,6 @@ def noise_multiplier(name: str, value) -> float:
     return _within(name, number, "between 1e-9 and 1e9", lambda x: MIN_NOISE <= x <= MAX_NOISE)
 
 
-def filter_budget(name: str, value) -> float:
-    """Return `value` as a float in [1e-9, 1e9], or raise ValueError.
-
-    Costs whose squares underflow in float32 are then below the slack of a filter for 2^31 steps together.
-    """
-    return noise_multiplier(name, value)
-
-
 def scale(name: str, value) -> float:
     """Return `value` as a float in [1e-30, 1e30], or raise ValueError.
 
@@ -106,6 +99,12 @@ def one_of(name: str, value, allowed):
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {_shown(value)}")
     return value
+
+
+def check_fields(record, **checks: Callable) -> None:
+    """Replace fields of a frozen dataclass by what their checks return: (name, value) -> value."""
+    for name, check in checks.items():
+        object.__setattr__(record, name, check(name, getattr(record, name)))
 
 
 def array(name: str, value, dimensions: tuple[int, ...]):

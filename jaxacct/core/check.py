@@ -247,11 +247,8 @@ def accepts(terms: np.ndarray, theta: float, rule: str, q: float, bets, weights)
     """Return whether the counts of terms prove a mean below `theta`; false with probability at most q."""
     if rule == "anytime":
         return bounds.accepts(terms, theta, q, np.array(bets), np.array(weights))
-    # In the units of the terms: scale 1, delta_v = theta, delta' the sample mean.
-    bound = bounds.failure_probability(
-        delta_v=theta, delta_prime=bounds.mean_upper(terms), samples=int(terms.sum())
-    )
-    return bound <= q
+    mean = bounds.mean_upper(terms)
+    return bounds.failure_probability(theta=theta, mean=mean, samples=int(terms.sum())) <= q
 
 
 def _histograms(side: data.Mean, direction: Direction) -> tuple[np.ndarray, np.ndarray]:

@@ -38,8 +38,7 @@ class ClaimedTarget:
     compose_with: object = None
 
     def __post_init__(self):
-        object.__setattr__(self, "epsilon", _validate.epsilon(self.epsilon))
-        object.__setattr__(self, "delta", _validate.delta(self.delta))
+        _validate.check_fields(self, epsilon=_validate.nonnegative_number, delta=_validate.open_probability)
         if not self.budget.delta <= self.delta:
             raise ValueError(f"budget must spend at most delta {self.delta!r}, spends {self.budget.delta!r}")
 

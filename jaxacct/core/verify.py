@@ -205,7 +205,8 @@ def draw(
     level = stop.share * budget.failure_probability
     limit = -(-stop.max_samples // randomness.BLOCK_SIZE)
     bins = len(bounds.TERM_EDGES), len(hockey_stick.loss_bounds(direction))
-    blocks, counts = state["blocks"], tuple(map(hockey_stick.dense_counts, state["counts"], bins))
+    names = "counts of terms in a checkpoint", "counts of losses in a checkpoint"
+    blocks, counts = state["blocks"], tuple(map(hockey_stick.checked_counts, state["counts"], bins, names))
     here = contextlib.nullcontext(lambda first, last: run.of.count(stream, first, last, margin))
     with here if fleet is None else fleet.counter(run.of, stream, margin, blocks, limit) as count:
         # The test comes before any draw, so that a resumed run ends where an uninterrupted one does.

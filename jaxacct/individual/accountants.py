@@ -27,15 +27,16 @@ NORM_SLACK = 1e-6
 
 
 class CountState(NamedTuple):
-    """Steps of each example in each bucket (**private**)."""
+    """Steps of each example in each bucket (**private**).
+
+    Attributes:
+      counts: (num_examples, buckets) int32.
+      refused: (num_examples,) int32: number of norms that were not in [0, clip norm]. Such an example has no
+        guarantee.
+    """
 
     counts: Any
-    """(num_examples, buckets) int32."""
     refused: Any
-    """(num_examples,) int32: number of norms that were not in [0, clip norm].
-
-    Such an example has no guarantee.
-    """
 
 
 class _OfNorms:
@@ -77,8 +78,8 @@ class GDPIndividualAccountant(OfSquares, _OfNorms):
     clip_norm: float
 
     def __post_init__(self):
-        for name in ("noise_multiplier", "clip_norm"):
-            object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
+        number = _validate.noise_multiplier
+        _validate.check_fields(self, noise_multiplier=number, clip_norm=number)
 
     def update(self, state: FilterState, norms) -> FilterState:
         """Return the state after a step in which clipped gradients had these (num_examples,) norms; jittable.
@@ -113,10 +114,9 @@ class _Bucketed(_OfNorms):
     grid: SigmaGrid
 
     def __post_init__(self):
-        q = _validate.probability("sampling_probability", self.sampling_probability)
-        object.__setattr__(self, "sampling_probability", q)
-        for name in ("noise_multiplier", "clip_norm"):
-            object.__setattr__(self, name, _validate.noise_multiplier(name, getattr(self, name)))
+        _validate.check_fields(self, sampling_probability=_validate.probability)
+        number = _validate.noise_multiplier
+        _validate.check_fields(self, noise_multiplier=number, clip_norm=number)
         if self.grid.smallest != self.noise_multiplier:
             raise ValueError(
                 f"grid must begin at the noise multiplier {self.noise_multiplier:g}, "

@@ -28,9 +28,8 @@ class SigmaGrid:
     zero_bucket: bool = True
 
     def __post_init__(self):
-        object.__setattr__(self, "smallest", _validate.positive_number("smallest", self.smallest))
-        object.__setattr__(self, "largest", _validate.positive_number("largest", self.largest))
-        object.__setattr__(self, "num", _validate.positive_integer("num", self.num))
+        number = _validate.positive_number
+        _validate.check_fields(self, smallest=number, largest=number, num=_validate.positive_integer)
         _validate.one_of("spacing", self.spacing, SPACINGS)
         if self.num > 1 and not self.largest > self.smallest:
             raise ValueError(f"largest must be above smallest {self.smallest:g}, got {self.largest!r}")

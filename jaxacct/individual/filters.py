@@ -24,16 +24,19 @@ from jaxacct.individual.rdp import checked_orders, rdp_to_epsilon
 
 
 class FilterState(NamedTuple):
-    """State of a filter; **private** for filters of examples."""
+    """State of a filter; **private** for filters of examples.
+
+    Attributes:
+      spent: (num_examples,) or (num_examples, orders), float: charged so far, squared mu or Renyi divergence.
+      rest: like `spent`: the rounding errors of the additions.
+      active: (num_examples,) bool: participants of the last step.
+      step: () int32: steps so far.
+    """
 
     spent: Any
-    """(num_examples,) or (num_examples, orders), float: charged so far, squared mu or Renyi divergence."""
     rest: Any
-    """Like `spent`: the rounding errors of the additions."""
     active: Any
-    """(num_examples,) bool: participants of the last step."""
     step: Any
-    """() int32: steps so far."""
 
 
 def slack(dtype) -> float:
@@ -90,6 +93,10 @@ def spent_of(state: FilterState) -> np.ndarray:
     return exact * (1 + slack(state.spent.dtype))
 
 
+# A budget is in [1e-9, 1e9], as a noise multiplier: costs whose squares underflow in float32 are then below
+# the slack of a filter for 2^31 steps together.
+
+
 @dataclass(frozen=True)
 class _MuFilter:
     """Filter with a budget of mu."""
@@ -97,7 +104,7 @@ class _MuFilter:
     budget_mu: float
 
     def __post_init__(self):
-        object.__setattr__(self, "budget_mu", _validate.filter_budget("budget_mu", self.budget_mu))
+        _validate.check_fields(self, budget_mu=_validate.noise_multiplier)
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float, **options):
@@ -230,7 +237,7 @@ class IndividualRDPFilter(OfExamples):
 
     def __post_init__(self):
         object.__setattr__(self, "order", int(checked_orders([self.order])[0]))
-        object.__setattr__(self, "budget", _validate.filter_budget("budget", self.budget))
+        _validate.check_fields(self, budget=_validate.noise_multiplier)
 
     @classmethod
     def from_epsilon_delta(cls, epsilon: float, delta: float, order: int, **options):

@@ -63,8 +63,7 @@ class FourierAccountant:
     sigmas: tuple[float, ...]
 
     def __post_init__(self):
-        q = _validate.probability("sampling_probability", self.sampling_probability)
-        object.__setattr__(self, "sampling_probability", q)
+        _validate.check_fields(self, sampling_probability=_validate.probability)
         sigmas = tuple(float(sigma) for sigma in self.sigmas)
         if not sigmas or not all(sigma > 0 for sigma in sigmas):
             raise ValueError("sigmas must be numbers above 0, at least one of them")

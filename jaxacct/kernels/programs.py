@@ -42,11 +42,14 @@ def outside_of_traces(function: Callable[[], Any]):
 
 
 class _Program(NamedTuple):
-    """Traced function, for direct calls and for calls inside another program."""
+    """Traced function, for direct calls and for calls inside another program.
+
+    Attributes:
+      inside: without compiler options: those of the outer program apply.
+    """
 
     alone: jax.stages.Wrapped
     inside: jax.stages.Wrapped
-    """Without compiler options: those of the outer program apply."""
     constants: list
 
 

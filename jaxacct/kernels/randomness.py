@@ -23,18 +23,21 @@ BLOCK_SIZE = 128
 
 
 class Stream(enum.IntEnum):
-    """Independent streams of a run, by purpose. Stored evidence is drawn again by these numbers."""
+    """Independent streams of a run, by purpose. Stored evidence is drawn again by these numbers.
+
+    Attributes:
+      ESTIMATE_PILOT: this number and those after it, one for each pilot of an estimate.
+      CANDIDATE: this number and those around it, one for each noise multiplier that a calibration verifies.
+      SEARCH: this number and those after it, one for each noise multiplier of a calibration's search.
+    """
 
     REMOVE = 0
     ADD = 1
     REMOVE_PILOT = 2
     ADD_PILOT = 3
     ESTIMATE_PILOT = 100
-    """And onwards: one for each pilot of an estimate."""
     CANDIDATE = 1_000_000
-    """And onwards, and below: one for each noise multiplier that a calibration verifies."""
     SEARCH = 2**30
-    """And onwards: one for each noise multiplier of a calibration's search."""
 
     def at(self, place: int) -> "Stream":
         """Return this stream's counterpart for the direction of that `place` (0 or 1)."""

@@ -34,8 +34,7 @@ def log_add_exp(a, b):
     """Return `log(e^a + e^b)`, elementwise; at most one argument may be -inf.
 
     In float32 `log(1 + t)`, t in [0, 1], is a polynomial: cheaper than a logarithm by a third of the whole
-    recurrence. Otherwise it is one `log` with its first-order correction, which is as exact as `log1p` here,
-    because `1 + t` loses at most half an ulp and the loss is recovered.
+    recurrence.
     """
     high = jnp.maximum(a, b)
     return high + _log1p(jnp.exp(jnp.minimum(a, b) - high))
@@ -43,15 +42,7 @@ def log_add_exp(a, b):
 
 def _log1p(t):
     """Return `log(1 + t)` for t in [0, 1]."""
-    if t.dtype == jnp.float32:
-        return t * polynomial(_LOG1P, t)
-    return corrected_log1p(t)
-
-
-def corrected_log1p(t):
-    """Return `log(1 + t)` for t >= 0, by `log` and its first-order correction for the rounding of `1 + t`."""
-    u = 1 + t
-    return jnp.log(u) + (t - (u - 1)) / u
+    return t * polynomial(_LOG1P, t) if t.dtype == jnp.float32 else jnp.log1p(t)
 
 
 def softplus(d):

@@ -108,13 +108,17 @@ def draw_lines(share: float, section: str = "3") -> tuple[BudgetLine, ...]:
 
 
 class Bounded(NamedTuple):
-    """Errors of the log-likelihood ratio of samples with limited numbers."""
+    """Errors of the log-likelihood ratio of samples with limited numbers.
+
+    Attributes:
+      share: upper bound on the share of a likelihood ratio of vectors of more participations than
+        `size.count`.
+      errors: from the normals, the scores and the recurrence, in nats.
+    """
 
     size: Size
     share: float
-    """Upper bound on the share of a likelihood ratio of vectors of more participations than `size.count`."""
     errors: tuple[float, float, float]
-    """From the normals, the scores and the recurrence, in nats."""
 
 
 def bounded(mechanism, replicas, size_of: Callable[[float], Size]) -> Bounded:
@@ -146,7 +150,7 @@ def exp_or_inf(exponent: float) -> float:
 
 
 def relative_line(item: Item, error: float, source: str) -> BudgetLine:
-    """Return the budget item of weights whose log has an error of at most `error`."""
+    """Return the budget item of weights whose log has an error of at most `error`; infinite from 600 on."""
     return BudgetLine(item, "relative", math.expm1(error) if error < 600 else math.inf, source)
 
 

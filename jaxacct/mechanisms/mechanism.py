@@ -40,8 +40,7 @@ class Mechanism:
 
     def __post_init__(self):
         check_pair(self.scheme, self.strategy)
-        sigma = _validate.noise_multiplier("noise_multiplier", self.noise_multiplier)
-        object.__setattr__(self, "noise_multiplier", sigma)
+        _validate.check_fields(self, noise_multiplier=_validate.noise_multiplier)
         _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
         if self.adjacency not in self.scheme.adjacencies:
             allowed = " or ".join(map(repr, self.scheme.adjacencies))

@@ -76,12 +76,15 @@ SamplesNeeded = Callable[[Any], float] | None
 
 
 class Draws(NamedTuple):
-    """Samples of a proposal: natural logs, shape (num_samples,) each."""
+    """Samples of a proposal: natural logs, shape (num_samples,) each.
+
+    Attributes:
+      loss: L = ln P/Q at the drawn output.
+      log_weight: ln of the density of the target distribution (P or Q) over that of the proposal.
+    """
 
     loss: Any
-    """L = ln P/Q at the drawn output."""
     log_weight: Any
-    """ln of the density of the target distribution (P or Q) over that of the proposal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +100,28 @@ class Proposal:
       log_scale: ln M for the epsilon (and direction) it was built for; 0 for plain sampling.
       draw_block: `(key, scheme, strategy, sigma, tables, dtype) -> Draws` of `BLOCK_SIZE` samples; a module
         level function, jittable, `scheme`, `strategy` and `dtype` static.
-      tables: function that returns the pytree of arrays of `draw_block`, so that another noise multiplier
-        does not recompile; called when drawing, as large tables are made for the chosen proposal only.
-      replicas: participation vectors added up in the drawn outputs; the weight is proportional to
-        e^{(1 - replicas) L}, or has `rounding_lines`.
-      log_normalizer: ln Z of a replica distribution.
-      relative_error: bound on the relative error of the drawn density (rounded tables, the
-        2^-32 grid of uniforms); thresholds are divided by 1 + this.
+      relative_error: bound on the relative error of the drawn density (rounded tables, the 2^-32 grid of
+        uniforms); thresholds are divided by 1 + this.
       total_variation: further distance between the drawn distribution and the intended one; subtracted from
         thresholds.
+      replicas: participation vectors added up in the drawn outputs; the weight is proportional to
+        e^{(1 - replicas) L}, or has `rounding_lines`.
+      left_out: upper bound on the divergence that `profile` leaves out; subtracted from delta_v.
+      lowest: lower limit of the support of the terms is a loss of minus this, in nats.
+      profile: function g of the terms `w g(t)` for a part of a composed profile; None for that of the claim.
+      tables: function that returns the pytree of arrays of `draw_block`, so that another noise multiplier
+        does not recompile; called when drawing, as large tables are made for the chosen proposal only.
+      scale_at: function that returns ln M at another epsilon, where it is known there, too.
+      rounding_lines: function delta_v -> all float32 reserves, including weights that are no function of L
+        alone.
+      log_normalizer: ln Z of a replica distribution.
+      of_a_bound: whether samples bound the divergence from above; a lower bound on that bound proves nothing.
+      rounded_down: the same with weights rounded down, for lower bounds; None where rounding is in
+        `rounding_lines`.
+      log_weight_at: function that returns ln w of losses, monotone; None where weights depend on more than
+        the loss.
+      cost: time of a draw over that of a plain one, approximately.
+      words: number of the method that makes draws from random words; a resumed run must have the same one.
     """
 
     spec: ProposalSpec
@@ -117,27 +133,17 @@ class Proposal:
     total_variation: float
     replicas: int
     left_out: float
-    """Upper bound on the divergence that `profile` leaves out; subtracted from delta_v."""
     lowest: float
-    """Lower limit of the support of the terms is a loss of minus this, in nats."""
     profile: Callable[[np.ndarray], np.ndarray] | None
-    """Function g of the terms `w g(t)` for a part of a composed profile; None for that of the claim."""
     tables: Callable[[], Any] = tuple
     scale_at: Callable[[float], float] | None = None
-    """Function that returns ln M at another epsilon, where it is known there, too."""
     rounding_lines: Callable[[float], tuple[BudgetLine, ...]] | None = None
-    """Function delta_v -> all float32 reserves, including weights that are no function of L alone."""
     log_normalizer: float = 0.0
     of_a_bound: bool = False
-    """Whether samples bound the divergence from above; a lower bound on that bound proves nothing."""
     rounded_down: "Proposal | None" = None
-    """The same with weights rounded down, for lower bounds; None where rounding is in `rounding_lines`."""
     log_weight_at: Callable[[np.ndarray], np.ndarray] | None = None
-    """Function that returns ln w of losses, monotone; None where weights depend on more than the loss."""
     cost: float = 1.0
-    """Time of a draw over that of a plain one, approximately."""
     words: int = 1
-    """Number of the method that makes draws from random words; a resumed run must have the same one."""
 
     @property
     def name(self) -> str:

@@ -20,19 +20,22 @@ _ALL = (ZERO_OUT, REPLACE_ONE)
 
 
 class Family(NamedTuple):
-    """Module of a family, and what it covers."""
+    """Module of a family, and what it covers.
+
+    Attributes:
+      parameters: values of each parameter; a mechanism may have fewer of them.
+      adjacencies: of the dominating pairs (`Mechanism.pair_adjacency`) that it draws from.
+      optional: number of the last parameters that may be left out.
+      is_costly: whether it is considered only where those before it need many samples.
+    """
 
     module: str
     directions: tuple[Direction, ...]
     composed: tuple[bool, ...]
     parameters: tuple[range, ...]
-    """Values of each parameter; a mechanism may have fewer of them."""
     adjacencies: tuple[str, ...] = (ZERO_OUT,)
-    """Of the dominating pairs (`Mechanism.pair_adjacency`) that it draws from."""
     optional: int = 0
-    """Number of the last parameters that may be left out."""
     is_costly: bool = False
-    """Whether it is considered only where those before it need many samples."""
 
 
 # Of proposals with the same predicted cost the first one is chosen.

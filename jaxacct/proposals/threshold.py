@@ -53,9 +53,7 @@ def weight_line(
         mechanism, replicas, lambda share: rounding.sizes(mechanism, delta_v, replicas, share)
     ).size
     parts = abs(log_normalizer) + (replicas - 1) * max(size.largest, lowest)
-    exponent = 3 * rounding.UNIT * parts
-    relative = math.expm1(exponent) if exponent < 700 else math.inf  # an infinite one certifies nothing
-    return BudgetLine(Item.WEIGHTS, "relative", relative, rounding.SOURCE + "3")
+    return rounding.relative_line(Item.WEIGHTS, 3 * rounding.UNIT * parts, rounding.SOURCE + "3")
 
 
 _LEFT_OUT = (

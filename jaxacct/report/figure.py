@@ -60,13 +60,6 @@ def finished(figure):
     return figure
 
 
-def two_sided(negative: str, positive: str):
-    """Return a colour map that is white at the middle of its range: zero, where the range is symmetric."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("two-sided", (negative, "white", positive))
-
-
 def svg(figure) -> str:
     """Return a figure as an `<svg>` element for a page, its text as text."""
     import matplotlib

@@ -19,7 +19,7 @@ from jaxacct.estimates.profile import Profile
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.report import risk
-from jaxacct.report.figure import DARK, LIGHT, PALETTE, PANEL, blank_axes, finished, style, two_sided
+from jaxacct.report.figure import DARK, LIGHT, PALETTE, PANEL, blank_axes, finished, style
 from jaxacct.report.figure import blank as blank
 from jaxacct.report.figure import save as save
 from jaxacct.report.figure import svg as svg
@@ -190,10 +190,9 @@ def strategy_matrices(strategy: Strategy, iterations: int, steps: int = 64):
     matrix, inverse = _inverse(strategy, iterations, n)
     figure = blank(10.0, 3.2)
     left, middle, right = figure.subplots(1, 3)
-    colours = two_sided(LIGHT, DARK)
     for axes, shown, title in ((left, matrix, "C"), (middle, inverse, "C inverse")):
         size = np.abs(shown).max()
-        picture = axes.imshow(shown, cmap=colours, vmin=-size, vmax=size, interpolation="nearest")
+        picture = axes.imshow(shown, cmap="RdBu", vmin=-size, vmax=size, interpolation="nearest")
         axes.set(title=title, xlabel="step", ylabel="step")
         figure.colorbar(picture, ax=axes, shrink=0.8)
     steps_done = np.arange(1, n + 1)

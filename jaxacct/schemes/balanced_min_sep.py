@@ -15,7 +15,7 @@ import numpy as np
 from jaxacct.common import validate
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.protocol.numbers import participation_rate
-from jaxacct.schemes.protocol.scheme import SizedScheme
+from jaxacct.schemes.protocol.scheme import SizedScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import SamplingTable
 
@@ -45,13 +45,11 @@ class BalancedMinSep(SizedScheme):
     options: ClassVar = {"separation": "min_separation"}
 
     def __post_init__(self):
-        set_ = object.__setattr__
-        n = validate.positive_integer("iterations", self.iterations)
-        b = validate.positive_integer("min_separation", self.min_separation)
-        set_(self, "iterations", n)
-        set_(self, "participations", validate.positive_number("participations", self.participations))
-        b = n if self.participations <= 1 else b
-        set_(self, "min_separation", b)
+        check_fields(self, "iterations", "min_separation", probability=False)
+        validate.check_fields(self, participations=validate.positive_number)
+        if self.participations <= 1:
+            object.__setattr__(self, "min_separation", self.iterations)
+        n, b = self.iterations, self.min_separation
         max_count = -(-n // b)
         if self.participations > max_count:
             raise ValueError(
@@ -86,11 +84,6 @@ class BalancedMinSep(SizedScheme):
     def keep_probability(self) -> float:
         """Probability with which each of `max_participations` is kept."""
         return self.participations / self.max_participations
-
-    @property
-    def participation_rate(self) -> float:
-        """Long-run rate of participations."""
-        return self.participations / self.iterations
 
     reveals_epochs = True
 

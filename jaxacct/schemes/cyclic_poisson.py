@@ -27,18 +27,10 @@ class RandomPhase(ExampleScheme, abstract=True):
         return self.cycle_length
 
     @property
-    def participation_rate(self) -> float:
-        """Long-run rate of participations."""
-        return self.sampling_probability / self.cycle_length
-
-    @property
-    def num_turns(self) -> np.ndarray:
-        """(cycle_length,) int64: number of steps of each phase."""
-        return -(-np.maximum(self.iterations - np.arange(self.cycle_length), 0) // self.cycle_length)
-
-    @property
     def phase_participations(self) -> np.ndarray | None:
-        return self.num_turns if self.sampling_probability == 1 else None
+        if self.sampling_probability < 1:
+            return None
+        return -(-np.maximum(self.iterations - np.arange(self.cycle_length), 0) // self.cycle_length)
 
     @property
     def sums(self) -> Sums:

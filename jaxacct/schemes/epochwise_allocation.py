@@ -79,11 +79,6 @@ class EpochwiseAllocation(SizedScheme):
         return ((whole, self.epoch_steps, 0), *unfinished)
 
     @property
-    def participation_rate(self) -> float:
-        """Long-run rate of participations."""
-        return 1 / self.epoch_steps
-
-    @property
     def sums(self) -> Sums:
         if self.fixed_bins is not None:
             return self.fixed_bins.sums

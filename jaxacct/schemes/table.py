@@ -29,12 +29,14 @@ class Unfolded(NamedTuple):
 
     Where units take turns, a row is a turn, a phase is a place in it, and the lockout is one row. Otherwise
     a row is a step and there is one phase.
+
+    Attributes:
+      join: (rows, phases, K) float64; 0 in rows past the end.
+      lockout: (rows,) int64, in rows.
     """
 
     join: np.ndarray
-    """(rows, phases, K) float64; 0 in rows past the end."""
     lockout: np.ndarray
-    """(rows,) int64, in rows."""
 
 
 class Path(NamedTuple):
@@ -42,18 +44,20 @@ class Path(NamedTuple):
 
     With ln f_i[j] the likelihood ratio from row i on, g = ln f - `offsets` is unchanged by a wait, and a
     participation weighs e^(`weights` + its log-ratio + g after it - g).
+
+    Attributes:
+      weights: (rows, phases, K) float64, ln; -inf where a unit cannot join.
+      certain: (rows, phases, K) bool: an eligible unit joins.
+      lockout: (rows,) int64, in rows.
+      start: (at most n,) float64: ln of the probability of the first eligible step, plus its offset.
+      offsets: (rows, phases, K) float64: ln of the probability of waiting while waiting is possible.
     """
 
     weights: np.ndarray
-    """(rows, phases, K) float64, ln; -inf where a unit cannot join."""
     certain: np.ndarray
-    """(rows, phases, K) bool: an eligible unit joins."""
     lockout: np.ndarray
-    """(rows,) int64, in rows."""
     start: np.ndarray
-    """(at most n,) float64: ln of the probability of the first eligible step, plus its offset."""
     offsets: np.ndarray
-    """(rows, phases, K) float64: ln of the probability of waiting while waiting is possible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,24 +173,34 @@ class SamplingTable:
         join = np.pad(self.join, padding).reshape(rows, phases, self.num_left)
         return Unfolded(join, np.ones(rows, np.int64))
 
+    def _from_the_end(self, value_of, dtype=np.float64) -> np.ndarray:
+        """Return (at least rows, phases, K) values by row, which are 0 past the end.
+
+        `value_of` is: (row, values after a wait, values after a participation) -> values of the row.
+        """
+        join, lockout = self.unfolded
+        rows, phases, K = join.shape
+        values = np.zeros((rows + 1 + int(lockout.max()), phases, K), dtype)
+        for i in range(rows - 1, -1, -1):
+            values[i] = value_of(i, values[i + 1], values[i + lockout[i]][:, self.one_less])
+        return values
+
+    def _at_start(self, values: np.ndarray) -> np.ndarray:
+        """Return the values by row, (rows, phases, K), of a unit at its first eligible steps, a view."""
+        return values[0, : len(self.start), -1] if self.turns else values[: len(self.start), 0, -1]
+
     @functools.cached_property
     def path(self) -> Path:
         """Numbers of the likelihood's recurrence (`kernels.table`)."""
         join, lockout = self.unfolded
-        rows, phases, K = join.shape
+        certain, rows = join == 1, len(join)
         with np.errstate(divide="ignore"):
-            log_join, log_wait = np.log(join), np.log1p(-join)
-        certain = join == 1
-        offsets = np.zeros((rows + 1 + int(lockout.max()), phases, K))
-        weights = np.empty_like(join)
-        for i in range(rows - 1, -1, -1):
-            joined = offsets[i + lockout[i]][:, self.one_less]
-            offsets[i] = np.where(certain[i], joined, np.where(certain[i], 0, log_wait[i]) + offsets[i + 1])
-            weights[i] = log_join[i] + joined - offsets[i]
-        firsts = offsets[0, : len(self.start)] if self.turns else offsets[: len(self.start), 0]
-        with np.errstate(divide="ignore"):
-            start = firsts[:, -1] + np.log(self.start)
-        return Path(weights, certain, lockout, start, offsets[:rows])
+            log_join, log_wait, log_start = np.log(join), np.log1p(-join), np.log(self.start)
+        log_wait[certain] = 0.0
+        offsets = self._from_the_end(lambda i, waits, joins: np.where(certain[i], joins, log_wait[i] + waits))
+        joined = offsets[np.arange(rows) + lockout][..., self.one_less]
+        start = self._at_start(offsets) + log_start
+        return Path(log_join + joined - offsets[:rows], certain, lockout, start, offsets[:rows])
 
     @functools.cached_property
     def outcomes(self) -> list[Outcome]:
@@ -312,10 +326,7 @@ class SamplingTable:
         join, lockout = self.unfolded
         rows, phases, K = join.shape
         eligible = np.zeros((rows + 1, phases, K))
-        if self.turns:
-            eligible[0, : len(self.start), -1] = self.start
-        else:
-            eligible[: len(self.start), 0, -1] = self.start
+        self._at_start(eligible)[:] = self.start
         for i in range(rows):
             joins = eligible[i] * join[i]
             if i + lockout[i] < rows:
@@ -332,39 +343,34 @@ class SamplingTable:
     def max_participations(self) -> int:
         """Largest number of participations with a positive probability, at least 1."""
         join, lockout = self.unfolded
-        rows, phases, K = join.shape
-        if K == 1 and self.join.min() > 0 and lockout.min() == lockout.max():
+        if self.num_left == 1 and self.join.min() > 0 and lockout.min() == lockout.max():
             # From any step the next participations may follow each other at once.
             return -(-(self.iterations - int(np.flatnonzero(self.start)[0])) // self.min_lockout)
-        most = np.zeros((rows + 1 + int(lockout.max()), phases, K), np.int64)
-        for i in range(rows - 1, -1, -1):
-            joined = np.where(join[i] > 0, 1 + most[i + lockout[i]][:, self.one_less], 0)
-            most[i] = np.maximum(joined, np.where(join[i] < 1, most[i + 1], 0))
-        firsts = most[0, : len(self.start)] if self.turns else most[: len(self.start), 0]
-        return max(1, int(firsts[self.start > 0, -1].max()))
+
+        def most_of(i, waits, joins):
+            return np.maximum(np.where(join[i] > 0, 1 + joins, 0), np.where(join[i] < 1, waits, 0))
+
+        most = self._at_start(self._from_the_end(most_of, np.int64))
+        return max(1, int(most[self.start > 0].max()))
 
     @functools.cached_property
     def log_probability_of_none(self) -> float:
         """Ln of the probability of no participation, rounded down; -inf where it is 0."""
-        join, lockout = self.unfolded
-        rows, _, _ = join.shape
+        join, _ = self.unfolded
         with np.errstate(divide="ignore"):
-            waits, log_join = np.log1p(-join), np.log(join)
+            waits, log_lost = np.log1p(-join), np.log(join) + np.log1p(-self.keep)
             if self.keep < 1:
-                log_lost = math.log1p(-self.keep)
-                log_none = np.zeros((rows + 1 + int(lockout.max()), *join.shape[1:]))
-                for i in range(rows - 1, -1, -1):
-                    lost = log_join[i] + log_lost + log_none[i + lockout[i]][:, self.one_less]
-                    log_none[i] = np.logaddexp(waits[i] + log_none[i + 1], lost)
-                firsts = log_none[0, : len(self.start)] if self.turns else log_none[: len(self.start), 0]
-                firsts = firsts[:, -1]
+                log_none = self._from_the_end(
+                    lambda i, idle, lost: np.logaddexp(waits[i] + idle, log_lost[i] + lost)
+                )
+                firsts = self._at_start(log_none)
             elif self.turns:
                 firsts = np.array([math.fsum(row) for row in waits[:, : len(self.start), -1].T.tolist()])
             else:
                 first, *others = waits[: len(self.start), 0, -1][::-1].tolist()
                 rest = math.fsum([first, *waits[len(self.start) :, 0, -1].tolist()])
                 firsts = np.cumsum([rest, *others])[::-1]
-            additions = 4 * rows if self.keep < 1 else len(self.start)
+            additions = 4 * len(join) if self.keep < 1 else len(self.start)
             found = float(logsumexp(np.append(np.log(self.start) + firsts, np.log(self.never))))
         # More than the rounding of so many sums, logarithms and exponentials of such numbers.
         return (

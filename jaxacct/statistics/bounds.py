@@ -117,18 +117,18 @@ class Budget:
         return cls(delta, delta_v, q)
 
 
-def failure_probability(*, delta_v, delta_prime, samples, scale=1.0) -> float:
-    """Bound `exp(-samples KL(delta_prime/scale || delta_v/scale))` on wrong acceptance (Chernoff).
+def failure_probability(*, theta, mean, samples) -> float:
+    """Bound `exp(-samples KL(mean || theta))` on wrong acceptance (Chernoff).
 
-    The rule accepts when `scale * mean of samples terms <= delta_prime`; accepting is wrong when
-    H > delta_v. 0 where delta_v >= scale, 1 where delta_prime >= delta_v. The number of samples is
-    fixed beforehand. Source: arXiv 2602.09338, appendix A (Fact 4.2 of arXiv 2412.16802); `scale` is ours.
+    The rule accepts when so many terms have this mean or a smaller one; accepting is wrong when their
+    expectation exceeds theta. 0 where theta >= 1, 1 where mean >= theta. The number of samples is fixed
+    beforehand. Source: arXiv 2602.09338, appendix A (Fact 4.2 of arXiv 2412.16802).
     """
-    start, theta = _mean("delta_prime", delta_prime, scale), _mean("delta_v", delta_v, scale)
+    mean, theta = _validate.nonnegative_number("mean", mean), _validate.nonnegative_number("theta", theta)
     samples = _validate.positive_integer("samples", samples, minimum=0)
     if theta >= 1:
         return 0.0
-    return 1.0 if start >= theta else math.exp(-samples * kl(start, theta))
+    return 1.0 if mean >= theta else math.exp(-samples * kl(mean, theta))
 
 
 # --- The anytime-valid rule ---
@@ -301,10 +301,6 @@ def _mean_of(counts, edges) -> float:
     """Return the mean of the terms at `edges` of their bins, 0 without terms."""
     values, counts = _occupied(counts, edges)
     return float(values @ counts / counts.sum()) if counts.size else 0.0
-
-
-def _mean(name, value, scale):
-    return _validate.nonnegative_number(name, value) / _validate.positive_number("scale", scale)
 
 
 def _log_inverse(name, q):

@@ -51,7 +51,7 @@ def divergence_bound(parts: list[Part], epsilon: float) -> float:
     errors = whole.reserved + whole.bound(epsilon, errors_alone=True)
     if epsilon > 0 and is_finite and errors > _MAX_ERRORS * found > SMALLEST:
         found = min(found, bounded(_by_largest_losses(parts, epsilon)))
-    return found
+    return float(found)
 
 
 def min_epsilon(bound: Callable[[float], float], delta: float, most: float) -> float:
@@ -127,9 +127,8 @@ def divergence_table(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
             found[end:] = found[end - 1]
             break
         at = end
-    found = np.array([bounded(one) for one in found])
     if parts:
-        found = np.minimum(found, [bounded(one) for one in _sum_of_deltas(parts, epsilons)])
+        found = np.minimum(bounded(found), bounded(_sum_of_deltas(parts, epsilons)))
     return np.minimum.accumulate(found)
 
 
@@ -150,9 +149,9 @@ def _sum_of_deltas(parts: list[Part], epsilons: np.ndarray) -> np.ndarray:
     return found * (1 + 1e-9)
 
 
-def bounded(bound: float) -> float:
-    """Clip to [SMALLEST, 1]; NaN becomes 1."""
-    return min(1.0, max(SMALLEST, bound)) if bound >= 0 else 1.0
+def bounded(bounds):
+    """Clip to [SMALLEST, 1]; NaN, and what is no probability, becomes 1."""
+    return np.where(np.asarray(bounds) >= 0, np.clip(bounds, SMALLEST, 1.0), 1.0)[()]
 
 
 # -- Sums on a lattice ----------------------------------------------------------------------------------

@@ -18,12 +18,14 @@ class Direction(enum.StrEnum):
     """Direction of the hockey-stick divergence, which also fixes the distribution that is sampled.
 
     Evidence and JSON hold the member names.
+
+    Attributes:
+      REMOVE: H(P, Q), samples from P: the unit participates.
+      ADD: H(Q, P), draws from Q: its gradients are zero.
     """
 
     REMOVE = "remove"
-    """H(P, Q), samples from P: the unit participates."""
     ADD = "add"
-    """H(Q, P), draws from Q: its gradients are zero."""
 
     @classmethod
     def of(cls, direction: str) -> Self:
@@ -113,14 +115,6 @@ def finite_margin(margin: float) -> float:
 def add_counts(counts, more):
     """Return the sums of histograms, one by one."""
     return tuple(more) if counts is None else tuple(map(np.add, counts, more))
-
-
-def dense_counts(sparse, size: int) -> np.ndarray:
-    """Return (size,) int64 counts from (index, count) pairs."""
-    counts = np.zeros(size, np.int64)
-    for index, count in sparse:
-        counts[index] = count
-    return counts
 
 
 def sparse_counts(counts: np.ndarray) -> tuple[tuple[int, int], ...]:

@@ -25,11 +25,13 @@ class Values(NamedTuple):
 
     The exact value is within `error * tails` of `deltas`, where `tails` is that of the loss before (1 before
     the first).
+
+    Attributes:
+      tails: upper bounds on P(loss > x).
     """
 
     deltas: np.ndarray
     tails: np.ndarray
-    """Upper bounds on P(loss > x)."""
     error: np.ndarray
 
 

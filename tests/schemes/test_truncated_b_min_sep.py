@@ -144,7 +144,7 @@ def test_windows_are_left_with_the_probability_that_is_booked():
     scheme = TruncatedBMinSep.from_batch_size(
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256, max_batch_size=2048
     )
-    others, rate = scheme.dataset_size - 1, scheme.participation_rate
+    others, rate = scheme.dataset_size - 1, scheme.untruncated.participation_rate
     left = [(scheme.side_information._pool_window, 1 - 255 * rate, 7200)]
     left += [(window, 1 - t * rate, 1) for t, window in enumerate(scheme.side_information._first_windows)]
     outside = sum(

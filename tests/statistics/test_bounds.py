@@ -91,15 +91,12 @@ def test_fixed_rule_against_the_exact_binomial():
     for theta in [0.9, 0.5, 0.1, 0.01, 1e-4]:
         for samples in [1, 5, 40, 300, 5000]:
             heads = np.arange(samples + 1)
-            ours = [
-                bounds.failure_probability(delta_v=theta, delta_prime=k / samples, samples=samples)
-                for k in heads
-            ]
+            ours = [bounds.failure_probability(theta=theta, mean=k / samples, samples=samples) for k in heads]
             assert np.all(stats.binom.cdf(heads, samples, theta) <= np.array(ours) * (1 + 1e-9))
 
 
 def test_a_threshold_at_or_above_the_scale_needs_no_samples():
-    assert bounds.failure_probability(delta_v=1e-3, delta_prime=1e-3, samples=0, scale=1e-3) == 0
+    assert bounds.failure_probability(theta=1.0, mean=1.0, samples=0) == 0
 
 
 def test_budget():
@@ -345,17 +342,14 @@ def test_stored_counts_hide_nothing(pairs):
     assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]
 
 
-# (samples, delta_v / delta_prime, delta_prime) -> bound: numbers of the peer's tests.
+# (samples, theta / mean, mean) -> bound: numbers of the peer's tests.
 @pytest.mark.parametrize(
     ("samples", "tau", "delta", "bound"),
     [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
     + [(4, 3, 1 / 4, 1 / 9)],
 )
-@pytest.mark.parametrize("scale", [1, 1e-3])
-def test_failure_probabilities_of_the_peer(samples, tau, delta, bound, scale):
-    ours = bounds.failure_probability(
-        delta_v=tau * delta * scale, delta_prime=delta * scale, samples=samples, scale=scale
-    )
+def test_failure_probabilities_of_the_peer(samples, tau, delta, bound):
+    ours = bounds.failure_probability(theta=tau * delta, mean=delta, samples=samples)
     assert ours == pytest.approx(bound, rel=1e-12)
 
 

@@ -18,15 +18,18 @@ SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)
 
 
 class Guessed(NamedTuple):
-    """A lower bound on epsilon, and the guesses that gave it."""
+    """A lower bound on epsilon, and the guesses that gave it.
+
+    Attributes:
+      lower: natural log, at least 0.
+      accuracy: that the guesses have at least.
+      right: how many of them.
+    """
 
     lower: float
-    """Natural log, at least 0."""
     accuracy: float
-    """That the guesses have at least."""
     guesses: int
     right: int
-    """How many of them."""
 
 
 def lowest_rate(hits, trials: int, level: float) -> np.ndarray:

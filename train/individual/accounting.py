@@ -31,16 +31,20 @@ _MIN_NORM = 1 / 32  # as a share of the clip norm: smaller norms, but 0, are cha
 
 
 class Records(NamedTuple):
-    """What each example has spent (**private**): in squared mu, or at the order of a filter."""
+    """What each example has spent (**private**): in squared mu, or at the order of a filter.
+
+    Attributes:
+      spent: (num_examples,) float: see `FilterState`.
+      rest: (num_examples,) float: rounding errors of the additions.
+      active: (num_examples,) bool: admitted to the last step's sum, of sampled batches if sampled.
+      counted: `CountState` of sampled batches; steps that an example was left out of are in the last, of norm
+        0.
+    """
 
     spent: Any
-    """(num_examples,) float: see `FilterState`."""
     rest: Any
-    """(num_examples,) float: rounding errors of the additions."""
     active: Any
-    """(num_examples,) bool: admitted to the last step's sum, of sampled batches if sampled."""
     counted: Any = ()
-    """`CountState` of sampled batches; steps that an example was left out of are in the last, of norm 0."""
 
     @classmethod
     def empty(cls, num_examples: int, counted: Any = ()) -> "Records":

@@ -26,11 +26,14 @@ class WritingLossError(ValueError):
 
 
 class Numbered(NamedTuple):
-    """An example, or a batch of them, with its index in the data set: the input of a loss with a key."""
+    """An example, or a batch of them, with its index in the data set: the input of a loss with a key.
+
+    Attributes:
+      number: () uint32 of one example, (batch,) of a batch.
+    """
 
     example: Any
     number: Any
-    """() uint32 of one example, (batch,) of a batch."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["frozen", "key"], meta_fields=["function"])

@@ -117,14 +117,17 @@ def split(drawn, shapes) -> list[jax.Array]:
 
 
 class Cut(NamedTuple):
-    """The numbers of one array that a device has: of each axis one of several equal parts."""
+    """The numbers of one array that a device has: of each axis one of several equal parts.
+
+    Attributes:
+      whole: shape of the array.
+      shape: of the part.
+      begin: () integers, one an axis and a multiple of the part's size there; perhaps computed in a program.
+    """
 
     whole: tuple[int, ...]
-    """Shape of the array."""
     shape: tuple[int, ...]
-    """Of the part."""
     begin: tuple[Any, ...]
-    """() integers, one an axis and a multiple of the part's size there; perhaps computed in a program."""
 
     def runs(self) -> tuple[int, int, int]:
         """Return the axis from which on numbers are neighbours in memory, how many runs, and their length."""

@@ -32,14 +32,17 @@ _AT_A_TIME = 16  # kept vectors that one pass over memory adds up
 
 
 class NoiseState(NamedTuple):
-    """What is kept between steps; secret."""
+    """What is kept between steps; secret.
+
+    Attributes:
+      step: () int32: vectors drawn so far.
+      recent: pytree like the parameters with a leading axis, int32: the last `W` (or `z`), or running sums.
+      key: (8,) uint32: the draws of a step depend on it and the step alone.
+    """
 
     step: Any
-    """() int32: vectors drawn so far."""
     recent: Any
-    """Pytree like the parameters with a leading axis, int32: the last `W` (or `z`), or running sums."""
     key: Any
-    """(8,) uint32: the draws of a step depend on it and the step alone."""
 
     def __repr__(self) -> str:
         """Return the step alone: messages of errors may show a state, as that of a static argument does."""

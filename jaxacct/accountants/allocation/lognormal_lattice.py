@@ -82,14 +82,17 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """Distribution of X on a lattice; `masses` exclude X beyond it."""
+    """Distribution of X on a lattice; `masses` exclude X beyond it.
+
+    Attributes:
+      min_beyond: lower bound on P(X beyond); `max_beyond` is the upper one.
+      max_weighted: upper bound on E[X; X beyond].
+    """
 
     masses: np.ndarray
     min_beyond: float
-    """Lower bound on P(X beyond); `max_beyond` is the upper one."""
     max_beyond: float
     max_weighted: float
-    """Upper bound on E[X; X beyond]."""
 
 
 def tails_of(mu: float, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
@@ -128,10 +131,13 @@ def lattice_distribution(mu: float, lattice: Lattice) -> Distribution:
 
 @dataclass(frozen=True, eq=False)
 class Rough:
-    """Quadrature nodes of each X up to `most`."""
+    """Quadrature nodes of each X up to `most`.
+
+    Attributes:
+      parts: (number, places, ln of their weights) of each kind of phases.
+    """
 
     parts: tuple[tuple[int, np.ndarray, np.ndarray], ...]
-    """(number, places, ln of their weights)"""
 
     @classmethod
     def of(cls, mixture: Mixture, most: float) -> "Rough":

@@ -28,7 +28,7 @@ from jaxacct.accountants.allocation.lognormal_lattice import (
     tails_of,
 )
 from jaxacct.statistics import roots
-from jaxacct.statistics.composed_losses import SMALLEST
+from jaxacct.statistics.composed_losses import bounded
 from jaxacct.statistics.tilted_sums import UNIT, Factors, Variable, log_sum, rounding_error, sums, tilted
 
 _MIN_POINTS, _MAX_POINTS, _POINTS_A_TERM = 2**14, 2**21, 256
@@ -65,16 +65,11 @@ def divergence_bound(mixture: Mixture, epsilon: float) -> float:
     )
     found = 1.0
     for _ in range(_ATTEMPTS):
-        before, found = found, min(found, float(_probabilities(bounds)[0]))
+        before, found = found, min(found, float(bounded(bounds)[0]))
         if errors[0] <= _MAX_ERROR_OF_ONE * found or found > 0.9 * before:
             break
         bounds, errors = _tail(mixture, thresholds, found, max(points, _TAIL_POINTS))
-    return min(max(found, SMALLEST), participation)
-
-
-def _probabilities(bounds: np.ndarray) -> np.ndarray:
-    """Return bounds of at most 1; NaN, and what is no probability, gives the trivial bound."""
-    return np.where(bounds >= 0, np.minimum(1.0, bounds), 1.0)
+    return min(found, participation)
 
 
 def divergence_table(
@@ -99,7 +94,7 @@ def divergence_table(
         else:
             bounds, errors = _tail(mixture, thresholds[used[:_THRESHOLDS]], height, _TAIL_POINTS)
         # A lattice whose first error is too large is the last one.
-        bounds = _probabilities(bounds)
+        bounds = bounded(bounds)
         good = np.append(errors <= _MAX_ERROR * bounds, False)
         end = int(np.argmin(good)) or bounds.size
         found[used[:end]] = np.minimum(height, bounds[:end])
@@ -108,7 +103,7 @@ def divergence_table(
         if height <= _FLOOR:
             found[used] = height
             break
-    return np.maximum(found, SMALLEST)
+    return bounded(found)
 
 
 # -- Sums -----------------------------------------------------------------------------------------------

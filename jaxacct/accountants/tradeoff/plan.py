@@ -1,6 +1,6 @@
 """Plans of the two deterministic accountants: `certified` recomputes the guarantee at every access."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from jaxacct.accountants.tradeoff.curves.terms import Terms, last_iterate
@@ -130,31 +130,32 @@ class LastIteratePlan(StoredPlan):
         The loss has `grad_sensitivity`, `smoothness` and `strong_convexity`; the run num_examples, steps,
         batch_size, stepsize and diameter.
         """
-        given: dict[str, Any] = _complete(run) | _conditions(loss)
-        noise = calibrate_noise(
-            epsilon, delta, method=method, **_arguments(method, **run), **_conditions(loss)
-        )
-        return cls(method=method, noise_std=noise, epsilon=epsilon, delta=delta, **given)
+        plan = cls._of(loss, run, method=method, noise_std=1.0, epsilon=epsilon, delta=delta)
+        return replace(plan, noise_std=calibrate_noise(epsilon, delta, method=method, **plan._arguments()))
 
     @classmethod
     def at_noise(cls, noise_std: float, delta: float, *, method: str, loss, **run) -> "LastIteratePlan":
         """Return the plan with this noise and the smallest epsilon at `delta`; arguments as `calibrate`."""
-        given: dict[str, Any] = dict(method=method, noise_std=noise_std, delta=delta)
-        epsilon = float(cls.bound_at(**given, loss=loss, **run).epsilon(delta))
-        given |= _complete(run) | _conditions(loss)
+        plan = cls._of(loss, run, method=method, noise_std=noise_std, epsilon=1.0, delta=delta)
+        epsilon = float(plan.bound().epsilon(delta))
         # A root from below would not be certified.
         for hair in (0.0, 1e-12, 1e-9, 1e-6):
-            plan = cls(epsilon=max(epsilon * (1 + hair), 1e-9), **given)
-            if plan.certified:
-                return plan
+            found = replace(plan, epsilon=max(epsilon * (1 + hair), 1e-9))
+            if found.certified:
+                return found
         raise ValueError(f"noise_std must give an epsilon at delta {delta:g}, got {noise_std!r}")
 
     @classmethod
-    def bound_at(cls, noise_std: float, delta: float, *, loss, **run):
+    def bound_at(cls, noise_std: float, delta: float, *, method: str, loss, **run):
         """Return the accountant's result at this noise, whose epsilon may be infinite; see `at_noise`."""
-        given: dict[str, Any] = dict(method=run.pop("method"), noise_std=noise_std, delta=delta)
-        given |= _complete(run) | _conditions(loss)
-        return cls(epsilon=1.0, **given).bound()
+        return cls._of(loss, run, method=method, noise_std=noise_std, epsilon=1.0, delta=delta).bound()
+
+    @classmethod
+    def _of(cls, loss, run: dict[str, Any], **fields) -> "LastIteratePlan":
+        """Return the plan of a loss, of all of `_RUN` and of the other fields."""
+        if sorted(run) != list(_RUN):
+            raise ValueError(f"run must give {', '.join(_RUN)}, gave {', '.join(sorted(run))}")
+        return cls(**{name: getattr(loss, name) for name in _OF_LOSS}, **run, **fields)
 
     @property
     def iterations(self) -> int:
@@ -163,8 +164,17 @@ class LastIteratePlan(StoredPlan):
 
     def bound(self):
         """Return the accountant's result."""
-        arguments = _arguments(self.method, **{name: getattr(self, name) for name in _RUN})
-        return METHODS[self.method](noise_std=self.noise_std, **_conditions(self), **arguments)
+        return METHODS[self.method](noise_std=self.noise_std, **self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the accountant's arguments besides the noise."""
+        found = {name: getattr(self, name) for name in (*_RUN, *_OF_LOSS)}
+        if self.method == "gd":
+            del found["batch_size"]
+        elif self.method == "cgd":
+            cycle = self.num_examples // self.batch_size
+            found |= dict(batches_per_epoch=cycle, epochs=found.pop("steps") // cycle)
+        return found
 
     @property
     def certified(self) -> bool:
@@ -188,28 +198,5 @@ class LastIteratePlan(StoredPlan):
         )
 
 
-def _conditions(loss) -> dict[str, float]:
-    return {name: getattr(loss, name) for name in ("grad_sensitivity", "smoothness", "strong_convexity")}
-
-
 _RUN = ("batch_size", "diameter", "num_examples", "steps", "stepsize")
-
-
-def _complete(run: dict[str, Any]) -> dict[str, Any]:
-    if sorted(run) != list(_RUN):
-        raise ValueError(f"run must give {', '.join(_RUN)}, gave {', '.join(sorted(run))}")
-    return run
-
-
-def _arguments(method: str, *, num_examples, steps, batch_size, stepsize, diameter) -> dict[str, Any]:
-    found: dict[str, Any] = dict(num_examples=num_examples, stepsize=stepsize, diameter=diameter)
-    if method == "gd":
-        return found | dict(steps=steps)
-    if method == "sgd":
-        return found | dict(steps=steps, batch_size=batch_size)
-    size = _validate.positive_integer("batch_size", batch_size)
-    examples = _validate.positive_integer("num_examples", num_examples)
-    if examples % size:
-        raise ValueError(f"batch_size must divide num_examples {examples}, got {size}")
-    cycle = examples // size
-    return found | dict(epochs=max(1, steps // cycle), batches_per_epoch=cycle, batch_size=size)
+_OF_LOSS = ("grad_sensitivity", "smoothness", "strong_convexity")

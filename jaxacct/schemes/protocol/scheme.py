@@ -28,34 +28,57 @@ class Scheme(abc.ABC):
 
     P is the distribution of the outputs when one unit participates by the scheme, Q that with its gradients
     zero. Where there is `side_information`, both are conditional on it.
+
+    Attributes:
+      name: name on the command line and in JSON.
+      unit: privacy unit: "example" or "user".
+      adjacencies: adjacencies for which P and Q are a dominating pair (proofs/adjacency.md).
+      examples_overlap: whether examples of one unit may be less than `min_separation` steps apart;
+        likelihoods then take products of columns (`likelihood.loss.column_norms`) for half their norms.
+      others_are_independent: whether batches without a unit are independent of its sampling, and it adds at
+        most one example. Whether a batch is too large is then independent of the unit (proofs/rounding.md,
+        section 8), and the probability of that is added to delta once and not `1 + e^epsilon` times.
+      holds_for_shared_examples: whether P and Q dominate on graphs in which an example has several owners; if
+        not, a bound that reveals all participations may (proofs/shared_examples.md, section 4).
+      has_prefixes: whether the first t steps have the distribution of this scheme with `iterations` t, for
+        every t.
+      iterations: n, the number of steps.
+      min_separation: b: a unit participates at most once in any b consecutive steps.
+      options: option of `Numbers`, besides steps, sizes and probability -> its name in this scheme.
+      supports_truncation: whether `core.truncation` covers it: examples are sampled independently of
+        truncation.
+      batch_size_cap: batch-size cap of a scheme that truncates batches itself.
+      required_dataset_size: the only data set size that the scheme is for, if it depends on one.
+      independent_truncation: dominating pair whose truncated steps are independent
+        (`schemes.truncation.independent_truncation`).
+      independent_rounds: (probability, rounds) of Poisson steps, of each of the unit's examples by itself,
+        that are no more private, where columns do not overlap.
+      phase_participations: (phases,) int64: participations of each phase, where nothing but a uniform phase
+        is random.
+      independent_epochs: (number of epochs, steps of each that are run, steps that are not), where nothing
+        but an independent uniform step of each is random.
+      reveals_epochs: whether that holds only after a partition of the steps into epochs is revealed: an upper
+        bound.
+      revealed_counts: (b-min-sep timing, probabilities of the counts 1 .. k there) that bound the unit's
+        counts from above. They must hold with all participations revealed, for any sharing of examples
+        (`accountants.revealed_pattern`).
+      parts: (scheme, number): the unit's counts are the sum of that number of independent draws from the
+        scheme.
+      batch_rates: (iterations,) float64: `max_rate` of each step, where batches are not of one mean.
+      arrays_kept: about how many arrays of all steps a draw goes through, plain b-min-sep being 1.
     """
 
     # -- Required attributes: class variables, or properties ----------------------------------------------
 
     name: ClassVar[str]
-    """Name on the command line and in JSON."""
     unit: ClassVar[str]
-    """Privacy unit: "example" or "user"."""
     adjacencies: ClassVar[tuple[str, ...]]
-    """Adjacencies for which P and Q are a dominating pair (proofs/adjacency.md)."""
     examples_overlap: bool
-    """Whether examples of one unit may be less than `min_separation` steps apart; likelihoods then take
-    products of columns (`likelihood.loss.column_norms`) for half their norms."""
     others_are_independent: bool
-    """Whether batches without a unit are independent of its sampling, and it adds at most one example.
-
-    Whether a batch is too large is then independent of the unit (proofs/rounding.md, section 8), and the
-    probability of that is added to delta once and not `1 + e^epsilon` times.
-    """
     holds_for_shared_examples: bool
-    """Whether P and Q dominate on graphs in which an example has several owners; if not, a bound that reveals
-    all participations may (proofs/shared_examples.md, section 4)."""
     has_prefixes: ClassVar[bool] = False
-    """Whether the first t steps have the distribution of this scheme with `iterations` t, for every t."""
     iterations: int
-    """n, the number of steps."""
     min_separation: int
-    """b: a unit participates at most once in any b consecutive steps."""
 
     _REQUIRED = (
         "name unit adjacencies examples_overlap others_are_independent holds_for_shared_examples".split()
@@ -163,7 +186,6 @@ class Scheme(abc.ABC):
     # -- Construction -------------------------------------------------------------------------------------
 
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Option of `Numbers`, besides steps, sizes and probability -> its name in this scheme."""
 
     @classmethod
     @abc.abstractmethod
@@ -191,32 +213,16 @@ class Scheme(abc.ABC):
     # -- Optional structure: None claims nothing, and the accountants that need it refuse the scheme --------
 
     supports_truncation: bool = False
-    """Whether `core.truncation` covers it: examples are sampled independently of truncation."""
     batch_size_cap: int | None = None
-    """Batch-size cap of a scheme that truncates batches itself."""
     required_dataset_size: int | None = None
-    """The only data set size that the scheme is for, if it depends on one."""
     independent_truncation: Any = None
-    """Dominating pair whose truncated steps are independent (`schemes.truncation.independent_truncation`)."""
     independent_rounds: tuple[float, int] | None = None
-    """(probability, rounds) of Poisson steps, of each of the unit's examples by itself, that are no more
-    private, where columns do not overlap."""
     patterns: Any = None  # `strategies.worst_pattern.Patterns` of fixed-order batches: nothing is random
     phase_participations: np.ndarray | None = None
-    """(phases,) int64: participations of each phase, where nothing but a uniform phase is random."""
     independent_epochs: tuple[tuple[int, int, int], ...] = ()
-    """(number of epochs, steps of each that are run, steps that are not), where nothing but an independent
-    uniform step of each is random."""
     reveals_epochs: bool = False
-    """Whether that holds only after a partition of the steps into epochs is revealed: an upper bound."""
     revealed_counts: "tuple[Any, np.ndarray] | None" = None
-    """(b-min-sep timing, probabilities of the counts 1 .. k there) that bound the unit's counts from above.
-
-    They must hold with all participations revealed, for any sharing of examples
-    (`accountants.revealed_pattern`).
-    """
     parts: "tuple[Scheme, int] | None" = None
-    """(scheme, number): the unit's counts are the sum of that number of independent draws from the scheme."""
 
     def inflated(self, times: int) -> "tuple[Scheme, float] | None":
         """Return (the scheme with `times` the sampling probability, log ratio), or None where unknown.
@@ -232,24 +238,25 @@ class Scheme(abc.ABC):
         return None
 
     batch_rates: np.ndarray | None = None
-    """(iterations,) float64: `max_rate` of each step, where batches are not of one mean."""
 
     # -- Optional faster paths -----------------------------------------------------------------------------
 
     sparse_positions: SparsePositions | None = None
     pair_bound: PairBound | None = None
     arrays_kept: int = 1
-    """About how many arrays of all steps a draw goes through, plain b-min-sep being 1."""
 
 
 class TableScheme(Scheme, abstract=True):
-    """Scheme whose unit participates by a sampling table."""
+    """Scheme whose unit participates by a sampling table.
+
+    Attributes:
+      table: table of the sampler.
+    """
 
     examples_overlap = False
     side_information = None
 
     table: SamplingTable
-    """Table of the sampler."""
 
     @property
     def max_participations(self) -> int:
@@ -317,9 +324,6 @@ class ExampleScheme(TableScheme, abstract=True):
 class SizedScheme(ExampleScheme, abstract=True):
     """Scheme that its sizes alone determine: it has no probability."""
 
-    participation_rate: float
-    """Long-run rate of participations."""
-
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "Scheme":
         return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
@@ -344,8 +348,7 @@ def check_fields(scheme: Scheme, *integers: str, probability: bool = True) -> No
     checks: dict[str, Callable] = dict.fromkeys(integers, _validate.positive_integer)
     if probability:
         checks["sampling_probability"] = _validate.probability
-    for name, check in checks.items():
-        object.__setattr__(scheme, name, check(name, getattr(scheme, name)))
+    _validate.check_fields(scheme, **checks)
     warm_start = getattr(scheme, "warm_start", True)
     if not isinstance(warm_start, bool):
         raise ValueError(f"warm_start must be True or False, got {warm_start!r}")

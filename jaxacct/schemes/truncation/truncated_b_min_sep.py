@@ -110,11 +110,6 @@ class TruncatedBMinSep(ExampleScheme):
         return None
 
     @property
-    def participation_rate(self) -> float:
-        """Long-run sampling rate, before truncation."""
-        return self.untruncated.participation_rate
-
-    @property
     def can_truncate(self) -> bool:
         """Whether any batch can exceed the maximum."""
         return self.max_batch_size < self.dataset_size

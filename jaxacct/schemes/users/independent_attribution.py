@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -132,17 +132,16 @@ class IndependentAttribution(UserScheme):
             return self.examples_per_user * self.one.log_likelihood_ratios(log_ratios)
         if norms is None:
             raise ValueError("norms must be <c_i, c_{i-d}> / sigma^2 for examples_per_user above 1, got None")
-        return interacting_log_recurrence(log_ratios.T, norms, **self._processes())
-
-    def _processes(self) -> dict[str, Any]:
         log_p, log_q = log_probabilities(self.sampling_probability)
-        return {
-            "log_p": log_p,
-            "log_q": log_q,
-            "block": self.min_separation,
-            "processes": self.examples_per_user,
-            "start_distribution": np.exp(self.one.start_log_weights()) if self.warm_start else None,
-        }
+        return interacting_log_recurrence(
+            log_ratios.T,
+            norms,
+            log_p=log_p,
+            log_q=log_q,
+            block=self.min_separation,
+            processes=self.examples_per_user,
+            start_distribution=np.exp(self.one.start_log_weights()) if self.warm_start else None,
+        )
 
     @property
     def two(self) -> "IndependentAttribution":

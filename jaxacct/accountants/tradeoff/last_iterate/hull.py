@@ -18,16 +18,19 @@ MAX_STEPS = 100_000
 
 
 class Shifts(NamedTuple):
-    """Best shifts and their bound."""
+    """Best shifts and their bound.
+
+    Attributes:
+      mu: mu of the run, which is mu-GDP.
+      shifts: a_k, k = 1..t.
+      gaps: z_k, k = 0..t, from the initial gap down to 0.
+      lambdas: lambda_k = a_k / (a_k + z_k), 0 where both are 0; the last one is 1 (or there was no gap).
+    """
 
     mu: float
-    """Mu of the run, which is mu-GDP."""
     shifts: np.ndarray
-    """a_k, k = 1..t."""
     gaps: np.ndarray
-    """z_k, k = 0..t, from the initial gap down to 0."""
     lambdas: np.ndarray
-    """lambda_k = a_k / (a_k + z_k), 0 where both are 0; the last one is 1 (or there was no gap)."""
 
 
 def shifted_interpolation_gdp(contractions, sensitivities, noise_stds, initial_gap: float = 0.0) -> Shifts:
