@@ -11,10 +11,10 @@ Plans and finished runs are kept: the same command goes on where it was.
 """
 
 import argparse
-import csv
 import itertools
 import sys
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,10 @@ from scipy import stats
 
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Plan, Poisson, calibrate
 from jaxacct.common.files import write_atomically
-from jaxacct.report.figure import MARKERS, blank, save
+from jaxacct.report.figure import save
 from tests.benchmarks.paper.statements import Verdict
+from tests.benchmarks.pictures import over_epsilon
+from tests.benchmarks.results import Kept
 from tests.train.fitting import fit
 from train.batches.data import load
 from train.command import accuracy
@@ -35,8 +37,18 @@ from train.optimizers import sgd
 ROWS = 1440
 OURS, CYCLIC, BINS = "BandMF, b-min-sep", "BandMF, cyclic Poisson", "BandMF, balls-in-bins"
 NOT_PRIVATE = "not private"
-_KEYS = ("iterations", "scheme", "epsilon", "learning_rate", "seed")
-COLUMNS = tuple("iterations scheme epsilon noise_multiplier learning_rate seed accuracy seconds".split())
+FOUND = ("noise_multiplier", "accuracy", "seconds")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run; without privacy epsilon is infinite."""
+
+    iterations: int
+    scheme: str
+    epsilon: float
+    learning_rate: float
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -85,11 +97,11 @@ class Protocol:
 
         return {name: (scheme, strategy(scheme, bands)) for name, (scheme, bands) in blocks.items()}
 
-    def jobs(self) -> list[tuple[str, float, float, int]]:
-        """(name, epsilon, rate, seed) of every run; without privacy epsilon is infinite."""
-        cells = [(NOT_PRIVATE, float("inf"))]
-        cells += [(name, e) for e, name in itertools.product(self.epsilons, self.mechanisms())]
-        return [(*cell, rate, seed) for cell in cells for rate in self.rates for seed in range(self.seeds)]
+    def jobs(self) -> list[Job]:
+        """All runs."""
+        cells = [(NOT_PRIVATE, np.inf), *((name, e) for e in self.epsilons for name in self.mechanisms())]
+        runs = itertools.product(cells, self.rates, range(self.seeds))
+        return [Job(self.iterations, *cell, rate, seed) for cell, rate, seed in runs]
 
 
 SHORT = Protocol(100, (2.0, 8.0), (0.3,), 2)
@@ -147,47 +159,27 @@ def not_private(protocol: Protocol, rate: float, seed: int, split) -> float:
 def rebuild(protocol: Protocol, folder: Path) -> None:
     """Make the runs that are not there yet, then table and picture."""
     folder.mkdir(parents=True, exist_ok=True)
-    table, split = folder / "figure-4.csv", load("digits")
-    rows = _read(table)
-    done = {tuple(row[name] for name in _KEYS) for row in rows}
-    jobs = [job for job in protocol.jobs() if (str(protocol.iterations), *map(str, job)) not in done]
+    table, split = Kept(folder / "figure-4.csv", Job, FOUND, above_0="accuracy"), load("digits")
+    jobs = [job for job in protocol.jobs() if job not in table.rows]
     started = time.monotonic()
-    for index, (name, epsilon, rate, seed) in enumerate(jobs):
-        since = time.monotonic()
-        if name == NOT_PRIVATE:
-            sigma, found = 0.0, not_private(protocol, rate / 3, seed, split)
+    for done, job in enumerate(jobs, 1):
+        since, rate, sigma = time.monotonic(), job.learning_rate, 0.0
+        if job.scheme == NOT_PRIVATE:
+            found = not_private(protocol, rate / 3, job.seed, split)
         else:
-            plan = plan_of(protocol, name, epsilon, folder)
-            sigma, found = plan.mechanism.noise_multiplier, run(protocol, plan, rate, seed, split)
+            plan = plan_of(protocol, job.scheme, job.epsilon, folder)
+            sigma, found = plan.mechanism.noise_multiplier, run(protocol, plan, rate, job.seed, split)
         took = round(time.monotonic() - since, 1)
-        values = (protocol.iterations, name, epsilon, sigma, rate, seed, found, took)
-        rows.append(dict(zip(COLUMNS, map(str, values), strict=True)))
-        lines = [",".join(COLUMNS)] + [",".join(f'"{row[c]}"' for c in COLUMNS) for row in rows]
-        write_atomically(table, "\n".join(lines) + "\n")
-        left = (time.monotonic() - started) / (index + 1) * (len(jobs) - index - 1) / 60
+        table.add(job, dict(zip(FOUND, map(str, (sigma, found, took)), strict=True)))
+        left = (time.monotonic() - started) / done * (len(jobs) - done) / 60
         print(
-            f"{index + 1}/{len(jobs)} runs, {left:.0f} min left: {name}, epsilon {epsilon:g}, "
-            f"rate {rate:g}: {found:.3f}",
-            file=sys.stderr,
-            flush=True,
+            f"{done}/{len(jobs)} runs, {left:.0f} min left: {job}: {found:.3f}", file=sys.stderr, flush=True
         )
-    best = summary([row for row in rows if row["iterations"] == str(protocol.iterations)])
+    best = summary({job: row for job, row in table.rows.items() if job.iterations == protocol.iterations})
     text = "\n\n".join([markdown(best), *(verdict.line() for verdict in judged(best))])
     write_atomically(folder / "figure-4.txt", text + "\n")
     print(text)
     save(drawn(best), folder / "figure-4.png")
-
-
-def _read(table: Path) -> list[dict[str, str]]:
-    """Its rows; ValueError for another file."""
-    if not table.exists():
-        return []
-    with table.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
-    if tuple(reader.fieldnames or ()) != COLUMNS:
-        raise ValueError(f"out must hold no other figure-4.csv, {table} is none of this command")
-    return rows
 
 
 @dataclass(frozen=True)
@@ -220,20 +212,18 @@ def half_width(values: np.ndarray) -> float:
     return float(stats.t.ppf(0.975, values.size - 1) * np.std(values, ddof=1) / np.sqrt(values.size))
 
 
-def summary(rows: list[dict[str, str]]) -> dict[tuple[str, float], Accuracies]:
+def summary(rows: dict[Job, dict[str, str]]) -> dict[tuple[str, float], Accuracies]:
     """(scheme, epsilon) to its accuracies at the rate with the best mean."""
-    cells: dict[tuple[str, float], dict[float, list]] = {}
-    for row in rows:
-        cell = cells.setdefault((row["scheme"], float(row["epsilon"])), {})
-        cell.setdefault(float(row["learning_rate"]), []).append(row)
+    cells = defaultdict(lambda: defaultdict(list))
+    for job in sorted(rows, key=lambda job: job.seed):
+        cells[job.scheme, job.epsilon][job.learning_rate].append(rows[job])
     found = {}
     for cell, by_rate in cells.items():
         most = max(map(len, by_rate.values()))  # a rate whose runs are not all there would win by luck
-        whole = [part for part in by_rate.values() if len(part) == most]
-        chosen = max(whole, key=lambda part: np.mean([float(row["accuracy"]) for row in part]))
-        ordered = sorted(chosen, key=lambda row: int(row["seed"]))
-        values = np.array([float(row["accuracy"]) for row in ordered])
-        found[cell] = Accuracies(values, float(ordered[0]["noise_multiplier"]))
+        runs = [part for part in by_rate.values() if len(part) == most]
+        values = [np.array([float(row["accuracy"]) for row in part]) for part in runs]
+        best = max(range(len(runs)), key=lambda place, values=values: values[place].mean())
+        found[cell] = Accuracies(values[best], float(runs[best][0]["noise_multiplier"]))
     return found
 
 
@@ -265,11 +255,17 @@ def judged(best: dict[tuple[str, float], Accuracies]) -> list[Verdict]:
     return verdicts
 
 
+def swept(best: dict[tuple[str, float], Accuracies]) -> tuple[list[str], list[float]]:
+    """Private schemes in their order, and epsilons."""
+    private = [cell for cell in best if cell[1] < np.inf]
+    return list(dict.fromkeys(name for name, _ in private)), sorted({epsilon for _, epsilon in private})
+
+
 def markdown(best: dict[tuple[str, float], Accuracies]) -> str:
     """Accuracy in per cent with its interval, and the noise multiplier."""
-    names = list(dict.fromkeys(name for name, epsilon in best if epsilon < np.inf))
+    names, epsilons = swept(best)
     lines = ["| epsilon | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for epsilon in sorted({epsilon for _, epsilon in best if epsilon < np.inf}):
+    for epsilon in epsilons:
         cells = [best.get((name, epsilon)) for name in names]
         shown = [f"{_in_per_cent(c)} (σ {c.noise_multiplier:.3f})" if c else "" for c in cells]
         lines.append(f"| {epsilon:g} | " + " | ".join(shown) + " |")
@@ -279,30 +275,23 @@ def markdown(best: dict[tuple[str, float], Accuracies]) -> str:
 
 
 def _in_per_cent(cell: Accuracies) -> str:
-    if cell.values.size < 2:
-        return f"{100 * cell.mean:.1f} (one run)"
-    return f"{100 * cell.mean:.1f} ± {100 * cell.half:.1f}"
+    spread = " (one run)" if cell.values.size < 2 else f" ± {100 * cell.half:.1f}"
+    return f"{100 * cell.mean:.1f}{spread}"
 
 
 def drawn(best: dict[tuple[str, float], Accuracies]):
     """Accuracy against epsilon, a line a scheme."""
-    figure = blank(6.5, 4.2)
-    axes = figure.add_subplot()
-    epsilons = sorted({epsilon for _, epsilon in best if epsilon < np.inf})
-    for number, name in enumerate(dict.fromkeys(name for name, epsilon in best if epsilon < np.inf)):
-        cells = [(e, best[name, e]) for e in epsilons if (name, e) in best]
-        x = np.array([e for e, _ in cells]) * (1 + 0.02 * (number - 1.5))
-        half = [c.half if np.isfinite(c.half) else 0.0 for _, c in cells]
-        axes.errorbar(x, [c.mean for _, c in cells], yerr=half, label=name, marker=MARKERS[number], capsize=3)
-    plain = best.get((NOT_PRIVATE, np.inf))
-    if plain:
-        axes.axhline(plain.mean, color="0.5", linestyle="--", label=NOT_PRIVATE)
-    axes.set(xscale="log", xlabel="epsilon", ylabel="test accuracy, mean and 95 % interval")
-    axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+    names, epsilons = swept(best)
+    lines = {
+        name: [
+            (e * (1 + 0.02 * (place - 1.5)), best[name, e].mean, np.nan_to_num(best[name, e].half, posinf=0))
+            for e in epsilons
+            if (name, e) in best
+        ]
+        for place, name in enumerate(names)
+    }
+    levels = {NOT_PRIVATE: best[NOT_PRIVATE, np.inf].mean} if (NOT_PRIVATE, np.inf) in best else {}
+    return over_epsilon(lines, epsilons, levels, ylabel="test accuracy, mean and 95 % interval")
 
 
 def main(argv: list[str] | None = None) -> None:

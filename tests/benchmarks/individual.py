@@ -25,6 +25,7 @@ from jaxacct.individual import (
     gdp_epsilon,
     rdp_to_epsilon,
 )
+from jaxacct.report.figure import blank
 from tests.train.fitting import fit
 from train.individual import IndividualAccounting
 
@@ -32,15 +33,12 @@ FIGURES = Path(__file__).parent / "figures"
 DELTA = 1e-5
 
 
-def white_plan(
-    steps: int, size: int, sigma: float, probability: float = 1.0, accountant="unamplified"
-) -> Plan:
+def white_plan(steps: int, size: int, sigma: float, probability=1.0, accountant="unamplified") -> Plan:
     """A plan of full or Poisson batches at this noise: of a large epsilon where filters are to decide."""
     epsilon = min(90.0, 1.001 * float(gdp_epsilon(DELTA, steps**0.5 / sigma)))
-    options = dict(
-        epsilon=epsilon, delta=DELTA, dataset_size=size, options=CalibrationOptions(accountant=accountant)
-    )
-    return calibrate(Poisson(steps, probability), BandedToeplitz((1.0,)), noise_multiplier=sigma, **options)
+    given = dict(epsilon=epsilon, delta=DELTA, dataset_size=size, noise_multiplier=sigma)
+    given |= dict(options=CalibrationOptions(accountant=accountant))
+    return calibrate(Poisson(steps, probability), BandedToeplitz.identity(), **given)
 
 
 def network(features: int, classes: int, hidden: int = 32):
@@ -50,12 +48,8 @@ def network(features: int, classes: int, hidden: int = 32):
     def layer(rows, columns):
         return jnp.asarray(rng.normal(size=(rows, columns)) / rows**0.5, jnp.float32)
 
-    params = {
-        "a": layer(features, hidden),
-        "b": jnp.zeros(hidden),
-        "c": layer(hidden, classes),
-        "d": jnp.zeros(classes),
-    }
+    params = dict(a=layer(features, hidden), b=jnp.zeros(hidden))
+    params |= dict(c=layer(hidden, classes), d=jnp.zeros(classes))
 
     def logits(params, x):
         return jnp.tanh(x @ params["a"] + params["b"]) @ params["c"] + params["d"]
@@ -84,13 +78,16 @@ def imbalanced(name: str, rare: dict[int, float], seed: int = 0):
     return tuple({"x": x[i].astype(np.float32), "y": y[i].astype(np.int32)} for i in (train, test))
 
 
-def pyplot():
-    import matplotlib
+def panels_of(width: float, height: float, rows: int, columns: int):
+    """(a figure, its panels)."""
+    figure = blank(width, height)
+    return figure, figure.subplots(rows, columns)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    return pyplot
+def saved(figure, name: str) -> None:
+    for panel in figure.axes:
+        panel.legend()
+    figure.savefig(FIGURES / f"individual-{name}.png", dpi=130)
 
 
 def curves() -> None:
@@ -109,8 +106,7 @@ def curves() -> None:
         f"Figure 3: Renyi epsilon {limit:.7f} after 420 steps; Gaussian {gaussian(420, DELTA):.7f}, "
         f"{longest} steps"
     )
-    plot = pyplot()
-    figure, panels = plot.subplots(1, 3, figsize=(13.5, 4))
+    figure, panels = panels_of(13.5, 4, 1, 3)
     deltas = np.geomspace(1e-8, 1e-2, 60)
     for k, style in ((420, "-"), (longest, "--")):
         panels[0].plot([gaussian(k, d) for d in deltas], deltas, "C0" + style, label=f"GDP, k = {k}")
@@ -118,12 +114,8 @@ def curves() -> None:
     for number, k in enumerate((50, 200, 420, 1000)):
         panels[1].plot([gaussian(k, d) for d in deltas], deltas, f"C{number}", label=f"k = {k}")
         panels[1].plot([renyi(k, d) for d in deltas], deltas, f"C{number}--")
-    for panel, title in (
-        (panels[0], "Figure 3: one budget"),
-        (panels[1], "Figure 4: GDP (lines), RDP (dashed)"),
-    ):
-        panel.set(yscale="log", xlabel="epsilon", ylabel="delta", title=title)
-        panel.legend()
+    for panel, title in zip(panels, ("3: one budget", "4: GDP (lines), RDP (dashed)"), strict=False):
+        panel.set(yscale="log", xlabel="epsilon", ylabel="delta", title=f"Figure {title}")
     budgets = [renyi(k, DELTA) for k in range(1, 601)]
     mus = [gaussian(k, DELTA) for k in range(1, 801)]
     at = np.linspace(0.1, 0.95, 60)
@@ -132,9 +124,7 @@ def curves() -> None:
     panels[2].set(
         xlabel="epsilon at delta = 1e-5", ylabel="most steps", title="Figure 5: steps within a budget"
     )
-    panels[2].legend()
-    figure.tight_layout()
-    figure.savefig(FIGURES / "individual-gdp.png", dpi=130)
+    saved(figure, "gdp")
 
 
 def histogram() -> None:
@@ -160,8 +150,7 @@ def histogram() -> None:
     accountant = FourierAccountant(given.sampling_probability, sigmas, 10.0, 2**16)
     span = (0.01, max(0.05, float(by_fourier[middle])))
     mu = float(ApproximateBlackwell(accountant, span, points=12).mu(counts)[0])
-    plot = pyplot()
-    figure, panels = plot.subplots(1, 2, figsize=(10, 4))
+    figure, panels = panels_of(10, 4, 1, 2)
     at = np.linspace(*span, 25)
     panels[0].semilogy(
         at, [float(accountant.delta(float(e), counts)[0]) for e in at], label="Fourier accountant"
@@ -174,10 +163,7 @@ def histogram() -> None:
     panels[1].set(
         xlabel="individual epsilon at delta = 1e-5", ylabel="examples of 300", title="Digits, 1000 steps"
     )
-    for panel in panels:
-        panel.legend()
-    figure.tight_layout()
-    figure.savefig(FIGURES / "individual-histogram.png", dpi=130)
+    saved(figure, "histogram")
     quantiles = [f"{np.quantile(by_fourier, q):.2f}" for q in (0.05, 0.5, 0.95)]
     print(
         f"Figure 1: epsilon of 300 examples, 5/50/95 %: {quantiles}; "
@@ -194,8 +180,7 @@ SETTINGS = {
 
 def groups(seeds: int = 4) -> None:
     """Individual epsilons by group, and accuracy by group with and without a filter, at one guarantee."""
-    plot = pyplot()
-    figure, panels = plot.subplots(2, 2, figsize=(11, 8))
+    figure, panels = panels_of(11, 8, 2, 2)
     print("| data | epsilon | group (train examples) | individual epsilon, median at the start of filtering |"
           " accuracy without | accuracy with filter | still active |\n" + "|---" * 7 + "|")  # fmt: skip
     for row, (name, (rare, sigma, first, total, clip_norm, rate)) in enumerate(SETTINGS.items()):
@@ -207,15 +192,12 @@ def groups(seeds: int = 4) -> None:
         for seed in range(seeds):
             keys = ((seed, 2, 3, 4), np.arange(8, dtype=np.uint32) + seed)
             options = dict(clip_norm=clip_norm, keys=keys, verify=False, microbatch_size=256)
-            ends = []
-            for number, individual in (
-                (first, IndividualAccounting()),
-                (total, IndividualAccounting(epsilon, DELTA)),
-            ):
-                covered = white_plan(number, len(train["y"]), sigma)
-                ends.append(
-                    fit(covered, params, loss, train, optax.adam(rate), individual=individual, **options)
-                )
+            accounting = {first: IndividualAccounting(), total: IndividualAccounting(epsilon, DELTA)}
+            plans = (white_plan(number, len(train["y"]), sigma) for number in accounting)
+            ends = [
+                fit(covered, params, loss, train, optax.adam(rate), individual=individual, **options)
+                for covered, individual in zip(plans, accounting.values(), strict=True)
+            ]
             for found, end in zip((without, filtered), ends, strict=True):
                 right = np.argmax(logits(end.params, test["x"]), axis=1) == test["y"]
                 found.append([right[test["y"] == c].mean() for c in classes] + [right.mean()])
@@ -238,7 +220,6 @@ def groups(seeds: int = 4) -> None:
             xlabel="class, and its training examples",
             ylabel=f"epsilon at delta = {DELTA:g}",
         )
-        panels[row, 0].legend()
         places = np.arange(len(classes) + 1)
         for shift, label, found in (
             (-0.2, f"{first} steps, no filter", without),
@@ -250,7 +231,6 @@ def groups(seeds: int = 4) -> None:
         panels[row, 1].set(
             title=f"{name}: test accuracy, epsilon {epsilon:.2f} for everyone", xlabel="class", ylim=(0, 1.05)
         )
-        panels[row, 1].legend(loc="lower left")
         for i, label in enumerate([*names, "all"]):
             size = sizes[i] if i < len(classes) else len(train["y"])
             median = np.median(epsilons[train["y"] == classes[i]] if i < len(classes) else epsilons)
@@ -260,8 +240,7 @@ def groups(seeds: int = 4) -> None:
                 f"{np.mean(filtered, axis=0)[i]:.3f} | {np.mean(active, axis=0)[i]:.2f} |",
                 flush=True,
             )
-    figure.tight_layout()
-    figure.savefig(FIGURES / "individual-groups.png", dpi=120)
+    saved(figure, "groups")
 
 
 PARTS = {part.__name__: part for part in (curves, histogram, groups)}

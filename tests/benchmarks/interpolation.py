@@ -13,6 +13,7 @@ the paper's 10.
 """
 
 import argparse
+import functools
 import itertools
 import math
 import sys
@@ -88,155 +89,123 @@ class Report:
         self.different += not right
         return f"{found:.{digits}f} [{printed:.{digits}f}]{'' if right else ' DIFFERS'}"
 
-    def row(self, name: str, cells) -> None:
-        print(f"{name:<28}" + "  ".join(cells))
+    def table(self, title: str, printed: dict, digits: int, found) -> None:
+        """Rows of one number a cell; `found(name)` are those of a row."""
+        print(f"\n{title}")
+        for name, row in printed.items():
+            cells = (self.cell(a, b, digits) for a, b in zip(found(name), row, strict=True))
+            print(f"{name!s:<28}" + "  ".join(cells))
+
+    def crossings(self, title: str, printed: dict, bound, sigma: float, known: bool = True) -> None:
+        """Rows of (crossing, mu*) for each of three step sizes; `bound(L, place)` is mu*."""
+        print(f"\n{title}")
+        for L, row in printed.items():
+            cells = []
+            for place in range(3):
+                mu, first = bound(L, place), row[2 * place]
+                crossing = math.ceil((mu * sigma / L) ** 2 - 1e-9)
+                cells.append(self.cell(crossing, first, 0) if known else f"E* {crossing} [{first}, wrong]")
+                cells.append(self.cell(mu, row[2 * place + 1], 3))
+            print(f"L = {L:<24}" + "  ".join(cells))
 
 
-def epsilon_figure(lines: dict[str, tuple], delta: float, xlabel: str, title: str):
-    """Return epsilon at delta over steps or epochs: `{name: (x, epsilon)}`, both axes logarithmic."""
-    figure, axes = plots.blank_axes(6.0, 4.2)
-    for index, (name, (x, epsilon)) in enumerate(lines.items()):
-        style = plots.DASHES[index % len(plots.DASHES)]
-        axes.plot(x, epsilon, linestyle=style, linewidth=2.2 if index == 0 else 1.5, label=name)
-    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=f"epsilon at delta = {delta:g}", title=title)
-    return plots.finished(figure)
+THIN = Subsampled(Gaussian(2 / 3), 0.025)
 
 
 def mnist_mu(decay: float, epochs: int) -> float:
     return noisy_cgd_gdp(epochs=epochs, strong_convexity=decay, **MNIST).mu
 
 
+def renyi_epsilon(decay: float, epochs: int) -> float:
+    """Of cyclic batches of MNIST, by the bound before the paper's."""
+    run = dict(batches_per_epoch=40, contraction=1 - 0.05 * decay, batch_sensitivity=2 / 3)
+    return rdp_to_epsilon(ye_shokri_cyclic_rho(epochs=epochs, **run), DELTA)
+
+
+def sgd_epsilon(epochs: int) -> float:
+    return compose([(THIN, 40 * epochs)]).epsilon(DELTA)
+
+
 def tables() -> int:
     report, epochs = Report(), (50, 100, 200)
-    print("table 3: mu, MNIST, epochs 50, 100, 200")
-    found = {
+    mus = {
         "composition": [composition_gdp(2 / 3, E) for E in epochs],
         "sgd": [subsampled_gdp_clt(0.025, 40 * E, 2 / 3) for E in epochs],
     }
-    found |= {decay: [mnist_mu(decay, E) for E in epochs] for decay in (0.002, 0.004)}
-    for name, printed in TABLE_3.items():
-        report.row(str(name), [report.cell(a, b, 2) for a, b in zip(found[name], printed, strict=True)])
-    print("\ntable 4 (table 1 is its columns of 0.002): epsilon at delta = 1e-5")
-    thin = Subsampled(Gaussian(2 / 3), 0.025)
-    by_name = {
-        "composition": [gdp_epsilon(DELTA, mu) for mu in found["composition"]],
-        "sgd": [compose([(thin, 40 * E)]).epsilon(DELTA) for E in epochs],
-    }
+    mus |= {decay: [mnist_mu(decay, E) for E in epochs] for decay in (0.002, 0.004)}
+    report.table("table 3: mu, MNIST, epochs 50, 100, 200", TABLE_3, 2, mus.get)
+    epsilons = {str(name): [gdp_epsilon(DELTA, mu) for mu in row] for name, row in mus.items()}
+    epsilons["sgd"] = [sgd_epsilon(E) for E in epochs]
     for decay in (0.002, 0.004):
-        rho = [
-            ye_shokri_cyclic_rho(
-                epochs=E, batches_per_epoch=40, contraction=1 - 0.05 * decay, batch_sensitivity=2 / 3
-            )
-            for E in epochs
-        ]
-        by_name[f"rdp {decay}"] = [rdp_to_epsilon(one, DELTA) for one in rho]
-        by_name[str(decay)] = [gdp_epsilon(DELTA, mu) for mu in found[decay]]
-    for name, printed in TABLE_4.items():
-        report.row(name, [report.cell(a, b, 2) for a, b in zip(by_name[name], printed, strict=True)])
-    print("sgd, certified: " + ", ".join(f"{epsilon:.5f}" for epsilon in by_name["sgd"]))
-    print("\ntable 7: mu, full batches, L/(n sigma) = 0.1, c = .92 .96 .98 .99 .995")
-    for t, printed in TABLE_7.items():
-        run = dict(noise_std=1.0, grad_sensitivity=0.1, num_examples=1, strong_convexity=1.0, smoothness=1.0)
-        mus = [noisy_gd_gdp(steps=t, stepsize=1 - c, **run).mu for c in (0.92, 0.96, 0.98, 0.99, 0.995)]
-        report.row(f"t = {t}", [report.cell(a, b, 3) for a, b in zip(mus, printed, strict=True)])
-    print("\ntable 8: (t*, mu*), full batches, D = 1, sigma = 8, eta = .2 .1 .05")
-    for L, printed in TABLE_8.items():
-        cells = []
-        for k, eta in enumerate((0.2, 0.1, 0.05)):
-            run = dict(stepsize=eta, noise_std=8.0, grad_sensitivity=L, num_examples=1, smoothness=1.0)
-            mu = noisy_gd_gdp(steps=10**6, diameter=1.0, **run).mu
-            crossing = math.ceil((mu * 8 / L) ** 2 - 1e-9)
-            cells += [report.cell(crossing, printed[2 * k], 0), report.cell(mu, printed[2 * k + 1], 3)]
-        report.row(f"L/n = {L}", cells)
-    print("\ntable 9: mu, cyclic, L/(b sigma) = 0.2, l = 10 20 40, c = .98 .99 .995 each")
-    for E, printed in TABLE_9.items():
-        mus = [
-            noisy_cgd_gdp(
-                epochs=E,
-                batches_per_epoch=cycle,
-                batch_size=1,
-                stepsize=1 - c,
-                noise_std=1.0,
-                grad_sensitivity=0.2,
-                strong_convexity=1.0,
-                smoothness=1.0,
-            ).mu
-            for cycle in (10, 20, 40)
-            for c in (0.98, 0.99, 0.995)
-        ]
-        report.row(f"E = {E}", [report.cell(a, b, 3) for a, b in zip(mus, printed, strict=True)])
-    print(
-        "\ntables 10 to 12: (E*, mu*), cyclic, D = 1, sigma = 3, eta = .04 .02 .01; printed E* fail (errata)"
-    )
+        epsilons[f"rdp {decay}"] = [renyi_epsilon(decay, E) for E in epochs]
+    title = "table 4 (table 1 is its columns of 0.002): epsilon at delta = 1e-5"
+    report.table(title, TABLE_4, 2, epsilons.get)
+    print("sgd, certified: " + ", ".join(f"{epsilon:.5f}" for epsilon in epsilons["sgd"]))
+    one = dict(noise_std=1.0, strong_convexity=1.0, smoothness=1.0)
+
+    def full_batches(t):
+        run = dict(steps=t, grad_sensitivity=0.1, num_examples=1, **one)
+        return [noisy_gd_gdp(stepsize=1 - c, **run).mu for c in (0.92, 0.96, 0.98, 0.99, 0.995)]
+
+    def of_ball(L, place):
+        run = dict(noise_std=8.0, grad_sensitivity=L, num_examples=1, smoothness=1.0, diameter=1.0)
+        return noisy_gd_gdp(steps=10**6, stepsize=(0.2, 0.1, 0.05)[place], **run).mu
+
+    def cyclic(E):
+        run = dict(epochs=E, batch_size=1, grad_sensitivity=0.2, **one)
+        grid = itertools.product((10, 20, 40), (0.98, 0.99, 0.995))
+        return [noisy_cgd_gdp(batches_per_epoch=cycle, stepsize=1 - c, **run).mu for cycle, c in grid]
+
+    def cyclic_of_ball(cycle, L, place):
+        run = dict(batch_size=1, noise_std=3.0, grad_sensitivity=L, smoothness=1.0, diameter=1.0)
+        stepsize = (0.04, 0.02, 0.01)[place]
+        return noisy_cgd_gdp(epochs=10**5, batches_per_epoch=cycle, stepsize=stepsize, **run).mu
+
+    title = "table 7: mu after t, full batches, L/(n sigma) = 0.1, c = .92 .96 .98 .99 .995"
+    report.table(title, TABLE_7, 3, full_batches)
+    title = "table 8: (t*, mu*) by L/n, full batches, D = 1, sigma = 8, eta = .2 .1 .05"
+    report.crossings(title, TABLE_8, of_ball, 8.0)
+    title = "table 9: mu after E, cyclic, L/(b sigma) = 0.2, l = 10 20 40, c = .98 .99 .995 each"
+    report.table(title, TABLE_9, 3, cyclic)
     for cycle, rows in TABLE_10_12.items():
-        for L, printed in rows.items():
-            cells = []
-            for k, eta in enumerate((0.04, 0.02, 0.01)):
-                run = dict(batches_per_epoch=cycle, batch_size=1, stepsize=eta, noise_std=3.0)
-                bound = noisy_cgd_gdp(epochs=10**5, grad_sensitivity=L, smoothness=1.0, diameter=1.0, **run)
-                crossing = math.ceil((bound.mu * 3 / L) ** 2 - 1e-9)
-                cells.append(f"E* {crossing} [{printed[2 * k]}, wrong]")
-                cells.append(report.cell(bound.mu, printed[2 * k + 1], 3))
-            report.row(f"l = {cycle}, L/b = {L}", cells)
+        title = f"tables 10 to 12: (E*, mu*) by L/b, cyclic, l = {cycle}, D = 1, sigma = 3, eta = .04 .02 .01"
+        bound = functools.partial(cyclic_of_ball, cycle)
+        report.crossings(f"{title}; printed E* fail (errata)", rows, bound, 3.0, known=False)
     print(f"\n{report.compared} values compared, {report.different} differ")
     return report.different
 
 
 def figures() -> int:
     run = dict(stepsize=0.05, noise_std=1.0, grad_sensitivity=1.0, num_examples=10)
-    run |= dict(strong_convexity=1.0, smoothness=10.0)
-    bound = noisy_gd_gdp(steps=160, **run)
-    plots.save(
-        plots.tradeoff_figure(
-            {
-                "theorem 4.2 (exact), t = 160": bound.curve,
-                "composition, t = 160": Gaussian(bound.compared["composition"]),
-                "(epsilon, delta) of theorem 4.2": EpsilonDelta(bound.epsilon(DELTA), DELTA),
-            },
-            "Noisy gradient descent, last iterate",
-        ),
-        str(FIGURES / "tradeoff-curves.png"),
-    )
-    epochs = np.unique(np.geomspace(1, 1000, 60).astype(int))
-    cyclic = [gdp_epsilon(DELTA, mnist_mu(0.004, int(E))) for E in epochs]
-    rho = [
-        ye_shokri_cyclic_rho(epochs=int(E), batches_per_epoch=40, contraction=0.9998, batch_sensitivity=2 / 3)
-        for E in epochs
-    ]
-    few = np.unique(np.geomspace(1, 1000, 9).astype(int))
-    thin = Subsampled(Gaussian(2 / 3), 0.025)
-    sgd = [compose([(thin, 40 * int(E))]).epsilon(DELTA) for E in few]
-    plots.save(
-        epsilon_figure(
-            {
-                "cyclic, theorem 4.5 (converges)": (epochs, cyclic),
-                "cyclic, Renyi bound": (epochs, [rdp_to_epsilon(one, DELTA) for one in rho]),
-                "stochastic, composition": (few, sgd),
-                "cyclic, composition": (
-                    epochs,
-                    [gdp_epsilon(DELTA, composition_gdp(2 / 3, int(E))) for E in epochs],
-                ),
-            },
-            DELTA,
-            "epochs",
-            "Logistic regression on 60,000 examples, regularisation 0.004",
-        ),
-        str(FIGURES / "epsilon-epochs.png"),
-    )
+    bound = noisy_gd_gdp(steps=160, strong_convexity=1.0, smoothness=10.0, **run)
+    curves = {
+        "theorem 4.2 (exact), t = 160": bound.curve,
+        "composition, t = 160": Gaussian(bound.compared["composition"]),
+        "(epsilon, delta) of theorem 4.2": EpsilonDelta(bound.epsilon(DELTA), DELTA),
+    }
+    figure = plots.tradeoff_figure(curves, "Noisy gradient descent, last iterate")
+    plots.save(figure, FIGURES / "tradeoff-curves.png")
+    figure, axes = plots.blank_axes(6.0, 4.2)
+    for index, (name, number, epsilon_at) in enumerate((
+        ("cyclic, theorem 4.5 (converges)", 60, lambda E: gdp_epsilon(DELTA, mnist_mu(0.004, E))),
+        ("cyclic, Renyi bound", 60, functools.partial(renyi_epsilon, 0.004)),
+        ("stochastic, composition", 9, sgd_epsilon),
+        ("cyclic, composition", 60, lambda E: gdp_epsilon(DELTA, composition_gdp(2 / 3, E))),
+    )):  # fmt: skip
+        epochs = np.unique(np.geomspace(1, 1000, number).astype(int)).tolist()
+        axes.plot(epochs, list(map(epsilon_at, epochs)), label=name, **plots.style(index))
+    title = "Logistic regression on 60,000 examples, regularisation 0.004"
+    labels = dict(xlabel="epochs", ylabel=f"epsilon at delta = {DELTA:g}", title=title)
+    axes.set(xscale="log", yscale="log", **labels)
+    plots.save(plots.finished(figure), FIGURES / "epsilon-epochs.png")
     four = {
-        name: GeneralDPSGD(50000, m, s, 1, how, 4).curve(2.0)
-        for name, m, s, how in (
-            ("batch clipping, shuffling", 1, 500, "shuffling"),
-            ("individual clipping, shuffling", 500, 1, "shuffling"),
-            ("batch clipping, subsampling", 1, 500, "subsampling"),
-            ("individual clipping, subsampling", 500, 1, "subsampling"),
-        )
+        f"{clipped} clipping, {how}": GeneralDPSGD(50000, m, s, 1, how, 4).curve(2.0)
+        for how in ("shuffling", "subsampling")
+        for clipped, m, s in (("batch", 1, 500), ("individual", 500, 1))
     }
     four["generic group rule"] = Gaussian(2.0)
-    plots.save(
-        plots.tradeoff_figure(four, "Groups of 4 of 50,000, batches of 500, sigma 2, one epoch"),
-        str(FIGURES / "tradeoff-groups.png"),
-    )
+    figure = plots.tradeoff_figure(four, "Groups of 4 of 50,000, batches of 500, sigma 2, one epoch")
+    plots.save(figure, FIGURES / "tradeoff-groups.png")
     return 0
 
 
@@ -319,18 +288,17 @@ def figure_10() -> int:
     return 0
 
 
+COMMANDS = {"tables": tables, "figures": figures, "figure-10": figure_10}
+
+
 def main() -> None:
-    what = sys.argv[1:2]
-    if what == ["tables"]:
-        raise SystemExit(1 if tables() else 0)
-    if what == ["figures"]:
-        raise SystemExit(figures())
-    if what == ["digits"]:
+    what = "".join(sys.argv[1:2])
+    if what == "digits":
         raise SystemExit(digits(sys.argv[2:]))
-    if what == ["figure-10"]:
-        raise SystemExit(figure_10())
-    print(__doc__)
-    raise SystemExit(2)
+    if what not in COMMANDS:
+        print(__doc__)
+        raise SystemExit(2)
+    raise SystemExit(1 if COMMANDS[what]() else 0)
 
 
 if __name__ == "__main__":

@@ -494,7 +494,7 @@ MUTANTS = [
     Mutant("jaxacct/report/html.py", "upper + added]), implied)", "upper]), implied)", REPORT),
     Mutant("jaxacct/estimates/estimate.py", "interval.Drawn(chosen, draw(chosen), composed)", "interval.Drawn(chosen, draw(chosen))", REPORT),
     Mutant("jaxacct/proposals/families/pair_weights.py", "factor + side * (m + 40)", "factor + (m + 40)", LOWER_ENDS),
-    Mutant("tests/benchmarks/paper/setting.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
+    Mutant("tests/benchmarks/paper/cells.py", "bands << k for k", "(bands << k) + 1 for k", PAPER),
     Mutant("tests/benchmarks/paper/statements.py", "return self.error / self.others[method]", "return self.others[method] / self.error", PAPER),
     Mutant("tests/benchmarks/paper/cells.py", "*longer[:1], ", "", PAPER),
     Mutant("tests/benchmarks/paper/cells.py", "*ranked[:2],", "*ranked[-2:],", PAPER),

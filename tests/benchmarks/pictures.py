@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from jaxacct.report.figure import DASHES, MARKERS, blank_axes, finished, save
-from jaxacct.report.plots import PALETTE
+from jaxacct.report.figure import PALETTE, blank_axes, finished, save, style
 
 FIGURES = Path(__file__).parent / "figures"
 
@@ -14,6 +13,27 @@ def first_number(text: str) -> float:
     return float(re.search(r"[0-9][0-9,]*(\.[0-9]+)?", text)[0].replace(",", ""))
 
 
+def over_epsilon(lines: dict[str, list[tuple]], ticks, levels: dict[str, float] | None = None, **labels):
+    """Draw values over epsilon, a line for each name.
+
+    Args:
+      lines: of each name (epsilon, value) or (epsilon, value, half the length of its interval).
+      ticks: epsilons that are written out.
+      levels: values that are the same for all epsilons.
+      labels: of the axes, as `Axes.set` takes them.
+    """
+    figure, axes = blank_axes(6.0, 4.0)
+    for index, (name, line) in enumerate(lines.items()):
+        x, y, *half = zip(*sorted(line), strict=True)
+        axes.errorbar(x, y, *half, label=name, capsize=3, markersize=5, **style(index, has_marker=True))
+    for name, value in (levels or {}).items():
+        axes.axhline(value, color="0.5", linestyle="--", label=name)
+    axes.set(xscale="log", xlabel="epsilon", **labels)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    return finished(figure)
+
+
 def noise_by_sampler(records: dict[str, dict]):
     """Draw the standard deviation of the noise in the running sum over epsilon, a line for each sampler."""
     found: dict[str, dict[float, float]] = {}
@@ -21,17 +41,12 @@ def noise_by_sampler(records: dict[str, dict]):
         if target := re.fullmatch(r"README job, (?:16 amplified .*|independent .*)\((\d+), 1e-5\)", job):
             name = "DP-SGD" if "pld" in scheme else scheme.split(",")[0]
             found.setdefault(name, {}).setdefault(float(target[1]), float(error) ** 0.5)
-    figure, axes = blank_axes(6.0, 3.6)
-    last = sorted(found.items(), key=lambda item: -item[1][8.0])
-    for index, (name, errors) in enumerate(last):
-        style = {"linestyle": DASHES[index % 4], "marker": MARKERS[index], "color": PALETTE[index]}
-        epsilons = sorted(errors)
-        axes.plot(epsilons, [errors[epsilon] for epsilon in epsilons], label=name, markersize=5, **style)
-    axes.set(xscale="log", yscale="log", xlabel="epsilon", ylabel="noise std in the running sum")
-    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    axes.set_yticks([4, 8, 16], ["4", "8", "16"])
-    axes.minorticks_off()
-    return finished(figure)
+    last = dict(sorted(found.items(), key=lambda item: -item[1][8.0]))
+    lines = {name: sorted(errors.items()) for name, errors in last.items()}
+    figure = over_epsilon(lines, [1, 2, 4, 8], yscale="log", ylabel="noise std in the running sum")
+    figure.axes[0].set_yticks([4, 8, 16], ["4", "8", "16"])
+    figure.axes[0].minorticks_off()
+    return figure
 
 
 def time_beside_peers(records: dict[str, dict]):

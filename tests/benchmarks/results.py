@@ -7,13 +7,20 @@ A file holds one record, the newest answer to one question. A benchmark writes i
 is written by hand, and every number of a section is in one of the records that it names.
 """
 
+import csv
+import dataclasses
+import io
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from jaxacct.common.files import write_atomically
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = Path(__file__).parent / "RESULTS.md"
@@ -86,6 +93,49 @@ def record(
     }
     text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+class Kept:
+    """A CSV file of finished rows, each under a key; every row that is added is on disk.
+
+    Columns beyond those of the keys and `found`, as in older tables, are read over.
+
+    Args:
+      path: of the file, which may be missing.
+      kind: a dataclass of texts and numbers, the keys; its fields are the first columns.
+      found: names of the other columns.
+      above_0: one of them, which holds a finite number above 0.
+
+    Raises:
+      ValueError: for a file that is no such table.
+    """
+
+    def __init__(self, path: Path, kind: type, found: tuple[str, ...], *, above_0: str):
+        self.path, self.found = path, found
+        self.rows: dict[Any, dict[str, str]] = {}
+        kinds = {field.name: field.type for field in dataclasses.fields(kind)}
+        self.columns = (*kinds, *found)
+        if not path.exists():
+            return
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    key = kind(*(read(row[name]) for name, read in kinds.items()))
+                    self.rows[key] = {name: row[name] for name in found}
+                    assert 0 < float(row[above_0]) < math.inf
+            assert self.rows
+        except (AssertionError, KeyError, TypeError, ValueError, csv.Error):
+            raise ValueError(f"out must hold no other {path.name}, {path} is none of this command") from None
+
+    def add(self, key, row: dict[str, str]) -> None:
+        """Keep a row, and write the whole table, atomically."""
+        self.rows[key] = row
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(self.columns)
+        for one, values in self.rows.items():
+            lines.writerow([*dataclasses.astuple(one), *(values[name] for name in self.found)])
+        write_atomically(self.path, text.getvalue())
 
 
 def records() -> list[dict]:

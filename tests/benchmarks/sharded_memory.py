@@ -17,16 +17,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_privacy
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax_privacy.matrix_factorization import toeplitz
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
-from jaxacct.strategies import BandedInverse, BandedToeplitz
+from jaxacct.strategies import BandedInverse
 from tests.benchmarks.results import record
+from tests.benchmarks.steps import peer_of
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
 from train.procedures.step import TrainState, make_step
@@ -101,20 +100,9 @@ def peer(shapes, layout: tuple[int, int] | None) -> Any:
         spec = P(*(None,) * (leaf.ndim - 1), "model") if spec is None and leaf.ndim > 1 else spec or WHOLE
         return leaf if mesh is None else leaf.update(sharding=NamedSharding(mesh, spec))
 
-    gradient = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=2)
-    matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BandedToeplitz.square_root(BANDS).array))
-    noisy = jax_privacy.noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
-    optimizer = optax.adam(1e-3)
-
-    def step(state, batch):
-        params, kept, moments = state
-        update, kept = noisy.update(gradient(params, batch), kept)
-        update, moments = optimizer.update(update, moments, params)
-        return optax.apply_updates(params, update), kept, moments
-
+    first, step = peer_of(loss, BANDS, 2, optax.adam(1e-3))
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    state = jax.eval_shape(lambda one: (one, noisy.init(one), optimizer.init(one)), params)
-    state = jax.tree.map(placed, state)
+    state = jax.tree.map(placed, jax.eval_shape(first, params))
     words = placed(jax.ShapeDtypeStruct((BATCH, POSITIONS), jnp.int32), P("data"))
     lowered = jax.jit(step, donate_argnums=0).trace(state, {"words": words, "next": words}).lower()
     return lowered.compile().memory_analysis()

@@ -54,19 +54,12 @@ def main():
         "shuffling",
         question="What shuffling is worth: epsilon at delta 1e-5, independent noise",
         order=57,
-        columns=[
-            "steps an epoch",
-            "epochs",
-            "sigma",
-            "no amplification",
-            "shuffled, at least",
-            "balls-in-bins, at most",
-            "epochwise allocation, at most",
-        ],
+        columns=["steps an epoch", "epochs", "sigma", "no amplification", "shuffled, at least",
+                 "balls-in-bins, at most", "epochwise allocation, at most"],
         rows=rows,
         note="C = I, zero-out adjacency. The bound for shuffling is below every accountant, for one epoch; "
         "in one epoch the last two columns are the same sampler.",
-    )
+    )  # fmt: skip
     sigmas = np.geomspace(0.4, 2.0, 17)
     found = [compare_epsilons(1000, 1, float(sigma), DELTA) for sigma in sigmas]
     figure, axes = blank_axes(5.6, 3.6)
@@ -76,12 +69,8 @@ def main():
         ("redrawn_at_most", "balls-in-bins: certified", "-."),
     ):
         axes.plot(sigmas, [getattr(one, name) for one in found], style, color="0.15", label=label)
-    axes.set(
-        xlabel="noise multiplier",
-        ylabel="epsilon at delta 1e-5",
-        yscale="log",
-        title="one epoch of 1,000 steps, independent noise",
-    )
+    title = "one epoch of 1,000 steps, independent noise"
+    axes.set(xlabel="noise multiplier", ylabel="epsilon at delta 1e-5", yscale="log", title=title)
     finished(figure).savefig(PICTURE, dpi=110)
 
 

@@ -33,12 +33,17 @@ from train.procedures.step import make_step
 TURNS, KEY = 9, np.arange(8, dtype=np.uint32)
 SIZES, STEPS = (100_000, 669_706, 10_000_000, 100_000_000), 100_000
 MAX_KEPT = 1.6e9  # numbers of 4 bytes
-NOISES = {"1 band": BandedToeplitz.identity()}
-NOISES |= {f"{bands} bands": BandedToeplitz.square_root(bands) for bands in (2, 4, 16, 64, 256)}
-NOISES |= {
-    "inverse of 16 bands": BandedInverse.bisr(iterations=STEPS, bands=16),
-    "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), STEPS),
-}
+
+
+def strategies_of(steps: int) -> dict:
+    """All kinds of noise that are measured, by name."""
+    found = {f"{b} band{'s' * (b > 1)}": BandedToeplitz.square_root(b) for b in (1, 2, 4, 16, 64, 256)}
+    found["inverse of 16 bands"] = BandedInverse.bisr(iterations=steps, bands=16)
+    found["4 buffers"] = BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), steps)
+    return found
+
+
+NOISES = strategies_of(STEPS)
 JOBS = [
     *(("perceptron", 64, bands) for bands in (1, 4, 16, 64, 256)),
     *(("perceptron", size, bands) for size in (256, 1024) for bands in (1, 16)),
@@ -113,7 +118,7 @@ def noise() -> None:
 
 def plain_and_private(name: str, size: int, bands: int) -> tuple:
     """Return (loss, parameters, batch, private step, {"plain" and "private": SGD's next step})."""
-    make, of_one, wrt, rows_of, _, _ = KINDS[name]
+    make, of_one, wrt, rows_of = KINDS[name]
     loss, params = nnx_loss(make(), of_one, wrt)
     batch, mask = jax.tree.map(jnp.asarray, rows_of(size)), jnp.ones(size, bool)
     private = privatize(bands_of(bands), clip_norm=1.0, expected_batch_size=size)
@@ -160,29 +165,36 @@ def steps() -> None:
         )
 
 
-def peer(loss, params, batch, bands: int, size: int = 8):
-    """jax-privacy's step in the configuration that takes least memory."""
+def peer_of(loss, bands: int, size: int, optimizer):
+    """(first state of parameters, step) of jax-privacy in the configuration that takes least memory."""
     gradient = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, keep_batch_dim=False, microbatch_size=size)
     matrix = toeplitz.inverse_as_streaming_matrix(jnp.asarray(BandedToeplitz.square_root(bands).array))
     noisy = jax_privacy.noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
-    held = {"peer": (params, noisy.init(params))}
 
-    @jax.jit
     def step(state, batch):
-        params, kept = state
+        params, kept, moments = state
         update, kept = noisy.update(gradient(params, batch), kept)
-        return jax.tree.map(lambda p, g: p - 0.1 / 64 * g, params, update), kept
+        update, moments = optimizer.update(update, moments, params)
+        return optax.apply_updates(params, update), kept, moments
+
+    return lambda params: (params, noisy.init(params), optimizer.init(params)), step
+
+
+def peer(loss, params, batch, bands: int, size: int = 8):
+    """One step of SGD after another."""
+    first, step = peer_of(loss, bands, size, optax.sgd(0.1 / 64))
+    held, step = [first(params)], jax.jit(step)
 
     def run():
-        held["peer"] = step(held["peer"], batch)
-        return held["peer"]
+        held[0] = step(held[0], batch)
+        return held[0]
 
     return run
 
 
 def fits(runs: int):
     """Yield a row for each run: `fit` in memory, a bare loop over `make_step`, ms a step after 50 steps."""
-    make, of_one, wrt, rows_of, _, _ = KINDS["perceptron"]
+    make, of_one, wrt, rows_of = KINDS["perceptron"]
     data, steps = rows_of(5000), 550
     plan = poisson_plan(5000, 64, steps, 4.0, 1e-5)
     padded = plan.max_batch_size
@@ -228,14 +240,6 @@ def loop() -> None:
     )
 
 
-KINDS_OF_NOISE = {
-    "1 band": BandedToeplitz.identity(),
-    "16 bands": BandedToeplitz.square_root(16),
-    "inverse of 16 bands": BandedInverse.bisr(iterations=1000, bands=16),
-    "4 buffers": BufferedToeplitz((0.99, 0.9, 0.5, 0.2), (0.2, 0.2, 0.1, 0.1), 1000),
-}
-
-
 def memory_of(name: str) -> list[str]:
     """A row of `memory`, of a process of its own."""
     shape, batch = (10_000, 10_000), {"x": jnp.ones((4, 10_000)), "y": jnp.ones((4, 10_000))}
@@ -244,7 +248,7 @@ def memory_of(name: str) -> list[str]:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return 1024 * float(next(line.split()[1] for line in lines if line.startswith(field)))
 
-    mechanism = Mechanism(BMinSep(1000, 16, 0.01), KINDS_OF_NOISE[name], 1.0)
+    mechanism = Mechanism(BMinSep(1000, 16, 0.01), strategies_of(1000)[name], 1.0)
     private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4)
     step = make_step(lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p) * e["y"]), private, optax.sgd(0.1))
     before, state = resident("VmRSS"), step.init(jnp.zeros(shape))
@@ -258,7 +262,7 @@ def memory_of(name: str) -> list[str]:
 def memory() -> None:
     """Peak resident memory of steps of one dense layer of 100 million parameters, beyond their state."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        rows = pool.map(memory_of, KINDS_OF_NOISE, chunksize=1)
+        rows = pool.map(memory_of, ("1 band", "16 bands", *list(NOISES)[-2:]), chunksize=1)
     record(
         "step_memory",
         question="Memory of a private step beyond its state, in copies of the parameters",

@@ -7,26 +7,24 @@ import numpy as np
 import pytest
 
 from jaxacct import BMinSep, calibrate, prefix_sum_error
-from jaxacct.common.files import write_atomically
 from jaxacct.recommendation.search import recommend
 from jaxacct.strategies import by_name, ending
 from tests.benchmarks import figure_4
-from tests.benchmarks.figure_4 import (
-    COLUMNS,
-    CYCLIC,
-    FULL,
-    NOT_PRIVATE,
-    OURS,
-    SHORT,
-    Protocol,
-    judged,
-    summary,
-)
+from tests.benchmarks.figure_4 import CYCLIC, FULL, NOT_PRIVATE, OURS, SHORT, Protocol, judged, summary
 from tests.benchmarks.paper import __main__ as command
 from tests.benchmarks.paper import cells, statements
-from tests.benchmarks.paper.cells import Table, promising, scheme_of
-from tests.benchmarks.paper.setting import METHODS, SECTION_7_1, SECTION_7_2, Cell, Setting
+from tests.benchmarks.paper.cells import (
+    METHODS,
+    SECTION_7_1,
+    SECTION_7_2,
+    Cell,
+    Setting,
+    Table,
+    promising,
+    scheme_of,
+)
 from tests.benchmarks.paper.statements import Compared
+from tests.benchmarks.results import Kept
 from tests.refusals import refused
 
 # One epoch and a half, and one, at numbers whose programs other tests have as well.
@@ -186,19 +184,17 @@ def test_another_file_in_its_place_is_refused(text, tmp_path):
     assert (tmp_path / "cells.csv").read_text() == text
 
 
-def rows(protocol: Protocol, of) -> list[dict[str, str]]:
-    found = []
-    for name, epsilon, rate, seed in protocol.jobs():
-        values = (protocol.iterations, name, epsilon, 1.5, rate, seed, of(name, epsilon, rate, seed), 1.0)
-        found.append(dict(zip(COLUMNS, map(str, values), strict=True)))
-    return found
+def rows(protocol: Protocol, of) -> dict[figure_4.Job, dict[str, str]]:
+    return {
+        job: dict(noise_multiplier="1.5", accuracy=str(of(job)), seconds="1.0") for job in protocol.jobs()
+    }
 
 
 def test_the_best_rate_counts_and_a_rate_with_runs_missing_does_not():
-    made = rows(FULL, lambda name, epsilon, rate, seed: 0.5 + rate + seed / 1000)
+    made = rows(FULL, lambda job: 0.5 + job.learning_rate + job.seed / 1000)
     best = summary(made)
     assert best[OURS, 8.0].mean == pytest.approx(0.802) and best[OURS, 8.0].values.size == 5
-    lucky = [row for row in made if row["learning_rate"] != "0.3" or row["seed"] == "4"]
+    lucky = {job: row for job, row in made.items() if job.learning_rate != 0.3 or job.seed == 4}
     assert summary(lucky)[OURS, 8.0].mean == pytest.approx(0.602)
     assert {epsilon for name, epsilon in best if name == NOT_PRIVATE} == {float("inf")}
 
@@ -210,8 +206,8 @@ def test_the_best_rate_counts_and_a_rate_with_runs_missing_does_not():
 def test_differences_are_judged_by_their_intervals(gain, spread, agrees):
     """Three seeds a cell; b-min-sep is better by `gain`, give or take."""
 
-    def of(name, epsilon, rate, seed):
-        return 0.7 + (gain + spread * (seed - 1) if name == OURS else 0.0)
+    def of(job):
+        return 0.7 + (gain + spread * (job.seed - 1) if job.scheme == OURS else 0.0)
 
     verdicts = judged(summary(rows(Protocol(20, (1.0, 8.0), (0.3,), 3), of)))
     assert [verdict.agrees for verdict in verdicts] == [agrees, agrees]
@@ -222,9 +218,9 @@ def test_differences_are_judged_by_their_intervals(gain, spread, agrees):
 def test_finished_runs_are_not_made_again(tmp_path, capsys, monkeypatch):
     for name in ("run", "not_private", "plan_of"):
         monkeypatch.setattr(figure_4, name, lambda *_: pytest.fail("it was made again"))
-    made = rows(SHORT, lambda name, epsilon, rate, seed: 0.9 + seed / 100)
-    lines = [",".join(COLUMNS)] + [",".join(f'"{row[c]}"' for c in COLUMNS) for row in made]
-    write_atomically(tmp_path / "figure-4.csv", "\n".join(lines) + "\n")
+    table = Kept(tmp_path / "figure-4.csv", figure_4.Job, figure_4.FOUND, above_0="accuracy")
+    for job, row in rows(SHORT, lambda job: 0.9 + job.seed / 100).items():
+        table.add(job, row)
     figure_4.main(["--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert "undecided" in said and "90.5 ± 6.4" in said and (tmp_path / "figure-4.png").exists()
@@ -235,24 +231,24 @@ def test_finished_runs_are_not_made_again(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["figure-2", "figure-3", "cinic-10"])
 def test_the_short_forms(name, tmp_path):
-    assert run(name, "--out", tmp_path, "--short") == 0
+    run(name, "--out", tmp_path, "--short")
+    assert (tmp_path / f"{name}.png").exists()
 
 
 @pytest.mark.slow
 def test_a_point_of_the_paper(tmp_path, monkeypatch):
     """The first point of figure 2, of 1,024 steps: b-min-sep improves on cyclic Poisson there."""
     one = dataclasses.replace(SECTION_7_1, epochs=(512,), epsilons=(4.0,))
-    changed = command.command_of(dataclasses.replace(command.FIGURE_2, whole=one))
-    monkeypatch.setitem(command.COMMANDS, "figure-2", changed)
-    assert run("figure-2", "--out", tmp_path) == 0
+    monkeypatch.setitem(command.SWEEPS, "figure-2", dataclasses.replace(command.FIGURE_2, whole=one))
+    run("figure-2", "--out", tmp_path)
     assert "agrees" in (tmp_path / "figure-2.txt").read_text()
 
 
 @pytest.mark.slow
 def test_it_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figure_4, "SHORT", Protocol(40, (8.0,), (0.3,), 2))
-    with pytest.raises(SystemExit) as stop:
-        figure_4.main(["--out", str(tmp_path)])
-    assert stop.value.code == 0 and "printed: " in capsys.readouterr().out
-    best = summary(figure_4._read(tmp_path / "figure-4.csv"))
+    figure_4.main(["--out", str(tmp_path)])
+    assert "printed: " in capsys.readouterr().out
+    table = Kept(tmp_path / "figure-4.csv", figure_4.Job, figure_4.FOUND, above_0="accuracy")
+    best = summary(table.rows)
     assert np.all(best[NOT_PRIVATE, np.inf].values > 0.2) and {CYCLIC, OURS} <= {name for name, _ in best}

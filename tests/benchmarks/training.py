@@ -14,15 +14,9 @@ from train.models.networks import SmallCNN, Transformer, cross_entropy, next_tok
 def poisson_plan(rows: int, batch_size: int, steps: int, epsilon: float, delta: float) -> Plan:
     """A plan of DP-SGD on Poisson batches."""
     scheme = Poisson.from_batch_size(dataset_size=rows, batch_size=batch_size, iterations=steps)
-    white = BandedToeplitz.identity()
-    return calibrate(
-        scheme,
-        white,
-        epsilon=epsilon,
-        delta=delta,
-        dataset_size=rows,
-        options=CalibrationOptions(accountant="pld"),
-    )
+    target = dict(epsilon=epsilon, delta=delta, dataset_size=rows)
+    options = CalibrationOptions(accountant="pld")
+    return calibrate(scheme, BandedToeplitz.identity(), options=options, **target)
 
 
 class Perceptron(nnx.Module):
@@ -57,19 +51,17 @@ def _text(n):
     return np.random.default_rng(0).integers(0, 128, (n, 65)).astype(np.int32)
 
 
-# Model, loss, what is trained, rows, padded to, real.
+# Model, loss, what is trained, rows.
 KINDS = {
-    "perceptron": (lambda: Perceptron(nnx.Rngs(0)), cross_entropy, nnx.Param, _images(784), 64, 40),
+    "perceptron": (lambda: Perceptron(nnx.Rngs(0)), cross_entropy, nnx.Param, _images(784)),
     "CNN on 8 x 8": (
         lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)),
         cross_entropy,
         nnx.Param,
         _images(8, 8, 1),
-        137,
-        72,
     ),
-    "transformer": (_transformer, next_token, nnx.Param, _text, 64, 40),
-    "its adapters of rank 4": (lambda: _transformer(4), next_token, nnx.LoRAParam, _text, 64, 40),
-    "transformer of 10M": (lambda: _transformer(None, 512, 3), next_token, nnx.Param, _text, 4, 4),
-    "its adapters of rank 8": (lambda: _transformer(8, 512, 3), next_token, nnx.LoRAParam, _text, 4, 4),
+    "transformer": (_transformer, next_token, nnx.Param, _text),
+    "its adapters of rank 4": (lambda: _transformer(4), next_token, nnx.LoRAParam, _text),
+    "transformer of 10M": (lambda: _transformer(None, 512, 3), next_token, nnx.Param, _text),
+    "its adapters of rank 8": (lambda: _transformer(8, 512, 3), next_token, nnx.LoRAParam, _text),
 }

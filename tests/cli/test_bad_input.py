@@ -92,6 +92,8 @@ TARGET = "--epsilon 2 --delta 1e-2"
 BOTH = f"{RUN} {TARGET}"
 STEPS = f"--iterations 60 {TARGET}"
 RATE = f"{STEPS} --sampling-probability 0.1"
+ONE_RUN = "--scheme poisson --bands 1 --sampling-probability 0.1 --iterations 5 --noise-multiplier 2"
+ONE_RUN += " --delta 1e-5"
 # A command line, and words of the one line that refuses it.
 LINES = [
     ("calibrat", 'Did you mean "calibrate"?'),
@@ -195,7 +197,21 @@ LINES = [
         f"calibrate {BOTH} --scheme multi-attribution --examples-per-user 4000 --bands 2",
         "examples_per_user must be at most 1000, got 4000",
     ),
+    # Events.
+    (f"estimate {ONE_RUN} --event 1,2", "event must be NOISE,RATE,STEPS or JSON of an event, got '1,2'"),
+    (f"estimate {ONE_RUN} --event 1,2,5", "events[0] must be an event that can be composed"),
+    (f"estimate {ONE_RUN} --event 1,0.1,5 --adjacency replace-one", "compose_with must not be given with"),
+    ("spent", "a plan must be given with --step, or --event, and not both"),
+    ("spent --event 1,2 --delta 0.1", "event must be NOISE,RATE,STEPS or JSON of an event"),
+    ("spent --event 1,0.1,5", "epsilon or delta must be given with --event"),
+    ("spent --event 1,0.1,5 --step 3 --delta 0.1", "step must not be given with --event"),
+    ("spent --event 1,1.5,5 --delta 0.1", "probability must be"),
     # Other commands.
+    (
+        f"recommend {BOTH} --scheme fixed-order --strategy amplified",
+        "strategy must be optimal, square-root, b",
+    ),
+    (f"recommend {BOTH} --scheme fixed-order --strategy buffered --memory-copies 2", "must be at least 3"),
     (f"estimate {RUN} --bands 2 --epsilon 1 --noise-multiplier 0", "noise_multiplier must be", "got 0.0"),
     (f"estimate {RUN} --epsilon 1 --noise-multiplier 1", "bands must be given here"),
     ("report other.json --out nowhere/r.html", "out must be in a folder that exists, got 'nowhere/r.html'"),

@@ -11,6 +11,7 @@ from jaxacct.accountants.history import epsilon_of_first_steps
 from jaxacct.cli import main as cli
 from jaxacct.report.facts import facts
 from jaxacct.schemes.protocol.numbers import Numbers
+from tests.refusals import refused
 
 
 def run(capsys, *arguments: str) -> dict:
@@ -49,37 +50,6 @@ def test_an_estimate_of_a_run_together_with_events(capsys, monkeypatch):
     import dp_accounting as dp
 
     assert seen == [history.joined([(4.0, 1.0, 1), dp.dp_event.ZCDpEvent(0.02)]), None] * 2
-    monkeypatch.undo()
-    capsys.readouterr()
-    for rest, line in [
-        ("--event 1,2", "event must be NOISE,RATE,STEPS or JSON of an event, got '1,2'"),
-        ("--event 1,2,5", "events[0] must be an event that can be composed"),
-        (
-            "--event 1,0.1,5 --adjacency replace-one",
-            "compose_with must not be given with replace-one adjacency",
-        ),
-    ]:
-        assert cli.run([*given, "--delta", "1e-5", *rest.split()]) == 2
-        error = capsys.readouterr().err
-        assert line in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("", "a plan must be given with --step, or --event, and not both"),
-        ("--event 1,2", "event must be NOISE,RATE,STEPS or JSON of an event"),
-        ("--event 1,0.1,5", "epsilon or delta must be given with --event"),
-        ("--event 1,0.1,5 --step 3 --delta 0.1", "step must not be given with --event"),
-        ("--event 1,1.5,5 --delta 0.1", "probability must be"),
-    ],
-)
-def test_bad_input_is_one_line(capsys, arguments, line):
-    if "--delta" not in arguments and arguments == "--event 1,2":
-        arguments += " --delta 0.1"
-    assert cli.run(["spent", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert line in error and error.count("\n") == 1
 
 
 def test_a_plan_of_a_fixed_order_says_its_limits_and_what_is_spent(capsys, tmp_path):
@@ -102,8 +72,7 @@ def test_a_plan_of_a_fixed_order_says_its_limits_and_what_is_spent(capsys, tmp_p
 
 
 def test_fewer_participations_than_the_batches_have_room_for_are_refused():
-    with pytest.raises(ValueError, match="batch_size must be smaller"):
-        fixed_order(max_participations=2)
+    refused("batch_size must be smaller", fixed_order, max_participations=2)
     with pytest.raises(ValueError, match="max_participations does not apply to poisson"):
         ja.Poisson.from_numbers(Numbers(10, 1, sampling_probability=0.1, max_participations=3))
 

@@ -34,6 +34,7 @@ from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.proposals.base import ProposalSpec, plain
 from tests.oracles import tuples
 from tests.oracles.enumeration import strategy_matrix
+from tests.refusals import refused
 from tests.schemes.test_sampling import _pld
 
 FALSE_ALARM = 1e-6
@@ -210,8 +211,7 @@ def test_coverage_is_simultaneous():
 
 def test_bad_grids():
     for grid in [[], [1.0, 1.0], [2.0, 1.0], [-1.0], [np.nan], [[1.0]]]:
-        with pytest.raises(ValueError, match="epsilons must be"):
-            privacy_profile(ONE, grid)
+        refused("epsilons must be", privacy_profile, ONE, grid)
 
 
 @pytest.mark.slow

@@ -31,6 +31,13 @@ def test_private_gd_of_the_paper():
     sigma = 10.614652581338738
     epsilons = gdp_epsilon(1e-5, np.sqrt([50, 51, 100]) / sigma)
     np.testing.assert_allclose(epsilons, [2.7510206, 2.7819941, 4.0856579], rtol=1e-7)
+    # At epsilon 0.8 exactly: 478 Gaussian steps, 405 Renyi ones; the tabular setting by Renyi.
+    steps, orders = np.arange(300, 600), np.linspace(1.5, 60, 4000)
+    assert steps[gdp_epsilon(1e-5, np.sqrt(steps) / 100) <= 0.8].max() == 478
+    renyi = [rdp_to_epsilon(orders * k / 2e4, orders, 1e-5)[0] for k in (405, 406)]
+    assert renyi[0] <= 0.8 < renyi[1]
+    found = rdp_to_epsilon(orders * 50 / sigma**2 / 2, orders, 1e-5)[0]
+    assert found == pytest.approx(2.98221, abs=1e-5)
 
 
 def test_subsampled_renyi_against_quadrature():
@@ -111,8 +118,5 @@ def test_small_costs_are_not_rounded_to_0():
 def test_invalid_orders_are_refused():
     for orders in [[np.inf], [2, np.nan], [2.0**21], [1], []]:
         refused("orders must be", subsampled_gaussian_rdp, 0.1, 1.0, orders)
-
-
-def test_an_infinite_order_has_no_epsilon():
     refused("orders must be finite", rdp_to_epsilon, [1.0], [np.inf], 1e-5)
     refused("orders must be at most", IndividualRDPFilter, np.inf, 1.0)

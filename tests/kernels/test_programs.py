@@ -18,6 +18,7 @@ from jaxacct import (
 )
 from jaxacct.kernels import programs
 from jaxacct.proposals.base import draw_blocks, plain
+from tests.refusals import refused
 
 _SCHEMES = {
     "poisson": lambda p: Poisson(6, p),
@@ -30,12 +31,17 @@ _SCHEMES = {
 }
 
 
+def arguments_of(mechanism, direction) -> tuple:
+    """(what is fixed in the program that draws a mechanism, two keys, the tables)."""
+    proposal = plain(mechanism, direction)
+    fixed = proposal.draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
+    return fixed, jax.random.split(jax.random.key(0), 2), proposal.tables()
+
+
 def program_of(mechanism, direction) -> str:
     """What is given to the compiler to draw a mechanism."""
-    proposal = plain(mechanism, direction)
-    keys = jax.random.split(jax.random.key(0), 2)
-    fixed = proposal.draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
-    return draw_blocks.lower(*fixed, mechanism.noise_multiplier, proposal.tables(), keys).as_text()
+    fixed, keys, tables = arguments_of(mechanism, direction)
+    return draw_blocks.lower(*fixed, mechanism.noise_multiplier, tables, keys).as_text()
 
 
 @pytest.mark.parametrize(
@@ -130,8 +136,7 @@ def test_a_program_that_fails_is_not_kept():
     def refuses(name, x):
         raise ValueError(f"name must be another, got {name}")
 
-    with pytest.raises(ValueError, match="name must be another, got me"):
-        refuses("me", jnp.zeros(()))
+    refused("name must be another, got me", refuses, "me", jnp.zeros(()))
     assert not refuses._programs
 
 
@@ -171,12 +176,32 @@ def test_options_for_the_compiler_are_left_out_where_set_unknown_or_refused(monk
     programs.compiler_options.cache_clear()
 
 
+def halve(counts):
+    """Turns until every count is zero, each sample's own number of turns, and the counts."""
+
+    def turn(state):
+        turns, own, counts = state
+        return turns + 1, own + (counts > 0).astype(own.dtype), counts // 2
+
+    start = (0, jnp.zeros_like(counts), counts)
+    return jax.lax.while_loop(lambda state: programs.any_left(state[2] > 0), turn, start)
+
+
+def test_blocks_run_until_the_last_is_done():
+    counts = jnp.asarray([[0, 1, 2], [0, 0, 0], [900, 3, 1]])
+    turns, own, left = jax.jit(jax.vmap(halve))(counts)
+    np.testing.assert_array_equal(turns, [10, 10, 10])
+    np.testing.assert_array_equal(own, [[0, 1, 2], [0, 0, 0], [10, 2, 1]])
+    assert not left.any()
+    nested = jax.vmap(jax.vmap(halve))(counts[:, None])
+    np.testing.assert_array_equal(nested[1][:, 0], own)
+    assert [int(halve(row)[0]) for row in counts] == [2, 0, 10]
+
+
 @pytest.mark.slow
 def test_options_for_the_compiler_change_no_draw():
     """A program called alone has them, inside of another one it has not."""
-    mechanism = Mechanism(BMinSep(6, 2, 0.2), BandedToeplitz.square_root(2), 1.0)
-    keys = jax.random.split(jax.random.key(0), 2)
-    fixed = plain(mechanism, "remove").draw_block, mechanism.scheme, mechanism.strategy, jnp.dtype("float32")
+    fixed, keys, _ = arguments_of(Mechanism(BMinSep(6, 2, 0.2), BandedToeplitz.square_root(2), 1.0), "remove")
     alone = draw_blocks(*fixed, 1.0, (), keys).loss
     inside = jax.jit(lambda keys: draw_blocks(*fixed, 1.0, (), keys).loss)(keys)
     assert alone.tolist() == inside.tolist()

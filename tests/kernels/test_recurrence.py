@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BMinSep
+from jaxacct import BandedToeplitz, BMinSep, Poisson
 from jaxacct.kernels import recurrence
+from jaxacct.kernels.likelihoods import interacting_recurrence
+from jaxacct.likelihood.loss import loss_of_scores
 from tests.oracles.recurrences import log_likelihood_ratios
 
 
@@ -66,6 +68,27 @@ def test_a_certain_participation_adds_up_thousands_of_ratios():
     found = np.asarray(likelihood(ratios, 1.0, 2), np.float64)
     plain = np.cumsum(ratios[0, ::2])[-1]
     assert abs(plain - exact) > 100 * 2.0**-23 * exact > 100 * np.max(np.abs(found - exact))
+
+
+# Planted mistakes of shape and dtype, which would broadcast or widen, are refused.
+
+
+def test_overlaps_have_an_axis_for_every_step_apart():
+    options = dict(processes=2, log_p=-1.0, log_q=-0.5, block=2)
+    with pytest.raises(AssertionError, match="assert_axis_dimension"):
+        interacting_recurrence.interacting_log_recurrence(jnp.ones((4, 3)), jnp.ones((4, 1)), **options)
+
+
+def test_scores_of_another_horizon():
+    with pytest.raises(AssertionError, match="assert_shape"):
+        loss_of_scores(Poisson(4, 0.5), BandedToeplitz.identity(), jnp.ones((3, 1)), 1.0)
+
+
+@pytest.mark.parametrize("other", [jnp.ones(3, jnp.int32), jnp.ones((2, 3))])
+def test_nothing_is_promoted_implicitly(other):
+    """`STRICT` of `conftest.py` holds."""
+    with pytest.raises((ValueError, TypeError), match=r"promotion"):
+        jax.jit(jnp.add)(jnp.ones(3), other)
 
 
 @pytest.mark.parametrize(("n", "b"), [(1, 1), (31, 2), (65, 16), (5, 9)])

@@ -35,27 +35,17 @@ def purposes(monkeypatch):
     return found
 
 
+MECHANISM = Mechanism(SCHEME, STRATEGY, 1.5)
 COMMANDS = {
-    "calibrate": lambda key: calibrate(SCHEME, STRATEGY, epsilon=1.0, delta=1e-2, key=key),
     "verify": lambda key: verify(Mechanism(SCHEME, STRATEGY, 2.0), 1.0, 1e-2, key=key),
-    "estimate delta": lambda key: estimate_delta(
-        Mechanism(SCHEME, STRATEGY, 1.5), 1.0, num_samples=12_800, key=key
-    ),
-    "estimate epsilon": lambda key: estimate_epsilon(
-        Mechanism(SCHEME, STRATEGY, 1.5), 1e-2, num_samples=12_800, key=key
-    ),
+    "calibrate": lambda key: calibrate(SCHEME, STRATEGY, epsilon=1.0, delta=1e-2, key=key),
+    "estimate delta": lambda key: estimate_delta(MECHANISM, 1.0, num_samples=12_800, key=key),
+    "estimate epsilon": lambda key: estimate_epsilon(MECHANISM, 1e-2, num_samples=12_800, key=key),
 }
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "verify",
-        *(
-            pytest.param(n, marks=pytest.mark.slow)
-            for n in ("calibrate", "estimate delta", "estimate epsilon")
-        ),
-    ],
+    "name", [pytest.param(n, marks=pytest.mark.slow if n != "verify" else ()) for n in COMMANDS]
 )
 def test_no_key_has_two_purposes(name, purposes, key):
     COMMANDS[name](key)

@@ -228,8 +228,7 @@ def test_batches_are_replayed_and_others_are_refused():
     np.testing.assert_array_equal(again.next(), third)
     assert len(batches) == state.step == 2
     for wrong in ({"digest": "0" * 32}, {"key": (1, 2, 3, 5)}):
-        with pytest.raises(ValueError, match="batches were others"):
-            Replayed(draws, KEYS[0], dataclasses.replace(state, **wrong))
+        refused("batches were others", Replayed, draws, KEYS[0], dataclasses.replace(state, **wrong))
 
 
 def test_what_the_plan_does_not_cover_is_refused():

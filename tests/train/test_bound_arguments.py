@@ -17,9 +17,8 @@ from flax import nnx
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
 from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
+from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, data, flat, loss, run
 from train import training
-from train.batches.sampler import Sampler
 from train.clipping import grid
 from train.individual import IndividualAccounting
 from train.options import TrainOptions
@@ -75,36 +74,38 @@ def test_every_argument_is_bound_or_harmless():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run that ended, after eight of twelve steps in the first call; its result."""
-    folder = tmp_path_factory.mktemp("run")
-    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
-        run(out=folder, checkpoint_every=4)
+def begun(tmp_path_factory):
+    """A run of twelve steps that crashed after eight, of which nothing was shown."""
+    folder = tmp_path_factory.mktemp("begun")
+    crashed(9, out=folder, checkpoint_every=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(begun, tmp_path_factory):
+    """That run, ended in a copy of its folder; its result."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    shutil.copytree(begun, folder)
     return folder, run(out=folder)
 
 
 def test_a_bound_argument_is_refused(finished):
-    for name in BOUND:
-        folder, _ = finished
-        before = (folder / "result.json").read_bytes(), (folder / "run.json").read_bytes()
-        change, words = BOUND[name]
+    folder, _ = finished
+    before = (folder / "result.json").read_bytes(), (folder / "run.json").read_bytes()
+    for change, words in BOUND.values():
         refused(words, run, out=folder, **change)
         assert before == ((folder / "result.json").read_bytes(), (folder / "run.json").read_bytes())
 
 
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """A run of twelve steps that crashed after eight, of which nothing was shown."""
-    folder = tmp_path_factory.mktemp("begun")
-    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
-        run(out=folder, checkpoint_every=4)
-    return folder
+def elsewhere(monkeypatch, version="9") -> None:
+    """As if this were another machine, with this release of JAX."""
+    monkeypatch.setattr(machine, "versions", lambda: {"jax": version, "numpy": "9"})
 
 
 def test_a_bound_argument_is_refused_elsewhere(begun, monkeypatch):
     """Attack: in a copy of the folder the same noise would be added to another sum, and both published."""
-    for name in [name for name in BOUND if name not in ELASTIC]:
-        monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+    elsewhere(monkeypatch)
+    for name in BOUND.keys() - {*ELASTIC}:
         change, words = BOUND[name]
         refused(words, run, out=begun, elastic=True, **change)
 
@@ -112,7 +113,7 @@ def test_a_bound_argument_is_refused_elsewhere(begun, monkeypatch):
 @pytest.mark.parametrize("name", ELASTIC)
 def test_what_elastic_lists_may_change_elsewhere(name, begun, finished, tmp_path, monkeypatch):
     shutil.copytree(begun, tmp_path / "run")
-    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+    elsewhere(monkeypatch)
     with pytest.warns(UserWarning, match="continues elsewhere from step 8 .versions"):
         moved = run(out=tmp_path / "run", elastic=True, **BOUND[name][0])
     assert np.isfinite(flat(moved.params)).all() and (flat(moved.params) != flat(finished[1].params)).all()
@@ -127,11 +128,10 @@ def test_a_copy_that_goes_on_elsewhere_has_noise_of_its_own(begun, tmp_path, mon
     for place, crashes in (("1", False), ("1", True), ("2", False)):
         copy = tmp_path / f"{place}{crashes}"
         shutil.copytree(begun, copy)
-        monkeypatch.setattr(machine, "versions", lambda place=place: {"jax": place, "numpy": "9"})
+        elsewhere(monkeypatch, place)
         with pytest.warns(UserWarning, match="noise of another key"):
             if crashes:
-                with crash_at(Sampler, "next", 2), pytest.raises(Crash):
-                    run(out=copy, checkpoint_every=4, elastic=True)
+                crashed(2, out=copy, checkpoint_every=4, elastic=True)
             found.append(flat(run(out=copy, checkpoint_every=4, elastic=not crashes).params))
     one, again, other = found
     np.testing.assert_array_equal(one, again)
@@ -169,8 +169,7 @@ def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path
     """Once a folder: not again where it was verified, and before more steps where it was not."""
     asked = []
     monkeypatch.setattr(bandmf, "_verify", lambda *_: asked.append(1))
-    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
-        run(out=tmp_path, checkpoint_every=4, verify=False)
+    crashed(9, out=tmp_path, checkpoint_every=4, verify=False)
     assert not asked
 
     def refuse(*_):
@@ -185,24 +184,17 @@ def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path
     assert asked == [1]
 
 
-MOVED = {
-    "flags": dict(XLA_FLAGS="--xla_cpu_enable_fast_math=true"),
-    "processor": dict(NPROC="61"),
-}
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_another_processor_or_compiler_is_elsewhere(name, finished, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [("flags", "XLA_FLAGS", "--xla_cpu_enable_fast_math=true"), ("processor", "NPROC", "61")],
+)
+def test_another_processor_or_compiler_is_elsewhere(name, variable, value, finished, tmp_path, monkeypatch):
     folder, whole = finished
-    shutil.copytree(folder, tmp_path / "run")
-    for variable, value in MOVED[name].items():
-        monkeypatch.setenv(variable, value)
-    with pytest.raises(
-        ValueError, match=f"another {name}: .*elastic continues all the same, with other last bits$"
-    ):
-        run(out=tmp_path / "run")
+    out = shutil.copytree(folder, tmp_path / "run")
+    monkeypatch.setenv(variable, value)
+    refused(f"another {name}: .*elastic continues all the same, with other last bits$", run, out=out)
     with pytest.warns(UserWarning, match=f"continues elsewhere from step 12 .{name}"):
-        again = run(out=tmp_path / "run", elastic=True)
+        again = run(out=out, elastic=True)
     np.testing.assert_array_equal(flat(again.params), flat(whole.params))
 
 
@@ -247,11 +239,10 @@ def test_processors_have_different_names(tmp_path):
 def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
     """With noise of another key, bit for bit from then on; and every reason to refuse."""
     options = dict(out=tmp_path, checkpoint_every=4)
-    with crash_at(Sampler, "next", 8), pytest.raises(Crash):
-        run(**options)
-    with pytest.raises(ValueError, match="another program"):
-        run(**options, microbatch_size=2, elastic=True)  # nothing but the program: another model perhaps
-    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
+    crashed(8, **options)
+    # Nothing but the program: another model perhaps.
+    refused("another program", run, **options, microbatch_size=2, elastic=True)
+    elsewhere(monkeypatch)
     options |= dict(microbatch_size=2)
     refused(r"another versions: .*'9'}; its noise .*; elastic continues all the", run, **options)
     with pytest.raises(
@@ -279,16 +270,15 @@ def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
     np.testing.assert_array_equal(flat(run(**options).params), flat(moved.params))
     # The model of step 12 was shown; with its checkpoint gone those steps would be made twice with one noise.
     shutil.rmtree(tmp_path / "checkpoints/12")
-    monkeypatch.setattr(machine, "versions", lambda: {"jax": "10", "numpy": "9"})
+    elsewhere(monkeypatch, "10")
     refused("has shown step 12 and has no checkpoint of it", run, **options, elastic=True)
     # Moving away what was published does not change that, nor going on at home from the checkpoint before.
     for path in ("model", "result.json", "metrics.jsonl"):
         shutil.rmtree(tmp_path / path, ignore_errors=True) or (tmp_path / path).unlink(missing_ok=True)
     refused("has shown step 12 and", run, **options, elastic=True)
-    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
-    with crash_at(Sampler, "next", 9), pytest.raises(Crash):
-        run(**options)
-    monkeypatch.setattr(machine, "versions", lambda: {"jax": "10", "numpy": "9"})
+    elsewhere(monkeypatch)
+    crashed(9, **options)
+    elsewhere(monkeypatch, "10")
     refused("has shown step 12 and", run, **options, elastic=True)
 
 

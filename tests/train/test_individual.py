@@ -20,9 +20,10 @@ from jaxacct.individual import (
     subsampled_gaussian_rdp,
 )
 from jaxacct.report.run_card import RunCard
+from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.plans import plan, plan_of
-from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
+from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, data, flat, loss
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.individual import IndividualAccounting, PrivateLosses
@@ -203,8 +204,7 @@ def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path):
     assert 0 < private.active().sum() < ROWS
     spent = private.records.spent.astype(float) + private.records.rest
     assert spent.max() <= private.tracker.filter.budget and (private.renyi_epsilon(DELTA) <= 1.2).all()
-    with crash_at(Sampler, "next", 7), pytest.raises(Crash):
-        run(SAMPLED, out=tmp_path / "part", **options)
+    crashed(7, run, covered=SAMPLED, out=tmp_path / "part", **options)
     part = run(SAMPLED, out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
     jax.tree.map(np.testing.assert_array_equal, losses(part).records, private.records)
@@ -282,12 +282,6 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_refuses():
-    for covered, options, message in REFUSED:
-        with pytest.raises(ValueError, match=message):
-            run(covered, **{"individual": IndividualAccounting()} | options)
-
-
 @pytest.mark.parametrize("probability", [1.0, 0.5])
 @pytest.mark.parametrize("readmit", [True, False])
 def test_readmission_reaches_the_filter(probability, readmit):
@@ -296,7 +290,9 @@ def test_readmission_reaches_the_filter(probability, readmit):
     assert tracker.filter.readmit is readmit
 
 
-def test_bad_settings():
+def test_refuses():
+    for covered, options, message in REFUSED:
+        refused(message, run, covered, **{"individual": IndividualAccounting()} | options)
     for options, message in [
         (dict(epsilon=1.0), "together"),
         (dict(delta=1e-5), "together"),
@@ -305,5 +301,4 @@ def test_bad_settings():
         (dict(order=8), "order"),
         (dict(buckets=0), "buckets"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            IndividualAccounting(**options)
+        refused(message, IndividualAccounting, **options)

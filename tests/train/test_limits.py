@@ -13,6 +13,7 @@ from jaxacct import BandedToeplitz, Mechanism, Plan
 from jaxacct.individual import RDPIndividualAccountant, SigmaGrid
 from jaxacct.individual.accountants import NORM_SLACK
 from jaxacct.schemes import SCHEMES
+from tests.refusals import refused
 from tests.stored_plans import with_derived
 from tests.train import test_dice_plan, test_individual
 from tests.train.noise.test_keys import steps
@@ -91,21 +92,17 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
             run(plan=covered, **options)
         assert asked.pop() == skips
         if message:
-            with pytest.raises(ValueError, match=message):
-                run(plan=covered, **options, skip_padding=True)
+            refused(message, run, plan=covered, **options, skip_padding=True)
 
 
-@pytest.mark.parametrize("cut", [dict(truncation_delta=1e-6), {}])
-def test_individual_losses_of_cut_batches_are_refused(cut, monkeypatch):
+def test_individual_losses_of_cut_batches_are_refused(monkeypatch):
     """Who is cut depends on the others, so no example's loss is its own."""
     monkeypatch.setattr(Plan, "certified", True)
-    covered = with_derived(COVERED, **cut)
-    if not cut:
-        scheme = SCHEMES["truncated-b-min-sep"](12, 1, 0.1, 12, ROWS)
-        mechanism = Mechanism(scheme, BandedToeplitz((1.0,)), 3.0)
-        covered = with_derived(plan_of(mechanism, covered.dataset_size), max_batch_size=12)
-    with pytest.raises(ValueError, match="individual needs a plan whose examples join every batch indep"):
-        test_individual.run(covered, IndividualAccounting())
+    scheme = SCHEMES["truncated-b-min-sep"](12, 1, 0.1, 12, ROWS)
+    cut = plan_of(Mechanism(scheme, BandedToeplitz((1.0,)), 3.0), COVERED.dataset_size)
+    message = "individual needs a plan whose examples join every batch indep"
+    for covered in (with_derived(COVERED, truncation_delta=1e-6), with_derived(cut, max_batch_size=12)):
+        refused(message, test_individual.run, covered, IndividualAccounting())
 
 
 def test_norms_within_the_slack_are_charged_for_it():

@@ -75,11 +75,15 @@ def placed(mesh, params):
     return {name: jax.device_put(each, NamedSharding(mesh, SPECS[name])) for name, each in params.items()}
 
 
+def of_four_bands(**options):
+    mechanism = Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0)
+    return privatize(mechanism, clip_norm=1.0, expected_batch_size=8, key=KEY, **options)
+
+
 def after_three(clipping: str, mesh=None, *, cut: bool = True, memory: str = "keep"):
     """The state after three steps, of four bands; one program for all of them, sharded as the parameters."""
     params, batch, mask = setting()
-    mechanism = Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0)
-    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=8, key=KEY, noise_memory=memory)
+    private = of_four_bands(noise_memory=memory)
     if mesh is not None:
         rows = NamedSharding(mesh, P(mesh.axis_names))
         batch, mask = jax.device_put((batch, mask), rows)
@@ -117,15 +121,6 @@ def every_layout(clippings, layouts=LAYOUTS):
         same((redrawn.params, redrawn.opt_state), (expected.params, expected.opt_state))
 
 
-def largest(jaxpr) -> int:
-    """Of the float64 arrays of a program, and of those that it runs."""
-    sizes = [0]
-    for eqn in jaxpr.eqns:
-        sizes += [var.aval.size for var in eqn.outvars if getattr(var.aval, "dtype", None) == np.float64]
-        sizes += [largest(getattr(inner, "jaxpr", inner)) for inner in programs_in(eqn.params)]
-    return max(sizes)
-
-
 LAYERS, WIDTH = 4, 16
 
 
@@ -148,9 +143,8 @@ def deep_step(mesh, specs: dict[str, PartitionSpec]):
     params = {name: jnp.float32(rng.normal(size=shape) / 8) for name, shape in shapes.items()}
     params = {name: jax.device_put(each, NamedSharding(mesh, specs[name])) for name, each in params.items()}
     batch, mask = jax.device_put((batch, mask), NamedSharding(mesh, P(mesh.axis_names)))
-    mechanism = Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0)
-    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=8, key=KEY)
-    step = make_step(deep_loss, private, optax.sgd(0.01), clipping="ghost", mesh=mesh, microbatch_size=2)
+    options = dict(clipping="ghost", mesh=mesh, microbatch_size=2)
+    step = make_step(deep_loss, of_four_bands(), optax.sgd(0.01), **options)
     return step, step.init(params), batch, mask
 
 
@@ -199,7 +193,9 @@ def own_numbers_alone():
     with jax.enable_x64(True):
         run = jax.shard_map(drawn, mesh=mesh, in_specs=P(), out_specs=[spec], check_vma=False)
         (inside,) = [eqn for eqn in jax.make_jaxpr(run)(KEY).jaxpr.eqns if eqn.primitive.name == "shard_map"]
-    assert size // 8 <= largest(inside.params["jaxpr"]) < size // 4
+    arrays = [var.aval for eqn in equations(inside.params["jaxpr"]) for var in eqn.outvars]
+    largest = max(array.size for array in arrays if getattr(array, "dtype", None) == np.float64)
+    assert size // 8 <= largest < size // 4
 
 
 def one_flaw_counts_on_all():

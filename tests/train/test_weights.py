@@ -229,18 +229,14 @@ def test_bad_files(tmp_path, monkeypatch):
         ("cut.safetensors", r"must be a \.safetensors file: "),
         ("nothing", r"weights must be a \.safetensors file, got "),
     ):
-        with pytest.raises(ValueError, match=message) as caught:
-            load_weights(tmp_path / path, network())
-        assert "\n" not in str(caught.value)
+        refused(message, load_weights, tmp_path / path, network())
     file = in_safetensors(tmp_path / "a.safetensors")
     for convert, message in (
         (3, r"convert must be a function, convert\(name, array\) -> \(name, array\) or None, got 3"),
         (lambda name, array: array, "convert must return .* or None, returned ndarray for "),
         (lambda name, array: ("w", array), "convert must return each name once, returned w twice"),
     ):
-        with pytest.raises(ValueError, match=message):
-            load_weights(file, network(), convert)
+        refused(message, load_weights, file, network(), convert)
     refused(r"model must be .* or a pytree of arrays, got the class Network", load_weights, file, Network)
     monkeypatch.setitem(sys.modules, "safetensors.flax", None)
-    with pytest.raises(ValueError, match=r"^weights from \.safetensors need `pip install safetensors`$"):
-        load_weights(file, network())
+    refused(r"^weights from \.safetensors need `pip install safetensors`$", load_weights, file, network())

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxacct.common import files
 from jaxacct.common.compilation_cache import keep_compiled_programs
 from jaxacct.common.progress import watch
 from jaxacct.report.figure import save
 from tests.benchmarks import paper as described
-from tests.benchmarks.paper import pictures, setting, statements
-from tests.benchmarks.paper.cells import Table, certified, promising
-from tests.benchmarks.paper.setting import Cell, Setting
+from tests.benchmarks.paper import cells, statements
+from tests.benchmarks.paper.cells import Cell, Setting, Table, certified, promising
 from tests.benchmarks.paper.statements import Compared, Verdict
+from tests.benchmarks.pictures import over_epsilon
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,8 @@ class Sweep:
     Attributes:
       name: of its files, and of its command.
       whole, short: what is swept.
-      methods: what b-min-sep is compared with.
+      methods: what b-min-sep is compared with; ratios to the first one are drawn.
       judge: of points and the number of steps, the printed statements.
-      draw: of points, the picture.
     """
 
     name: str
@@ -36,36 +34,30 @@ class Sweep:
     short: Setting
     methods: tuple[str, ...]
     judge: Callable[[list[Compared], int], list[Verdict]]
-    draw: Callable[[list[Compared]], Any]
 
 
-FIGURE_2 = Sweep(
-    "figure-2",
-    setting.SECTION_7_1,
-    setting.SHORT_7_1,
-    ("cyclic-poisson", "balls-in-bins"),
-    statements.figure_2,
-    lambda points: pictures.ratios(points, "cyclic-poisson", "b-min-sep against cyclic Poisson"),
-)
-FIGURE_3 = Sweep(
-    "figure-3",
-    setting.SECTION_7_1,
-    setting.SHORT_7_1,
-    ("balls-in-bins",),
-    statements.figure_3,
-    lambda points: pictures.ratios(points, "balls-in-bins", "b-min-sep against balls-in-bins"),
-)
-CINIC_10 = Sweep(
-    "cinic-10",
-    setting.SECTION_7_2,
-    setting.SHORT_7_2,
-    ("cyclic-poisson", "balls-in-bins", "dp-sgd"),
-    statements.section_7_2,
-    lambda points: pictures.errors(points, "1,500 steps, |D| / B = 300"),
-)
-
-
+OF_FIGURES = cells.SECTION_7_1, cells.SHORT_7_1
+FIGURE_2 = Sweep("figure-2", *OF_FIGURES, ("cyclic-poisson", "balls-in-bins"), statements.figure_2)
+FIGURE_3 = Sweep("figure-3", *OF_FIGURES, ("balls-in-bins",), statements.figure_3)
+ALL = ("cyclic-poisson", "balls-in-bins", "dp-sgd")
+CINIC_10 = Sweep("cinic-10", cells.SECTION_7_2, cells.SHORT_7_2, ALL, statements.section_7_2)
 SWEEPS = {sweep.name: sweep for sweep in (FIGURE_2, FIGURE_3, CINIC_10)}
+
+
+def drawn(sweep: Sweep, points: list[Compared]):
+    """Ratios of errors, a line an epoch length; of one epoch length errors, a line a method."""
+    ticks, epochs = sorted({p.epsilon for p in points}), sorted({p.epoch for p in points})
+    if len(epochs) == 1:
+        lines = {m: [(p.epsilon, p.others[m]) for p in points] for m in sweep.methods}
+        lines = {"b-min-sep": [(p.epsilon, p.error) for p in points]} | lines
+        title = f"{sweep.whole.iterations:,} steps, |D| / B = {epochs[0]}"
+        return over_epsilon(lines, ticks, yscale="log", ylabel="prefix-sum error", title=title)
+    method = sweep.methods[0]
+    lines = {
+        f"|D| / B = {epoch}": [(p.epsilon, p.ratio(method)) for p in points if p.epoch == epoch]
+        for epoch in epochs
+    }
+    return over_epsilon(lines, ticks, {"the same": 1}, ylabel=f"prefix-sum error, b-min-sep over {method}")
 
 
 def rebuild(sweep: Sweep, swept: Setting, folder: Path) -> None:
@@ -83,7 +75,7 @@ def rebuild(sweep: Sweep, swept: Setting, folder: Path) -> None:
             print(f"{point}: {ratios}", file=sys.stderr, flush=True)
     text = _text(sweep, swept, found, sweep.judge(found, swept.iterations), table)
     files.write_atomically(folder / f"{sweep.name}.txt", text + "\n")
-    save(sweep.draw(found), folder / f"{sweep.name}.png")
+    save(drawn(sweep, found), folder / f"{sweep.name}.png")
     print(f"{text}\n\n{folder / sweep.name}.png, .txt and cells.csv written")
 
 
@@ -91,13 +83,13 @@ def _point(sweep, swept: Setting, epoch, epsilon, table: Table, progress) -> Com
     """The point, its missing cells certified."""
     best: dict[str, Cell] = {}
     for method in ("b-min-sep", *sweep.methods):
-        cells = swept.cells(method, epoch, epsilon)
+        all_cells = swept.cells(method, epoch, epsilon)
         # The bound for cyclic Poisson is quick, and its estimate would be of hidden phases.
-        wanted = cells if method in ("cyclic-poisson", "dp-sgd") else promising(cells, progress)
+        wanted = all_cells if method in ("cyclic-poisson", "dp-sgd") else promising(all_cells, progress)
         for cell in wanted:
-            if cell not in table:
+            if cell not in table.rows:
                 table.add(cell, certified(cell, progress))
-        best[method] = table.best(cells)  # pyrefly: ignore[unsupported-operation]  as all are there
+        best[method] = table.best(all_cells)
     # Balls-in-bins is one of the separations.
     ours = min(table.error_of(best[m]) for m in ("b-min-sep", "balls-in-bins") if m in best)
     return Compared(epoch, epsilon, ours, {m: table.error_of(best[m]) for m in sweep.methods})

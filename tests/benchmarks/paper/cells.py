@@ -1,14 +1,11 @@
-"""Cells calibrated, one after another, and kept in a table."""
+"""What is swept in section 7 of arXiv 2602.09338, and its cells calibrated, one after another."""
 
-import csv
-import dataclasses
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from jaxacct import CalibrationOptions
 from jaxacct.calibration.calibrate import calibrate
-from jaxacct.common.files import write_atomically
 from jaxacct.common.progress import Progress
 from jaxacct.core.evidence import Sampled
 from jaxacct.recommendation.matrices import matrix
@@ -17,66 +14,101 @@ from jaxacct.schemes import SCHEMES, Poisson, Scheme
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.strategies import by_name
 from jaxacct.strategies.workload import PREFIX_SUMS
-from tests.benchmarks.paper.setting import EXAMPLES_A_BATCH, Cell
+from tests.benchmarks.results import Kept
 
-KEYS = tuple(field.name for field in dataclasses.fields(Cell))
 FOUND = ("noise_multiplier", "prefix_sum_error", "method", "samples", "seconds")
 
 
-class Table:
-    """A CSV file of finished cells; every one that is added is on disk.
+EXAMPLES_A_BATCH = 1000  # on average; errors do not depend on it, only the sizes that plans state do
+METHODS = ("b-min-sep", "balls-in-bins", "cyclic-poisson", "dp-sgd")
 
-    Columns beyond `KEYS` and `FOUND`, as in older tables, are read over.
 
-    Raises:
-      ValueError: for a file that is no such table.
+@dataclass(frozen=True)
+class Cell:
+    """One mechanism of the sweep, and its target.
+
+    Attributes:
+      scheme: its name in `jaxacct.SCHEMES`; balls-in-bins is b-min-sep with a separation of one epoch.
+      iterations: steps.
+      epoch_length: |D| / B.
+      bands, separation: of the matrix and of the scheme.
+      epsilon, delta: the target.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.rows: dict[Cell, dict[str, str]] = {}
-        if not path.exists():
-            return
-        with path.open(newline="", encoding="utf-8") as file:
-            try:
-                for row in csv.DictReader(file):
-                    self.rows[_cell(row)] = {name: row[name] for name in FOUND}
-                    self.error_of(_cell(row))
-            except (KeyError, TypeError, ValueError, csv.Error, UnicodeDecodeError):
-                raise ValueError(
-                    f"out must hold no other cells.csv, {path} is none of this command"
-                ) from None
+    scheme: str
+    iterations: int
+    epoch_length: int
+    bands: int
+    separation: int
+    epsilon: float
+    delta: float
 
-    def __contains__(self, cell: Cell) -> bool:
-        return cell in self.rows
+
+@dataclass(frozen=True)
+class Setting:
+    """A sweep.
+
+    Attributes:
+      iterations, delta: of all cells.
+      epochs: epoch lengths |D| / B.
+      epsilons: targets, the cheap ones first.
+      bands: of the matrices, each optimal without amplification.
+      separations: of b-min-sep besides the number of bands; None for its doublings up to the epoch.
+    """
+
+    iterations: int
+    delta: float
+    epochs: tuple[int, ...]
+    epsilons: tuple[float, ...]
+    bands: tuple[int, ...]
+    separations: tuple[int, ...] | None = None
+
+    def points(self) -> list[tuple[int, float]]:
+        """(epoch length, epsilon) of every point."""
+        return [(epoch, epsilon) for epsilon in self.epsilons for epoch in self.epochs]
+
+    def cells(self, method: str, epoch: int, epsilon: float) -> list[Cell]:
+        """All that one of `METHODS` is swept over at a point; the best one stands for it."""
+
+        def cell(scheme, bands, separation):
+            return Cell(scheme, self.iterations, epoch, bands, separation, epsilon, self.delta)
+
+        fits = [bands for bands in self.bands if bands <= min(epoch, self.iterations)]
+        if method == "dp-sgd":
+            return [cell("poisson", 1, 1)]
+        if method == "cyclic-poisson":
+            return [cell("cyclic-poisson", bands, bands) for bands in fits]
+        if method == "balls-in-bins":
+            return [cell("b-min-sep", bands, epoch) for bands in fits]
+        return [cell("b-min-sep", b, s) for b in fits for s in self._separations(b, epoch)]
+
+    def _separations(self, bands: int, epoch: int) -> list[int]:
+        wanted = self.separations
+        if wanted is None:
+            wanted = tuple(bands << k for k in range((epoch // bands).bit_length()))
+        return sorted({bands, epoch, *(s for s in wanted if bands <= s <= epoch)})
+
+
+SECTION_7_1 = Setting(1024, 1e-3, (128, 256, 512, 1024), (16.0, 8.0, 4.0, 2.0, 1.0, 0.5), (2, 4, 8, 16, 32))
+SECTION_7_2 = Setting(1500, 2.8e-6, (300,), (8.0, 4.0, 2.0, 1.0, 0.5), (2, 4, 8, 16, 32, 64), (150, 300))
+# The same questions of fewer steps: several epochs and one, a large epsilon and a small one.
+SHORT_7_1 = Setting(64, 1e-3, (16, 64), (4.0,), (2, 4))
+SHORT_7_2 = Setting(75, 1e-3, (15,), (4.0, 1.0), (2, 4), (8, 15))
+
+
+class Table(Kept):
+    """The file of finished cells."""
+
+    def __init__(self, path):
+        super().__init__(path, Cell, FOUND, above_0="prefix_sum_error")
 
     def error_of(self, cell: Cell) -> float:
-        """Prefix-sum error at the noise multiplier that was certified, a number above 0."""
-        error = float(self.rows[cell]["prefix_sum_error"])
-        if not 0 < error < float("inf"):
-            raise ValueError(f"prefix_sum_error must be above 0, got {error!r}")
-        return error
+        """Prefix-sum error at the noise multiplier that was certified."""
+        return float(self.rows[cell]["prefix_sum_error"])
 
-    def add(self, cell: Cell, row: dict[str, str]) -> None:
-        """Keep a cell, and write the whole table, atomically."""
-        self.rows[cell] = row
-        lines = [",".join((*KEYS, *FOUND))]
-        for key, found in self.rows.items():
-            values = [*dataclasses.astuple(key), *(found[name] for name in FOUND)]
-            lines.append(",".join(str(value) for value in values))
-        write_atomically(self.path, "\n".join(lines) + "\n")
-
-    def best(self, cells: Iterable[Cell]) -> Cell | None:
+    def best(self, cells: Iterable[Cell]) -> Cell:
         """Of those that are finished, the one with the least error."""
-        return min((cell for cell in cells if cell in self), key=self.error_of, default=None)
-
-
-def _cell(row: dict[str, str]) -> Cell:
-    return Cell(
-        row["scheme"],
-        *(int(row[name]) for name in KEYS[1:5]),
-        *(float(row[name]) for name in KEYS[5:]),
-    )
+        return min(self.rows.keys() & set(cells), key=self.error_of)
 
 
 def scheme_of(cell: Cell) -> Scheme:
@@ -130,13 +162,12 @@ def certified(cell: Cell, progress: Progress | None = None) -> dict[str, str]:
         progress=progress,
         options=CalibrationOptions(accountant=accountant),
     )
-    drawn = plan.evidence.num_samples
     how = "certified" if isinstance(plan.evidence, Sampled) else f"analytic {plan.evidence.accountant}"
     return {
         "noise_multiplier": repr(plan.mechanism.noise_multiplier),
         "prefix_sum_error": repr(plan.prefix_sum_error),
         "method": how,
-        "samples": str(drawn),
+        "samples": str(plan.evidence.num_samples),
         "seconds": f"{time.monotonic() - started:.1f}",
     }
 
@@ -144,33 +175,27 @@ def certified(cell: Cell, progress: Progress | None = None) -> dict[str, str]:
 def estimated_errors(
     pairs: Sequence[tuple[Scheme, int]],
     *,
-    dataset_size: int,
-    batch_size: float,
     epsilon: float,
     delta: float,
     progress: Progress | None = None,
+    **sizes,
 ) -> list[float | None]:
     """Prefix-sum errors of given schemes with optimal matrices at estimated noise; no guarantee.
 
     Args:
       pairs: (scheme, bands) each, of equally many steps.
-      dataset_size, batch_size: of the run.
       epsilon, delta: the target.
       progress: called with (what, 0, 0).
+      sizes: dataset_size and batch_size of the run.
 
     Returns:
       An estimate for each pair, None where the moments would take too long.
     """
-    n = pairs[0][0].iterations
-    rate = Poisson.from_batch_size(dataset_size=dataset_size, batch_size=batch_size, iterations=n)
-
-    def say(what: str) -> None:
-        if progress:
-            progress(f"estimating: {what}", 0, 0)
-
+    rate = Poisson.from_batch_size(iterations=pairs[0][0].iterations, **sizes)
     estimates, found, like = Estimates.at(rate, epsilon, delta), [], None
     for scheme, bands in pairs:
-        say(f"{scheme.name}, separation {scheme.min_separation}, {bands} bands")
+        if progress:
+            progress(f"estimating: {scheme.name}, separation {scheme.min_separation}, {bands} bands", 0, 0)
         strategy = matrix("optimal", bands, scheme, PREFIX_SUMS, estimates.mu)
         place = estimates.of(scheme, strategy, "optimal", like)
         like = place or like

@@ -50,6 +50,15 @@ class Verdict:
         return f"printed: {self.printed}\n{word}: {self.found}"
 
 
+def _counted(printed: str, word: str, right, of, *methods: str, places: str = "points") -> Verdict:
+    """A statement that all points `of` are to agree with, and those that do."""
+    left = [f"({p.epoch}, {p.epsilon:g})" for p in of if p not in right]
+    ratios = "; ".join(_range(of, method) + f" to {method}" * (len(methods) > 1) for method in methods)
+    found = f"{word} at {len(right)} of {len(of)} {places}, {ratios or 'no ratios'}"
+    found += f"; not at (epoch length, epsilon) {', '.join(left)}" if left else ""
+    return Verdict(printed, len(right) == len(of) if of else None, found)
+
+
 def figure_2(points: list[Compared], iterations: int) -> list[Verdict]:
     """Against cyclic Poisson."""
     del iterations
@@ -59,23 +68,20 @@ def figure_2(points: list[Compared], iterations: int) -> list[Verdict]:
     excepted = [p for p in points if p.epoch in low_epochs and p.epsilon in low_epsilons]
     promised = [p for p in points if p not in excepted]
     better = [p for p in promised if p.ratio(method) < 1 - RESOLUTION]
-    found = f"better at {len(better)} of {len(promised)} points, {_range(promised, method)}"
     clear = sum(p.ratio(method) <= MEANINGFUL for p in promised)
-    found += f"; by {round(100 * (1 - MEANINGFUL))} % or more at {clear}" + _named(promised, better)
-    first = Verdict(
-        "b-min-sep offers meaningful improvements over cyclic Poisson except where both epsilon and epoch "
-        "length are low (low: the lower half of what is swept here)",
-        len(better) == len(promised) if promised else None,
-        found,
-    )
     # "Except" says that it is no better there: a claim of its own.
     none = [p for p in excepted if p.ratio(method) >= MEANINGFUL]
-    second = Verdict(
-        "where both are low there is no meaningful improvement",
-        len(none) == len(excepted) if excepted else None,
-        f"none at {len(none)} of {len(excepted)} points, {_range(excepted, method)}" + _named(excepted, none),
-    )
-    return [first, second]
+    return [
+        _counted(
+            "b-min-sep offers meaningful improvements over cyclic Poisson except where both epsilon and "
+            "epoch length are low (low: the lower half of what is swept here)",
+            f"by {round(100 * (1 - MEANINGFUL))} % or more at {clear}, better",
+            better,
+            promised,
+            method,
+        ),
+        _counted("where both are low there is no meaningful improvement", "none", none, excepted, method),
+    ]
 
 
 def figure_3(points: list[Compared], iterations: int) -> list[Verdict]:
@@ -86,26 +92,12 @@ def figure_3(points: list[Compared], iterations: int) -> list[Verdict]:
     never = [p for p in points if p.ratio(method) <= 1]
     better = [p for p in several if p.ratio(method) < 1 - RESOLUTION]
     similar = [p for p in once if abs(p.ratio(method) - 1) <= RESOLUTION]
+    always = "with several epochs b-min-sep always improves on balls-in-bins"
+    of_separations = "ratios are never above 1, as balls-in-bins is one of the separations"
     return [
-        Verdict(
-            "ratios are never above 1, as balls-in-bins is one of the separations",
-            len(never) == len(points) if points else None,
-            f"so it is here, as the better one is taken: at {len(never)} of {len(points)} points, "
-            + _range(points, method)
-            + _named(points, never),
-        ),
-        Verdict(
-            "with several epochs b-min-sep always improves on balls-in-bins",
-            len(better) == len(several) if several else None,
-            f"better at {len(better)} of {len(several)} points, {_range(several, method)}"
-            + _named(several, better),
-        ),
-        Verdict(
-            "with one epoch it does not",
-            len(similar) == len(once) if once else None,
-            f"similar at {len(similar)} of {len(once)} points, {_range(once, method)}"
-            + _named(once, similar),
-        ),
+        _counted(of_separations, "so it is here, as the better one is taken:", never, points, method),
+        _counted(always, "better", better, several, method),
+        _counted("with one epoch it does not", "similar", similar, once, method),
     ]
 
 
@@ -113,23 +105,16 @@ def section_7_2(points: list[Compared], iterations: int) -> list[Verdict]:
     """All methods at the numbers of CINIC-10."""
     del iterations
     best = [p for p in points if all(p.error <= other for other in p.others.values())]
-    ranges = "; ".join(f"over {method} {_range(points, method)}" for method in _methods(points))
+    methods = points[0].others if points else ()
+    predicted = "mean squared errors predict that b-min-sep is best at these numbers"
     return [
-        Verdict(
-            "mean squared errors predict that b-min-sep is best at these numbers",
-            len(best) == len(points) if points else None,
-            f"best at {len(best)} of {len(points)} epsilons: {ranges}" + _named(points, best),
-        ),
+        _counted(predicted, "best", best, points, *methods, places="epsilons"),
         Verdict(
             "accuracies of a VGG on CINIC-10 (figure 4)",
             None,
             "pictures not rebuilt; `python -P -m tests.benchmarks.figure_4` follows the protocol on digits",
         ),
     ]
-
-
-def _methods(points: list[Compared]) -> list[str]:
-    return list(points[0].others) if points else []
 
 
 def _lower_half(values) -> set:
@@ -143,9 +128,3 @@ def _range(points: list[Compared], method: str) -> str:
         return "no ratios"
     ratios = [point.ratio(method) for point in points]
     return f"ratios {min(ratios):.3f} to {max(ratios):.3f}"
-
-
-def _named(points: list[Compared], without: list[Compared]) -> str:
-    """The points that are not as printed."""
-    left = [f"({p.epoch}, {p.epsilon:g})" for p in points if p not in without]
-    return f"; not at (epoch length, epsilon) {', '.join(left)}" if left else ""

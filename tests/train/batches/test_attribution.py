@@ -296,8 +296,7 @@ def test_a_malformed_graph_is_refused(tmp_path):
             Attribution.load(tmp_path / "graph.npz")
         assert "graph" in str(caught.value) and "\n" not in str(caught.value)
         for scheme in (MultiAttribution(5, 2, 0.1, 2), IndependentAttribution(5, 2, 0.1, 2)):
-            with pytest.raises(ValueError, match="graph"):
-                Sampler(scheme, 5, 5, graph=Attribution(**fields))
+            refused("graph", Sampler, scheme, 5, 5, graph=Attribution(**fields))
 
 
 def prepared(capsys, folder, *more, size=60, batch=1, separation=2):

@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
+from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.modules import made
 from tests.train.plans import plan
@@ -133,8 +134,7 @@ def test_a_run_keeps_the_kind_that_it_began_with(tmp_path, monkeypatch):
     """Where another release would choose otherwise the kind has to be given."""
     run(out=tmp_path, steps=4)
     monkeypatch.setattr(automatic, "MIN_ENTRIES", 10**9)
-    with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'"):
-        run(out=tmp_path, steps=4)
+    refused("another clipping: 'ghost', now 'per_example'", run, out=tmp_path, steps=4)
     run(out=tmp_path, steps=4, clipping="ghost")
     with pytest.raises(ValueError, match="another clipping: 'ghost', now 'per_example'"):
         run(out=tmp_path, steps=4, clipping="per_example")

@@ -44,17 +44,13 @@ value_of, gradient_of = jax.jit(loss), jax.jit(jax.grad(loss))
 SIZE = 8  # of the batches of most tests, which so have programs in common
 
 
-def summed(clip_norm: float = 1.0, normalize: bool = False, microbatch_size: int | None = None):
-    return program_of(clip_norm, normalize, microbatch_size)
-
-
 @functools.cache
-def program_of(clip_norm, normalize, micro):
+def summed(clip_norm: float = 1.0, normalize: bool = False):
     """The program of a sum on a grid of 20 bits, and of the same in float32; traced once for all tests."""
-    options = dict(normalize=normalize, microbatch_size=micro)
+    options = dict(grid=Grid(clip_norm, 20), normalize=normalize)
 
     def both(params, batch, mask):
-        found = clipped_gradient_sum(loss, params, batch, mask, grid=Grid(clip_norm, 20), **options)
+        found = clipped_gradient_sum(loss, params, batch, mask, **options)
         return found, found.total.scaled(1.0)
 
     return jax.jit(both)
@@ -81,7 +77,7 @@ CLIP_NORMS = 1e-3, 1.0, 50.0
 def test_against_a_plain_loop(clip_norm, normalize, key):
     params, batch = random_params(key), random_batch(key)
     mask = np.arange(SIZE) < 5
-    found, total = summed(clip_norm, normalize=normalize)(params, batch, mask)
+    found, total = summed(clip_norm, normalize)(params, batch, mask)
     expected = jax.tree.map(lambda p: np.zeros(p.shape), params)
     for i in range(5):
         g = gradient_of(params, jax.tree.map(lambda a: a[i], batch))  # noqa: B023
@@ -113,7 +109,7 @@ def test_sensitivity(seed, normalize):
     for scale in (0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e25, 1e37, np.inf, np.nan):
         batch = batch | {"scale": np.where(first, np.float32(scale), np.float32(1e-6))}
         with_it, without = (
-            summed(clip_norm, normalize=normalize)(params, batch, mask)[1] for mask in (first | other, other)
+            summed(clip_norm, normalize)(params, batch, mask)[1] for mask in (first | other, other)
         )
         moved = jax.tree.map(
             lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), with_it, without
@@ -155,25 +151,18 @@ def test_padding_and_poison_contribute_exactly_zero(key):
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(empty._replace(total=empty.total.whole)))
 
 
-def test_bad_clip_norm():
+def test_bad_input(key):
+    params, batch = random_params(key), random_batch(key, 4)
+
+    def of(loss, rows=4, grid=GRID):
+        return clipped_gradient_sum(loss, params, batch, jnp.ones(rows, bool), grid=grid)
+
+    refused("one number for one example", of, lambda params, example: example["x"] @ params["w"])
+    refused("raised by loss", of, lambda params, rows: jax.vmap(loss, (None, 0))(params, rows).mean())
+    refused(r"grid must be a train.clipping.grid.Grid, got 1.0", of, loss, grid=1.0)
+    refused("rows like mask", of, loss, rows=5)
     for value in [0.0, -1.0, float("inf"), float("nan"), "1"]:
         refused("clip_norm", Grid, value, 20)
-
-
-def test_a_loss_that_is_not_per_example_is_refused(key):
-    params, batch, mask = random_params(key), random_batch(key, 4), jnp.ones(4, bool)
-
-    def vector(params, example):
-        return example["x"] @ params["w"]
-
-    def batched(params, batch):
-        return jax.vmap(loss, (None, 0))(params, batch).mean()
-
-    refused("one number for one example", clipped_gradient_sum, vector, params, batch, mask, grid=GRID)
-    refused("raised by loss", clipped_gradient_sum, batched, params, batch, mask, grid=GRID)
-    with pytest.raises(ValueError, match=r"grid must be a train.clipping.grid.Grid, got 1.0"):
-        clipped_gradient_sum(loss, params, batch, mask, grid=1.0)
-    refused("rows like mask", lambda: clipped_gradient_sum(loss, params, batch, jnp.ones(5, bool), grid=GRID))
 
 
 def exact_norm(counts) -> int:
@@ -284,21 +273,14 @@ def test_arrays_that_are_joined_have_the_sums_of_separate_ones():
 
 def test_memory_follows_the_microbatch(key):
     """Temporary memory of the compiled sum: 64 examples at a time against 4."""
-    params = {"w": jnp.zeros((256, 256))}
-    batch, mask = {"x": jnp.zeros((64, 256))}, jnp.ones(64, bool)
+    given = {"w": jnp.zeros((256, 256))}, {"x": jnp.zeros((64, 256))}, jnp.ones(64, bool)
+
+    def wide(params, example):
+        return jnp.sum(jnp.tanh(example["x"] @ params["w"]))
 
     def temporary(micro):
-        def total(params, batch, mask):
-            return clipped_gradient_sum(
-                lambda p, e: jnp.sum(jnp.tanh(e["x"] @ p["w"])),
-                params,
-                batch,
-                mask,
-                grid=GRID,
-                microbatch_size=micro,
-            ).total
-
-        return jax.jit(total).lower(params, batch, mask).compile().memory_analysis().temp_size_in_bytes
+        run = functools.partial(clipped_gradient_sum, wide, grid=GRID, microbatch_size=micro)
+        return jax.jit(run).lower(*given).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(4) < temporary(64) / 4
 

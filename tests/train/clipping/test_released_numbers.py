@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
+from tests.refusals import refused
 from train.clipping.grid import Grid
 from train.noise import recursion as noise
 from train.optimizers import privatize
@@ -167,5 +168,4 @@ def test_grids():
         assert Grid.of(Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), sigma), 3.0) == Grid(3.0, bits)
     assert Grid(3.0, 20).unit == 3 * 2.0**-20
     for wrong in (-1, 24, 1.5):
-        with pytest.raises(ValueError, match="bits"):
-            Grid(1.0, wrong)
+        refused("bits", Grid, 1.0, wrong)

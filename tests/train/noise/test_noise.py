@@ -1,5 +1,7 @@
 """Streamed correlated noise: the dense inverse, covariances, keys, the optax transformation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import mpmath
@@ -215,14 +217,15 @@ def test_privatize_is_the_sum_plus_scaled_noise_over_the_expected_batch():
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(update))
 
 
+def white(sigma=1.0, **sizes):
+    """The transformation of independent noise, of three steps."""
+    sizes = dict(clip_norm=1.0, expected_batch_size=1.0, key=KEY) | sizes
+    return privatize(Mechanism(Poisson(3, 0.1), BandedToeplitz.identity(), sigma), **sizes)
+
+
 def test_a_sum_is_the_nearest_integers():
     """NaN or a number too large to be a sum ends the run; it is not zero."""
-    private = privatize(
-        Mechanism(Poisson(3, 0.1), BandedToeplitz.identity(), 0.7),
-        clip_norm=2.0,
-        expected_batch_size=3.0,
-        key=KEY,
-    )
+    private = white(0.7, clip_norm=2.0, expected_batch_size=3.0)
     whole = np.array([0, 1, -1, 2**16, 2**20 - 1, 2**46 + 1, -(2**47) + 1])
     with jax.enable_x64(True):
         one = GridSum.of(jnp.asarray(whole + np.array([0.4, -0.4, 0.25, 0, 0, 0, 0])), private.grid)
@@ -254,48 +257,36 @@ def test_a_sum_that_lost_bits_on_its_way_is_refused():
 
 def test_what_is_not_a_sum_of_that_clip_norm_is_refused():
     """A bare gradient, another clip norm, another grid: all trained without enough noise, without a word."""
-    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
-    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY)
+    private = white()
     state = private.init(PARAMS)
     for wrong in (PARAMS, GridSum.of(PARAMS, Grid(2.0, 20)), GridSum.of(PARAMS, Grid(1.0, 19))):
         refused("updates must be a sum of clipped gradients", private.update, wrong, state)
 
 
 def test_a_step_takes_its_clip_norm_from_its_noise():
+    step_of = functools.partial(make_step, lambda p, e: 0.0, optimizer=optax.sgd(0.1))
     for wrong in (optax.sgd(0.1), optax.chain(optax.sgd(0.1)), None):
-        with pytest.raises(ValueError, match=r"private must come from train.optimizers.privatize"):
-            make_step(lambda p, e: 0.0, wrong, optax.sgd(0.1))
-    mechanism = Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0)
-    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY)
+        refused(r"private must come from train.optimizers.privatize", step_of, private=wrong)
+    private = white()
     with pytest.raises(TypeError, match="clip_norm"):
-        make_step(lambda p, e: 0.0, private, optax.sgd(0.1), clip_norm=2.0)
+        step_of(private=private, clip_norm=2.0)
     assert str(private.key) not in repr(private)
 
 
-@pytest.mark.parametrize("sigma", [1e-6, 1e7])
-def test_noise_that_no_grid_serves_is_refused(sigma):
-    with pytest.raises(ValueError, match="noise_multiplier must be between"):
-        privatize(
-            Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), sigma), clip_norm=1.0, expected_batch_size=1.0
-        )
-
-
-def test_noise_that_grows_beyond_all_floats_is_refused():
-    """The inverse of C grows by 90 a step; was "math domain error"."""
-    with pytest.raises(ValueError, match="noise_multiplier must be between"):
-        Grid.of(Mechanism(BMinSep(200, 2, 0.1), BandedToeplitz((0.01, 0.9)), 1.0), 1.0)
+def test_what_no_grid_serves_is_refused():
+    """The inverse of the last C grows by 90 a step, beyond all floats; was "math domain error"."""
+    for sigma in (1e-6, 1e7):
+        refused("noise_multiplier must be between", white, sigma)
+    growing = Mechanism(BMinSep(200, 2, 0.1), BandedToeplitz((0.01, 0.9)), 1.0)
+    refused("noise_multiplier must be between", Grid.of, growing, 1.0)
+    refused("clip_norm", white, clip_norm=0.0)
+    refused("expected_batch_size", white, expected_batch_size=-1.0)
 
 
 def test_linear_decay_of_the_paper():
     schedule = linear_decay(0.4, 400)
     at = [float(schedule(step)) for step in (0, 100, 200, 300, 400)]
     np.testing.assert_allclose(at, [0.4, 0.4, (0.4 + 0.02) / 2, 0.02, 0.02], rtol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "value"), [("clip_norm", 0.0), ("expected_batch_size", -1.0)])
-def test_bad_arguments(name, value):
-    options = {"clip_norm": 1.0, "expected_batch_size": 1.0} | {name: value}
-    refused(name, lambda: privatize(Mechanism(Poisson(3, 0.1), BandedToeplitz((1.0,)), 1.0), **options))
 
 
 def test_chacha_against_rfc_8439():
@@ -329,30 +320,22 @@ def test_every_word_of_the_key_matters():
         assert not np.any(np.asarray(a) == np.asarray(b))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "copies"),
-    [(BandedToeplitz.square_root(16), 15), (BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000), 4)],
-)
-def test_memory_is_bands_minus_one_copies_or_two_a_buffer(strategy, copies):
-    state = noise.init(strategy, PARAMS, KEY)
-    size = sum(leaf.size for leaf in jax.tree.leaves(PARAMS))
-    assert sum(leaf.size for leaf in jax.tree.leaves(state.recent)) == copies * size
-    assert strategy.noise_copies == copies
+def test_memory_is_bands_minus_one_copies_or_two_a_buffer():
+    for strategy, copies in (
+        (BandedToeplitz.square_root(16), 15),
+        (BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000), 4),
+    ):
+        recent = noise.init(strategy, PARAMS, KEY).recent
+        assert flat(recent).size == copies * flat(PARAMS).size and strategy.noise_copies == copies
 
 
 def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
     """Was 6.6 times, more than the gradients need where few are in memory at a time."""
-    params = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}
-    white = privatize(
-        Mechanism(Poisson(9, 0.1), BandedToeplitz.square_root(1), 1.0),
-        clip_norm=1.0,
-        expected_batch_size=4.0,
-        key=KEY,
-    )
-    total = jax.eval_shape(lambda params: GridSum.of(params, white.grid), params)
-    state = jax.eval_shape(lambda: white.init({"w": jnp.zeros(1_000_000)}))
+    params, private = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}, white()
+    total = jax.eval_shape(lambda params: GridSum.of(params, private.grid), params)
+    state = jax.eval_shape(lambda: private.init({"w": jnp.zeros(1_000_000)}))
     with jax.enable_x64(True):
-        program = jax.jit(white.update).lower(total, state).compile()
+        program = jax.jit(private.update).lower(total, state).compile()
     analysis = program.memory_analysis()
     assert analysis is not None and analysis.temp_size_in_bytes < 5 * 4e6
 
