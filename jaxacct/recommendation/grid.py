@@ -9,7 +9,7 @@ from jaxacct.calibration.targets import Target
 from jaxacct.common import validate as _validate
 from jaxacct.mechanisms.mechanism import ADJACENCIES
 from jaxacct.recommendation.matrices import doublings
-from jaxacct.schemes import SCHEMES, BalancedMinSep, EpochwiseAllocation, Scheme
+from jaxacct.schemes import SCHEMES, BalancedMinSep, BMinSep, CyclicPoisson, EpochwiseAllocation, Scheme
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.strategies import BandedToeplitz, Workload, workload_named
 from jaxacct.strategies.workload import checked as checked_workload
@@ -86,6 +86,16 @@ class RunNumbers:
                 if b <= min(n, pair[0].min_separation) and pair not in pairs:
                     pairs.append(pair)
         return pairs
+
+    def longest(self, grid, name: str | None, separation: int | None) -> Scheme:
+        """Return the scheme of largest separation, with which an example participates least often.
+
+        Beyond the doublings of the `grid` it is that of a cycle, or of the whole run.
+        """
+        if separation is None and name in (None, BMinSep.name, CyclicPoisson.name):
+            longest = min(self.iterations, math.floor(self.cycle), _validate.MAX_SEPARATION)
+            return self.scheme(name, longest, False)
+        return max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
 
     def fixed_counts(self, max_bands: int, bands, separation) -> dict[str, list]:
         """Return the `grid` of each of `FIXED_COUNTS` that has exactly the rate, with some numbers of bands.

@@ -167,7 +167,7 @@ def _sampled(
     looked_at = len(places)
     if matrix_name == "buffered" or (matrix_name is None and bands is None):
         say("buffers")
-        place = search.buffered(grid, max_copies, bands, scheme)
+        place = search.buffered(numbers.longest(grid, scheme, min_separation), max_copies, bands, scheme)
         if place is None and matrix_name == "buffered":
             raise ValueError("min_separation must be above 1 for strategy buffered")
         looked_at += place is not None
@@ -204,8 +204,10 @@ class _Search:
     estimates: Estimates
     say: Callable[[str], None]
 
-    def buffered(self, grid, max_copies: int, buffers: int | None, name: str | None) -> Recommended | None:
-        """Return a buffered matrix at the largest separation, participation revealed; None without memory.
+    def buffered(
+        self, scheme: Scheme, max_copies: int, buffers: int | None, name: str | None
+    ) -> Recommended | None:
+        """Return a buffered matrix with participation of `scheme` revealed; None without memory.
 
         Its noise is exact without samples. With at most one participation no columns overlap, and the moments
         are those of any other matrix.
@@ -215,7 +217,6 @@ class _Search:
             raise ValueError(
                 f"memory_copies must be at least {2 * buffers + 1} for {buffers} buffers, got {max_copies}"
             )
-        scheme = max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
         if not room or scheme.min_separation == 1:
             return None
         number = min(room, fixed_order.MAX_BUFFERS) if buffers is None else buffers

@@ -486,6 +486,7 @@ MUTANTS = [
     Mutant("jaxacct/schemes/replicas/table_weights.py", 'return np.einsum("nak,nl,naa->nkl", one.chance, table.leaves, attractions)', 'return np.einsum("nak,nbl,nab->nkl", one.chance, one.chance, attractions)', "tests/proposals/test_independent_truncation.py"),
     Mutant("jaxacct/calibration/choice.py", '"epsilon": plan.epsilon', '"epsilon": choice.epsilon', PLAN),
     Mutant("jaxacct/recommendation/search.py", "scheme, self.numbers.workload, self.estimates.mu)", "scheme, PREFIX_SUMS, self.estimates.mu)", CHOOSING),
+    Mutant("jaxacct/recommendation/grid.py", "longest = min(self.iterations, math.floor(self.cycle)", "longest = min(self.iterations, math.floor(self.cycle / 2)", CHOOSING),
     Mutant("jaxacct/recommendation/result.py", "seconds=clock.left)", "seconds=seconds)", "tests/recommendation/test_loaders.py"),
     Mutant("jaxacct/recommendation/result.py", "< MIN_TIME * seconds", "< 0", "tests/recommendation/test_loaders.py"),
     Mutant("jaxacct/recommendation/result.py", "self.scheme.iterations, self.workload)", "self.scheme.iterations, PREFIX_SUMS)", CHOOSING),

@@ -387,6 +387,15 @@ def test_at_most_one_participation_takes_any_matrix():
     assert not mechanism.is_upper_bound
 
 
+@pytest.mark.parametrize("name", ["b-min-sep", "cyclic-poisson"])
+@pytest.mark.parametrize("iterations, separation, most", [(80, 80, 1), (190, 96, 2), (200, 96, 3)])
+def test_revealed_participations_are_as_few_as_can_be(name, iterations, separation, most):
+    """Separations of 64, the largest doubling, would make them 2, 3 and 4."""
+    numbers: dict[str, Any] = dict(dataset_size=1000, batch_size=10.4, epsilon=6.0, delta=1e-5)
+    scheme = recommend(**numbers, iterations=iterations, scheme=name, strategy="buffered").chosen.scheme
+    assert (scheme.min_separation, scheme.max_participations) == (separation, most)
+
+
 def test_estimates_of_inverses_are_near_the_truth():
     """Columns overlap: without the greater sensitivity of that they would be a tenth below it."""
     rows = recommend(**SMALL | {"epsilon": 8.0}, memory_copies=0).candidates
