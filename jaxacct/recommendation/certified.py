@@ -33,7 +33,7 @@ def one_band(numbers: RunNumbers, name: str | None, progress: Progress | None) -
         exact = analytic.exact(Mechanism(scheme, identity, 1.0, numbers.adjacency), numbers.delta)
         if exact is not None and name in (None, scheme.name):
             least = min((place.noise_multiplier for place in places), default=math.inf)
-            place = _certified(scheme, identity, "optimal", numbers, exact.name, least, progress)
+            place = certified(scheme, identity, "optimal", numbers, exact.name, least, progress)
             places += [] if place is None else [place]
     return places
 
@@ -50,10 +50,10 @@ def bounded(grid, matrix_name: str, numbers: RunNumbers, progress: Progress | No
     mu = gdp_mu(numbers.epsilon, numbers.delta)
     made = ending(numbers.given, scheme) if numbers.given is not None else None
     made = matrix(matrix_name, number, scheme, numbers.workload, mu) if made is None else made
-    return _certified(scheme, made, matrix_name, numbers, None, math.inf, progress)
+    return certified(scheme, made, matrix_name, numbers, None, math.inf, progress)
 
 
-def _certified(
+def certified(
     scheme: Scheme,
     strategy,
     matrix_name: str,

@@ -119,7 +119,7 @@ class Recommended:
         matrix = f"{number} bands, {self.matrix} matrix"
         if self.matrix == "buffered":
             matrix = f"{number} buffer{'s' * (number > 1)} (BLT)"
-            matrix += "" if self.accountant is None else ", participation revealed"
+            matrix += ", participation revealed" if self.accountant == REVEALED else ""
         elif self.strategy.bands == 1:
             matrix = "1 band, which is DP-SGD"
         elif self.matrix == COEFFICIENTS:

@@ -25,18 +25,18 @@ from jaxacct.common import validate as _validate
 from jaxacct.common.progress import Progress
 from jaxacct.mechanisms.mechanism import REPLACE_ONE, ZERO_OUT, AdjacencyName
 from jaxacct.recommendation import fixed_order
-from jaxacct.recommendation.certified import bounded, one_band
+from jaxacct.recommendation.certified import bounded, certified, one_band
 from jaxacct.recommendation.grid import RunNumbers, memory_of
 from jaxacct.recommendation.matrices import matrix
-from jaxacct.recommendation.noise_estimate import Estimates, revealed_noise
-from jaxacct.recommendation.result import REVEALED, Recommendation, Recommended
+from jaxacct.recommendation.noise_estimate import Estimates
+from jaxacct.recommendation.result import Recommendation, Recommended
 from jaxacct.schemes import BalancedMinSep, BallsInBins, FixedOrder, Poisson, Scheme
 from jaxacct.strategies import BandedToeplitz, Workload, by_name, ending
 from jaxacct.strategies.workload import PREFIX_SUMS, name_of
 
 DEFAULT_MATRICES = ("optimal", "amplified")  # the latter is never behind the square root
 SIMILAR_ERROR_RATIO = 1.02  # candidates whose errors have at most this ratio: the one that needs less
-LESS_NOISE = 0.95  # of revealed participations, that samples have to be worth
+LESS_NOISE = 0.95  # of what an accountant certifies, that samples have to be worth
 NUM_SHOWN = 8
 NUM_SEPARATION_SEARCHES = 3  # numbers of bands and matrices whose separations are searched
 
@@ -207,10 +207,9 @@ class _Search:
     def buffered(
         self, scheme: Scheme, max_copies: int, buffers: int | None, name: str | None
     ) -> Recommended | None:
-        """Return a buffered matrix with participation of `scheme` revealed; None without memory.
+        """Return a buffered matrix at the noise that an accountant certifies; None without memory.
 
-        Its noise is exact without samples. With at most one participation no columns overlap, and the moments
-        are those of any other matrix.
+        With at most one participation no columns overlap, and the moments are those of any other matrix.
         """
         room = (max_copies - 1) // 2
         if buffers is not None and buffers > room:  # only where it is asked for
@@ -221,15 +220,16 @@ class _Search:
             return None
         number = min(room, fixed_order.MAX_BUFFERS) if buffers is None else buffers
         strategy = by_name("buffered", number, scheme, self.numbers.workload)
-        noise = revealed_noise(scheme, strategy, self.numbers.adjacency, self.estimates.mu)
+        place = certified(scheme, strategy, "buffered", self.numbers, None, math.inf, None)
         searched = name is not None or self.numbers.adjacency != REPLACE_ONE
         if self.numbers.at_most_once and searched and name in (None, BalancedMinSep.name):
             n = self.numbers.iterations
             once = BalancedMinSep(n, n, n / self.numbers.cycle)
-            place = self.estimates.of(once, strategy, "buffered", None)
-            if place is not None and place.noise_multiplier < LESS_NOISE * noise:
-                return place
-        return Recommended(scheme, strategy, "buffered", noise, self.numbers.workload, accountant=REVEALED)
+            sampled = self.estimates.of(once, strategy, "buffered", None)
+            most = math.inf if place is None else LESS_NOISE * place.noise_multiplier
+            if sampled is not None and sampled.noise_multiplier < most:
+                return sampled
+        return place
 
     def with_fixed_counts(self, places, max_bands: int, separation: int | None) -> list[Recommended]:
         """Estimate the schemes with fixed numbers of participations where the others are best.

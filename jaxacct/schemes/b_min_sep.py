@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels.recurrence import log_mean_over_phases
-from jaxacct.schemes.protocol.numbers import participation_rate
+from jaxacct.schemes.protocol.numbers import participation_rate, turns_of_phases
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas import by_age
@@ -90,6 +90,19 @@ class BMinSep(ExampleScheme):
             log_ratio += math.log1p((b - 1) * p) - math.log1p((b - 1) * more)
         inflated = dataclasses.replace(self, sampling_probability=more)
         return inflated, log_ratio - 1e-12 * (1 + abs(log_ratio) + self.iterations * more)
+
+    @property
+    def phase_participations(self) -> np.ndarray | None:
+        """Where participations are certain, or at most one, which is as likely at every step."""
+        n, b, p = self.iterations, self.min_separation, self.sampling_probability
+        if not self.warm_start or (p < 1 and b < n):
+            return None
+        return np.ones(n, int) if p < 1 else turns_of_phases(n, b)
+
+    @property
+    def phase_probability(self) -> float:
+        of_run = self.iterations * self.participation_rate * (1 + 1e-12)
+        return min(1.0, of_run) if self.sampling_probability < 1 else 1.0
 
     @property
     def independent_rounds(self) -> tuple[float, int] | None:

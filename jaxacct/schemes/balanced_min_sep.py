@@ -101,6 +101,14 @@ class BalancedMinSep(SizedScheme):
         return tuple((number, steps, math.floor(steps / kept - steps)) for number, steps in groups if number)
 
     @property
+    def phase_participations(self) -> np.ndarray | None:
+        return np.ones(self.iterations, int) if self.participations <= 1 else None
+
+    @property
+    def phase_probability(self) -> float:
+        return self.keep_probability
+
+    @property
     def batch_rates(self) -> np.ndarray:
         return self.participation_probabilities()
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxacct.common import validate as _validate
 from jaxacct.kernels.recurrence import log_mean_over_phases
-from jaxacct.schemes.protocol.numbers import participation_rate
+from jaxacct.schemes.protocol.numbers import participation_rate, turns_of_phases
 from jaxacct.schemes.protocol.scheme import ExampleScheme, check_fields
 from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.table import SamplingTable
@@ -30,7 +30,7 @@ class RandomPhase(ExampleScheme, abstract=True):
     def phase_participations(self) -> np.ndarray | None:
         if self.sampling_probability < 1:
             return None
-        return -(-np.maximum(self.iterations - np.arange(self.cycle_length), 0) // self.cycle_length)
+        return turns_of_phases(self.iterations, self.cycle_length)
 
     @property
     def sums(self) -> Sums:

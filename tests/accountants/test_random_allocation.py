@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from jaxacct import BallsInBins, BandedToeplitz, CyclicPoisson, Mechanism
+from jaxacct import BalancedMinSep, BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism
 from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, random_allocation
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases, lattice_distribution
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.estimates.estimate import estimate_delta
+from tests.oracles import enumeration
 
 IDENTITY = BandedToeplitz.identity()
 
@@ -207,7 +208,7 @@ def test_the_mixture_of_a_mechanism():
     def of(*numbers):
         return random_allocation.mixture_of(Mechanism(BallsInBins(*numbers), IDENTITY, 2.0))
 
-    assert of(10, 4) == Mixture((Phases(2, 2**0.5 / 2), Phases(2, 3**0.5 / 2)))
+    assert of(10, 4) == Mixture((Phases(2, 3**0.5 / 2), Phases(2, 2**0.5 / 2)))
     assert of(8, 4) == Mixture((Phases(4, 2**0.5 / 2),))
     assert of(3, 5) == Mixture((Phases(3, 0.5),), 2)
     distribution = BallsInBins(10, 4).phase_participations
@@ -284,3 +285,79 @@ def test_phases_of_unequal_size_at_every_noise(sizes):
         if scheme.cycle_length == 2:
             exact = quadrature([turns**0.5 / sigma for turns in scheme.phase_participations], 0, epsilon)
             assert bound >= exact * (1 - 3e-5) - 1e-13
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        BallsInBins(5, 2),
+        BallsInBins(2, 5),
+        BMinSep(4, 4, 0.3),
+        BMinSep(3, 5, 0.2),
+        BMinSep(5, 2, 1.0),
+        BMinSep(2, 3, 1.0),
+        BalancedMinSep(4, 1, 0.7),
+        BalancedMinSep(3, 2, 1.0),
+    ],
+)
+def test_a_uniform_phase_is_the_whole_distribution(scheme):
+    turns, probability = scheme.phase_participations, scheme.phase_probability
+    assert np.all(np.diff(turns) <= 0)
+    expected = {(0,) * scheme.iterations: 1 - probability}
+    for phase, number in enumerate(turns):
+        at = [float(i % len(turns) == phase) for i in range(scheme.iterations)]
+        assert sum(at) == number
+        expected[tuple(at)] = expected.get(tuple(at), 0.0) + probability / len(turns)
+    found = enumeration.pattern_distribution(scheme)
+    assert sum(found.values()) == pytest.approx(1)
+    for vector, chance in found.items():
+        assert chance == pytest.approx(expected[tuple(vector)], abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bands", "phases", "unused"),
+    [
+        (BallsInBins(23, 10), 3, {3: 1, 2: 2}, 0),  # 3 of 10 phases have 3 turns: one of a group at most
+        (BallsInBins(27, 10), 3, {3: 3}, 0),
+        (BallsInBins(4, 10), 3, {1: 2}, 1),  # 4 of 10 phases have a turn: two that are 3 apart at most
+        (BallsInBins(20, 10), 10, {2: 1}, 0),
+        (BalancedMinSep(20, 1, 0.4), 3, {1: 6}, 9),
+        (BalancedMinSep(20, 1, 0.4), 20, {1: 1}, 1.5),
+        (BMinSep(20, 20, 0.5), 6, {1: 3}, 3 * 0.05),
+    ],
+)
+def test_phases_of_a_group_do_not_overlap(scheme, bands, phases, unused):
+    found = random_allocation.mixture_of(Mechanism(scheme, BandedToeplitz.square_root(bands), 2.0))
+    assert {round((2 * part.mu) ** 2, 9): part.number for part in found.phases} == phases
+    assert found.unused == pytest.approx(unused, abs=1e-9) and found.unused <= unused
+
+
+def test_one_participation_that_may_not_be_is_subsampled():
+    """A whole run in one group: `q N(mu, 1) + (1 - q) N(0, 1)`."""
+    mechanism = Mechanism(BalancedMinSep(7, 1, 0.3), BandedToeplitz.square_root(7), 0.8)
+    for epsilon in (0.2, 1.5):
+        alpha = math.exp(epsilon)
+        exact = 0.3 * float(call(np.array([(alpha - 0.7) / 0.3]), 1 / 0.8)[0])
+        assert exact <= ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon) <= 1.001 * exact
+
+
+def test_an_attack_on_overlapping_phases():
+    """Columns of three equal entries: with much noise two phases of six are as good as all of them.
+
+    By the likelihood ratio itself; its bound would be false with one more phase in a group. Hoeffding, false
+    alarm 1e-6.
+    """
+    scheme, epsilon, num = BallsInBins(60, 6), 0.1, 500_000
+    mechanism = Mechanism(scheme, BandedToeplitz((1.0, 1.0, 1.0)), 10.0)
+    steps = np.arange(60)
+    columns = mechanism.strategy.columns(60, steps)
+    means = np.stack([columns[:, steps % 6 == phase].sum(axis=1) for phase in range(6)]) / 10.0
+    generator = np.random.default_rng(7)
+    products = means @ means.T
+    scores = generator.normal(size=(num, 6)) @ np.linalg.cholesky(products + 1e-12 * np.eye(6)).T
+    scores += products[generator.integers(6, size=num)]
+    ratios = np.exp(scores - np.diag(products) / 2).mean(axis=1)
+    delta = np.maximum(0.0, 1 - math.exp(epsilon) / ratios).mean()
+    error = math.sqrt(math.log(1e6) / (2 * num))
+    assert delta - error <= ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon) <= delta + 0.01
+    assert delta - error > divergence_bound(Mixture((Phases(3, 10**0.5 / 10.0),)), epsilon)

@@ -31,10 +31,10 @@ class Phases:
 
 @dataclass(frozen=True)
 class Mixture:
-    """One uniform phase; in `unused` phases the unit does not participate."""
+    """One uniform phase; in `unused` phases, perhaps no whole number, the unit does not participate."""
 
     phases: tuple[Phases, ...]
-    unused: int = 0
+    unused: float = 0
 
     @property
     def terms(self) -> int:
@@ -42,7 +42,7 @@ class Mixture:
         return sum(part.number for part in self.phases)
 
     @property
-    def total(self) -> int:
+    def total(self) -> float:
         """Number of phases b."""
         return self.terms + self.unused
 

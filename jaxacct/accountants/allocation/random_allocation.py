@@ -1,15 +1,17 @@
-"""Balls-in-bins without correlation (C = I): delta up to a grid, without samples.
+"""One uniform phase, drawn once: delta without samples (proofs/random_allocation.md).
 
-A unit participates in one uniform phase, the same in every cycle. Its turns in a phase add up to one Gaussian
-shift of length `sqrt(turns)`, and phases do not overlap, so `f = P/Q` is the mean of as many independent
-lognormals as there are phases, however many cycles there are (proofs/random_allocation.md).
+A unit participates in one uniform phase, the same in every cycle, as in balls-in-bins, or at most once. Its
+turns in a phase add up to one Gaussian shift of length `sqrt(turns)`. Where phases do not overlap (C = I),
+`f = P/Q` is the mean of as many independent lognormals as there are phases, however many cycles there are: a
+bound up to a grid. Where C has B bands, phases at least B steps apart do not overlap. A group of them is then
+revealed, turned by a uniform number of steps: an upper bound (section 9).
 """
 
 import numpy as np
 
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
-from jaxacct.accountants.base import Accountant, why_not_identity
+from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
 from jaxacct.mechanisms.mechanism import Mechanism
 
 
@@ -23,11 +25,11 @@ class RandomAllocation(Accountant):
     def why_not_covered(self, mechanism: Mechanism) -> str | None:
         if mechanism.scheme.phase_participations is None:
             return "its participations are not one phase, drawn once"
-        return why_not_identity(mechanism)
+        return "participations of a phase overlap" if cross_term(mechanism) else None
 
     def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
-        del mechanism, delta
-        return compose_with is None
+        del delta
+        return compose_with is None and why_not_identity(mechanism) is None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         del compose_with
@@ -35,13 +37,19 @@ class RandomAllocation(Accountant):
 
 
 def mixture_of(mechanism: Mechanism) -> Mixture:
-    """Return the distribution of `f` of a mechanism that is covered."""
-    turns = mechanism.scheme.phase_participations
+    """Return a distribution of `f` that is that of a covered mechanism, or above it in convex order."""
+    scheme = mechanism.scheme
+    turns, bands = scheme.phase_participations, mechanism.strategy.bands
     assert turns is not None
-    values, numbers = np.unique(turns, return_counts=True)
-    parts = dict(zip(values.tolist(), numbers.tolist(), strict=True))
-    unused = parts.pop(0, 0)
+    size = len(turns) // bands  # of a group
+    distance = len(turns) // size  # of its phases, around the cycle: at least as many steps as bands
+    values, numbers = np.unique(-turns, return_counts=True)
+    # Phases of so many turns or more are neighbours: at most so many of them are in a group.
+    at_most = np.minimum(-(-numbers.cumsum() // distance), size)
+    of_values = zip((-values).tolist(), np.diff(at_most, prepend=0).tolist(), strict=True)
+    phases = {value: number for value, number in of_values if number}
+    unused = phases.pop(0, 0) + size * (1 / scheme.phase_probability - 1) * (1 - 1e-12)
     return Mixture(
-        tuple(Phases(number, turns**0.5 / mechanism.noise_multiplier) for turns, number in parts.items()),
+        tuple(Phases(number, turns**0.5 / mechanism.noise_multiplier) for turns, number in phases.items()),
         unused,
     )

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
+
 from jaxacct.common import validate as _validate
 
 
@@ -56,6 +58,11 @@ class Numbers:
         if self.sampling_probability is not None:
             raise ValueError(f"sampling_probability does not apply to {scheme.name}; give batch_size")
         return self.sizes()
+
+
+def turns_of_phases(iterations: int, phases: int) -> np.ndarray:
+    """Return (phases,) int64: how many steps each phase of a cycle has."""
+    return -(-np.maximum(iterations - np.arange(phases), 0) // phases)
 
 
 def participation_rate(dataset_size, batch_size, *, separation: int = 1) -> float:

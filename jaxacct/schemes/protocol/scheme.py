@@ -53,8 +53,9 @@ class Scheme(abc.ABC):
         (`schemes.truncation.independent_truncation`).
       independent_rounds: (probability, rounds) of Poisson steps, of each of the unit's examples by itself,
         that are no more private, where columns do not overlap.
-      phase_participations: (phases,) int64: participations of each phase, where nothing but a uniform phase
-        is random.
+      phase_participations: (phases,) int64, descending: participations of each phase, where nothing but a
+        uniform phase is random, and whether the unit participates at all.
+      phase_probability: with which it does, rounded up where it is computed.
       independent_epochs: (number of epochs, steps of each that are run, steps that are not), where nothing
         but an independent uniform step of each is random.
       reveals_epochs: whether that holds only after a partition of the steps into epochs is revealed: an upper
@@ -219,6 +220,7 @@ class Scheme(abc.ABC):
     independent_rounds: tuple[float, int] | None = None
     patterns: Any = None  # `strategies.worst_pattern.Patterns` of fixed-order batches: nothing is random
     phase_participations: np.ndarray | None = None
+    phase_probability: float = 1.0
     independent_epochs: tuple[tuple[int, int, int], ...] = ()
     reveals_epochs: bool = False
     revealed_counts: "tuple[Any, np.ndarray] | None" = None
