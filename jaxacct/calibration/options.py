@@ -33,9 +33,9 @@ class CalibrationOptions:
       proposal: use this proposal distribution, such as plain; by default the cheapest.
       accountant: certify by this bound, or by the best ("analytic"), without samples; unamplified and
         revealed-pattern hold for multi-attribution where users share examples, random-allocation is for
-        balls-in-bins and for at most one participation. Where a bound is close (C = I with Poisson sampling, balls-in-bins,
-        epochwise allocation at separation 1), it is final unless rule, max_samples or proposal ask for
-        samples.
+        balls-in-bins and for at most one participation. Where a bound is close (C = I with Poisson sampling,
+        balls-in-bins, epochwise allocation at separation 1), it is final unless rule, max_samples or proposal
+        ask for samples.
       checkpoint_dir: keep finished batches of samples in this folder; the same call then resumes.
       executor: as of `verify`: its workers draw the samples of verifications; this process draws the pilots.
       share: part of q that this call may use, in (0, 1]. Where one of several calls' plans is chosen by what
