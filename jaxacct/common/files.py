@@ -54,8 +54,9 @@ def _write_bytes(path, write: Callable, secret: bool) -> None:
 def check_target(path, is_ours: Callable[[Path], bool] | None, kind: str, *, may_force: bool = True) -> None:
     """Check that a file can be written to `path`, before the work that produces it; leaves no trace.
 
-    Messages name the argument `out`. An existing file is replaced if `is_ours` says so (None: any), which `kind` describes, such as "a plan";
-    `may_force` is whether the command has --force. ValueError in one line.
+    Messages name the argument `out`. An existing file is replaced if `is_ours` says so (None: any), which
+    `kind` describes, such as "a plan"; `may_force` is whether the command has --force. ValueError in one
+    line.
     """
     if path is None:
         return
