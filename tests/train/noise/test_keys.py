@@ -214,7 +214,5 @@ def test_others_see_nothing_of_the_private_log(finished):
 def test_what_is_published_of_a_run_has_no_times(finished):
     published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
     assert not any(
-        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text)
-        for name, text in published.items()
-        if not name.endswith("/0")
+        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text) for text in published.values()
     )
