@@ -280,8 +280,8 @@ class SourceRows:
         return self.source.fingerprint()
 
     def _gather(self, indices: np.ndarray):
-        has_gather = hasattr(self.source, "gather")
-        found = as_arrays((self.source if has_gather else Indexed(self.source)).gather(indices))
+        gather = getattr(self.source, "gather", None) or Indexed(self.source).gather
+        found = as_arrays(gather(indices))
         expected = jax.tree.map(lambda leaf: ((len(indices), *leaf.shape[1:]), leaf.dtype), self._like)
         if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != expected:
             raise ValueError("data must have rows of the same names, shapes and dtypes, got others")

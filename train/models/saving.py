@@ -17,7 +17,7 @@ from flax import nnx
 from jaxacct.common.files import read_json, write_bytes_atomically
 
 from ..arguments import check_callable, check_model
-from .loss import digest
+from ..batches.fingerprints import of_arrays
 
 _FILE = "model.safetensors"
 
@@ -108,7 +108,7 @@ def _trained(run: Path, model: nnx.Module, names: set[str]):
         return ".".join(map(_part, map(jax.tree_util.DictKey, path))) in names
 
     _, trained, _, frozen = nnx.split(model, stored, nnx.RngState, ...)
-    others = digest(frozen) if jax.tree.leaves(frozen) else None
+    others = of_arrays(frozen) if jax.tree.leaves(frozen) else None
     if named(plain(trained)).keys() == names and others != began.get("variables"):
         raise ValueError("model must have the frozen variables that the run began with, has others")
     return trained

@@ -34,10 +34,10 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
+from ..batches.fingerprints import of_arrays
 from ..batches.given import Committed, keyed
 from ..batches.sampler import SamplerState, is_key
 from ..clipping.grid import Grid
-from ..models.loss import digest
 from ..models.saving import write_model
 from ..noise.normals import ARRANGEMENT, standard_normals
 from . import hosts
@@ -358,7 +358,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 def _checksum(sampler: dict, state) -> str:
     """Digest of a whole checkpoint."""
-    return hashlib.blake2b(f"{sampler} {digest(state)}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{sampler} {of_arrays(state)}".encode(), digest_size=16).hexdigest()
 
 
 def _placed(leaf):
