@@ -41,7 +41,7 @@ def check_model(model) -> None:
             raise ValueError(f"{allowed}, got {_shown(leaf)}" + (f" at {name}" if name else "") + hint)
 
 
-_HINTS = {
+_HINTS = {  # library -> how its models are given
     "equinox": "params, static = eqx.partition(model, eqx.is_inexact_array), and a loss that calls "
     "eqx.combine(params, static)",
     "haiku": "give transformed.init(key, x), and a loss that calls transformed.apply(params, key, x)",
@@ -50,7 +50,6 @@ _HINTS = {
     "transformers": "give model.params, and a loss that calls model(.., params=params)",
     "torch": "PyTorch's modules are not of JAX; load_weights loads a .safetensors file into a model that is",
 }
-"""Library -> how its models are given."""
 
 
 def _hint_of_library(model) -> str:

@@ -4,7 +4,7 @@ These are the mechanism itself at separation 1, for one example or for a user wi
 binomial number participates in each round; they dominate it where the phase of a cyclic scheme is revealed.
 """
 
-from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
+from jaxacct.accountants.base import Accountant, why_not_identity
 from jaxacct.accountants.composition import composed_delta
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.gaussian_mixtures import binomial_curves, sampled_antipodal, sampled_gaussian
@@ -25,9 +25,9 @@ class PrivacyLossDistribution(Accountant):
         if mechanism.scheme.independent_rounds is None:
             return "its rounds are not independent"
         scheme = mechanism.scheme
-        # `cross_term` leaves out what a likelihood of several examples counts itself.
+        # Not `Mechanism.cross_terms`, which leave out what a likelihood of several examples counts itself.
         overlap = mechanism.strategy.cross_terms(scheme.iterations, scheme.min_separation).max()
-        return "columns of the strategy matrix overlap" if max(cross_term(mechanism), overlap) else None
+        return "columns of the strategy matrix overlap" if overlap else None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         return composed_delta((_step(mechanism),), epsilon, compose_with)

@@ -51,13 +51,12 @@ def _write_bytes(path, write: Callable, secret: bool) -> None:
         raise
 
 
-def check_target(
-    path, is_ours: Callable[[Path], bool] | None, kind: str, name: str = "out", *, may_force: bool = True
-) -> None:
+def check_target(path, is_ours: Callable[[Path], bool] | None, kind: str, *, may_force: bool = True) -> None:
     """Check that a file can be written to `path`, before the work that produces it; leaves no trace.
 
-    An existing file is replaced if `is_ours` says so (None: any), which `kind` describes, such as "a plan";
-    `name` is that of the argument, and `may_force` whether the command has --force. ValueError in one line.
+    Messages name the argument `out`. An existing file is replaced if `is_ours` says so (None: any), which
+    `kind` describes, such as "a plan"; `may_force` is whether the command has --force. ValueError in one
+    line.
     """
     if path is None:
         return
@@ -66,18 +65,18 @@ def check_target(
         mode = _mode_of(real)
         if mode is not None and not stat.S_ISREG(mode):
             kind_found = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
-            raise ValueError(f"{name} must be a file, {str(path)!r} is {kind_found}")
+            raise ValueError(f"out must be a file, {str(path)!r} is {kind_found}")
         if not real.parent.is_dir():
-            raise ValueError(f"{name} must be in a folder that exists, got {str(path)!r}")
+            raise ValueError(f"out must be in a folder that exists, got {str(path)!r}")
         if mode is not None and is_ours is not None and real.stat().st_size and not is_ours(real):
             way_out = " (--force replaces it)" if may_force else ""
-            raise ValueError(f"{name} must be new or {kind}, {str(path)!r} is another file{way_out}")
+            raise ValueError(f"out must be new or {kind}, {str(path)!r} is another file{way_out}")
         handle, temporary = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:100]}.", suffix=".tmp")
         os.close(handle)
         os.unlink(temporary)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{name} {str(path)!r} cannot be written: {reason}") from None
+        raise ValueError(f"out {str(path)!r} cannot be written: {reason}") from None
 
 
 def holds_schema(path: Path, schema: str) -> bool:

@@ -22,7 +22,7 @@ from jaxacct.proposals.base import Proposal, ProposalSpec, Setting
 from jaxacct.proposals.threshold import Resolved, resolved
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction, checked_counts
-from jaxacct.statistics.lines import BudgetLine, total
+from jaxacct.statistics.lines import BudgetLine
 
 
 class Outcome(enum.StrEnum):
@@ -76,16 +76,6 @@ class DirectionVerdict:
     def num_samples(self) -> int:
         """Number of samples."""
         return self.side.num_samples
-
-    @property
-    def relative_error(self) -> float:
-        """Sum of the "relative" items."""
-        return total(self.items, "relative")
-
-    @property
-    def total_variation(self) -> float:
-        """Sum of the "total variation" items."""
-        return total(self.items, "total variation")
 
 
 @dataclass(frozen=True)

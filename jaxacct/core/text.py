@@ -9,6 +9,7 @@ from jaxacct.core.check import DirectionVerdict, Outcome, Verdict
 from jaxacct.core.claim import ClaimedTarget
 from jaxacct.core.evidence import Bound, Evidence, Sampled
 from jaxacct.mechanisms.mechanism import Mechanism
+from jaxacct.statistics.lines import total
 
 INDENT = " " * 22
 _WITHOUT_NUMBERS = (Outcome.NOT_RUN, Outcome.DOMINATED)
@@ -154,8 +155,9 @@ def verdict_lines(verdict: Verdict, verbose: bool = False) -> list[str]:
     """Return the verdict in lines: the budget and both directions, with every budget item if `verbose`."""
     claim = verdict.claim
     if isinstance(verdict.evidence, Bound):
-        bound = "not computed" if verdict.bound is None else f"delta({exact(claim.target.epsilon)}) <= "
-        bound += "" if verdict.bound is None else exact(verdict.bound)
+        bound = "not computed"
+        if verdict.bound is not None:
+            bound = f"delta({exact(claim.target.epsilon)}) <= {exact(verdict.bound)}"
         return [f"{'evidence':<22}accountant {verdict.evidence.accountant}: {bound}", *_flaws(verdict)]
     budget = claim.target.budget
     lines = [
@@ -176,15 +178,16 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         return fields | {"accountant": verdict.evidence.accountant, "delta": verdict.bound}
     fields |= {"num_samples": verdict.num_samples, "rule": verdict.evidence.rule}
     for each in verdict.directions:
-        ran = each.outcome not in _WITHOUT_NUMBERS
-        numbers = ("scale", "margin", "threshold", "estimate", "relative_error", "total_variation")
+        numbers = {name: getattr(each, name) for name in ("scale", "margin", "threshold", "estimate")}
+        numbers["relative_error"] = total(each.items, "relative")
+        numbers["total_variation"] = total(each.items, "total variation")
         fields[each.direction] = {
             "certified": each.certified,
             "outcome": str(each.outcome),
             "proposal": each.proposal,
             "num_samples": each.num_samples,
             "items": [dataclasses.asdict(item) | {"name": item.name} for item in each.items],
-        } | {name: getattr(each, name) if ran else None for name in numbers}
+        } | (dict.fromkeys(numbers) if each.outcome in _WITHOUT_NUMBERS else numbers)
     return fields
 
 

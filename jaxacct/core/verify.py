@@ -159,11 +159,6 @@ class Run:
     of: Resolved
     predicted: float = math.nan
 
-    @property
-    def distribution(self) -> dict[str, Any]:
-        """What is drawn, as JSON values."""
-        return self.of.proposal.draw_metadata | {"margin": self.of.margin}
-
 
 def choose_run(claim: Claim, direction: Direction, stop: Stop, proposal: str | None = None) -> Run:
     """Return the run with the named proposal, or with the one expected to need the fewest samples."""
@@ -191,7 +186,8 @@ def draw(
 ) -> data.Side:
     """Return the evidence of one direction; `job`, a digest of the verification, names the stored state."""
     proposal = run.of.proposal
-    direction, margin, distribution = proposal.direction, run.of.margin, run.distribution
+    direction, margin = proposal.direction, run.of.margin
+    distribution = proposal.draw_metadata | {"margin": margin}
     if not run.of.needs_samples:
         return data.WeightBound(proposal.spec)
     name = f"{direction}-{job[:16]}"

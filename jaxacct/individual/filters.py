@@ -21,6 +21,7 @@ import numpy as np
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon, gdp_mu
 from jaxacct.common import validate as _validate
 from jaxacct.individual.rdp import checked_orders, rdp_to_epsilon
+from jaxacct.kernels.recurrence import two_sum
 
 
 class FilterState(NamedTuple):
@@ -50,9 +51,7 @@ _BELOW = 1 - 2.0**-19
 
 def add_exactly(total, rest, amount):
     """Return (total, rest) with `amount` added: Knuth's two-sum, renormalised, without rounding error."""
-    rough = total + amount
-    shadow = rough - total
-    lost = (total - (rough - shadow)) + (amount - shadow)
+    rough, lost = two_sum(total, amount)
     rest = rest + lost
     new_total = rough + rest
     return new_total, rest - (new_total - rough)

@@ -38,7 +38,9 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     Source: arXiv 2602.09338, theorem 5.1 and its corollary for the warm start.
     """
     checked(mechanism)
-    outputs = _as_array("outputs", outputs)
+    outputs = _as_numbers("outputs", outputs)
+    if not isinstance(outputs, jax.Array):  # else it stays as it is: JAX compiles a program per shape
+        outputs = outputs.astype(jax.dtypes.canonicalize_dtype(outputs.dtype), copy=False)
     iterations = mechanism.scheme.iterations
     if outputs.ndim not in (1, 2) or outputs.shape[-1] != iterations:
         raise ValueError(
@@ -59,14 +61,6 @@ def privacy_loss(mechanism: Mechanism, outputs, batch_sizes=None):
     if mechanism.is_replace_one:
         losses = losses - _loss_of_outputs(*fields, -rows, batch_sizes, mechanism.cross_terms)
     return losses if outputs.ndim == 2 else losses[0]
-
-
-def _as_array(name: str, values):
-    """Return a JAX array as it is, else a NumPy array of JAX's dtype: JAX compiles a program per shape."""
-    numbers = _as_numbers(name, values)
-    if isinstance(numbers, jax.Array):
-        return numbers
-    return numbers.astype(jax.dtypes.canonicalize_dtype(numbers.dtype), copy=False)
 
 
 def _as_sizes(name: str, values):

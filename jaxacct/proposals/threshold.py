@@ -32,13 +32,12 @@ def budget_lines(proposal: Proposal, delta_v: float) -> tuple[BudgetLine, ...]:
         if m > 1:
             lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)
             lines += (weight_line(mechanism, delta_v, m, proposal.log_normalizer, lowest),)
+    source = rounding.SOURCE + "6"
     return (
         *lines,
         *end_lines(proposal.left_out, _LEFT_OUT[proposal.mechanism.is_replace_one]),
-        BudgetLine(Item.DISTRIBUTION, "relative", proposal.relative_error, "proofs/rounding.md, section 6"),
-        BudgetLine(
-            Item.DISTRIBUTION, "total variation", proposal.total_variation, "proofs/rounding.md, section 6"
-        ),
+        BudgetLine(Item.DISTRIBUTION, "relative", proposal.relative_error, source),
+        BudgetLine(Item.DISTRIBUTION, "total variation", proposal.total_variation, source),
     )
 
 

@@ -76,11 +76,9 @@ def save(figure, path) -> None:
     write_bytes_atomically(path, lambda file: figure.savefig(file, format="png", dpi=150))
 
 
-def style(index: int, colours=PALETTE, *, has_line: bool = True, has_marker: bool = False) -> dict[str, Any]:
-    """Return the colour of a line, its dash and its marker."""
-    dash = DASHES[index % len(DASHES)] if has_line else ""
-    marker = MARKERS[index % len(MARKERS)] if has_marker else ""
-    return dict(linestyle=dash, color=colours[index % len(colours)], marker=marker)
+def style(index: int, colours=PALETTE) -> dict[str, Any]:
+    """Return the colour of a line and its dash."""
+    return dict(linestyle=DASHES[index % len(DASHES)], color=colours[index % len(colours)])
 
 
 def tradeoff_figure(curves: Mapping[str, Callable], title: str, colours=PALETTE):

@@ -145,7 +145,7 @@ def _first(plan: Plan, proven: Verdict, is_fresh: bool, second: dict | None) -> 
         checked = f"Verified for this page with {proven.num_samples:,} fresh samples."
     else:
         checked = "NOT VERIFIED: stored counts, which anyone can write; `jaxacct verify` draws fresh ones."
-    if _agrees(second):
+    if (second or {}).get("verdict") == "certified":
         checked += " Checked by two implementations that share no code: both certify it."
     kind = "statement refused" if checked.startswith("NOT") else "statement"
     warned = facts.warning(plan)
@@ -159,11 +159,6 @@ def _first(plan: Plan, proven: Verdict, is_fresh: bool, second: dict | None) -> 
 def save(plan: Plan, path, *arguments, **named) -> None:
     """Write the page, atomically; other arguments as for `report`."""
     write_atomically(path, report(plan, *arguments, **named))
-
-
-def _agrees(second: dict | None) -> bool:
-    """Return whether the second implementation ran and certified the plan."""
-    return second is not None and second.get("verdict") == "certified"
 
 
 def _second(second: dict | None) -> list[str]:

@@ -19,7 +19,7 @@ from jaxacct.estimates.profile import Profile
 from jaxacct.kernels import randomness
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.report import risk
-from jaxacct.report.figure import DARK, LIGHT, PALETTE, PANEL, blank_axes, finished, style
+from jaxacct.report.figure import DARK, LIGHT, MARKERS, PALETTE, PANEL, blank_axes, finished, style
 from jaxacct.report.figure import blank as blank
 from jaxacct.report.figure import save as save
 from jaxacct.report.figure import svg as svg
@@ -247,7 +247,8 @@ def recommendation(result: Any):
     for index, name in enumerate(names):
         of_it = [candidate for candidate in result.candidates if candidate.scheme.name == name]
         points = [candidate.memory_copies for candidate in of_it], [c.error for c in of_it]
-        axes.plot(*points, label=name, markersize=6, **style(index, has_line=False, has_marker=True))
+        marker, colour = MARKERS[index % len(MARKERS)], PALETTE[index % len(PALETTE)]
+        axes.plot(*points, marker, color=colour, label=name, markersize=6)
     chosen = result.chosen
     point = chosen.memory_copies, chosen.error
     axes.plot(*point, "o", color="black", fillstyle="none", markersize=16, label="chosen")

@@ -347,10 +347,10 @@ class SamplingTable:
             # From any step the next participations may follow each other at once.
             return -(-(self.iterations - int(np.flatnonzero(self.start)[0])) // self.min_lockout)
 
-        def most_of(i, waits, joins):
+        def longest(i, waits, joins):
             return np.maximum(np.where(join[i] > 0, 1 + joins, 0), np.where(join[i] < 1, waits, 0))
 
-        most = self._at_start(self._from_the_end(most_of, np.int64))
+        most = self._at_start(self._from_the_end(longest, np.int64))
         return max(1, int(most[self.start > 0].max()))
 
     @functools.cached_property

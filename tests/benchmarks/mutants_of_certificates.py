@@ -54,7 +54,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/proposals/threshold.py", "tests/core/test_budget_lines.py"): [
         ("lambda share: rounding.sizes(mechanism, delta_v, replicas, share)", "lambda share: rounding.sizes(mechanism, delta_v, replicas, 2.0**-20)"),
-        ("exponent = 3 * rounding.UNIT * parts", "exponent = rounding.UNIT * parts"),
+        ("3 * rounding.UNIT * parts", "rounding.UNIT * parts"),
         ("max(size.largest, lowest)", "size.largest"),
         ("loss_lines(mechanism, delta_v, max(1, m))", "loss_lines(mechanism, delta_v, 1)"),
         ("        if m > 1:", "        if m > 2:"),
@@ -194,7 +194,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("if not terms.sum() or terms.sum() != losses", "if terms.sum() != losses"),
     ],
     ("jaxacct/core/verify.py", "tests/core/test_allowances_of_scales.py"): [
-        ('proposal.draw_metadata | {"margin": self.of.margin}', "proposal.draw_metadata"),
+        ('proposal.draw_metadata | {"margin": margin}', "proposal.draw_metadata"),
     ],
     ("jaxacct/statistics/composed.py", "tests/core/test_composed.py"): [
         ("(heights[place] - heights[place + 1])", "0 * heights[place]"),

@@ -82,7 +82,7 @@ def test_the_lowest_versions_are_the_declared_ones():
     """`.ci/lowest.txt` pins exactly the lower bounds of what is installed for use, training and tests."""
     extras = PROJECT["project"]["optional-dependencies"]
     declared = {}
-    used = (*extras["train"], *extras["data"], *extras["weights"], *extras["test"])
+    used = (*extras["train"], *extras["data"], *extras["test"])
     for requirement in [*PROJECT["project"]["dependencies"], *used]:
         name, bound = re.match(r"([a-z\-]+)(?:\[[^\]]*\])?(?:>=([\d.]+))?", requirement).groups()
         if bound:

@@ -9,7 +9,7 @@ import pytest
 
 from jaxacct import Plan
 from jaxacct.common.files import json_digest
-from jaxacct.report.run_card import RunCard, about_plan, read_plan
+from jaxacct.report.run_card import RunCard, about_plan, digest_of_files, read_plan
 from tests.commands import exit_code
 from tests.train.fitting import fit
 from tests.train.plans import plan
@@ -69,19 +69,7 @@ def of_other(folder):
 
 
 def parameter(folder):
-    return next(path for path in sorted((folder / "run/model").rglob("*")) if path.stat().st_size < 99)
-
-
-def two_in_one(folder):
-    """Make one file of two: its name has the line that a list of digests has of the second."""
-    model = folder / "run/model"
-    files = sorted(path for path in model.rglob("*") if path.is_file())
-    first, second = (path.relative_to(model).as_posix() for path in files[:2])
-    made = model / f"{first}\n{hashlib.sha256(files[1].read_bytes()).hexdigest()} {second}"
-    made.parent.mkdir(parents=True, exist_ok=True)
-    made.write_bytes(files[0].read_bytes())
-    for path in files[:2]:
-        path.unlink()
+    return folder / "run/model/model.safetensors"
 
 
 FORGERIES = {
@@ -105,7 +93,6 @@ FORGERIES = {
         shutil.rmtree(at / "run/model"),
         shutil.copytree(at / "other-run/model", at / "run/model"),
     ),
-    "two files of the model in one": two_in_one,
     "no model": lambda at: shutil.rmtree(at / "run/model"),
     "no card": lambda at: (at / "run/result.json").unlink(),
     "model elsewhere": lambda at: (
@@ -142,6 +129,15 @@ def test_a_plan_that_is_not_certified_belongs_to_no_run(honest):
     run_card = RunCard.load(honest / "run")
     assert run_card.flaws(honest / "run", made) == []
     assert run_card.flaws(honest / "run", forged) == ["plan is not certified"]
+
+
+def test_two_files_have_another_digest_than_one_whose_name_lists_both(tmp_path):
+    for name, content in (("a", b"1"), ("b", b"2")):
+        (tmp_path / name).write_bytes(content)
+    of_two = digest_of_files(tmp_path)
+    (tmp_path / "a").rename(tmp_path / f"a\n{hashlib.sha256(b'2').hexdigest()} b")
+    (tmp_path / "b").unlink()
+    assert digest_of_files(tmp_path) != of_two
 
 
 def test_a_forged_run_is_found(honest, tmp_path, capsys):

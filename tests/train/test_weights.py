@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 
 import chex
 import jax
@@ -78,7 +77,7 @@ def test_no_run(tmp_path):
     refused("run must be the folder of a finished run", load_model, tmp_path, PARAMS)
 
 
-def test_names_with_separators_are_files_of_their_own(tmp_path):
+def test_names_with_separators_are_of_their_own(tmp_path):
     """A point or a slash in a name is no step into it."""
     params = {
         "a.b": jnp.zeros(2),
@@ -89,8 +88,9 @@ def test_names_with_separators_are_files_of_their_own(tmp_path):
     save_model(tmp_path, params)
     like = jax.tree.map(jnp.zeros_like, params)
     chex.assert_trees_all_equal(load_model(tmp_path, like), params, strict=True)
-    names = {path.name for path in (tmp_path / "model").iterdir() if path.is_dir()}
+    names = set(safetensors.numpy.load_file(tmp_path / "model/model.safetensors"))
     assert names >= {"a%2Eb", "a.b", "a.c%2Fd", "a%2Fc%2Fd", "list.0", "list%2E0"}
+    chex.assert_trees_all_equal(load_weights(tmp_path / "model/model.safetensors", like), params)
     with pytest.raises(
         ValueError, match="model must have parameters of different names, has two of one name"
     ):
@@ -219,7 +219,7 @@ def test_bad_weights_leave_the_model_as_it_is(name, tmp_path):
     np.testing.assert_array_equal(flat(nnx.state(model, nnx.Param)), before)
 
 
-def test_bad_files(tmp_path, monkeypatch):
+def test_bad_files(tmp_path):
     (tmp_path / "short.safetensors").write_bytes(b"xx")
     header = json.dumps({"w": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
     (tmp_path / "cut.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 8)
@@ -238,5 +238,3 @@ def test_bad_files(tmp_path, monkeypatch):
     ):
         refused(message, load_weights, file, network(), convert)
     refused(r"model must be .* or a pytree of arrays, got the class Network", load_weights, file, Network)
-    monkeypatch.setitem(sys.modules, "safetensors.flax", None)
-    refused(r"^weights from \.safetensors need `pip install safetensors`$", load_weights, file, network())

@@ -35,15 +35,15 @@ def load(name: str, folder=None) -> Split:
     "digits" (1797 images of 8 x 8 of scikit-learn; a fixed permutation puts 1440 in the training set),
     or "mnist" (the four idx files, gzipped or not).
     """
-    if name not in LOADERS:
-        raise ValueError(f"data must be one of {', '.join(LOADERS)}, got {name!r}")
     if name == "digits":
         return _digits()
+    if name != "mnist":
+        raise ValueError(f"data must be one of digits, mnist, got {name!r}")
     if folder is None:
         raise ValueError(f"data {name} needs its folder: data_folder must be given")
     if not Path(folder).is_dir():
         raise ValueError(f"data_folder must be a folder, got {str(folder)!r}")
-    return LOADERS[name](Path(folder))
+    return _mnist(Path(folder))
 
 
 def from_arrays(inputs, labels, scale: float = 1.0) -> ArrayRows:
@@ -90,6 +90,3 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
     if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) - first != sizes.prod():
         raise ValueError(f"data file {path} must be an idx file of {dimensions} dimensions of bytes")
     return np.frombuffer(content, np.uint8, offset=first).reshape(sizes)
-
-
-LOADERS = {"digits": _digits, "mnist": _mnist}

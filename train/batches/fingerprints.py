@@ -36,12 +36,15 @@ def pieces(array: np.ndarray) -> Iterable[np.ndarray]:
     return (array[first : first + size] for first in range(0, len(array), size))
 
 
-def of_arrays(arrays) -> str:
-    """Return the digest of dtypes, shapes and all content of a pytree of arrays (rows, ...)."""
+def of_arrays(tree) -> str:
+    """Return the digest of names, dtypes, shapes and all content of a pytree of arrays or keys."""
     content = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(arrays):
-        content.update(f"{leaf.dtype}{leaf.shape}".encode())
-        for piece in pieces(leaf):
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        content.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        for piece in pieces(np.atleast_1d(array)):
             content.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
     return content.hexdigest()
 

@@ -116,7 +116,7 @@ class Sampler(Drawn):
         if shared_examples is None:
             shared_examples = scheme.holds_for_shared_examples
         check_graph(scheme, graph, self.dataset_size, shared_examples)
-        self._pool = scheme.batches(self.dataset_size, self._generator(_SETUP), graph)
+        self._pool = scheme.batches(self.dataset_size, make_generator(self._key, _SETUP), graph)
         super().__init__(self._key, state)
 
     @classmethod
@@ -150,7 +150,7 @@ class Sampler(Drawn):
     def _draw(self, step: int) -> np.ndarray:
         if step >= self.scheme.iterations:
             raise ValueError(f"the scheme has {self.scheme.iterations} steps, all drawn")
-        generator = self._generator(step)
+        generator = make_generator(self._key, step)
         members = self._pool.draw(step, generator)
         if self.truncate and len(members) > self.max_batch_size:
             members = members[choose(generator, len(members), self.max_batch_size)]
@@ -160,9 +160,6 @@ class Sampler(Drawn):
                 "raise max_batch_size and start anew with fresh keys"
             )
         return members
-
-    def _generator(self, step: int) -> np.random.Generator:
-        return make_generator(self._key, step)
 
 
 def is_key(words) -> bool:

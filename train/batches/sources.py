@@ -60,8 +60,8 @@ def as_rows(data):
     return ArrayRows(data)
 
 
+# Formats of Hugging Face data sets in which a row is a dictionary; "custom" is a transform.
 _ROW_FORMATS = (None, "numpy", "custom", "jax", "torch", "tensorflow")
-"""Formats of Hugging Face data sets in which a row is a dictionary; "custom" is a transform."""
 
 
 def _formatted(data):
@@ -280,11 +280,8 @@ class SourceRows:
         return self.source.fingerprint()
 
     def _gather(self, indices: np.ndarray):
-        gather = getattr(self.source, "gather", None)
-        if gather is None:
-            found = stacked([self.source[int(index)] for index in indices])
-        else:
-            found = as_arrays(gather(indices))
+        gather = getattr(self.source, "gather", None) or Indexed(self.source).gather
+        found = as_arrays(gather(indices))
         expected = jax.tree.map(lambda leaf: ((len(indices), *leaf.shape[1:]), leaf.dtype), self._like)
         if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), found) != expected:
             raise ValueError("data must have rows of the same names, shapes and dtypes, got others")

@@ -5,7 +5,6 @@ Both are public, and arguments of the step rather than literals of its program; 
 
 import contextlib
 import functools
-import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import errors, linen, nnx
 
+from ..batches.fingerprints import of_arrays
 from ..clipping import programs as _programs
 
 _M = TypeVar("_M", bound=nnx.Module)
@@ -73,7 +73,7 @@ class Loss:
         if "key" in self.frozen:
             raise ValueError("frozen must not have a part called key: that is the name of the loss key")
         named = self.frozen if self.key is None else self.frozen | {"key": self.key}
-        return {name: digest(tree) for name, tree in named.items() if jax.tree.leaves(tree)}
+        return {name: of_arrays(tree) for name, tree in named.items() if jax.tree.leaves(tree)}
 
 
 def as_loss(loss, key=None) -> Loss:
@@ -312,15 +312,3 @@ def public_key(value):
         return value
     was = repr(value) if isinstance(value, int) else f"{type(value).__name__} of shape {np.shape(value)}"
     raise ValueError(f"loss_key must be an integer from 0 to 2^32 - 1 or one jax.random.key, got {was}")
-
-
-def digest(tree) -> str:
-    """Return a digest of names, shapes, dtypes and content of all arrays of a pytree."""
-    content = hashlib.blake2b(digest_size=16)
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        array = np.ascontiguousarray(leaf)
-        content.update(f"{_name(path)} {array.dtype} {array.shape}\n".encode())
-        content.update(array.reshape(-1).view(np.uint8).data)
-    return content.hexdigest()

@@ -3,10 +3,7 @@
 The guarantee does not cover the data that the weights of others were trained on, so they must be public.
 """
 
-import contextlib
-import importlib
-import json
-import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
+import safetensors.numpy
 from flax import nnx
 
-from jaxacct.common.files import read_json, write_atomically
+from jaxacct.common.files import read_json, write_bytes_atomically
 
 from ..arguments import check_callable, check_model
-from ..run import hosts
-from .loss import digest
+from ..batches.fingerprints import of_arrays
+
+_FILE = "model.safetensors"
 
 
 def save_model(folder, model) -> None:
@@ -36,35 +34,17 @@ def save_model(folder, model) -> None:
 
 
 def write_model(folder: Path, params) -> None:
-    """Write parameters to `model/`, without the times, the path and the devices that Orbax adds.
+    """Write parameters to `model/model.safetensors`; a `model/` that is there is replaced.
 
-    The same parameters are then the same bytes, wherever they were trained, and times would show batch sizes.
+    The same parameters are the same bytes, wherever and whenever they were trained: times would show batch
+    sizes.
     """
-    model = folder / "model"
-    # One file a parameter: Orbax's default, OCDBT, stores when each version was written.
-    alone = dict(multiprocessing_options=hosts.orbax_options())
-    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, **alone)
-    with _without_warnings(), ocp.Checkpointer(handler, **alone) as checkpointer:
-        # Of arrays on devices Orbax keeps which device had which part, a file each.
-        arrays = jax.tree.map(np.asarray, named(plain(params)))
-        checkpointer.save(model, args=ocp.args.PyTreeSave(arrays), force=True)
-    (model / "commit_success.txt").unlink(missing_ok=True)
-    about = model / "_CHECKPOINT_METADATA"
-    if about.exists():
-        kept = {name: value for name, value in read_json(about, "model").items() if "timestamp" not in name}
-        write_atomically(about, json.dumps(kept))
-
-
-@contextlib.contextmanager
-def _without_warnings():
-    """Silence Orbax, which warns where there is no OCDBT to merge."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    arrays = jax.tree.map(lambda leaf: np.asarray(leaf, order="C"), named(plain(params)))
+    fresh = folder / ".model"
+    fresh.mkdir(parents=True, exist_ok=True)
+    write_bytes_atomically(fresh / _FILE, lambda file: file.write(safetensors.numpy.save(arrays)))
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    fresh.rename(folder / "model")
 
 
 def load_model(run, model):
@@ -84,25 +64,22 @@ def load_model(run, model):
       ValueError: no such folder, parameters of another structure, shape or dtype, or a fine-tuned run that
         began with other frozen variables.
     """
-    folder = Path(run).absolute() / "model"
-    if not folder.is_dir():
+    file = Path(run).absolute() / "model" / _FILE
+    if not file.is_file():
         raise ValueError(f"run must be the folder of a finished run, {str(run)!r} has no model")
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            found = _shapes(checkpointer.metadata(folder).item_metadata.tree)
-            params = _trained(Path(run), model, set(found)) if isinstance(model, nnx.Module) else model
-            shape = ocp.utils.to_shape_dtype_struct
-            expected = {name: shape(leaf) for name, leaf in named(plain(params)).items()}
-            given = _shapes(expected)
-            if found != given:
-                name = min(set(found.items()) ^ set(given.items()), key=str)[0]
-                raise ValueError(f"its {name} was {found.get(name)} and is {given.get(name)} in model")
-            stored = checkpointer.restore(folder, expected)
-            leaves = [stored[name] for name in given]
-    except _OtherWeightsError:
-        raise
-    except (ValueError, KeyError, OSError) as error:
-        raise ValueError(f"model must be of the structure that was trained: {error}") from None
+    stored = _read(file)
+    params = _trained(Path(run), model, set(stored)) if isinstance(model, nnx.Module) else model
+    expected = named(plain(params))
+    found, given = _shapes(stored), _shapes(expected)
+    if found != given:
+        name = min(set(found.items()) ^ set(given.items()), key=str)[0]
+        raise ValueError(
+            "model must be of the structure that was trained: its "
+            f"{name} was {found.get(name)} and is {given.get(name)} in model"
+        )
+    leaves = [
+        jax.device_put(stored[name], getattr(leaf, "sharding", None)) for name, leaf in expected.items()
+    ]
     return filled(model, params, leaves)
 
 
@@ -115,10 +92,6 @@ def filled(model, params, leaves: list[Any]):
         nnx.update(model, params)
         return model
     return loaded["params"] if isinstance(model, jax.Array | np.ndarray) else loaded
-
-
-class _OtherWeightsError(ValueError):
-    """The model has other frozen variables than the run."""
 
 
 def _trained(run: Path, model: nnx.Module, names: set[str]):
@@ -135,9 +108,9 @@ def _trained(run: Path, model: nnx.Module, names: set[str]):
         return ".".join(map(_part, map(jax.tree_util.DictKey, path))) in names
 
     _, trained, _, frozen = nnx.split(model, stored, nnx.RngState, ...)
-    others = digest(frozen) if jax.tree.leaves(frozen) else None
+    others = of_arrays(frozen) if jax.tree.leaves(frozen) else None
     if named(plain(trained)).keys() == names and others != began.get("variables"):
-        raise _OtherWeightsError("model must have the frozen variables that the run began with, has others")
+        raise ValueError("model must have the frozen variables that the run began with, has others")
     return trained
 
 
@@ -150,7 +123,7 @@ def plain(params):
 def named(tree) -> dict[str, Any]:
     """Return the leaves by name, which is the same for attributes, keys and positions.
 
-    Parts are joined by points; a point in a part is `%2E` and a slash `%2F`, as names are those of files.
+    Parts are joined by points; a point in a part is `%2E` and a slash `%2F`, as names may be those of files.
 
     Raises:
       ValueError: for two leaves of one name.
@@ -194,7 +167,7 @@ def load_weights(path, model, convert: Callable[[str, np.ndarray], tuple[str, An
       `model` itself with the variables set, where it is a module; else a pytree like it.
 
     Raises:
-      ValueError: no such file, a missing library, names that the file or the model lacks, another shape,
+      ValueError: no such file, names that the file or the model lacks, another shape,
         integers for floating-point numbers, NaN or infinity. Then the model is unchanged.
     """
     check_model(model)
@@ -227,12 +200,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if path.suffix != ".safetensors":
         raise ValueError(f"weights must be a .safetensors file, got {path}")
     try:
-        library = importlib.import_module("safetensors.flax")
-    except ImportError:
-        raise ValueError("weights from .safetensors need `pip install safetensors`") from None
-    try:
-        found = library.load_file(path).items()
-        return {name.replace("/", "%2F"): np.asarray(leaf) for name, leaf in found}
+        return {name.replace("/", "%2F"): leaf for name, leaf in safetensors.numpy.load_file(path).items()}
     except Exception as error:  # `safetensors` has its own, derived from Exception
         raise ValueError(f"weights {path} must be a .safetensors file: {error}") from error
 

@@ -92,46 +92,26 @@ def draw(
       params: pytree of arrays; only shapes matter.
       cuts: parts of the parameters that `params` are, a `train.noise.normals.Cut` each; by default all.
       normals: `standard_normals` of this state's key and step where another program drew them.
-    """
-    structure = jax.tree.structure(params)
-    arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else cuts
-    vectors = normals_of(state.key, state.step, arrays) if normals is None else split(normals, arrays)
-    made = solve(strategy, levels, state, vectors)
-    made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
-    recent = store(strategy, levels, state, made)
-    after = NoiseState(state.step + 1, recent, state.key)
-    return jax.tree.unflatten(structure, [drawn for drawn, *_ in made]), after
-
-
-def solve(strategy: Strategy, levels: float, state: NoiseState, normals) -> list[tuple[jax.Array, ...]]:
-    """Return `W_t` for each parameter, int32, and beside it what is kept where that is something else.
-
-    Args:
-      strategy: as of `draw`.
-      levels: as of `draw`.
-      state: as of `draw`.
-      normals: `z`, float64, one array for each parameter.
 
     Raises:
       ValueError: for normals that are no longer float64, as JAX makes float32 of NumPy's arrays.
     """
-    for z in normals:
+    arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else cuts
+    vectors = normals_of(state.key, state.step, arrays) if normals is None else split(normals, arrays)
+    for z in vectors:
         if z.dtype != np.float64:
             raise ValueError(f"normals must be float64, got {z.dtype}")
+    rings, kept = jax.tree.flatten(state.recent)
     with jax.enable_x64(True):
         stream = _stream_of(strategy)
-        of_one, _ = stream.at(levels, state.step)
-        both = zip([stream.fresh(levels, z) for z in normals], jax.tree.leaves(state.recent), strict=True)
-        return [of_one(*each) for each in both]
-
-
-def store(strategy: Strategy, levels: float, state: NoiseState, made: list[tuple[jax.Array, ...]]):
-    """Return what is kept after the step of `state`, a pytree like `state.recent`, of `solve`'s result."""
-    rings, structure = jax.tree.flatten(state.recent)
+        solve, store = stream.at(levels, state.step)
+        fresh = [stream.fresh(levels, z) for z in vectors]
+        made = [solve(*each) for each in zip(fresh, rings, strict=True)]
+    made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
     with jax.enable_x64(True):
-        _, of_one = _stream_of(strategy).at(levels, state.step)
-        rings = [of_one(ring, *each) for ring, each in zip(rings, made, strict=True)]
-    return jax.tree.unflatten(structure, rings)
+        rings = [store(ring, *each) for ring, each in zip(rings, made, strict=True)]
+    drawn = jax.tree.unflatten(jax.tree.structure(params), [first for first, *_ in made])
+    return drawn, NoiseState(state.step + 1, jax.tree.unflatten(kept, rings), state.key)
 
 
 def _stored(integers):
@@ -171,11 +151,8 @@ class LastVectors:
         c, kept, place = self.c, self.kept, step % max(1, self.kept)
         ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
         weights = jnp.asarray(c / (c[0] * FRACTION) if self.of_inverse else -c / c[0], jnp.float64)[ages]
-        return (
-            place,
-            ages,
-            jax.lax.optimization_barrier(weights),
-        )  # or a GPU's compiler makes a kernel of each
+        # Without a barrier a GPU's compiler makes a kernel of each.
+        return place, ages, jax.lax.optimization_barrier(weights)
 
     def at(self, levels: float, step):
         """Return `solve` and `store`.

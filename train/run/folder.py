@@ -7,7 +7,7 @@
     private/               metrics.jsonl: loss, clipped fraction, norms: no guarantee covers these (mode 700,
                            so that size and time of the log are not visible either); batches: keyed digests
     metrics.jsonl          step, evaluation on public data; no times: they show batch sizes, which are private
-    model/                 Orbax: the trained parameters, covered by the guarantee; no times
+    model/                 safetensors: the trained parameters, covered by the guarantee; no times
     result.json            the run card: what was run, under which plan; .gitignore lets in these three alone
 
 Anyone who reads a secret can remove the noise. No part of secret.json, checkpoints/ or private/ may be
@@ -34,10 +34,10 @@ from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import Poisson
 from jaxacct.strategies import BandedToeplitz
 
+from ..batches.fingerprints import of_arrays
 from ..batches.given import Committed, keyed
 from ..batches.sampler import SamplerState, is_key
 from ..clipping.grid import Grid
-from ..models.loss import digest
 from ..models.saving import write_model
 from ..noise.normals import ARRANGEMENT, standard_normals
 from . import hosts
@@ -322,7 +322,7 @@ class RunFolder:
         trial = self.folder / "private" / "trial"
         try:
             write_model(trial, params)
-        except Exception as error:  # whatever Orbax raises
+        except Exception as error:  # whatever safetensors raises
             raise ValueError(
                 f"model must have parameters that can be written to {self.folder}: {in_one_line(error)}"
             ) from error
@@ -358,7 +358,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 def _checksum(sampler: dict, state) -> str:
     """Digest of a whole checkpoint."""
-    return hashlib.blake2b(f"{sampler} {digest(state)}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{sampler} {of_arrays(state)}".encode(), digest_size=16).hexdigest()
 
 
 def _placed(leaf):

@@ -18,10 +18,10 @@ from jaxacct.report import run_card
 
 from ..batches import fingerprints
 from ..batches import prefetch as prefetching
+from ..batches.fingerprints import of_arrays
 from ..batches.given import BatchesError
 from ..batches.sampler import SamplerState
 from ..clipping.ghost import Choice
-from ..models.loss import digest
 from ..noise.normals import next_key
 from ..procedures.by_device import specs_of
 from ..procedures.protocol import Request, Result
@@ -115,7 +115,7 @@ class Run:
         mesh = getattr(self.batch, "mesh", None)
         specs, like = specs_of(mesh, state), hosts.local(state)
         if hosts.several():
-            rows, params = self.batch.rows.fingerprint(), digest(like.params)
+            rows, params = self.batch.rows.fingerprint(), of_arrays(like.params)
             kept = request.out is not None
             hosts.agree(**described, frozen=frozen, data=rows, model=params, out=kept)
             state = hosts.spread(mesh, like, specs)

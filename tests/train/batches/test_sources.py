@@ -96,11 +96,11 @@ def changed(row: int):
 
 
 def test_fingerprints_of_content_see_every_row():
-    """Those of mapped files are those of the arrays in memory; and as they were before, in one piece."""
+    """Those of mapped files are those of the arrays in memory, and as of one piece."""
     import hashlib
 
     arrays = data()
-    parts = [f"{a.dtype}{a.shape}".encode() + a.tobytes() for a in (arrays["x"], arrays["y"])]
+    parts = [f"{name} {a.dtype} {a.shape}\n".encode() + a.tobytes() for name, a in sorted(arrays.items())]
     assert ArrayRows(arrays).fingerprint() == hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
     for make in (Indexed, lambda arrays: MemoryMapped(Listed(arrays).arrays)):
         made = [make(Listed(a) if make is Indexed else a).fingerprint() for a in (arrays, changed(31))]

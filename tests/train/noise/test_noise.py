@@ -112,8 +112,9 @@ def test_words_are_those_of_another_implementation():
 def test_normals_that_lost_bits_on_their_way_are_refused():
     """As arguments of a program without 64 bits they would be float32, whose multiples of L have holes."""
     state = noise.init(BandedToeplitz.identity(), jnp.zeros(8), KEY)
-    solve = jax.jit(lambda z: noise.solve(BandedToeplitz.identity(), LEVELS, state, [z]))
-    refused("normals must be float64, got float32", lambda: solve(np.zeros(8)))
+    params = jnp.zeros(8)
+    draw = jax.jit(lambda z: noise.draw(BandedToeplitz.identity(), LEVELS, state, params, normals=z))
+    refused("normals must be float64, got float32", lambda: draw(np.zeros(8)))
 
 
 def test_no_cell_of_the_grid_is_empty(x64):

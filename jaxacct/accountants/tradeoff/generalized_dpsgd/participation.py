@@ -79,13 +79,9 @@ class ParticipationPMF:
 
 def check_sizes(dataset_size, num_microbatches, microbatch_size, num_epochs, group_size, sampling) -> None:
     """Check the sizes: ValueError for impossible ones; NotImplementedError for Poisson sampling."""
-    for name, value in (
-        ("dataset_size", dataset_size),
-        ("num_microbatches", num_microbatches),
-        ("microbatch_size", microbatch_size),
-        ("num_epochs", num_epochs),
-        ("group_size", group_size),
-    ):
+    sizes = dict(dataset_size=dataset_size, num_microbatches=num_microbatches)
+    sizes |= dict(microbatch_size=microbatch_size, num_epochs=num_epochs, group_size=group_size)
+    for name, value in sizes.items():
         _validate.positive_integer(name, value)
     if sampling == "poisson":
         raise NotImplementedError(
