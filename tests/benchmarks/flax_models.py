@@ -5,7 +5,6 @@
 Times of the processor, the least of several turns, as multiples of the gradient of the mean loss.
 """
 
-import json
 import sys
 import time
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.benchmarks.results import FOLDER, record
+from tests.benchmarks.results import record, rows_of
 from tests.train.flax_models import MODELS, language_model, wide_resnet
 from train.clipping.ghost import choose
 from train.clipping.grid import Grid
@@ -67,18 +66,11 @@ def measured(name: str, make) -> list:
     return [name, f"{count:,}", f"{1e3 * taken['plain']:.1f}", *shown, chosen, ratio]
 
 
-def stored() -> dict[str, list]:
-    """Return the rows of the record by name."""
-    path = FOLDER / f"{NAME}.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
-    return {row[0]: row for row in rows}
-
-
 if __name__ == "__main__":
     for name in sys.argv[1:] or MODELS | LARGER:
         row = measured(name, (MODELS | LARGER)[name])
         print("|", " | ".join(row), "|", flush=True)
-        table = stored() | {name: row}
+        table = rows_of(NAME) | {name: row}
         record(
             NAME,
             question="What does clipping cost for models as users of Flax write them?",

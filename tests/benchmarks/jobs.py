@@ -23,7 +23,7 @@ from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
-from tests.benchmarks.results import FOLDER, record
+from tests.benchmarks.results import record, rows_of
 
 MAX_CPU = 120
 """CPU seconds after which a job is stopped; its noise multiplier is then that of the bound."""
@@ -140,9 +140,7 @@ def peer(plan: dict[str, Any] | None) -> list[str]:
 
 
 def main(names: list[str]) -> None:
-    path = FOLDER / "jobs.json"
-    kept = json.loads(path.read_text()) if path.exists() else {"columns": []}
-    rows = {row[0]: row for row in kept["rows"]} if kept["columns"] == COLUMNS else {}
+    rows = rows_of("jobs")
     for name in names or JOBS:
         own = measured(JOBS[name])
         noises = [own["first_noise"], own["noise"]]

@@ -31,85 +31,62 @@ class Mutant(NamedTuple):
     tests: str
 
 
-BOUNDS, GUARDS, VERIFY = (
-    "tests/statistics/test_bounds.py",
-    "tests/core/test_guards.py",
-    "tests/core/test_verify.py",
+def files_in(folder: str, names: str) -> list[str]:
+    """Return the paths of test files of one folder."""
+    return [f"tests/{folder}/test_{name}.py" for name in names.split()]
+
+
+BOUNDS, OF_LOSSES, MIXTURES = files_in("statistics", "bounds composed_losses gaussian_mixtures")
+GUARDS, VERIFY, PLAN, COMPOSED = files_in("core", "guards verify plan composed")
+EVIDENCE, SCHEMES, ACCOUNTANTS = files_in("conformance", "certificates schemes accountants")
+PROTOCOL = ACCOUNTANTS
+DISTRIBUTIONS, TABLES = "tests/schemes", "tests/schemes/test_table.py"
+PARTICIPATION_TESTS, INTERPOLATION = files_in("accountants/tradeoff", "participation interpolation")
+EXTREMES = " ".join(files_in("accountants/tradeoff", "extremes command"))
+ALLOCATION, REDRAWN = files_in("accountants", "random_allocation redrawn_bins")
+EVENTS_COMPOSED, SPENT = files_in("accountants", "composition history")
+FINITE, AMPLIFIED, BUFFERED = files_in("strategies", "finite_horizon amplified buffered")
+INFLATED, PAIRS, LOWER_ENDS = files_in("proposals", "inflated pairs lower_ends")
+PAPER, SHUFFLES = files_in("benchmarks", "paper shuffled")
+ADVANTAGE, CHOOSING = "tests/estimates/test_advantage.py", "tests/recommendation/test_choosing.py"
+REPORT, COMPILED = "tests/report/test_report.py", "tests/kernels/test_programs.py"
+CHECKER, PEERS = "tests/checker/test_checker.py", "tests/interoperation/test_interoperation.py"
+WHOLE, BOUND, LIMITS, INTERRUPTIONS = files_in("train", "whole_runs bound_arguments limits interruptions")
+LOOP, FOLLOWED_TESTS, DICE = files_in("train", "loop individual dice")
+CONVEX, BATCHES, SHARDED = files_in("train", "convex batch_clipping sharded")
+BY_DEVICE = SHARDED
+SAMPLER, TWICE, GRAPHS = files_in("train/batches", "sampler given attribution")
+ROWS, PREFETCHED = files_in("train/batches", "sources prefetch")
+NOISE, KEYS, GPU_TESTS = files_in("train/noise", "noise keys gpu_keystream")
+CLIPPING, RELEASED, CANCELLING, GHOST = files_in(
+    "train/clipping", "clipping released_numbers cancelling ghost"
 )
+SUMS, ROWS_APART, NORMED = files_in("train/clipping", "running_sums rows_apart batch_statistics")
+CONSTANTS, GROUPED = files_in("train/clipping", "constants grouped_convolutions")
+OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
+AUDIT_BOUNDS, AUDIT = files_in("train/audit", "audit_bounds audit_command")
+
 CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
     f"jaxacct/core/{name}.py" for name in ("check", "verify", "claim", "shares")
 )
-EVIDENCE = "tests/conformance/test_certificates.py"
 THRESHOLD = "jaxacct/proposals/threshold.py"
 LOSS_CURVES = "jaxacct/statistics/loss_curves.py"
-TABLES = "tests/schemes/test_table.py"
-DISTRIBUTIONS, SCHEMES = "tests/schemes", "tests/conformance/test_schemes.py"
-SAMPLER, NOISE, CLIPPING = (
-    f"tests/train/{name}.py"
-    for name in ("batches/test_sampler", "noise/test_noise", "clipping/test_clipping")
-)
 FOLDER, RUN = "train/run/folder.py", "train/run/loop.py"
-TWICE, WHOLE = "tests/train/batches/test_given.py", "tests/train/test_whole_runs.py"
-FOLLOWED_TESTS, GRAPHS = "tests/train/test_individual.py", "tests/train/batches/test_attribution.py"
 CORRELATED, FOLLOWED = "train/procedures/bandmf.py", "train/individual/steps.py"
-BOUND, KEYS = "tests/train/test_bound_arguments.py", "tests/train/noise/test_keys.py"
-LIMITS, INTERRUPTIONS = "tests/train/test_limits.py", "tests/train/test_interruptions.py"
-RELEASED = "tests/train/clipping/test_released_numbers.py"
-CANCELLING, DICE = "tests/train/clipping/test_cancelling.py", "tests/train/test_dice.py"
-GPU_WORDS, GPU_TESTS = "train/noise/gpu_keystream.py", "tests/train/noise/test_gpu_keystream.py"
-LOOP, GHOST = "tests/train/test_loop.py", "tests/train/clipping/test_ghost.py"
-CONVEX, BATCHES = "tests/train/test_convex.py", "tests/train/test_batch_clipping.py"
-PARTICIPATION_TESTS = "tests/accountants/tradeoff/test_participation.py"
-INTERPOLATION = "tests/accountants/tradeoff/test_interpolation.py"
-FINITE = "tests/strategies/test_finite_horizon.py"
-ADVANTAGE, PAPER = "tests/estimates/test_advantage.py", "tests/benchmarks/test_paper.py"
-PLAN, CHOOSING, REPORT = (
-    "tests/core/test_plan.py",
-    "tests/recommendation/test_choosing.py",
-    "tests/report/test_report.py",
-)
-SOURCES = "train/batches/sources.py"
-ROWS, PREFETCHED = "tests/train/batches/test_sources.py", "tests/train/batches/test_prefetch.py"
-AMPLIFIED = "tests/strategies/test_amplified.py"
-BUFFERED, SUMS = "tests/strategies/test_buffered.py", "tests/train/clipping/test_running_sums.py"
-AUDIT_BOUNDS = "tests/train/audit/test_audit_bounds.py"
-AUDIT = "tests/train/audit/test_audit_command.py"
-ALLOCATION, SUMS_OF_X = (
-    "tests/accountants/test_random_allocation.py",
-    "jaxacct/accountants/allocation/lognormal_sums.py",
-)
-SHUFFLED, SHUFFLES = "tests/benchmarks/shuffled_bounds.py", "tests/benchmarks/test_shuffled.py"
-LATTICE_OF_X, REDRAWN = (
-    "jaxacct/accountants/allocation/lognormal_lattice.py",
-    "tests/accountants/test_redrawn_bins.py",
-)
-ACCOUNTANTS = "tests/conformance/test_accountants.py"
-INFLATED, RATIO = "tests/proposals/test_inflated.py", "jaxacct/schemes/b_min_sep.py"
-PAIRS, IN_PAIRS = "tests/proposals/test_pairs.py", "jaxacct/proposals/families/replicas.py"
+GPU_WORDS, SOURCES = "train/noise/gpu_keystream.py", "train/batches/sources.py"
+SUMS_OF_X = "jaxacct/accountants/allocation/lognormal_sums.py"
+LATTICE_OF_X = "jaxacct/accountants/allocation/lognormal_lattice.py"
+SHUFFLED, RATIO = "tests/benchmarks/shuffled_bounds.py", "jaxacct/schemes/b_min_sep.py"
+IN_PAIRS = "jaxacct/proposals/families/replicas.py"
 INDEPENDENT = "jaxacct/schemes/users/independent_attribution.py"
-LOWER_ENDS = "tests/proposals/test_lower_ends.py"
-PROGRAMS, COMPILED = "jaxacct/kernels/programs.py", "tests/kernels/test_programs.py"
+PROGRAMS, APART = "jaxacct/kernels/programs.py", "train/clipping/rows_apart.py"
 EVENTS, SAMPLERS, DOMINATING = (
     f"jaxacct/interoperation/{name}.py" for name in ("events", "jax_privacy", "pessimistic_pld")
 )
-BY_DEVICE = SHARDED = "tests/train/test_sharded.py"
-APART, ROWS_APART = "train/clipping/rows_apart.py", "tests/train/clipping/test_rows_apart.py"
-NORMED, CONSTANTS = "tests/train/clipping/test_batch_statistics.py", "tests/train/clipping/test_constants.py"
-GROUPED = "tests/train/clipping/test_grouped_convolutions.py"
-OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
-PEERS = "tests/interoperation/test_interoperation.py"
-CHECKER, CHECK = "tests/checker/test_checker.py", "jaxacct/checker.py"
-COMPOSED, TABLE = "tests/core/test_composed.py", "jaxacct/statistics/composed.py"
+CHECK, TABLE = "jaxacct/checker.py", "jaxacct/statistics/composed.py"
 LOSSES, CURVES, TILTED = (
     f"jaxacct/statistics/{name}.py" for name in ("composed_losses", "loss_curves", "tilted_sums")
 )
-OF_LOSSES, EVENTS_COMPOSED = (
-    "tests/statistics/test_composed_losses.py",
-    "tests/accountants/test_composition.py",
-)
-EXTREMES = "tests/accountants/tradeoff/test_extremes.py tests/accountants/tradeoff/test_command.py"
-SPENT = "tests/accountants/test_history.py"
-MIXTURES, PROTOCOL = "tests/statistics/test_gaussian_mixtures.py", "tests/conformance/test_accountants.py"
 
 # fmt: off
 MUTANTS = [

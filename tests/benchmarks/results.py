@@ -95,6 +95,12 @@ def record(
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
 
 
+def rows_of(name: str) -> dict[str, list]:
+    """Return the rows of a record by their first column; none where there is no record."""
+    path = FOLDER / f"{name}.json"
+    return {row[0]: row for row in json.loads(path.read_text("utf-8"))["rows"]} if path.exists() else {}
+
+
 class Kept:
     """A CSV file of finished rows, each under a key; every row that is added is on disk.
 

@@ -36,11 +36,8 @@ def test_the_lower_bound_is_below_quadrature():
     x, y = np.meshgrid(line, line, indexing="ij")
 
     def density(mean):
-        near, far = (
-            np.exp(-((x - mean) ** 2 + y**2) / (2 * sigma**2)),
-            np.exp(-((y - mean) ** 2 + x**2) / (2 * sigma**2)),
-        )
-        return (near + far) / (4 * np.pi * sigma**2)
+        squares = ((one - mean) ** 2 + other**2 for one, other in ((x, y), (y, x)))
+        return sum(np.exp(-square / (2 * sigma**2)) for square in squares) / (4 * np.pi * sigma**2)
 
     for epsilon in (0.5, 1.5):
         terms = np.maximum(density(2.0) - np.exp(epsilon) * density(1.0), 0)

@@ -73,8 +73,8 @@ def test_a_plan_of_a_fixed_order_says_its_limits_and_what_is_spent(capsys, tmp_p
 
 def test_fewer_participations_than_the_batches_have_room_for_are_refused():
     refused("batch_size must be smaller", fixed_order, max_participations=2)
-    with pytest.raises(ValueError, match="max_participations does not apply to poisson"):
-        ja.Poisson.from_numbers(Numbers(10, 1, sampling_probability=0.1, max_participations=3))
+    numbers = Numbers(10, 1, sampling_probability=0.1, max_participations=3)
+    refused("max_participations does not apply to poisson", ja.Poisson.from_numbers, numbers)
 
 
 @pytest.mark.parametrize("event", ["2,1,1", "1.5,1,1", "3,1,1"])

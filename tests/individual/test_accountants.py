@@ -276,9 +276,8 @@ def test_dp_event_peer_agrees_on_the_worst_case():
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.0)), 200
     )
-    peer = (
-        dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(1e-5)
-    )
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
+    peer = accountant.compose(event).get_epsilon(1e-5)
     accountant = PLDIndividualAccountant(0.02, 1.0, 1.0, SigmaGrid(1.0, 20.0, 10))
     state = accountant.from_norms(np.ones((200, 1), np.float32))
     assert peer - 1e-4 <= accountant.epsilon(state, 1e-5)[0] <= peer + 5e-3

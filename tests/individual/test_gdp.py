@@ -83,9 +83,8 @@ def test_odometer():
     assert odometer.spent_mu() == 0
     for _ in range(16):
         odometer.charge(0.25)
-    assert odometer.spent_mu() == pytest.approx(1) and odometer.epsilon(1e-5) == pytest.approx(
-        4.377178, rel=1e-6
-    )
+    assert odometer.spent_mu() == pytest.approx(1)
+    assert odometer.epsilon(1e-5) == pytest.approx(4.377178, rel=1e-6)
     refused("fit in one of the pieces", odometer.charge, 0.1)
     odometer = PrivacyOdometer([0.3, 0.4, 1.2])
     odometer.charge(0.2)

@@ -12,23 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BalancedMinSep,
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CustomScheme,
-    CyclicPoisson,
-    EpochwiseAllocation,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-)
+from jaxacct import BandedToeplitz, CustomScheme, Mechanism, MultiAttribution, Poisson, TruncatedBMinSep
 from jaxacct.kernels import randomness, table
 from jaxacct.proposals import base
 from jaxacct.proposals.families import replicas
 from jaxacct.proposals.threshold import budget_lines
+from jaxacct.schemes import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson, EpochwiseAllocation
 from jaxacct.schemes.replicas import table as pairs
 from jaxacct.schemes.replicas.table_weights import min_event, outcomes_of_two, rows_of, weights_of
 from jaxacct.strategies.stationary import circulant_length

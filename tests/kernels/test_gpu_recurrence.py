@@ -151,18 +151,11 @@ def test_a_machine_with_a_gpu_may_use_its_cpu(monkeypatch, key):
 
 def test_a_block_drawn_by_windows_is_the_same_block(monkeypatch, key):
     mechanism = Mechanism(BMinSep(90, 7, 0.05, True), BandedToeplitz.square_root(6), 0.8)
-    draw = functools.partial(
-        proposals.plain(mechanism, "remove").draw_block,
-        key,
-        mechanism.scheme,
-        mechanism.strategy,
-        0.8,
-        (),
-        jnp.float32,
-    )
-    by_fft = jax.jit(lambda: draw())()
+    given = key, mechanism.scheme, mechanism.strategy, 0.8, (), jnp.float32
+    draw_block = proposals.plain(mechanism, "remove").draw_block
+    by_fft = jax.jit(lambda: draw_block(*given))()
     monkeypatch.setattr(proposals, "few_windows", lambda *_: True)
-    by_windows = jax.jit(lambda: draw())()
+    by_windows = jax.jit(lambda: draw_block(*given))()
     assert by_windows.loss.shape == (BLOCK_SIZE,)
     np.testing.assert_allclose(by_windows.loss, by_fft.loss, rtol=1e-4, atol=1e-5)
     assert np.ptp(by_fft.loss) > 1

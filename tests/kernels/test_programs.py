@@ -6,18 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    CyclicPoisson,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-)
+from jaxacct import BandedToeplitz, Mechanism
 from jaxacct.kernels import programs
 from jaxacct.proposals.base import draw_blocks, plain
+from jaxacct.schemes import BMinSep, CyclicPoisson, MultiAttribution, Poisson, TruncatedBMinSep
+from jaxacct.schemes.users.independent_attribution import IndependentAttribution
 from tests.refusals import refused
 
 _SCHEMES = {

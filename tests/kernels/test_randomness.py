@@ -69,10 +69,8 @@ def test_tails_beyond_jax(pair):
     values = np.abs(np.concatenate(pair).reshape(-1))
     for edge in (2, 3, 4, 5):
         seen, p = int((values > edge).sum()), 2 * stats.norm.sf(edge)
-        assert (
-            min(stats.binom.cdf(seen, values.size, p), stats.binom.sf(seen - 1, values.size, p))
-            > FALSE_ALARM / 8
-        )
+        tails = stats.binom.cdf(seen, values.size, p), stats.binom.sf(seen - 1, values.size, p)
+        assert min(tails) > FALSE_ALARM / 8
     extreme = float(np.sqrt(-2 * np.log(2.0**-33)))
     assert 6.7 < extreme < 6.8
     assert values.max() <= extreme
@@ -109,15 +107,8 @@ def test_words_are_those_of_jax(shape):
 def test_streams_keep_their_numbers():
     """Evidence, checkpoints and parts of earlier runs are drawn again by them."""
     numbers = {name: int(stream) for name, stream in randomness.Stream.__members__.items()}
-    assert numbers == dict(
-        REMOVE=0,
-        ADD=1,
-        REMOVE_PILOT=2,
-        ADD_PILOT=3,
-        ESTIMATE_PILOT=100,
-        CANDIDATE=1_000_000,
-        SEARCH=2**30,
-    )
+    of_sides = dict(REMOVE=0, ADD=1, REMOVE_PILOT=2, ADD_PILOT=3)
+    assert numbers == of_sides | dict(ESTIMATE_PILOT=100, CANDIDATE=1_000_000, SEARCH=2**30)
     # On the finest grid noise multipliers of .0001 to 1e12 have numbers near `CANDIDATE`, no pilot's.
     first, last = (numbers["CANDIDATE"] + math.log(x) / math.log(MIN_RATIO) for x in (1e-4, 1e12))
     assert numbers["ESTIMATE_PILOT"] + 10_000 < first and last < numbers["SEARCH"]
@@ -152,9 +143,8 @@ def test_float32_log_add_exp():
     b = a + np.concatenate([rng.normal(size=400_000) * 0.3, rng.normal(size=400_000) * 20]).astype(np.float32)
     exact = np.logaddexp(a.astype(np.float64), b.astype(np.float64))
     found = np.asarray(log_add_exp(jnp.asarray(a), jnp.asarray(b)), np.float64)
-    assert (
-        np.max(np.abs(found - exact) / np.maximum(np.abs(exact), np.log(2))) < SOFTPLUS_ROUNDINGS * 2.0**-24
-    )
+    errors = np.abs(found - exact) / np.maximum(np.abs(exact), np.log(2))
+    assert np.max(errors) < SOFTPLUS_ROUNDINGS * 2.0**-24
     assert float(log_add_exp(jnp.float32(-np.inf), jnp.float32(1.5))) == 1.5
 
 
@@ -165,9 +155,8 @@ def test_the_rarest_radii_take_their_last_bits_from_their_row(monkeypatch):
         return jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
 
     monkeypatch.setattr(randomness, "two_words", lowest)
-    x, y = (
-        np.asarray(part, float) for part in randomness.normal_pairs(jax.random.key(1), (64, 2), jnp.float32)
-    )
+    pairs = randomness.normal_pairs(jax.random.key(1), (64, 2), jnp.float32)
+    x, y = (np.asarray(part, float) for part in pairs)
     radius = np.hypot(x, y)
     least = np.sqrt(2 * 40 * np.log(2))
     assert (radius > least * (1 - 1e-6)).all()

@@ -1,9 +1,6 @@
 """What an installation holds, and what it does not; tests/README.md says how the wheel itself is built."""
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,19 +11,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 OPTIONAL = ("flax", "optax", "orbax", "sklearn", "pyarrow")  # come with jaxacct[train]
 
 
-def run(*arguments, folder, cwd):
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment, cwd=cwd
-    )
-
-
-def test_training_is_installed_under_the_package(as_installed, tmp_path):
-    """`import train` would take a common name from everyone who installs jaxacct."""
-    done = run("-m", "jaxacct", "attribution", "--help", folder=as_installed, cwd=tmp_path)
-    assert "jaxacct attribution" in done.stdout, done.stderr
-    done = run("-c", "import train", folder=as_installed, cwd=tmp_path)
-    assert "ModuleNotFoundError" in done.stderr
+def test_training_is_installed_under_the_package():
+    """An installation is started in `test_start.py`."""
     packages = PROJECT["tool"]["setuptools"]
     assert packages["package-dir"]["jaxacct.train"] == "train"
     assert {name.split(".")[0] for name in packages["packages"]} == {"jaxacct"}
@@ -34,17 +20,12 @@ def test_training_is_installed_under_the_package(as_installed, tmp_path):
 
 def test_every_package_is_listed():
     """The list is written out, as `train` lives outside of `jaxacct`; a new folder must join it."""
-    folders = {path.parent.relative_to(ROOT) for path in ROOT.glob("jaxacct/**/*.py")}
-    names = {".".join(folder.parts) for folder in folders}
-    names |= {
-        ".".join(("jaxacct", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("train/**/*.py")
-    }
-    assert names <= set(PROJECT["tool"]["setuptools"]["packages"])
-    for name in PROJECT["tool"]["setuptools"]["packages"]:
-        folder = ROOT / name.removeprefix("jaxacct." if name.startswith("jaxacct.train") else "").replace(
-            ".", "/"
-        )
-        assert folder.is_dir(), name
+    paths = [*ROOT.glob("jaxacct/**/*.py"), *ROOT.glob("train/**/*.py")]
+    names = {".".join(path.parent.relative_to(ROOT).parts) for path in paths}
+    names = {re.sub(r"^train\b", "jaxacct.train", name) for name in names}
+    assert names == set(PROJECT["tool"]["setuptools"]["packages"]) - {"jaxacct.guides", "jaxacct.proofs"}
+    for name in ("guides", "proofs"):
+        assert (ROOT / "jaxacct" / name).is_dir(), name
 
 
 def test_pages_and_styles_are_listed():
@@ -59,16 +40,12 @@ def test_pages_and_styles_are_listed():
         assert {*(ROOT / "jaxacct").rglob(suffix)} <= listed, suffix
 
 
-def test_training_imports_itself_relatively():
-    for path in (ROOT / "train").rglob("*.py"):
-        assert not re.search(r"^\s*(from|import) train\b", path.read_text(encoding="utf-8"), re.M), path
-
-
-def test_accounting_needs_nothing_of_training():
+def test_training_imports_itself_relatively_and_accounting_nothing_of_it():
     """`pip install jaxacct` brings no training library, so the accountant may import none."""
-    imports = re.compile(rf"^\s*(from|import) ({'|'.join(OPTIONAL)})\b", re.M)
-    for path in (ROOT / "jaxacct").rglob("*.py"):
-        assert not imports.search(path.read_text(encoding="utf-8")), path
+    for folder, names in (("train", ["train"]), ("jaxacct", ["train", *OPTIONAL])):
+        imports = re.compile(rf"^\s*(from|import) ({'|'.join(names)})\b", re.M)
+        for path in (ROOT / folder).rglob("*.py"):
+            assert not imports.search(path.read_text(encoding="utf-8")), path
 
 
 def test_the_version_is_written_once():

@@ -21,12 +21,20 @@ from tests.train.plans import plan_of
 HEAVY = {*"jax chex numpy scipy dp_accounting orbax flax optax grain cyclopts rich".split()}
 
 
+ROOT = Path(__file__).parents[2]
+
+
+def printed_by(program: str, *arguments, cwd=ROOT, environment=None) -> str:
+    """What a program prints in a fresh interpreter."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    options = dict(capture_output=True, text=True, check=True, cwd=cwd, env=environment)
+    return subprocess.run(command, **options).stdout
+
+
 def loaded_by(program: str, *arguments) -> set[str]:
     """Modules in a fresh interpreter at the end of `program`."""
     ending = "\nimport json, sys\nprint('\\n' + json.dumps(list(sys.modules)))"
-    command = [sys.executable, "-c", program + ending, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    return set(json.loads(printed_by(program + ending, *arguments).splitlines()[-1]))
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -34,17 +42,25 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_modules_of_the_package_are_attributes_of_it(as_installed, tmp_path):
-    """Where jaxacct is installed, `jaxacct.train` too; `dir` loads none of them."""
-    program = (
-        "import jaxacct, sys; assert {'plot', 'risk', 'train', 'interoperation'} < set(dir(jaxacct));"
-        "assert not {'jaxacct.report', 'numpy'} & set(sys.modules); print(jaxacct.train.fit.__module__,"
-        "jaxacct.risk.advantage.__module__, jaxacct.plot.profile.__module__,"
-        "jaxacct.interoperation.scheme_of)"
-    )
+    """Where jaxacct is installed, `jaxacct.train` and its commands too; `dir` loads none of them.
+
+    `import train` would take a common name from everyone who installs jaxacct.
+    """
+    program = """if True:
+        import importlib.util, jaxacct, sys
+        from jaxacct.__main__ import main
+        assert {"plot", "risk", "train", "interoperation"} < set(dir(jaxacct))
+        assert not {"jaxacct.report", "numpy"} & set(sys.modules)
+        assert importlib.util.find_spec("train") is None
+        names = jaxacct.train.fit, jaxacct.risk.advantage, jaxacct.plot.profile
+        print(*(name.__module__ for name in names), jaxacct.interoperation.scheme_of)
+        sys.argv[1:] = "attribution", "--help"
+        main()
+    """
     environment = os.environ | {"PYTHONPATH": str(as_installed)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.stdout.startswith("jaxacct.train.training jaxacct.report.risk jaxacct.report.plots <function")
+    said = printed_by(program, cwd=tmp_path, environment=environment)
+    assert said.startswith("jaxacct.train.training jaxacct.report.risk jaxacct.report.plots <function")
+    assert "jaxacct attribution" in said
 
 
 def test_help_loads_the_command_line_only():
@@ -66,15 +82,14 @@ def test_commands_set_what_libraries_read_once_before_these_are_there(given):
     ours = {"OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment |= {} if given is None else dict.fromkeys(ours, given)
-    command, root = [sys.executable, "-c", program], Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=environment)
-    assert done.stdout.split() == ["set()", *(ours.values() if given is None else [given] * 2)]
+    said = printed_by(program, environment=environment)
+    assert said.split() == ["set()", *(ours.values() if given is None else [given] * 2)]
 
 
 def test_a_closed_output_keeps_the_exit_code(monkeypatch):
     """`jaxacct calibrate ... >&-`, as services run it: Python has None for what is closed."""
     command = f"{shlex.quote(sys.executable)} -m jaxacct --version >&- 2>&-"
-    assert subprocess.run(command, shell=True, cwd=Path(__file__).parents[2]).returncode == 0
+    assert subprocess.run(command, shell=True, cwd=ROOT).returncode == 0
     codes: list[int] = []
     monkeypatch.setattr(_interrupted.os, "_exit", codes.append)
     monkeypatch.setattr(_interrupted.sys, "stderr", None)

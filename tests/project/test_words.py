@@ -53,33 +53,22 @@ def test_pages_use_the_words_of_the_field():
         assert not found - ({"law", "laws"} if page in PROOFS else set()), (page, found)
 
 
-def test_lines_are_short():
-    """At most 110 characters, but for tables and code."""
-    long = [
-        (page.name, line)
-        for page in [*PAGES, *PROOFS]
-        for line in prose_of_page(page).splitlines()
-        if len(line) > 110 and not line.startswith(("|", "    ", "![", "#"))
-        if max(map(len, re.findall(r"`[^`]*`|\S+", line))) < 60
-    ]
-    assert not long
-
-
-def test_no_formula_is_broken_across_lines():
-    """Neither a formula nor a name between backticks."""
-    for page in [*PAGES, *PROOFS]:
-        for block in prose_of_page(page).split("\n\n"):
-            if not block.startswith("    "):
-                assert not [code for code in re.findall(r"`[^`]*`", block) if "\n" in code], page
-
-
 BROKEN = re.compile(r"^(?![-+*|#>\s]|\d+\.).+\n[-+*] .*", re.MULTILINE)
 
 
-def test_no_line_of_a_paragraph_begins_a_list():
-    """A line that begins with a minus sign is shown as an item of a list."""
+def test_lines_are_short_and_not_broken():
+    """At most 110 characters, but for tables and code; no formula nor name between backticks across lines.
+
+    A line of a paragraph that begins with a minus sign is shown as an item of a list.
+    """
     for page in [*PAGES, *PROOFS]:
-        assert not BROKEN.findall(prose_of_page(page)), page
+        prose = prose_of_page(page)
+        lines = [line for line in prose.splitlines() if not line.startswith(("|", "    ", "![", "#"))]
+        long = [line for line in lines if len(line) > 110]
+        assert not [line for line in long if max(map(len, re.findall(r"`[^`]*`|\S+", line))) < 60], page
+        blocks = [block for block in prose.split("\n\n") if not block.startswith("    ")]
+        assert not [code for block in blocks for code in re.findall(r"`[^`]*`", block) if "\n" in code], page
+        assert not BROKEN.findall(prose), page
 
 
 # Banned in code as well: private words of a former version.

@@ -8,22 +8,15 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from jaxacct import (
-    BufferedToeplitz,
-    CalibrationOptions,
-    FixedOrder,
-    Mechanism,
-    Poisson,
-    Toeplitz,
-    calibrate,
-    recommend,
-)
+from jaxacct import BufferedToeplitz, CalibrationOptions, FixedOrder, Mechanism, Poisson, Toeplitz
 from jaxacct.accountants import unamplified
 from jaxacct.accountants.analytic import delta_by
+from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.choice import choice_of
 from jaxacct.core.evidence import Bound
 from jaxacct.core.shares import RANKED_SHARES
 from jaxacct.recommendation import noise_estimate, result
+from jaxacct.recommendation.search import recommend
 from tests.commands import exit_code
 
 RUN = dict(dataset_size=500, batch_size=50, iterations=30, epsilon=4.0, delta=1e-5)
@@ -53,11 +46,9 @@ def test_candidates_have_the_noise_that_is_certified(separation):
 
 
 def test_a_fixed_order_of_epochs_needs_less_noise_than_shuffling_anew():
+    """No two candidates have the same number of buffers."""
     anew, same = (recommend(**RUN, scheme="fixed-order", min_separation=b).chosen for b in (1, 10))
     assert isinstance(anew.strategy, BufferedToeplitz) and same.error < 0.9 * anew.error
-
-
-def test_no_two_candidates_have_the_same_number_of_buffers():
     found = recommend(**RUN, scheme="fixed-order").candidates
     buffers = [each.strategy.named_bands for each in found if each.matrix == "buffered"]
     assert len(buffers) == len(set(buffers)) > 0
@@ -214,10 +205,8 @@ def test_one_band_is_the_sampler_with_the_least_certified_noise():
     run = dict(dataset_size=1_000_000, batch_size=1000, iterations=10_000, epsilon=1.0, delta=1e-7)
     found = recommend(**run, bands=1)
     rows = {row.scheme.name: row for row in found.candidates}
-    assert (
-        found.chosen is rows["poisson"]
-        and found.chosen.noise_multiplier < rows["balls-in-bins"].noise_multiplier
-    )
+    assert found.chosen is rows["poisson"]
+    assert found.chosen.noise_multiplier < rows["balls-in-bins"].noise_multiplier
     plan = found.calibrate()
     assert plan.evidence == Bound("pld")
     assert plan.noise_multiplier == pytest.approx(found.chosen.noise_multiplier, rel=1e-3)

@@ -96,6 +96,25 @@ def next_token(module, rows) -> Example:
     return Example(_initial(module, rows), loss, rows)
 
 
+def compact(function):
+    """Return a linen module whose call is this function of the module and its inputs."""
+
+    class Net(linen.Module):
+        __call__ = linen.compact(function)
+
+    return Net()
+
+
+def linen_model(rows, example_of=classifier):
+    """Register what a linen module computes of its inputs, with its rows and its loss."""
+
+    def registered(function):
+        MODELS[function.__name__] = lambda: example_of(compact(function), rows())
+        return function
+
+    return registered
+
+
 def nnx_loss_of(model, example):
     return cross_entropy(model(example["x"][None])[0], example["y"])
 
@@ -104,17 +123,12 @@ def _pool(x):
     return linen.avg_pool(x, (2, 2), (2, 2))
 
 
-@model
-def linen_cnn():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            for width in (8, 16):
-                x = _pool(linen.relu(linen.Conv(width, (3, 3))(x)))
-            x = linen.relu(linen.Dense(64)(x.reshape(len(x), -1)))
-            return linen.Dense(CLASSES)(x)
-
-    return classifier(Net(), images())
+@linen_model(images)
+def linen_cnn(self, x):
+    for width in (8, 16):
+        x = _pool(linen.relu(linen.Conv(width, (3, 3))(x)))
+    x = linen.relu(linen.Dense(64)(x.reshape(len(x), -1)))
+    return linen.Dense(CLASSES)(x)
 
 
 @model
@@ -135,16 +149,11 @@ def nnx_cnn():
     return Example(Net(nnx.Rngs(0)), nnx_loss_of, images())
 
 
-@model
-def linen_pooled_cnn():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            for width, stride in ((16, 1), (32, 2), (32, 2)):
-                x = linen.relu(linen.Conv(width, (3, 3), (stride, stride))(x))
-            return linen.Dense(CLASSES)(x.mean((1, 2)))
-
-    return classifier(Net(), images(16, 3))
+@linen_model(lambda: images(16, 3))
+def linen_pooled_cnn(self, x):
+    for width, stride in ((16, 1), (32, 2), (32, 2)):
+        x = linen.relu(linen.Conv(width, (3, 3), (stride, stride))(x))
+    return linen.Dense(CLASSES)(x.mean((1, 2)))
 
 
 class Standardized(linen.Module):
@@ -183,21 +192,17 @@ class Residual(linen.Module):
 
 
 def wide_resnet(blocks=1, widths=(8, 16, 32), size=16, number=ROWS, convolution=Standardized):
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = convolution(widths[0])(x)
-            for stage, width in enumerate(widths):
-                for block in range(blocks):
-                    x = Residual(width, 2 if stage and not block else 1, convolution)(x)
-            return linen.Dense(CLASSES)(linen.relu(linen.GroupNorm(4)(x)).mean((1, 2)))
+    def net(self, x):
+        x = convolution(widths[0])(x)
+        for stage, width in enumerate(widths):
+            for block in range(blocks):
+                x = Residual(width, 2 if stage and not block else 1, convolution)(x)
+        return linen.Dense(CLASSES)(linen.relu(linen.GroupNorm(4)(x)).mean((1, 2)))
 
-    return classifier(Net(), images(size, 3, number))
+    return classifier(compact(net), images(size, 3, number))
 
 
-@model
-def linen_wide_resnet():
-    return wide_resnet()
+MODELS["linen_wide_resnet"] = wide_resnet
 
 
 @model
@@ -208,32 +213,25 @@ def linen_resnet_group_norm():
     return wide_resnet(widths=(8, 16), convolution=convolution)
 
 
-@model
-def linen_weight_norm():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = linen.relu(linen.WeightNorm(linen.Conv(64, (3, 3)))(x))
-            return linen.Dense(CLASSES)(x.mean((1, 2)))
-
-    return classifier(Net(), images())
+@linen_model(images)
+def linen_weight_norm(self, x):
+    x = linen.relu(linen.WeightNorm(linen.Conv(64, (3, 3)))(x))
+    return linen.Dense(CLASSES)(x.mean((1, 2)))
 
 
 @model
 def linen_unet():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            def up(x, beside):
-                x = linen.ConvTranspose(beside.shape[-1], (2, 2), (2, 2))(x)
-                return linen.relu(linen.Conv(x.shape[-1], (3, 3))(jnp.concatenate([beside, x], -1)))
+    def up(x, beside):
+        x = linen.ConvTranspose(beside.shape[-1], (2, 2), (2, 2))(x)
+        return linen.relu(linen.Conv(x.shape[-1], (3, 3))(jnp.concatenate([beside, x], -1)))
 
-            one = linen.relu(linen.Conv(8, (3, 3))(x))
-            two = linen.relu(linen.Conv(16, (3, 3), (2, 2))(one))
-            three = linen.relu(linen.Conv(32, (3, 3), (2, 2))(two))
-            return linen.Conv(1, (1, 1))(up(up(three, two), one))
+    def net(self, x):
+        one = linen.relu(linen.Conv(8, (3, 3))(x))
+        two = linen.relu(linen.Conv(16, (3, 3), (2, 2))(one))
+        three = linen.relu(linen.Conv(32, (3, 3), (2, 2))(two))
+        return linen.Conv(1, (1, 1))(up(up(three, two), one))
 
-    rows, module = images(16), Net()
+    rows, module = images(16), compact(net)
 
     def loss(params, example):
         return jnp.mean((module.apply({"params": params}, example["x"][None])[0] - example["x"]) ** 2)
@@ -243,15 +241,13 @@ def linen_unet():
 
 @model
 def linen_vae():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x, key):
-            hidden = linen.relu(linen.Dense(64)(x))
-            mean, spread = linen.Dense(8)(hidden), linen.Dense(8)(hidden)
-            code = mean + jnp.exp(0.5 * spread) * jax.random.normal(key, mean.shape)
-            return linen.Dense(x.shape[-1])(linen.relu(linen.Dense(64)(code))), mean, spread
+    def net(self, x, key):
+        hidden = linen.relu(linen.Dense(64)(x))
+        mean, spread = linen.Dense(8)(hidden), linen.Dense(8)(hidden)
+        code = mean + jnp.exp(0.5 * spread) * jax.random.normal(key, mean.shape)
+        return linen.Dense(x.shape[-1])(linen.relu(linen.Dense(64)(code))), mean, spread
 
-    module, rows = Net(), images()
+    module, rows = compact(net), images()
     rows["x"] = (rows["x"] > 0).astype(np.float32).reshape(len(rows["x"]), -1)
     params = module.init(jax.random.key(0), rows["x"][:1], jax.random.key(1))["params"]
 
@@ -263,28 +259,18 @@ def linen_vae():
     return Example(params, loss, rows, dict(loss_key=7))
 
 
-@model
-def linen_bidirectional_lstm():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = linen.Embed(TOKENS, WIDTH)(x)
-            one = linen.RNN(linen.OptimizedLSTMCell(WIDTH))(x)
-            two = linen.RNN(linen.OptimizedLSTMCell(WIDTH), reverse=True, keep_order=True)(x)
-            return linen.Dense(CLASSES)(jnp.concatenate([one, two], -1).mean(1))
-
-    return classifier(Net(), texts())
+@linen_model(texts)
+def linen_bidirectional_lstm(self, x):
+    x = linen.Embed(TOKENS, WIDTH)(x)
+    one = linen.RNN(linen.OptimizedLSTMCell(WIDTH))(x)
+    two = linen.RNN(linen.OptimizedLSTMCell(WIDTH), reverse=True, keep_order=True)(x)
+    return linen.Dense(CLASSES)(jnp.concatenate([one, two], -1).mean(1))
 
 
-@model
-def linen_gru():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = linen.RNN(linen.GRUCell(WIDTH))(linen.Embed(TOKENS, WIDTH)(x))
-            return linen.Dense(TOKENS)(x)
-
-    return next_token(Net(), texts())
+@linen_model(texts, next_token)
+def linen_gru(self, x):
+    x = linen.RNN(linen.GRUCell(WIDTH))(linen.Embed(TOKENS, WIDTH)(x))
+    return linen.Dense(TOKENS)(x)
 
 
 @model
@@ -319,67 +305,36 @@ class Block(linen.Module):
         return (x, None) if self.carried else x
 
 
-def language_model(
-    block=Block,
-    *,
-    scanned=False,
-    tied=False,
-    layers=2,
-    dtype=jnp.float32,
-    tokens=TOKENS,
-    width=WIDTH,
-    length=LENGTH,
-    number=ROWS,
-):
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            embed = linen.Embed(tokens, width, dtype=dtype)
-            positions = self.param("positions", linen.initializers.normal(0.02), (length, width), dtype)
-            x = embed(x) + positions[: x.shape[1]]
-            if scanned:
-                whole = linen.scan(
-                    block, variable_axes={"params": 0}, split_rngs={"params": True}, length=layers
-                )
-                x, _ = whole(dtype=dtype, carried=True)(x, None)
-            else:
-                for _ in range(layers):
-                    x = block(dtype=dtype)(x)
-            x = linen.LayerNorm(dtype=dtype)(x)
-            logits = embed.attend(x) if tied else linen.Dense(tokens, dtype=dtype)(x)
-            return logits.astype(jnp.float32)
+def language_model(block=Block, *, scanned=False, tied=False, dtype=jnp.float32, **sizes):
+    """Of these numbers of layers and tokens, this width and length, with so many rows."""
+    default = dict(layers=2, tokens=TOKENS, width=WIDTH, length=LENGTH, number=ROWS)
+    layers, tokens, width, length, number = (default | sizes).values()
 
-    return next_token(Net(), texts(length, tokens, number))
+    def net(self, x):
+        embed = linen.Embed(tokens, width, dtype=dtype)
+        positions = self.param("positions", linen.initializers.normal(0.02), (length, width), dtype)
+        x = embed(x) + positions[: x.shape[1]]
+        if scanned:
+            whole = linen.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=layers)
+            x, _ = whole(dtype=dtype, carried=True)(x, None)
+        else:
+            for _ in range(layers):
+                x = block(dtype=dtype)(x)
+        x = linen.LayerNorm(dtype=dtype)(x)
+        logits = embed.attend(x) if tied else linen.Dense(tokens, dtype=dtype)(x)
+        return logits.astype(jnp.float32)
+
+    return next_token(compact(net), texts(length, tokens, number))
 
 
-@model
-def linen_lm_tied():
-    return language_model(tied=True)
-
-
-@model
-def linen_lm():
-    return language_model()
-
-
-@model
-def linen_lm_bfloat16():
-    return language_model(dtype=jnp.bfloat16)
-
-
-@model
-def linen_lm_remat():
-    return language_model(linen.remat(Block))
-
-
-@model
-def linen_lm_scan():
-    return language_model(scanned=True)
-
-
-@model
-def linen_lm_scan_of_remat():
-    return language_model(linen.remat(Block, prevent_cse=False), scanned=True)
+MODELS |= {
+    "linen_lm_tied": lambda: language_model(tied=True),
+    "linen_lm": language_model,
+    "linen_lm_bfloat16": lambda: language_model(dtype=jnp.bfloat16),
+    "linen_lm_remat": lambda: language_model(linen.remat(Block)),
+    "linen_lm_scan": lambda: language_model(scanned=True),
+    "linen_lm_scan_of_remat": lambda: language_model(linen.remat(Block, prevent_cse=False), scanned=True),
+}
 
 
 def vision_transformer(remat=False, layers=2):
@@ -416,25 +371,16 @@ def vision_transformer(remat=False, layers=2):
     return Example(Net(nnx.Rngs(0)), loss, images(), dict(loss_key=3))
 
 
-@model
-def nnx_vit_dropout():
-    return vision_transformer()
-
-
-@model
-def nnx_vit_remat():
-    return vision_transformer(remat=True)
+MODELS |= {"nnx_vit_dropout": vision_transformer, "nnx_vit_remat": lambda: vision_transformer(remat=True)}
 
 
 @model
 def linen_dropout():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = linen.relu(linen.Dense(64)(x.reshape(len(x), -1)))
-            return linen.Dense(CLASSES)(linen.Dropout(0.2, deterministic=False)(x))
+    def net(self, x):
+        x = linen.relu(linen.Dense(64)(x.reshape(len(x), -1)))
+        return linen.Dense(CLASSES)(linen.Dropout(0.2, deterministic=False)(x))
 
-    module, rows = Net(), images()
+    module, rows = compact(net), images()
 
     def loss(params, example, key):
         logits = module.apply({"params": params}, example["x"][None], rngs={"dropout": key})
@@ -445,15 +391,13 @@ def linen_dropout():
 
 @model
 def linen_graph_network():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, nodes, edges, real):
-            x = linen.Dense(WIDTH)(nodes)
-            for _ in range(2):
-                sent = linen.relu(linen.Dense(WIDTH)(jnp.concatenate([x[edges[:, 0]], x[edges[:, 1]]], -1)))
-                received = jax.ops.segment_sum(sent * real[:, None], edges[:, 1], len(nodes))
-                x = x + linen.Dense(WIDTH)(received)
-            return linen.Dense(CLASSES)(x.mean(0))
+    def net(self, nodes, edges, real):
+        x = linen.Dense(WIDTH)(nodes)
+        for _ in range(2):
+            sent = linen.relu(linen.Dense(WIDTH)(jnp.concatenate([x[edges[:, 0]], x[edges[:, 1]]], -1)))
+            received = jax.ops.segment_sum(sent * real[:, None], edges[:, 1], len(nodes))
+            x = x + linen.Dense(WIDTH)(received)
+        return linen.Dense(CLASSES)(x.mean(0))
 
     generator = np.random.default_rng(0)
     rows = {
@@ -461,7 +405,7 @@ def linen_graph_network():
         "edges": generator.integers(0, 12, (ROWS, 20, 2)).astype(np.int32),
         "real": (generator.random((ROWS, 20)) < 0.8).astype(np.float32),
     } | _labels(generator, ROWS)
-    module, names = Net(), ("nodes", "edges", "real")
+    module, names = compact(net), ("nodes", "edges", "real")
     params = module.init(jax.random.key(0), *(rows[name][0] for name in names))["params"]
 
     def loss(params, example):
@@ -471,19 +415,14 @@ def linen_graph_network():
     return Example(params, loss, rows)
 
 
-@model
-def linen_mixture_of_experts():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            x = linen.Embed(TOKENS, WIDTH)(x)[0]
-            expert = jnp.argmax(linen.Dense(4)(x), -1)
-            order = jnp.argsort(expert)
-            kernels = self.param("experts", linen.initializers.normal(0.1), (4, WIDTH, WIDTH))
-            y = lax.ragged_dot(x[order], kernels, jnp.bincount(expert, length=4))
-            return linen.Dense(CLASSES)((x + y[jnp.argsort(order)]).mean(0))[None]
-
-    return classifier(Net(), texts())
+@linen_model(texts)
+def linen_mixture_of_experts(self, x):
+    x = linen.Embed(TOKENS, WIDTH)(x)[0]
+    expert = jnp.argmax(linen.Dense(4)(x), -1)
+    order = jnp.argsort(expert)
+    kernels = self.param("experts", linen.initializers.normal(0.1), (4, WIDTH, WIDTH))
+    y = lax.ragged_dot(x[order], kernels, jnp.bincount(expert, length=4))
+    return linen.Dense(CLASSES)((x + y[jnp.argsort(order)]).mean(0))[None]
 
 
 @model
@@ -512,11 +451,6 @@ def _sign(x):
 _sign.defvjp(lambda x: (jnp.sign(x), x), lambda x, cotangent: (jnp.where(jnp.abs(x) < 1, cotangent, 0),))
 
 
-@model
-def linen_custom_rule():
-    class Net(linen.Module):
-        @linen.compact
-        def __call__(self, x):
-            return linen.Dense(CLASSES)(_sign(linen.Dense(64)(x.reshape(len(x), -1))))
-
-    return classifier(Net(), images())
+@linen_model(images)
+def linen_custom_rule(self, x):
+    return linen.Dense(CLASSES)(_sign(linen.Dense(64)(x.reshape(len(x), -1))))

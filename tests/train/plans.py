@@ -1,18 +1,9 @@
 """Plans for tests of the trainer: of a huge epsilon, so that an analytic bound certifies any noise."""
 
-from jaxacct import (
-    BalancedMinSep,
-    BandedToeplitz,
-    BMinSep,
-    CustomScheme,
-    CyclicPoisson,
-    EpochwiseAllocation,
-    Mechanism,
-    Plan,
-    Poisson,
-)
+from jaxacct import BandedToeplitz, CustomScheme, Mechanism, Plan
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
+from jaxacct.schemes import BalancedMinSep, BMinSep, CyclicPoisson, EpochwiseAllocation, Poisson
 from tests.stored_plans import with_derived
 
 SCHEMES = {

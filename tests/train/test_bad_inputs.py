@@ -16,6 +16,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 import train
+from tests.refusals import refused
 from tests.train.fitting import fit
 from tests.train.plans import plan
 from tests.train.test_loop import PARAMS, ROWS, data, loss
@@ -267,27 +268,25 @@ HELPS = {
 
 
 def test_one_line_names_the_argument(tmp_path):
-    for name in BAD:
-        change, message = BAD[name]
+    for name, (change, message) in BAD.items():
         given = dict(plan=COVERED, model=PARAMS, loss=loss, data=data())
         given |= dict(optimizer=optax.sgd(0.1), out=tmp_path / "run") | change
-        with pytest.raises(ValueError, match="^" + re.escape(message)) as caught:
-            fit(**given)
-        assert "\n" not in str(caught.value) and HELPS.get(name, "") in str(caught.value)
+        assert HELPS.get(name, "") in refused("^" + re.escape(message), fit, **given)
         assert not list(tmp_path.rglob("secret.json"))
 
 
-@pytest.mark.parametrize("below", ["", "/run"])
-def test_a_file_is_no_folder(below, tmp_path):
+def test_files_and_records_are_refused(tmp_path):
+    """A file for a folder, an archive for data, and a dictionary for options."""
+    given = dict(plan=COVERED, model=PARAMS, loss=loss, data=data(), optimizer=optax.sgd(0.1))
     path = tmp_path / "file"
     path.write_text("x")
-    with pytest.raises(ValueError, match=f"^out must be the path of a folder, {path} is a file$"):
-        fit(COVERED, PARAMS, loss, data(), optax.sgd(0.1), out=f"{path}{below}")
-
-
-def test_options_are_a_record():
-    with pytest.raises(ValueError, match=r"^options must be a train\.TrainOptions, got {'steps': 2}$"):
-        train.fit(COVERED, PARAMS, loss, data(), optax.sgd(0.1), options={"steps": 2})
+    for below in ("", "/run"):
+        refused(f"^out must be the path of a folder, {path} is a file$", fit, **given, out=f"{path}{below}")
+    message = r"^options must be a train\.TrainOptions, got {'steps': 2}$"
+    refused(message, train.fit, **given, options={"steps": 2})
+    np.savez(tmp_path / "rows.npz", **data())
+    message = r"an archive of np\.load; give its arrays, {name: data.name. for name in"
+    refused(message, fit, **given | {"data": np.load(tmp_path / "rows.npz")})
 
 
 def test_the_error_of_a_loss_keeps_its_traceback():
@@ -295,14 +294,6 @@ def test_the_error_of_a_loss_keeps_its_traceback():
     with pytest.raises(ValueError) as caught:
         fit(COVERED, {"w": jnp.zeros(3)}, lambda p, e: e["z"], data(), optax.sgd(0.1))
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_an_archive_is_refused(tmp_path):
-    np.savez(tmp_path / "rows.npz", **data())
-    with pytest.raises(
-        ValueError, match=r"an archive of np\.load; give its arrays, {name: data.name. for name in"
-    ):
-        fit(COVERED, PARAMS, loss, np.load(tmp_path / "rows.npz"), optax.sgd(0.1))
 
 
 def test_an_array_beside_parameters_is_warned_of():

@@ -1,6 +1,7 @@
 """`jaxacct train` of the plans that are not of correlated noise; each kind has a recipe."""
 
 import json
+from unittest import mock
 
 import pytest
 
@@ -67,26 +68,20 @@ def test_last_iterates_are_refused_by_the_command_line(tmp_path, capsys):
     assert code == 2 and "plan must be valid" in error and not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
+def test_exit_codes(tmp_path, capsys, monkeypatch):
+    """A full disk is no verdict: 1 is of a run that stopped, or of an audit that contradicts its plan."""
+
+    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
+    given = ["--plan", tmp_path / "plan.json"]
+    for error, code in (
         (OSError(28, "No space left on device", "run/checkpoints"), 2),
         (CheckpointError("checkpoint of step 3 could not be written: No space left on device"), 2),
         (ValueError("steps must be positive, got 0"), 2),
         (BatchOverflowError("a batch of 9 examples is larger than 8"), 1),
-    ],
-)
-def test_exit_codes(error, code, tmp_path, capsys, monkeypatch):
-    """A full disk is no verdict: 1 is of a run that stopped, or of an audit that contradicts its plan."""
-
-    def fit(*_, **__):
-        raise error
-
-    monkeypatch.setattr("train.command.fit", fit)
-    monkeypatch.setattr("train.audit.command.audit", fit)
-    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
-    given = ["--plan", tmp_path / "plan.json"]
-    for words in (["train", *given, "--out", tmp_path / "run"], ["audit", *given]):
-        stopped, _, said = commands.command(capsys, *words)
-        assert stopped == code
-        assert said.startswith("jaxacct: ") and said.count("\n") == 1
+    ):
+        for name in ("train.command.fit", "train.audit.command.audit"):
+            monkeypatch.setattr(name, mock.Mock(side_effect=error))
+        for words in (["train", *given, "--out", tmp_path / "run"], ["audit", *given]):
+            stopped, _, said = commands.command(capsys, *words)
+            assert stopped == code, words
+            assert said.startswith("jaxacct: ") and said.count("\n") == 1

@@ -25,7 +25,6 @@ from train.procedures.dice import (
 )
 
 KEY = np.arange(8, dtype=np.uint32)
-UNIT = 2.0**-18  # of the grids here, on the mean, with room
 
 
 def tree(rows):
@@ -96,52 +95,32 @@ def test_noise():
 
 
 def test_secrets_do_not_leave():
-    rule = dice_sgd(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2)
+    rule, other = (
+        dice_sgd(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2) for _ in range(2)
+    )
     params = tree(np.zeros(3))
     state = rule.init(params)
     _, state = jax.jit(rule.update)(tree([[3, 4, 12], [0.3, 0, 0.4]]), state, params)
-    public = [node for node in jax.tree.leaves(release(state), is_leaf=_is_dice) if _is_dice(node)]
+    nodes = jax.tree.leaves(release(state), is_leaf=lambda node: isinstance(node, DiceState))
+    public = [node for node in nodes if isinstance(node, DiceState)]
     assert len(public) == 1 and not public[0].key.any() and not flat(public[0].error).any()
     assert not flat(reset_error(state)[0].error).any() and reset_error(state)[0].key.any()
     # Two runs have two keys.
-    assert not np.array_equal(
-        rule.init(params)[0].key,
-        dice_sgd(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2).init(params)[0].key,
-    )
-
-
-def _is_dice(node):
-    return isinstance(node, DiceState)
-
-
-def test_bad_input():
-    for options, words in [
-        ({"clip_norm": 0.0}, "clip_norm"),
-        ({"error_clip_norm": float("nan")}, "error_clip_norm"),
-        ({"noise_std": -1.0}, "noise_std"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"noise_std": 1e12}, "no grid fits"),
-    ]:
-        refused(words, aggregate, **options)
+    assert not np.array_equal(rule.init(params)[0].key, other.init(params)[0].key)
 
 
 def rule_with(**options):
     return DiceRule(**dict(clip_norm=1.0, error_clip_norm=1.0, noise_std=0.0, batch_size=1) | options)
 
 
-@pytest.mark.parametrize("name", ["noise_std", "error_clip_norm"])
-def test_the_largest_noise_and_error_of_a_grid(name):
+def test_the_largest_noise_and_error_of_a_grid():
     """2^46 units of a mean: with noise of 12 deviations all sums are below 2^53, and exact."""
     assert (LARGEST + 2) * 2.0**46 < 2.0**52
-    rule_with(**{name: 2.0**26})
-    rule_with(**{name: 2.0**24}, batch_size=4)
-    for more in (dict(batch_size=1), dict(batch_size=2)):
-        refused("no grid fits", rule_with, **{name: 2.0**26 * (1 + 1e-9)}, **more)
-
-
-def test_a_clip_norm_beyond_float32_is_refused():
-    rule_with(clip_norm=2.0**60)
-    refused(r"clip_norm must be at most 1.153e\+18, got 3e\+25", rule_with, clip_norm=3e25)
+    for name in ("noise_std", "error_clip_norm"):
+        rule_with(**{name: 2.0**26})
+        rule_with(**{name: 2.0**24}, batch_size=4)
+        for size in (1, 2):
+            refused("no grid fits", rule_with, **{name: 2.0**26 * (1 + 1e-9)}, batch_size=size)
 
 
 @pytest.mark.parametrize("sizes", [(3.4e38, 3.4e38), (1e-45, 3.4e38)])
@@ -207,9 +186,6 @@ def test_what_is_fed_back_comes_out_of_the_loop(monkeypatch):
     assert not np.any(v["w"])
 
 
-KEY = np.arange(8, dtype=np.uint32)
-
-
 def path(gradients, start, steps, *, rate, batch_size, c1=1.0, c2=1.0, **options):
     """((steps, ...) x, (steps, ...) e) after each step; `gradients(x)` has one row an example."""
     rule = dice_sgd(
@@ -248,9 +224,19 @@ def test_the_example_of_the_paper():
     assert abs(xs[-1]) < 1e-4 and es[-1] == pytest.approx(-0.25, abs=1e-3)
 
 
-def test_bad_updates():
+def test_bad_input():
+    rule_with(clip_norm=2.0**60)
+    refused(r"clip_norm must be at most 1.153e\+18, got 3e\+25", rule_with, clip_norm=3e25)
+    for name, value, words in (
+        ("clip_norm", 0.0, "clip_norm"),
+        ("error_clip_norm", float("nan"), "error_clip_norm"),
+        ("noise_std", -1.0, "noise_std"),
+        ("batch_size", 0, "batch_size"),
+        ("noise_std", 1e12, "no grid fits"),
+    ):
+        refused(words, aggregate, **{name: value})
     rule = aggregate()
-    state = rule.init(tree(np.zeros(3)))
-    refused("mask", rule.update, tree(np.zeros((3, 3))), state)
-    refused("mask", rule.update, tree(np.zeros((3, 3))), state, mask=np.ones(2, bool))
+    state, rows = rule.init(tree(np.zeros(3))), tree(np.zeros((3, 3)))
+    refused("mask", rule.update, rows, state)
+    refused("mask", rule.update, rows, state, mask=np.ones(2, bool))
     refused("structure", rule.update, np.zeros((2, 3), np.float32), state)

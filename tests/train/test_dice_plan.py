@@ -21,21 +21,21 @@ from train.procedures.dice import DiceState, _shuffled, rule_of
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
-RUN = dict(dataset_size=ROWS, batch_size=16, iterations=12, clip_norm=0.7, error_clip_norm=0.5)
+PROBLEM = dict(batch_size=16, iterations=12, clip_norm=0.7, error_clip_norm=0.5)
+RUN = PROBLEM | dict(dataset_size=ROWS)
 PLAN = DicePlan.calibrate(8.0, 1e-5, **RUN)
 # Of hardly any noise, to compare with a loop that draws none.
 QUIET = dataclasses.replace(PLAN, noise_std=1e-7, epsilon=1e18)
 
 
 def run(plan=PLAN, **options):
-    given = dict(data=data(), optimizer=optax.sgd(0.05), keys=KEYS) | options
-    return fit(plan, PARAMS, loss, given.pop("data"), given.pop("optimizer"), **given)
+    given = dict(plan=plan, model=PARAMS, loss=loss, data=data(), optimizer=optax.sgd(0.05), keys=KEYS)
+    return fit(**given | options)
 
 
 def test_the_plan_holds_by_the_bound_and_by_nothing_less():
     assert gdp_delta(8.0, PLAN.mu) == pytest.approx(1e-5, rel=1e-6) and PLAN.certified
-    problem = {name: value for name, value in RUN.items() if name != "dataset_size"}
-    assert PLAN.mu == dice_mu(noise_std=PLAN.noise_std, participations=4, **problem)
+    assert PLAN.mu == dice_mu(noise_std=PLAN.noise_std, participations=4, **PROBLEM)
     assert DicePlan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
     less = PLAN.to_json() | {"noise_std": PLAN.noise_std * 0.999}
     refused("must be valid", DicePlan.from_json, less)
@@ -79,8 +79,7 @@ def test_poisson_batches_cost_less_where_few_are_drawn():
     assert POISSON.certified and POISSON.overflow.delta == 1e-9
 
     def in_every_step(**changed):
-        problem = {name: value for name, value in (RUN | changed).items() if name != "dataset_size"}
-        return dice_noise_std(2.0, 1e-5, **problem)
+        return dice_noise_std(2.0, 1e-5, **PROBLEM | changed)
 
     known = in_every_step(batch_size=6, error_clip_norm=0.02)
     assert 0.3 * known < POISSON.noise_std < 0.98 * known
@@ -94,7 +93,7 @@ def test_poisson_batches_cost_less_where_few_are_drawn():
 
 def test_the_bound_and_the_overflow_together_are_at_most_delta():
     """A noise whose bound is below delta by less than the overflow is not certified; one just above is."""
-    problem = dict(iterations=12, clip_norm=0.7, error_clip_norm=0.02, batch_size=6)
+    problem = PROBLEM | dict(error_clip_norm=0.02, batch_size=6)
 
     def bound(noise_std):
         return dice_delta_subsampled(2.0, noise_std=noise_std, sampling_probability=6 / ROWS, **problem)
@@ -126,12 +125,11 @@ def test_resumed_it_ends_with_the_same_bits_and_keeps_its_secrets(tmp_path):
     part = run(out=tmp_path / "part", **options | {"keys": ((9, 9, 9, 9), KEYS[1] + 1)})
     np.testing.assert_array_equal(flat(part.params), flat(whole.params))
     assert stat.S_IMODE((tmp_path / "whole/checkpoints").stat().st_mode) == 0o700
-    for options, message in [
+    for change, message in [
         (dict(optimizer=optax.sgd(0.1)), "another optimizer"),
         (dict(data=data() | {"y": np.ones(ROWS, np.float32)}), "other data"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            run(out=tmp_path / "part", **dict(checkpoint_every=4, optimizer=optax.adam(0.1)) | options)
+        refused(message, run, out=tmp_path / "part", **options | change)
 
 
 def test_refuses():

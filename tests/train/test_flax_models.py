@@ -57,10 +57,6 @@ def norms_of(gradients):
     return np.sqrt(sum(np.square(leaf).reshape(len(leaf), -1).sum(1) for leaf in gradients))
 
 
-def norms_of_loop(loss, params, rows, dtype=jnp.float64):
-    return norms_of(gradients_of_loop(loss, params, rows, dtype))
-
-
 def check(name: str) -> None:
     """Norms and clipped sums of both kinds against the loop; half of the gradients are clipped."""
     example = MODELS[name]()
@@ -128,7 +124,7 @@ def test_gradients_of_bfloat16_are_rounded_by_the_loop():
     for kind, sum_of in BOTH.items():
         run = jax.jit(lambda p, r, sum_of=sum_of: sum_of(in_bfloat16, p, r, np.ones(FEW, bool), grid=GRID))
         off[kind] = np.max(np.abs(run(params, rows).norms / norms - 1))
-    loop = norms_of_loop(in_bfloat16, params, rows, jnp.float32)
+    loop = norms_of(gradients_of_loop(in_bfloat16, params, rows, jnp.float32))
     assert off["ghost"] < 2e-7, off
     assert off["per_example"] > 1e-6 and np.max(np.abs(loop / norms - 1)) > 1e-6
 

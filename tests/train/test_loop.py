@@ -53,11 +53,8 @@ def flat(tree) -> np.ndarray:
 
 
 def run(**options):
-    given = dict(
-        plan=plan(dataset_size=ROWS), model=PARAMS, loss=loss, data=data(), optimizer=optax.sgd(0.05)
-    )
-    given |= {"keys": KEYS} | options
-    return fit(given.pop("plan"), given.pop("model"), given.pop("loss"), given.pop("data"), **given)
+    given = dict(plan=plan(dataset_size=ROWS), model=PARAMS, loss=loss, data=data(), keys=KEYS)
+    return fit(**given | {"optimizer": optax.sgd(0.05)} | options)
 
 
 @functools.cache

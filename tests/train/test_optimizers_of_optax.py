@@ -17,37 +17,24 @@ pytestmark = pytest.mark.usefixtures("default_promotion")
 
 SGD = optax.sgd(0.1)
 # Values of required arguments, by name.
-VALUES = dict(
-    learning_rate=0.1,
-    clipping=0.1,
-    eta=0.1,
+VALUES = dict.fromkeys(("learning_rate", "clipping", "eta"), 0.1)
+VALUES |= dict.fromkeys(("max_delta", "threshold", "max_norm", "l2_norm_clip", "noise_multiplier"), 1.0)
+VALUES |= dict.fromkeys(("inner", "tx", "optimizer", "base_optimizer", "fast_optimizer"), SGD)
+VALUES |= dict.fromkeys(("max_consecutive_errors", "max_backtracking_steps", "max_linesearch_steps"), 3)
+VALUES |= dict.fromkeys(("mask", "freeze_mask"), lambda w: jax.tree.map(lambda leaf: leaf.ndim > 1, w))
+VALUES |= dict(
     gamma=0.5,
-    max_delta=1.0,
-    threshold=1.0,
-    max_norm=1.0,
     decay=0.9,
-    inner=SGD,
-    tx=SGD,
-    optimizer=SGD,
     adv_optimizer=optax.sgd(0.01),
-    base_optimizer=SGD,
-    fast_optimizer=SGD,
-    max_consecutive_errors=3,
     should_transform_fn=lambda step: step > 0,
-    mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
-    freeze_mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
     param_labels=lambda params: jax.tree.map(lambda leaf: "a" if leaf.ndim > 1 else "b", params),
     transforms={"a": SGD, "b": optax.adam(0.1)},
     sync_period=2,
     slow_step_size=0.5,
     step_size=-0.1,
     step_size_fn=lambda step: -0.1,
-    max_backtracking_steps=3,
-    max_linesearch_steps=3,
     measure_name="size",
     measure=lambda updates, *_: updates,
-    l2_norm_clip=1.0,
-    noise_multiplier=1.0,
     seed=0,
 )
 OTHERS = {
@@ -66,16 +53,8 @@ LOSS, NOISE = (
     "must not clip or add noise for privacy",
 )
 FAILS = "with the model's parameters; it raised|a gradient like the parameters alone: .*; it raised"
-REFUSED = {
-    "lbfgs": LOSS,
-    "polyak_sgd": LOSS,
-    "scale_by_polyak": LOSS,
-    "scale_by_backtracking_linesearch": LOSS,
-    "scale_by_zoom_linesearch": LOSS,
-    "momo": LOSS,
-    "momo_adam": LOSS,
-    "reduce_on_plateau": LOSS,
-    "sophia": LOSS,
+OF_LOSS = "lbfgs polyak_sgd scale_by_polyak scale_by_backtracking_linesearch scale_by_zoom_linesearch momo"
+REFUSED = dict.fromkeys([*OF_LOSS.split(), "momo_adam", "reduce_on_plateau", "sophia"], LOSS) | {
     "dpsgd": NOISE,
     "differentially_private_aggregate": NOISE,
     "lookahead": FAILS,  # wants pairs of parameters
@@ -95,17 +74,17 @@ def transformations() -> dict:
     return found
 
 
+VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
 def made(name: str, function):
     """The transformation that a function makes of `VALUES`."""
     short = name.rpartition(".")[2]
     if short in OTHERS:
         return OTHERS[short](function)
-    required = [
-        each.name
-        for each in inspect.signature(function).parameters.values()
-        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    return function(**{each: VALUES[each] for each in required})
+    parameters = inspect.signature(function).parameters.values()
+    required = [each for each in parameters if each.default is each.empty and each.kind not in VARIADIC]
+    return function(**{each.name: VALUES[each.name] for each in required})
 
 
 PARAMS = {"w": jnp.full((3, 2), 0.1), "b": jnp.zeros(2)}

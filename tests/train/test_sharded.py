@@ -291,7 +291,7 @@ def small_ones():
 
 def test_every_layout_gives_the_bits_of_one_device():
     """Noise in four bands kept and drawn again, Adam's state; refusals; sums over devices: one process."""
-    in_process("small_ones()", "test_sharded")
+    in_process("small_ones()", "train.test_sharded")
 
 
 def large_ones():
@@ -304,4 +304,4 @@ def large_ones():
 @pytest.mark.slow
 def test_ghost_clipping_and_interrupted_runs():
     """Every layout; the same bits after an interruption, also on another layout."""
-    in_process("large_ones()", "test_sharded")
+    in_process("large_ones()", "train.test_sharded")

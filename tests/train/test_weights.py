@@ -125,14 +125,6 @@ def weights() -> dict[str, np.ndarray]:
     return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def nested():
-    tree = {"layers": {"0": {}, "1": {}}}
-    for name, array in weights().items():
-        _, layer, kind = name.split(".")
-        tree["layers"][layer][kind] = array
-    return tree
-
-
 def in_safetensors(path, arrays=None):
     safetensors.numpy.save_file(weights() if arrays is None else arrays, path)
     return path
@@ -174,10 +166,6 @@ def test_floating_point_numbers_are_cast(tmp_path):
     assert model.layers[0].kernel[...].dtype == jnp.bfloat16
 
 
-def change(**changes):
-    return {name: array for name, array in (weights() | changes).items() if array is not None}
-
-
 def test_adapters_are_added_after_loading(tmp_path):
     file = in_safetensors(tmp_path / "a.safetensors")
     model = load_weights(file, network())
@@ -186,36 +174,24 @@ def test_adapters_are_added_after_loading(tmp_path):
     refused(r"^weights must be loaded before add_lora: the model has adapters", load_weights, file, model)
 
 
+# An entry that is changed, its array, and the refusal.
 BAD = {
-    "a name too few": (
-        change(**{"layers.1.bias": None}),
-        r"weights must have layers\.1\.bias, which the model has: con",
-    ),
-    "a name too many": (
-        change(head=np.ones(1, np.float32)),
-        "weights must not have head, which the model lacks: con",
-    ),
-    "another shape": (
-        change(**{"layers.0.bias": np.ones(5, np.float32)}),
-        r"weights layers\.0\.bias must have the shape \(2,\), got \(5,\)",
-    ),
-    "integers": (
-        change(**{"layers.0.bias": np.ones(2, np.int32)}),
-        r"weights layers\.0\.bias must be of float32, got of int32",
-    ),
-    "NaN": (
-        change(**{"layers.0.bias": np.float32([1, np.nan])}),
-        r"weights layers\.0\.bias must be finite, got NaN",
-    ),
+    "too few": ("layers.1.bias", None, r"must have layers\.1\.bias, which the model has: con"),
+    "too many": ("head", np.ones(1, np.float32), "must not have head, which the model lacks: con"),
+    "another shape": ("layers.0.bias", np.ones(5, np.float32), r".* have the shape \(2,\), got \(5,\)"),
+    "integers": ("layers.0.bias", np.ones(2, np.int32), ".* must be of float32, got of int32"),
+    "NaN": ("layers.0.bias", np.float32([1, np.nan]), ".* must be finite, got NaN"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_weights_leave_the_model_as_it_is(name, tmp_path):
-    arrays, message = BAD[name]
+    changed, array, message = BAD[name]
+    arrays = {each: kept for each, kept in (weights() | {changed: array}).items() if kept is not None}
     model = network()
     before = flat(nnx.state(model, nnx.Param))
-    refused(f"^{message}", lambda: load_weights(in_safetensors(tmp_path / "bad.safetensors", arrays), model))
+    file = in_safetensors(tmp_path / "bad.safetensors", arrays)
+    assert changed in refused(f"^weights {message}", load_weights, file, model)
     np.testing.assert_array_equal(flat(nnx.state(model, nnx.Param)), before)
 
 

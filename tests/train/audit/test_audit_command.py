@@ -10,7 +10,6 @@ import optax
 import pytest
 import scipy
 
-import train.procedures.bandmf
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from tests import commands
@@ -23,6 +22,7 @@ from train.audit.command import Finding, audit
 from train.batches import sampler
 from train.batches.sources import as_rows
 from train.options import TrainOptions
+from train.procedures import bandmf
 from train.procedures.protocol import Request
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -45,32 +45,26 @@ def loss(params, example):
     return (example["x"] @ params["w"].mean(axis=1) + params["b"] - example["y"]) ** 2
 
 
-def less_noise(real):
-    def broken(mechanism, **options):
-        quarter = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 4)
-        return real(quarter, **options)
-
-    return broken
-
-
-def no_clipping(real):
-    """Gradients up to ten clip norms pass, with the noise of one."""
+def plant(monkeypatch, less: float, clips: float = 1) -> None:
+    """So many times less noise; gradients of so many clip norms pass."""
+    real = bandmf.privatize
 
     def broken(mechanism, clip_norm, **options):
-        tenth = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier / 10)
-        return real(tenth, clip_norm=10 * clip_norm, **options)
+        other = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / less)
+        return real(other, clip_norm=clips * clip_norm, **options)
 
-    return broken
+    monkeypatch.setattr(bandmf, "privatize", broken)
 
 
 @pytest.mark.parametrize(
     "fault",
-    [None, less_noise, pytest.param(no_clipping, marks=pytest.mark.slow)],
+    [None, (4,), pytest.param((10, 10), marks=pytest.mark.slow)],
     ids=["honest", "noise", "clipping"],
 )
 def test_planted_faults_are_found_and_nothing_else(fault, monkeypatch):
+    """A quarter of the noise, and no clipping below ten clip norms with the noise of one."""
     if fault:
-        monkeypatch.setattr(train.procedures.bandmf, "privatize", fault(train.procedures.bandmf.privatize))
+        plant(monkeypatch, *fault)
     found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP)
     assert found.contradicts == (fault is not None), found.statement()
     assert found.lower >= 0
@@ -159,19 +153,15 @@ REFUSED = [
     (dict(plan="plan.json"), "plan must be a jaxacct.Plan"),
     (dict(plan=plan_of(PLAN.mechanism, ROWS, 1.4, delta=0.01)), "smaller delta than 0.01 for a one"),
     (dict(plan=with_derived(PLAN, truncation_delta=1e-6)), "plan must not truncate batches"),
+    (dict(model={"w": jnp.zeros(1)}), "canaries must be 2 to 1 with 1200"),
 ]
 
 
 def test_refuses():
+    """Truncated batches, too: those left out depend on who else is there."""
+    assert TruncatedBMinSep.side_information is not None
     for options, message in REFUSED:
         refused(message, audit, **given() | {"plan": PLAN} | options)
-
-
-def test_what_an_audit_does_not_see_is_refused():
-    """Batches that are cut: those left out depend on who else is there."""
-    assert TruncatedBMinSep.side_information is not None
-    empty = {"model": {"w": jnp.zeros(1)}, "loss": loss, "dataset": given()["dataset"]}
-    refused("canaries must be 2 to 1 with 1200", audit, **empty, plan=PLAN)
 
 
 MODULE = """

@@ -14,10 +14,10 @@ from tests.refusals import refused
 from tests.train import stand_in_torch, test_loop
 from tests.train.plans import plan, plan_of
 from tests.train.stand_in_torch import Tensor
-from tests.train.test_loop import KEYS, PARAMS, Crash, crash_at, loss
+from tests.train.test_loop import KEYS, PARAMS, Crash, crashed, loss
 from train import fit
 from train.batches.given import BatchesError, Committed, GivenBatches
-from train.batches.sampler import Sampler, SamplerState
+from train.batches.sampler import SamplerState
 from train.noise.normals import next_key
 from train.options import TrainOptions
 from train.run import machine
@@ -113,10 +113,15 @@ def test_all_loaders_train_the_same_bits():
     assert "at most 3 of them" in found[0].statement
 
 
+def advance(given: GivenBatches, steps=STEPS) -> np.ndarray:
+    """(steps, ids) of the next batches."""
+    return np.array([given.next() for _ in range(steps)])
+
+
 def drawn(batches) -> tuple[np.ndarray, GivenBatches]:
     """(ids of all steps, the batches)."""
     given = given_of(batches)
-    return np.array([given.next() for _ in range(STEPS)]), given
+    return advance(given), given
 
 
 class Repeated(StandInLoader):
@@ -127,17 +132,6 @@ class Repeated(StandInLoader):
 
     def __iter__(self):
         return itertools.cycle(super().__iter__())
-
-
-def test_a_loader_of_inputs_and_labels_is_refused():
-    """With the line that helps."""
-    pairs = list(zip(data()["x"], data()["y"], strict=True))
-    loader = stand_in_torch.module().utils.data.DataLoader(
-        pairs, SIZE, shuffle=True, drop_last=True, generator=stand_in_torch.Generator().manual_seed(0)
-    )
-    said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
-    with pytest.raises(BatchesError, match=said):
-        GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
 
 
 def test_ids_of_several_dtypes():
@@ -160,34 +154,25 @@ def test_ids_of_several_dtypes():
             given_of([wrong] * STEPS)
 
 
-# Each is wrong at step 7 (the third of the second epoch), but for those of the first batch.
-def changed(step, place, value):
-    ids = shuffled().copy()
-    ids[step, place] = value
-    return ids
-
-
 def broken():
+    """Each is wrong at step 7, the third of the second epoch."""
     good = shuffled()
-    swapped = good.copy()  # an id of step 6 again in step 7, both of the second epoch
-    swapped[7, 0] = good[6, 0]
-    floats = [each if i != 7 else each.astype(float) for i, each in enumerate(good)]
-    nans = [each if i != 7 else np.full(SIZE, np.nan) for i, each in enumerate(good)]
-    return {
-        "too early": (swapped, "must not have id"),
-        "twice in a batch": (changed(7, 0, good[7, 1]), "every id once"),
-        "too large": (changed(7, 0, ROWS), "ids from 0 to 19"),
-        "negative": (changed(7, 0, -1), "ids from 0 to 19"),
-        "smaller batch": ([*good[:7], good[7][:3], *good[8:]], "the plan's 4 ids, got 3 at step 7"),
-        "larger batch": ([*good[:7], np.arange(5), *good[8:]], "the plan's 4 ids, got 5 at step 7"),
-        "floats": (floats, "arrays of integer ids, got float64"),
-        "not a number": (nans, "arrays of integer ids, got float64"),
-        "text": ([*good[:7], np.array(["a"] * 4), *good[8:]], "arrays of integer ids"),
-        "truth values": ([*good[:7], np.ones(4, bool), *good[8:]], "arrays of integer ids, got bool"),
-        "a matrix": ([*good[:7], good[:4], *good[8:]], "arrays of integer ids"),
-        "ragged": ([*good[:7], [[1], [2, 3], [4]], *good[8:]], "arrays of integer ids"),
-        "ends early": ((each for each in good[:7]), "12 steps of the run, ended after 7"),
+    of_batch = {
+        "too early": ([good[6, 0], *good[7, 1:]], "must not have id"),  # as in step 6, of the same epoch
+        "twice in a batch": ([good[7, 1], *good[7, 1:]], "every id once"),
+        "too large": ([ROWS, *good[7, 1:]], "ids from 0 to 19"),
+        "negative": ([-1, *good[7, 1:]], "ids from 0 to 19"),
+        "smaller batch": (good[7][:3], "the plan's 4 ids, got 3 at step 7"),
+        "larger batch": (np.arange(5), "the plan's 4 ids, got 5 at step 7"),
+        "floats": (good[7].astype(float), "arrays of integer ids, got float64"),
+        "not a number": (np.full(SIZE, np.nan), "arrays of integer ids, got float64"),
+        "text": (np.array(["a"] * 4), "arrays of integer ids"),
+        "truth values": (np.ones(4, bool), "arrays of integer ids, got bool"),
+        "a matrix": (good[:4], "arrays of integer ids"),
+        "ragged": ([[1], [2, 3], [4]], "arrays of integer ids"),
     }
+    found = {name: ([*good[:7], wrong, *good[8:]], said) for name, (wrong, said) in of_batch.items()}
+    return found | {"ends early": ((each for each in good[:7]), "12 steps of the run, ended after 7")}
 
 
 def test_a_wrong_batch_is_refused():
@@ -195,8 +180,7 @@ def test_a_wrong_batch_is_refused():
     for name in broken():
         batches, said = broken()[name]
         given = given_of(batches)
-        for _ in range(7):
-            given.next()
+        advance(given, 7)
         with pytest.raises(BatchesError, match=said) as raised:
             given.next()
         assert "\n" not in str(raised.value) and given.state.step == 7
@@ -230,14 +214,11 @@ def test_limits_of_the_plan_one_step_off():
         (FixedOrder(STEPS, 1, 3, SIZE, 5), np.concatenate([same[:4], same[:1], same[5:]]), 4),
     ):
         given = given_of(batches, scheme)
-        for _ in range(step):
-            given.next()
+        advance(given, step)
         with pytest.raises(BatchesError, match=r"must not have id|times at most"):
             given.next()
         assert given.state.step == step
-    given = given_of(same, apart)
-    for _ in range(STEPS):
-        given.next()
+    advance(given_of(same, apart))
 
 
 def test_what_is_no_loader_is_refused_before_anything(tmp_path):
@@ -332,8 +313,7 @@ def test_another_loss_elsewhere_is_refused(tmp_path, monkeypatch):
     """Attack: the difference of both models was the sum of the last batch, to 2e-4 at noise 100."""
     loud = plan("poisson", dataset_size=test_loop.ROWS, sigma=100.0)
     options = dict(plan=loud, optimizer=optax.sgd(1.0), checkpoint_every=11)
-    with crash_at(Sampler, "next", 12), pytest.raises(Crash):
-        test_loop.run(out=tmp_path / "one", **options)
+    crashed(12, out=tmp_path / "one", **options)
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
     test_loop.run(out=tmp_path / "one", **options)
     monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
@@ -446,8 +426,7 @@ def test_a_dataset_that_repeats_for_ever():
     assert given.described() == {"length": None}
     given = given_of(Repeated(ids[:4]))  # repeats four batches of an epoch of five
     with pytest.raises(BatchesError, match="at step 4, as it was in step 0"):
-        for _ in range(STEPS):
-            given.next()
+        advance(given)
     assert given.state.step == 4
 
 
@@ -456,8 +435,7 @@ def test_a_batch_of_all_examples():
     scheme = FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS, iterations=STEPS)
     assert (scheme.participations, scheme.steps_per_epoch, scheme.min_separation) == (STEPS, 1, 1)
     given = given_of([np.roll(np.arange(ROWS), step) for step in range(STEPS)], scheme)
-    for _ in range(STEPS):
-        assert given.next().size == ROWS
+    assert advance(given).shape == (STEPS, ROWS)
     with pytest.raises(BatchesError, match="the plan's 20 ids, got 19"):
         given_of([np.arange(ROWS - 1)] * STEPS, scheme)
     with pytest.raises(ValueError, match="batch_size must be at most dataset_size 20, got 21"):
@@ -471,16 +449,13 @@ def test_examples_that_are_left_over():
     generator = np.random.default_rng(4)
     ids = np.concatenate([generator.permutation(ROWS + 2)[:ROWS].reshape(EPOCH, SIZE) for _ in range(3)])
     assert len({frozenset(part.ravel()) for part in ids.reshape(3, -1)}) == 3
-    given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
-    for _ in range(STEPS):
-        given.next()
+    advance(GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS))
     left = np.setdiff1d(np.arange(ROWS + 2), ids[:EPOCH])
     ids[EPOCH - 1, :2] = left  # the last rows of the first epoch
     ids[EPOCH - 1, 2] = ids[0, 0]
     given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
     with pytest.raises(BatchesError, match=f"at step {EPOCH - 1}, as it was in step 0"):
-        for _ in range(STEPS):
-            given.next()
+        advance(given)
     assert given.state.step == EPOCH - 1
 
 

@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import (
-    BalancedMinSep,
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
-    EpochwiseAllocation,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-)
+from jaxacct import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson, EpochwiseAllocation
+from jaxacct.schemes import MultiAttribution, Poisson, TruncatedBMinSep
 from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import SMALL
@@ -50,16 +42,19 @@ def test_each_example_follows_the_accounted_distribution():
         assert chi_square_p_value(drawn, enumeration.pattern_distribution(scheme)) > FALSE_ALARM
 
 
-def test_an_overfull_batch_is_an_error_that_says_what_to_raise():
+def test_refused():
+    """An overfull batch, more steps than the scheme has, another replay, and bad sizes."""
     sampler = Sampler(Poisson(5, 0.5), 100, 20, KEY)
     with pytest.raises(BatchOverflowError, match="raise max_batch_size"):
         sampler.next()
-
-
-def test_no_more_steps_than_the_scheme_has():
     sampler = Sampler(Poisson(1, 0.5), 10, 10, KEY)
     sampler.next()
     refused("1 steps", sampler.next)
+    part = Sampler(Poisson(5, 0.5), 10, 10, KEY)
+    part.next()
+    refused("does not replay", Sampler, Poisson(5, 0.4), 10, 10, state=part.state)
+    for name, value in (("dataset_size", 0), ("dataset_size", 2.5), ("max_batch_size", -1)):
+        refused(name, Sampler, Poisson(5, 0.1), **{"dataset_size": 10, "max_batch_size": 10} | {name: value})
 
 
 def test_a_resumed_sampler_goes_on_with_the_same_batches():
@@ -81,20 +76,6 @@ def test_a_resumed_sampler_goes_on_with_the_same_batches():
             for batch in batches[stop:]:
                 np.testing.assert_array_equal(resumed.next(), batch)
             assert resumed.state == whole.state
-
-
-def test_a_sampler_that_replays_differently_is_refused():
-    part = Sampler(Poisson(5, 0.5), 10, 10, KEY)
-    part.next()
-    refused("does not replay", lambda: Sampler(Poisson(5, 0.4), 10, 10, state=part.state))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("dataset_size", 0), ("dataset_size", 2.5), ("max_batch_size", -1)]
-)
-def test_bad_sizes(name, value):
-    sizes = {"dataset_size": 10, "max_batch_size": 10} | {name: value}
-    refused(name, lambda: Sampler(Poisson(5, 0.1), **sizes))
 
 
 def test_truncation_keeps_every_example_alike():

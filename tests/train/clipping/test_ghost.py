@@ -65,22 +65,11 @@ class Everything(nnx.Module):
 
 # How the parameters that have a fast path are used; the others have gradients written down, as they are used
 # several times, or cost less so (a small matrix at several positions: the adapters).
-TAPPED = {
-    "places.embedding": "Lookup",
-    "parities.embedding": "Lookup",
-    "strided.kernel": "Convolution",
-    "grouped.kernel": "Convolution",
-    "attention.query.kernel": "Product",
-    "attention.key.kernel": "Product",
-    "attention.value.kernel": "Product",
-    "attention.out.kernel": "Product",
-    "low_rank.kernel": "Product",
-    "product.kernel": "Product",
-    "half.kernel": "Product",
-    "again.kernel": "Product",
-    "last.kernel": "Product",
-    "turned": "Product",
-}
+TAPPED = dict.fromkeys(("places.embedding", "parities.embedding"), "Lookup")
+TAPPED |= dict.fromkeys(("strided.kernel", "grouped.kernel"), "Convolution")
+TAPPED |= {f"attention.{name}.kernel": "Product" for name in ("query", "key", "value", "out")}
+TAPPED |= {f"{name}.kernel": "Product" for name in ("low_rank", "product", "half", "again", "last")}
+TAPPED |= {"turned": "Product"}
 
 
 def of_everything(model, example):
@@ -147,6 +136,7 @@ def test_every_kind_of_layer(exact_products):
 
 HEIGHT, WIDTH = 5, 8
 GRID = Grid(1.0, 8)
+SUMS = ghost_gradient_sum, clipped_gradient_sum
 
 
 def bilinear(params, example):
@@ -159,6 +149,12 @@ def summed(micro: int = 2, grid: Grid = GRID):
     """The program, compiled when first used."""
     options = dict(grid=grid, microbatch_size=micro)
     return jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), **options))
+
+
+def drawn(seed: int, rows: int = 4, positions: int = POSITIONS) -> dict[str, np.ndarray]:
+    """Factors of normal numbers, (rows, positions, ...) float32."""
+    generator, sizes = np.random.default_rng(seed), {"left": HEIGHT, "right": WIDTH}
+    return {n: generator.normal(size=(rows, positions, k)).astype(np.float32) for n, k in sizes.items()}
 
 
 def integers(batch, mask, micro: int = 2) -> np.ndarray:
@@ -240,11 +236,8 @@ def test_norms_and_totals_are_exact_whatever_products_are_asked_for(positions):
     right = np.linspace(1, 2, 13)[:4, None, None] * np.full((1, positions, WIDTH), 1e3)
     batch = {"left": np.ones((4, positions, HEIGHT), np.float32), "right": right.astype(np.float32)}
     with jax.default_matmul_precision("BF16_BF16_F32"):
-        program = jax.jit(
-            functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=grid)
-        )
         for at in range(4):
-            change = program(batch, np.arange(4) == at).total.units()
+            change = summed(4, grid)(batch, np.arange(4) == at).total.units()
             assert 0.99 * 4**grid.bits < (change**2).sum() <= 4**grid.bits
 
 
@@ -255,27 +248,21 @@ def test_float32_sums_are_paid_for():
     """
     generator, grid = np.random.default_rng(4), Grid(1.0, 23)
     batch = {name: np.zeros((64, 1, n), np.float32) for name, n in (("left", HEIGHT), ("right", WIDTH))}
-    loss, params = bilinear, jnp.zeros((HEIGHT, WIDTH))
-    program = jax.jit(functools.partial(ghost_gradient_sum, loss, params, grid=grid, microbatch_size=64))
     found = []
     for _ in range(30):
         batch["left"][:, 0, 0] = 10.0 ** generator.uniform(-30, 30, 64)
         batch["right"][:, 0, 0] = generator.uniform(0.5, 0.99, 64) / batch["left"][:, 0, 0]
         batch["right"][0, 0, 0] *= 3
-        sums = [program(batch, np.arange(64) >= first).total for first in (0, 1)]
+        sums = [summed(64, grid)(batch, np.arange(64) >= first).total for first in (0, 1)]
         found.append(np.subtract(*(int(s.units()[0, 0]) for s in sums)))
     assert 0.998 * 2**23 < min(found) and max(found) <= 2**23
 
 
 def test_float32_sums_of_many_rows():
     """130 rows at once are added up 64 at a time, the last two as well: right to float32 of 64 terms."""
-    generator, grid = np.random.default_rng(6), Grid(1.0, 20)
-    batch = {name: generator.normal(size=(130, 1, n)).astype(np.float32)
-             for name, n in (("left", HEIGHT), ("right", WIDTH))}  # fmt: skip
+    grid, batch = Grid(1.0, 20), drawn(6, 130, 1)
     batch["right"][:, 0] *= 1e-3 / np.linalg.norm(batch["right"][:, 0], axis=1, keepdims=True)
-    options = dict(grid=grid, microbatch_size=130)
-    program = jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), **options))
-    found = program(batch, np.ones(130, bool)).total.units()
+    found = summed(130, grid)(batch, np.ones(130, bool)).total.units()
     exact = np.einsum("bk,bn->kn", *(np.float64(rows[:, 0]) for rows in batch.values())) / grid.unit
     np.testing.assert_allclose(found, exact, atol=0.5 + 70 * 2.0**-24 * 130 * 1e-2 / grid.unit)
     assert np.abs(exact).max() > 1000
@@ -290,9 +277,7 @@ def test_float32_sums_of_many_rows():
 
 def test_padding_and_poison_are_exactly_nothing():
     """Infinities beside zeros too: 0 x inf is no number."""
-    generator = np.random.default_rng(1)
-    batch = {name: generator.normal(size=(4, POSITIONS, n)).astype(np.float32)
-             for name, n in (("left", HEIGHT), ("right", WIDTH))}  # fmt: skip
+    batch = drawn(1)
     alone = integers(batch, [True, True, False, False])
     assert np.any(alone)
     batch["left"][2, 1] = np.nan
@@ -341,31 +326,35 @@ def test_arguments_of_the_budget(monkeypatch):
     calls = []
     monkeypatch.setattr(ghost, "budget", lambda *args: calls.append(args) or budget(*args))
     batch = {"left": np.ones((5, POSITIONS, HEIGHT)), "right": np.ones((5, POSITIONS, WIDTH))}
-    run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID)
-    jax.eval_shape(functools.partial(run, microbatch_size=2), batch, np.ones(5, bool))
     alone = {name: rows[:, :1] for name, rows in batch.items()}
-    jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
-    monkeypatch.setattr(ghost, "_MAX_SPENT", 1e-9)
-    jax.eval_shape(functools.partial(run, microbatch_size=2), alone, np.ones(5, bool))
-    monkeypatch.undo()
-    monkeypatch.setattr(ghost, "budget", lambda *args: calls.append(args) or budget(*args))
-    mesh = jax.make_mesh((1,), ("data",))
-    jax.eval_shape(functools.partial(run, microbatch_size=2, mesh=mesh), alone, np.ones(5, bool))
+
+    def traced(batch, **options):
+        options |= dict(grid=GRID, microbatch_size=2)
+        run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), **options)
+        jax.eval_shape(run, batch, np.ones(5, bool))
+
+    traced(batch)
+    traced(alone)
+    with monkeypatch.context() as patch:
+        patch.setattr(ghost, "_MAX_SPENT", 1e-9)
+        traced(alone)
+    traced(alone, mesh=jax.make_mesh((1,), ("data",)))
     of_one = GRID, HEIGHT * WIDTH, 5, 2 + 3
     of_four = GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3
     assert calls == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
 
 
+def both(loss, **options):
+    """Programs of the sum by ghost clipping, and of gradients of examples."""
+    return [jax.jit(functools.partial(sum_of, loss, **options)) for sum_of in SUMS]
+
+
 def test_options():
     """Of `clipped_gradient_sum` on the same rows: equal but for what gradients are scaled to."""
-    generator = np.random.default_rng(2)
-    batch = {name: generator.normal(size=(4, POSITIONS, n)).astype(np.float32)
-             for name, n in (("left", HEIGHT), ("right", WIDTH))}  # fmt: skip
+    batch = drawn(2)
     mask, given = np.array([True, True, False, False]), dict(grid=Grid(5.0, 23), microbatch_size=1)
     given |= dict(normalize=True, skip_padding=True)
-    sums = (jax.jit(functools.partial(sum_of, bilinear, jnp.zeros((HEIGHT, WIDTH)), **given))
-            for sum_of in (ghost_gradient_sum, clipped_gradient_sum))  # fmt: skip
-    ours, theirs = (found(batch, mask) for found in sums)
+    ours, theirs = (found(jnp.zeros((HEIGHT, WIDTH)), batch, mask) for found in both(bilinear, **given))
     assert 0 < ours.clipped_fraction == theirs.clipped_fraction
     np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-6)
     np.testing.assert_allclose(ours.total.scaled(1.0), theirs.total.scaled(1.0), rtol=1e-5, atol=1e-5)
@@ -405,10 +394,7 @@ def test_complex_numbers_have_no_fast_path(loss, shape):
     params = jnp.asarray(generator.normal(size=shape), jnp.float32)
     batch, mask = generator.normal(size=(4, 3, 8)).astype(np.float32), np.ones(4, bool)
     assert not ghost._program(loss, params, batch).taps
-    ours, theirs = (
-        jax.jit(functools.partial(sum_of, loss, grid=Grid(1.0, 20)))
-        for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
-    )
+    ours, theirs = both(loss, grid=Grid(1.0, 20))
     found, expected = (sum_of(params, batch, mask) for sum_of in (ours, theirs))
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-6)
     np.testing.assert_allclose(found.total.scaled(1.0), expected.total.scaled(1.0), atol=1e-4)
@@ -418,20 +404,21 @@ def test_complex_numbers_have_no_fast_path(loss, shape):
     np.testing.assert_array_equal(with_it.total.units(), without.total.units())
 
 
+def complex_loss(params, example):
+    return jax.lax.complex(example @ params, params[0])
+
+
 def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
     batch, mask = np.ones((2, 3), np.float32), np.ones(2, bool)
-    for sum_of in (ghost_gradient_sum, clipped_gradient_sum):
-        with pytest.raises(
-            ValueError, match="params must be arrays of real floating-point numbers, got complex64"
+    for sum_of in SUMS:
+        for message, loss, dtype in (
+            ("params must be arrays of real floating-point numbers, got", lambda w, x: jnp.abs(x @ w), "c8"),
+            ("loss must return a real floating-point number, returned", complex_loss, "f4"),
         ):
-            sum_of(lambda p, e: jnp.abs(e @ p), jnp.ones(3, jnp.complex64), batch, mask, grid=GRID)
-        with pytest.raises(
-            ValueError, match="loss must return a real floating-point number, returned complex64"
-        ):
-            sum_of(lambda p, e: (e @ p).astype(jnp.complex64), jnp.ones(3), batch, mask, grid=GRID)
+            refused(f"{message} complex64", sum_of, loss, jnp.ones(3, dtype), batch, mask, grid=GRID)
     for refuse in (parts.plain, functools.partial(clip_rows_to_grid, grid=GRID)):
-        with pytest.raises(ValueError, match=r"gradient must be arrays of real .* numbers, got complex64"):
-            refuse(jnp.ones((1, 3), jnp.complex64))
+        message = r"gradient must be arrays of real .* numbers, got complex64"
+        refused(message, refuse, jnp.ones((1, 3), jnp.complex64))
 
 
 def written_down(positions: int, inputs: int, outputs: int, heads: int = 1) -> bool:
@@ -461,8 +448,7 @@ def test_float32_sums_neither_overflow_nor_vanish():
     batch = {name: generator.normal(size=(4, 1, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
     for name, by in (("left", [1e-37, 1e37, 0, 1]), ("right", [1e37, 1e-37, 1e38, 1])):
         batch[name] = (batch[name] * np.reshape(by, (4, 1, 1))).astype(np.float32)
-    program = jax.jit(functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((HEIGHT, WIDTH)), grid=GRID))
-    found = program(batch, np.ones(4, bool))
+    found = summed(4)(batch, np.ones(4, bool))
     exact = np.einsum("bk,bn->bkn", *(np.float64(rows[:, 0]) for rows in batch.values()))
     exact /= np.maximum(1, np.linalg.norm(exact, axis=(1, 2), keepdims=True))
     np.testing.assert_allclose(found.total.scaled(1.0), exact.sum(axis=0), atol=0.1)

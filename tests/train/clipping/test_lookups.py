@@ -3,6 +3,8 @@
 Gradients are whole numbers below the clip norm, so sums have one right answer to the rounding of the grid.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ TYPES = "int8 uint8 int16 uint16 int32 uint32".split()
 SIZES = 3, 127, 128, 129, 200, 255, 256, 257, 300
 LARGE = 32_767, 32_768, 32_769, 40_000, 65_535, 65_536, 65_537
 ROWS, COLUMNS = 2, 2
+SUMS = ghost_gradient_sum, clipped_gradient_sum
 
 
 def summed(sum_of, loss, params, batch, **options):
@@ -96,7 +99,7 @@ def test_sums_of_narrow_indices():
     """As users compile them: XLA's older loops write beyond narrow indices' tables."""
     loss, params, batch, right = of_tables("int8", (200,), "fill")
     assert kinds(loss, params, batch) == {"Lookup"}
-    for sum_of in (ghost_gradient_sum, clipped_gradient_sum):
+    for sum_of in SUMS:
         found = summed(sum_of, loss, params, batch, compiler_options=AS_USERS_COMPILE)
         np.testing.assert_allclose(found["200"], right["200"], atol=1.0)
 
@@ -146,9 +149,7 @@ def test_every_spelling():
 
     taps = ghost._program(loss, params, batch).taps
     assert kinds(loss, params, batch) == {"Lookup", ""} and {sorted(SPELLINGS)[leaf] for leaf in taps} == FAST
-    ours, theirs = (
-        summed(sum_of, loss, params, batch) for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
-    )
+    ours, theirs = (summed(sum_of, loss, params, batch) for sum_of in SUMS)
     for name in SPELLINGS:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1.0, err_msg=name)
 
@@ -156,11 +157,7 @@ def test_every_spelling():
 def test_the_norm_of_a_row_that_comes_several_times():
     """Its gradients add up before they are squared."""
     ids, table = np.array([[1, 1, 1, 2], [0, 1, 2, 3]], np.int32), np.ones((300, 16), np.float32)
-    norms = [
-        jax.jit(
-            lambda t, i, sum_of=sum_of: sum_of(lambda t, i: t[i].sum(), t, i, np.ones(2, bool), grid=GRID)
-        )(table, ids).norms
-        for sum_of in (ghost_gradient_sum, clipped_gradient_sum)
-    ]
+    given = lambda t, i: t[i].sum(), table, ids, np.ones(2, bool)
+    norms = [jax.jit(functools.partial(sum_of, given[0], grid=GRID))(*given[1:]).norms for sum_of in SUMS]
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-6)
     np.testing.assert_allclose(norms[1], 4 * np.sqrt([10, 4]), rtol=1e-6)

@@ -36,20 +36,13 @@ def by_element(x):
         function = getattr(lax, name)
         found += [function(x, W), function(jnp.asarray(W), x), function(x, x.T)]
     found += [getattr(lax, name)(x, x.T) for name in "eq ge gt le lt ne".split()]
-    found += [
-        primitives.eq_to_p.bind(x, x.T),
-        primitives.le_to_p.bind(x, x.T),
-        primitives.lt_to_p.bind(x, x.T),
-    ]
+    found += [getattr(primitives, f"{name}_to_p").bind(x, x.T) for name in ("eq", "le", "lt")]
     found += [lax.clz(n), lax.population_count(n), n & 3, n | 3, n ^ 3, ~n]
     found += [n << 2, n >> 2, lax.shift_right_logical(n, 2), lax.integer_pow(x, 3), lax.stop_gradient(x)]
     found += [lax.clamp(0.0, x, 1.0), lax.clamp(x[0, 0], x, x[0, 1]), lax.conj(z), lax.real(z), lax.imag(z)]
-    found += [
-        lax.select(flags, x, x.T),
-        lax.select_n(flags[0, 0], x, x.T),
-        lax.convert_element_type(x, "int8"),
-    ]
-    found += [lax.reduce_precision(x, 5, 10), primitives.stop_gradient_p.bind(x)]
+    found += [lax.select(flags, x, x.T), lax.select_n(flags[0, 0], x, x.T)]
+    found += [lax.convert_element_type(x, "int8"), lax.reduce_precision(x, 5, 10)]
+    found += [primitives.stop_gradient_p.bind(x)]
     found += [primitives.add_jaxvals_p.bind(x, x.T)]
     if hasattr(primitives, "log2_p"):  # JAX 0.11: of log2, and of the derivative of tanh
         found += [jnp.log2(x), jax.grad(lambda x: jnp.tanh(x).sum())(x)]
@@ -76,14 +69,8 @@ def along_axes(x):
 def rearranged(x):
     found = [lax.bitcast_convert_type(x, jnp.int32), jnp.broadcast_to(x, (2, 4, 4)), jnp.concatenate([x, W])]
     found += [lax.pad(x, x[0, 0], ((1, -1, 1), (0, 2, 0))), x.reshape(2, 8), x[::-1], x[1:3, ::2], x[None, 0]]
-    found += [
-        *jnp.split(x, 2),
-        x.T,
-        jnp.stack([x, x]),
-        jnp.tile(x, (2, 1)),
-        *jnp.unstack(x),
-        x[:1].squeeze(0),
-    ]
+    found += [*jnp.split(x, 2), x.T, jnp.stack([x, x]), jnp.tile(x, (2, 1))]
+    found += [*jnp.unstack(x), x[:1].squeeze(0)]
     with_names = checkpoint_name(x, "x"), jax.device_put(x), jnp.array(x, copy=True)
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     found += [*with_names, lax.with_sharding_constraint(x, here), *lax.optimization_barrier((x, x.T))]
@@ -105,12 +92,8 @@ def at_places(x):
         target = x.at[at]
         found += [getattr(target, how)(x, mode=mode) for how in ("set", "add", "max", "min", "multiply")]
     numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
-    found += [
-        lax.scatter_sub(x, rows, x, numbers),
-        jnp.zeros((4, 4)).at[at].add(W),
-        x.at[at, at].apply(jnp.sin),
-    ]
-    return [*found, jnp.take_along_axis(x, rows, 1)]
+    found += [lax.scatter_sub(x, rows, x, numbers), jnp.zeros((4, 4)).at[at].add(W)]
+    return [*found, x.at[at, at].apply(jnp.sin), jnp.take_along_axis(x, rows, 1)]
 
 
 def contracted(x):
@@ -129,11 +112,8 @@ def contracted(x):
     found += backward(convolved, shallow, image)
     for groups, filters in ((4, shallow), (2, kernel[:, :, :2])):
         grouped = functools.partial(convolved, feature_group_count=groups)
-        found += [
-            grouped(filters, deep),
-            grouped(filters * x[0, 0], deep),
-            backward(grouped, filters, deep)[1],
-        ]
+        found += [grouped(filters, deep), grouped(filters * x[0, 0], deep)]
+        found += backward(grouped, filters, deep)[1:]
     transposed = functools.partial(convolved, lhs_dilation=(2, 2), padding=((1, 1), (1, 1)))
     found += backward(transposed, shallow, image)
     return [*found, convolved(deep[0, :2, :2, None], image)]
@@ -159,13 +139,8 @@ def transformed(x):
 def solved(x):
     symmetric, lower = x @ x.T + jnp.eye(4), jnp.tril(jnp.asarray(W)) + jnp.eye(4)
     la = lax.linalg
-    found = [
-        jnp.linalg.cholesky(symmetric),
-        *jnp.linalg.qr(x),
-        *jnp.linalg.svd(x),
-        *jnp.linalg.eigh(symmetric),
-    ]
-    found += [*la.lu(x), la.householder_product(x, x[0])]
+    found = [jnp.linalg.cholesky(symmetric), *jnp.linalg.qr(x), *jnp.linalg.svd(x)]
+    found += [*jnp.linalg.eigh(symmetric), *la.lu(x), la.householder_product(x, x[0])]
     found += [la.tridiagonal_solve(x[0], x[1], x[2], x), jnp.linalg.solve(x, x), jnp.linalg.det(x)]
     for matrix, right in ((x, x), (lower, x), (x, jnp.asarray(W))):
         found += [jax.scipy.linalg.solve_triangular(matrix, right, lower=True)]
@@ -205,13 +180,9 @@ def of_programs(x):
     def steps(state):
         return (state[0] < state[1]) & (state[0] < 9)
 
-    found = [
-        lax.while_loop(steps, lambda state: (state[0] + 1, state[1], state[2] * x), (0.0, x[0, 0], x))[2]
-    ]
-    found += [
-        lax.cond(x[0, 0] > 1, jnp.sin, jnp.cos, x),
-        lax.switch(x[0, 1].astype(int), [jnp.sin, jnp.cos], x),
-    ]
+    _, _, found = lax.while_loop(steps, lambda s: (s[0] + 1, s[1], s[2] * x), (0.0, x[0, 0], x))
+    both = jnp.sin, jnp.cos
+    found = [found, lax.cond(x[0, 0] > 1, *both, x), lax.switch(x[0, 1].astype(int), both, x)]
     found += [lax.scan(lambda y, row: (y + row, y * row), x[0], x), jax.checkpoint(jnp.sin)(x)]
     found += [by_jvp(x), by_vjp(x), jax.grad(lambda x: by_jvp(x).sum() + by_vjp(x).sum())(x)]
     found += [lax.reduce(x, 0.0, lambda a, b: a + 2 * b, (0,)), jax.jit(jnp.exp)(x)]

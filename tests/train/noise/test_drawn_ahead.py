@@ -9,18 +9,14 @@ import optax
 import pytest
 
 from tests.train.plans import plan
+from tests.train.test_loop import PARAMS, flat, loss
 from train.noise import recursion
 from train.optimizers import privatize
 from train.procedures import step as step_module
 from train.procedures.step import _draw, make_step
 
-PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
 BATCH = {"x": jnp.zeros((4, 3)), "y": jnp.zeros(4)}, jnp.zeros(4, bool)
 PLAN = plan(dataset_size=60)
-
-
-def loss(params, example):
-    return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
 
 
 def step_of(seed: int):
@@ -37,17 +33,13 @@ def drawn_in_one_program(step, steps: int) -> list[np.ndarray]:
     found, total = [], np.zeros(4)
     for _ in range(steps):
         integers, state = draw(state)
-        total = total - np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(integers)])
+        total = total - flat(integers)
         found.append(total * 2.0**-private.grid.bits / private.expected_batch_size)
     return found
 
 
 def parameters(state) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.params)])
-
-
-def copied(state):
-    return jax.tree.map(jnp.array, state)
+    return flat(state.params)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +57,7 @@ def test_each_state_has_its_own(steps):
         theirs, _ = step(theirs, *BATCH)
         np.testing.assert_allclose(parameters(ours), one[at], rtol=1e-5)
         np.testing.assert_allclose(parameters(theirs), two[at], rtol=1e-5)
-    earlier = copied(ours)
+    earlier = jax.tree.map(jnp.array, ours)
     for _ in range(2):
         ours, _ = step(ours, *BATCH)
     for at in (3, 4):

@@ -15,10 +15,11 @@ from jaxacct.kernels.randomness import fresh_key, key_words
 from tests.refusals import refused
 from train.batches import sampler
 from train.clipping.grid import Grid, GridSum
+from train.clipping.sums import ClippedSum
 from train.noise import chacha, normals
 from train.noise import recursion as noise
 from train.optimizers import linear_decay, privatize
-from train.procedures.step import make_step
+from train.procedures.step import TrainState, advance, make_step
 
 FALSE_ALARM = 1e-6
 KEY = np.arange(8, dtype=np.uint32)
@@ -282,6 +283,23 @@ def test_what_no_grid_serves_is_refused():
     refused("noise_multiplier must be between", Grid.of, growing, 1.0)
     refused("clip_norm", white, clip_norm=0.0)
     refused("expected_batch_size", white, expected_batch_size=-1.0)
+
+
+def summed(total, *, more_axes: int = 0):
+    """A sum of two examples, whose losses have as many axes too many."""
+    losses = jnp.zeros((2, *[1] * more_axes))
+    return ClippedSum(GridSum.of(total, white().grid), jnp.zeros(2), losses, jnp.zeros(()), {})
+
+
+def test_planted_mistakes_of_shape_are_seen():
+    """They would share one noise among parameters."""
+    private, optimizer, params = white(), optax.sgd(0.1), jnp.zeros(3)
+    state = TrainState(params, private.init(params), optimizer.init(params))
+    for planted in (summed(jnp.zeros(1)), summed(params, more_axes=1)):
+        with pytest.raises(AssertionError, match="shape"):
+            advance(private, optimizer, state, planted, np.ones(2, bool))
+    with pytest.raises(AssertionError, match="assert_trees_all_equal_shapes"):
+        summed(params).total.scaled(1.0, jnp.zeros(1, jnp.int32))
 
 
 def test_linear_decay_of_the_paper():
