@@ -1,10 +1,13 @@
 """Draws of a proposal for tests."""
 
+import math
+
 import jax
 import numpy as np
 
 from jaxacct.proposals import base
 from jaxacct.statistics import bounds
+from jaxacct.statistics.hockey_stick import hockey_stick, weighted_terms
 
 
 def draws_of(proposal: base.Proposal, key, blocks: int) -> base.Draws:
@@ -23,3 +26,18 @@ def mean_interval(counts, false_alarm=0.05) -> tuple[float, float]:
     """Return an interval that misses the mean with probability at most `false_alarm`, at all times."""
     q = false_alarm / 2
     return bounds.lower_confidence_bound(counts, q), bounds.upper_confidence_bound(counts, q)
+
+
+def divergence_interval(
+    proposal: base.Proposal, draws: base.Draws, epsilon: float, false_alarm: float, profile=hockey_stick
+) -> tuple[float, float]:
+    """Return an interval for the divergence of which a proposal has these draws; no term is above 1.
+
+    Its ends are wider by the errors of the drawn distribution, and by 1e-4 of themselves for float32.
+    """
+    scale = math.exp(proposal.log_scale)
+    terms = weighted_terms(draws, proposal.direction, epsilon, profile) / scale
+    assert terms.min() >= 0 and terms.max() <= 1 + 1e-5, proposal.name
+    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), false_alarm)
+    slack = proposal.relative_error + proposal.total_variation + 1e-4
+    return scale * low * (1 - slack), scale * high * (1 + slack)

@@ -25,12 +25,11 @@ def loss_margin(mechanism: Mechanism, replicas: int = 1, *, delta_v: float = 1e-
     return total(lines(mechanism, delta_v, replicas), "epsilon")
 
 
-def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> float:
+def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
     """The largest |float32 loss - float64 loss| of one block of draws from the same normals.
 
-    Runs in float64 for a moment whatever the JAX configuration. Measured under P (the
-    sum of `replicas` participation vectors, at least one participation each) and under Q; both with the
-    normalised scores pushed down by `shift`, (iterations,) float32.
+    Runs in float64 for a moment whatever the JAX configuration. Measured under P (the sum of `replicas`
+    participation vectors, at least one participation each) and under Q.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
     seen = scheme.side_information
@@ -43,7 +42,7 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
     )
     for participation in participations:
         sigma = mechanism.noise_multiplier
-        single = np.asarray(losses(scheme, strategy, sigma, normals, participation, shift, batch_sizes))
+        single = np.asarray(losses(scheme, strategy, sigma, normals, participation, batch_sizes))
         with jax.enable_x64(True):
             exact = exact_losses(
                 scheme,
@@ -51,7 +50,6 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1, shift=None) -> 
                 np.float64(mechanism.noise_multiplier),
                 tuple(np.asarray(part, np.float64) for part in normals),
                 np.asarray(participation, np.float64),
-                None if shift is None else np.asarray(shift, np.float64),
                 batch_sizes,
             )
             worst = float(np.maximum(worst, np.max(np.abs(single - np.asarray(exact)))))  # max() drops NaN
@@ -94,14 +92,12 @@ def _cut_participations(key, counts_key, tables, scheme):
     return *(scheme.draw_counts(counts_key, size, side, batch_sizes) for side in DIRECTIONS), batch_sizes
 
 
-def _losses_of(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
+def _losses_of(scheme, strategy, sigma, normals, participation, batch_sizes):
     drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
-    drawn = drawn if shift is None else drawn - sigma * shift
     return loss_of_scores(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
 
 
-def _mirrored_of(scheme, strategy, sigma, normals, participation, shift, batch_sizes):
-    assert shift is None
+def _mirrored_of(scheme, strategy, sigma, normals, participation, batch_sizes):
     drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
     return loss_of_mirrored(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
 
@@ -124,9 +120,7 @@ def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:
 
     def weights(losses, dtype, sigma):
         drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
-        loss, single = (
-            losses(each.scheme, each.strategy, sigma, *drawn, None, None) for each in (mechanism, one)
-        )
+        loss, single = (losses(each.scheme, each.strategy, sigma, *drawn, None) for each in (mechanism, one))
         return np.asarray(loss - dtype(replicas) * single)
 
     sigma = mechanism.noise_multiplier

@@ -24,9 +24,8 @@ def test_valid_noise():
     for error, sigma in ((1.0, 48.6995), (3.0, 146.0498), (1e-3, 0.07304)):
         found = dice.dice_noise_std(2, 1e-5, error_clip_norm=error, **CIFAR)
         assert found == pytest.approx(sigma, rel=2e-4)
-        assert dice.dice_epsilon(1e-5, error_clip_norm=error, noise_std=found, **CIFAR) == pytest.approx(
-            2, rel=1e-9
-        )
+        spent = dice.dice_epsilon(1e-5, error_clip_norm=error, noise_std=found, **CIFAR)
+        assert spent == pytest.approx(2, rel=1e-9)
     printed = dice.dice_mu(error_clip_norm=1.0, noise_std=0.00407168, **CIFAR)
     assert printed == pytest.approx(5998.8, rel=1e-4)
     # One step has nothing fed back; a reset after every step makes all steps first ones.
@@ -72,15 +71,8 @@ def test_few_participations_need_less_noise():
 def test_partial_amplification_is_rounded_up(order, p, sigma):
     """Against the closed form for unbounded gradients in 60 digits: logs are up to 3e7 after 3,000 steps."""
     steps, share, fed_back = 3000, 0.01, 0.12
-    found = dice.dice_rdp_subsampled(
-        order,
-        iterations=steps,
-        clip_norm=share * 100,
-        error_clip_norm=fed_back / 2,
-        batch_size=100,
-        noise_std=sigma,
-        sampling_probability=p,
-    )
+    run = dict(iterations=steps, clip_norm=share * 100, error_clip_norm=fed_back / 2, batch_size=100)
+    found = dice.dice_rdp_subsampled(order, noise_std=sigma, sampling_probability=p, **run)
     with decimal.localcontext() as context:
         context.prec, context.Emax = 60, decimal.MAX_EMAX
         a, q, P = Decimal(order), 1 - Decimal(p), Decimal(p)
@@ -93,12 +85,9 @@ def test_partial_amplification_is_rounded_up(order, p, sigma):
 
 def test_printed_numbers():
     printed = dict(iterations=150, dataset_size=50_000, clip_norm=1.0)
-    assert printed_dice.paper_theorem_3_7_sigma(2, 1e-5, error_bound=1000.0, **printed) == pytest.approx(
-        3.3245171, rel=1e-7
-    )
-    assert printed_dice.paper_theorem_3_7_sigma(2, 1e-5, error_bound=3000.0, **printed) == pytest.approx(
-        9.97354911, rel=1e-7
-    )
+    for error_bound, sigma in ((1000.0, 3.3245171), (3000.0, 9.97354911)):
+        found = printed_dice.paper_theorem_3_7_sigma(2, 1e-5, error_bound=error_bound, **printed)
+        assert found == pytest.approx(sigma, rel=1e-7)
     assert printed_dice.paper_theorem_3_7_epsilon(2, 1e-5) == pytest.approx(3.00214, rel=1e-5)
     assert printed_dice.paper_theorem_3_7_epsilon(8, 8e-6) == pytest.approx(14.04035, rel=1e-5)
 
@@ -270,6 +259,9 @@ def test_the_error_does_not_contract():
     assert (10 - min(10, 1)) - (9 - min(9, 1)) == 1
 
 
+PROBLEM = dict(iterations=5, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=1.0)
+
+
 def test_bad_input():
     for bad in [
         {"clip_norm": 0.0},
@@ -280,29 +272,22 @@ def test_bad_input():
         {"adjacency": "zero-out"},
         {"reset_every": 0},
     ]:
-        problem = dict(iterations=5, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=1.0) | bad
-        refused(next(iter(bad)), dice.dice_mu, **problem)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("noise_std", 1e200), ("clip_norm", 1e200), ("residual_bound", "1"), ("residual_bound", float("nan"))],
-)
-def test_numbers_of_no_size_are_refused(name, value):
-    problem = dict(iterations=5, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=1.0)
-    refused(name, dice.dice_delta_subsampled, 1.0, sampling_probability=0.1, **problem | {name: value})
+        refused(next(iter(bad)), dice.dice_mu, **PROBLEM | bad)
+    sampled = PROBLEM | dict(sampling_probability=0.1)
+    for name, value in (("noise_std", 1e200), ("clip_norm", 1e200), ("residual_bound", "1")):
+        refused(name, dice.dice_delta_subsampled, 1.0, **sampled | {name: value})
+    refused("residual_bound", dice.dice_delta_subsampled, 1.0, residual_bound=float("nan"), **sampled)
 
 
 def test_a_delta_below_float64_is_not_0():
-    problem = dict(iterations=1, clip_norm=1.0, error_clip_norm=1.0, batch_size=2, noise_std=20.0)
+    problem = PROBLEM | dict(iterations=1, noise_std=20.0)
     for epsilon in (8.0, 1e308):
         assert 0 < dice.dice_delta_subsampled(epsilon, sampling_probability=0.1, **problem) < 1e-299
 
 
 def test_partial_amplification():
-    whole = dice.dice_rdp_subsampled(
-        3.0, error_clip_norm=1.0, noise_std=50.0, sampling_probability=1.0, **CIFAR
-    )
+    certain = dict(error_clip_norm=1.0, noise_std=50.0, sampling_probability=1.0, **CIFAR)
+    whole = dice.dice_rdp_subsampled(3.0, **certain)
     assert whole == pytest.approx(0.35795769, rel=1e-7)
     problem = dict(iterations=6, clip_norm=1.0, error_clip_norm=0.4, batch_size=2, noise_std=1.3)
     found = dice.dice_rdp_subsampled(2.5, sampling_probability=0.3, residual_bound=0.5, **problem)
@@ -318,15 +303,6 @@ def test_partial_amplification():
     assert found == pytest.approx(math.log(total) / 1.5, rel=1e-12)
     orders = np.concatenate([np.linspace(1.1, 16, 150), np.geomspace(16, 256, 60)])
     for bound, epsilon in ((math.inf, 1.300), (1.0, 1.203)):
-        rdp = [
-            dice.dice_rdp_subsampled(
-                float(a),
-                error_clip_norm=1e-3,
-                noise_std=0.073,
-                sampling_probability=0.02,
-                residual_bound=bound,
-                **CIFAR,
-            )
-            for a in orders
-        ]
+        run = dict(error_clip_norm=1e-3, noise_std=0.073, sampling_probability=0.02, residual_bound=bound)
+        rdp = [dice.dice_rdp_subsampled(float(a), **run, **CIFAR) for a in orders]
         assert rdp_to_epsilon(rdp, orders, 1e-5)[0] == pytest.approx(epsilon, abs=2e-3)

@@ -10,6 +10,7 @@ import scipy
 from jaxacct import (
     BalancedMinSep,
     BandedToeplitz,
+    CalibrationOptions,
     EpochwiseAllocation,
     Mechanism,
     Target,
@@ -23,7 +24,8 @@ from jaxacct.accountants.allocation.redrawn_bins import (
     epoch_curve,
 )
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from tests.oracles import tuples
+from tests.oracles import enumeration
+from tests.oracles.settings import slow
 
 IDENTITY = BandedToeplitz.identity()
 NODES = {1: 700, 2: 700, 3: 110}
@@ -82,22 +84,18 @@ def test_an_epoch_that_ends_early_against_quadrature():
     sigma, accountant = 0.8, RedrawnBins()
     mechanism = Mechanism(EpochwiseAllocation(3, 2), BandedToeplitz.identity(), sigma)
     (f, q), (g, mass) = one_epoch(2, sigma), one_epoch(1, sigma)
-    for epsilon in (0.5,):
-        exact, alpha = 0.0, math.exp(epsilon)
-        for ratio, weight in zip((1 + g) / 2, mass, strict=True):
-            exact += weight * np.array(
-                [q @ np.maximum(f * ratio - alpha, 0), q @ np.maximum(1 - alpha * f * ratio, 0)]
-            )
-        found = accountant.delta(mechanism, epsilon)
-        assert max(exact) * (1 - 2e-5) <= found <= max(exact) * 1.025
+    exact, alpha = 0.0, math.exp(0.5)
+    for ratio, weight in zip((1 + g) / 2, mass, strict=True):
+        both = q @ np.maximum(f * ratio - alpha, 0), q @ np.maximum(1 - alpha * f * ratio, 0)
+        exact += weight * np.array(both)
+    assert max(exact) * (1 - 2e-5) <= accountant.delta(mechanism, 0.5) <= max(exact) * 1.025
     whole = accountant.delta(dataclasses.replace(mechanism, scheme=EpochwiseAllocation(4, 2)), 0.5)
     assert whole > accountant.delta(mechanism, 0.5)
 
 
 def k_of_n(scheme, sigma, epsilon):
     """Both divergences at C = I, by the trapezoidal rule over all outputs of three steps."""
-    distribution = tuples.pattern_distribution(scheme)
-    patterns, weights = np.array(list(distribution), float), np.array(list(distribution.values()))
+    patterns, weights = enumeration.vectors(scheme)
     z = np.linspace(-7.0, 7.0 + 1 / sigma, NODES[3])
     mass = np.exp(-z * z / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
     z, mass = np.stack(np.meshgrid(z, z, z)).reshape(3, -1), np.multiply.outer(np.outer(mass, mass), mass)
@@ -133,18 +131,18 @@ def test_k_of_n_steps_of_a_run():
         assert getattr(analytic.close(scheme, 1e-5), "name", None) == taken
 
 
-def tail_of_two(sigma, epsilon):
+def tail_of_two(mus, epsilon, unused=0):
     """Divergence of two phases by the trapezoidal rule over one of them, the other in closed form.
 
     Its terms are positive, so that its error is relative to the divergence, however small.
     """
-    mu, ndtr = 1 / sigma, scipy.special.ndtr
-    z, step = np.linspace(-13.0, 13.0 + mu, 60_000, retstep=True)
-    weights, x = np.exp(-z * z / 2) * step / math.sqrt(2 * math.pi), np.exp(mu * z - mu * mu / 2)
-    rest = 2 * math.exp(epsilon) - x
-    place = np.log(np.maximum(rest, 1e-300)) / mu
-    inside = ndtr(mu / 2 - place) - rest * ndtr(-mu / 2 - place)
-    return weights @ np.where(rest > 0, np.maximum(inside, 0.0), 1 - rest) / 2
+    (first, second), ndtr = mus, scipy.special.ndtr
+    z, step = np.linspace(-13.0, 13.0 + first, 60_000, retstep=True)
+    weights, x = np.exp(-z * z / 2) * step / math.sqrt(2 * math.pi), np.exp(first * z - first * first / 2)
+    rest = (2 + unused) * math.exp(epsilon) - unused - x
+    place = np.log(np.maximum(rest, 1e-300)) / second
+    inside = ndtr(second / 2 - place) - rest * ndtr(-second / 2 - place)
+    return weights @ np.where(rest > 0, np.maximum(inside, 0.0), 1 - rest) / (2 + unused)
 
 
 @pytest.mark.parametrize(("sigma", "end"), [(0.5, 16.0), (0.8, 10.0), (2.0, 4.0), (10.0, 0.8)])
@@ -154,7 +152,7 @@ def test_tails_of_an_epoch_against_quadrature(sigma, end):
     mixture = Mixture((Phases(2, 1 / sigma),))
     found = lognormal_sums.divergence_table(mixture, epsilons)
     some = slice(None, None, 12)
-    exact, found = np.array([tail_of_two(sigma, e) for e in epsilons[some]]), found[some]
+    exact, found = np.array([tail_of_two((1 / sigma,) * 2, e) for e in epsilons[some]]), found[some]
     used = exact > 1e-16
     assert exact.min() < 1e-12
     assert np.all(found[used] >= exact[used] * (1 - 1e-6))
@@ -162,20 +160,19 @@ def test_tails_of_an_epoch_against_quadrature(sigma, end):
     assert np.all(found[used] <= 1.01 * exact[used])
 
 
+FAR = [(2.0, 2.5), (2.0, 3.0), (1.0, 5.0), (1.0, 6.0), (0.5, 12.0), (0.25, 40.0)]
+
+
 @pytest.mark.parametrize(
-    ("mus", "unused", "epsilon"), [((0.7, 0.5), 0, 4.0), ((1.4, 1.0), 1, 8.0), ((1.0, 0.3), 5, 5.0)]
+    ("mus", "unused", "epsilon"),
+    [((0.7, 0.5), 0, 4.0), ((1.4, 1.0), 1, 8.0), ((1.0, 0.3), 5, 5.0)]
+    + [((1 / sigma,) * 2, 0, epsilon) for sigma, epsilon in FAR],
 )
-def test_one_far_bound_of_unequal_phases_against_quadrature(mus, unused, epsilon):
-    """Where phases have two lengths, or some none: above, by at most 0.1 %."""
-    first, second = mus
-    z, step = np.linspace(-13.0, 13.0 + first, 200_000, retstep=True)
-    weights, x = np.exp(-z * z / 2) * step / math.sqrt(2 * math.pi), np.exp(first * z - first * first / 2)
-    rest, ndtr = (2 + unused) * math.exp(epsilon) - unused - x, scipy.special.ndtr
-    place = np.log(np.maximum(rest, 1e-300)) / second
-    inside = np.maximum(ndtr(second / 2 - place) - rest * ndtr(-second / 2 - place), 0.0)
-    exact = weights @ np.where(rest > 0, inside, 1 - rest) / (2 + unused)
-    mixture = Mixture((Phases(1, first), Phases(1, second)), unused)
-    found = lognormal_sums.divergence_bound(mixture, epsilon)
+def test_one_far_bound_against_quadrature(mus, unused, epsilon):
+    """Above by at most 0.1 %, for deltas from 1e-7 to 1e-17; phases of one length or two, or some unused."""
+    exact = tail_of_two(mus, epsilon, unused)
+    phases = (Phases(2, mus[0]),) if mus[0] == mus[1] else tuple(Phases(1, mu) for mu in mus)
+    found = lognormal_sums.divergence_bound(Mixture(phases, unused), epsilon)
     assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
 
 
@@ -216,18 +213,9 @@ def test_noise_below_its_range_has_the_trivial_bound():
 
 def test_a_delta_below_the_floor_is_refused():
     """At once: no noise that a mechanism takes shows it, with the pattern revealed, either."""
+    coarse = CalibrationOptions(grid_ratio=2.0)
     with pytest.raises(ValueError, match="delta must be larger for any accountant, got 1e-18"):
-        calibrate(EpochwiseAllocation(4, 2), IDENTITY, target=Target.advantage(1e-18))
-
-
-@pytest.mark.parametrize(
-    ("sigma", "epsilon"), [(2.0, 2.5), (2.0, 3.0), (1.0, 5.0), (1.0, 6.0), (0.5, 12.0), (0.25, 40.0)]
-)
-def test_one_far_bound_against_quadrature(sigma, epsilon):
-    """Above the exact divergence by at most 0.1 %, for deltas from 1e-7 to 1e-17."""
-    exact = tail_of_two(sigma, epsilon)
-    found = lognormal_sums.divergence_bound(Mixture((Phases(2, 1 / sigma),)), epsilon)
-    assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
+        calibrate(EpochwiseAllocation(4, 2), IDENTITY, target=Target.advantage(1e-18), options=coarse)
 
 
 def test_the_curve_of_an_epoch_is_above_its_divergence_on_the_line():
@@ -242,14 +230,14 @@ def test_the_curve_of_an_epoch_is_above_its_divergence_on_the_line():
 @pytest.mark.parametrize(
     ("steps", "epochs", "exact"),
     [
-        pytest.param(250, 20, 1.3094, marks=pytest.mark.slow),
+        slow(250, 20, 1.3094),
         (500, 20, 1.0260),
-        pytest.param(500, 40, 1.3101, marks=pytest.mark.slow),
+        slow(500, 40, 1.3101),
         (100, 40, 2.6105),
         (100, 1, 0.6770),
         (1000, 1, 0.4520),
-        pytest.param(10_000, 1, 0.3532, marks=pytest.mark.slow),
-        pytest.param(100_000, 1, 0.2970, marks=pytest.mark.slow),
+        slow(10_000, 1, 0.3532),
+        slow(100_000, 1, 0.2970),
     ],
 )
 def test_noise_for_an_advantage_of_a_tenth(steps, epochs, exact):

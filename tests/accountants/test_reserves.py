@@ -23,6 +23,7 @@ from jaxacct.statistics import tilted_sums
 from jaxacct.strategies import Toeplitz, worst_pattern
 from tests.accountants.test_random_allocation import quadrature
 from tests.oracles import enumeration
+from tests.oracles.composed_losses import gaussian
 
 IDENTITY = BandedToeplitz.identity()
 UNIT = 2.0**-52
@@ -36,11 +37,6 @@ def digits():
 
 def phi(x):
     return mpmath.erfc(-mpmath.mpf(x) / mpmath.sqrt(2)) / 2
-
-
-def gaussian(epsilon, mu):
-    mu = mpmath.mpf(mu)
-    return phi(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * phi(-mu / 2 - epsilon / mu)
 
 
 @pytest.mark.parametrize(("epsilon", "mu"), [(0.5, 0.3), (3.0, 1.0), (40.0, 2.0), (300.0, 11.0), (90.0, 9.0)])
@@ -187,9 +183,6 @@ def test_delta_of_sampled_dice_is_raised():
         for a, rho in zip(_ORDERS.tolist(), rdp.tolist(), strict=True)
     ]
     assert float(found / mpmath.exp(min(logs)) - 1) == pytest.approx(1e-9, rel=0.05, abs=0)
-
-
-# -- NaN ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -526,7 +526,7 @@ MUTANTS = [
     Mutant("jaxacct/proposals/families/replica_lines.py", "math.log(rare) + math.log(share) + log_min_ratio", "math.log(rare) + math.log(share)", INFLATED),
     Mutant("jaxacct/recommendation/noise_estimate.py", "        if like is not None:\n            of_zero_out", "        if False:\n            of_zero_out", CHOOSING),
     Mutant("jaxacct/recommendation/search.py", "    room = (max_copies - 1) // 2\n", "    room = max_copies // 2\n", CHOOSING),
-    Mutant("jaxacct/recommendation/search.py", "scheme = max((scheme for scheme, _ in grid)", "scheme = min((scheme for scheme, _ in grid)", CHOOSING),
+    Mutant("jaxacct/recommendation/grid.py", "return max((scheme for scheme, _ in grid)", "return min((scheme for scheme, _ in grid)", CHOOSING),
     # Compiled programs: one for each kind of data, the one used last kept, numbers as arguments.
     Mutant(PROGRAMS, "key = fixed, tree, kinds, in_64_bits", "key = fixed, tree, kinds", COMPILED),
     Mutant(PROGRAMS, "key = fixed, tree, kinds, in_64_bits", "key = fixed, tree, in_64_bits", COMPILED),

@@ -19,7 +19,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("m / number, epsilon + floor)", "m / number, epsilon)"),
         ("or is_special or mechanism.is_replace_one", "or is_special"),
     ],
-    ("jaxacct/core/claim.py", "tests/core/test_replace_one.py"): [
+    ("jaxacct/core/claim.py", "tests/core/test_adjacency.py"): [
         ("if self.mechanism.adjacency != ZERO_OUT:", "if self.mechanism.is_add_or_remove:"),
     ],
     ("jaxacct/mechanisms/mechanism.py", "tests/core/test_replace_one.py"): [
@@ -96,6 +96,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/proposals/families/overlaps.py", "tests/core/test_allowances.py"): [
         ("known = (far + off - jnp.maximum(own - own_off, 0.0)) * arrays", "known = (far - jnp.maximum(own, 0.0)) * arrays"),
+        ("lifted * (1 - 16 * _UNIT)", "lifted"),
     ],
     ("jaxacct/statistics/composed.py", "tests/core/test_allowances.py"): [
         ("float(np.nanmax(candidates)) + _RAISED * (1 + power)", "float(np.nanmax(candidates))"),
@@ -103,33 +104,29 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ],
     ("jaxacct/statistics/hockey_stick.py", "tests/core/test_allowances.py"): [
         ('    if not np.all(np.isfinite(loss)):\n        raise NonFiniteLossError(\n            f"', '    if np.isnan(loss).any():\n        raise NonFiniteLossError(\n            f"'),
+        ("if np.isnan(values).any() or np.isnan(draws.log_weight).any():", "if np.isnan(values).any():"),
+        ("    if not np.all(np.isfinite(weighted)):", "    if np.isnan(weighted).any():"),
+        ("        bounds[-1] = np.inf\n", "        pass\n"),
     ],
     ("jaxacct/statistics/lines.py", "tests/core/test_allowances.py"): [
         ("math.expm1(math.fsum(map(math.log1p, amounts)))", "math.expm1(max(map(math.log1p, amounts), default=0.0))"),
     ],
-    ("jaxacct/proposals/families/overlaps.py", "tests/core/test_allowances_of_scales.py"): [
-        ("lifted * (1 - 16 * _UNIT)", "lifted"),
-    ],
-    ("jaxacct/proposals/families/replicas.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/replicas.py", "tests/core/test_allowances.py"): [
         ("left_out = composed.left_out + composed.exchanged(", "left_out = 0 * composed.exchanged("),
         ("composed.left_out + composed.exchanged(setting.epsilon, mechanism.scheme)", "composed.left_out"),
         ("lowest, largest = max(0.0, composed.end),", "lowest, largest = 0.0,"),
         ("ratio = math.exp(log_ratio) * (1 - _LOWERED)", "ratio = math.exp(log_ratio) * (1 + _LOWERED)"),
     ],
-    ("jaxacct/proposals/families/truncated.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/families/truncated.py", "tests/core/test_allowances.py"): [
         ("math.fsum(sums) * (1 + 1e-12), log_tilt", "math.fsum(sums) * (1 - 1e-12), log_tilt"),
     ],
-    ("jaxacct/statistics/hockey_stick.py", "tests/core/test_allowances_of_scales.py"): [
-        ("if np.isnan(values).any() or np.isnan(draws.log_weight).any():", "if np.isnan(values).any():"),
-        ("    if not np.all(np.isfinite(weighted)):", "    if np.isnan(weighted).any():"),
-        ("        bounds[-1] = np.inf\n", "        pass\n"),
-    ],
-    ("jaxacct/statistics/bounds.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/statistics/bounds.py", "tests/core/test_allowances.py"): [
         ("wealth = logs @ counts - _ROUNDING * (1 + np.abs(logs) @ counts) + np.log(weights)", "wealth = logs @ counts + np.log(weights)"),
     ],
-    ("jaxacct/proposals/threshold.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/proposals/threshold.py", "tests/core/test_allowances.py"): [
         ("        *end_lines(proposal.left_out, _LEFT_OUT[proposal.mechanism.is_replace_one]),\n", ""),
         ('lowest = proposal.lowest + (total(lines, "epsilon") if proposal.lowest else 0.0)', "lowest = proposal.lowest"),
+        ('return intended - total(lines, "total variation")', "return intended"),
     ],
     ("jaxacct/core/claim.py", "tests/core/test_loading.py"): [
         ("self.truncate_to is not None and not truncation.covers(self.mechanism, self.target.epsilon)", "False"),
@@ -178,9 +175,6 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("            future.cancel()", "            pass"),
         ("if piece.first != first or piece.last > last:", "if False:"),
     ],
-    ("jaxacct/proposals/threshold.py", "tests/core/test_allowances.py"): [
-        ('return intended - total(lines, "total variation")', "return intended"),
-    ],
     ("jaxacct/core/check.py", "tests/core/test_guards.py"): [
         ("if dominated != isinstance(side, data.Dominated):", "if False:"),
         ("if dominated != isinstance(side, data.Dominated):", "if dominated > isinstance(side, data.Dominated):"),
@@ -193,7 +187,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("terms.sum() != losses.sum() or terms.sum() % randomness.BLOCK_SIZE:", "terms.sum() != losses.sum():"),
         ("if not terms.sum() or terms.sum() != losses", "if terms.sum() != losses"),
     ],
-    ("jaxacct/core/verify.py", "tests/core/test_allowances_of_scales.py"): [
+    ("jaxacct/core/verify.py", "tests/core/test_allowances.py"): [
         ('proposal.draw_metadata | {"margin": margin}', "proposal.draw_metadata"),
     ],
     ("jaxacct/statistics/composed.py", "tests/core/test_composed.py"): [

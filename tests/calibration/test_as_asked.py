@@ -11,8 +11,6 @@ import jaxacct
 from jaxacct import BandedToeplitz, BMinSep, NotCertifiedError, Plan, Poisson, Target
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
-from jaxacct.cli.commands import calibrate as command
-from jaxacct.recommendation import result
 from jaxacct.report import risk
 from tests import calibrating
 from tests.calibrating import target_of as target_of_words
@@ -31,31 +29,14 @@ BUILT = [RATE, f"{SIZES} --bands 2 --scheme b-min-sep --min-separation 3 --strat
 HOW = ["", "--adjacency add-or-remove-one", "--accountant unamplified", "--rule fixed --max-samples 90000"]
 
 
-class EnoughError(Exception):
-    pass
-
-
 @pytest.fixture
 def certified(monkeypatch, tmp_path):
     """The arguments with which `jaxacct.calibrate` is called for a command line."""
-    seen: list[tuple] = []
-
-    def stop(scheme, strategy, **options):
-        seen.append((scheme, strategy, options))
-        raise EnoughError
-
     searched = functools.cache(problem_module.recommend)
     monkeypatch.setattr(problem_module, "recommend", lambda progress=None, **given: searched(**given))
-    for module in (command, result):
-        monkeypatch.setattr(module, "calibrate", stop)
     monkeypatch.chdir(tmp_path)
-
-    def of(line: str):
-        with pytest.raises(EnoughError):
-            cli.run(["calibrate", *line.split()])
-        return seen.pop()
-
-    return of
+    asked = calibrating.asked_of(monkeypatch)
+    return lambda line: asked(*line.split())
 
 
 def target_of(options) -> tuple:
@@ -116,12 +97,16 @@ def test_every_combination_asks_for_what_was_given(certified, capsys):
 FULL: dict[str, Any] = dict(scheme=Poisson(1, 1.0), strategy=BandedToeplitz((1.0,)), accountant="unamplified")
 
 
+def numbers_of(target) -> dict[str, Any]:
+    words = target.replace("--", "").split()
+    return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
 @pytest.mark.parametrize("noise", [None, 5.0])
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_plan_states_the_target(target, noise, tmp_path):
     """Of a full batch; stored and loaded again, and a target in words of risk follows from its point."""
-    words = target.replace("--", "").split()
-    given: dict[str, Any] = {n: float(v) for n, v in zip(words[::2], words[1::2], strict=True)}
+    given = numbers_of(target)
     plan = calibrating.calibrate(**FULL, noise_multiplier=noise, **given)
     plan.save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
@@ -145,10 +130,8 @@ def test_too_little_noise_has_no_plan(target, tmp_path, monkeypatch, capsys):
     seen = capsys.readouterr()
     assert seen.err.startswith("jaxacct: not certified: noise multiplier 0.1") and seen.err.count("\n") == 1
     assert "inf" not in seen.err and "nan" not in seen.err and not (tmp_path / "plan.json").exists()
-    words = target.replace("--", "").split()
     with pytest.raises(NotCertifiedError):
-        given: dict[str, Any] = {n: float(v) for n, v in zip(words[::2], words[1::2], strict=True)}
-        calibrating.calibrate(**FULL, noise_multiplier=0.1, **given)
+        calibrating.calibrate(**FULL, noise_multiplier=0.1, **numbers_of(target))
 
 
 @pytest.mark.parametrize("noise", [1e-6, 0.01])

@@ -21,6 +21,7 @@ from jaxacct import (
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
 from jaxacct.schemes.protocol.batch_sizes import max_batch_size
+from tests.oracles.settings import slow
 
 SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
 STRATEGY = BandedToeplitz.square_root(6)
@@ -32,9 +33,7 @@ def plan():
     return calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(3))
 
 
-@pytest.mark.parametrize(
-    ("share", "draws"), [(0.95, 30_000), pytest.param(0.97, 400_000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("share", "draws"), [(0.95, 30_000), slow(0.97, 400_000)])
 def test_the_plan_is_certified_and_near_the_truth(plan, share, draws):
     assert plan.certified
     assert plan.verdict.certified
@@ -77,10 +76,9 @@ def test_the_analytic_search_ends_at_the_boundary():
 def test_composition_needs_more_noise(plan):
     other, sigma = dp.GaussianDpEvent(2.0), plan.mechanism.noise_multiplier
     options = dict(**TARGET, key=jax.random.key(4), compose_with=other)
+    few = CalibrationOptions(max_samples=20_000)
     with pytest.raises(NotCertifiedError):
-        calibrate(
-            SMALL, STRATEGY, **options, noise_multiplier=sigma, options=CalibrationOptions(max_samples=20_000)
-        )
+        calibrate(SMALL, STRATEGY, **options, noise_multiplier=sigma, options=few)
     both = calibrate(SMALL, STRATEGY, **options, noise_multiplier=2 * sigma)
     assert both.certified
     assert "composed with" in both.statement()
@@ -122,13 +120,7 @@ def test_resumes_from_a_folder(tmp_path):
     few = CalibrationOptions(checkpoint_dir=tmp_path, max_samples=60_000)
     first = calibrate(SMALL, STRATEGY, **TARGET, options=few)
     calls = []
-    again = calibrate(
-        SMALL,
-        STRATEGY,
-        **TARGET,
-        progress=lambda what, done, expected: calls.append(what),
-        options=few,
-    )
+    again = calibrate(SMALL, STRATEGY, **TARGET, progress=lambda what, *_: calls.append(what), options=few)
     assert again.mechanism == first.mechanism
     # The same evidence, from the same keys, with no search and hardly a draw.
     assert again.evidence == first.evidence

@@ -17,10 +17,9 @@ from jaxacct import (
 from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
-from jaxacct.cli.commands import calibrate as command
 from jaxacct.proposals import registry
-from jaxacct.recommendation import result
 from jaxacct.strategies import ending, workload_named
+from tests.calibrating import asked_of
 from tests.refusals import refused
 from train.noise import redrawn
 
@@ -31,30 +30,13 @@ TARGET = ["--epsilon", "0.5", "--delta", "1e-2"]
 FILE = BandedToeplitz((1.0, 0.4, 0.2))
 
 
-class EnoughError(Exception):
-    pass
-
-
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """(scheme, strategy, options) with which the command calibrates, which it does not."""
-    seen: list[tuple] = []
-
-    def calibrate(scheme, strategy, **options):
-        seen.append((scheme, strategy, options))
-        raise EnoughError
-
     monkeypatch.chdir(tmp_path)
     FILE.save("c.txt")
-    for module in (command, result):
-        monkeypatch.setattr(module, "calibrate", calibrate)
-
-    def of(*words, target=TARGET):
-        with pytest.raises(EnoughError):
-            cli.run(["calibrate", *words, *target])
-        return seen.pop()
-
-    return of
+    of = asked_of(monkeypatch)
+    return lambda *words, target=TARGET: of(*words, *target)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +137,7 @@ def test_one_band_only_when_asked_for(words, capsys):
     assert error.startswith("jaxacct: bands must be given here") and "1 is DP-SGD" in error
 
 
-NO_PROPOSALS = [
-    "nope",
-    "",
-    "replicas",
-    "replicas:x",
-    "replicas:2,33",
-    "half-space",
-    "Plain",
-]
+NO_PROPOSALS = ["nope", "", "replicas", "replicas:x", "replicas:2,33", "half-space", "Plain"]
 
 
 @pytest.mark.parametrize("name", NO_PROPOSALS)

@@ -1,6 +1,7 @@
 """The smallest epsilon, or delta, of a mechanism whose noise is given: certified, near the truth."""
 
 import dataclasses
+import functools
 import json
 import math
 from typing import Any
@@ -28,11 +29,11 @@ from jaxacct.calibration.pilots import Pilots
 from jaxacct.cli import main as cli
 from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
+from tests.oracles.settings import slow
 
 SCHEME, STRATEGY = BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3)
 NOISE = 2.4
 SAMPLED = dict(noise_multiplier=NOISE, key=jax.random.key(0))
-MECHANISM = Mechanism(SCHEME, STRATEGY, NOISE)
 ESTIMATE = dict(num_samples=12_000, key=jax.random.key(7), confidence=1 - 1e-6)
 
 
@@ -65,9 +66,7 @@ def test_the_smallest_delta_is_certified_and_near_the_truth(found):
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@pytest.mark.parametrize(
-    "certify", [(), (0,), (2, 3), *(pytest.param(x, marks=pytest.mark.slow) for x in ((2,), (3,)))], ids=str
-)
+@pytest.mark.parametrize("certify", [(), (0,), (2, 3), *(slow(x) for x in ((2,), (3,)))], ids=str)
 def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, found):
     """Verdicts decide which of them is released, in shares of q that are fixed, too."""
     seen, pilots = [], []
@@ -109,24 +108,15 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
 @pytest.mark.parametrize("named", [None, "pld"])
 def test_poisson_sampling_takes_the_exact_accountant(named):
     """C = I: epsilon of dp-accounting, to a thousandth, and no sample."""
-    plan = calibrate(
-        Poisson(200, 0.01),
-        BandedToeplitz.identity(),
-        noise_multiplier=1.0,
-        delta=1e-5,
-        options=CalibrationOptions(accountant=named),
+    options = CalibrationOptions(accountant=named)
+    find = functools.partial(
+        calibrate, Poisson(200, 0.01), BandedToeplitz.identity(), noise_multiplier=1.0, options=options
     )
+    plan = find(delta=1e-5)
     event = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
     exact = PLDAccountant().compose(event, 200).get_epsilon(1e-5 * (1 - 1e-12))
     assert plan.evidence == Bound("pld") and 0.999 * exact < plan.epsilon < 1.002 * exact
-    other = calibrate(
-        Poisson(200, 0.01),
-        BandedToeplitz.identity(),
-        noise_multiplier=1.0,
-        epsilon=plan.epsilon,
-        options=CalibrationOptions(accountant=named),
-    )
-    assert other.delta == pytest.approx(1e-5, rel=0.02)
+    assert find(epsilon=plan.epsilon).delta == pytest.approx(1e-5, rel=0.02)
 
 
 def test_more_noise_than_any_target_needs():
@@ -154,15 +144,9 @@ def test_bad_input(change: dict[str, Any], message):
 @pytest.mark.parametrize("given", [dict(delta=3e-2), dict(epsilon=1.0)], ids=str)
 def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(given):
     """Two-sided: the bound leaves the reserve, and at one step of the grid less it does not."""
-    found = calibrate(
-        Poisson(20, 0.1),
-        BandedToeplitz.identity(),
-        noise_multiplier=1.0,
-        dataset_size=800,
-        max_batch_size=110,
-        **given,
-        options=CalibrationOptions(accountant="pld"),
-    )
+    sizes = dict(noise_multiplier=1.0, dataset_size=800, max_batch_size=110)
+    options = CalibrationOptions(accountant="pld")
+    found = calibrate(Poisson(20, 0.1), BandedToeplitz.identity(), **sizes, **given, options=options)
     claim, step = found.claim, 1.01 ** (0.05 if "delta" in given else 0.05 * grid.DELTA_STEPS)
     assert claim.truncation_delta is not None and claim.truncation_delta > 0.1 * found.delta
     smaller = (found.epsilon / step, found.delta) if "delta" in given else (found.epsilon, found.delta / step)
@@ -175,23 +159,17 @@ def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(gi
 @pytest.mark.parametrize("given", [dict(delta=1e-2), dict(epsilon=0.5)], ids=str)
 def test_too_little_noise_is_not_certified(given):
     """Whatever the target: no NaN, no infinite margin, no warning of NumPy."""
+    options = CalibrationOptions(accountant="analytic")
     for noise in (1e-9, 1e-3):
         with pytest.raises(NotCertifiedError, match=r"too small for any (epsilon up to 100|delta up to 0.5)"):
-            calibrate(
-                SCHEME,
-                STRATEGY,
-                noise_multiplier=noise,
-                **given,
-                options=CalibrationOptions(accountant="analytic"),
-            )
+            calibrate(SCHEME, STRATEGY, noise_multiplier=noise, **given, options=options)
 
 
 def test_on_the_command_line(tmp_path, capsys):
     common = ["--scheme", "poisson", "--sampling-probability", "0.01", "--iterations", "200"]
     out = tmp_path / "plan.json"
-    assert (
-        cli.run(["calibrate", *common, "--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]) == 0
-    )
+    given = ["--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]
+    assert cli.run(["calibrate", *common, *given]) == 0
     plan = Plan.load(out)
     assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
     assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0

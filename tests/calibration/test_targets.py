@@ -121,8 +121,7 @@ def test_bad_targets_are_refused():
         ({"mu": 1e3, "delta": 1e-5}, "mu must give an epsilon of at most 10000"),
         ({"epsilon": 10_001.0, "delta": 1e-5}, "epsilon must be"),
     ]:
-        with pytest.raises(ValueError, match=match):
-            calibrating.calibrate(Poisson(1, 1.0), ONE, **target)
+        refused(match, calibrating.calibrate, Poisson(1, 1.0), ONE, **target)
 
 
 def test_a_point_that_does_not_imply_its_rates_is_refused():

@@ -21,11 +21,16 @@ from scipy import integrate, stats
 
 import jaxacct
 from jaxacct import checker
-from jaxacct.cli.main import main
+from jaxacct.core import verify
+from jaxacct.likelihood import loss as losses
+from jaxacct.proposals import registry, threshold
+from jaxacct.schemes.replicas import table
 from jaxacct.statistics.bounds import Budget
 from tests import calibrating
 from tests.commands import exit_code
 from tests.oracles import enumeration
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
+from tests.oracles.settings import slow, slow_but
 
 SOURCE = Path(checker.__file__)
 SIGMA = 0.8
@@ -163,57 +168,36 @@ DRAWN = (0, 2, 3, 6, 8, 11, 12, 13, 14, 15, 16, 17)
 
 @pytest.mark.parametrize("setting", [SETTINGS[i] for i in DRAWN], ids=[IDS[i] for i in DRAWN])
 def test_draws_follow_the_enumerated_distribution(setting):
-    """Chi-square of single and paired draws, pooled below 8 expected, false alarm 1e-6 each."""
+    """Chi-square of single and paired draws, false alarm 1e-6 each."""
     distribution, columns, c, x, probabilities, _ = oracle(setting)
-    rng, number, code = np.random.default_rng(2), 40_000, 2 ** np.arange(distribution.steps)[::-1]
-    single = np.zeros(2**distribution.steps)
-    single[code @ x] = probabilities
-    drawn = [(code @ distribution.draw(rng, number).astype(int), single)]
+    rng, number, patterns = np.random.default_rng(2), 40_000, list(map(tuple, x.T.astype(int).tolist()))
+    drawn = distribution.draw(rng, number).T
+    assert chi_square_p_value(drawn, dict(zip(patterns, probabilities, strict=True))) > FALSE_ALARM
     both = checker.Pairs(distribution, columns.gram, SIGMA**-2).draw(rng, number)
-    first, second = np.tensordot(code, both.astype(int), (0, 1))
-    joint = np.zeros((2**distribution.steps,) * 2)
-    joint[np.ix_(code @ x, code @ x)] = np.outer(probabilities, probabilities) * np.exp(
-        (c @ x).T @ (c @ x) / SIGMA**2
-    )
-    drawn.append((first * len(joint) + second, joint.ravel() / joint.sum()))
-    for codes, chances_of in drawn:
-        counts, expected = np.bincount(codes, minlength=chances_of.size), chances_of * codes.size
-        assert not counts[expected == 0].any()
-        common = expected >= 8
-        seen = np.append(counts[common], counts[~common].sum())
-        wanted = np.append(expected[common], max(expected[~common].sum(), 1e-9))
-        if (wanted > 1).sum() > 1:
-            square = ((seen - wanted) ** 2 / wanted)[wanted > 1].sum()
-            assert stats.chi2.sf(square, (wanted > 1).sum() - 1) > 1e-6
+    joint = np.outer(probabilities, probabilities) * np.exp((c @ x).T @ (c @ x) / SIGMA**2)
+    pairs = [one + other for one in patterns for other in patterns]
+    law = dict(zip(pairs, joint.ravel() / joint.sum(), strict=True))
+    assert chi_square_p_value(np.hstack([both[0].T, both[1].T]), law) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("index", [0, 2, 6, 8, 13, 17, 23, 24])
-def test_every_proposal_has_the_divergence_of_the_enumerated_pair(index):
+PAIRS = [
+    *((index, False) for index in (0, 2, 6, 8, 13, 17, 23, 24)),
+    *((index, True) for index in (2, 17, 20)),
+]
+
+
+@pytest.mark.parametrize("index, mirrored", PAIRS)
+def test_every_proposal_has_the_divergence_of_the_enumerated_pair(index, mirrored):
     distribution, columns, c, x, probabilities, loss = oracle(SETTINGS[index])
-    epsilon, rng, number = 0.7, np.random.default_rng(3), 12_000
-    mechanism = mechanism_of(distribution, columns, SIGMA, epsilon)
-    at_x = rng.choice(x.shape[1], 4 * number, p=probabilities)
-    noise = SIGMA * rng.standard_normal((len(c), 4 * number))
-    true = -np.expm1(np.minimum(epsilon - loss((c @ x)[:, at_x] + noise), 0.0))
-    for proposal in itertools.islice(mechanism.proposals(), 2):
-        terms = proposal.terms(rng, number)
-        assert terms.min() >= 0 and terms.max() <= 1 + 1e-9
-        scale = math.exp(proposal.log_scale)
-        error = math.hypot(scale * terms.std() / math.sqrt(number), true.std() / math.sqrt(4 * number))
-        assert abs(scale * terms.mean() - true.mean()) < 6 * error, proposal.name
-
-
-@pytest.mark.parametrize("index", [2, 17, 20])
-def test_replace_one_has_the_divergence_of_the_mirrored_pair(index):
-    distribution, columns, c, x, probabilities, loss = oracle(SETTINGS[index])
-    epsilon, rng, number = 1.1, np.random.default_rng(8), 12_000
-    mechanism = mechanism_of(distribution, columns, SIGMA, epsilon, mirrored=True)
+    epsilon, rng, number = 1.1 if mirrored else 0.7, np.random.default_rng(3), 12_000
+    mechanism = mechanism_of(distribution, columns, SIGMA, epsilon, mirrored)
     at_x = rng.choice(x.shape[1], 4 * number, p=probabilities)
     y = (c @ x)[:, at_x] + SIGMA * rng.standard_normal((len(c), 4 * number))
-    true = -np.expm1(np.minimum(epsilon - loss(y) + loss(-y), 0.0))
+    true = -np.expm1(np.minimum(epsilon - loss(y) + (loss(-y) if mirrored else 0.0), 0.0))
     found = list(itertools.islice(mechanism.proposals(), 2))
-    always = probabilities[~x.any(0)].sum() == 0
-    assert [one.name for one in found] == ["plain", "mirrored replicas:2"][: 1 if always else 2]
+    if mirrored:
+        always = probabilities[~x.any(0)].sum() == 0
+        assert [one.name for one in found] == ["plain", "mirrored replicas:2"][: 1 if always else 2]
     for proposal in found:
         terms, scale = proposal.terms(rng, number), math.exp(proposal.log_scale)
         assert terms.min() >= 0 and terms.max() <= 1 + 1e-9
@@ -309,9 +293,6 @@ def test_analytic_bounds_against_closed_forms_and_quadrature():
     assert exact * (1 - 1e-7) <= checker.poisson_delta(1, p, sigma, epsilon, 1e-3) <= exact * 1.002
 
 
-# --- Claims without evidence of ours: what is certified is decided by the divergence alone ---
-
-
 def claim_json(scheme, strategy, sigma, epsilon, delta, adjacency="zero-out") -> dict:
     """A plan without notes, whose evidence the checker does not recompute."""
     budget = Budget.split(delta)
@@ -333,9 +314,7 @@ def with_claim(plan: dict, **change) -> dict:
     return plan | {"claim": plan["claim"] | change}
 
 
-@pytest.mark.parametrize(
-    "p, epsilon, delta", [(0.02, 0.3, 3e-3), pytest.param(0.5, 8.0, 1e-5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("p, epsilon, delta", [(0.02, 0.3, 3e-3), slow(0.5, 8.0, 1e-5)])
 def test_noise_just_too_small_is_refused_and_slightly_more_certified(p, epsilon, delta):
     """Poisson sampling, whose divergence is known."""
     scheme = {"name": "poisson", "iterations": 12, "sampling_probability": p}
@@ -431,15 +410,10 @@ def test_what_is_not_covered_is_never_certified(tmp_path, capsys):
     assert checker.main([str(path)]) == 0
 
 
-# --- Plans of ours ---
-
-
 def saved(path, scheme, strategy, epsilon, delta, sigma, **options) -> Path:
     options = options or {"max_samples": 400_000}
-    plan = calibrating.calibrate(
-        scheme, strategy, epsilon=epsilon, delta=delta, noise_multiplier=sigma, **options
-    )
-    plan.save(path)
+    target = dict(epsilon=epsilon, delta=delta, noise_multiplier=sigma)
+    calibrating.calibrate(scheme, strategy, **target, **options).save(path)
     return path
 
 
@@ -459,29 +433,21 @@ def test_it_runs_alone_and_as_a_command(plan_path, tmp_path, capsys):
     for options in ([], ["--json"]):
         assert exit_code("check", plan_path, *options) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(
-        "first implementation: certified\ncertified: (1, 0.01) by the second"
-    ) and json.loads(printed.splitlines()[-1])
+    assert printed.startswith("first implementation: certified\ncertified: (1, 0.01) by the second")
+    assert json.loads(printed.splitlines()[-1])
 
 
 def test_a_report_says_whether_both_implementations_agree(plan_path, tmp_path, capsys, monkeypatch):
     page = tmp_path / "r.html"
-    found = {"verdict": "not certified", "differences": ["remove: scale 1 stored, 2 found"]}
+    differs, not_covered = "remove: scale 1 stored, 2 found", "not covered by the checker: x"
     for second, code, said in (
         ({"verdict": "certified"}, 0, "both implementations agree"),
-        (found, 1, "remove: scale 1 stored, 2 found"),
-        (
-            {"verdict": "not covered", "reason": "not covered by the checker: x"},
-            0,
-            "not covered by the checker: x",
-        ),
+        ({"verdict": "not certified", "differences": [differs]}, 1, differs),
+        ({"verdict": "not covered", "reason": not_covered}, 0, not_covered),
     ):
         monkeypatch.setattr(checker, "check_file", lambda path, second=second: (0, second))
-        assert (
-            exit_code("report", plan_path, "--out", page, "--draws", "0", "--check", "--force", "--json")
-            == code
-            and said in page.read_text()
-        )
+        options = ["--out", page, "--draws", "0", "--check", "--force", "--json"]
+        assert exit_code("report", plan_path, *options) == code and said in page.read_text()
         assert json.loads(capsys.readouterr().out)["check"] == second
 
 
@@ -493,8 +459,11 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
     assert honest["remove"]["stored"] == "recomputed"
     side, notes = plan["evidence"]["remove"], plan["notes"]
 
+    def with_kind(**side):
+        return plan | {"evidence": plan["evidence"] | {"remove": side}}
+
     def with_side(**fields):
-        return plan | {"evidence": plan["evidence"] | {"remove": side | fields}}
+        return with_kind(**side | fields)
 
     def with_notes(**fields):
         verdict = notes["verdict"] | {"remove": notes["verdict"]["remove"] | fields}
@@ -519,12 +488,8 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
         plan | {"evidence": plan["evidence"] | {"share": 1e-200}},
         *unfair,
         plan | {"evidence": plan["evidence"] | {"add": side}},
-        *(
-            plan | {"evidence": plan["evidence"] | {"remove": {"kind": kind}}}
-            for kind in ("not-run", "dominated")
-        ),
-        plan
-        | {"evidence": plan["evidence"] | {"remove": {"kind": "weight-bound", "proposal": side["proposal"]}}},
+        *(with_kind(kind=kind) for kind in ("not-run", "dominated")),
+        with_kind(kind="weight-bound", proposal=side["proposal"]),
     ]
     for i, edited in enumerate(changed):
         found = checker.check(edited, np.random.default_rng(7))
@@ -540,36 +505,30 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
     assert "\ndiffers stored as certified without samples" in capsys.readouterr().out
 
 
-def _accountant(name):
-    return {"accountant": name}
-
-
+PLD, UNAMPLIFIED = {"accountant": "pld"}, {"accountant": "unamplified"}
 OURS = [
     (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, None, {}),
-    (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, None, _accountant("pld")),
-    (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, None, _accountant("unamplified")),
+    (jaxacct.Poisson(12, 0.2), (1.0,), 1.0, 1e-3, None, PLD),
+    (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, None, UNAMPLIFIED),
     (jaxacct.BMinSep(12, 3, 0.3, False), (3, 2, 1), 1.0, 0.01, 2.4, {}),
     (jaxacct.BMinSep(40, 3, 0.05), (3, 2, 1), 1.0, 1e-4, None, {}),
     (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, 1.5, {}),
-    (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, None, _accountant("pld")),
+    (jaxacct.CyclicPoisson(11, 4, 0.3), (3, 2, 1), 1.0, 0.01, None, PLD),
     (jaxacct.BallsInBins(10, 4), (3, 2, 1), 1.0, 0.01, 2.4, {}),
     (jaxacct.BallsInBins(100, 10), (3, 2, 1), 2.0, 1e-3, None, {}),
     (jaxacct.BalancedMinSep(20, 3, 2.5), (3, 2, 1), 2.0, 1e-2, 1.6, {}),
     (jaxacct.EpochwiseAllocation(20, 6, 3), (3, 2, 1), 2.0, 1e-2, 1.9, {}),
     (jaxacct.EpochwiseAllocation(200, 50, 16), (3, 2, 1), 4.0, 1e-4, None, {}),
     (jaxacct.BalancedMinSep(200, 16, 4), (3, 2, 1), 4.0, 1e-4, None, {}),
-    (jaxacct.FixedOrder(40, 1, 4, None, 10), (1.0,), 4.0, 1e-4, None, _accountant("unamplified")),
+    (jaxacct.FixedOrder(40, 1, 4, None, 10), (1.0,), 4.0, 1e-4, None, UNAMPLIFIED),
     # An example returns in the last three steps alone, whose columns end with the run.
-    (jaxacct.FixedOrder(12, 9, 2, None, 9), (3, 2, 1), 4.0, 1e-3, None, _accountant("unamplified")),
+    (jaxacct.FixedOrder(12, 9, 2, None, 9), (3, 2, 1), 4.0, 1e-3, None, UNAMPLIFIED),
     (jaxacct.BMinSep(40, 3, 0.05), (3, 2, 1), 2.0, 1e-4, None, {"adjacency": "replace-one"}),
 ]
 FAST = 1, 2, 6, 10, 13, 14
 
 
-@pytest.mark.parametrize(
-    "scheme, coefficients, epsilon, delta, sigma, options",
-    [pytest.param(*row, marks=() if i in FAST else pytest.mark.slow) for i, row in enumerate(OURS)],
-)
+@pytest.mark.parametrize("scheme, coefficients, epsilon, delta, sigma, options", slow_but(FAST, OURS))
 def test_our_plans_are_certified_again_and_no_number_differs(
     tmp_path, scheme, coefficients, epsilon, delta, sigma, options
 ):
@@ -668,15 +627,13 @@ def test_a_digest_that_does_not_fit_is_reported(tmp_path):
 def test_the_command_asks_both_implementations(json_text, tmp_path, capsys, monkeypatch):
     """Exit code 0 takes both: where the first refuses, it is 1, and the reason is printed."""
     path, options = fixed_order_plan(tmp_path), ["--json"] * json_text
-    with pytest.raises(SystemExit) as ended:
-        main(["check", str(path), *options])
+    assert exit_code("check", path, *options) == 0
     said = capsys.readouterr().out
-    assert ended.value.code == 0 and "first" in said and "certified" in said
+    assert "first" in said and "certified" in said
     monkeypatch.setattr(jaxacct.Plan, "load", classmethod(lambda *_: (_ for _ in ()).throw(ValueError("no"))))
-    with pytest.raises(SystemExit) as ended:
-        main(["check", str(path), *options])
+    assert exit_code("check", path, *options) == 1
     said = capsys.readouterr().out
-    assert ended.value.code == 1 and "no" in said and "refused" in said
+    assert "no" in said and "refused" in said
 
 
 def test_mass_beyond_the_lattice_counts(monkeypatch):
@@ -685,3 +642,49 @@ def test_mass_beyond_the_lattice_counts(monkeypatch):
     exact = checker.poisson_delta(*arguments)
     monkeypatch.setattr(checker, "_lattice", lambda p, sigma, h, reach: lattice(p, sigma, h, 2.0))
     assert checker.poisson_delta(*arguments) >= exact
+
+
+def _less_normalizer(monkeypatch):
+    honest = table.log_normalizer
+    monkeypatch.setattr(table, "log_normalizer", lambda mechanism: honest(mechanism) - 1.0)
+
+
+def _twice_the_threshold(monkeypatch):
+    honest = threshold.threshold
+    monkeypatch.setattr(threshold, "threshold", lambda proposal, delta_v: 4 * honest(proposal, delta_v))
+
+
+def _nothing_in_its_place(monkeypatch):
+    """Replace-one as zero-out: the other example's outputs are those without any."""
+
+    def without(*arguments):
+        loss = losses.loss_of_scores(*arguments)
+        return loss, loss
+
+    monkeypatch.setattr(losses, "losses_of_mirrored", without)
+    monkeypatch.setattr(losses, "loss_of_mirrored", losses.loss_of_scores)
+
+
+FEW, EPOCHS = jaxacct.BMinSep(12, 3, 0.3), jaxacct.EpochwiseAllocation(20, 6, 3)
+
+
+@pytest.mark.parametrize(
+    "plant, scheme, sigma, epsilon, delta, adjacency",
+    [
+        (_twice_the_threshold, FEW, 2.4, 1.0, 2e-3, "zero-out"),
+        (_less_normalizer, EPOCHS, 1.1, 4.0, 3.4e-4, "zero-out"),
+        (_nothing_in_its_place, FEW, 2.4, 2.0, 3.8e-3, "replace-one"),
+    ],
+)
+def test_the_checker_sees_a_mistake(plant, scheme, sigma, epsilon, delta, adjacency, monkeypatch):
+    """The true divergences are 1.25 to 1.5 times delta."""
+    mechanism = jaxacct.Mechanism(scheme, jaxacct.BandedToeplitz.square_root(3), sigma, adjacency)
+    plant(monkeypatch)
+    registry.build.cache_clear()
+    verdict = verify.verify(mechanism, epsilon, delta, max_samples=200_000)
+    assert verdict.certified
+    plan = jaxacct.Plan(verdict.claim, verdict.evidence).to_json()
+    registry.build.cache_clear()
+    found = checker.check(plan, np.random.default_rng(1))
+    assert found["verdict"] == "not certified"
+    assert found["remove"]["verdict"] == "refuted", found

@@ -51,10 +51,8 @@ def test_it_holds_for_its_own_claim_and_no_other(kind):
     for claim in (less, claim_with(plan.claim, epsilon=plan.epsilon / 100)):
         assert not check(claim, plan.evidence).certified
     if plan.is_sampled:  # samples are for one claim, even where a weaker one would follow
-        for claim in (
-            claim_with(plan.claim, delta=1.5 * plan.delta),
-            claim_with(plan.claim, dataset_size=None),
-        ):
+        for change in (dict(delta=1.5 * plan.delta), dict(dataset_size=None)):
+            claim = claim_with(plan.claim, **change)
             if claim != plan.claim:
                 assert check(claim, plan.evidence).flaws == (OTHER_CLAIM,)
 
@@ -73,14 +71,13 @@ def test_plain_json_values_and_lines_for_people(kind):
         refused(r"^plan evidence[^\n]*$", evidence_from_json, broken)
     for name in values:
         if name != "kind":
-            with pytest.raises(ValueError, match="plan evidence"):
-                evidence_from_json({key: value for key, value in values.items() if key != name})
+            fewer = {key: value for key, value in values.items() if key != name}
+            refused("plan evidence", evidence_from_json, fewer)
     refused("unknown field", evidence_from_json, values | {"accepted": True})
 
 
-@pytest.mark.parametrize("kind", [data.Mean])
-def test_evidence_that_no_verification_makes_is_refused(kind):
-    name, direction = MEMBERS[kind]
+def test_evidence_that_no_verification_makes_is_refused():
+    name, direction = MEMBERS[data.Mean]
     plan = whole(name)
     side = getattr(plan.evidence, direction)
     other = dataclasses.replace(side.proposal, family="unheard-of")
@@ -100,9 +97,8 @@ def test_the_same_counts_with_less_of_q_are_not_certified():
     """A stored share is what the test has: the smallest at which the counts do is above 0."""
     plan = whole("plain")
     shares = [1.0, *np.logspace(-3, -300, 6)]
-    found = [
-        check(plan.claim, structs.replace(plan.evidence, share=float(share))).certified for share in shares
-    ]
+    evidence = [structs.replace(plan.evidence, share=float(share)) for share in shares]
+    found = [check(plan.claim, each).certified for each in evidence]
     assert found[0] and not found[-1] and found == sorted(found, reverse=True)
     for share in (0.0, -1.0, 1.5, math.nan):
         flaws = check(plan.claim, structs.replace(plan.evidence, share=share)).flaws

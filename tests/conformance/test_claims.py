@@ -25,12 +25,8 @@ from tests.refusals import refused
 SCHEMES_OF_CLAIMS = {name: members[0] for name, members in MEMBERS.items()}
 SCHEMES_OF_CLAIMS["fixed-order"] = FixedOrder(4, 2, 2)
 USERS_FIRST = sorted(SCHEMES_OF_CLAIMS, key=lambda name: SCHEMES_OF_CLAIMS[name].unit == "example")
-TRUNCATED = (
-    "poisson",
-    "cyclic-poisson",
-    "balls-in-bins",
-    "b-min-sep",
-)  # with a reserve for truncated batches
+# With a reserve for truncated batches.
+TRUNCATED = "poisson", "cyclic-poisson", "balls-in-bins", "b-min-sep"
 STOPS, SHARE = 1e-9, 1e-3  # probability of a stopped run, and the most of delta that its reserve takes
 EPSILON, DELTA, SIZE = 2.0, 1e-5, 40_000
 
@@ -77,13 +73,8 @@ def near(one, other) -> bool:
 
 def test_every_scheme_is_in_the_table():
     assert set(SCHEMES_OF_CLAIMS) == set(SCHEMES)
-    assert not SCHEMES_OF_CLAIMS[USERS_FIRST[0]].others_are_independent
-
-
-def test_some_claims_are_of_users_and_some_are_not():
-    """The column "users" of the table is not empty."""
-    independent = {scheme.others_are_independent for scheme in SCHEMES_OF_CLAIMS.values()}
-    assert independent == {True, False}
+    independent = [SCHEMES_OF_CLAIMS[name].others_are_independent for name in USERS_FIRST]
+    assert not independent[0] and set(independent) == {True, False}, "the column of users is not empty"
 
 
 @pytest.mark.parametrize("name", USERS_FIRST)
@@ -95,9 +86,8 @@ def test_each_field_of_a_claim_changes_its_numbers(name):
     table = {
         "epsilon": ({"epsilon": 6.0}, {"stops", "reserve"} if by_epsilon else set()),
         "delta": ({"delta": 1e-11}, {"stops", "reserve"} if stops else set()),
-        "dataset_size": ({"size": 2 * SIZE}, set() if fixed else {"mean"} | ({"largest"} if not
-                                             scheme.batch_size_cap else set())),
-    }  # fmt: skip
+        "dataset_size": ({"size": 2 * SIZE}, {"mean"} if scheme.batch_size_cap else {"mean", "largest"}),
+    }
     if fixed:  # another size is another scheme
         del table["dataset_size"]
     if stops:

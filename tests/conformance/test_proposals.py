@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 
-import jax
 import numpy as np
 import pytest
 
@@ -29,7 +28,8 @@ from jaxacct.proposals.registry import FAMILIES
 from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
-from tests.draws import draws_of, mean_interval
+from tests.draws import divergence_interval, draws_of
+from tests.oracles.settings import slow
 from tests.proposals.test_independent_truncation import exact_divergence
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
@@ -111,14 +111,14 @@ def bound_of_overlapping_columns(mechanism, epsilon: float) -> float:
 def test_requirements(direction, name):
     """Bounded terms, the exact divergence in a rigorous interval, draws a function of key and block."""
     epsilon, proposal = one_of_each()[direction, name]
-    with jax.enable_x64(True):
-        mechanism = proposal.mechanism
-        _, remove, add = divergences(mechanism.scheme, mechanism.noise_multiplier, epsilon)
-    if mechanism.is_upper_bound:
-        remove = bound_of_overlapping_columns(mechanism, epsilon)
-    divergence = {"remove": remove, "add": add}[proposal.direction]
+    mechanism = proposal.mechanism
     if proposal.of_a_bound or mechanism.scheme.side_information:  # and not of the pair itself
-        divergence = exact_divergence(mechanism, epsilon, proposal.direction)
+        divergence = exact_divergence(mechanism, epsilon, direction)
+    elif mechanism.is_upper_bound:
+        divergence = bound_of_overlapping_columns(mechanism, epsilon)
+    else:
+        _, remove, add = divergences(mechanism.scheme, mechanism.noise_multiplier, epsilon)
+        divergence = {"remove": remove, "add": add}[direction]
     assert proposal.relative_error >= 0 and proposal.total_variation >= 0
     key = randomness.key_from_words([3, 4])
     draws = draws_of(proposal, key, BLOCKS)
@@ -130,15 +130,11 @@ def test_requirements(direction, name):
     resolved = Resolved(proposal, epsilon, hockey_stick.hockey_stick, (), 0.5)
     counted = bounds.bin_terms(resolved.terms(draws, 1e-3)), hockey_stick.bin_losses(draws.loss)
     assert counted[0][1:].any() and _fit_together(resolved, 1e-3, *counted), "a plan would be refused"
-    terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
-    assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
-    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM)
-    slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
-    scale = math.exp(proposal.log_scale)
-    assert scale * low * (1 - slack) <= divergence <= scale * high * (1 + slack)
+    low, high = divergence_interval(proposal, draws, epsilon, FALSE_ALARM)
+    assert low <= divergence <= high
 
 
-@pytest.mark.parametrize("name", [pytest.param("plain", marks=pytest.mark.slow), "replicas:2"])
+@pytest.mark.parametrize("name", [slow("plain"), "replicas:2"])
 def test_another_noise_multiplier_does_not_recompile(name, traced_once):
     """The same kind of proposal at another noise multiplier is the same program."""
     traced_once(base.draw_blocks)

@@ -210,15 +210,12 @@ def test_no_number_depends_on_a_sentence(monkeypatch, forget):
         return [[(line.kind, line.amount) for line in budget_lines(one, DELTA_V)] for one in proposals]
 
     expected = amounts()
+    assert len({item.sentence for item in Item}) == len(Item)
     for i, item in enumerate(Item):
         monkeypatch.setattr(item, "sentence", f"reworded {i}")
     assert amounts() == expected
     plain = proposal_by_name(users, 1.0, "remove", "plain")
     assert all(": reworded " in line.in_words for line in budget_lines(plain, DELTA_V))
-
-
-def test_every_item_has_a_sentence_of_its_own():
-    assert len({item.sentence for item in Item}) == len(Item)
 
 
 @pytest.mark.parametrize("setting", ["two examples", "transforms"])
@@ -254,10 +251,8 @@ def test_items_of_a_inflated_example(m, times):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_items_of_truncated_batches(direction):
     mechanism = SETTINGS["truncated"]
-    found, untruncated = (
-        proposal("truncated", 8.0, direction, "truncated"),
-        mechanism.scheme.independent_truncation.untruncated,
-    )
+    found = proposal("truncated", 8.0, direction, "truncated")
+    untruncated = mechanism.scheme.independent_truncation.untruncated
     # ln Z, the tilt of every truncated step that there may be, and the floor of the other likelihood
     tilt = 0.0 if direction == "add" else float(found.tables()["log_tilt"])
     assert tilt == pytest.approx(0.0 if direction == "add" else -math.log1p(-0.1), rel=1e-6)

@@ -59,10 +59,10 @@ from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.composed import Composed, TabulatedProfile
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
-from jaxacct.strategies import Toeplitz
 from jaxacct.verification.replay import replay
 from tests.benchmarks import mutants
 from tests.commands import exit_code
+from tests.oracles.settings import slow
 from tests.proposals_by_name import proposal_by_name
 from tests.refusals import refused
 from tests.stored_plans import KINDS, claim_with, forged, sampled_directions, with_side
@@ -93,9 +93,6 @@ def counts(**at) -> np.ndarray:
     for place, number in at.items():
         found[int(place[1:])] = number
     return found
-
-
-# -- What is applied, and in which direction ---
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -144,6 +141,7 @@ def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
     object.__setattr__(other, "adjacency", "replace-two")  # which there is not
     assert dataclasses.replace(CLAIM, mechanism=other).digest != CLAIM.digest
     refused("budget must spend at most delta", ClaimedTarget, 1.0, 0.99e-2, BUDGET)
+    refused("budget must spend at most delta", verify, MECHANISM, 1.0, 1e-4, budget=Budget.split(1e-3))
 
 
 def test_no_stream_serves_twice(monkeypatch):
@@ -204,9 +202,6 @@ def test_the_largest_batch_is_that_of_the_binomial_distribution():
         assert max_batch_size(size, rate, steps) == expected, (size, rate, steps)
 
 
-# -- Who decides what is released ---
-
-
 def ladder(monkeypatch, verdict, covered=lambda mechanism: True, fallback=100):
     """(exponent, share) of what was verified, and what `calibrate` released: (exponent, evidence).
 
@@ -242,22 +237,26 @@ def ladder(monkeypatch, verdict, covered=lambda mechanism: True, fallback=100):
 
 
 @pytest.mark.parametrize(
-    ("accepted", "asked", "released"),
+    ("accepted", "asked", "released", "options"),
     [
-        ({10, 11, 12, 15}, [10], 10),
-        ({11, 12, 15}, [10, 11], 11),
-        ({12, 15}, [10, 11, 15, 12], 12),
-        ({15}, [10, 11, 15, 12], 15),
-        ({12}, [10, 11, 15], 100),
+        ({10, 11, 12, 15}, [10], 10, {}),
+        ({11, 12, 15}, [10, 11], 11, {}),
+        ({12, 15}, [10, 11, 15, 12], 12, {}),
+        ({15}, [10, 11, 15, 12], 15, {}),
+        ({12}, [10, 11, 15], 100, {}),
+        # Not verified are what the reserve does not cover, what the bound certifies, and 3 % less than that.
+        (range(99), [15, 12], 12, dict(covered=lambda mechanism: mechanism.noise_multiplier > 1.01**11.5)),
+        ({}, [10, 11, 12], 14, dict(fallback=14)),
+        (range(99), [], 13, dict(fallback=13)),
     ],
 )
 def test_the_smallest_two_come_first_then_a_ladder_that_ends_at_a_rejection(
-    accepted, asked, released, monkeypatch
+    accepted, asked, released, options, monkeypatch
 ):
     """Every rung below a rejected one would be one more chance for a wrong acceptance."""
-    seen, (exponent, evidence) = ladder(monkeypatch, accepted.__contains__)
+    seen, (exponent, evidence) = ladder(monkeypatch, accepted.__contains__, **options)
     assert ([at for at, _ in seen], exponent) == (asked, released)
-    assert isinstance(evidence, Bound if released == 100 else Sampled)
+    assert isinstance(evidence, Bound if released == options.get("fallback", 100) else Sampled)
 
 
 @pytest.mark.parametrize("private", [(), (15,), (12, 15), (11, 12, 15), (11,), (12,)])
@@ -360,25 +359,6 @@ def test_a_part_of_the_failure_probability_asks_for_more(rule):
         if rule == "anytime":
             assert is_settled(Stop(share=share), nothing, 12, 0.01, *bets) is (share == 1)
     refused(r"share must be in \(0, 1\], got 0", Stop, share=0)
-
-
-def test_the_ladder_verifies_nothing_that_the_reserve_does_not_cover(monkeypatch):
-    asked, (exponent, _) = ladder(
-        monkeypatch,
-        lambda exponent: True,
-        covered=lambda mechanism: mechanism.noise_multiplier > 1.01**11.5,
-    )
-    assert ([at for at, _ in asked], exponent) == ([15, 12], 12)
-
-
-def test_what_an_analytic_bound_certifies_is_not_verified(monkeypatch):
-    asked, (exponent, _) = ladder(monkeypatch, lambda exponent: False, fallback=14)
-    assert ([at for at, _ in asked], exponent) == ([10, 11, 12], 14)
-
-
-def test_less_than_3_percent_is_not_worth_samples(monkeypatch):
-    asked, (exponent, evidence) = ladder(monkeypatch, lambda exponent: True, fallback=13)
-    assert not asked and exponent == 13 and isinstance(evidence, Bound)
 
 
 GRID = Grid(Problem(MECHANISM.scheme, MECHANISM.strategy, "zero-out", epsilon=1.0, delta=1e-3), 1.01)
@@ -486,6 +466,8 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     monkeypatch.setattr(route.Route, "selected", lambda *arguments: (-30, 1000))
     plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
     assert plan.certified and isinstance(plan.evidence, Bound)
+    for seconds in (0, -1.0, math.nan, "60", True):
+        refused("seconds must be a number above 0, got", CalibrationOptions, seconds=seconds)
 
 
 def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
@@ -505,16 +487,6 @@ def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
     pilots = pilots_module.Pilots(CalibrationOptions(), jax.random.key(0), Ended(60.0))
     pilots.predicted(claim, of, 0.0)
     assert max(pilots.speed) == 2048.0
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, math.nan, "60", True])
-def test_seconds_are_checked(seconds):
-    refused("seconds must be a number above 0, got", CalibrationOptions, seconds=seconds)
-
-
-def test_a_budget_above_delta_is_refused():
-    with pytest.raises(ValueError, match="budget must spend at most delta"):
-        verify(MECHANISM, 1.0, 1e-4, budget=Budget.split(1e-3))
 
 
 def test_a_checkpoint_is_of_one_job_only():
@@ -537,9 +509,6 @@ def test_a_checkpoint_is_of_one_job_only():
     base = dict(claim=CLAIM, stop=Stop("anytime", 1000), proposal=None)
     jobs = [verifying._job_digest(**base), *(verifying._job_digest(**base | change) for change in others)]
     assert len(set(jobs)) == len(jobs)
-
-
-# -- Forged in memory ---
 
 
 @pytest.fixture(scope="module")
@@ -614,11 +583,8 @@ ANALYTIC = Plan(
 )
 
 
-FIXTURES = [kind for kind in KINDS if kind != "analytic"]
-
-
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "plain" else pytest.mark.slow) for kind in FIXTURES]
+    "kind", [kind if kind == "plain" else slow(kind) for kind in KINDS if kind != "analytic"]
 )
 def test_stored_fixtures_are_drawn_again(kind):
     """Up to rounding of the machine: one sample in twenty may have another bin."""
@@ -680,9 +646,6 @@ def test_the_command_verifies_an_analytic_plan(tmp_path, capsys):
     (tmp_path / "plan.json").write_text(to_json(data))
     code, said = verified()
     assert code == 2 and "plan digest does not match" in said.err and said.err.count("\n") == 1
-
-
-# -- NaN ---
 
 
 def draws(loss=0.5, log_weight=0.0) -> Draws:
@@ -777,23 +740,6 @@ def test_no_name_of_the_mutants_means_two_things():
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
 
 
-def test_cross_terms_begin_where_columns_overlap():
-    """Bands b + 1 at separation b share c_0 c_b; bands b share nothing."""
-    for bands in (2, 3, 5):
-        strategy = Toeplitz(tuple(BandedToeplitz.square_root(bands).coefficients))
-        c = np.array(strategy.coefficients)
-        assert not strategy.cross_terms(40, bands).any()
-        shared = float(strategy.cross_terms(40, bands - 1))
-        assert shared >= c[0] * c[-1] > 0.01
-
-
-def test_overflow_is_for_the_whole_run():
-    for size, rate, steps in ((1000, 0.05, 1), (1000, 0.05, 5000), (60_000, 0.001, 7200)):
-        most = max_batch_size(size, rate, steps)
-        assert steps * stats.binom.sf(most, size, rate) <= 1e-9
-        assert steps * stats.binom.sf(most - 2, size, rate) > 1e-9
-
-
 def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
     """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
     passed = dict(wall=5.0, cpu=0.0)
@@ -872,7 +818,6 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     little = with_side(little, "remove", margin=margin, **lucky)
     assert little.certified
     asked.clear()
-    with pytest.raises(ValueError, match="plan could not be verified with fresh randomness: remove: "):
-        train(little)
+    refused("plan could not be verified with fresh randomness: remove: ", train, little)
     assert "training" not in asked
     assert train(little, verify=False, steps=2).steps == 2

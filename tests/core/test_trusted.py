@@ -37,8 +37,9 @@ def assert_small(entered: dict):
     assert 800 < sum(entered.values()) <= MAX_LINES
 
 
-def test_the_trusted_core_is_small(traced):
+def test_the_trusted_core_is_small_and_listed(traced):
     assert_small(traced["entered"])
+    assert LIST.read_text() == page(traced["entered"]), "python -m tests.trusted"
 
 
 @pytest.mark.slow
@@ -62,10 +63,6 @@ def test_the_traced_plan_is_that_of_the_readmes_command():
         f"selected: {stored['choice']['scheme']}, separation {stored['choice']['min_separation']}," in shown
     )
     assert str(stored["claim"]["noise_multiplier"]) in shown
-
-
-def test_the_list_is_what_is_entered(traced):
-    assert LIST.read_text() == page(traced["entered"]), "python -m tests.trusted"
 
 
 def test_no_family_is_imported_that_the_plan_does_not_use(traced):

@@ -15,6 +15,7 @@ from jaxacct import (
     BMinSep,
     Budget,
     Mechanism,
+    MultiAttribution,
     Plan,
     Poisson,
     TruncatedBMinSep,
@@ -28,16 +29,20 @@ from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import NotRun, Sampled
 from jaxacct.core.verify import Run, Stop, draw, next_check
 from jaxacct.estimates import estimate
+from jaxacct.kernels.randomness import key_from_words
+from jaxacct.proposals import base as proposals
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from jaxacct.verification import replay as again
 from tests.oracles import tuples
 from tests.refusals import refused
+from tests.schemes.test_truncated_b_min_sep import mixture_delta, pair_delta
 from tests.stored_plans import whole
 
 FALSE_ALARM = 1e-6
 IDENTITY = BandedToeplitz((1.0,))
 EPSILON = 0.5
+RARE = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
 
 
 def gaussian_with(delta: float) -> Mechanism:
@@ -57,10 +62,8 @@ def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anyti
     found = offered(mechanism, epsilon, direction, budget)
     chosen = next(p for p in found if p.name == "plain") if plain else found[0]
     assert (chosen.name == "plain") == plain
-    claim, stop = (
-        Claim(mechanism, ClaimedTarget(epsilon, budget.delta, budget), None, None),
-        Stop(rule, max_samples),
-    )
+    claim = Claim(mechanism, ClaimedTarget(epsilon, budget.delta, budget), None, None)
+    stop = Stop(rule, max_samples)
     side = draw(Run(resolve_proposal(claim, chosen)), budget, stop, "test", jax.random.key(run))
     evidence = Sampled(claim.digest, rule, 1.0, NotRun(), NotRun())
     return check_direction(claim, Direction(direction), side, evidence).certified
@@ -91,18 +94,8 @@ def test_accepts_below_the_line(rule):
     """At 70 % of delta_v: the rate of acceptance is far from q."""
     budget = loose_budget()
     mechanism = gaussian_with(0.7 * budget.delta_v)
-    evidence = [
-        verify(
-            mechanism,
-            EPSILON,
-            budget.delta,
-            budget=budget,
-            key=jax.random.key(run),
-            rule=rule,
-            max_samples=20_000,
-        )
-        for run in range(10)
-    ]
+    options = dict(budget=budget, rule=rule, max_samples=20_000)
+    evidence = [verify(mechanism, EPSILON, budget.delta, key=jax.random.key(r), **options) for r in range(10)]
     assert sum(e.certified for e in evidence) >= 9
     for seen in evidence:
         for direction in seen.directions:
@@ -134,27 +127,25 @@ class Interrupted(Exception):
 
 def test_a_plan_is_not_verified_by_its_own_samples(tmp_path):
     """The folder in which its samples were drawn has other samples for `Plan.verify`, which then resumes."""
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with Checkpoint(tmp_path) as checkpoint:
-        drawn = verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint)
+        drawn = verify(RARE, 2.0, 1e-2, checkpoint=checkpoint)
         plan = Plan(drawn.claim, drawn.evidence)
         for options in ({}, dict(proposal="plain")):
             fresh = plan.verify(checkpoint=checkpoint, **options)
             assert fresh.certified and fresh.evidence.remove.key != drawn.evidence.remove.key
             assert plan.verify(checkpoint=checkpoint, **options).evidence == fresh.evidence
-        found = verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        found = verify(RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
         assert found.evidence.remove.key != fresh.evidence.remove.key
 
 
 def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with Checkpoint(tmp_path) as checkpoint:
         refused("in use by another process", Checkpoint, tmp_path)
-        verify(mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        verify(RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
         (path,) = tmp_path.glob("remove-*.json")
         for damaged in (path.read_text()[:-5], "", "[1, 2]"):
             path.write_text(damaged)
-            refused(path.name, verify, mechanism, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+            refused(path.name, verify, RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
     Checkpoint(tmp_path).close()
 
 
@@ -177,14 +168,11 @@ def test_overwhelming_noise_needs_no_draw():
 
 
 def test_fresh_randomness_by_default():
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
-    one, two = (verify(mechanism, 2.0, 1e-2, proposal="plain") for _ in range(2))
+    one, two = (verify(RARE, 2.0, 1e-2, proposal="plain") for _ in range(2))
     assert one.evidence.remove.key != two.evidence.remove.key
 
 
 def test_a_non_finite_loss_stops_the_run(monkeypatch):
-    from jaxacct.proposals import base as proposals
-
     def broken(self, *args):
         draws = original(self, *args)
         draws.loss[5] = np.nan
@@ -192,9 +180,8 @@ def test_a_non_finite_loss_stops_the_run(monkeypatch):
 
     original = proposals.Proposal.draw
     monkeypatch.setattr(proposals.Proposal, "draw", broken)
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     with pytest.raises(NonFiniteLossError, match="privacy losses are not finite"):
-        verify(mechanism, 2.0, 1e-2, proposal="plain")
+        verify(RARE, 2.0, 1e-2, proposal="plain")
 
 
 def test_false_acceptances_of_bounded_proposals():
@@ -273,9 +260,8 @@ def test_false_acceptances_at_length(rule, max_samples, plain):
 
 
 def test_resumes_where_it_was(tmp_path):
-    mechanism = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
     options = dict(proposal="plain", max_samples=60_000)
-    calls = []
+    calls, resumed_at = [], []
 
     def stop_at_third(what, done, expected):
         calls.append(done)
@@ -283,20 +269,47 @@ def test_resumes_where_it_was(tmp_path):
             raise Interrupted
 
     with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
-        verify(mechanism, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
-    resumed_at = []
+        verify(RARE, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
     with Checkpoint(tmp_path) as checkpoint:
-        resumed = verify(
-            mechanism,
-            2.0,
-            1e-3,
-            checkpoint=checkpoint,
-            progress=lambda what, done, expected: resumed_at.append(done),
-            **options,
-        )
+        options |= dict(progress=lambda what, done, expected: resumed_at.append(done))
+        resumed = verify(RARE, 2.0, 1e-3, checkpoint=checkpoint, **options)
         stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
     assert resumed_at[0] > calls[-1]
-    from jaxacct.kernels.randomness import key_from_words
-
-    whole = verify(mechanism, 2.0, 1e-3, key=key_from_words(stored), **options)
+    whole = verify(RARE, 2.0, 1e-3, key=key_from_words(stored), **options)
     assert resumed.evidence == whole.evidence
+
+
+def multi_attribution_delta(sigma: float) -> float:
+    """n = 1 and three examples: counts are Binomial(3, 0.3)."""
+    distribution = {float(j): stats.binom.pmf(j, 3, 0.3) for j in range(4)}
+    return mixture_delta(distribution, {0.0: 1.0}, sigma, EPSILON)
+
+
+VARIANTS = {
+    "multi-attribution": (MultiAttribution(1, 1, 0.3, 3), BandedToeplitz.identity(), multi_attribution_delta),
+    "truncated": (
+        TruncatedBMinSep(1, 1, 0.4, 4, 8),
+        BandedToeplitz.identity(),
+        lambda sigma: pair_delta(7, 0.4, 4, sigma, EPSILON, "remove"),
+    ),
+}
+
+
+@pytest.mark.slow  # one scheme, and those of stubs, in CI
+@pytest.mark.parametrize("name", VARIANTS)
+def test_false_acceptances_of_users_and_truncated_batches(name):
+    """Just above the line, acceptances are Binomial(runs, <= q); false alarm 1e-6, and below it they come."""
+    scheme, strategy, exact = VARIANTS[name]
+    mechanism = Mechanism(scheme, strategy, 1.2)
+    delta_v, q, runs = 0.9999 * exact(1.2), 0.05, 64
+    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    options = dict(budget=budget, max_samples=8192)
+
+    def accepted(mechanism, run):
+        seen = verify(mechanism, EPSILON, budget.delta, key=jax.random.key(run), **options)
+        return seen.remove.certified
+
+    limit = stats.binom.isf(FALSE_ALARM, runs, q)
+    assert sum(accepted(mechanism, run) for run in range(runs)) <= limit < runs / 4
+    quieter = Mechanism(scheme, strategy, 2.4)
+    assert all(accepted(quieter, run) for run in range(5))

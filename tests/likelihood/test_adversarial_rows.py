@@ -24,6 +24,7 @@ from jaxacct import (
 from jaxacct.likelihood import rounding
 from tests.oracles.enumeration import log_ratio, strategy_matrix
 from tests.oracles.recurrences import log_likelihood_ratios, of_two_examples
+from tests.oracles.settings import slow_but
 
 pytestmark = pytest.mark.optimized
 
@@ -85,11 +86,7 @@ SCHEMES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [pytest.param(each, marks=pytest.mark.slow if i else ()) for i, each in enumerate(SCHEMES)],
-    ids=str,
-)
+@pytest.mark.parametrize("scheme", slow_but({0}, SCHEMES), ids=str)
 def test_no_row_is_off_by_more_than_is_booked(scheme):
     assert worst_share(scheme) < 1
 

@@ -19,10 +19,12 @@ from jaxacct import (
     TruncatedBMinSep,
 )
 from jaxacct.likelihood import rounding
+from jaxacct.proposals import base, threshold
 from jaxacct.proposals.families.replica_lines import pair_lines
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.users import independent_attribution
-from jaxacct.statistics.lines import total
+from jaxacct.statistics.lines import KINDS, total
+from tests.oracles.settings import slow, slow_but
 from tests.proposals_by_name import proposal_by_name
 from tests.rounding_errors import loss_margin, measured_error, measured_weight_error
 
@@ -54,10 +56,10 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize("sigma", [0.05, *(pytest.param(x, marks=pytest.mark.slow) for x in (1.0, 100.0))])
+@pytest.mark.parametrize("sigma", [0.05, *(slow(x) for x in (1.0, 100.0))])
 @pytest.mark.parametrize(
     ("iterations", "separation", "bands", "p"),
-    [pytest.param(*case, marks=pytest.mark.slow) for case in LONG] + [(20_000, 64, 64, 1e-3)],
+    [slow(*case) for case in LONG] + [(20_000, 64, 64, 1e-3)],
 )
 def test_long_runs(iterations, separation, bands, p, sigma):
     """Losses stay finite and their error below the margin, and below a part in 1e4 of the largest loss.
@@ -76,13 +78,11 @@ def test_long_runs(iterations, separation, bands, p, sigma):
 
 def test_the_margin_is_a_function_of_its_arguments_and_nothing_is_left_out():
     """Lines of every kind, all finite, the same from a second look; their sums are what a verdict uses."""
-    from jaxacct.proposals import base, threshold
-
     mechanism = Mechanism(BMinSep(100, 4, 0.01), BandedToeplitz.square_root(4), 1.0)
     plain = base.plain(mechanism, "remove")
     lines = threshold.budget_lines(plain, 1e-5)
     assert lines == threshold.budget_lines(base.plain(mechanism, "remove"), 1e-5)
-    assert {line.kind for line in lines} == {"epsilon", "relative", "total variation", "delta"}
+    assert {line.kind for line in lines} == set(KINDS)
     left = 1e-5 - total(lines, "delta")
     expected = left / (1 + total(lines, "relative")) - total(lines, "total variation")
     assert threshold.threshold(plain, 1e-5) == pytest.approx(expected, rel=1e-12)
@@ -93,17 +93,17 @@ def test_the_margin_is_a_function_of_its_arguments_and_nothing_is_left_out():
 # (proofs/derivations.md, section 11), and users with several examples.
 BROKEN = [
     (BMinSep(3000, 2, 1e-5), 2, 0.3, 2),
-    pytest.param(BMinSep(50_000, 2, 5e-7), 2, 0.24, 2, marks=pytest.mark.slow),
+    slow(BMinSep(50_000, 2, 5e-7), 2, 0.24, 2),
     (MultiAttribution(300, 4, 0.05, 3), 4, 0.5, 2),
-    pytest.param(MultiAttribution(40, 4, 0.4, 8), 4, 0.3, 2, marks=pytest.mark.slow),
+    slow(MultiAttribution(40, 4, 0.4, 8), 4, 0.3, 2),
     (IndependentAttribution(300, 4, 0.05, 2), 4, 0.5, 2),
-    pytest.param(IndependentAttribution(40, 3, 1.0, 2), 3, 0.3, 1, marks=pytest.mark.slow),
-    pytest.param(IndependentAttribution(40, 3, 0.4, 4, False), 3, 0.3, 2, marks=pytest.mark.slow),
-    pytest.param(IndependentAttribution(3000, 2, 1e-5, 2), 2, 0.3, 2, marks=pytest.mark.slow),
-    pytest.param(IndependentAttribution(1000, 16, 0.0036, 2), 16, 0.8, 1, marks=pytest.mark.slow),
+    slow(IndependentAttribution(40, 3, 1.0, 2), 3, 0.3, 1),
+    slow(IndependentAttribution(40, 3, 0.4, 4, False), 3, 0.3, 2),
+    slow(IndependentAttribution(3000, 2, 1e-5, 2), 2, 0.3, 2),
+    slow(IndependentAttribution(1000, 16, 0.0036, 2), 16, 0.8, 1),
     (BalancedMinSep(120, 16, 3), 16, 0.4, 2),
-    pytest.param(EpochwiseAllocation(120, 40, 16), 16, 0.4, 2, marks=pytest.mark.slow),
-    pytest.param(BalancedMinSep(1000, 64, 4), 16, 0.5, 2, marks=pytest.mark.slow),
+    slow(EpochwiseAllocation(120, 40, 16), 16, 0.4, 2),
+    slow(BalancedMinSep(1000, 64, 4), 16, 0.5, 2),
 ]
 
 
@@ -120,7 +120,7 @@ def test_no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas):
     no_draw_is_beyond_the_bound(scheme, bands, sigma, replicas, 2)
 
 
-@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("warm", [True, slow(False)])
 def test_no_draw_is_beyond_the_bound_where_the_likelihood_is_bounded(warm, monkeypatch):
     """k times the loss of one example; 256 draws under P, as many under Q."""
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
@@ -131,10 +131,9 @@ def test_no_draw_is_beyond_the_bound_where_the_likelihood_is_bounded(warm, monke
     assert 0 < found < loss_margin(mechanism) < 0.1
 
 
-@pytest.mark.parametrize(("scheme", "sigma"), [(IndependentAttribution(300, 4, 0.05, 2), 0.5)])
-def test_no_weight_of_powers_is_beyond_its_line(scheme, sigma):
+def test_no_weight_of_powers_is_beyond_its_line():
     """`ln w = ln Z + L - M L_1` of 256 draws in float32 and in float64."""
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(4), sigma)
+    mechanism = Mechanism(IndependentAttribution(300, 4, 0.05, 2), BandedToeplitz.square_root(4), 0.5)
     lines = {line.name: line for line in pair_lines(mechanism, 3, 0.0, 1e-6)}
     booked = lines["float32 weights, with the loss of one example"]
     assert booked.kind == "relative"
@@ -148,12 +147,7 @@ def test_powers_book_all_that_their_weights_rest_on():
     proposals = [proposal_by_name(mechanism, 4.0, "remove", f"replicas:{m}") for m in (4, 6)]
     few, more = (total(budget_lines(proposal, 1e-6), "relative") for proposal in proposals)
     assert 0 < few < more < 0.05
-    assert {line.kind for line in budget_lines(proposals[0], 1e-6)} == {
-        "epsilon",
-        "relative",
-        "total variation",
-        "delta",
-    }
+    assert {line.kind for line in budget_lines(proposals[0], 1e-6)} == set(KINDS)
     assert proposals[0].weight_error(0.25) == 0.0
     users = total(rounding.loss_lines(mechanism, 1e-6), "epsilon")
     assert users < total(budget_lines(proposals[0], 1e-6), "epsilon") < 0.01
@@ -163,12 +157,8 @@ def test_shared_out_participations_are_no_likelier_than_an_even_share():
     """The tail of three processes against all ways to share a count out, by enumeration."""
     scheme = IndependentAttribution(30, 4, 0.1, 3)
     for count in (0, 1, 2, 5, 9, 16, 24):
-        ways = [
-            (i, j, count - i - j)
-            for i in range(count + 1)
-            for j in range(count - i + 1)
-            if count - i - j <= 30
-        ]
+        pairs = ((i, j) for i in range(count + 1) for j in range(count - i + 1))
+        ways = [(i, j, count - i - j) for i, j in pairs if count - i - j <= 30]
         exact = np.logaddexp.reduce([sum(rounding._log_sets(scheme, k) for k in way) for way in ways])
         assert min(0.0, exact) - 1e-12 <= rounding.log_count_tail(scheme, count)
     assert rounding.log_count_tail(scheme, 25) == -np.inf
@@ -178,15 +168,10 @@ SOME_DENSE = Dense(np.tril(np.random.default_rng(0).random((60, 60))) + np.eye(6
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.3, 1.0, 100.0])
-@pytest.mark.parametrize(
-    ("scheme", "bands"),
-    [pytest.param(*one, marks=() if i == 1 else pytest.mark.slow) for i, one in enumerate(GRID)],
-)
+@pytest.mark.parametrize(("scheme", "bands"), slow_but({1}, GRID))
 def test_errors_stay_well_below_the_margin(scheme, bands, sigma):
     mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-    error = measured_error(jax.random.key(99), mechanism)
-    margin = loss_margin(mechanism)
-    assert 0 < error < margin / 2
+    assert 0 < measured_error(jax.random.key(99), mechanism) < loss_margin(mechanism) / 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ with the spacing: no lattice of losses, no Fourier transform, none of our code.
 
 from typing import NamedTuple
 
+import mpmath as mp
+
 
 class Reference(NamedTuple):
     """`delta` is H(epsilon) of `steps` steps at sampling probability q and noise sigma.
@@ -24,17 +26,6 @@ class Reference(NamedTuple):
     examples: int = 1
 
 
-SETTINGS = (
-    (1000, 0.1, 2.0, 10.0),
-    (1000, 0.1, 2.0, 16.0),
-    (10_000, 0.01, 0.7, 12.0),
-    (100_000, 0.01, 10.0, 1.0),
-    (100_000, 0.01, 10.0, 2.0),
-    (100_000, 0.9, 300.0, 7.5),
-    (1_000_000, 0.001, 0.8, 10.0),
-    (1_000_000, 0.999, 1000.0, 8.0),
-)
-OF_USERS = ((2000, 0.00512, 4.48, 4.0, 16), (50, 0.1, 3.0, 2.0, 5), (300, 0.02, 8.0, 5.0, 40))
 NODES, DIGITS = 300, 60
 REFERENCES = (
     Reference(1000, 0.1, 2.0, 10.0, True, "1.028695824766e-07"),
@@ -66,8 +57,6 @@ USERS = (
 
 def divergence(steps: int, q: float, sigma: float, epsilon: float, remove: bool, examples: int = 1):
     """H(epsilon) as a number of mpmath."""
-    import mpmath as mp
-
     mp.mp.dps = DIGITS
     q, sigma, epsilon = mp.mpf(q), mp.mpf(sigma), mp.mpf(epsilon)
     # The spacing keeps the nearest singularity, at an imaginary part of pi sigma for one example, 40 digits
@@ -112,8 +101,6 @@ def divergence(steps: int, q: float, sigma: float, epsilon: float, remove: bool,
 
 def gaussian(epsilon: float, mu):
     """H(epsilon) of N(mu, 1) against N(0, 1), by its definition in 60 digits."""
-    import mpmath as mp
-
     with mp.workdps(DIGITS):
         mu, epsilon = mp.mpf(mu), mp.mpf(epsilon)
         return mp.ncdf(mu / 2 - epsilon / mu) - mp.exp(epsilon) * mp.ncdf(-mu / 2 - epsilon / mu)
@@ -121,8 +108,6 @@ def gaussian(epsilon: float, mu):
 
 def sampled(epsilon: float, q: float, sigma: float, remove: bool):
     """H(epsilon) of one sampled Gaussian, by its definition in 60 digits."""
-    import mpmath as mp
-
     with mp.workdps(DIGITS):
         q, sigma, epsilon = mp.mpf(q), mp.mpf(sigma), mp.mpf(epsilon)
         ratio = mp.expm1(epsilon if remove else -epsilon) / q
@@ -137,8 +122,6 @@ def sampled(epsilon: float, q: float, sigma: float, remove: bool):
 
 def antipodal(epsilon: float, q: float, sigma: float):
     """H(epsilon) of one sampled Gaussian of mean 1 against that of mean -1, in 60 digits."""
-    import mpmath as mp
-
     with mp.workdps(DIGITS):
         q, sigma, epsilon = mp.mpf(q), mp.mpf(sigma), mp.mpf(epsilon)
         u, rest = q * mp.exp(-1 / (2 * sigma**2)), (1 - q) * mp.expm1(epsilon)
@@ -151,12 +134,9 @@ def antipodal(epsilon: float, q: float, sigma: float):
 
 
 if __name__ == "__main__":
-    for *setting, number in [*((*setting, 1) for setting in SETTINGS), *OF_USERS]:
-        for direction in (True, False):
-            found, last = divergence(*setting, direction, number)
-            assert last < 1e-40  # of terms whose largest is about 1
-            arguments, users = (
-                ", ".join(map(repr, (*setting, direction))),
-                f", {number}" if number > 1 else "",
-            )
-            print(f'    Reference({arguments}, "{float(found):.12e}"{users}),', flush=True)
+    for row in REFERENCES + USERS:
+        found, last = divergence(row.steps, row.q, row.sigma, row.epsilon, row.remove, row.examples)
+        assert last < 1e-40  # of terms whose largest is about 1
+        numbers = ", ".join(map(repr, row[:5]))
+        users = f", {row.examples}" if row.examples > 1 else ""
+        print(f'    Reference({numbers}, "{float(found):.12e}"{users}),', flush=True)

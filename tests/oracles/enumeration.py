@@ -4,39 +4,30 @@ import itertools
 import math
 
 import numpy as np
+from scipy import special
 
 
 def is_known(scheme) -> bool:
-    return scheme.name in _by_name()
+    return scheme.name in _BY_NAME
 
 
 def pattern_distribution(scheme) -> dict[tuple[int, ...], float]:
     """Probability of every participation vector, walking each scheme's definition step by step."""
-    return _by_name()[scheme.name](scheme)
+    return _BY_NAME[scheme.name](scheme)
 
 
-def _by_name() -> dict:
-    return {
-        "poisson": _poisson,
-        "cyclic-poisson": _cyclic,
-        "balls-in-bins": _balls_in_bins,
-        "b-min-sep": _b_min_sep,
-        "balanced-min-sep": _balanced_min_sep,
-        "epochwise-allocation": _epochwise_allocation,
-        "custom": _custom,
-        "multi-attribution": _multi_attribution,
-        "independent-attribution": _independent_attribution,
-    }
+def arrays(distribution) -> tuple[np.ndarray, np.ndarray]:
+    """(vectors, (number, n) float64, their probabilities) of `{vector: probability}`."""
+    return np.array(list(distribution), float), np.array(list(distribution.values()))
 
 
-def _poisson(scheme):
-    p, n = scheme.sampling_probability, scheme.iterations
-    distribution = {x: p ** sum(x) * (1 - p) ** (n - sum(x)) for x in itertools.product((0, 1), repeat=n)}
-    return {x: w for x, w in distribution.items() if w > 0}
+def vectors(scheme) -> tuple[np.ndarray, np.ndarray]:
+    """(all participation vectors, (number, n) float64, their probabilities)."""
+    return arrays(pattern_distribution(scheme))
 
 
-def _cyclic(scheme):
-    p, n, b = scheme.sampling_probability, scheme.iterations, scheme.cycle_length
+def _by_phase(n: int, b: int, p: float):
+    """One of b phases, uniformly; in each of its steps a unit joins with probability p."""
     distribution: dict[tuple[int, ...], float] = {}
     for phase in range(b):
         steps = list(range(phase, n, b))
@@ -50,21 +41,12 @@ def _cyclic(scheme):
     return distribution
 
 
-def _balls_in_bins(scheme):
-    n, b = scheme.iterations, scheme.cycle_length
-    distribution: dict[tuple[int, ...], float] = {}
-    for phase in range(b):
-        x = tuple(int(i % b == phase) for i in range(n))
-        distribution[x] = distribution.get(x, 0.0) + 1 / b
-    return distribution
-
-
-def _b_min_sep(scheme):
+def _renewal(scheme, examples: int):
+    """An eligible unit tosses a coin for each example; a participation is of all that show heads."""
     p, n, b = scheme.sampling_probability, scheme.iterations, scheme.min_separation
-    starts = {0: 1.0}
-    if scheme.warm_start:
-        free = 1 / (1 + (b - 1) * p)
-        starts = {0: free} | {s: (1 - free) / (b - 1) for s in range(1, b)}
+    coins = [math.comb(examples, j) * p**j * (1 - p) ** (examples - j) for j in range(examples + 1)]
+    free = 1 / (1 + (b - 1) * (1 - coins[0]))
+    starts = {0: free} | {s: (1 - free) / (b - 1) for s in range(1, b)} if scheme.warm_start else {0: 1.0}
     distribution: dict[tuple[int, ...], float] = {}
 
     def walk(x, locked_out, weight):
@@ -75,8 +57,8 @@ def _b_min_sep(scheme):
         elif locked_out:
             walk([*x, 0], locked_out - 1, weight)
         else:
-            walk([*x, 1], b - 1, weight * p)
-            walk([*x, 0], 0, weight * (1 - p))
+            for j in range(examples + 1):
+                walk([*x, j], b - 1 if j else 0, weight * coins[j])
 
     for locked_out, weight in starts.items():
         walk([], locked_out, weight)
@@ -153,38 +135,9 @@ def _custom(scheme):
     return distribution
 
 
-def _multi_attribution(scheme):
-    """Theorem 6.1: as b-min-sep, but participating is with 1 .. k_u of k_u coins."""
-    p, n, b, k = (
-        scheme.sampling_probability,
-        scheme.iterations,
-        scheme.min_separation,
-        scheme.examples_per_user,
-    )
-    coins = [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
-    free = 1 / (1 + (b - 1) * (1 - coins[0]))
-    starts = {0: free} | {s: (1 - free) / (b - 1) for s in range(1, b)} if scheme.warm_start else {0: 1.0}
-    distribution: dict[tuple[int, ...], float] = {}
-
-    def walk(x, locked_out, weight):
-        if weight == 0:
-            return
-        if len(x) == n:
-            distribution[tuple(x)] = distribution.get(tuple(x), 0.0) + weight
-        elif locked_out:
-            walk([*x, 0], locked_out - 1, weight)
-        else:
-            for j in range(k + 1):
-                walk([*x, j], b - 1 if j else 0, weight * coins[j])
-
-    for locked_out, weight in starts.items():
-        walk([], locked_out, weight)
-    return distribution
-
-
 def _independent_attribution(scheme):
     """Sums over all tuples of the vectors of single examples."""
-    one, distribution = _b_min_sep(scheme), {(0,) * scheme.iterations: 1.0}
+    one, distribution = _renewal(scheme, 1), {(0,) * scheme.iterations: 1.0}
     for _ in range(scheme.examples_per_user):
         more: dict[tuple[int, ...], float] = {}
         for x, weight in distribution.items():
@@ -193,6 +146,19 @@ def _independent_attribution(scheme):
                 more[both] = more.get(both, 0.0) + weight * other
         distribution = more
     return distribution
+
+
+_BY_NAME = {
+    "poisson": lambda scheme: _by_phase(scheme.iterations, 1, scheme.sampling_probability),
+    "cyclic-poisson": lambda s: _by_phase(s.iterations, s.cycle_length, s.sampling_probability),
+    "balls-in-bins": lambda scheme: _by_phase(scheme.iterations, scheme.cycle_length, 1.0),
+    "b-min-sep": lambda scheme: _renewal(scheme, 1),
+    "balanced-min-sep": _balanced_min_sep,
+    "epochwise-allocation": _epochwise_allocation,
+    "custom": _custom,
+    "multi-attribution": lambda scheme: _renewal(scheme, scheme.examples_per_user),  # theorem 6.1
+    "independent-attribution": _independent_attribution,
+}
 
 
 def strategy_matrix(coefficients, rows: int, columns: int) -> np.ndarray:
@@ -205,13 +171,20 @@ def strategy_matrix(coefficients, rows: int, columns: int) -> np.ndarray:
     return dense
 
 
+def log_mixture(distribution, dense, sigma: float, outputs: np.ndarray) -> np.ndarray:
+    """ln of the density of `C x + sigma z` over that of `sigma z` at (batch, rows) outputs.
+
+    Args:
+      distribution: {x: probability}.
+      dense: C, (rows, n).
+    """
+    patterns, weights = arrays(distribution)
+    means = patterns @ dense.T
+    exponents = (outputs @ means.T - (means**2).sum(1) / 2) / sigma**2 + np.log(weights)
+    return special.logsumexp(exponents, axis=1)
+
+
 def log_ratio(scheme, coefficients, sigma: float, outputs: np.ndarray) -> np.ndarray:
     """ln P/Q of (batch, rows) outputs by summing over every participation vector."""
-    distribution = pattern_distribution(scheme)
-    patterns = np.array(list(distribution), float)
-    log_weights = np.log(np.array(list(distribution.values())))
     dense = strategy_matrix(coefficients, outputs.shape[1], scheme.iterations)
-    means = patterns @ dense.T
-    exponents = (outputs @ means.T - (means**2).sum(1) / 2) / sigma**2 + log_weights
-    high = exponents.max(axis=1, keepdims=True)
-    return (high + np.log(np.exp(exponents - high).sum(axis=1, keepdims=True)))[:, 0]
+    return log_mixture(pattern_distribution(scheme), dense, sigma, outputs)

@@ -2,8 +2,6 @@
 
 import math
 
-from jaxacct.common import validate as _validate
-
 
 def paper_theorem_3_7_sigma(
     epsilon: float, delta: float, *, iterations: int, dataset_size: int, clip_norm: float, error_bound: float
@@ -13,12 +11,8 @@ def paper_theorem_3_7_sigma(
     `sigma_1^2 = 32 T (C1^2 + 2 C^2) ln(1/delta) / (N^2 eps^2)`; `error_bound` is the printed C, at least B
     C2.
     """
-    epsilon = _validate.positive_number("epsilon", epsilon)
-    log = -math.log(_validate.open_probability("delta", delta))
-    steps = _validate.positive_integer("iterations", iterations)
-    size = _validate.positive_integer("dataset_size", dataset_size)
     gradient = clip_norm**2 + 2 * error_bound**2
-    return math.sqrt(32 * steps * gradient * log) / (size * epsilon)
+    return math.sqrt(32 * iterations * gradient * -math.log(delta)) / (dataset_size * epsilon)
 
 
 def paper_theorem_3_7_epsilon(epsilon: float, delta: float) -> float:
@@ -26,6 +20,4 @@ def paper_theorem_3_7_epsilon(epsilon: float, delta: float) -> float:
 
     `sqrt 2 eps + eps^2 / (2 ln 1/delta)`, not eps: the last step of the proof loses a constant.
     """
-    log = -math.log(_validate.open_probability("delta", delta))
-    epsilon = _validate.positive_number("epsilon", epsilon)
-    return math.sqrt(2) * epsilon + epsilon**2 / (2 * log)
+    return math.sqrt(2) * epsilon + epsilon**2 / (2 * -math.log(delta))

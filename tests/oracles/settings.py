@@ -33,7 +33,16 @@ SMALL = [
     (MultiAttribution(8, 3, 0.3, 1), 3),
 ]
 
-IDS = [f"{s}-{b}" for s, b in SMALL]
+
+def slow(*values):
+    """A case of a parametrized test that CI leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def slow_but(fast, cases) -> list:
+    """Cases of a parametrized test, slow but for those of the indices `fast`."""
+    tuples = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case) if i in fast else slow(*case) for i, case in enumerate(tuples)]
 
 
 def few_in_ci(fast, settings=SMALL) -> list:

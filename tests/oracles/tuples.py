@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import integrate
 
-from tests.oracles.enumeration import pattern_distribution, strategy_matrix
+from tests.oracles.enumeration import strategy_matrix, vectors
 
 
 def count_distribution(
@@ -18,13 +18,9 @@ def count_distribution(
     Args:
       rows: of C; by default those on which all of its columns are whole.
     """
-    distribution = pattern_distribution(scheme)
+    patterns, weights = vectors(scheme)
     rows = scheme.iterations + len(coefficients) - 1 if rows is None else rows
-    dense = strategy_matrix(coefficients, rows, scheme.iterations)
-    patterns = np.array(list(distribution), float)
-    means = patterns @ dense.T
-    weights = np.array(list(distribution.values()))
-    num = len(weights)
+    means, num = patterns @ strategy_matrix(coefficients, rows, scheme.iterations).T, len(weights)
     # All m-tuples at once: the weight of each, and its count vector.
     total_weight = np.ones((num,) * m)
     count = np.zeros((num,) * m + (scheme.iterations,))
@@ -79,10 +75,9 @@ def two_step_delta(
     with the trapezoidal rule, which converges fast for smooth decaying integrands; the kink costs accuracy
     of the order of the squared spacing.
     """
-    distribution = pattern_distribution(scheme)
+    patterns, weights = vectors(scheme)
     rows = scheme.iterations + len(coefficients) - 1 if rows is None else rows
-    dense = strategy_matrix(coefficients, rows, scheme.iterations)
-    means = np.array(list(distribution), float) @ dense.T
+    means = patterns @ strategy_matrix(coefficients, rows, scheme.iterations).T
     axis = np.linspace(-7 * sigma, 7 * sigma + 1.2, 260 if rows == 3 else 1200)
     spacing = (axis[1] - axis[0]) ** rows
 
@@ -92,7 +87,7 @@ def two_step_delta(
     # A factor for each row of C: of every pattern, and of none. P is a product of matrices, in slices.
     factors = [along(np.append(row, 0.0)) for row in means.T]
     left = functools.reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(len(a), -1), factors[:-1])
-    weights, last, total = np.array(list(distribution.values())), factors[-1], 0.0
+    last, total = factors[-1], 0.0
     for part in np.array_split(left, 1 + left.shape[1] // 256, axis=1):
         p_density = (weights[:, None] * part[:-1]).T @ last[:-1]
         q_density = np.outer(part[-1], last[-1])

@@ -9,6 +9,7 @@ import pytest
 from jaxacct import BandedToeplitz, Mechanism, sample_privacy_loss
 from jaxacct.schemes import BMinSep, Poisson
 from jaxacct.statistics.hockey_stick import hockey_stick
+from tests.oracles.settings import slow
 
 FALSE_ALARM = 1e-6
 
@@ -66,9 +67,7 @@ def test_a_mixture_in_place_of_q_breaks_it():
     assert add > 1.5 * remove > 1e-3
 
 
-@pytest.mark.parametrize(
-    "scheme", [BMinSep(50, 8, 0.03), *(pytest.param(s, marks=pytest.mark.slow) for s in (Poisson(50, 0.02),))]
-)
+@pytest.mark.parametrize("scheme", [BMinSep(50, 8, 0.03), slow(Poisson(50, 0.02))])
 def test_rare_small_likelihoods_are_rare_large_ones(scheme):
     """Draws of both directions, at many epsilons (Hoeffding, 1e-6 for each)."""
     mechanism, key = Mechanism(scheme, BandedToeplitz.identity(), 0.7), jax.random.key(3)

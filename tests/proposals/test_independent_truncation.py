@@ -26,12 +26,13 @@ from jaxacct.proposals.families.truncated import Replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import table as replicas
 from jaxacct.schemes.truncation.independent_truncation import IndependentTruncation
-from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.lines import total
-from tests.draws import mean_interval
+from tests.draws import divergence_interval
 from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.settings import slow
 from tests.proposals_by_name import proposal_by_name
+from tests.refusals import refused
 from tests.schemes.test_truncated_b_min_sep import count_distribution, plane_delta
 
 FALSE_ALARM = 1e-6
@@ -157,11 +158,9 @@ def test_likelihoods_against_enumeration(scheme, bands, x64):
     found = jax.jit(scheme.independent_truncation.log_likelihoods)(ratios, norms / 2 / variance, truncated)
     for k, (y, steps) in enumerate(zip(outputs, truncated, strict=True)):
         for ours, counts in zip(found, ((2, 1), (-1, 0)), strict=True):
-            distribution = distribution_given(scheme, steps, *counts)
-            means = np.array(list(distribution), float) @ dense.T
-            exponents = (means @ y - (means**2).sum(axis=1) / 2) / variance
-            exact = np.log(np.array(list(distribution.values())) @ np.exp(exponents))
-            assert float(ours[k]) == pytest.approx(exact, rel=1e-9, abs=1e-12)
+            law = distribution_given(scheme, steps, *counts)
+            exact = enumeration.log_mixture(law, dense, mechanism.noise_multiplier, y[None])
+            assert float(ours[k]) == pytest.approx(exact[0], rel=1e-9, abs=1e-12)
 
 
 def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], float], float]:
@@ -186,10 +185,8 @@ def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], floa
 def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
     chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
-    truncation, strategy = (
-        IndependentTruncation(scheme.untruncated, chances, 0.0, counts),
-        BandedToeplitz.square_root(bands),
-    )
+    truncation = IndependentTruncation(scheme.untruncated, chances, 0.0, counts)
+    strategy = BandedToeplitz.square_root(bands)
     of_two = Replicas(truncation, strategy, 1.2)
     distribution, log_z = distribution_of_replicas(of_two, chances)
     assert replicas.log_normalizer(of_two) == pytest.approx(log_z, rel=1e-10)
@@ -205,13 +202,8 @@ def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
 
 def densities(scheme, dense, sigma, outputs, truncated):
     """(f_P, f_Q) at each of the outputs, given which steps are truncated."""
-    found = []
-    for counts in ((2, 1), (-1, 0)):
-        distribution = distribution_given(scheme, truncated, *counts)
-        means = np.array(list(distribution), float) @ dense.T
-        exponents = (outputs @ means.T - (means**2).sum(axis=1) / 2) / sigma**2
-        found.append(np.exp(exponents) @ np.array(list(distribution.values())))
-    return found
+    laws = (distribution_given(scheme, truncated, *counts) for counts in ((2, 1), (-1, 0)))
+    return [np.exp(enumeration.log_mixture(law, dense, sigma, outputs)) for law in laws]
 
 
 def max_term(mechanism, epsilon, direction, seed=0):
@@ -220,11 +212,9 @@ def max_term(mechanism, epsilon, direction, seed=0):
     Over every set of truncated steps, at outputs far and near and climbing from the best of them.
     """
     scheme, sigma, rng = mechanism.scheme, mechanism.noise_multiplier, np.random.default_rng(seed)
-    n, p, proposal = (
-        scheme.iterations,
-        scheme.sampling_probability,
-        proposal_by_name(mechanism, epsilon, direction, NAME),
-    )
+    n = scheme.iterations
+    p = scheme.sampling_probability
+    proposal = proposal_by_name(mechanism, epsilon, direction, NAME)
     dense = enumeration.strategy_matrix(mechanism.strategy.array, n + mechanism.strategy.bands - 1, n)
     alpha, none = math.exp(epsilon), math.exp(scheme.untruncated.log_probability_of_none())
     scale, worst, without = math.exp(proposal.log_scale), 0.0, 0.0
@@ -267,17 +257,14 @@ def test_no_term_exceeds_the_scale(scheme, bands, direction):
     assert without > 1.2
 
 
-@pytest.mark.parametrize("direction", ["remove", pytest.param("add", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("direction", ["remove", slow("add")])
 def test_the_mean_is_the_divergence_with_independent_truncation(direction, key):
     """Two steps, two bands: the interval of the mean holds the exact divergence; false alarm 1e-6."""
     mechanism, epsilon = mechanism_of(TruncatedBMinSep(2, 2, 0.4, 4, 10), 2, 1.0), 0.7
     exact = exact_divergence(mechanism, epsilon, direction)
     proposal = proposal_by_name(mechanism, epsilon, direction, NAME)
-    draws, scale = proposal.draw(key, 0, 64), math.exp(proposal.log_scale)
-    terms = hockey_stick.weighted_terms(draws, direction, epsilon) / scale
-    assert 0 <= terms.min() and terms.max() <= 1 + 1e-5
-    low, high = mean_interval(bounds.bin_terms(np.minimum(1.0, terms)), FALSE_ALARM)
-    assert scale * low <= exact <= scale * high and high - low < 0.05
+    low, high = divergence_interval(proposal, proposal.draw(key, 0, 64), epsilon, FALSE_ALARM)
+    assert low <= exact <= high and high - low < 0.05 * math.exp(proposal.log_scale)
     assert proposal.of_a_bound and proposal.scale_at is not None
     assert proposal.scale_at(epsilon) == proposal.log_scale
 
@@ -289,11 +276,8 @@ def exact_divergence(mechanism, epsilon, direction) -> float:
     _, triangle = np.linalg.qr(dense)
 
     def delta(truncated):
-        distributions = [
-            distribution_given(scheme, truncated, 2, 1),
-            distribution_given(scheme, truncated, -1, 0),
-        ]
-        planes = [{tuple(triangle @ x): w for x, w in distribution.items()} for distribution in distributions]
+        laws = (distribution_given(scheme, truncated, *counts) for counts in ((2, 1), (-1, 0)))
+        planes = [{tuple(triangle @ x): w for x, w in law.items()} for law in laws]
         first, second = planes if direction == "remove" else planes[::-1]
         return plane_delta(first, second, mechanism.noise_multiplier, epsilon)
 
@@ -305,20 +289,14 @@ def exact_divergence(mechanism, epsilon, direction) -> float:
 def test_what_is_booked(key):
     """Float32 against float64 of the same draws stays within; a part of the eligible is reserved as delta."""
     scheme = TruncatedBMinSep(12, 3, 0.1, 60, 600)
-    mechanism, log_likelihoods = (
-        mechanism_of(scheme, 3, 0.8),
-        jax.jit(scheme.independent_truncation.log_likelihoods),
-    )
+    mechanism = mechanism_of(scheme, 3, 0.8)
+    log_likelihoods = jax.jit(scheme.independent_truncation.log_likelihoods)
     for direction in ("remove", "add"):
         proposal = proposal_by_name(mechanism, 2.0, direction, NAME)
         lines = {line.name: line for line in budget_lines(proposal, 1e-5)}
         margin, weight = total(tuple(lines.values()), "epsilon"), lines["float32 weights"].amount
-        assert (
-            lines["more examples eligible than allowed for"].amount
-            == scheme.independent_truncation.beyond
-            > 0
-        )
-        assert lines["more examples eligible than allowed for"].kind == "delta"
+        more = lines["more examples eligible than allowed for"]
+        assert more.amount == scheme.independent_truncation.beyond > 0 and more.kind == "delta"
         n = scheme.iterations
         generator = np.random.default_rng(4)
         scores = generator.normal(size=(4000, n)) * 0.8 + generator.choice([-2.0, 0.0, 2.0, 4.0], (4000, n))
@@ -336,12 +314,12 @@ def test_what_is_booked(key):
 
 
 def test_where_there_is_none():
-    untruncated = mechanism_of(SMALL[0][0].untruncated, 2)
-    with pytest.raises(ValueError, match="scheme must truncate batches itself, got b-min-sep"):
-        proposal_by_name(untruncated, 1.0, "remove", NAME)
     loud = mechanism_of(SMALL[0][0], 2, 0.01)
-    with pytest.raises(ValueError, match=r"overflow at noise multiplier 0\.01"):
-        proposal_by_name(loud, 1.0, "remove", NAME)
+    for mechanism, line in (
+        (mechanism_of(SMALL[0][0].untruncated, 2), "scheme must truncate batches itself, got b-min-sep"),
+        (loud, r"overflow at noise multiplier 0\.01"),
+    ):
+        refused(line, proposal_by_name, mechanism, 1.0, "remove", NAME)
     assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]
 
 
@@ -358,17 +336,13 @@ def test_few_samples(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert type(plan).load(tmp_path / "plan.json") == plan
     found = estimate_delta(plan.mechanism, 8.0, num_samples=1000, key=jax.random.key(1))
-    assert (
-        found.low == 0
-        and found.high < 1e-5
-        and all(name.startswith("truncated") for name in found.proposals.values())
-    )
-    plain = [c.predicted_samples for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-6))]
-    assert max(plain) > 1000 * min(plain)
+    assert found.low == 0 and found.high < 1e-5
+    assert all(name.startswith("truncated") for name in found.proposals.values())
     # Where plain draws of the pair itself are few, they are taken.
-    assert [c.proposal.name for c in candidates(plan.mechanism, 8.0, "remove", Budget.split(1e-2))] == [
-        "plain"
-    ]
+    few, many = (candidates(plan.mechanism, 8.0, "remove", Budget.split(delta)) for delta in (1e-2, 1e-6))
+    assert [c.proposal.name for c in few] == ["plain"]
+    predicted = [c.predicted_samples for c in many]
+    assert max(predicted) > 1000 * min(predicted)
     loud = dataclasses.replace(plan.mechanism, noise_multiplier=0.5)
     assert best_proposal(loud, 1.0, "remove", None, None).name == "plain"
     assert best_proposal(loud, 1.0, "remove", NAME, None).name == NAME

@@ -14,12 +14,12 @@ from jaxacct.proposals.base import Setting
 from jaxacct.proposals.families import joint_replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas import joint
-from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import Item
-from tests.draws import draws_of, mean_interval
+from tests.draws import divergence_interval, draws_of
+from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
-from tests.oracles.enumeration import pattern_distribution, strategy_matrix
+from tests.oracles.settings import slow
 from tests.proposals_by_name import family_candidates, proposal_by_name
 
 TWO, THREE, ONE = (0.8, 0.6), (0.8, 0.48, 0.36), (1.0,)
@@ -39,10 +39,9 @@ def mechanism(scheme, coefficients, sigma=0.9) -> Mechanism:
 
 def tuples(scheme, coefficients, m: int, sigma: float):
     """(weights, sums) of all m-tuples of participation vectors."""
-    patterns = pattern_distribution(scheme)
-    vectors, chances = np.array(list(patterns), float), np.array(list(patterns.values()))
+    vectors, chances = enumeration.vectors(scheme)
     rows = scheme.iterations + len(coefficients) - 1
-    columns = vectors @ strategy_matrix(coefficients, rows, scheme.iterations).T
+    columns = vectors @ enumeration.strategy_matrix(coefficients, rows, scheme.iterations).T
     gram = columns @ columns.T / sigma**2
     places = np.indices((len(vectors),) * m).reshape(m, -1)
     attraction = sum(gram[places[i], places[j]] for i, j in itertools.combinations(range(m), 2))
@@ -103,7 +102,7 @@ def test_other_mechanisms_have_none():
 
 @pytest.mark.parametrize(
     ("scheme", "coefficients", "m"),
-    [SETTINGS[0], pytest.param(BMinSep(4, 1, 0.4), ONE, 3, marks=pytest.mark.slow)],
+    [SETTINGS[0], slow(BMinSep(4, 1, 0.4), ONE, 3)],
     ids=str,
 )
 def test_terms_have_the_mean_of_the_divergence(scheme, coefficients, m):
@@ -114,14 +113,9 @@ def test_terms_have_the_mean_of_the_divergence(scheme, coefficients, m):
         for name in (f"joint-replicas:{m}", "plain"):
             proposal = proposal_by_name(one, epsilon, "remove", name)
             draws = draws_of(proposal, jax.random.key(5), 512)
-            scale = math.exp(proposal.log_scale)
-            terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / scale
-            assert 0 <= terms.min() and terms.max() <= 1 + 1e-5
-            ends = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 5e-7)
-            found.append([end * scale for end in ends])
+            found.append(divergence_interval(proposal, draws, epsilon, 5e-7))
         (low, high), (least, most) = found
-        assert low <= most * (1 + 1e-3) and least <= high * (1 + 1e-3)
-        assert high < 1.3 * low, "it could not fail"
+        assert low <= most and least <= high and high < 1.3 * low, "it could not fail"
 
 
 def test_rounding_is_that_of_m_vectors():
@@ -138,9 +132,7 @@ def test_a_verification_is_near_the_divergence():
     """Pairs need 200,000 samples or more here; certified at 1.3 times the divergence, and not at .7 times."""
     one = Mechanism(BMinSep(200, 8, 1e-3), BandedToeplitz.square_root(8), 0.55)
     proposal = proposal_by_name(one, 4.0, "remove", "joint-replicas:4")
-    scale, draws = math.exp(proposal.log_scale), draws_of(proposal, jax.random.key(7), 256)
-    terms = hockey_stick.weighted_terms(draws, proposal.direction, 4.0) / scale
-    low, high = (scale * end for end in mean_interval(bounds.bin_terms(np.minimum(terms, 1)), 1e-6))
+    low, high = divergence_interval(proposal, draws_of(proposal, jax.random.key(7), 256), 4.0, 1e-6)
     for delta, expected in ((0.7 * low, False), (1.3 * high, True)):
         verdict = verify(one, 4.0, delta, proposal=proposal.name, max_samples=30_000, key=jax.random.key(3))
         assert verdict.certified is expected

@@ -6,7 +6,6 @@ import math
 import jax
 import numpy as np
 import pytest
-from scipy import stats
 
 from jaxacct import (
     BallsInBins,
@@ -26,6 +25,8 @@ from jaxacct.schemes.replicas import by_age, table, table_weights
 from jaxacct.schemes.replicas.base import log_lift
 from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.composed_losses import gaussian
+from tests.oracles.settings import slow_but
 
 FALSE_ALARM = 1e-6
 TAIL = (1.0, 0.6, 0.4, 0.3, 0.2, 0.1)
@@ -53,8 +54,7 @@ def tuples_of(scheme, column):
     gram = c.T @ c / SIGMA**2
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     near, far = np.where(apart < b, gram, 0.0), np.where(apart >= b, gram, 0.0)
-    distribution = enumeration.pattern_distribution(scheme)
-    x, p = np.array(list(distribution), float), np.array(list(distribution.values()))
+    x, p = enumeration.vectors(scheme)
     lift = 2 * scheme.examples_per_unit * float(strategy.cross_terms(n, b)) / SIGMA**2
     which = np.array(list(itertools.product(range(len(x)), repeat=2)))
     together, first = x[which].sum(axis=1), x[which[:, 0]]
@@ -105,10 +105,9 @@ def test_the_density_and_the_weights_of_the_proof(scheme, column):
     outputs = np.random.default_rng(0).normal(size=(30, len(c))) * 1.5 + 0.3
     means = together @ c.T
     ratios = np.exp((outputs @ means.T - np.square(means).sum(axis=1) / 2) / SIGMA**2) * chance
-    distribution = enumeration.pattern_distribution(scheme)
-    x, own = np.array(list(distribution), float), np.square(c).sum(axis=0) / 2
+    (x, weights), own = enumeration.vectors(scheme), np.square(c).sum(axis=0) / 2
     # Counts of one step are one number j: j s - j^2 / 2 of its norm.
-    above = np.exp(((outputs @ c) @ x.T - (x**2) @ own) / SIGMA**2) @ np.array(list(distribution.values()))
+    above = np.exp(((outputs @ c) @ x.T - (x**2) @ own) / SIGMA**2) @ weights
     exact = np.exp(enumeration.log_ratio(scheme, strategy.array, SIGMA, outputs))
     assert (ratios.sum(axis=1) * math.exp(log_z) >= above**2 * (1 - 1e-9)).all()
     weighted = (ratios @ np.exp(factor)) * math.exp(log_z)
@@ -131,13 +130,7 @@ def test_a_smaller_lift_would_be_wrong(scheme):
 
 
 # By ages, and of cyclic Poisson by the table; the others are programs of their own.
-DRAWN = [
-    pytest.param(*setting, marks=() if i in (0, 4) else pytest.mark.slow)
-    for i, setting in enumerate(SETTINGS)
-]
-
-
-@pytest.mark.parametrize(("scheme", "column"), DRAWN, ids=str)
+@pytest.mark.parametrize(("scheme", "column"), slow_but({0, 4}, SETTINGS), ids=str)
 def test_drawn_counts_of_all_and_of_one(scheme, column, key):
     """Chi-square over all pairs of vectors; another pairing of the same draws has pairs that cannot be."""
     mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
@@ -180,16 +173,12 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     scheme, strategy, sigma, epsilon = BallsInBins(4, 1), Toeplitz(TAIL), 4.0, 0.5
     mechanism = Mechanism(scheme, strategy, sigma)
     mu = np.linalg.norm(enumeration.strategy_matrix(strategy.array, 9, 4).sum(axis=1)) / sigma
-    exact = stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+    exact = float(gaussian(epsilon, mu))
 
     def accepted(delta):
         registry.build.cache_clear()
-        for cache in (
-            table.log_normalizer_about,
-            table._relative_error,
-            table.tables,
-            table_weights.weights_of,
-        ):
+        of_table = table.log_normalizer_about, table._relative_error, table.tables
+        for cache in (*of_table, table_weights.weights_of):
             cache.cache_clear()
         found = verify(mechanism, epsilon, delta, proposal="replicas:2", max_samples=40_000, key=key)
         return found.remove.certified
@@ -200,9 +189,6 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
             patch.setattr(module, "log_lift", lambda mechanism: 0.0)
         assert accepted(0.95 * exact)
     assert not accepted(0.95 * exact)
-
-
-# --- Two replicas by their ages ---
 
 
 def distribution_by_age(scheme, arrays) -> dict:

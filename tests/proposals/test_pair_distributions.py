@@ -23,6 +23,7 @@ from jaxacct import (
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
+from tests.oracles.settings import slow, slow_but
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
 
@@ -40,16 +41,13 @@ SCHEMES = [
     IndependentAttribution(N, 4, 0.15, 2),
     TruncatedBMinSep(N, 5, 0.2, 12, 60),
 ]
-SOME_FAST = [
-    scheme if i == 0 else pytest.param(scheme, marks=pytest.mark.slow) for i, scheme in enumerate(SCHEMES)
-]
 
 
 def exact(scheme):
     return pair_distributions(getattr(scheme, "untruncated", scheme))
 
 
-@pytest.mark.parametrize("scheme", SOME_FAST, ids=str)
+@pytest.mark.parametrize("scheme", slow_but({0}, SCHEMES), ids=str)
 def test_pairs_of_the_accountants_samples(scheme, key):
     drawn = np.asarray(jax.jit(lambda key: scheme.draw_participation(key, 200_000))(key))
     assert min_p_value(drawn, exact(scheme)) > FALSE_ALARM
@@ -115,8 +113,8 @@ def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...]
     [
         (TruncatedBMinSep(3, 2, 0.5, 1, 3), 1),
         (BMinSep(3, 2, 0.6), 2),
-        pytest.param(Poisson(3, 0.5), 1, marks=pytest.mark.slow),
-        pytest.param(CyclicPoisson(3, 2, 0.7), 1, marks=pytest.mark.slow),
+        slow(Poisson(3, 0.5), 1),
+        slow(CyclicPoisson(3, 2, 0.7), 1),
     ],
     ids=str,
 )

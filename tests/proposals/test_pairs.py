@@ -28,9 +28,8 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import pair_weights, replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas.base import log_attractions
-from jaxacct.statistics import bounds, hockey_stick
 from tests.conformance.test_schemes import IDENTITY, divergences
-from tests.draws import draws_of, mean_interval
+from tests.draws import divergence_interval, draws_of
 from tests.oracles import enumeration
 from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
 
@@ -56,8 +55,7 @@ def every_tuple(scheme, m: int, attraction: float | None = None, cut: bool = Fal
       cut: whether C has n rows.
     """
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
-    distribution = enumeration.pattern_distribution(one)
-    x, p = np.array(list(distribution), float), np.array(list(distribution.values()))
+    x, p = enumeration.vectors(one)
     n, times = one.iterations, m - 1 if attraction is None else attraction
     c = enumeration.strategy_matrix(STRATEGY.array, n if cut else n + STRATEGY.bands - 1, n)
     gram = x @ c.T @ c @ x.T / SIGMA**2
@@ -152,9 +150,7 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
 def test_no_verdict_below_the_truth(monkeypatch, key):
     """Pairs that attract each other once, and not m - 1 times, would certify less than the truth."""
     mechanism, epsilon = Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0
-    with jax.enable_x64(True):
-        _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
-
+    _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
     monkeypatch.setattr(replicas, "ORDERS", (4,))
     monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
 
@@ -226,14 +222,10 @@ def test_numbers_and_schemes_that_there_are_not():
 def test_a_users_draws_have_the_exact_divergence(key):
     """Weights, scale and terms together, in an interval around the truth (1e-6)."""
     epsilon = 0.5
-    with jax.enable_x64(True):
-        _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
+    _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
     proposal = replica_proposal(USER, 6, epsilon)
-    scale = math.exp(proposal.log_scale)
-    terms = hockey_stick.weighted_terms(draws_of(proposal, key, 64), "remove", epsilon) / scale
-    assert terms.max() <= 1 + 1e-5
-    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), 1e-6)
-    assert scale * low <= exact * (1 + 1e-3) and exact <= scale * high and high < 1.5 * low
+    low, high = divergence_interval(proposal, draws_of(proposal, key, 64), epsilon, 1e-6)
+    assert low <= exact * (1 + 1e-3) and exact <= high < 1.5 * low
 
 
 def test_few_samples_where_tables_of_more_replicas_do_not_fit():

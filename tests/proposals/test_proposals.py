@@ -9,13 +9,14 @@ from scipy import stats
 
 from jaxacct import BalancedMinSep, BandedToeplitz, BMinSep, Mechanism, Poisson
 from jaxacct.proposals import registry
-from jaxacct.proposals.base import Setting, direction_key, draw_in_batches
+from jaxacct.proposals.base import Setting, direction_key
 from jaxacct.proposals.families import replicas
 from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.statistics.hockey_stick import Direction, weighted_terms
+from tests.draws import draws_of
 from tests.oracles import tuples
 from tests.oracles.chi_square import chi_square_p_value
-from tests.oracles.settings import SMALL, few_in_ci
+from tests.oracles.settings import SMALL, few_in_ci, slow
 from tests.proposals_by_name import family_candidates, normalizer_of_two, replica_proposal
 from tests.schemes.test_sampling import pld_delta, pld_distribution
 
@@ -24,12 +25,6 @@ Z = stats.norm.isf(FALSE_ALARM / 2)
 PRODUCTION = BMinSep.from_batch_size(
     dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
 )
-
-
-def draw(proposal, num_blocks: int, key):
-    """Losses and log-weights of `num_blocks` blocks."""
-    parts = list(draw_in_batches(proposal, direction_key(key, proposal.direction), 0, num_blocks))
-    return type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def test_normalizer_against_all_tuples():
@@ -116,7 +111,7 @@ def test_attraction_too_strong_to_draw_is_no_proposal(sigma):
     assert {proposal.name for proposal in found} == {"plain"}
 
 
-@pytest.mark.parametrize("delta", [1e-6, pytest.param(1e-4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("delta", [1e-6, slow(1e-4)])
 def test_poisson_against_pld_at_small_deltas(delta, key):
     """The best proposal against the PLD accountant where plain sampling would see nothing.
 
@@ -129,7 +124,7 @@ def test_poisson_against_pld_at_small_deltas(delta, key):
     found = family_candidates("replicas", mechanism, epsilon)
     best = min(found, key=lambda proposal: proposal.log_scale)
     exact = pld_delta(sigma, p, n, epsilon, "remove")
-    terms = weighted_terms(draw(best, 400, key), "remove", epsilon)
+    terms = weighted_terms(draws_of(best, direction_key(key, "remove"), 400), "remove", epsilon)
     error = terms.std() / math.sqrt(terms.size)
     assert abs(terms.mean() - exact) < Z * error + 5e-3 * exact
     assert error < exact / 5

@@ -22,13 +22,15 @@ from jaxacct import (
 )
 from jaxacct.kernels.likelihoods import interacting_recurrence
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
-from jaxacct.proposals.base import direction_key, draw_in_batches
+from jaxacct.proposals.base import direction_key
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.hockey_stick import weighted_terms
+from tests.draws import draws_of
 from tests.likelihood.test_privacy_loss import outputs_of
 from tests.oracles import enumeration, tuples
-from tests.oracles.settings import few_in_ci
+from tests.oracles.settings import few_in_ci, slow
 from tests.proposals_by_name import family_candidates, proposal_by_name
+from tests.refusals import refused
 from tests.strategies.test_non_banded import both_losses
 
 FALSE_ALARM = 1e-6
@@ -108,16 +110,14 @@ def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
     assert ratio <= scheme.overlap_bound(strategy) <= 1.6 * ratio
 
 
-@pytest.mark.parametrize(
-    "exact", [pytest.param(True, marks=pytest.mark.slow), False], ids=["exact", "bounded"]
-)
+@pytest.mark.parametrize("exact", [slow(True), False], ids=["exact", "bounded"])
 @pytest.mark.parametrize(
     ("scheme", "quick"),
     [
         (IndependentAttribution(2, 2, 0.3, 2), True),
-        pytest.param(IndependentAttribution(2, 2, 0.3, 2, False), False, marks=pytest.mark.slow),
-        pytest.param(IndependentAttribution(2, 1, 0.2, 2), False, marks=pytest.mark.slow),
-        pytest.param(IndependentAttribution(2, 2, 0.3, 3), False, marks=pytest.mark.slow),
+        slow(IndependentAttribution(2, 2, 0.3, 2, False), False),
+        slow(IndependentAttribution(2, 1, 0.2, 2), False),
+        slow(IndependentAttribution(2, 2, 0.3, 3), False),
     ],
     ids=str,
 )
@@ -140,9 +140,7 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
         if quick:
             found = found[:1] if epsilon < 1 else found[-1:]
         for proposal in found[:1] + found[1:][-1:]:
-            stream = direction_key(key, direction)
-            parts = list(draw_in_batches(proposal, stream, 0, 60))
-            draws = type(parts[0])(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            draws = draws_of(proposal, direction_key(key, direction), 60)
             terms = weighted_terms(draws, direction, epsilon) / math.exp(proposal.log_scale)
             assert terms.max() < 1 + 2e-5
             error = math.sqrt(2 * terms.var() * width / terms.size) + width / terms.size
@@ -152,7 +150,7 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
                 assert mean < truth / math.exp(proposal.log_scale) + error + slack
 
 
-@pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("warm", [slow(True), False])
 def test_what_rounding_leaves_out_is_kept(warm, monkeypatch):
     """In float32 against float64, 600 steps, three examples; plain sums have far larger errors."""
     scheme, rng = IndependentAttribution(600, 3, 0.02, 3, warm), np.random.default_rng(4)
@@ -175,15 +173,13 @@ def test_what_rounding_leaves_out_is_kept(warm, monkeypatch):
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="examples_per_user must be an integer of at least 1, got 0"):
-        IndependentAttribution(5, 2, 0.1, 0)
+    refused("examples_per_user must be an integer of at least 1, got 0", IndependentAttribution, 5, 2, 0.1, 0)
     with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
         Mechanism(IndependentAttribution(5, 2, 0.1, 2), Toeplitz((0.8, 0.5, 0.2)), 1.0)
     with pytest.raises(ValueError, match="replicas:2 is not available for this mechanism"):
         users = Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0)
         proposal_by_name(users, 1.0, "remove", "replicas:2")
-    with pytest.raises(ValueError, match="norms must be"):
-        IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratios(jax.numpy.zeros(5))
+    refused("norms must be", IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratios, jax.numpy.zeros(5))
 
 
 def test_which_likelihoods_are_exact():

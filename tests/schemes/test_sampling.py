@@ -13,8 +13,9 @@ from jaxacct import BandedToeplitz, BMinSep, Mechanism, Poisson, sample_privacy_
 from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.proposals import base
 from jaxacct.statistics.hockey_stick import weighted_terms
+from tests.draws import draws_of
 from tests.oracles import enumeration
-from tests.oracles.settings import few_in_ci
+from tests.oracles.settings import few_in_ci, slow
 from tests.proposals_by_name import replica_proposal
 
 FALSE_ALARM = 1e-6
@@ -60,16 +61,14 @@ def test_distribution_of_the_loss_against_outputs(scheme, bands, direction, key)
     rows = scheme.iterations + bands - 1
     outputs = sigma * rng.normal(size=(num, rows))
     if direction == "remove":
-        distribution = enumeration.pattern_distribution(scheme)
-        patterns = np.array(list(distribution), float)[
-            rng.choice(len(distribution), size=num, p=list(distribution.values()))
-        ]
-        outputs += patterns @ enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations).T
+        patterns, weights = enumeration.vectors(scheme)
+        drawn = patterns[rng.choice(len(weights), size=num, p=weights)]
+        outputs += drawn @ enumeration.strategy_matrix(strategy.coefficients, rows, scheme.iterations).T
     exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
     assert stats.ks_2samp(ours, exact).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize(("draws", "blocks"), [(4_096, 8), pytest.param(60_000, 128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("draws", "blocks"), [(4_096, 8), slow(60_000, 128)])
 def test_the_production_deltas(draws, blocks, key):
     """delta(1) = 5.97e-3 and delta(2) = 3.2e-4 at sigma 0.47 (proofs/derivations.md, 7; 245,760 samples of a
     peer); and blocks of two replicas say the same, with less noise.
@@ -81,8 +80,7 @@ def test_the_production_deltas(draws, blocks, key):
     losses = np.asarray(sample_privacy_loss(key, mechanism, draws), float)
     assert np.all(np.isfinite(losses))
     bounded = replica_proposal(mechanism, 2, 2.0)
-    parts = base.draw_in_batches(bounded, base.direction_key(key, "remove"), 0, blocks)
-    of_replicas = base.Draws(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    of_replicas = draws_of(bounded, base.direction_key(key, "remove"), blocks)
     for epsilon, published in ((1.0, 5.97e-3), (2.0, 3.2e-4)):
         terms = hockey_stick_terms(losses, "remove", epsilon)
         ours, theirs = terms.std() / np.sqrt(terms.size), terms.std() / np.sqrt(245_760)

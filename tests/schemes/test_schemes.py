@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from scipy import stats
 
 from jaxacct import (
     BallsInBins,
@@ -12,8 +11,7 @@ from jaxacct import (
     MultiAttribution,
     Poisson,
 )
-
-FALSE_ALARM = 1e-6
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 
 
 def test_counts_of_the_production_setting(key):
@@ -26,12 +24,9 @@ def test_counts_of_the_production_setting(key):
     num = 20_000
     draw = jax.jit(lambda k: scheme.draw_participation(k, 2000).sum(axis=1))
     counts = np.concatenate([np.asarray(draw(k)) for k in jax.random.split(key, num // 2000)])
-    observed = np.bincount(counts.astype(int), minlength=5)
-    observed = np.append(observed[:5], observed[5:].sum())
-    distribution = np.array([0.4053, 0.3777, 0.1637, 0.0438, 0.0081])
-    distribution = np.append(distribution, 1 - distribution.sum())
-    p_value = stats.chi2.sf(((observed - distribution * num) ** 2 / (distribution * num)).sum(), 5)
-    assert p_value > FALSE_ALARM
+    law = dict(enumerate([0.4053, 0.3777, 0.1637, 0.0438, 0.0081]))
+    law[5] = 1 - sum(law.values())  # five or more
+    assert chi_square_p_value(np.minimum(counts, 5)[:, None], {(j,): p for j, p in law.items()}) > FALSE_ALARM
 
 
 def test_from_batch_size():
@@ -56,13 +51,8 @@ def test_counts_of_many_examples(key):
     many, some = MultiAttribution(6, 2, 0.1, 20), MultiAttribution(6, 2, 0.3, 3)
     steps, counts = jax.jit(lambda key: many.table.draw_counts(key, 10_000))(key)
     counts = np.asarray(counts)[np.asarray(steps) < 6]
-    distribution = np.append(0.0, many.count_weights())
-    common = distribution * counts.size >= 5
-    observed = np.bincount(counts, minlength=distribution.size)
-    observed = np.append(observed[common], observed[~common].sum())
-    expected = counts.size * np.append(distribution[common], distribution[~common].sum())
-    assert counts.min() >= 1
-    assert stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), common.sum()) > FALSE_ALARM
+    law = {(j,): weight for j, weight in enumerate(many.count_weights(), 1)}
+    assert chi_square_p_value(counts[:, None], law) > FALSE_ALARM
     ratios = np.linspace(-3, 3, 12, dtype=np.float32).reshape(2, 6)
     joined = jax.jit(lambda x: some._any_count(x, np.float32(0.2)))(ratios)
     each = [w * np.exp(j * ratios - j * (j - 1) * 0.2) for j, w in enumerate(some.count_weights(), 1)]

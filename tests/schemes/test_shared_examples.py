@@ -1,11 +1,8 @@
-"""Users who share examples: the counterexample to theorem 6.1 of arXiv 2602.09338, and algorithm 4's same
-hole.
+"""Users who share examples: the counterexample to theorem 6.1 of arXiv 2602.09338, and to algorithm 4.
 
 The attacks play the adversary against the batches of algorithm 3 on the graph of
-`tests.oracles.shared_examples`. They win: that is why `Sampler`, `fit` and `python -m
-train.batches.attribution`
-refuse such graphs for multi-attribution (`tests/train/batches/test_attribution.py`). Statements are in
-`jaxacct/proofs/shared_examples.md`.
+`tests.oracles.shared_examples`. They win: that is why `Sampler`, `fit` and `train.batches.attribution` refuse
+such graphs for multi-attribution (`tests/train/batches/test_attribution.py`; proofs/shared_examples.md).
 """
 
 import dataclasses
@@ -53,8 +50,7 @@ def test_theorem_6_1_fails(p, sigma, m, remove, add):
 @pytest.mark.parametrize("by_batches", [False, True], ids=["algorithm 3", "algorithm 4"])
 @pytest.mark.parametrize("phantom", [False, True])
 def test_the_distribution_behind_the_counterexample(by_batches, phantom):
-    """(example 0 in the first batch, others in the second) over all coins of the printed algorithms, m =
-    3."""
+    """(example 0 in the first batch, others in the second) over all coins of the printed algorithms."""
     m, p = 3, 0.3
     owners = [{0, 1, 2, 3}, {1}, {2}, {3}] + [{0}] * phantom
     distribution = np.zeros((2, m + 1))
@@ -70,8 +66,7 @@ def test_the_distribution_behind_the_counterexample(by_batches, phantom):
 
 
 def test_an_adversary_beats_the_batches_of_algorithm_3():
-    """Real batches of the pool; given them, the probability of an event of the two noisy sums is a closed
-    form.
+    """Real batches of the pool; given them an event of the two noisy sums has a probability in closed form.
 
     Empirical Bernstein (Maurer and Pontil 2009, theorem 4) bounds delta(1) from below; false alarm 1e-6 for
     each direction.

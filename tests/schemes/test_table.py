@@ -38,13 +38,11 @@ from jaxacct.schemes.table import SamplingTable
 from tests.conformance.test_schemes import MEMBERS
 from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.settings import slow, slow_but
 
 FALSE_ALARM = 1e-6
 # Of those of `MEMBERS` CI has three: lockouts by step and starts, counts that are thinned, turns.
-CUSTOM = [
-    pytest.param(one, marks=() if 1 <= i <= 3 else pytest.mark.slow)
-    for i, one in enumerate(MEMBERS["custom"])
-]
+CUSTOM = slow_but({1, 2, 3}, MEMBERS["custom"])
 NORMAL_TAIL = 4.9  # standard deviations that a normal number exceeds with probability 1e-6
 
 
@@ -110,7 +108,7 @@ def by_recursion(table, ratios):
 @pytest.mark.parametrize(
     "lockout, turns", [(1, False), (2, False), ([1, 4, 2, 1, 7, 1, 1], False), (3, True)], ids=str
 )
-@pytest.mark.parametrize("num_left, starts", [pytest.param(1, 1, marks=pytest.mark.slow), (3, 3)])
+@pytest.mark.parametrize("num_left, starts", [slow(1, 1), (3, 3)])
 def test_the_likelihood_of_every_kind_of_table_is_its_recursion(lockout, turns, starts, num_left, x64):
     rng = np.random.default_rng(0)
     for total, keep in ((1.0, 1.0), (0.9, 0.6)):
@@ -129,11 +127,6 @@ def test_little_noise_is_not_certified_for_units_that_start_at_different_steps()
     scheme = CustomScheme(np.full(8, 0.1), 1, start=[0.5, 0.5])
     with pytest.raises(NotCertifiedError):
         calibrate(scheme, BandedToeplitz.identity(), epsilon=1.0, delta=0.01, noise_multiplier=0.1)
-
-
-def patterns_of(scheme):
-    found = enumeration.pattern_distribution(scheme)
-    return np.array(list(found), int), np.array(list(found.values()))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +177,7 @@ def test_two_replicas_against_enumeration(scheme, key):
     columns = enumeration.strategy_matrix(
         strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
     )
-    patterns, chances = patterns_of(scheme)
+    patterns, chances = enumeration.vectors(scheme)
     outputs = patterns @ columns.T
     joint = np.outer(chances, chances) * np.exp(outputs @ outputs.T / sigma**2)
     assert pairs.log_normalizer(mechanism) == pytest.approx(math.log(joint.sum()), rel=1e-10)
@@ -194,7 +187,7 @@ def test_two_replicas_against_enumeration(scheme, key):
     )
     np.testing.assert_array_equal(lifts, np.sum(both, axis=1))
     found = np.concatenate([one, both - one], axis=1)
-    keys = [tuple(x) + tuple(y) for x in patterns.tolist() for y in patterns.tolist()]
+    keys = [tuple(x) + tuple(y) for x in patterns.astype(int).tolist() for y in patterns.astype(int).tolist()]
     tilted, apart = (
         dict(zip(keys, (weights / weights.sum()).ravel(), strict=True))
         for weights in (joint, np.outer(chances, chances))
@@ -231,7 +224,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("scheme", [LARGE[0], *(pytest.param(x, marks=pytest.mark.slow) for x in LARGE[1:])])
+@pytest.mark.parametrize("scheme", slow_but({0}, LARGE))
 def test_pairs_overlap_as_their_normalizer_says(scheme, key):
     """For any table the mean overlap is d ln Z_2 / d(1 / sigma^2), and counts are those of the table."""
     mean, error, derivative = overlap_of_pairs(scheme, 2.0, key, 2000)

@@ -11,6 +11,7 @@ from jaxacct.statistics import bounds
 from jaxacct.statistics.bounds import TERM_EDGES, Budget, bin_terms
 from jaxacct.statistics.hockey_stick import checked_counts
 from tests.draws import mean_interval
+from tests.oracles.settings import slow
 from tests.refusals import refused
 
 FALSE_ALARM = 1e-6  # of each simulated check, over the choice of its (fixed) seed
@@ -20,9 +21,6 @@ def coins(heads: int, tails: int) -> np.ndarray:
     counts = np.zeros(len(TERM_EDGES), np.int64)
     counts[-1], counts[0] = heads, tails
     return counts
-
-
-# --- The histogram ---
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -48,11 +46,6 @@ def test_edges():
     assert bin_terms([]).sum() == 0
 
 
-@pytest.mark.parametrize("bad", [-1e-9, 1.0000001, math.nan, math.inf])
-def test_terms_outside_are_refused(bad):
-    refused(r"terms must be in \[0, 1\]", bin_terms, [0.5, bad])
-
-
 def test_mean_upper():
     terms = np.random.default_rng(1).random(1000)
     assert terms.mean() <= bounds.mean_upper(bin_terms(terms)) <= 1.0055 * terms.mean()
@@ -61,12 +54,11 @@ def test_mean_upper():
     refused("counts must hold", lambda: bounds.mean_upper(coins(0, 0)))
 
 
-@pytest.mark.parametrize("counts", [np.ones(3, int), np.ones(len(TERM_EDGES)), -coins(1, 0)])
-def test_counts_are_checked(counts):
-    refused("counts must be", bounds.mean_upper, counts)
-
-
-# --- The fixed-sample rule ---
+def test_terms_and_counts_are_checked():
+    for bad in (-1e-9, 1.0000001, math.nan, math.inf):
+        refused(r"terms must be in \[0, 1\]", bin_terms, [0.5, bad])
+    for counts in (np.ones(3, int), np.ones(len(TERM_EDGES)), -coins(1, 0)):
+        refused("counts must be", bounds.mean_upper, counts)
 
 
 @pytest.mark.parametrize("b", [1e-12, 1e-6, 0.2, 0.5, 0.999])
@@ -93,9 +85,7 @@ def test_fixed_rule_against_the_exact_binomial():
             heads = np.arange(samples + 1)
             ours = [bounds.failure_probability(theta=theta, mean=k / samples, samples=samples) for k in heads]
             assert np.all(stats.binom.cdf(heads, samples, theta) <= np.array(ours) * (1 + 1e-9))
-
-
-def test_a_threshold_at_or_above_the_scale_needs_no_samples():
+    # A threshold at or above the scale needs no samples.
     assert bounds.failure_probability(theta=1.0, mean=1.0, samples=0) == 0
 
 
@@ -110,9 +100,6 @@ def test_budget():
             refused("delta must be at least", Budget, delta, delta, budget.failure_probability)
             refused("failure_fraction must be in", Budget.split, delta, 1.0)
             refused(r"delta must be in \(0, 1\)", Budget.split, 1.0)
-
-
-# --- The anytime-valid rule ---
 
 
 def chance_of_ever_accepting(accepts, mean, horizon, every=1):
@@ -166,7 +153,7 @@ DISTRIBUTIONS = {  # draws of mean theta
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("pilot", [True, False])
-@pytest.mark.parametrize("runs", [500, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runs", [500, slow(2000)])
 def test_anytime_rule_on_terms_that_are_not_coins(distribution, pilot, runs):
     """At mean theta, tested five times: wrong runs are Binomial(runs, <= q)."""
     rng, theta, q, wrong = np.random.default_rng(6), 0.1, 0.05, 0
@@ -256,9 +243,6 @@ def test_predicted_samples():
     assert zeros == pytest.approx(math.log(2 / q) / 1e-9, rel=1e-6)
 
 
-# --- Confidence bounds ---
-
-
 @pytest.mark.parametrize("distribution", [*DISTRIBUTIONS, "coin", "zero"])
 def test_confidence_bounds_cover(distribution):
     """400 bounds a side at q = 0.01: misses are Binomial(400, <= 0.01)."""
@@ -314,11 +298,8 @@ def test_confidence_bounds_allow_for_the_rounding(term):
 def test_wealth_is_no_more_than_what_was_put_in(theta):
     """After one coin of mean theta its expectation is at most 1, whichever side is bet on."""
     heads, tails = (bin_terms(np.array([value])) for value in (1.0, 0.0))
-    fair = (
-        bounds.log_wealth(heads, theta, *bounds.default_bets()),
-        bounds.log_wealth(tails, theta, *bounds.default_bets()),
-    )
-    other = bounds._log_wealth_above(heads, theta), bounds._log_wealth_above(tails, theta)
+    fair = (bounds.log_wealth(side, theta, *bounds.default_bets()) for side in (heads, tails))
+    other = (bounds._log_wealth_above(side, theta) for side in (heads, tails))
     for of_heads, of_tails in (fair, other):
         mean = theta * math.exp(of_heads) + (1 - theta) * math.exp(of_tails)
         assert 0.1 < mean <= 1 + 1e-9
@@ -342,15 +323,15 @@ def test_stored_counts_hide_nothing(pairs):
     assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]
 
 
-# (samples, theta / mean, mean) -> bound: numbers of the peer's tests.
-@pytest.mark.parametrize(
-    ("samples", "tau", "delta", "bound"),
-    [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
-    + [(4, 3, 1 / 4, 1 / 9)],
-)
-def test_failure_probabilities_of_the_peer(samples, tau, delta, bound):
-    ours = bounds.failure_probability(theta=tau * delta, mean=delta, samples=samples)
-    assert ours == pytest.approx(bound, rel=1e-12)
+# (samples, theta / mean, mean, bound): numbers of the peer's tests.
+OF_THE_PEER = [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
+OF_THE_PEER += [(4, 3, 1 / 4, 1 / 9)]
+
+
+def test_failure_probabilities_of_the_peer():
+    for samples, tau, mean, bound in OF_THE_PEER:
+        ours = bounds.failure_probability(theta=tau * mean, mean=mean, samples=samples)
+        assert ours == pytest.approx(bound, rel=1e-12)
 
 
 def test_wealth_is_monotone():

@@ -25,9 +25,14 @@ from jaxacct.statistics.gaussian_mixtures import Mixture, sampled_antipodal, sam
 from jaxacct.statistics.loss_curves import ChordCurve, LossCurve, Restricted, Values
 from jaxacct.statistics.tilted_sums import UNIT, Variable, rounding_error, sums
 from tests.oracles.composed_losses import REFERENCES, antipodal, gaussian, sampled
+from tests.refusals import refused
 
 IDENTITY = BandedToeplitz.identity()
 MARGIN = 1.02
+
+
+def sums_of(parts, epsilon):
+    return composed_losses.Sums.of(composed_losses.Rough.of(parts), epsilon)
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=str)
@@ -62,7 +67,7 @@ def test_each_number_of_large_losses_is_counted(monkeypatch):
         assert bound - remainder <= MARGIN * exact and bound >= exact
     curve = sampled_gaussian(reference.sigma, reference.q)[0]
     small = Part(Restricted(curve, shares[1] * reference.epsilon, above=False), reference.steps)
-    none = composed_losses.Sums.of(composed_losses.Rough.of([small]), reference.epsilon)
+    none = sums_of([small], reference.epsilon)
     assert none.bound(reference.epsilon) < 0.97 * float(reference.delta)
 
 
@@ -72,38 +77,34 @@ def test_two_steps_are_the_sum_over_who_is_large(cut):
     curve, epsilon = sampled_gaussian(1.0, 1.0)[0], 0.8
     small, large = (Restricted(curve, cut, above=above) for above in (False, True))
     cases = ([Part(small, 2)], [Part(small, 1), Part(large, 1)], [Part(large, 2)])
-    found = [
-        composed_losses.Sums.of(composed_losses.Rough.of(case), epsilon).bound(epsilon) for case in cases
-    ]
+    found = [sums_of(case, epsilon).bound(epsilon) for case in cases]
     exact = float(gaussian(epsilon, mpmath.sqrt(2)))
     assert exact <= found[0] + 2 * found[1] + found[2] <= 1.005 * exact
     tail = scipy.special.ndtr(0.5 - cut)
     assert large.total == pytest.approx(tail, rel=2e-3)  # of the pair that dominates
 
 
+def settings_at_random(seed):
+    """(q, sigma, share of the largest loss): q from 1e-6 to 1, sigma from 0.01 to 1e4."""
+    rng = np.random.default_rng(seed)
+    parts = 10 ** rng.uniform(-6, 0, 16), 10 ** rng.uniform(-2, 4, 16), rng.random(16)
+    return zip(*(part.tolist() for part in parts), strict=True)
+
+
 def test_one_step_is_above_its_definition_over_the_whole_range():
-    """q from 1e-6 to 1, sigma from 0.01 to 1e4, losses of every size."""
-    rng = np.random.default_rng(0)
-    for q, sigma, share in zip(
-        10 ** rng.uniform(-6, 0, 16), 10 ** rng.uniform(-2, 4, 16), rng.random(16), strict=True
-    ):
-        for is_remove, curve in zip((True, False), sampled_gaussian(float(sigma), float(q)), strict=True):
+    for q, sigma, share in settings_at_random(0):
+        for is_remove, curve in zip((True, False), sampled_gaussian(sigma, q), strict=True):
             epsilon = float(min(curve.nodes()[-1], 600.0) * share)
-            exact, bound = (
-                sampled(epsilon, q, sigma, is_remove),
-                divergence_bound([Part(curve, 1)], epsilon),
-            )
+            exact = sampled(epsilon, q, sigma, is_remove)
+            bound = divergence_bound([Part(curve, 1)], epsilon)
             assert exact <= bound
             assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
 
 
 def test_one_step_of_replace_one_over_the_whole_range():
     """The same of N(1, sigma^2) against N(-1, sigma^2), and its symmetry."""
-    rng = np.random.default_rng(1)
-    for q, sigma, share in zip(
-        10 ** rng.uniform(-6, 0, 16), 10 ** rng.uniform(-2, 4, 16), rng.random(16), strict=True
-    ):
-        curve = sampled_antipodal(float(sigma), float(q))
+    for q, sigma, share in settings_at_random(1):
+        curve = sampled_antipodal(sigma, q)
         epsilon = float(min(curve.losses[-1], 600.0) * share)
         assert curve.losses[0] == pytest.approx(-curve.losses[-1], rel=1e-9)
         exact, bound = antipodal(epsilon, q, sigma), divergence_bound([Part(curve, 1)], epsilon)
@@ -122,32 +123,20 @@ FALSE_CLAIMS = [
 
 @pytest.mark.parametrize(("steps", "sigma", "epsilon", "delta"), FALSE_CLAIMS)
 def test_false_claims_at_small_delta_are_refused(steps, sigma, epsilon, delta):
-    scheme = Poisson(steps, 1.0)
+    target = dict(epsilon=epsilon, delta=delta, noise_multiplier=sigma)
     assert gaussian(epsilon, math.sqrt(steps) / sigma) > 1.2 * delta
     for accountant in ("pld", "analytic"):
+        options = CalibrationOptions(accountant=accountant)
         with pytest.raises(NotCertifiedError, match="gives delta"):
-            calibrate(
-                scheme,
-                IDENTITY,
-                epsilon=epsilon,
-                delta=delta,
-                noise_multiplier=sigma,
-                options=CalibrationOptions(accountant=accountant),
-            )
+            calibrate(Poisson(steps, 1.0), IDENTITY, **target, options=options)
 
 
 def test_a_delta_that_cannot_be_shown_is_refused():
     mechanism = Mechanism(Poisson(4, 0.5), IDENTITY, 50.0)
     assert 1e-200 <= analytic.delta_by("pld", mechanism, 60.0) <= 1e-150
     assert analytic.delta_by("unamplified", mechanism, 300.0) == 1e-200  # 0 in float64
-    with pytest.raises(ValueError, match=r"delta must be larger for .* 1e-250"):
-        calibrate(
-            Poisson(4, 0.5),
-            IDENTITY,
-            epsilon=1.0,
-            delta=1e-250,
-            options=CalibrationOptions(accountant="pld", grid_ratio=2.0),
-        )
+    given = dict(epsilon=1.0, delta=1e-250, options=CalibrationOptions(accountant="pld", grid_ratio=2.0))
+    refused(r"delta must be larger for .* 1e-250", calibrate, mechanism.scheme, IDENTITY, **given)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +170,6 @@ def test_deltas_of_parts_add_up_only_where_their_epsilons_do():
         assert exact - 1e-14 <= divergence_bound(parts, epsilon) <= by_parts * (1 + 1e-12)
 
 
-# -- Whatever the search finds, the bound is one --------------------------------------------------------
-
 PARTS = [Part(sampled_gaussian(30.0, 1.0)[0], 1000)]
 TRUTH = float(gaussian(3.0, math.sqrt(1000) / 30))
 
@@ -195,20 +182,20 @@ def test_any_tilt_gives_a_bound(tilt, monkeypatch):
 
 def test_sums_beyond_the_lattice_are_added(monkeypatch):
     """The attack: places end below epsilon + 1, so that most of delta wraps around to where weights are 0."""
-    lattice = composed_losses.Sums.of(composed_losses.Rough.of(PARTS), 3.0)
+    lattice = sums_of(PARTS, 3.0)
     assert lattice.reserved < 1e-3 * TRUTH
     assert lattice.bound(lattice.step * (lattice.first - 3)) == math.inf
     far = dataclasses.replace(lattice)
     far.__dict__["log_scale"] = 3.0 * lattice.tilt + 201.0
     assert far.bound(3.0) == math.inf  # weights that count would be 0 in float64
     monkeypatch.setattr(composed_losses, "CUT", 1e3)
-    short = composed_losses.Sums.of(composed_losses.Rough.of(PARTS), 3.0)
+    short = sums_of(PARTS, 3.0)
     assert short.reserved > TRUTH / 2 and short.bound(3.0) >= TRUTH
 
 
 def test_no_bound_where_rounding_of_exponents_may_exceed_its_share():
     """`1 + 2 relative` is below `e^relative` for a large relative error: no lattice gives a bound there."""
-    lattice = composed_losses.Sums.of(composed_losses.Rough.of(PARTS), 3.0)
+    lattice = sums_of(PARTS, 3.0)
     assert lattice.bound(3.0) < 1
     for rough in (0.11, 3.0, math.nan):
         lattice.__dict__["_relative"] = rough
@@ -256,9 +243,6 @@ def test_directions_are_composed_apart():
     swapped = composed_delta(((curves[::-1], 6),), 2.0)
     assert swapped == whole
     assert divergence_bound([Part(curves[0], 3), Part(curves[1], 3)], 2.0) < whole
-
-
-# -- Reserves ---------------------------------------------------------------------------------------------
 
 
 def test_the_normal_distribution_function_is_as_good_as_assumed():
@@ -370,7 +354,7 @@ def test_sums_beyond_the_last_place_are_booked():
     a, steps = 0.05, 2000
     part = Part(discrete_laplace(a, 1)[0], steps)
     for epsilon in (2.0, 10.0, 15.0):
-        lattice = composed_losses.Sums.of(composed_losses.Rough.of([part]), epsilon)
+        lattice = sums_of([part], epsilon)
         after = lattice.step * (lattice.first + lattice.points)
         beyond = scipy.stats.binom.sf(math.floor((after / a + steps) / 2), steps, 1 / (1 + math.exp(-a)))
         assert 1e-150 < beyond <= lattice.reserved < 1e-3 * divergence_bound([part], epsilon)
@@ -378,9 +362,7 @@ def test_sums_beyond_the_last_place_are_booked():
 
 def test_every_allowance_is_in_the_bound(monkeypatch):
     """Computed again: errors of transforms, sums, exponents and epsilon, each by itself."""
-    lattice = composed_losses.Sums.of(
-        composed_losses.Rough.of([Part(sampled_gaussian(9.0, 0.2)[0], 300)]), 1.0
-    )
+    lattice = sums_of([Part(sampled_gaussian(9.0, 0.2)[0], 300)], 1.0)
     epsilon, norm = 1.0, 3.0
     scale = math.exp(lattice.log_scale - lattice.tilt * epsilon)
     rounding = rounding_error(lattice._factors, 1.0, lattice.points)
@@ -469,13 +451,8 @@ def test_one_step_whose_probability_is_close_to_1(tiny):
 
 @pytest.mark.parametrize("accountant", ["pld", "analytic"])
 def test_released_noise_holds_at_small_delta(accountant):
-    plan = calibrate(
-        Poisson(10_000, 1.0),
-        IDENTITY,
-        epsilon=13.0,
-        delta=1e-13,
-        options=CalibrationOptions(grid_ratio=1.0005, accountant=accountant),
-    )
+    options = CalibrationOptions(grid_ratio=1.0005, accountant=accountant)
+    plan = calibrate(Poisson(10_000, 1.0), IDENTITY, epsilon=13.0, delta=1e-13, options=options)
     mu = math.sqrt(10_000) / plan.mechanism.noise_multiplier
     assert 0.97e-13 < gaussian(13.0, mu) <= plan.verdict.bound <= 1e-13
 

@@ -29,11 +29,11 @@ from jaxacct import (
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import candidates
-from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import ending
-from tests.draws import mean_interval
+from tests.draws import divergence_interval
 from tests.oracles import enumeration, settings, tuples
+from tests.oracles.settings import slow
 from tests.proposals_by_name import normalizer_of_two, proposal_by_name
 from tests.refusals import refused
 from tests.rounding_errors import loss_margin, measured_error
@@ -61,9 +61,6 @@ def mechanism_of(scheme, bands, sigma) -> Mechanism:
 def coefficients_of(mechanism) -> tuple[float, ...]:
     assert isinstance(mechanism.strategy, FiniteToeplitz)
     return mechanism.strategy.coefficients
-
-
-# --- The distribution of the losses ---
 
 
 @pytest.mark.parametrize(("scheme", "bands"), [SMALL[0], (MultiAttribution(7, 3, 0.2, 2), 3), SEVERAL])
@@ -114,17 +111,9 @@ def test_normalizer_of_shorter_columns_against_all_tuples():
 TWO_STEPS = Mechanism(BMinSep(2, 2, 0.4), FiniteToeplitz((0.8, 0.6), 2), 0.8)
 
 
-# --- Every proposal ---
-
-
-def two_step_interval(mechanism, proposal, epsilon):
-    """A rigorous interval for the divergence, by draws of the proposal; no term above 1."""
+def two_step_interval(proposal, epsilon):
     draws = proposal.draw(randomness.key_from_words([3, 4]), 0, 64)
-    terms = hockey_stick.weighted_terms(draws, proposal.direction, epsilon) / math.exp(proposal.log_scale)
-    assert terms.min() >= 0 and terms.max() <= 1 + 1e-5
-    low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), FALSE_ALARM / 20)
-    slack = proposal.relative_error + proposal.total_variation + 1e-4  # and of float32
-    return math.exp(proposal.log_scale) * np.array([low * (1 - slack), high * (1 + slack)])
+    return divergence_interval(proposal, draws, epsilon, FALSE_ALARM / 20)
 
 
 def test_proposals_have_the_exact_divergence():
@@ -137,7 +126,7 @@ def test_proposals_have_the_exact_divergence():
     found = [p for p in found if p.name in ("plain", "replicas:2")]
     assert len(found) == 2
     for proposal in found:
-        low, high = two_step_interval(TWO_STEPS, proposal, epsilon)
+        low, high = two_step_interval(proposal, epsilon)
         assert low <= exact <= high < extended
 
 
@@ -147,7 +136,7 @@ def test_proposals_for_several_examples_have_the_exact_divergence():
     mechanism = Mechanism(IndependentAttribution(2, 2, 0.3, 2), FiniteToeplitz((2.0, 1.0), 2), sigma)
     exact = tuples.two_step_delta(mechanism.scheme, coefficients_of(mechanism), sigma, epsilon, "remove", 2)
     proposal = proposal_by_name(mechanism, epsilon, "remove", "replicas:4")
-    low, high = two_step_interval(mechanism, proposal, epsilon)
+    low, high = two_step_interval(proposal, epsilon)
     assert low <= exact <= high
 
 
@@ -161,16 +150,8 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
         return max(both)
 
     assert 0.85 * 0.05 <= delta(2) <= 0.95 * 0.05 < 0.05 < delta(3)
-    key = jax.random.key(5)
-    plan = calibrate(
-        scheme,
-        whole,
-        epsilon=1.0,
-        delta=0.05,
-        noise_multiplier=sigma,
-        key=key,
-        options=CalibrationOptions(proposal="plain"),
-    )
+    target = dict(epsilon=1.0, delta=0.05, noise_multiplier=sigma, key=jax.random.key(5))
+    plan = calibrate(scheme, whole, **target, options=CalibrationOptions(proposal="plain"))
     assert plan.mechanism == TWO_STEPS
     stored = json.loads(json.dumps(plan.to_json()))
     assert Plan.from_json(stored).certified
@@ -184,12 +165,6 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     assert claim_with(plan.claim, strategy=whole).digest != plan.claim.digest
     seen = verify(extended, 1.0, 0.05, max_samples=200_000, key=jax.random.key(6), proposal="plain")
     assert not seen.certified
-
-
-# --- Rounding ---
-
-
-# --- Where it is used ---
 
 
 def test_the_rule():
@@ -214,9 +189,9 @@ def test_what_it_refuses():
     ("scheme", "bands", "orders"),
     [
         (BallsInBins(256, 64), 64, [2]),
-        pytest.param(BMinSep(16, 4, 0.1), 4, [1, 2], marks=pytest.mark.slow),
-        pytest.param(IndependentAttribution(60, 8, 0.03, 2), 8, [1, 2], marks=pytest.mark.slow),
-        pytest.param(TruncatedBMinSep(60, 8, 0.03, 12, 100), 8, [1], marks=pytest.mark.slow),
+        slow(BMinSep(16, 4, 0.1), 4, [1, 2]),
+        slow(IndependentAttribution(60, 8, 0.03, 2), 8, [1, 2]),
+        slow(TruncatedBMinSep(60, 8, 0.03, 12, 100), 8, [1]),
     ],
 )
 def test_errors_stay_well_below_the_margin(scheme, bands, orders, sigma):

@@ -37,16 +37,17 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import strategy_from_json
 from tests.commands import exit_code
 from tests.oracles import enumeration
+from tests.oracles.settings import slow
 from tests.stored_plans import as_json, forged
 from train.noise import recursion as noise
 
 FALSE_ALARM = 1e-6
 
 
-def dense_matrix(strategy, n: int) -> np.ndarray:
+def dense_matrix(strategy, n: int, rows: int | None = None) -> np.ndarray:
     if isinstance(strategy, Dense):
         return strategy.matrix
-    return enumeration.strategy_matrix(strategy.array, n, n)
+    return enumeration.strategy_matrix(strategy.array, rows or n, n)
 
 
 def some_dense(n: int, seed: int = 0) -> Dense:
@@ -71,14 +72,6 @@ SETTINGS = [
 ]
 
 
-def exact_log_ratio(scheme, matrix, sigma, outputs) -> np.ndarray:
-    """ln P/Q of (batch, rows) outputs by summing over all x, `matrix` (rows, n)."""
-    distribution = enumeration.pattern_distribution(scheme)
-    means = np.array(list(distribution), float) @ matrix.T
-    exponents = (outputs @ means.T - (means**2).sum(axis=1) / 2) / sigma**2
-    return np.log(np.exp(exponents) @ np.array(list(distribution.values())))
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def both_losses(scheme, strategy, scores, sigma):
     """The bounds from above and from below."""
@@ -91,27 +84,22 @@ def test_bounds_against_enumeration(x64):
         for sigma in [0.5, 2.0]:
             n, rng = scheme.iterations, np.random.default_rng(1)
             mechanism = Mechanism(scheme, strategy, sigma)
-            rows = n if isinstance(strategy, Dense) else n + strategy.bands - 1
-            matrix = (
-                strategy.matrix
-                if isinstance(strategy, Dense)
-                else enumeration.strategy_matrix(strategy.array, rows, n)
-            )
-            outputs = rng.normal(size=(40, rows)) * (1 + sigma)
-            exact = exact_log_ratio(scheme, matrix, sigma, outputs)
+            matrix = dense_matrix(strategy, n, n + strategy.bands - 1)
+            law = enumeration.pattern_distribution(scheme)
+            outputs = rng.normal(size=(40, len(matrix))) * (1 + sigma)
+            exact = enumeration.log_mixture(law, matrix, sigma, outputs)
             high, low = map(np.asarray, both_losses(scheme, strategy, outputs @ matrix, sigma))
             assert np.all(high >= exact - 1e-9) and np.all(low <= exact + 1e-9)
             if scheme.iterations > scheme.min_separation:
                 assert (high - exact).max() > 1e-4  # the cross terms are there
-            square = dense_matrix(strategy, n)
-            exact = exact_log_ratio(scheme, square, sigma, outputs[:, :n])
+            exact = enumeration.log_mixture(law, dense_matrix(strategy, n), sigma, outputs[:, :n])
             assert np.all(np.asarray(privacy_loss(mechanism, outputs[:, :n])) >= exact - 1e-9)
 
 
 @pytest.mark.parametrize(
     ("strategy", "direction"),
     [
-        pytest.param(Toeplitz((0.8, 0.6)), "remove", marks=pytest.mark.slow),
+        slow(Toeplitz((0.8, 0.6)), "remove"),
         (Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), "add"),
     ],
 )
@@ -120,14 +108,12 @@ def test_exact_deltas_are_bounded(strategy, direction, key):
     sigma, epsilon = 0.9, 0.7
     scheme = BMinSep(2, 1, 0.5)
     matrix = dense_matrix(strategy, 2)
-    distribution = enumeration.pattern_distribution(scheme)
-    means, weights = np.array(list(distribution), float) @ matrix.T, np.array(list(distribution.values()))
-
+    patterns, weights = enumeration.vectors(scheme)
     grid = np.linspace(-8, 11, 701)
     y = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
     p = sum(
         w * stats.norm.pdf((y - m) / sigma).prod(axis=-1) / sigma**2
-        for w, m in zip(weights, means, strict=True)
+        for w, m in zip(weights, patterns @ matrix.T, strict=True)
     )
     q = stats.norm.pdf(y / sigma).prod(axis=-1) / sigma**2
     pair = (p, q) if direction == "remove" else (q, p)
@@ -162,7 +148,7 @@ def test_slack_vanishes():
         scheme = BMinSep(12, r, 0.4)
         matrix = enumeration.strategy_matrix(strategy.array, 12 + strategy.bands - 1, 12)
         outputs = np.random.default_rng(0).normal(size=(200, len(matrix))) * 2
-        exact = exact_log_ratio(scheme, matrix, 1.0, outputs)
+        exact = enumeration.log_ratio(scheme, strategy.array, 1.0, outputs)
         high = jax.jit(loss_of_scores, static_argnums=(0, 1))(scheme, strategy, outputs @ matrix, 1.0)
         return float(np.max(np.asarray(high) - exact))
 

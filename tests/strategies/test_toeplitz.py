@@ -10,6 +10,7 @@ from jaxacct.strategies import BandedToeplitz, prefix_sum_error
 from jaxacct.strategies.banded_toeplitz import log_error_of
 from jaxacct.strategies.workload import PREFIX_SUMS
 from tests.oracles.enumeration import strategy_matrix
+from tests.oracles.settings import slow
 from tests.refusals import refused
 
 
@@ -134,9 +135,6 @@ def test_bad_files(tmp_path):
             BandedToeplitz.from_file(path)
         assert str(caught.value).startswith(f"strategy file {path}: ")
         assert "\n" not in str(caught.value)
-
-
-def test_unreadable_file(tmp_path):
     for path in (tmp_path / "absent.txt", tmp_path):
         refused("cannot be read", BandedToeplitz.from_file, path)
 
@@ -154,7 +152,7 @@ def test_error_of_optima_against_dense_and_peer(n, bands, x64):
     assert ours == pytest.approx(float(peer.loss(strategy.array, n)), rel=1e-10)
 
 
-@pytest.mark.parametrize(("n", "bands"), [(100, 7), pytest.param(333, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n", "bands"), [(100, 7), slow(333, 20)])
 @pytest.mark.usefixtures("default_promotion")
 def test_not_worse_than_the_peers_optimiser(n, bands, x64):
     theirs = BandedToeplitz(tuple(np.asarray(peer.optimize_banded_toeplitz(n, bands)).tolist()))

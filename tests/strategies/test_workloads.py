@@ -58,10 +58,9 @@ def test_error_against_dense():
         full = Dense(enumeration.strategy_matrix(banded.array, N, N))
         assert full.unit_workload_error(N, workload) == pytest.approx(dense(workload, banded), rel=1e-10)
         if workload == Workload():
-            error = prefix_sum_error(banded, iterations=N, noise_multiplier=1.5)
-            assert workload_error(
-                banded, iterations=N, noise_multiplier=1.5, workload=workload
-            ) == pytest.approx(error, rel=1e-12)
+            given = dict(iterations=N, noise_multiplier=1.5)
+            error = workload_error(banded, **given, workload=workload)
+            assert error == pytest.approx(prefix_sum_error(banded, **given), rel=1e-12)
 
 
 def test_search_has_the_error_and_its_gradient():
@@ -116,11 +115,8 @@ def test_bad_workload():
         ({"weight_decay": float("inf")}, "weight_decay must be"),
     ]:
         refused(message, Workload, **arguments)
-
-
-@pytest.mark.parametrize("schedule", [lambda t: -1.0, lambda t: 0.0, lambda t: float("nan"), lambda t: "x"])
-def test_bad_schedules(schedule):
-    refused("learning_rate must", lambda: Workload(schedule).rates(3))
+    for schedule in (lambda t: -1.0, lambda t: 0.0, lambda t: float("nan"), lambda t: "x"):
+        refused("learning_rate must", Workload(schedule).rates, 3)
 
 
 def test_a_schedule_without_a_hash_is_refused():
@@ -132,14 +128,14 @@ def test_a_schedule_without_a_hash_is_refused():
     refused("learning_rate must be a number or a function", lambda: Workload(Schedule()))
 
 
-@pytest.mark.parametrize("bad", ["sgd", 0.9, None])
-def test_what_is_no_workload_is_refused(bad):
-    with pytest.raises(ValueError, match=r"workload must be a jaxacct\.strategies\.Workload"):
-        BandedInverse.optimal(iterations=4, bands=2, workload=bad)
-    with pytest.raises(ValueError, match=r"workload must be a jaxacct\.strategies\.Workload"):
-        BandedToeplitz.optimal(iterations=4, bands=2, min_separation=2, participations=1, workload=bad)
-    with pytest.raises(ValueError, match=r"workload must be a jaxacct\.strategies\.Workload"):
-        workload_error(BandedToeplitz.identity(), iterations=3, noise_multiplier=1.0, workload=bad)
+def test_what_is_no_workload_is_refused():
+    line = r"workload must be a jaxacct\.strategies\.Workload"
+    schedule = dict(iterations=4, bands=2, min_separation=2, participations=1)
+    for bad in ("sgd", 0.9, None):
+        refused(line, BandedInverse.optimal, iterations=4, bands=2, workload=bad)
+        refused(line, BandedToeplitz.optimal, **schedule, workload=bad)
+        sizes = dict(iterations=3, noise_multiplier=1.0)
+        refused(line, workload_error, BandedToeplitz.identity(), **sizes, workload=bad)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from jaxacct.strategies import (
     worst_pattern,
 )
 from jaxacct.strategies.worst_pattern import Patterns, squared_sensitivity
+from tests.oracles.enumeration import strategy_matrix
 
 
 def is_allowed(steps, p: Patterns) -> bool:
@@ -26,10 +27,7 @@ def is_allowed(steps, p: Patterns) -> bool:
 
 def matrix_of(strategy, n: int) -> np.ndarray:
     """C from its first column, or as it is."""
-    if isinstance(strategy, Dense):
-        return strategy.matrix
-    c = strategy.array
-    return np.array([[c[i - j] if 0 <= i - j < c.size else 0.0 for j in range(n)] for i in range(n)])
+    return strategy.matrix if isinstance(strategy, Dense) else strategy_matrix(strategy.array, n, n)
 
 
 def by_enumeration(strategy, p: Patterns) -> float:

@@ -27,6 +27,7 @@ from jaxacct.core.verify import Stop, verify_claim
 from jaxacct.kernels import randomness
 from jaxacct.proposals.base import direction_key
 from jaxacct.statistics.hockey_stick import Direction
+from tests.oracles.settings import slow
 from tests.refusals import refused
 
 KEY = jax.random.key(11)
@@ -68,7 +69,7 @@ class AtOnce(Executor):
         return Late()
 
 
-@pytest.mark.parametrize("rule", ["anytime", pytest.param("fixed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", ["anytime", slow("fixed")])
 def test_threads_make_the_evidence_of_one_machine(rule, alone):
     with ThreadPoolExecutor(3) as executor:
         assert evidence_by(executor, rule) == alone[rule]
@@ -81,17 +82,10 @@ def test_processes_make_the_evidence_of_one_machine(alone):
 
 
 def test_calibrate_by_an_executor_gives_the_same_plan():
-    options = dict(epsilon=1.0, delta=5e-3, noise_multiplier=1.4, key=KEY)
-    executor = AtOnce()
-    plans = [
-        calibrate(
-            MECHANISM.scheme,
-            MECHANISM.strategy,
-            **options,
-            options=CalibrationOptions(executor=e, proposal="plain"),
-        )
-        for e in (None, executor)
-    ]
+    target, executor, plans = dict(epsilon=1.0, delta=5e-3, noise_multiplier=1.4, key=KEY), AtOnce(), []
+    for e in (None, executor):
+        options = CalibrationOptions(executor=e, proposal="plain")
+        plans.append(calibrate(MECHANISM.scheme, MECHANISM.strategy, **target, options=options))
     assert plans[0].evidence == plans[1].evidence and executor.pieces
     loaded = Plan.from_json(plans[1].to_json())
     assert loaded.certified
@@ -147,8 +141,7 @@ def test_workers_of_another_version_or_distribution_are_refused():
     def with_fields(**fields):
         return AtOnce(changed=lambda piece: dataclasses.replace(piece, **fields))
 
-    with pytest.raises(ValueError, match=r"executor must have workers with jaxacct 0\.0, one has"):
-        evidence_by(with_fields(version="0.0"))
+    refused(r"executor must have workers with jaxacct 0\.0, one has", evidence_by, with_fields(version="0.0"))
     other = {"proposal": "replicas:2", "log_scale": 0.5}
     with pytest.raises(ValueError, match=r"executor must have workers like this machine: .*log_scale"):
         evidence_by(with_fields(distribution=other))
@@ -181,17 +174,9 @@ def test_an_executor_is_checked_before_anything_runs(executor, monkeypatch):
     monkeypatch.setattr("jaxacct.core.verify.choose_run", None)
     monkeypatch.setattr("jaxacct.calibration.calibrate.Route", None)
     bad = executor if executor is not ProcessPoolExecutor else object()
-    for call in (
-        lambda: verify(MECHANISM, 1.0, 1e-3, executor=bad),
-        lambda: calibrate(
-            MECHANISM.scheme,
-            MECHANISM.strategy,
-            epsilon=1.0,
-            delta=1e-3,
-            options=CalibrationOptions(executor=bad),
-        ),
-    ):
-        refused(r"executor must be a concurrent\.futures\.Executor, got", call)
+    line = r"executor must be a concurrent\.futures\.Executor, got"
+    refused(line, verify, MECHANISM, 1.0, 1e-3, executor=bad)
+    refused(line, CalibrationOptions, executor=bad)
     with pytest.raises(ValueError, match="executor must not be given together with accountant"):
         CalibrationOptions(accountant="unamplified", executor=AtOnce())
 
@@ -261,19 +246,10 @@ def with_devices(number: int) -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [3, 4, 8])
-def test_more_devices_change_nothing(devices):
-    """The replicas' proposals of three schemes, and plain draws; these alone, of one scheme, in CI, below."""
-    command = [sys.executable, "-c", SCRIPT, "3"]
+@pytest.mark.parametrize(("devices", "settings"), [(4, 1), slow(3, 3), slow(4, 3), slow(8, 3)])
+def test_more_devices_change_nothing(devices, settings):
+    """The replicas' proposals of three schemes, and plain draws; these alone, of one scheme, in CI."""
+    command = [sys.executable, "-c", SCRIPT, str(settings)]
     done = subprocess.run(command, env=with_devices(devices), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == [str(devices), *evidence_here(3)]
-
-
-def test_four_devices_change_nothing():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "1"], env=with_devices(4), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == ["4", *evidence_here(1)]
+    assert done.stdout.splitlines() == [str(devices), *evidence_here(settings)]

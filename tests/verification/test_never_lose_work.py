@@ -46,16 +46,7 @@ def test_killed_again_and_again_the_evidence_is_the_same(times, tmp_path):
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
 
     def start(folder, out):
-        command = [
-            sys.executable,
-            "-m",
-            "jaxacct",
-            *COMMAND,
-            "--checkpoint-dir",
-            str(folder),
-            "--out",
-            str(out),
-        ]
+        command = [sys.executable, "-m", "jaxacct", *COMMAND, "--checkpoint-dir", folder, "--out", out]
         return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def written() -> str:

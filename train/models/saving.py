@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
 from flax import nnx
 
@@ -201,8 +200,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if path.suffix != ".safetensors":
         raise ValueError(f"weights must be a .safetensors file, got {path}")
     try:
-        with safetensors.safe_open(path, framework="np") as file:  # `load_file` has no bfloat16
-            return {name.replace("/", "%2F"): file.get_tensor(name) for name in file.keys()}
+        return {name.replace("/", "%2F"): leaf for name, leaf in safetensors.numpy.load_file(path).items()}
     except Exception as error:  # `safetensors` has its own, derived from Exception
         raise ValueError(f"weights {path} must be a .safetensors file: {error}") from error
 

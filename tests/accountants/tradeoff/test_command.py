@@ -119,6 +119,7 @@ SGD = dict(steps=6, batch_size=2, num_examples=10, stepsize=0.1, noise_std=1.0, 
 SGD |= dict(smoothness=1.0)
 SIZES = dict(dataset_size=12, num_microbatches=3, microbatch_size=2, num_epochs=1, group_size=2)
 SIZES |= dict(sampling="shuffling")
+OF_PMF = dict(epsilon=1.0, pmf=tradeoff.participation_pmf(**SIZES))
 THIN = tradeoff.Subsampled(tradeoff.Gaussian(1.0), 0.1)
 
 CHANGES = [
@@ -132,11 +133,7 @@ CHANGES = [
     (tradeoff.participation_pmf, SIZES, dict(dataset_size=[0], num_microbatches=[0], microbatch_size=[-1])),
     (tradeoff.participation_pmf, SIZES, dict(num_epochs=[1.5], group_size=[13, True], sampling=["random"])),
     (tradeoff.filtered_participation_pmf, SIZES | dict(num_microbatches=1), dict(min_kept=[0, 2])),
-    (
-        tradeoff.mixture_delta,
-        dict(epsilon=1.0, pmf=tradeoff.participation_pmf(**SIZES)),
-        dict(sigma=[0.0, -1.0, math.nan, math.inf]),
-    ),
+    (tradeoff.mixture_delta, OF_PMF, dict(sigma=[0.0, -1.0, math.nan, math.inf])),
 ]
 CALLS = [
     ("batch_size", lambda: tradeoff.noisy_cgd_gdp(**CGD, num_examples=60001)),
@@ -170,22 +167,15 @@ CALLS = [
 @pytest.mark.parametrize(("function", "base", "changes"), CHANGES)
 def test_bad_arguments(function, base, changes):
     for name, value in [(name, value) for name, values in changes.items() for value in values]:
-        with pytest.raises(ValueError, match=name) as caught:
-            function(**base | {name: value})
-        assert "\n" not in str(caught.value), name
+        refused(name, function, **base | {name: value})
 
 
 def test_bad_calls():
     for word, call in CALLS:
-        with pytest.raises(ValueError, match=word) as caught:
-            call()
-        assert "\n" not in str(caught.value), word
-
-
-@pytest.mark.parametrize("kind", [tradeoff.participation_pmf, tradeoff.filtered_participation_pmf])
-def test_poisson_sampling_has_another_place(kind):
-    with pytest.raises(NotImplementedError, match=r"jaxacct\.Poisson"):
-        kind(**SIZES | {"sampling": "poisson"})
+        refused(word, call)
+    for kind in (tradeoff.participation_pmf, tradeoff.filtered_participation_pmf):
+        with pytest.raises(NotImplementedError, match=r"jaxacct\.Poisson"):
+            kind(**SIZES | {"sampling": "poisson"})
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from jaxacct.accountants.tradeoff import (
     subsampled_gdp_tradeoff,
 )
 from jaxacct.accountants.tradeoff.curves.curves import Group
+from tests.oracles.settings import slow
 
 ALPHAS = np.array([0.0, 1e-6, 0.01, 0.05, 0.3, 0.5, 0.8, 0.95, 1.0])
 
@@ -42,7 +43,7 @@ def test_duality_and_symmetry(curve):
     np.testing.assert_allclose(TradeOff.__call__(curve, ALPHAS), curve(ALPHAS), atol=1e-9)
     inner = np.array([0.02, 0.2, 0.45])
     np.testing.assert_allclose(curve(curve(inner)), inner, atol=1e-9)
-    level = np.linspace(0, 1, 40001)
+    level = np.linspace(0, 1, 40001 if isinstance(curve, EpsilonDelta) else 10001)  # which has kinks
     gains = 1 - curve(level)
     for epsilon in (0.0, 0.3, 2.0):
         conjugate = np.max(gains - math.exp(epsilon) * level)
@@ -91,14 +92,13 @@ def test_groups():
     thin = Subsampled(Gaussian(1.0), 0.2)
     chain = thin.group(2)
     # The profile of the group is never below the conjugate of the exact composition of functions.
-    level = np.linspace(0, 1, 20001)
+    level = np.linspace(0, 1, 5001)
     for epsilon in (0.0, 0.5, 1.0):
         assert np.max(1 - chain(level) - math.exp(epsilon) * level) <= chain.delta(epsilon) + 1e-12
 
 
 def test_printed_group_rule_for_approximate_dp_fails():
-    """arXiv 2212.05796 prints (g eps, g e^(g-1) delta): false at epsilon 3 for a pair of chained worst
-    cases."""
+    """arXiv 2212.05796 prints (g eps, g e^(g-1) delta): false at epsilon 3 for two chained worst cases."""
     epsilon, delta, g = 3.0, 1e-4, 2
     # P_0 -> P_1 -> P_2 on {a, b, c}: P_i grows by e^eps and delta at each step.
     first = 1e-6
@@ -113,11 +113,11 @@ def test_printed_group_rule_for_approximate_dp_fails():
         assert (1 - below) - math.exp(epsilon) * (1 - above) <= delta
 
 
-@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-8])
-def test_numerical_composition_is_just_above_the_closed_form(delta):
+def test_numerical_composition_is_just_above_the_closed_form():
     curve = Composed(((Gaussian(0.6), 1), (Gaussian(0.8), 1)))
-    true = Gaussian(1.0).epsilon(delta)
-    assert true <= curve.epsilon(delta) <= true * (1 + 1e-6)
+    for delta in (1e-2, 1e-5, 1e-8):
+        true = Gaussian(1.0).epsilon(delta)
+        assert true <= curve.epsilon(delta) <= true * (1 + 1e-6)
 
 
 def test_numerical_composition_of_pure_mechanisms_is_exact_by_binomials():
@@ -125,13 +125,8 @@ def test_numerical_composition_of_pure_mechanisms_is_exact_by_binomials():
     count, eps = 10, 0.1
     up = 1 / (1 + math.exp(-eps))
     found = compose([(EpsilonDelta(eps), count)]).delta(0.5)
-    exact = sum(
-        math.comb(count, k)
-        * up**k
-        * (1 - up) ** (count - k)
-        * max(0.0, 1 - math.exp(0.5 - eps * (2 * k - count)))
-        for k in range(count + 1)
-    )
+    chances = [math.comb(count, k) * up**k * (1 - up) ** (count - k) for k in range(count + 1)]
+    exact = sum(p * max(0.0, 1 - math.exp(0.5 - eps * (2 * k - count))) for k, p in enumerate(chances))
     assert exact <= found < exact + 1e-6
     # At the largest finite loss only the infinite ones are left, each of them known exactly.
     assert EpsilonDelta(eps, 1e-6).power(count).delta(1.0) == pytest.approx(1e-5, rel=1e-5)
@@ -158,7 +153,7 @@ def test_8000_compositions_are_near_the_printed_estimates():
         assert printed - 2e-5 <= found < printed + 3e-3
 
 
-@pytest.mark.parametrize(("count", "mu"), [(1000, 0.1), pytest.param(100_000, 0.005, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "mu"), [(1000, 0.1), slow(100_000, 0.005)])
 def test_numerical_composition_around_the_closed_form(count, mu):
     """`G_mu` composed with itself has mu sqrt(n), down to deltas of 1e-15."""
     numerical = Composed(((Gaussian(mu), count),))
@@ -192,9 +187,8 @@ def test_subsampled_gaussian_numbers():
 
 
 def test_subsampling_limits():
-    np.testing.assert_allclose(
-        subsampled_gdp_tradeoff(ALPHAS, 1.3, 1.0), gdp_tradeoff(ALPHAS, 1.3), atol=1e-12
-    )
+    certain = subsampled_gdp_tradeoff(ALPHAS, 1.3, 1.0)
+    np.testing.assert_allclose(certain, gdp_tradeoff(ALPHAS, 1.3), atol=1e-12)
     for p, mu in ((0.0, 2.0), (0.3, 0.0)):
         np.testing.assert_allclose(subsampled_gdp_tradeoff(ALPHAS, mu, p), 1 - ALPHAS, atol=1e-12)
     assert Subsampled(Gaussian(1.0), 0.0).delta(0.0) == 0
@@ -220,8 +214,7 @@ def test_a_composed_mixture_is_just_above_its_expansion():
 
 
 def test_against_dp_accounting_for_sampling_of_one_side():
-    """With the sampled side alone (Poisson, add or remove), dp-accounting's delta is at most ours: C_p
-    dominates."""
+    """With the sampled side alone (Poisson), dp-accounting's delta is at most ours: C_p dominates."""
     accountant = pld.PLDAccountant()
     event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, 20))

@@ -17,6 +17,7 @@ from jaxacct.accountants import tradeoff
 from jaxacct.cli.commands import tradeoff as command
 from jaxacct.cli.usage import parse
 from jaxacct.individual import filters
+from tests.oracles.settings import slow
 from tests.refusals import refused
 
 ANY = (0.0, 5e-324, 1e-300, 1e-160, 1e-30, 1e-9, 1.0, 40.0, 1e9, 1e30, 1e154, 1e200, 1.7e308)
@@ -48,13 +49,14 @@ CURVES = (
     tradeoff.GaussianMixture(np.array([0.0]), np.array([0.5]), 0.5),
     tradeoff.GaussianMixture(np.array([math.inf, 1.0]), np.array([0.25, 0.75])),
 )
-CHANGES = {
-    "itself": lambda f: f,
-    "group": lambda f: f.group(3),
-    "large group": lambda f: f.group(1000),
-    "too large a group": lambda f: f.group(10**6),
-    "power 0": lambda f: f.power(0),
-}
+# The curve itself, groups of three sizes, one of which is too large, and no step.
+CHANGES = (
+    lambda f: f,
+    lambda f: f.group(3),
+    lambda f: f.group(1000),
+    lambda f: f.group(10**6),
+    lambda f: f.power(0),
+)
 
 
 def asked(make):
@@ -63,17 +65,6 @@ def asked(make):
     def call(ask, **arguments):
         found = make(**arguments)
         return getattr(found, ask[0])(*ask[1:]) if ask else found
-
-    return call
-
-
-def curve(f, change):
-    return CHANGES[change](f)
-
-
-def fitted(kind):
-    def call(epsilon, delta, **options):
-        return kind.from_epsilon_delta(epsilon, delta, **options)
 
     return call
 
@@ -93,7 +84,7 @@ TABLE = {
     "tail lower": (tradeoff.tail_lower_tradeoff, dict(alpha=SHARE, mu=ANY, tail_mass=SHARE)),
     "tail upper": (tradeoff.tail_upper_tradeoff, dict(alpha=SHARE, mu=ANY, head_mass=SHARE)),
     "renyi": (tradeoff.rdp_to_epsilon, dict(rho=ANY, delta=DELTA, method=("best", "mironov"))),
-    "curve": (asked(curve), dict(ask=PROFILE, f=CURVES, change=tuple(CHANGES))),
+    "curve": (asked(lambda f, change: change(f)), dict(ask=PROFILE, f=CURVES, change=CHANGES)),
     "composition": (tradeoff.composition_gdp, dict(sensitivity=ANY, steps=COUNT)),
     "gd": (asked(tradeoff.noisy_gd_gdp), dict(ask=LINES, steps=COUNT, num_examples=COUNT) | RUN),
     "cgd": (
@@ -154,9 +145,9 @@ TABLE = {
             pieces=[(x, y) for x in ANY for y in (1.0, x)],
         ),
     ),
-    "filter": (fitted(individual.GDPFilter), dict(epsilon=ANY, delta=DELTA)),
+    "filter": (individual.GDPFilter.from_epsilon_delta, dict(epsilon=ANY, delta=DELTA)),
     "renyi filter": (
-        fitted(individual.IndividualRDPFilter),
+        individual.IndividualRDPFilter.from_epsilon_delta,
         dict(epsilon=ANY, delta=DELTA, order=(2, 64, 2**20)),
     ),
     "grid": (
@@ -230,12 +221,11 @@ def test_shifted_interpolation_at_every_scale(number):
     """One step of a contraction that is nearly nothing, or an expansion, is one Gaussian mechanism each."""
     for steps, contraction in itertools.product((1, 2, 5, 50), (1e-30, 1e-3, 1.0, 1e3, 1e30)):
         found = tradeoff.shifted_interpolation_gdp([contraction] * steps, [number] * steps, number)
-        exact = mpmath.mpf(0)  # the slopes s / (w z^2) of the path fall with the weights w
+        # The slopes s / (w z^2) of the path fall with the weights w: a straight string, (sum w)^2 / sum w^2.
+        weights = [mpmath.mpf(contraction) ** k for k in range(steps)]
+        exact = sum(weights) ** 2 / sum(w * w for w in weights)
         if contraction >= 1:  # every step is paid at once
             exact = mpmath.mpf(steps)
-        else:  # the string is straight: (sum w)^2 / sum w^2
-            weights = [mpmath.mpf(contraction) ** k for k in range(steps)]
-            exact = sum(weights) ** 2 / sum(w * w for w in weights)
         assert exact * (1 - mpmath.mpf(2) ** -50) <= mpmath.mpf(found.mu) ** 2 <= exact * (1 + 1e-9)
         assert abs(found.gaps[-1]) <= 1e-9 * number
         again = tradeoff.shifted_interpolation_gdp([contraction] * steps, 0.0, number, number).mu
@@ -326,7 +316,7 @@ def test_what_weights_fall_short_of_1_is_lost():
     assert rounded.lost == 0 and rounded.delta(60.0) < 1e-100
 
 
-@pytest.mark.parametrize("steps", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [1, slow(5)])
 def test_sgd_at_little_noise_says_infinity(steps, capsys):
     words = f"last-iterate sgd --num-examples 10 --steps {steps} --batch-size 2 --stepsize .1"
     words += " --grad-sensitivity 1"

@@ -1,5 +1,4 @@
-"""Shifted interpolation: the paper's numbers, exact processes, best shifts by another solver, and
-conditions."""
+"""Shifted interpolation: the paper's numbers, exact processes, best shifts by another solver, conditions."""
 
 import math
 
@@ -29,27 +28,14 @@ from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho, ye_shokri_full_rho
 FIGURE_1 = dict(
     stepsize=0.05, noise_std=1.0, grad_sensitivity=1.0, num_examples=10, strong_convexity=1.0, smoothness=10.0
 )
-MNIST = dict(
-    batches_per_epoch=40,
-    batch_size=1500,
-    stepsize=0.05,
-    noise_std=0.01,
-    grad_sensitivity=10.0,
-    smoothness=32.5,
-)
+MNIST = dict(batches_per_epoch=40, batch_size=1500, stepsize=0.05, noise_std=0.01)
+MNIST |= dict(grad_sensitivity=10.0, smoothness=32.5)
 
 
-def gd(c, t, S=0.1):
+def gd(c, t, S=0.1, **change):
     """Noisy gradient descent with this contraction and sensitivity."""
-    run = dict(
-        stepsize=1 - c,
-        noise_std=1.0,
-        grad_sensitivity=S,
-        num_examples=1,
-        strong_convexity=1.0,
-        smoothness=1.0,
-    )
-    return noisy_gd_gdp(steps=t, **run)
+    run = dict(stepsize=1 - c, grad_sensitivity=S, noise_std=1.0, num_examples=1, strong_convexity=1.0)
+    return noisy_gd_gdp(steps=t, smoothness=1.0, **run | change)
 
 
 def exact_mu(contractions, shifts, noise):
@@ -88,15 +74,8 @@ def test_renyi_conversions():
 
 
 def test_convex_cyclic_and_its_printed_crossing():
-    run = dict(
-        batches_per_epoch=10,
-        batch_size=1,
-        stepsize=0.04,
-        noise_std=3.0,
-        grad_sensitivity=0.25,
-        smoothness=1.0,
-    )
-    bound = noisy_cgd_gdp(epochs=500, diameter=1.0, **run)
+    run = dict(stepsize=0.04, noise_std=3.0, grad_sensitivity=0.25, smoothness=1.0)
+    bound = noisy_cgd_gdp(epochs=500, batches_per_epoch=10, batch_size=1, diameter=1.0, **run)
     assert bound.mu == pytest.approx(math.sqrt(2.5625) / 3, rel=1e-12) and bound.theorem == "theorem 4.6"
     # Table 10 prints 31 as the epochs from which theorem 4.6 beats composition; it is 41 (errata).
     best = min(convex_mu(w, 10, 0.25 / 3, 1 / 0.12) for w in range(1, 400))
@@ -119,24 +98,15 @@ def test_hull_gives_the_theorems():
     assert shifted_interpolation_gdp(1 - eta, eta, 10 * eta).mu == pytest.approx(0.947665, abs=1e-6)
     short = [shifted_interpolation_gdp([0.95] * w, 0.05, 0.5, 0.3).mu for w in range(1, 40)]
     assert min(short) == pytest.approx(0.4459844, abs=6e-8) and int(np.argmin(short)) + 1 == 7
-    run = dict(
-        noise_std=10.0,
-        stepsize=0.05,
-        grad_sensitivity=1.0,
-        num_examples=1,
-        strong_convexity=1.0,
-        smoothness=1.0,
-    )
-    assert noisy_gd_gdp(steps=400, diameter=0.3, **run).mu == pytest.approx(0.4459844, abs=6e-8)
-    assert noisy_gd_gdp(steps=400, diameter=5.0, **run).theorem == "theorem 4.2"
+    assert gd(0.95, 400, 1.0, noise_std=10.0, diameter=0.3).mu == pytest.approx(0.4459844, abs=6e-8)
+    assert gd(0.95, 400, 1.0, noise_std=10.0, diameter=5.0).theorem == "theorem 4.2"
     long = shifted_interpolation_gdp([0.95] * 20000, 0.1, 1.0)
     assert long.mu == pytest.approx(0.1 * math.sqrt(1.95 / 0.05), rel=1e-9) and long.gaps[-1] < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_hull_against_a_general_solver(seed):
-    """The best shifts by SLSQP on the same constraints; the hull is never worse, and its shifts are
-    feasible."""
+    """The best shifts by SLSQP on the same constraints; the hull is never worse; its shifts are feasible."""
     rng = np.random.default_rng(seed)
     t = 7
     c, s = rng.uniform(0.5, 1.2, t), rng.uniform(0, 1, t) * (rng.random(t) < 0.7)
@@ -199,41 +169,24 @@ def test_losses_of_a_bounded_range_are_gaussian(product):
 
 
 def test_calibration():
-    for method, run in (
-        ("gd", dict(steps=160, **{k: v for k, v in FIGURE_1.items() if k != "noise_std"})),
-        (
-            "cgd",
-            dict(epochs=50, strong_convexity=0.002, **{k: v for k, v in MNIST.items() if k != "noise_std"}),
-        ),
-    ):
-        bound = {"gd": noisy_gd_gdp, "cgd": noisy_cgd_gdp}[method]
+    cyclic, full = dict(epochs=50, strong_convexity=0.002, **MNIST), dict(steps=160, **FIGURE_1)
+    for method, bound, run in (("cgd", noisy_cgd_gdp, cyclic), ("gd", noisy_gd_gdp, full)):
+        del run["noise_std"]
         noise = calibrate_noise(3.0, 1e-5, method=method, **run)
         assert bound(noise_std=noise, **run).epsilon(1e-5) <= 3.0
         assert bound(noise_std=noise * (1 - 1e-8), **run).epsilon(1e-5) > 3.0
-    noise = calibrate_noise(
-        2.556836, 1e-5, method="gd", steps=160, **{k: v for k, v in FIGURE_1.items() if k != "noise_std"}
-    )
-    assert noise == pytest.approx(1.0, rel=1e-6)
+    assert calibrate_noise(2.556836, 1e-5, method="gd", **full) == pytest.approx(1.0, rel=1e-6)
 
 
 def test_contraction():
     assert contraction_factor(0.05, 1.0, 10.0) == pytest.approx(0.95, rel=1e-15)
     assert contraction_factor(0.19, 1.0, 10.0) == pytest.approx(0.9)
     assert contraction_factor(0.2, 0.0, 10.0) == 1.0 and contraction_factor(1.0, 1.0, 1.0) == 0.0
-    assert noisy_gd_gdp(
-        steps=7,
-        stepsize=1.0,
-        noise_std=1.0,
-        grad_sensitivity=0.3,
-        num_examples=1,
-        strong_convexity=1.0,
-        smoothness=1.0,
-    ).mu == pytest.approx(0.3)
+    assert gd(0.0, 7, 0.3).mu == pytest.approx(0.3)
 
 
 def walk(steps, drift, noise, width, cells=400):
-    """The distribution of the projected walk from the middle of `[-width/2, width/2]`, as (below or at 0,
-    above 0).
+    """(P(at most 0), P(above 0)) of the projected walk from the middle of `[-width/2, width/2]`.
 
     Probabilities of cells are carried exactly from their middles: a walk whose place is rounded to the middle
     of its cell at every step. Two end cells of no width hold what is projected.
@@ -276,24 +229,19 @@ def test_lower_bound_against_the_exact_walk(n, cycle):
 
 
 def test_figure_1():
-    expected = {
+    table = {
         10: (0.312866, 1.185331, 1.29292, 1.77533, 1.199370),
         20: (0.429149, 1.681210, 1.82910, 2.44012, 1.760057),
         40: (0.548795, 2.211901, 2.40164, 3.17703, 2.594383),
         80: (0.614270, 2.510470, 2.72329, 3.78484, 3.848610),
         160: (0.624329, 2.556836, 2.77321, 4.06108, 5.759482),
     }
-    for t, (mu, ours, renyi, prior, composition) in expected.items():
+    for t, expected in table.items():
         bound = noisy_gd_gdp(steps=t, **FIGURE_1)
         rho = ye_shokri_full_rho(steps=t, contraction=0.95, slower=0.975, sensitivity=0.1)
-        found = (
-            bound.mu,
-            bound.epsilon(1e-5),
-            rdp_to_epsilon(bound.mu**2 / 2, 1e-5),
-            rdp_to_epsilon(rho, 1e-5),
-            gdp_epsilon(1e-5, bound.compared["composition"]),
-        )
-        np.testing.assert_allclose(found, (mu, ours, renyi, prior, composition), rtol=6e-6)
+        by_renyi = [rdp_to_epsilon(each, 1e-5) for each in (bound.mu**2 / 2, rho)]
+        found = (bound.mu, bound.epsilon(1e-5), *by_renyi, gdp_epsilon(1e-5, bound.compared["composition"]))
+        np.testing.assert_allclose(found, expected, rtol=6e-6)
 
 
 def test_convex_with_diameter():
@@ -323,11 +271,9 @@ def test_mnist_cyclic():
     }
     for (decay, epochs), (mu, epsilon) in expected.items():
         bound = noisy_cgd_gdp(epochs=epochs, strong_convexity=decay, **MNIST)
-        assert bound.mu == pytest.approx(mu, rel=1e-9) and bound.epsilon(1e-5) == pytest.approx(
-            epsilon, rel=2e-7
-        )
-        low = noisy_cgd_gdp_lower_bound(epochs=epochs, strong_convexity=decay, **MNIST)
-        assert low <= bound.mu
+        assert bound.mu == pytest.approx(mu, rel=1e-9)
+        assert bound.epsilon(1e-5) == pytest.approx(epsilon, rel=2e-7)
+        assert noisy_cgd_gdp_lower_bound(epochs=epochs, strong_convexity=decay, **MNIST) <= bound.mu
     found = [gdp_epsilon(1e-5, composition_gdp(2 / 3, epochs)) for epochs in (50, 100, 200)]
     np.testing.assert_allclose(found, [30.506280, 49.883712, 83.830591], rtol=1e-7)
     low = noisy_cgd_gdp_lower_bound(epochs=50, strong_convexity=0.002, **MNIST)
@@ -338,13 +284,11 @@ def test_mnist_cyclic():
 
 
 def test_best_shifts_by_batch():
-    values = {1: 0.7427, 10: 0.7449, 20: 0.7495, 30: 0.7622, 39: 0.8734, 40: 0.9925}
-    for index, mu in values.items():
-        bound = noisy_cgd_gdp(epochs=50, strong_convexity=0.002, batch_index=index, **MNIST)
-        assert bound.mu == pytest.approx(mu, abs=6e-5)
-    assert noisy_cgd_gdp(epochs=50, strong_convexity=0.002, **MNIST).compared[
-        "theorem 4.5 as c tends to 1"
-    ] == pytest.approx(0.9944289, rel=1e-6)
+    run = dict(epochs=50, strong_convexity=0.002, **MNIST)
+    for index, mu in {1: 0.7427, 10: 0.7449, 20: 0.7495, 30: 0.7622, 39: 0.8734, 40: 0.9925}.items():
+        assert noisy_cgd_gdp(batch_index=index, **run).mu == pytest.approx(mu, abs=6e-5)
+    limit = noisy_cgd_gdp(**run).compared["theorem 4.5 as c tends to 1"]
+    assert limit == pytest.approx(0.9944289, rel=1e-6)
 
 
 @pytest.mark.parametrize("window", [1, 3, 20])
@@ -357,9 +301,8 @@ def test_windows_of_the_closed_forms_are_feasible(window):
     for c in (0.5, 0.9, 0.999):
         found = shifted_interpolation_gdp([c] * window, S, 1.0, D).mu
         assert found == pytest.approx(window_mu(window, S, D, c), rel=1e-9)
-    assert shifted_interpolation_gdp([1.0] * window, S, 1.0, D).mu == pytest.approx(
-        window_mu(window, S, D, 1.0), rel=1e-12
-    )
+    found = shifted_interpolation_gdp([1.0] * window, S, 1.0, D).mu
+    assert found == pytest.approx(window_mu(window, S, D, 1.0), rel=1e-12)
 
 
 def test_schedules_go_through_the_hull():
@@ -367,9 +310,8 @@ def test_schedules_go_through_the_hull():
     eta = 0.05 / np.sqrt(1 + np.arange(100) / 10)
     bound = shifted_interpolation_gdp(1 - eta, eta, 10 * eta).mu
     assert exact_mu(1 - eta, eta, 10 * eta) * (1 - 1e-12) <= bound < 1
-    run = dict(noise_std=10.0, grad_sensitivity=1.0, num_examples=1, strong_convexity=1.0, smoothness=1.0)
     flat = shifted_interpolation_gdp(np.full(100, 0.95), 0.05, 0.5).mu
-    assert flat == pytest.approx(noisy_gd_gdp(steps=100, stepsize=0.05, **run).mu, rel=1e-10)
+    assert flat == pytest.approx(gd(0.95, 100, 1.0, noise_std=10.0).mu, rel=1e-10)
 
 
 def test_limits_and_order():
@@ -380,11 +322,10 @@ def test_limits_and_order():
     assert gd(0.9, 10**9).mu == pytest.approx(0.1 * math.sqrt(1.9 / 0.1), rel=1e-12)
     small = noisy_cgd_gdp(epochs=1, strong_convexity=0.002, **MNIST)
     assert small.mu == pytest.approx(2 / 3) and small.exact
-    base = dict(strong_convexity=0.002, **MNIST)
-    assert noisy_cgd_gdp(epochs=5, **base).mu < noisy_cgd_gdp(epochs=6, **base).mu
-    assert noisy_cgd_gdp(epochs=5, **base | {"noise_std": 0.02}).mu == pytest.approx(
-        noisy_cgd_gdp(epochs=5, **base).mu / 2
-    )
+    base = dict(epochs=5, strong_convexity=0.002, **MNIST)
+    mu = noisy_cgd_gdp(**base).mu
+    assert mu < noisy_cgd_gdp(**base | {"epochs": 6}).mu
+    assert noisy_cgd_gdp(**base | {"noise_std": 0.02}).mu == pytest.approx(mu / 2)
 
 
 def test_the_constants_of_the_lower_bound():
@@ -395,9 +336,8 @@ def test_the_constants_of_the_lower_bound():
             sigma = math.sqrt(L * D / (eta * n * X))
             first = math.ceil(D * n / (eta * L))
             for steps in (first, 30 * first):
-                run = dict(
-                    steps=steps, stepsize=eta, noise_std=sigma, grad_sensitivity=L, num_examples=n, diameter=D
-                )
+                run = dict(steps=steps, stepsize=eta, noise_std=sigma, grad_sensitivity=L)
+                run |= dict(num_examples=n, diameter=D)
                 lower = constrained_gdp_lower_bound(**run)
                 assert 0.92 * math.sqrt(X) <= lower
                 upper = noisy_gd_gdp(smoothness=1.0, **run).mu

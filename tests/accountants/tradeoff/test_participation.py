@@ -27,6 +27,7 @@ from jaxacct.accountants.tradeoff import (
     shuffled_batch_clip_mu,
 )
 from jaxacct.accountants.tradeoff.generalized_dpsgd import sampled_participation
+from tests.oracles.chi_square import chi_square_p_value
 
 
 def enumerate_epoch(n, m, s, g):
@@ -44,13 +45,17 @@ def enumerate_rounds(n, m, s, g, rounds):
     one = Counter()
     for places in itertools.combinations(range(n), g):
         hit = {place // s for place in places if place < m * s}
-        one[len(hit) ** 2] += 1
+        one[len(hit) ** 2] += Fraction(1, math.comb(n, g))
+    return composed(one, rounds)
+
+
+def composed(one, rounds):
+    """The distribution of the sum of independent rounds."""
     distribution = {0: Fraction(1)}
     for _ in range(rounds):
         after = Counter()
-        for y, p in distribution.items():
-            for z, k in one.items():
-                after[y + z] += p * Fraction(k, math.comb(n, g))
+        for (y, p), (z, q) in itertools.product(distribution.items(), one.items()):
+            after[y + z] += p * q
         distribution = dict(after)
     return dict(sorted(distribution.items()))
 
@@ -61,21 +66,8 @@ def assert_distribution(pmf, expected):
     assert pmf.truncated_mass == 0
 
 
-def test_shuffled_epoch_by_enumeration():
-    for n, m, s, g in [
-        (12, 3, 2, 4),
-        (12, 1, 3, 3),
-        (12, 3, 1, 3),
-        (4, 1, 2, 2),
-        (6, 1, 6, 4),
-        (6, 6, 1, 6),
-        (8, 2, 2, 1),
-        (8, 1, 1, 8),
-    ]:
-        assert_distribution(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
-
-
-def test_subsampling_by_enumeration():
+def test_both_kinds_by_enumeration():
+    """One shuffled epoch, and some of independent rounds."""
     for n, m, s, g, epochs in [
         (12, 3, 2, 4, 1),
         (12, 1, 3, 3, 2),
@@ -84,7 +76,9 @@ def test_subsampling_by_enumeration():
         (6, 1, 6, 4, 2),
         (6, 6, 1, 6, 1),
         (8, 2, 2, 1, 2),
+        (8, 1, 1, 8, 1),
     ]:
+        assert_distribution(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
         expected = enumerate_rounds(n, m, s, g, epochs * n // (m * s))
         assert_distribution(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
 
@@ -172,25 +166,13 @@ def test_truncated_mass_is_delta():
     assert 0 < long.truncated_mass < 1e-20 and abs(long.prob.sum() - 1) < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "s", "g", "sampling"),
-    [(12, 3, 2, 4, "shuffling"), (12, 3, 2, 4, "subsampling")],
-)
-def test_draws_follow_the_distribution(key, n, m, s, g, sampling):
+@pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
+def test_draws_follow_the_distribution(key, sampling):
     """A chi-square test at false alarm 1e-6; the printed distribution of the m = 1 case would fail it."""
-    pmf = participation_pmf(n, m, s, 1, g, sampling)
-    drawn = np.asarray(sample_participation(key, n, m, s, 1, g, sampling, 20000))
-    assert set(np.unique(drawn)) <= set(pmf.squared_sensitivity.tolist())
-    expected = pmf.prob * len(drawn)
-    observed = np.array([(drawn == y).sum() for y in pmf.squared_sensitivity])
-    rare = expected < 5
-    if rare.any():
-        expected = np.append(expected[~rare], expected[rare].sum())
-        observed = np.append(observed[~rare], observed[rare].sum())
-        if expected[-1] < 5:
-            expected = np.append(expected[:-2], expected[-2:].sum())
-            observed = np.append(observed[:-2], observed[-2:].sum())
-    assert stats.chisquare(observed, expected * (observed.sum() / expected.sum())).pvalue > 1e-6
+    pmf = participation_pmf(12, 3, 2, 1, 4, sampling)
+    drawn = np.asarray(sample_participation(key, 12, 3, 2, 1, 4, sampling, 20000))
+    law = {(y,): p for y, p in zip(pmf.squared_sensitivity.tolist(), pmf.prob, strict=True)}
+    assert chi_square_p_value(drawn[:, None], law) > 1e-6
 
 
 def test_large_data_sets_are_drawn_without_memory(key):
@@ -224,14 +206,8 @@ def test_filtered_distributions_by_enumeration(n, m, s, g, least):
     sizes = (n, m, s, 1, g)
     found = filtered_participation_pmf(*sizes, "shuffling", min_kept=least)
     assert_distribution(found, thinned(shuffled, m, least))
-    distribution = {0: Fraction(1)}
-    for _ in range(rounds):
-        after = Counter()
-        for y, p in distribution.items():
-            for z, q in thinned(one, m, least).items():
-                after[y + z] += p * q
-        distribution = dict(sorted(after.items()))
-    assert_distribution(filtered_participation_pmf(*sizes, "subsampling", min_kept=least), distribution)
+    expected = composed(thinned(one, m, least), rounds)
+    assert_distribution(filtered_participation_pmf(*sizes, "subsampling", min_kept=least), expected)
     # Fewer terms count than without coins, and fewer still where rounds are skipped.
     assert found.mean < participation_pmf(*sizes, "shuffling").mean
 
