@@ -61,6 +61,11 @@ class RunNumbers:
         """Whether the expected number of participations of an example is at most 1."""
         return self.iterations <= self.cycle
 
+    @property
+    def room(self) -> int:
+        """Largest separation at which a fixed number of participations fits."""
+        return self.iterations // math.ceil(round(self.iterations / self.cycle, 12))
+
     def line(self, grid, number: int) -> tuple[list[Scheme], list[Scheme]]:
         """Return the schemes of a number of bands, as in the grid and those of a middle separation first."""
         middle = math.log(max(1.0, self.cycle / 4))
@@ -78,9 +83,8 @@ class RunNumbers:
             separations = doublings(b, min(n, math.floor(cycle)))
             if cycle == math.floor(cycle) and cycle <= _validate.MAX_SEPARATION:
                 separations.append(int(cycle))  # probability 1: balls-in-bins
-            if scheme == BalancedMinSep.name:  # as many steps as there is room for
-                room = n // math.ceil(round(n / cycle, 12))
-                separations = [s for s in separations if s <= room]
+            if scheme == BalancedMinSep.name:
+                separations = [s for s in separations if s <= self.room]
             for s in separations if separation is None else [separation]:
                 pair = (self.scheme(scheme, s, separation is not None), b)
                 if b <= min(n, pair[0].min_separation) and pair not in pairs:
@@ -92,9 +96,11 @@ class RunNumbers:
 
         Beyond the doublings of the `grid` it is that of a cycle, or of the whole run.
         """
-        if separation is None and name in (None, BMinSep.name, CyclicPoisson.name):
+        if separation is None and name in (None, BMinSep.name, CyclicPoisson.name, BalancedMinSep.name):
             longest = min(self.iterations, math.floor(self.cycle), _validate.MAX_SEPARATION)
-            return self.scheme(name, longest, False)
+            return self.scheme(
+                name, min(longest, self.room) if name == BalancedMinSep.name else longest, False
+            )
         return max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
 
     def fixed_counts(self, max_bands: int, bands, separation) -> dict[str, list]:

@@ -371,13 +371,22 @@ def test_at_most_one_participation_takes_any_matrix():
     assert not mechanism.is_upper_bound
 
 
-@pytest.mark.parametrize("name", ["b-min-sep", "cyclic-poisson"])
-@pytest.mark.parametrize("iterations, separation, most", [(80, 80, 1), (190, 96, 2), (200, 96, 3)])
-def test_revealed_participations_are_as_few_as_can_be(name, iterations, separation, most):
-    """Separations of 64, the largest doubling, would make them 2, 3 and 4."""
-    numbers: dict[str, Any] = dict(dataset_size=1000, batch_size=10.4, epsilon=6.0, delta=1e-5)
-    scheme = recommend(**numbers, iterations=iterations, scheme=name, strategy="buffered").chosen.scheme
-    assert (scheme.min_separation, scheme.max_participations) == (separation, most)
+@pytest.mark.parametrize(
+    ("name", "batch_size", "iterations", "separation", "most"),
+    [
+        ("b-min-sep", 10.4, 80, 80, 1),
+        ("b-min-sep", 10.4, 190, 96, 2),
+        ("b-min-sep", 10.4, 200, 96, 3),
+        ("cyclic-poisson", 10.4, 190, 96, 2),
+        ("balanced-min-sep", 10.4, 190, 95, 2),
+        ("epochwise-allocation", 10, 200, 100, 2),
+    ],
+)
+def test_revealed_participations_are_as_few_as_can_be(name, batch_size, iterations, separation, most):
+    """A separation of 64, the largest doubling, would make them one more."""
+    numbers: dict[str, Any] = dict(dataset_size=1000, batch_size=batch_size, iterations=iterations)
+    chosen = recommend(**numbers, epsilon=6.0, delta=1e-5, scheme=name, strategy="buffered").chosen
+    assert (chosen.scheme.min_separation, chosen.scheme.max_participations) == (separation, most)
 
 
 def test_estimates_of_inverses_are_near_the_truth():
